@@ -1,0 +1,87 @@
+// Stage 03 by hand: the same without the DDP class. What it does for you is two loops and a
+// division.
+//
+//   run:  build/bin/03_ddp_spawn_by_hand 50 10 --nprocs 2
+//
+// New here: the weights are broadcast before training, the gradients all-reduced after backward.
+// The result has the same bits; what is lost is the overlap of communication with backward, and one
+// message for many small gradients.
+
+#include <torch/torch.h>
+
+#include "common/data_loader.hpp"
+#include "common/dataset.hpp"
+#include "common/device.hpp"
+#include "common/mlp.hpp"
+#include "common/optimizer.hpp"
+#include "common/options.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/process_group.hpp"
+#include "common/parallel/spawn.hpp"
+#include "common/snapshot.hpp"
+#include "common/training_log.hpp"
+
+namespace {
+
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& environment) {
+  // 1. Device.
+  const torch::Device device = ddp::pick_device(options, environment.rank);
+  ddp::ProcessGroup process_group = ddp::init_process_group(options, environment, device);
+
+  // 2. Data. The seed fixes the samples and their order, so all stages read the same global
+  // batches.
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  const int64_t batch_per_rank = ddp::resolve_batch_per_rank(options, environment.world_size);
+  ddp::DistributedSampler sampler(dataset, process_group, options);
+  ddp::DataLoader loader(dataset.train, sampler, {batch_per_rank, options.accumulate, device});
+
+  // 3. Model. Seeded, so that all stages start from the same weights.
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers, options.verbose);
+  model->to(device);
+  for (const torch::Tensor& parameter : model->parameters()) {
+    process_group.broadcast(parameter.detach());
+  }
+
+  // 4. Optimizer.
+  ddp::Optimizer optimizer(*model, options);
+
+  // 5. Train.
+  ddp::TrainingLog log(options, model, device, &process_group);
+  ddp::Snapshot snapshot(options, environment, dataset, *model, optimizer);
+  for (int64_t epoch = snapshot.load(&process_group); epoch < options.total_epochs; ++epoch) {
+    loader.set_epoch(epoch);
+    log.begin_epoch(epoch);
+    for (const ddp::Batch& batch : loader) {
+      log.begin(ddp::Phase::kForward);
+      const torch::Tensor output = model->forward(batch.input);
+      const torch::Tensor loss = ddp::loss(output, batch);
+      log.begin(ddp::Phase::kBackward);
+      loss.backward();
+      if (batch.completes_step) {
+        for (const torch::Tensor& parameter : model->parameters()) {
+          process_group.all_reduce(parameter.grad());
+          parameter.grad().div_(environment.world_size);
+        }
+        log.begin(ddp::Phase::kOptimizer);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      log.end(batch, loss);
+    }
+    log.end_epoch();
+    if (environment.rank == 0 && (epoch + 1) % options.save_every == 0) {
+      snapshot.save(epoch + 1);
+    }
+  }
+
+  // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.
+  log.report(dataset);
+  ddp::destroy_process_group(process_group);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::spawn(argc, argv, train);
+}

@@ -1,0 +1,111 @@
+// bench: runs the stages at several world sizes, checks that they agree, measures and compares.
+
+#include <chrono>
+#include <exception>
+#include <iostream>
+
+#include "bench/child_process.hpp"
+#include "bench/configuration.hpp"
+#include "bench/json_report.hpp"
+#include "bench/machine.hpp"
+#include "bench/measurement.hpp"
+#include "bench/progress.hpp"
+#include "bench/results.hpp"
+#include "bench/scratch_folder.hpp"
+#include "bench/settings.hpp"
+#include "bench/stage_runner.hpp"
+#include "bench/terminal_report.hpp"
+#include "common/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+/// One command a line. How many epochs the timed runs have is known after the parity runs.
+void print_commands(const Plan& plan, const Settings& settings) {
+  for (const bool parity : {true, false}) {
+    std::cout << (parity ? "# parity, once each\n"
+                         : "# timed, " + std::to_string(settings.repetitions) +
+                               " times each in random order; EPOCHS follows from the parity run\n");
+    for (const Configuration& configuration : plan.configurations) {
+      std::vector<std::string> argv = command_line(
+          configuration, plan, parity ? configuration.parity_batch : configuration.global_batch,
+          run_length(configuration, parity), settings.seed, "METRICS", "SNAPSHOT");
+      for (std::string& argument : argv) {
+        argument = !parity && argument == std::to_string(kUnknownEpochs) ? "EPOCHS" : argument;
+      }
+      std::cout << shell_quote(argv) << '\n';
+    }
+  }
+  for (const NotRun& not_run : plan.not_run) {
+    std::cout << "# not run: " << not_run.what << " (" << not_run.reason << ")\n";
+  }
+}
+
+int run(int argc, char** argv) {
+  Interrupts interrupts;
+  const Settings settings = parse_settings(argc, argv);
+  Plan plan = make_plan(settings);
+  initialize_benchmark(settings);
+  if (settings.list_only) {
+    list_benchmarks(plan);
+    return static_cast<int>(ExitCode::kDone);
+  }
+  if (settings.dry_run) {
+    print_commands(plan, settings);
+    return static_cast<int>(ExitCode::kDone);
+  }
+
+  const auto start = std::chrono::steady_clock::now();
+  const ScratchFolder scratch;
+  Progress progress;
+  nlohmann::ordered_json machine = describe_machine();
+  ask_launchers(plan, scratch.path(), interrupts);
+  nlohmann::ordered_json software = describe_software(plan, scratch.path(), interrupts);
+
+  StageRunner runner(plan, scratch.path(), settings.timeout_s, settings.seed, interrupts,
+                     progress.on_terminal() ? [&] { progress.tick(); } : std::function<void()>());
+  Report report = check_parity(plan, settings, runner, progress, interrupts);
+  const double used_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  choose_lengths(settings, used_s, report);
+  nlohmann::ordered_json benchmark = measure(settings, runner, progress, interrupts, report);
+  compare_with_baselines(report);
+
+  print_terminal_report(settings.json_on_stdout() ? std::cerr : std::cout, plan, report, machine);
+  if (settings.json) {
+    const nlohmann::ordered_json document = make_json_report({
+        .settings = settings,
+        .plan = plan,
+        .report = report,
+        .benchmark = std::move(benchmark),
+        .machine = std::move(machine),
+        .software = std::move(software),
+    });
+    if (settings.json_on_stdout()) {
+      write_json(std::cout, document);
+      std::cout << std::flush;
+      if (!std::cout) {
+        throw Error(ExitCode::kTrainingFailed, "cannot write to standard output");
+      }
+    } else {
+      write_json_file(settings.json_file, document);
+    }
+  }
+  const bool failed = report.failed() || report.partial;
+  return static_cast<int>(failed ? ExitCode::kTrainingFailed : ExitCode::kDone);
+}
+
+}  // namespace
+}  // namespace ddp::bench
+
+int main(int argc, char** argv) {
+  try {
+    return ddp::bench::run(argc, argv);
+  } catch (const ddp::Error& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return static_cast<int>(ddp::ExitCode::kTrainingFailed);
+  }
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Sets up, builds, and runs the benchmark; arguments go to build/bin/bench (see its --help).
+# Without --json FILE the results go to report.json in the checkout.
+set -euo pipefail
+
+root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# To stderr: with --json and no file, standard output is the JSON document.
+"$root/tools/setup.sh" >&2
+
+cd "$root"
+# torchrun and Python are those of the environment.
+[[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
+
+report=(--json report.json)
+[[ ${1:-} != compare ]] || report=()
+for argument in "$@"; do
+    case $argument in
+        --json | --json=* | --dry-run | -h | --help | --version) report=() ;;
+    esac
+done
+exec build/bin/bench "$@" "${report[@]}"

@@ -1,0 +1,252 @@
+#include "bench/settings.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <iostream>
+
+#include "common/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+constexpr const char* kDescription =
+    "Runs the stages of this suite at several world sizes, checks that they train to the same\n"
+    "weights, measures them interleaved, and says which is how fast and why.";
+
+#ifdef DDP_VERSION
+constexpr const char* kVersion = "bench " DDP_VERSION ", report schema 1";
+#else
+constexpr const char* kVersion = "bench, report schema 1";
+#endif
+
+constexpr const char* kFooter =
+    "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
+    "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
+
+std::string replaced(std::string text, char from, char to) {
+  std::replace(text.begin(), text.end(), from, to);
+  return text;
+}
+
+/// "--world_sizes=1,2" -> "--world-sizes=1,2"; the value keeps its underscores.
+std::string with_dashes(const std::string& argument) {
+  const std::size_t end = argument.find('=');
+  return replaced(argument.substr(0, end), '_', '-') +
+         (end == std::string::npos ? "" : argument.substr(end));
+}
+
+bool starts_with(const std::string& text, const std::string& prefix) {
+  return text.compare(0, prefix.size(), prefix) == 0;
+}
+
+/// Google Benchmark answers a wrong value of these with its help text and success.
+void check_benchmark_flag(const std::string& flag, Settings& settings) {
+  const std::size_t equals = flag.find('=');
+  const std::string name = flag.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : flag.substr(equals + 1);
+  if (name == "--benchmark_format") {
+    if (value == "json") {
+      settings.json = true;
+    } else if (value != "console") {
+      throw UsageError("--benchmark_format: expected console or json, got \"" + value + "\"");
+    }
+  } else if (name == "--benchmark_out_format" && value != "json" && value != "console" &&
+             value != "csv") {
+    throw UsageError("--benchmark_out_format: expected json, console or csv, got \"" + value +
+                     "\"");
+  } else if (name == "--benchmark_filter") {
+    settings.filter = value;
+  } else if (name == "--benchmark_list_tests") {
+    settings.list_only = value != "false" && value != "0" && value != "no" && value != "off";
+  } else if (name == "--benchmark_repetitions") {
+    int repetitions = 0;
+    const auto [end, error] =
+        std::from_chars(value.data(), value.data() + value.size(), repetitions);
+    if (error != std::errc() || end != value.data() + value.size() || repetitions < 1) {
+      throw UsageError("--benchmark_repetitions: expected a number from 1, got \"" + value + "\"");
+    }
+    settings.repetitions = repetitions;
+  }
+}
+
+void refuse(const std::string& what) {
+  throw UsageError(what + ": not available yet");
+}
+
+/// The file is written after minutes of work: better to know now that it cannot be.
+void check_json_file(const std::string& file) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::absolute(file).parent_path();
+  if (!fs::is_directory(folder)) {
+    throw UsageError("--json: expected an existing folder, got \"" + folder.string() + "\"");
+  }
+  if (fs::is_directory(file)) {
+    throw UsageError("--json: expected a file, got the folder \"" + file + "\"");
+  }
+}
+
+}  // namespace
+
+Settings parse_settings(int argc, const char* const* argv) {
+  Settings settings;
+  std::vector<std::string> own_arguments;
+  for (int i = 1; i < argc; ++i) {
+    settings.arguments.emplace_back(argv[i]);
+    std::string argument = argv[i];
+    if (!starts_with(argument, "--")) {
+      if (own_arguments.empty() && argument == "compare") {
+        refuse("compare");
+      }
+      own_arguments.push_back(argument);
+    } else if (starts_with(with_dashes(argument), "--benchmark-")) {
+      const std::size_t end = argument.find('=');
+      settings.benchmark_flags.push_back(
+          replaced(argument.substr(0, end), '-', '_').replace(0, 2, "--") +
+          (end == std::string::npos ? "" : argument.substr(end)));
+    } else {
+      own_arguments.push_back(with_dashes(argument));
+    }
+  }
+
+  CLI::App app(kDescription, "bench");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string(kVersion));
+  app.get_formatter()->column_width(34);
+
+  constexpr const char* kWhat = "What is compared";
+  app.add_option("--stages", settings.stages,
+                 "programs, or numbers: 03 is all of stage 03 (01 is always the baseline)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--world-sizes", settings.world_sizes,
+                 "processes, or replicas in stage 02 (default: 1,2,4 as far as they fit)")
+      ->delimiter(',')
+      ->type_name("N,...")
+      ->check(CLI::Range(1, 4096))
+      ->group(kWhat);
+  app.add_option("--launchers", settings.launchers,
+                 "spawn, torchrun, mpirun (default: all that are there)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->check(CLI::IsMember({"spawn", "torchrun", "mpirun"}))
+      ->group(kWhat);
+  app.add_option("--backends", settings.backends, "gloo, nccl (default: the device's)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--models", settings.models,
+                 "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64, L 1024x4 b64, digits "
+                 "(default: T,digits)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--scaling", settings.scaling,
+                 "weak: the model's batch per rank; strong: that times the largest world size, "
+                 "over all ranks (default: weak)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->check(CLI::IsMember({"weak", "strong"}))
+      ->group(kWhat);
+  app.add_option("--speedup", settings.speedup, "none, fused or graph, for every stage")
+      ->check(CLI::IsMember({"none", "fused", "graph"}))
+      ->type_name("NAME")
+      ->group(kWhat);
+  app.add_option("--device", settings.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->type_name("NAME")
+      ->group(kWhat);
+  app.add_option("--seed", settings.seed, "weights, data and order (default: 42)")
+      ->type_name("N")
+      ->group(kWhat);
+
+  constexpr const char* kHow = "How it is measured";
+  std::int64_t steps = 0;
+  CLI::Option* const steps_option =
+      app.add_option("--steps", steps,
+                     "timed steps per run, at least (default: chosen from --budget)")
+          ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
+          ->type_name("N")
+          ->group(kHow);
+  CLI::Option* const repetitions_option =
+      app.add_option("--repetitions", settings.repetitions,
+                     "runs of each configuration (default: 3, with --quick 1)")
+          ->check(CLI::Range(1, 1000))
+          ->type_name("N")
+          ->group(kHow);
+  CLI::Option* const budget_option =
+      app.add_option(
+             "--budget", settings.budget_s,
+             "seconds that the number of steps is chosen for (default: 100, with --quick 45)")
+          ->check(CLI::PositiveNumber)
+          ->type_name("SECONDS")
+          ->group(kHow);
+  app.add_option("--timeout", settings.timeout_s, "for one run of a stage (default: 120)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS")
+      ->group(kHow);
+  app.add_flag("--quick", settings.quick, "one repetition, the largest world size only")
+      ->group(kHow);
+
+  constexpr const char* kOutput = "Output";
+  CLI::Option* const json_option =
+      app.add_option("--json", settings.json_file,
+                     "the whole report as one JSON document, to standard output without FILE")
+          ->expected(0, 1)
+          ->type_name("[FILE]")
+          ->group(kOutput);
+  app.add_flag("--dry-run", settings.dry_run, "print the commands, run nothing")->group(kOutput);
+
+  constexpr const char* kLater = "Not available yet";
+  std::vector<CLI::Option*> later;
+  std::string ignored;
+  for (const char* name : {"--html", "--peers", "--micro"}) {
+    later.push_back(app.add_option(name, ignored)->expected(0, 1)->type_name("")->group(kLater));
+  }
+  app.add_option("--stage-dir", settings.stage_dir)->group("");  // for tests: hidden from --help
+
+  try {
+    std::reverse(own_arguments.begin(), own_arguments.end());  // CLI11 takes them from the back
+    app.parse(own_arguments);
+  } catch (const CLI::Success& help_or_version) {
+    std::exit(app.exit(help_or_version));
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  for (const CLI::Option* option : later) {
+    if (option->count() > 0) {
+      refuse(option->get_name());
+    }
+  }
+
+  settings.json = json_option->count() > 0;
+  if (steps_option->count() > 0) {
+    settings.steps = steps;
+  }
+  if (settings.quick) {
+    settings.repetitions = repetitions_option->count() > 0 ? settings.repetitions : 1;
+    settings.budget_s = budget_option->count() > 0 ? settings.budget_s : 45;
+  }
+  for (const std::string& flag : settings.benchmark_flags) {
+    check_benchmark_flag(flag, settings);
+  }
+  for (const std::string& backend : settings.backends) {
+    if (backend == "mpi" || backend == "shm") {
+      refuse("--backends " + backend);
+    }
+    if (backend != "gloo" && backend != "nccl") {
+      throw UsageError("--backends: expected gloo or nccl, got \"" + backend + "\"");
+    }
+  }
+  if (settings.json && settings.dry_run) {
+    throw UsageError("--json: nothing is measured with --dry-run, expected one of the two");
+  }
+  if (!settings.json_file.empty()) {
+    check_json_file(settings.json_file);
+  }
+  return settings;
+}
+
+}  // namespace ddp::bench

@@ -1,0 +1,140 @@
+#include "bench/stage_runner.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <utility>
+
+#include "common/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxAttempts = 3;
+constexpr std::size_t kMaxReasonBytes = 300;
+
+/// The line of a program's standard error that most likely tells what was wrong. Launchers wrap
+/// it in pages of their own, so the first line that speaks of an error counts, else the last one.
+std::string reason_in(const std::string& err) {
+  std::istringstream lines(err);
+  std::string last;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find_first_not_of(" \t\r-=*") == std::string::npos) {
+      continue;
+    }
+    last = line;
+    if (line.find("error:") != std::string::npos) {
+      break;
+    }
+  }
+  for (char& c : last) {
+    c = static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e ? '?' : c;
+  }
+  if (last.size() > kMaxReasonBytes) {
+    last = last.substr(0, kMaxReasonBytes) + "...";
+  }
+  return last;
+}
+
+std::string describe_failure(const ChildResult& result, double timeout_s) {
+  std::string text;
+  if (result.timed_out) {
+    char buffer[64];
+    std::snprintf(buffer, sizeof(buffer), "still running after %g s", timeout_s);
+    text = buffer;
+  } else if (result.signal != 0) {
+    text =
+        "killed by signal " + std::to_string(result.signal) + " (" + strsignal(result.signal) + ")";
+  } else {
+    text = "exit code " + std::to_string(result.exit_code);
+  }
+  std::string reason = reason_in(result.err);
+  if (result.timed_out && reason.find("error:") == std::string::npos) {
+    reason.clear();  // what a launcher says about having been stopped is not why it hung
+  }
+  return reason.empty() ? text : text + ": " + reason;
+}
+
+double largest_or_zero(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
+/// From the start of the command, launcher included. The stage tells when its first step ended by
+/// the wall clock, which may have been set in between: then only its own process counts.
+double startup_ms(const StageMetrics& metrics, const ChildResult& child) {
+  const double since_start_ms = metrics.first_step_unix_ms.value_or(0) - child.start_unix_ms;
+  const bool plausible = since_start_ms > 0 && since_start_ms <= child.seconds * 1e3;
+  return plausible ? since_start_ms : largest_or_zero(metrics.startup_ms);
+}
+
+}  // namespace
+
+StageRunner::StageRunner(const Plan& plan, std::string scratch, double timeout_s,
+                         std::uint64_t seed, Interrupts& interrupts, std::function<void()> tick)
+    : plan_(plan),
+      scratch_(std::move(scratch)),
+      timeout_s_(timeout_s),
+      seed_(seed),
+      interrupts_(interrupts),
+      tick_(std::move(tick)) {}
+
+StageRun StageRunner::run(const Configuration& configuration, std::int64_t global_batch,
+                          const RunLength& length) {
+  for (int attempt = 1;; ++attempt) {
+    bool transient = false;
+    StageRun run = run_once(configuration, global_batch, length, transient);
+    if (!transient || attempt == kMaxAttempts) {
+      return run;
+    }
+  }
+}
+
+StageRun StageRunner::run_once(const Configuration& configuration, std::int64_t global_batch,
+                               const RunLength& length, bool& transient) {
+  // A folder of its own, empty at the start: nothing of another run can be read by mistake.
+  const fs::path folder = fs::path(scratch_) / "run";
+  fs::remove_all(folder);
+  fs::create_directory(folder);
+  const std::string metrics_path = (folder / "metrics.jsonl").string();
+  const Command command = {
+      .argv = command_line(configuration, plan_, global_batch, length, seed_, metrics_path,
+                           (folder / "snapshot.safetensors").string()),
+      .env = {},
+      .cwd = folder.string(),
+      .timeout_s = timeout_s_,
+  };
+  const ChildResult child = run_child(command, scratch_, interrupts_, tick_);
+  StageRun run;
+  run.wall_s = child.seconds;
+  run.interrupted = child.interrupted;
+  if (child.interrupted) {
+    run.error = "interrupted";
+    return run;
+  }
+  if (!child.ok()) {
+    run.error = describe_failure(child, timeout_s_);
+    run.usage_error = child.exit_code == static_cast<int>(ExitCode::kUsage);
+    transient = child.exit_code == static_cast<int>(ExitCode::kTransient);
+    return run;
+  }
+  try {
+    run.metrics = read_metrics(metrics_path, configuration.processes());
+    if (run.metrics.global_batch != global_batch) {
+      run.error = "it trained with a global batch of " + std::to_string(run.metrics.global_batch) +
+                  ", expected " + std::to_string(global_batch);
+    }
+  } catch (const Error& error) {
+    run.error = error.what();
+  }
+  run.startup_ms = startup_ms(run.metrics, child);
+  return run;
+}
+
+}  // namespace ddp::bench

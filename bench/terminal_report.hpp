@@ -1,0 +1,15 @@
+// bench/terminal_report.hpp - the report for people: a table per workload, then what to conclude.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "bench/configuration.hpp"
+#include "bench/results.hpp"
+
+namespace ddp::bench {
+
+void print_terminal_report(std::ostream& out, const Plan& plan, const Report& report,
+                           const nlohmann::ordered_json& machine);
+
+}  // namespace ddp::bench

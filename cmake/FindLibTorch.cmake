@@ -1,0 +1,72 @@
+# Finds LibTorch without its own CMake package, which stops when there is no CUDA toolkit even for a CPU program.
+#
+#   LIBTORCH (cache or environment)   folder with include/ and lib/; default: the wheel in .venv
+#
+# Defines LibTorch_VERSION, the target LibTorch::cpu, and, when libtorch_cuda.so and the headers of CUDA and NCCL are there (the toolkit's or
+# those of the NVIDIA wheels next to torch), LibTorch::cuda. nvcc is never needed: the suite has no kernels of its own.
+
+if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
+  set(LIBTORCH "$ENV{LIBTORCH}")
+endif()
+set(LIBTORCH "${LIBTORCH}" CACHE PATH "LibTorch to use instead of the wheel in .venv")
+
+if(LIBTORCH)
+  set(_libtorch_root "${LIBTORCH}")
+else()
+  file(GLOB _libtorch_root "${PROJECT_SOURCE_DIR}/.venv/lib/python3.*/site-packages/torch")
+endif()
+
+find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/Backend.hpp
+          HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
+find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+find_library(LibTorch_C10_LIBRARY c10 HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+
+if(LibTorch_INCLUDE_DIR)
+  set(_version_header "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
+  if(EXISTS "${_version_header}")
+    foreach(_part MAJOR MINOR PATCH)
+      file(STRINGS "${_version_header}" _line REGEX "define TORCH_VERSION_${_part} ")
+      string(REGEX MATCH "[0-9]+$" _number "${_line}")
+      list(APPEND _version_parts "${_number}")
+    endforeach()
+    list(JOIN _version_parts "." LibTorch_VERSION)
+    unset(_version_parts)
+  endif()
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR
+  VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "Expected LibTorch in .venv (run ./tests/run.sh once) or in -DLIBTORCH=/path, got \"${_libtorch_root}\".")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
+  add_library(LibTorch::cpu INTERFACE IMPORTED)
+  target_include_directories(LibTorch::cpu SYSTEM INTERFACE
+    "${LibTorch_INCLUDE_DIR}" "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+  # Without these c10d's headers are empty.
+  target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+  target_link_libraries(LibTorch::cpu INTERFACE "${LibTorch_CPU_LIBRARY}" "${LibTorch_C10_LIBRARY}")
+  target_compile_features(LibTorch::cpu INTERFACE cxx_std_20)
+
+  get_filename_component(_libtorch_lib "${LibTorch_CPU_LIBRARY}" DIRECTORY)
+  get_filename_component(_site_packages "${_libtorch_lib}/../.." ABSOLUTE)
+  find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
+  find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
+  file(GLOB _nvidia_wheels "${_site_packages}/nvidia/*/include")
+  find_path(LibTorch_CUDA_INCLUDE_DIR cuda_runtime_api.h
+            HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
+  find_path(LibTorch_NCCL_INCLUDE_DIR nccl.h HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
+
+  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND LibTorch_CUDA_INCLUDE_DIR AND LibTorch_NCCL_INCLUDE_DIR)
+    add_library(LibTorch::cuda INTERFACE IMPORTED)
+    target_include_directories(LibTorch::cuda SYSTEM INTERFACE
+      "${LibTorch_CUDA_INCLUDE_DIR}" "${LibTorch_NCCL_INCLUDE_DIR}")
+    target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)
+    # --no-as-needed: what registers CUDA with LibTorch are static initializers that no symbol refers to.
+    target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
+      -Wl,--no-as-needed "${LibTorch_CUDA_LIBRARY}" "${LibTorch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
+  endif()
+endif()
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY
+                 LibTorch_C10_CUDA_LIBRARY LibTorch_CUDA_INCLUDE_DIR LibTorch_NCCL_INCLUDE_DIR)

@@ -1,0 +1,17 @@
+# Warnings are a target that our own code links; nothing is global, so system headers stay out of it.
+add_library(ddp_warnings INTERFACE)
+target_compile_options(ddp_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
+# g++ 12 warns about overlapping copies in any `"literal" + std::string` (GCC bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(ddp_warnings INTERFACE -Wno-restrict)
+endif()
+# Off for a user, whose compiler may know warnings that ours does not; on in continuous integration.
+set(warnings_as_errors OFF)
+if(DEFINED ENV{CI})
+  set(warnings_as_errors ON)
+endif()
+option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" ${warnings_as_errors})
+if(DDP_WARNINGS_AS_ERRORS)
+  target_compile_options(ddp_warnings INTERFACE -Werror)
+endif()

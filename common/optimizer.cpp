@@ -1,0 +1,61 @@
+#include "common/optimizer.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr double kMomentum = 0.9;
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.999;
+constexpr double kEpsilon = 1e-8;
+constexpr double kAdamWWeightDecay = 0.01;
+
+}  // namespace
+
+double resolve_learning_rate(const Options& options) {
+  if (options.learning_rate) {
+    return *options.learning_rate;
+  }
+  return options.optimizer == "sgd" ? 0.1 : options.optimizer == "momentum" ? 0.02 : 0.001;
+}
+
+Optimizer::Optimizer(const torch::nn::Module& module, const Options& options)
+    : flat_(flatten_parameters(module)),
+      kind_(options.optimizer),
+      learning_rate_(resolve_learning_rate(options)) {
+  if (kind_ == "momentum") {
+    state_ = {{"momentum_buffer", torch::zeros_like(flat_.data)}};
+  } else if (kind_ == "adam" || kind_ == "adamw") {
+    state_ = {{"exp_avg", torch::zeros_like(flat_.data)},
+              {"exp_avg_sq", torch::zeros_like(flat_.data)},
+              {"step", torch::zeros({}, flat_.data.options().dtype(torch::kFloat32))}};
+  } else {
+    TORCH_CHECK(kind_ == "sgd", "Expected sgd, momentum, adam or adamw, got ", kind_);
+  }
+}
+
+void Optimizer::step() {
+  const torch::NoGradGuard no_grad;
+  if (kind_ == "sgd") {
+    flat_.data.add_(flat_.grad, -learning_rate_);
+  } else if (kind_ == "momentum") {
+    // A buffer of zeros makes the first step's buffer the gradient itself, as LibTorch's optimizer
+    // has it.
+    at::_fused_sgd_({flat_.data}, {flat_.grad}, {state_[0].second}, /*weight_decay=*/0.0, kMomentum,
+                    learning_rate_, /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
+                    /*is_first_step=*/false);
+  } else {
+    const torch::Tensor& step = state_[2].second;
+    step.add_(1);
+    if (kind_ == "adam") {
+      at::_fused_adam_({flat_.data}, {flat_.grad}, {state_[0].second}, {state_[1].second}, {},
+                       {step}, learning_rate_, kBeta1, kBeta2, /*weight_decay=*/0.0, kEpsilon,
+                       /*amsgrad=*/false, /*maximize=*/false);
+    } else {
+      at::_fused_adamw_({flat_.data}, {flat_.grad}, {state_[0].second}, {state_[1].second}, {},
+                        {step}, learning_rate_, kBeta1, kBeta2, kAdamWWeightDecay, kEpsilon,
+                        /*amsgrad=*/false, /*maximize=*/false);
+    }
+  }
+}
+
+}  // namespace ddp

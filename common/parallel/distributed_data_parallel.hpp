@@ -1,0 +1,99 @@
+// common/parallel/distributed_data_parallel.hpp - averages gradients over ranks while backward is
+// still running.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <utility>
+
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+struct DistributedDataParallelOptions {
+  /// Gradients are reduced in buckets of about this size: large enough to use the network well,
+  /// small enough that the first one starts early. The first is smaller, since it has nothing to
+  /// overlap with yet.
+  int64_t bucket_bytes = 25 * 1024 * 1024;
+  int64_t first_bucket_bytes = 1024 * 1024;
+  bool broadcast_buffers =
+      true;  ///< rank 0's buffers (batch norm's statistics, say) before every forward
+};
+
+/// The engine behind DistributedDataParallel, for a module of any type.
+///
+/// Parameters and gradients live in flat storage (see FlatParameters). A bucket is a range of it.
+/// Backward produces gradients roughly in reverse order of the parameters, so buckets are filled
+/// from the end; a hook on each parameter counts, and the last gradient of a bucket starts its
+/// all-reduce. All ranks start buckets in the same order. When backward is through, buckets that
+/// are not full (parameters without a gradient count as zero) are started too, all are waited for,
+/// and the sums become means.
+///
+/// At least one parameter must take part in every synchronised backward: the first hook is what
+/// starts the work.
+class GradientReducer {
+ public:
+  /// Broadcasts rank 0's parameters and buffers.
+  /// @throws UsageError naming the first parameter in which a rank's model differs from rank 0's
+  GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
+                  const DistributedDataParallelOptions& options);
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
+  void before_forward();
+  bool synchronize() const;
+  void set_synchronize(bool synchronize);
+  size_t bucket_count() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the hooks, which may outlive this object
+};
+
+/// While it lives, backward only accumulates: no communication. Put it round all but the last
+/// micro-batch of a step.
+class NoSync {
+ public:
+  NoSync(GradientReducer& reducer, bool active)
+      : reducer_(reducer), before_(reducer.synchronize()) {
+    reducer_.set_synchronize(before_ && !active);
+  }
+  ~NoSync() { reducer_.set_synchronize(before_); }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  GradientReducer& reducer_;
+  bool before_;
+};
+
+/// The counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as
+/// ddp::Mlp. After loss.backward() every rank holds the mean of all ranks' gradients.
+template <typename ModuleHolder>
+class DistributedDataParallel {
+ public:
+  /// `process_group` must outlive this object.
+  DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
+                          const DistributedDataParallelOptions& options = {})
+      : module_(std::move(module)), reducer_(*module_, process_group, options) {}
+
+  template <typename... Inputs>
+  auto forward(Inputs&&... inputs) {
+    reducer_.before_forward();
+    return module_->forward(std::forward<Inputs>(inputs)...);
+  }
+
+  /// @param active false: nothing happens, so that a loop needs no second body
+  [[nodiscard]] NoSync no_sync(bool active = true) { return NoSync(reducer_, active); }
+
+  const ModuleHolder& module() const { return module_; }
+  size_t bucket_count() const { return reducer_.bucket_count(); }
+
+ private:
+  ModuleHolder module_;
+  GradientReducer reducer_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,50 @@
+// common/parallel/distributed_sampler.hpp - every rank reads its own part of every global batch.
+#pragma once
+
+#include "common/data_loader.hpp"
+#include "common/dataset.hpp"
+#include "common/options.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+/// What happens when the samples cannot be divided evenly by the ranks.
+enum class Sharding {
+  kExact,  ///< some ranks have one sample less: every sample is read once
+  kPadded,  ///< as torch.utils.data.DistributedSampler: the first samples again, until all ranks
+            ///< have equally many
+};
+
+struct DistributedSamplerOptions {
+  int64_t dataset_size;
+  int num_replicas;
+  int rank;
+  uint64_t seed;
+  Sharding sharding = Sharding::kExact;
+};
+
+/// All ranks draw the same permutation and rank r takes elements r, r + world size, ...: so the
+/// ranks' batches together are the batch that one process would have read, which is why all stages
+/// train alike.
+class DistributedSampler : public Sampler {
+ public:
+  /// The sampler of a stage: --seed and --sampler. With `--sampler none` every rank reads all
+  /// samples, as a program does that forgot its sampler.
+  /// @throws UsageError if the ranks' datasets differ
+  DistributedSampler(const Dataset& dataset, const ProcessGroup& process_group,
+                     const Options& options);
+  /// @throws c10::Error unless 0 <= rank < num_replicas and dataset_size >= 0
+  explicit DistributedSampler(const DistributedSamplerOptions& options);
+
+  void set_epoch(int64_t epoch) override;
+  const torch::Tensor& indices() const override { return indices_; }
+  int64_t epoch_samples() const override { return epoch_samples_; }
+  int num_replicas() const override { return options_.num_replicas; }
+
+ private:
+  DistributedSamplerOptions options_;
+  int64_t epoch_samples_;
+  torch::Tensor indices_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,341 @@
+#include "common/parallel/process_group.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "common/backends/backend.hpp"
+#include "common/exit_codes.hpp"
+
+namespace ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::chrono::milliseconds timeout_of(const Options& options) {
+  return std::chrono::milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));
+}
+
+std::vector<uint8_t> to_bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::string get_text(c10d::Store& store, const std::string& key) {
+  const std::vector<uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+/// The addresses of `host`, as getaddrinfo() orders them.
+std::unique_ptr<addrinfo, void (*)(addrinfo*)> resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    throw UsageError("MASTER_ADDR=" + host + " cannot be resolved (" + gai_strerror(error) +
+                     "), expected a host name or address that every rank can reach");
+  }
+  return {found, freeaddrinfo};
+}
+
+struct Listener {
+  int fd;
+  int port;
+};
+
+/// Listens on `host` alone: left to itself, TCPStore listens on every interface of the machine.
+Listener listen_on(const std::string& host, int port) {
+  const auto addresses = resolve(host, port);
+  const int fd = socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd < 0 || bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 ||
+      listen(fd, SOMAXCONN) != 0) {
+    const int reason = errno;
+    if (fd >= 0) {
+      close(fd);
+    }
+    throw TransientError("cannot listen on " + host + ":" + std::to_string(port) + " (" +
+                         std::strerror(reason) +
+                         "), expected a free port of this host; another job may hold it");
+  }
+  sockaddr_storage bound{};
+  socklen_t length = sizeof(bound);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
+  const in_port_t network_port = bound.ss_family == AF_INET6
+                                     ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port;
+  return {fd, ntohs(network_port)};
+}
+
+c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, bool is_server,
+                                          std::optional<int> listen_fd,
+                                          std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions store_options;
+  store_options.port = static_cast<uint16_t>(port);
+  store_options.isServer = is_server;
+  store_options.waitWorkers = false;
+  store_options.timeout = timeout;
+  store_options.masterListenFd = listen_fd;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, store_options);
+  } catch (const c10::Error& error) {
+    throw TransientError("no store at " + host + ":" + std::to_string(port) + " within " +
+                         std::to_string(timeout.count() / 1000) +
+                         " s, expected rank 0 (or the launcher's agent) to serve it");
+  }
+}
+
+/// "host:port", written by rank 0 and read by the others. The rename makes it appear whole.
+void publish_address(const std::string& file, const std::string& address) {
+  const std::string temporary = file + ".tmp";
+  std::ofstream(temporary) << address << '\n';
+  std::filesystem::rename(temporary, file);
+}
+
+std::string read_address(const std::string& file, std::chrono::milliseconds timeout) {
+  const Clock::time_point deadline = Clock::now() + timeout;
+  std::string address;
+  while (!(std::ifstream(file) >> address)) {
+    if (Clock::now() > deadline) {
+      throw TransientError("rank 0 did not publish its address in " + file + " within " +
+                           std::to_string(timeout.count() / 1000) + " s");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return address;
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& environment,
+                                           std::chrono::milliseconds timeout) {
+  const StoreLocation& location = environment.store;
+  const bool is_server = environment.rank == 0;
+  switch (location.kind) {
+    case StoreLocation::Kind::kNone:
+      return c10::make_intrusive<c10d::HashStore>();
+    case StoreLocation::Kind::kAgentTcp:
+      resolve(location.host, location.port);
+      return tcp_store(location.host, location.port, /*is_server=*/false, std::nullopt, timeout);
+    case StoreLocation::Kind::kTcp: {
+      if (!is_server) {
+        resolve(location.host, location.port);
+        return tcp_store(location.host, location.port, false, std::nullopt, timeout);
+      }
+      const Listener listener = location.listen_fd >= 0
+                                    ? Listener{location.listen_fd, location.port}
+                                    : listen_on(location.host, location.port);
+      return tcp_store(location.host, listener.port, true, listener.fd, timeout);
+    }
+    case StoreLocation::Kind::kSharedFile: {
+      const std::string host = location.host.empty() ? "127.0.0.1" : location.host;
+      if (is_server) {
+        const Listener listener = listen_on(host, 0);
+        auto store = tcp_store(host, listener.port, true, listener.fd, timeout);
+        publish_address(location.file, host + ":" + std::to_string(listener.port));
+        return store;
+      }
+      const std::string address = read_address(location.file, timeout);
+      const size_t colon = address.rfind(':');
+      return tcp_store(address.substr(0, colon), std::stoi(address.substr(colon + 1)), false,
+                       std::nullopt, timeout);
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown store kind");
+}
+
+/// Every rank announces itself and waits for all others.
+void wait_for_all(c10d::Store& store, const std::string& event, int rank, int world_size,
+                  std::chrono::milliseconds timeout) {
+  const auto key = [&](int r) { return event + "/" + std::to_string(r); };
+  store.set(key(rank), to_bytes("here"));
+  std::vector<std::string> keys;
+  for (int r = 0; r < world_size; ++r) {
+    keys.push_back(key(r));
+  }
+  try {
+    store.wait(keys, timeout);
+  } catch (const c10::Error&) {
+    std::string missing;
+    for (int r = 0; r < world_size; ++r) {
+      if (!store.check({key(r)})) {
+        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      }
+    }
+    throw TransientError("within " + std::to_string(timeout.count() / 1000) + " s " + event +
+                         " lacks rank " + missing + " of world size " + std::to_string(world_size) +
+                         ", expected all of them");
+  }
+}
+
+/// What all ranks must have been told alike, one setting a line.
+std::string shared_settings(const Options& options, int world_size) {
+  std::ostringstream text;
+  text << "program " << options.program << "\nversion " << DDP_VERSION << "\nworld size "
+       << world_size << "\n--total-epochs " << options.total_epochs << "\n--save-every "
+       << options.save_every << "\n--batch-size " << resolve_batch_per_rank(options, world_size)
+       << "\n--accumulate " << options.accumulate << "\n--optimizer " << options.optimizer
+       << "\n--lr " << options.learning_rate.value_or(-1) << "\n--seed " << options.seed
+       << "\n--dataset " << options.dataset << "\n--sampler " << options.sampler << "\n--speedup "
+       << options.speedup << "\n--backend " << options.backend << "\n--resume " << options.resume
+       << "\n--metrics " << !options.metrics.empty() << "\n";
+  return text.str();
+}
+
+/// The first line in which two texts differ: {ours, theirs}.
+std::pair<std::string, std::string> first_difference(const std::string& ours,
+                                                     const std::string& theirs) {
+  std::istringstream a(ours);
+  std::istringstream b(theirs);
+  std::string line_a;
+  std::string line_b;
+  do {
+    line_a.clear();
+    line_b.clear();
+    std::getline(a, line_a);
+    std::getline(b, line_b);
+  } while (line_a == line_b && (a || b));
+  return {line_a, line_b};
+}
+
+/// On one host loopback will do, and reaches no other machine. On several, the address by which
+/// this host reaches the store.
+std::string address_for_peers(const LaunchEnvironment& environment) {
+  if (environment.num_nodes == 1) {
+    return "127.0.0.1";
+  }
+  return "";
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
+                           c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
+                           torch::Device device)
+    : environment_(std::move(environment)),
+      store_(std::move(store)),
+      group_(std::move(group)),
+      backend_name_(std::move(backend_name)),
+      device_(device) {}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(torch::Tensor tensor) const {
+  std::vector<torch::Tensor> tensors{std::move(tensor)};
+  return group_->getDefaultBackend()->allreduce(tensors);
+}
+
+void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {
+  if (!wait_timer_enabled_) {
+    work->wait();
+  } else if (device_.is_cuda()) {
+    // wait() only makes the stream wait; the time passes there.
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    const auto record = [&] {
+      c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+      event.record(guard.getStream(device_));
+      return event;
+    };
+    c10::Event before = record();
+    work->wait();
+    wait_.device.emplace_back(std::move(before), record());
+  } else {
+    const Clock::time_point before = Clock::now();
+    work->wait();
+    wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+  }
+}
+
+double CommunicationWait::milliseconds() const {
+  double total_ms = host_ms;
+  for (const auto& [before, after] : device) {
+    total_ms += before.elapsedTime(after);
+  }
+  return total_ms;
+}
+
+void ProcessGroup::broadcast(torch::Tensor tensor) const {
+  std::vector<torch::Tensor> tensors{std::move(tensor)};
+  wait(group_->getDefaultBackend()->broadcast(tensors));
+}
+
+torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {
+  std::vector<torch::Tensor> input{tensor.contiguous()};
+  std::vector<std::vector<torch::Tensor>> output(1);
+  for (int r = 0; r < world_size(); ++r) {
+    output[0].push_back(torch::empty_like(input[0]));
+  }
+  wait(group_->getDefaultBackend()->allgather(output, input));
+  return torch::stack(output[0]);
+}
+
+void ProcessGroup::barrier() const {
+  all_reduce(torch::zeros({1}, device_));
+}
+
+void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
+  const std::string key = topic + "/";
+  store_->set(key + std::to_string(rank()), to_bytes(text));
+  // Rank 0 reads everyone's, so that it too stops when another rank disagrees.
+  for (int r = rank() == 0 ? 1 : 0; r < (rank() == 0 ? world_size() : 1); ++r) {
+    const std::string other = get_text(*store_, key + std::to_string(r));
+    if (other != text) {
+      const auto [ours, theirs] = first_difference(text, other);
+      throw UsageError(topic + ": rank " + std::to_string(rank()) + " has \"" + ours + "\", rank " +
+                       std::to_string(r) + " has \"" + theirs + "\", expected the same");
+    }
+  }
+}
+
+std::string ProcessGroup::share(const std::string& topic, const std::string& text) const {
+  if (rank() == 0) {
+    store_->set(topic, to_bytes(text));
+  }
+  return get_text(*store_, topic);
+}
+
+ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
+                                const torch::Device& device) {
+  const std::chrono::milliseconds timeout = timeout_of(options);
+  const std::string name = resolve_backend(options.backend, device);
+  const auto base_store = open_store(environment, timeout);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      environment.store.prefix.empty() ? "ddp" : environment.store.prefix, base_store);
+  store->setTimeout(timeout);
+  wait_for_all(*store, "rendezvous", environment.rank, environment.world_size, timeout);
+
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, environment.rank, environment.world_size);
+  ProcessGroup process_group(environment, store, group, name, device);
+  process_group.verify_same("settings", shared_settings(options, environment.world_size));
+
+  const auto backend = make_backend(
+      name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+      {environment.rank, environment.world_size, device, timeout, address_for_peers(environment)});
+  const auto type = name == "nccl" ? c10d::ProcessGroup::BackendType::NCCL
+                                   : c10d::ProcessGroup::BackendType::GLOO;
+  group->setBackend(device.type(), type, backend);
+  group->setDefaultBackend(type);
+  group->setGroupName("world");
+  return ProcessGroup(environment, store, group, name, device);
+}
+
+void destroy_process_group(ProcessGroup& process_group) {
+  wait_for_all(*process_group.store_, "departure", process_group.rank(), process_group.world_size(),
+               process_group.store_->getTimeout());
+  process_group.group_->getDefaultBackend()->shutdown();
+}
+
+}  // namespace ddp

@@ -1,0 +1,93 @@
+// common/parallel/process_group.hpp - the ranks of a job, and how they talk.
+#pragma once
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/options.hpp"
+#include "common/parallel/launch_environment.hpp"
+
+namespace ddp {
+
+/// How long a rank waited for communication that nothing hid.
+struct CommunicationWait {
+  double host_ms = 0;
+  std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
+  /// On a GPU only when the stream is idle.
+  double milliseconds() const;
+};
+
+/// c10d's process group with its store, and a clock that adds up how long this rank waited for
+/// communication. Every rank must make the same calls in the same order; a call throws when
+/// --timeout has passed.
+class ProcessGroup {
+ public:
+  ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
+               c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
+               torch::Device device);
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+  ~ProcessGroup() = default;
+
+  int rank() const noexcept { return environment_.rank; }
+  int world_size() const noexcept { return environment_.world_size; }
+  const LaunchEnvironment& environment() const noexcept { return environment_; }
+  const std::string& backend_name() const noexcept { return backend_name_; }
+  const torch::Device& device() const noexcept { return device_; }
+
+  /// Sums `tensor` over all ranks, in place. Any shape, on device().
+  void all_reduce(torch::Tensor tensor) const { wait(start_all_reduce(std::move(tensor))); }
+  /// The same without waiting: hand the result to wait() before reading the tensor.
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(torch::Tensor tensor) const;
+  void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
+  /// Copies rank 0's `tensor` to all ranks, in place.
+  void broadcast(torch::Tensor tensor) const;
+  /// @return (world_size, ...): row r is rank r's `tensor`
+  torch::Tensor all_gather(const torch::Tensor& tensor) const;
+  void barrier() const;
+
+  /// Compares `text` with the other ranks', through the store: no collective runs that ranks with
+  /// different ideas of the job could hang or abort in. @param topic names the exchange; each may
+  /// be used once
+  /// @throws UsageError naming the rank and the first line that differs
+  void verify_same(const std::string& topic, const std::string& text) const;
+  /// Rank 0's text, on every rank, through the store. @param topic as above
+  std::string share(const std::string& topic, const std::string& text) const;
+
+  /// What this rank waited since the last call. Recorded once enable_wait_timer() has been called.
+  CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
+  void enable_wait_timer() { wait_timer_enabled_ = true; }
+
+  /// What c10d's own components, such as its Reducer, are built on.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
+
+ private:
+  friend void destroy_process_group(ProcessGroup& process_group);
+
+  LaunchEnvironment environment_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string backend_name_;
+  torch::Device device_;
+  bool wait_timer_enabled_ = false;
+  mutable CommunicationWait wait_;
+};
+
+/// Meets the other ranks at the store that `environment` names, checks that all were started with
+/// the same settings, and connects the backend.
+/// @throws TransientError naming the missing ranks, or the port that is taken
+/// @throws UsageError if the ranks' settings differ or a host name cannot be resolved
+ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
+                                const torch::Device& device);
+
+/// Waits until every rank is here, so that the store is not gone before the last one has left, then
+/// closes the connections. Without this call, as when an exception unwinds, connections simply drop
+/// and peers see an error.
+void destroy_process_group(ProcessGroup& process_group);
+
+}  // namespace ddp

@@ -1,0 +1,126 @@
+// common/parallel/run_main.cpp - the only place that catches exceptions.
+#include "common/parallel/run_main.hpp"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "common/exit_codes.hpp"
+
+namespace ddp {
+
+namespace internal {
+
+namespace {
+
+constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
+
+/// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
+/// itself fails on half a document.
+void write_error_file(const std::string& message, const std::string& details) {
+  const std::optional<std::string> path = process_getenv("TORCHELASTIC_ERROR_FILE");
+  if (!path || path->empty()) {
+    return;
+  }
+  const nlohmann::json document = {
+      {"message",
+       {{"message", message},
+        {"extraInfo",
+         {{"py_callstack", details}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  const std::string temporary = *path + "." + std::to_string(getpid());
+  std::ofstream file(temporary);
+  // Messages may quote bytes that are not UTF-8.
+  file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::flush;
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path->c_str()) != 0) {
+    std::remove(temporary.c_str());  // the message is on stderr, and that is what counts
+  }
+}
+
+/// Note [One line]: a mistake of the user's, a missing data file say, is seen by all ranks at once.
+/// The ranks of spawn() share a pipe with one byte; the one that reads it has the pen and writes
+/// the line, the others exit as silently as quickly.
+bool has_pen() {
+  const std::optional<std::string> fd = process_getenv("DDP_PEN_FD");
+  char byte = 0;
+  return !fd || read(std::atoi(fd->c_str()), &byte, 1) == 1;
+}
+
+int report(const std::string& program, const std::string& who, const std::string& what, int code) {
+  // LibTorch's errors carry a backtrace after the first line.
+  const std::string line = program + ": error: " + who + what.substr(0, what.find('\n'));
+  if (code != static_cast<int>(ExitCode::kUsage) || has_pen()) {
+    std::cerr << line + "\n" << std::flush;
+  }
+  write_error_file(line, what);
+  return code;
+}
+
+}  // namespace
+
+int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body) {
+  const std::string program = program_name(argc > 0 ? argv[0] : nullptr);
+  std::string who;
+  int code = kFailed;
+  try {
+    code = body(who);
+  } catch (const Error& error) {
+    code = report(program, who, error.what(), static_cast<int>(error.code()));
+  } catch (const std::exception& error) {
+    code = report(program, who, error.what(), kFailed);
+  } catch (...) {
+    code = report(program, who, "an exception of unknown type", kFailed);
+  }
+  std::cout << std::flush;
+  const bool written = std::cout.good() && std::fflush(stdout) == 0;
+  if (!written && code == 0) {
+    code = report(program, who, "cannot write to stdout, expected room on its device", kFailed);
+  }
+  return code;
+}
+
+int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
+  return guarded(argc, argv, [&](std::string& who) {
+    const Options options = parse_options(argc, argv, launch);
+    const LaunchEnvironment environment = read_launch_environment(options);
+    if (environment.world_size > 1) {
+      who = "[rank " + std::to_string(environment.rank) + "] ";
+    }
+    if (environment.launcher == "spawn") {
+      // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
+      prctl(PR_SET_NAME, options.program.c_str());
+    }
+    if (options.dump_env) {
+      std::cout << describe(environment, options.json) << std::flush;
+      return 0;
+    }
+    if (launch == Launch::kAlone && environment.world_size > 1) {
+      throw UsageError("world size " + std::to_string(environment.world_size) + " (" +
+                       environment.launcher + "): " + options.program +
+                       " is one process, expected it to be started once; use 04_ddp_launcher "
+                       "under torchrun, mpirun or srun");
+    }
+    resolve_batch_per_rank(options, environment.world_size);
+    train(options, environment);
+    return 0;
+  });
+}
+
+}  // namespace internal
+
+int run_alone(int argc, char** argv, TrainFunction train) {
+  return internal::run_main(argc, argv, Launch::kAlone, train);
+}
+
+int run_rank(int argc, char** argv, TrainFunction train) {
+  return internal::run_main(argc, argv, Launch::kLauncher, train);
+}
+
+}  // namespace ddp

@@ -1,0 +1,69 @@
+// common/snapshot.hpp - model, optimizer and epoch in one file, and how a run continues from it.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/dataset.hpp"
+#include "common/optimizer.hpp"
+#include "common/options.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+/// Named tensors and text, as a safetensors file: Python's `safetensors` reads it, and no reader
+/// executes anything.
+struct TensorFile {
+  std::map<std::string, std::string> metadata;
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+};
+
+/// Writes `file` so that a reader, or this program after a crash, finds the old file or the new
+/// one, never a part: temporary file, fsync, rename. What was at `path` is kept as `path` +
+/// ".prev".
+/// @throws Error (1) with the path and the reason
+void write_tensor_file(const std::string& path, const TensorFile& file);
+
+/// @throws Error (3) if the file is not a safetensors file, or its checksum (over all of it) does
+/// not match
+TensorFile read_tensor_file(const std::string& path);
+
+/// What a run needs to stop and go on: the model, the optimizer's state and the number of epochs
+/// done. The order of the data is a function of seed and epoch, so nothing else is needed for the
+/// same weights, bit for bit, as an unbroken run.
+class Snapshot {
+ public:
+  /// Everything must outlive this object.
+  /// @throws UsageError unless --snapshot names a file in an existing, writable folder
+  Snapshot(const Options& options, const LaunchEnvironment& environment, const Dataset& dataset,
+           torch::nn::Module& model, Optimizer& optimizer);
+
+  /// Loads --snapshot if --resume says so: `auto` if it is there, `restart` if in addition the
+  /// launcher restarted this job. If it is damaged the one before it is taken, and that is said on
+  /// stderr. Rank 0 reads, all ranks receive.
+  /// @return the epoch to go on with; 0 for a fresh start
+  /// @throws Error (3) if none of those there is whole, or it belongs to a run with other settings
+  int64_t load(const ProcessGroup* process_group = nullptr);
+
+  /// One rank only. @throws Error (1) if it cannot be written
+  void save(int64_t epochs_done) const;
+
+ private:
+  std::map<std::string, std::string> settings() const;
+  std::vector<std::pair<std::string, torch::Tensor>> tensors() const;
+  int64_t read(const std::string& path) const;
+  int64_t load_newest() const;
+
+  const Options& options_;
+  const LaunchEnvironment& environment_;
+  const Dataset& dataset_;
+  torch::nn::Module& model_;
+  Optimizer& optimizer_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,11 @@
+// tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+
+int main(int argc, char** argv) {
+  return Catch::Session().run(argc, argv);
+}
+#else
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+#endif

@@ -1,0 +1,371 @@
+// The pieces that no stage teaches: sampler, loader, loss, optimizer, data, snapshot,
+// data_parallel.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "common/data_loader.hpp"
+#include "common/dataset.hpp"
+#include "common/exit_codes.hpp"
+#include "common/flat_parameters.hpp"
+#include "common/mlp.hpp"
+#include "common/optimizer.hpp"
+#include "common/parallel/data_parallel.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "common/snapshot.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TemporaryFolder {
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "ddp-test-XXXXXX").string();
+    path = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { fs::remove_all(path); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  fs::path path;
+};
+
+std::vector<int64_t> to_vector(const torch::Tensor& indices) {
+  return {indices.const_data_ptr<int64_t>(), indices.const_data_ptr<int64_t>() + indices.numel()};
+}
+
+ddp::DistributedSampler sampler(int64_t size, int world_size, int rank,
+                                ddp::Sharding sharding = ddp::Sharding::kExact) {
+  return ddp::DistributedSampler({.dataset_size = size,
+                                  .num_replicas = world_size,
+                                  .rank = rank,
+                                  .seed = 7,
+                                  .sharding = sharding});
+}
+
+ddp::Options options_for(const std::string& optimizer) {
+  ddp::Options options;
+  options.optimizer = optimizer;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("every sample is read exactly once, at any size and world size", "[sampler]") {
+  for (const int64_t size : {1, 2, 3, 7, 16, 31, 100, 1437}) {
+    for (int world_size = 1; world_size <= 9; ++world_size) {
+      std::vector<int64_t> all;
+      for (int rank = 0; rank < world_size; ++rank) {
+        const auto part = to_vector(sampler(size, world_size, rank).indices());
+        CHECK(static_cast<int64_t>(part.size()) - size / world_size <= 1);
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      std::sort(all.begin(), all.end());
+      std::vector<int64_t> expected(static_cast<size_t>(size));
+      std::iota(expected.begin(), expected.end(), 0);
+      INFO("size " << size << ", world size " << world_size);
+      CHECK(all == expected);
+    }
+  }
+}
+
+TEST_CASE("padded sharding gives every rank the same number and misses no sample", "[sampler]") {
+  for (const int64_t size : {1, 3, 7, 100}) {
+    for (int world_size = 1; world_size <= 9; ++world_size) {
+      const int64_t per_rank = (size + world_size - 1) / world_size;
+      std::set<int64_t> seen;
+      for (int rank = 0; rank < world_size; ++rank) {
+        const auto part =
+            to_vector(sampler(size, world_size, rank, ddp::Sharding::kPadded).indices());
+        CHECK(static_cast<int64_t>(part.size()) == per_rank);
+        seen.insert(part.begin(), part.end());
+      }
+      CHECK(static_cast<int64_t>(seen.size()) == size);
+    }
+  }
+}
+
+TEST_CASE("set_epoch reshuffles, and the order depends on seed and epoch alone", "[sampler]") {
+  ddp::DistributedSampler first = sampler(100, 2, 0);
+  const torch::Tensor epoch0 = first.indices().clone();
+  first.set_epoch(1);
+  const torch::Tensor epoch1 = first.indices().clone();
+  CHECK_FALSE(torch::equal(epoch0, epoch1));
+  first.set_epoch(0);
+  CHECK(torch::equal(first.indices(), epoch0));
+  ddp::DistributedSampler second = sampler(100, 2, 0);
+  second.set_epoch(1);
+  CHECK(torch::equal(second.indices(), epoch1));
+}
+
+TEST_CASE(
+    "the ranks' batches together are the batch of one process, tail and accumulation included",
+    "[loader]") {
+  const int64_t size = 53;
+  const ddp::Samples samples{torch::arange(size).to(torch::kFloat32).unsqueeze(1),
+                             torch::arange(size)};
+  for (const int world_size : {1, 2, 3, 4}) {
+    for (const int64_t accumulate : {1, 2, 3}) {
+      const int64_t step_samples = 12;
+      if (step_samples % (world_size * accumulate) != 0) {
+        continue;
+      }
+      // Step by step, what each rank reads and by what it divides.
+      std::vector<std::vector<int64_t>> steps;
+      for (int rank = 0; rank < world_size; ++rank) {
+        ddp::DistributedSampler part = sampler(size, world_size, rank);
+        ddp::DataLoader loader(samples, part,
+                               {step_samples / world_size / accumulate, accumulate, torch::kCPU});
+        size_t step = 0;
+        for (const ddp::Batch& batch : loader) {
+          steps.resize(std::max(steps.size(), step + 1));
+          const auto targets = to_vector(batch.target);
+          steps[step].insert(steps[step].end(), targets.begin(), targets.end());
+          CHECK(torch::equal(batch.input.squeeze(1).to(torch::kInt64), batch.target));
+          CHECK(batch.step_samples_per_rank ==
+                static_cast<double>(step < 4 ? step_samples : size - 4 * step_samples) /
+                    world_size);
+          step += batch.completes_step ? 1 : 0;
+        }
+        CHECK(step == 5);
+      }
+      const auto order = to_vector(ddp::shuffled_indices(size, 7, 0));
+      size_t position = 0;
+      for (std::vector<int64_t>& step : steps) {
+        std::vector<int64_t> expected(order.begin() + static_cast<int64_t>(position),
+                                      order.begin() + static_cast<int64_t>(position + step.size()));
+        position += step.size();
+        std::sort(step.begin(), step.end());
+        std::sort(expected.begin(), expected.end());
+        CHECK(step == expected);
+      }
+      CHECK(position == static_cast<size_t>(size));
+    }
+  }
+}
+
+TEST_CASE("the mean over ranks of the loss is the loss of the global batch, with an empty rank too",
+          "[loss]") {
+  for (const int64_t outputs : {1, 5}) {
+    torch::manual_seed(0);
+    const torch::Tensor output = torch::randn({3, outputs});
+    const torch::Tensor target =
+        outputs == 1 ? torch::randn({3, 1}) : torch::randint(outputs, {3}, torch::kInt64);
+    const ddp::Batch whole{{}, target, 3.0, true};
+    const double expected = ddp::loss(output, whole).item<double>();
+    double sum = 0;
+    const int world_size = 4;
+    for (int64_t rank = 0; rank < world_size; ++rank) {  // shares of 1, 1, 1 and 0 samples
+      const int64_t begin = std::min<int64_t>(rank, 3);
+      const int64_t share = rank < 3 ? 1 : 0;
+      const ddp::Batch part{{}, target.narrow(0, begin, share), 3.0 / world_size, true};
+      torch::Tensor part_output = output.narrow(0, begin, share).clone().set_requires_grad(true);
+      const torch::Tensor loss = ddp::loss(part_output, part);
+      loss.backward();
+      CHECK(part_output.grad().isfinite().all().item<bool>());
+      sum += loss.item<double>();
+    }
+    CHECK(sum / world_size == Approx(expected).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("the optimizers take the steps of LibTorch's own", "[optimizer]") {
+  for (const std::string kind : {"sgd", "momentum", "adam", "adamw"}) {
+    torch::manual_seed(1);
+    ddp::Mlp ours(std::vector<int64_t>{5, 7, 3});
+    ddp::Mlp theirs = std::dynamic_pointer_cast<ddp::MlpImpl>(ours->clone());
+    ddp::Optimizer optimizer(*ours, options_for(kind));
+    const double lr = optimizer.learning_rate();
+    std::unique_ptr<torch::optim::Optimizer> reference;
+    if (kind == "sgd" || kind == "momentum") {
+      reference = std::make_unique<torch::optim::SGD>(
+          theirs->parameters(), torch::optim::SGDOptions(lr).momentum(kind == "sgd" ? 0.0 : 0.9));
+    } else if (kind == "adam") {
+      reference =
+          std::make_unique<torch::optim::Adam>(theirs->parameters(), torch::optim::AdamOptions(lr));
+    } else {
+      reference = std::make_unique<torch::optim::AdamW>(
+          theirs->parameters(), torch::optim::AdamWOptions(lr).weight_decay(0.01));
+    }
+    for (int step = 0; step < 20; ++step) {
+      const torch::Tensor input = torch::randn({8, 5});
+      ours->forward(input).square().mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      reference->zero_grad();
+      theirs->forward(input).square().mean().backward();
+      reference->step();
+    }
+    const torch::Tensor difference =
+        (ddp::parameter_vector(*ours) - ddp::parameter_vector(*theirs)).abs();
+    INFO(kind << ", largest difference " << difference.max().item<double>());
+    CHECK(difference.le(1e-6).all().item<bool>());
+  }
+}
+
+TEST_CASE("flattening is idempotent and keeps the values", "[flat]") {
+  torch::manual_seed(2);
+  ddp::Mlp model(std::vector<int64_t>{3, 5, 2});
+  const torch::Tensor before = ddp::parameter_vector(*model);
+  const std::string hash = ddp::parameter_hash(*model);
+  const ddp::FlatParameters first = ddp::flatten_parameters(*model);
+  const ddp::FlatParameters second = ddp::flatten_parameters(*model);
+  CHECK(torch::equal(ddp::parameter_vector(*model), before));
+  CHECK(ddp::parameter_hash(*model) == hash);
+  CHECK(first.data.const_data_ptr() == second.data.const_data_ptr());
+  CHECK(first.grad.const_data_ptr() == second.grad.const_data_ptr());
+  first.data.zero_();
+  CHECK(ddp::parameter_vector(*model).eq(0).all().item<bool>());
+  model->forward(torch::ones({1, 3})).sum().backward();
+  CHECK(first.grad.abs().sum().item<double>() > 0);
+}
+
+TEST_CASE("synthetic data has the loss floor that it claims", "[dataset]") {
+  ddp::Options options;
+  options.dataset_size = 20000;
+  const ddp::Dataset regression = ddp::load_dataset(options);
+  CHECK(regression.layers == std::vector<int64_t>{20, 1});
+  // The best linear fit of the training part, evaluated on the held-out part.
+  const auto ones = [](const torch::Tensor& x) {
+    return torch::cat({x, torch::ones({x.size(0), 1})}, 1);
+  };
+  const torch::Tensor fit = std::get<0>(torch::linalg_lstsq(
+      ones(regression.train.input), regression.train.target, std::nullopt, std::nullopt));
+  const double loss =
+      torch::mse_loss(ones(regression.test.input).matmul(fit), regression.test.target)
+          .item<double>();
+  CHECK(loss == Approx(regression.loss_floor).epsilon(0.1));
+
+  options.layers = {8, 4};
+  const ddp::Dataset classes = ddp::load_dataset(options);
+  CHECK(classes.classification());
+  CHECK(classes.loss_floor > 0.0);
+  CHECK(classes.loss_floor < std::log(4.0));
+  CHECK(ddp::load_dataset(options).fingerprint == classes.fingerprint);
+  options.seed = 43;
+  CHECK(ddp::load_dataset(options).fingerprint != classes.fingerprint);
+}
+
+TEST_CASE("the digits are the published ones, split without overlap", "[dataset]") {
+  ddp::Options options;
+  options.dataset = "digits";
+  const ddp::Dataset digits = ddp::load_dataset(options);
+  CHECK(digits.train.size() == 1437);
+  CHECK(digits.test.size() == 360);
+  CHECK(digits.layers == std::vector<int64_t>{64, 128, 128, 10});
+  CHECK(digits.train.input.mean().item<double>() == Approx(0.0).margin(1e-5));
+  CHECK(digits.train.target.bincount().size(0) == 10);
+}
+
+TEST_CASE("a damaged data file is refused by name", "[dataset]") {
+  const TemporaryFolder folder;
+  ddp::Options options;
+  options.dataset = "digits";
+  options.data_dir = folder.path;
+  const auto message = [&] {
+    try {
+      ddp::load_dataset(options);
+    } catch (const ddp::UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("loaded");
+  };
+  CHECK(message().find("cannot be opened") != std::string::npos);
+  const fs::path original = fs::path(DDP_SOURCE_DIR) / "data" / "digits.csv.gz";
+  const fs::path copy = folder.path / "digits.csv.gz";
+  fs::copy(original, copy);
+  CHECK(message() == "loaded");
+  fs::resize_file(copy, fs::file_size(copy) / 2);
+  CHECK(message().find(copy.string()) != std::string::npos);
+  fs::remove(copy);
+  std::ofstream(folder.path / "digits.csv") << std::string(264712, '1');  // right size, wrong data
+  CHECK(message().find("checksum") != std::string::npos);
+}
+
+TEST_CASE("a tensor file reads back as it was written, and damage anywhere is noticed",
+          "[snapshot]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path / "a.safetensors";
+  const ddp::TensorFile file{
+      {{"key", "value"}},
+      {{"w", torch::randn({2, 3})}, {"n", torch::tensor({1, 2}, torch::kInt64)}}};
+  ddp::write_tensor_file(path, file);
+  const ddp::TensorFile read = ddp::read_tensor_file(path);
+  CHECK(read.metadata.at("key") == "value");
+  REQUIRE(read.tensors.size() == 2);
+  CHECK(torch::equal(read.tensors[0].second, file.tensors[0].second));
+  CHECK(torch::equal(read.tensors[1].second, file.tensors[1].second));
+
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  const std::string damaged_path = folder.path / "b.safetensors";
+  const auto accepted = [&](const std::string& damaged) {
+    std::ofstream(damaged_path, std::ios::binary | std::ios::trunc) << damaged;
+    try {
+      ddp::read_tensor_file(damaged_path);
+      return true;
+    } catch (const ddp::Error& error) {
+      return error.code() != ddp::ExitCode::kSnapshotRefused;
+    }
+  };
+  size_t accepted_flips = 0;
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string flipped = bytes;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+    accepted_flips += accepted(flipped) ? 1U : 0U;
+  }
+  CHECK(accepted_flips == 0);
+  size_t accepted_truncations = 0;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    accepted_truncations += accepted(bytes.substr(0, size)) ? 1U : 0U;
+  }
+  CHECK(accepted_truncations == 0);
+  CHECK(accepted(bytes));
+}
+
+TEST_CASE("the snapshot before is kept, and no other file is left", "[snapshot]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path / "s";
+  for (int i = 1; i <= 3; ++i) {
+    ddp::write_tensor_file(path, {{{"i", std::to_string(i)}}, {{"t", torch::ones({1})}}});
+  }
+  CHECK(ddp::read_tensor_file(path).metadata.at("i") == "3");
+  CHECK(ddp::read_tensor_file(path + ".prev").metadata.at("i") == "2");
+  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 2);
+}
+
+TEST_CASE("data_parallel computes what the module computes", "[data_parallel]") {
+  for (const size_t replicas : {1U, 2U, 3U, 5U}) {
+    for (const int64_t batch : {1, 4, 7}) {  // fewer samples than replicas, too
+      torch::manual_seed(3);
+      ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
+      ddp::Mlp reference = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
+      const torch::Tensor input = torch::randn({batch, 4});
+      const std::vector<torch::Device> devices(replicas, torch::kCPU);
+      const torch::Tensor output = ddp::data_parallel(model, input, devices);
+      const torch::Tensor expected = reference->forward(input);
+      CHECK(torch::allclose(output, expected));
+      output.square().sum().backward();
+      expected.square().sum().backward();
+      for (size_t p = 0; p < model->parameters().size(); ++p) {
+        CHECK(torch::allclose(model->parameters()[p].grad(), reference->parameters()[p].grad(),
+                              1e-5, 1e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("an exception in a replica's thread reaches the caller", "[data_parallel]") {
+  CHECK_THROWS_AS(ddp::parallel_apply(3,
+                                      [](size_t i) {
+                                        if (i == 2) {
+                                          throw std::runtime_error("replica 2");
+                                        }
+                                      }),
+                  std::runtime_error);
+}

@@ -1,0 +1,616 @@
+// Who am I: every launcher's good environment, and what is missing, malformed or contradictory in
+// it.
+#include "common/parallel/launch_environment.hpp"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/exit_codes.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+using Kind = ddp::StoreLocation::Kind;
+
+ddp::LaunchEnvironment read(const Variables& variables, const ddp::Options& options = {}) {
+  return ddp::read_launch_environment(
+      options, [&variables](const std::string& name) -> std::optional<std::string> {
+        const auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+      });
+}
+
+Variables with(Variables variables, const Variables& changes) {
+  for (const auto& [name, value] : changes) {
+    variables[name] = value;
+  }
+  return variables;
+}
+
+Variables without(Variables variables, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    variables.erase(name);
+  }
+  return variables;
+}
+
+/// Refused as usage error, in one line that names `name`.
+void check_refused(const Variables& variables, const std::string& name,
+                   const ddp::Options& options = {}) {
+  std::string table;
+  for (const auto& [variable, value] : variables) {
+    table += variable + "=" + value + " ";
+  }
+  std::string message = "(accepted)";
+  try {
+    read(variables, options);
+  } catch (const ddp::UsageError& error) {
+    message = error.what();
+  }
+  INFO(table);
+  INFO(message);
+  CHECK(message.find(name) != std::string::npos);
+  CHECK(message.find("expected") != std::string::npos);
+  CHECK(message.find('\n') == std::string::npos);
+}
+
+// What each launcher really sets for one rank of four on two nodes (spawn: one node).
+const Variables kTorchrun = {
+    {"RANK", "3"},
+    {"WORLD_SIZE", "4"},
+    {"LOCAL_RANK", "1"},
+    {"LOCAL_WORLD_SIZE", "2"},
+    {"GROUP_RANK", "1"},
+    {"GROUP_WORLD_SIZE", "2"},
+    {"ROLE_RANK", "3"},
+    {"MASTER_ADDR", "n1"},
+    {"MASTER_PORT", "29400"},
+    {"TORCHELASTIC_RUN_ID", "job7"},
+    {"TORCHELASTIC_RESTART_COUNT", "2"},
+    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+};
+const Variables kSpawn = {
+    {"DDP_LAUNCHER", "spawn"}, {"RANK", "0"},
+    {"WORLD_SIZE", "2"},       {"LOCAL_RANK", "0"},
+    {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"},
+    {"MASTER_PORT", "40000"},  {"DDP_STORE_LISTEN_FD", "3"},
+};
+const Variables kPlain = {
+    {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
+const Variables kOpenMpi = {
+    {"OMPI_COMM_WORLD_RANK", "1"},
+    {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+    {"PMIX_NAMESPACE", "2096300033"},
+    {"PMIX_RANK", "1"},
+    {"PMIX_SERVER_TMPDIR", "/tmp/ompi.host.0/pid.4109"},
+};
+const Variables kSlurm = {
+    {"SLURM_JOB_ID", "12"},
+    {"SLURM_STEP_ID", "0"},
+    {"SLURM_PROCID", "2"},
+    {"SLURM_LOCALID", "0"},
+    {"SLURM_NODEID", "1"},
+    {"SLURM_NTASKS", "8"},
+    {"SLURM_STEP_NUM_TASKS", "3"},
+    {"SLURM_STEP_NUM_NODES", "2"},
+    {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+    {"SLURM_STEP_NODELIST", "n[1-2]"},
+};
+const Variables kCondor = {
+    {"_CONDOR_PROCNO", "1"},
+    {"_CONDOR_NPROCS", "3"},
+    {"_CONDOR_JOB_IWD", "/home/me/run"},
+    {"DDP_JOB_ID", "345"},
+};
+
+const std::vector<std::string> kNoInteger = {
+    "", "abc", " 1", "1 ", "1e3", "-1", "+1", "0x1", "1.0", "2147483648", "18446744073709551616"};
+
+}  // namespace
+
+TEST_CASE("nobody started this process: rank 0 of 1") {
+  const ddp::LaunchEnvironment environment = read({});
+  CHECK(environment.launcher == "none");
+  CHECK(environment.rank == 0);
+  CHECK(environment.world_size == 1);
+  CHECK(environment.store.kind == Kind::kNone);
+  CHECK(environment.evidence.empty());
+}
+
+TEST_CASE("torchrun") {
+  const ddp::LaunchEnvironment environment = read(kTorchrun);
+  CHECK(environment.launcher == "torchrun");
+  CHECK(environment.rank == 3);
+  CHECK(environment.world_size == 4);
+  CHECK(environment.local_rank == 1);
+  CHECK(environment.local_world_size == 2);
+  CHECK(environment.node_rank == 1);
+  CHECK(environment.num_nodes == 2);
+  CHECK(environment.restart_count == 2);
+  CHECK(environment.store.kind == Kind::kAgentTcp);
+  CHECK(environment.store.host == "n1");
+  CHECK(environment.store.port == 29400);
+  CHECK(environment.store.prefix == "torchrun/job7/2");
+
+  SECTION("the agent's store: exactly True, and only at its own address") {
+    for (const char* const flag : {"False", "true", "TRUE", "1", ""}) {
+      CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", flag}})).store.kind ==
+            Kind::kTcp);
+    }
+    ddp::Options elsewhere;
+    elsewhere.master_addr = "n2";
+    CHECK(read(kTorchrun, elsewhere).store.kind == Kind::kTcp);
+    CHECK(read(kTorchrun, elsewhere).store.host == "n2");
+  }
+  SECTION("--virtual-local-rank: everybody's local rank is 0") {
+    CHECK(read(with(kTorchrun, {{"LOCAL_RANK", "0"}})).local_rank == 0);
+  }
+  SECTION("different numbers of processes on the nodes") {
+    CHECK(read(with(kTorchrun, {{"WORLD_SIZE", "5"}})).num_nodes == 2);
+  }
+  SECTION("nodes are derived when nobody counts them") {
+    const auto derived = read(without(kTorchrun, {"GROUP_RANK", "GROUP_WORLD_SIZE"}));
+    CHECK(derived.node_rank == 1);
+    CHECK(derived.num_nodes == 2);
+  }
+  SECTION("one process has nobody to meet") {
+    const auto single = read(with(kTorchrun, {{"RANK", "0"},
+                                              {"WORLD_SIZE", "1"},
+                                              {"LOCAL_RANK", "0"},
+                                              {"LOCAL_WORLD_SIZE", "1"},
+                                              {"GROUP_RANK", "0"},
+                                              {"GROUP_WORLD_SIZE", "1"}}));
+    CHECK(single.launcher == "torchrun");
+    CHECK(single.store.kind == Kind::kNone);
+    CHECK(single.restart_count == 2);
+  }
+  SECTION("it is the innermost launcher") {
+    Variables nested = kTorchrun;
+    nested.insert(kSlurm.begin(), kSlurm.end());
+    nested.insert(kOpenMpi.begin(), kOpenMpi.end());
+    CHECK(read(nested).launcher == "torchrun");
+    CHECK(read(nested).rank == 3);
+    nested["SLURM_RESTART_COUNT"] = "1";
+    CHECK(read(nested).restart_count == 3);
+  }
+}
+
+TEST_CASE("our own spawn") {
+  const ddp::LaunchEnvironment environment = read(kSpawn);
+  CHECK(environment.launcher == "spawn");
+  CHECK(environment.store.kind == Kind::kTcp);
+  CHECK(environment.store.listen_fd == 3);
+  CHECK(environment.num_nodes == 1);
+  const auto second =
+      read(with(without(kSpawn, {"DDP_STORE_LISTEN_FD"}), {{"RANK", "1"}, {"LOCAL_RANK", "1"}}));
+  CHECK(second.rank == 1);
+  CHECK(second.store.listen_fd == -1);
+  CHECK(second.store.prefix == environment.store.prefix);
+  CHECK(read(with(kSpawn, {{"SLURM_JOB_ID", "1"}, {"SLURM_RESTART_COUNT", "2"}})).restart_count ==
+        2);
+}
+
+TEST_CASE("plain variables") {
+  const ddp::LaunchEnvironment environment = read(kPlain);
+  CHECK(environment.launcher == "environment");
+  CHECK(environment.rank == 1);
+  CHECK(environment.local_rank == 1);
+  CHECK(environment.local_world_size == 2);
+  CHECK(environment.num_nodes == 1);
+  CHECK(environment.store.kind == Kind::kTcp);
+  // Elsewhere, nothing says who shares a node.
+  const Variables remote = with(kPlain, {{"MASTER_ADDR", "n1.cluster"}});
+  check_refused(remote, "LOCAL_RANK");
+  check_refused(with(remote, {{"LOCAL_RANK", "0"}}), "LOCAL_WORLD_SIZE");
+  CHECK(read(with(remote, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).num_nodes == 2);
+  CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).store.kind == Kind::kNone);
+  for (const char* const host : {"::1", "fe80::1%eth0", "10.0.0.1", "n-1.a_b"}) {
+    CHECK(
+        read(with(kPlain, {{"MASTER_ADDR", host}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}))
+            .store.host == host);
+  }
+  // A wrapper that copies mpirun's numbers.
+  CHECK(read(with(kPlain, kOpenMpi)).launcher == "environment");
+}
+
+TEST_CASE("explicit flags override every launcher") {
+  ddp::Options options;
+  options.rank = 1;
+  options.world_size = 2;
+  options.master_addr = "localhost";
+  options.master_port = 29500;
+  for (const Variables& outer : {Variables{}, kTorchrun, kSpawn, kOpenMpi, kSlurm, kCondor}) {
+    const auto environment = read(without(outer, {"GROUP_RANK"}), options);
+    CHECK(environment.launcher == "flags");
+    CHECK(environment.rank == 1);
+    CHECK(environment.local_rank == 1);
+    CHECK(environment.store.host == "localhost");
+  }
+  options.master_addr = "n1";
+  check_refused({}, "--local-rank", options);
+  options.local_rank = 0;
+  check_refused({}, "--local-world-size", options);
+  options.local_world_size = 1;
+  CHECK(read({}, options).num_nodes == 2);
+  options.local_rank = 1;
+  check_refused({}, "--local-rank", options);
+  options.local_rank = 0;
+  options.rank = 2;
+  check_refused({}, "--rank", options);
+  options.rank.reset();
+  check_refused({}, "--rank", options);
+  options.rank = 0;
+  options.world_size.reset();
+  check_refused({}, "--world-size", options);
+  options.world_size = 2;
+  options.master_port.reset();
+  check_refused({}, "MASTER_PORT", options);
+  options.master_addr.clear();
+  check_refused({}, "MASTER_ADDR", options);
+  CHECK(read({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}}, options).world_size == 2);
+  options.local_world_size = 3;
+  check_refused({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}}, "--local-world-size",
+                options);
+  ddp::Options alone;
+  alone.master_addr = "n1";
+  check_refused({}, "--rank", alone);
+}
+
+TEST_CASE("Open MPI") {
+  const ddp::LaunchEnvironment environment = read(kOpenMpi);
+  CHECK(environment.launcher == "openmpi");
+  CHECK(environment.rank == 1);
+  CHECK(environment.world_size == 2);
+  CHECK(environment.num_nodes == 1);
+  CHECK(environment.store.kind == Kind::kSharedFile);
+  CHECK(environment.store.file.find("/tmp/ompi.host.0/pid.4109/") == 0);
+  CHECK(environment.store.file.find("2096300033") != std::string::npos);
+  CHECK(environment.store.prefix == "openmpi/2096300033/0");
+  CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}))
+            .store.file == environment.store.file);
+  const std::string odd =
+      read(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-host-1@1/../x"}})).store.file;
+  CHECK(odd.rfind('/') == kOpenMpi.at("PMIX_SERVER_TMPDIR").size());
+
+  SECTION("an address was passed on") {
+    const auto tcp = read(with(kOpenMpi, {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}}));
+    CHECK(tcp.store.kind == Kind::kTcp);
+    CHECK(tcp.store.port == 29500);
+    ddp::Options options;
+    options.master_addr = "n1";
+    options.master_port = 29500;
+    CHECK(read(kOpenMpi, options).store.kind == Kind::kTcp);
+  }
+  SECTION("several nodes") {
+    const Variables two_nodes = with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"},
+                                                {"OMPI_COMM_WORLD_RANK", "3"},
+                                                {"MASTER_ADDR", "n1"},
+                                                {"MASTER_PORT", "29500"}});
+    CHECK(read(two_nodes).num_nodes == 2);
+    CHECK(read(two_nodes).node_rank == 1);
+    // Ranks that go round: 0 and 2 on the first node, 1 and 3 on the second.
+    const Variables round =
+        with(two_nodes, {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
+    CHECK(read(round).node_rank == 0);
+    check_refused(without(two_nodes, {"MASTER_ADDR", "MASTER_PORT"}), "-x MASTER_ADDR");
+  }
+  SECTION("WORLD_SIZE may be exported too, if it agrees") {
+    CHECK(read(with(kOpenMpi, {{"WORLD_SIZE", "2"}})).launcher == "openmpi");
+    check_refused(with(kOpenMpi, {{"WORLD_SIZE", "4"}}), "WORLD_SIZE");
+  }
+  SECTION("inside a Slurm job it is the inner launcher") {
+    Variables nested = kOpenMpi;
+    nested.insert(kSlurm.begin(), kSlurm.end());
+    CHECK(read(nested).launcher == "openmpi");
+  }
+}
+
+TEST_CASE("a Slurm step") {
+  const ddp::LaunchEnvironment environment = read(kSlurm);
+  CHECK(environment.launcher == "slurm");
+  CHECK(environment.rank == 2);
+  CHECK(environment.world_size == 3);
+  CHECK(environment.local_rank == 0);
+  CHECK(environment.local_world_size == 1);
+  CHECK(environment.node_rank == 1);
+  CHECK(environment.num_nodes == 2);
+  CHECK(environment.store.kind == Kind::kTcp);
+  CHECK(environment.store.host == "n1");
+  CHECK(environment.store.port >= 20000);
+  CHECK(environment.store.port < 32000);
+  CHECK(environment.store.prefix == "slurm/12.0/0");
+
+  SECTION("every rank computes the same port, another step or restart most likely another") {
+    const auto first =
+        read(with(kSlurm, {{"SLURM_PROCID", "1"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"}}));
+    CHECK(first.local_world_size == 2);
+    CHECK(first.store.port == environment.store.port);
+    CHECK(read(with(kSlurm, {{"SLURM_STEP_ID", "1"}})).store.port != environment.store.port);
+    const auto restarted = read(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}}));
+    CHECK(restarted.restart_count == 1);
+    CHECK(restarted.store.port != environment.store.port);
+  }
+  SECTION("exported addresses win") {
+    const auto exported = read(
+        with(kSlurm, {{"MASTER_ADDR", "n1-ib"}, {"MASTER_PORT", "29500"}, {"WORLD_SIZE", "3"}}));
+    CHECK(exported.launcher == "slurm");
+    CHECK(exported.store.host == "n1-ib");
+    CHECK(exported.store.port == 29500);
+  }
+  SECTION("the batch shell is not a step") {
+    const auto batch = read(without(kSlurm, {"SLURM_STEP_ID"}));
+    CHECK(batch.launcher == "none");
+    CHECK(batch.world_size == 1);
+    CHECK(read(with(without(kSlurm, {"SLURM_STEP_ID"}), {{"SLURM_RESTART_COUNT", "1"}}))
+              .restart_count == 1);
+  }
+  SECTION("an old or small step without SLURM_STEP_* counts") {
+    const auto job =
+        read(with(without(kSlurm, {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
+                                   "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"}),
+                  {{"SLURM_NTASKS", "7"},
+                   {"SLURM_NNODES", "4"},
+                   {"SLURM_TASKS_PER_NODE", "2(x3),1"},
+                   {"SLURM_JOB_NODELIST", "n[01-04]"}}));
+    CHECK(job.world_size == 7);
+    CHECK(job.local_world_size == 2);
+    CHECK(job.store.host == "n01");
+  }
+  SECTION("the interactive step of salloc has a number near 2^32") {
+    CHECK(read(with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})).world_size == 3);
+  }
+}
+
+TEST_CASE("HTCondor's parallel universe") {
+  const ddp::LaunchEnvironment environment = read(kCondor);
+  CHECK(environment.launcher == "htcondor");
+  CHECK(environment.rank == 1);
+  CHECK(environment.world_size == 3);
+  CHECK(environment.local_rank == 0);
+  CHECK(environment.local_world_size == 1);
+  CHECK(environment.store.kind == Kind::kSharedFile);
+  CHECK(environment.store.file.find("/home/me/run/") == 0);
+  CHECK(environment.store.file.find("345") != std::string::npos);
+  CHECK(!environment.store.host.empty());
+  CHECK(read(with(kCondor, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9618"}})).store.kind ==
+        Kind::kTcp);
+}
+
+TEST_CASE("numbers that are none are refused by name") {
+  const std::vector<std::pair<Variables, std::vector<std::string>>> launchers = {
+      {kTorchrun,
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
+      {kSpawn,
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT",
+        "DDP_STORE_LISTEN_FD"}},
+      {kPlain, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"}},
+      {kOpenMpi,
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {kSlurm,
+       {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NUM_NODES", "SLURM_RESTART_COUNT"}},
+      {kCondor, {"_CONDOR_PROCNO", "_CONDOR_NPROCS"}},
+  };
+  int cases = 0;
+  for (const auto& [good, names] : launchers) {
+    for (const std::string& name : names) {
+      for (const std::string& value : kNoInteger) {
+        check_refused(with(good, {{name, value}}), name);
+        ++cases;
+      }
+    }
+  }
+  CHECK(cases >= 150);
+  for (const char* const port : {"0", "65536", "99999"}) {
+    check_refused(with(kTorchrun, {{"MASTER_PORT", port}}), "MASTER_PORT");
+    check_refused(with(kSlurm, {{"MASTER_PORT", port}}), "MASTER_PORT");
+  }
+}
+
+TEST_CASE("missing variables are refused by name") {
+  for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                 "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}) {
+    check_refused(without(kTorchrun, {name}), name);
+  }
+  for (const auto& [name, value] : kSpawn) {
+    if (name != "DDP_LAUNCHER") {
+      check_refused(without(kSpawn, {name}), name);
+    }
+  }
+  for (const auto& [name, value] : kPlain) {
+    if (name != "RANK") {
+      check_refused(without(kPlain, {name}), name);
+    }
+  }
+  check_refused(without(kPlain, {"RANK"}), "RANK");
+  check_refused({{"LOCAL_RANK", "0"}}, "RANK");
+  check_refused({{"LOCAL_WORLD_SIZE", "2"}}, "RANK");
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    check_refused(without(kOpenMpi, {name}), name);
+  }
+  check_refused(without(kOpenMpi, {"PMIX_NAMESPACE"}), "PMIX_NAMESPACE");
+  for (const char* const name : {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}) {
+    check_refused(without(kSlurm, {name}), name);
+  }
+  check_refused(without(kSlurm, {"SLURM_STEP_NUM_NODES"}), "SLURM_NNODES");
+  check_refused(without(kSlurm, {"SLURM_STEP_TASKS_PER_NODE"}), "SLURM_TASKS_PER_NODE");
+  check_refused(without(kSlurm, {"SLURM_STEP_NODELIST"}), "SLURM_JOB_NODELIST");
+  check_refused(without(kCondor, {"_CONDOR_PROCNO"}), "_CONDOR_PROCNO");
+  check_refused(without(kCondor, {"_CONDOR_NPROCS"}), "_CONDOR_NPROCS");
+  check_refused(without(kCondor, {"_CONDOR_JOB_IWD"}), "_CONDOR_JOB_IWD");
+  check_refused(without(kCondor, {"DDP_JOB_ID"}), "DDP_JOB_ID");
+}
+
+TEST_CASE("contradictions are refused by name") {
+  const std::vector<std::pair<Variables, std::string>> cases = {
+      {with(kTorchrun, {{"RANK", "4"}}), "RANK"},
+      {with(kTorchrun, {{"RANK", "2147483647"}}), "RANK"},
+      {with(kTorchrun, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE"},
+      {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "5"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "0"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"GROUP_RANK", "2"}}), "GROUP_RANK"},
+      {with(kTorchrun, {{"GROUP_WORLD_SIZE", "5"}}), "GROUP_WORLD_SIZE"},
+      {with(kTorchrun, {{"GROUP_RANK", "0"}, {"GROUP_WORLD_SIZE", "1"}}), "GROUP_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), "GROUP_WORLD_SIZE"},
+      {without(with(kTorchrun, {{"WORLD_SIZE", "5"}}), {"GROUP_WORLD_SIZE"}), "WORLD_SIZE"},
+      {with(kTorchrun, {{"MASTER_ADDR", ""}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n 1"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n1:29500"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n1\nn2"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "$(id)"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", std::string(300, 'a')}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"TORCHELASTIC_RUN_ID", ""}}), "TORCHELASTIC_RUN_ID"},
+      {with(kSpawn, {{"DDP_LAUNCHER", "fork"}}), "DDP_LAUNCHER"},
+      {with(kSpawn, {{"DDP_LAUNCHER", ""}}), "DDP_LAUNCHER"},
+      {with(kSpawn, {{"RANK", "1"}, {"LOCAL_RANK", "1"}}), "DDP_STORE_LISTEN_FD"},
+      {with(kSpawn, {{"DDP_STORE_LISTEN_FD", "0"}}), "DDP_STORE_LISTEN_FD"},
+      {with(kSpawn, {{"RANK", "2"}}), "RANK"},
+      {with(kSpawn, {{"LOCAL_WORLD_SIZE", "1"}}), "expected nodes"},
+      {with(kPlain, {{"RANK", "2"}}), "RANK"},
+      {with(kPlain, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK"},
+      {with(kPlain, {{"LOCAL_WORLD_SIZE", "3"}}), "LOCAL_WORLD_SIZE"},
+      {with(kPlain, {{"OMPI_COMM_WORLD_SIZE", "4"}}), "OMPI_COMM_WORLD_SIZE"},
+      {with(kPlain, {{"OMPI_COMM_WORLD_RANK", "0"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "2"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "0"}}), "OMPI_COMM_WORLD_SIZE"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}}), "OMPI_COMM_WORLD_LOCAL_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}), "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {with(kOpenMpi, {{"LOCAL_RANK", "0"}}), "LOCAL_RANK"},
+      {with(kOpenMpi, {{"LOCAL_WORLD_SIZE", "1"}}), "LOCAL_WORLD_SIZE"},
+      {with(kOpenMpi, {{"MASTER_ADDR", "n1"}}), "MASTER_PORT"},
+      {with(kOpenMpi, {{"MASTER_PORT", "29500"}}), "MASTER_ADDR"},
+      {with(kSlurm, {{"SLURM_PROCID", "3"}}), "SLURM_PROCID"},
+      {with(kSlurm, {{"SLURM_LOCALID", "1"}}), "SLURM_LOCALID"},
+      {with(kSlurm, {{"SLURM_NODEID", "2"}}), "SLURM_NODEID"},
+      {with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "4"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_NUM_NODES", "3"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2,1,"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x,1"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x0),1"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "1(x99999999)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", ""}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "(x2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "n[1-3]"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "n[1-"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", ""}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_ID", ""}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_STEP_ID", "x"}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_STEP_ID", "4294967296"}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_JOB_ID", "x"}}), "SLURM_JOB_ID"},
+      {with(kSlurm, {{"WORLD_SIZE", "8"}}), "WORLD_SIZE"},
+      {with(kCondor, {{"_CONDOR_PROCNO", "3"}}), "_CONDOR_PROCNO"},
+      {with(kCondor, {{"_CONDOR_NPROCS", "0"}}), "_CONDOR_NPROCS"},
+      {with(kCondor, {{"_CONDOR_JOB_IWD", "relative"}}), "_CONDOR_JOB_IWD"},
+      {with(kCondor, {{"MASTER_ADDR", "n1"}}), "MASTER_PORT"},
+      {with(kCondor, {{"DDP_JOB_ID", ""}}), "DDP_JOB_ID"},
+      {{{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}}, "PMI_SIZE"},
+      {{{"MV2_COMM_WORLD_SIZE", "2"}}, "MV2_COMM_WORLD_SIZE"},
+  };
+  for (const auto& [variables, name] : cases) {
+    check_refused(variables, name);
+  }
+}
+
+TEST_CASE("describe shows every fact with its source") {
+  for (const Variables& variables : {kTorchrun, kSpawn, kPlain, kOpenMpi, kSlurm, kCondor}) {
+    const ddp::LaunchEnvironment environment = read(variables);
+    const std::string line = ddp::describe(environment, true);
+    CHECK(line.find('\n') == line.size() - 1);
+    const nlohmann::json document = nlohmann::json::parse(line);
+    CHECK(document.at("launcher") == environment.launcher);
+    CHECK(document.at("rank") == environment.rank);
+    CHECK(document.at("world_size") == environment.world_size);
+    CHECK(document.at("store").at("prefix") == environment.store.prefix);
+    CHECK(document.at("evidence").size() == environment.evidence.size());
+    const std::string text = ddp::describe(environment, false);
+    CHECK(text.find(environment.launcher) != std::string::npos);
+    for (const ddp::Evidence& fact : environment.evidence) {
+      CHECK(text.find(fact.source) != std::string::npos);
+    }
+  }
+  CHECK_NOTHROW(ddp::describe(read(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "\xff\xfe"}})), true));
+}
+
+TEST_CASE("node lists expand as scontrol does") {
+  using Names = std::vector<std::string>;
+  const std::vector<std::pair<std::string, Names>> lists = {
+      {"n1", {"n1"}},
+      {"login", {"login"}},
+      {"n[1-2]", {"n1", "n2"}},
+      {"n[1-2,07],gpu3-ib", {"n1", "n2", "n07", "gpu3-ib"}},
+      {"n[09-11]", {"n09", "n10", "n11"}},
+      {"n[9-11]", {"n9", "n10", "n11"}},
+      {"n[098-101]", {"n098", "n099", "n100", "n101"}},
+      {"n[1-3,07,9-11]-ib", {"n1-ib", "n2-ib", "n3-ib", "n07-ib", "n9-ib", "n10-ib", "n11-ib"}},
+      {"r[1-2]n[01-02]", {"r1n01", "r1n02", "r2n01", "r2n02"}},
+      {"r[1-2]n[3,5]x", {"r1n3x", "r1n5x", "r2n3x", "r2n5x"}},
+      {"a[1]b[2]c[3-4]", {"a1b2c3", "a1b2c4"}},
+      {"n[5]", {"n5"}},
+      {"n[0-0]", {"n0"}},
+      {"n[2,1]", {"n2", "n1"}},
+      {"b,a,b", {"b", "a", "b"}},
+      {"node-1.cluster.local,node_2", {"node-1.cluster.local", "node_2"}},
+      {"gpu-a100-[001-002],cpu[7-8]", {"gpu-a100-001", "gpu-a100-002", "cpu7", "cpu8"}},
+  };
+  for (const auto& [list, names] : lists) {
+    INFO(list);
+    CHECK(ddp::expand_node_list(list) == names);
+  }
+  CHECK(ddp::expand_node_list("n[0-65535]").size() == 65536);
+}
+
+TEST_CASE("malformed node lists are refused") {
+  for (const char* const list : {"",
+                                 ",",
+                                 "n1,",
+                                 ",n1",
+                                 "n1,,n2",
+                                 "n[",
+                                 "n]",
+                                 "n[]",
+                                 "n[1",
+                                 "n[1-]",
+                                 "n[-1]",
+                                 "n[1-2",
+                                 "n[2-1]",
+                                 "n[1,]",
+                                 "n[,1]",
+                                 "n[1--2]",
+                                 "n[1-2-3]",
+                                 "n[a]",
+                                 "n[1-b]",
+                                 "n[[1]]",
+                                 "n[1]]",
+                                 "n 1",
+                                 "n1 n2",
+                                 "n1\nn2",
+                                 "[1-2]",
+                                 "n[1 -2]",
+                                 "n;rm",
+                                 "n$(x)",
+                                 "n[0-65536]",
+                                 "n[0-999999999999]",
+                                 "n[0-99999999999999999999]",
+                                 "a[0-999]b[0-999]",
+                                 "n[0-40000],m[0-40000]",
+                                 "n/1",
+                                 "n1]",
+                                 "n1],n2"}) {
+    INFO(list);
+    CHECK_THROWS_AS(ddp::expand_node_list(list), ddp::UsageError);
+  }
+}

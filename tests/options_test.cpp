@@ -1,0 +1,334 @@
+// The command line: what is accepted, what is refused and in which words, and batch arithmetic.
+#include "common/options.hpp"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/exit_codes.hpp"
+#include "common/parse.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using ddp::Launch;
+
+ddp::Options parse(const std::vector<std::string>& arguments, Launch launch = Launch::kSpawn) {
+  std::vector<const char*> argv = {"a_stage"};
+  for (const std::string& argument : arguments) {
+    argv.push_back(argument.c_str());
+  }
+  return ddp::parse_options(static_cast<int>(argv.size()), argv.data(), launch);
+}
+
+ddp::Options parse_after_epochs(std::vector<std::string> arguments,
+                                Launch launch = Launch::kSpawn) {
+  arguments.insert(arguments.begin(), {"50", "10"});
+  return parse(arguments, launch);
+}
+
+/// The message of the UsageError, or "" if there was none.
+std::string refusal(const std::vector<std::string>& arguments, Launch launch = Launch::kSpawn) {
+  try {
+    parse(arguments, launch);
+  } catch (const ddp::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void check_refused(const std::vector<std::string>& arguments, const std::string& part,
+                   Launch launch = Launch::kSpawn) {
+  std::string line;
+  for (const std::string& argument : arguments) {
+    line += argument + " ";
+  }
+  const std::string message = refusal(arguments, launch);
+  INFO("arguments: " << line);
+  INFO("message: " << message);
+  CHECK(contains(message, part));
+  CHECK(!contains(message, "\n"));
+}
+
+}  // namespace
+
+TEST_CASE("the two numbers come as positionals, as options, or mixed") {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"50", "10"},
+                                             {"--total-epochs", "50", "--save-every", "10"},
+                                             {"--total_epochs=50", "--save_every=10"},
+                                             {"50", "--save-every", "10"},
+                                             {"--total-epochs", "50", "10"},
+                                             {"--lr", "0.1", "50", "10"},
+                                             {"--devices", "0", "1", "50", "10"},
+                                             {"--", "50", "10"}}) {
+    const ddp::Options options = parse(arguments);
+    CHECK(options.total_epochs == 50);
+    CHECK(options.save_every == 10);
+  }
+}
+
+TEST_CASE("defaults are the tutorial's") {
+  const ddp::Options options = parse({"0", "1"});
+  CHECK(options.total_epochs == 0);
+  CHECK(options.batch_per_rank == 32);
+  CHECK(!options.global_batch);
+  CHECK(options.dataset == "synthetic");
+  CHECK(options.seed == 42);
+  CHECK(options.snapshot == options.program + ".safetensors");
+  CHECK(!options.program.empty());
+}
+
+TEST_CASE("every option reaches its field") {
+  const ddp::Options options = parse_after_epochs({"--batch_size",
+                                                   "64",
+                                                   "--accumulate",
+                                                   "2",
+                                                   "--optimizer",
+                                                   "adam",
+                                                   "--lr",
+                                                   "1e-3",
+                                                   "--seed",
+                                                   "18446744073709551615",
+                                                   "--deterministic",
+                                                   "--dataset",
+                                                   "digits",
+                                                   "--data_dir",
+                                                   "/d",
+                                                   "--hidden",
+                                                   "128,64",
+                                                   "--sampler",
+                                                   "none",
+                                                   "--verbose",
+                                                   "--device",
+                                                   "cuda",
+                                                   "--gpus",
+                                                   "1",
+                                                   "0",
+                                                   "--nprocs",
+                                                   "2",
+                                                   "--threads",
+                                                   "3",
+                                                   "--backend",
+                                                   "gloo",
+                                                   "--speedup",
+                                                   "none",
+                                                   "--timeout",
+                                                   "0.5",
+                                                   "--rank",
+                                                   "1",
+                                                   "--local_rank",
+                                                   "0",
+                                                   "--world-size",
+                                                   "4",
+                                                   "--local-world-size",
+                                                   "2",
+                                                   "--master-addr",
+                                                   "::1",
+                                                   "--master-port",
+                                                   "29500",
+                                                   "--snapshot",
+                                                   "a_b.st",
+                                                   "--resume",
+                                                   "auto",
+                                                   "--metrics",
+                                                   "m.jsonl",
+                                                   "--quiet",
+                                                   "--dump-env",
+                                                   "--json"});
+  CHECK(options.batch_per_rank == 64);
+  CHECK(options.accumulate == 2);
+  CHECK(options.optimizer == "adam");
+  CHECK(options.learning_rate == 1e-3);
+  CHECK(options.seed == std::numeric_limits<uint64_t>::max());
+  CHECK(options.deterministic);
+  CHECK(options.dataset == "digits");
+  CHECK(options.data_dir == "/d");
+  CHECK(options.hidden == std::vector<int64_t>{128, 64});
+  CHECK(options.sampler == "none");
+  CHECK(options.verbose);
+  CHECK(options.device == "cuda");
+  CHECK(options.devices == std::vector<int>{1, 0});
+  CHECK(options.nprocs == 2);
+  CHECK(options.threads == 3);
+  CHECK(options.backend == "gloo");
+  CHECK(options.timeout_seconds == 0.5);
+  CHECK(options.rank == 1);
+  CHECK(options.local_rank == 0);
+  CHECK(options.world_size == 4);
+  CHECK(options.local_world_size == 2);
+  CHECK(options.master_addr == "::1");
+  CHECK(options.master_port == 29500);
+  CHECK(options.snapshot == "a_b.st");
+  CHECK(options.resume == "auto");
+  CHECK(options.metrics == "m.jsonl");
+  CHECK(options.quiet);
+  CHECK(options.dump_env);
+  CHECK(options.json);
+  CHECK(parse_after_epochs({"--layers", "784,512,10"}).layers ==
+        std::vector<int64_t>{784, 512, 10});
+  CHECK(parse_after_epochs({"--global-batch=128"}).global_batch == 128);
+  CHECK(parse_after_epochs({"--dataset-size", "100"}).dataset_size == 100);
+}
+
+TEST_CASE("values are taken as they are, however odd") {
+  CHECK(parse_after_epochs({"--snapshot", "{}"}).snapshot == "{}");
+  CHECK(parse_after_epochs({"--snapshot", "[a,b]"}).snapshot == "[a,b]");
+  CHECK(parse_after_epochs({"--snapshot", "a b=c\"d"}).snapshot == "a b=c\"d");
+  CHECK(parse_after_epochs({"--snapshot=-dash"}).snapshot == "-dash");
+  CHECK(parse_after_epochs({"--metrics", "@file"}).metrics == "@file");
+  CHECK(parse({"010", "1"}).total_epochs == 10);
+}
+
+TEST_CASE("--dump-env needs no epochs") {
+  CHECK(parse({"--dump-env"}).dump_env);
+  CHECK(parse({"--devices", "0", "1", "--dump_env"}).devices == std::vector<int>{0, 1});
+  CHECK(parse({"--dump-env", "--devices", "0", "1", "50", "10"}).total_epochs == 50);
+}
+
+TEST_CASE("numbers out of range or malformed are refused by name") {
+  const std::vector<std::string> never = {"abc", "1e3", "0x10", "1.5",  " 1",
+                                          "1 ",  "+1",  "-1",   "nan",  "inf",
+                                          "1,2", "--",  "NaN",  "9e99", "99999999999999999999"};
+  for (const char* const option :
+       {"--batch-size", "--global-batch", "--accumulate", "--seed", "--dataset-size", "--threads",
+        "--nprocs", "--rank", "--world-size", "--local-rank", "--local-world-size",
+        "--master-port"}) {
+    for (const std::string& value : never) {
+      check_refused({"50", "10", option, value}, option);
+    }
+    check_refused({"50", "10", option, ""}, std::string(option) + " is empty");
+    check_refused({"50", "10", std::string(option) + "="}, std::string(option) + " is empty");
+    check_refused({"50", "10", option}, std::string(option) + " has no value");
+    check_refused({"50", "10", option, "--quiet"}, std::string(option) + " has no value");
+    check_refused({"50", "10", option, "1", option, "1"}, "given twice");
+  }
+  for (const char* const option : {"--batch-size", "--global-batch", "--accumulate", "--threads",
+                                   "--nprocs", "--world-size", "--master-port", "--dataset-size"}) {
+    check_refused({"50", "10", option, "0"}, option);
+  }
+  for (const char* const option : {"--lr", "--timeout"}) {
+    for (const char* const value :
+         {"0", "-1", "nan", "inf", "-inf", "1e999", "0x1p3", "abc", "1,5", "1e-400", " 1", "1s"}) {
+      check_refused({"50", "10", option, value}, option);
+    }
+  }
+  check_refused({"50", "10", "--timeout", "1e10"}, "--timeout");
+  check_refused({"50", "10", "--master-port", "65536"}, "from 1 to 65535");
+  check_refused({"50", "10", "--rank", "2147483648"}, "--rank");
+  check_refused({"50", "10", "--seed", "18446744073709551616"}, "--seed");
+  check_refused({"-1", "10"}, "-1");
+  check_refused({"abc", "10"}, "total_epochs: got \"abc\"");
+  check_refused({"5", "0"}, "save_every: got \"0\", expected an integer >= 1");
+  check_refused({"1e3", "10"}, "total_epochs");
+  check_refused({"@file", "10"}, "@file");
+  check_refused({"", "10"}, "total_epochs");
+}
+
+TEST_CASE("widths and devices are lists of whole numbers") {
+  for (const char* const option : {"--hidden", "--layers"}) {
+    for (const char* const value :
+         {"0", "1,0", "a,b", "1,,2", ",1,2", "1,2,", "-1,2", "1;2", "1.5,2"}) {
+      check_refused({"50", "10", option, value}, option);
+    }
+  }
+  check_refused({"50", "10", "--layers", "20"}, "at least 2 widths");
+  check_refused({"50", "10", "--layers", "20,1", "--hidden", "3"}, "--layers");
+  check_refused({"50", "10", "--layers", "20,1", "--dataset", "digits"}, "--dataset digits");
+  check_refused({"50", "10", "--dataset-size", "9", "--dataset", "digits"}, "--dataset digits");
+  check_refused({"50", "10", "--devices", "a"}, "--devices");
+  check_refused({"50", "10", "--devices", "-1"}, "--devices");
+  check_refused({"50", "10", "--devices", "0", "-1"}, "-1");
+  check_refused({"50", "10", "--devices"}, "--devices has no value");
+  check_refused({"50", "10", "--devices", "0", "--gpus", "1"}, "given twice");
+  check_refused({"50", "10", "--devices", "0", "0"}, "twice");
+  check_refused({"50", "10", "--devices", "0", "--device", "cpu"}, "--device cpu");
+  check_refused({"50", "10", "--devices", "0", "1", "--nprocs", "3"},
+                "--nprocs: got 3, expected 2");
+  CHECK(parse_after_epochs({"--devices", "0", "0"}, Launch::kAlone).devices.size() == 2);
+}
+
+TEST_CASE("names: unknown ones are refused with the nearest known one") {
+  check_refused({"50", "10", "--epochs", "3"}, "did you mean --total-epochs?");
+  check_refused({"50", "10", "--bathc-size", "3"}, "did you mean --batch-size?");
+  check_refused({"50", "10", "--batch", "3"}, "did you mean --batch-size?");
+  check_refused({"50", "10", "--learningrate=3"}, "\"--learningrate\"");
+  check_refused({"50", "10", "--xyzzyxyzzy"}, "expected one that --help lists");
+  check_refused({"50", "10", "-x"}, "\"-x\"");
+  check_refused({"50", "10", "---quiet"}, "---quiet");
+  check_refused({"50", "10", "--bad\nname"}, "\\x0a");
+  check_refused({"50", "10", "--quiet=yes"}, "--quiet: got the value \"yes\", expected none");
+  check_refused({"50", "10", "--quiet", "--quiet"}, "given twice");
+}
+
+TEST_CASE("positionals: too few, too many, twice") {
+  check_refused({}, "total_epochs and save_every are missing");
+  check_refused({"50"}, "save_every is missing");
+  check_refused({"--save-every", "10"}, "total_epochs");
+  check_refused({"50", "10", "7"}, "unexpected argument \"7\"");
+  check_refused({"50", "10", "--total-epochs", "5"}, "total_epochs was given twice");
+  check_refused({"--total-epochs", "5", "50", "10"}, "unexpected argument \"10\"");
+}
+
+TEST_CASE("choices") {
+  check_refused({"50", "10", "--optimizer", "Adam"}, "expected sgd, momentum, adam or adamw");
+  check_refused({"50", "10", "--device", "gpu"}, "auto, cpu or cuda");
+  check_refused({"50", "10", "--resume", "yes"}, "restart, auto or never");
+  check_refused({"50", "10", "--sampler", ""}, "--sampler");
+  check_refused({"50", "10", "--dataset", "mnist"}, "synthetic, digits or fashion-mnist");
+  for (const std::vector<std::string>& later :
+       std::vector<std::vector<std::string>>{{"--speedup", "fused"},
+                                             {"--speedup", "graph"},
+                                             {"--backend", "mpi"},
+                                             {"--backend", "shm"},
+                                             {"--batch-size", "auto"},
+                                             {"--dataset", "a.safetensors"},
+                                             {"--dataset", "a.csv"},
+                                             {"--memory-limit", "1000"}}) {
+    check_refused({"50", "10", later[0], later[1]}, "not available yet");
+  }
+}
+
+TEST_CASE("--nprocs belongs to the stages that start or replicate") {
+  CHECK(parse_after_epochs({"--nprocs", "2"}, Launch::kAlone).nprocs == 2);
+  check_refused({"50", "10", "--nprocs", "2"}, "is for stages 02 and 03; here the launcher decides",
+                Launch::kLauncher);
+}
+
+TEST_CASE("options that exclude each other") {
+  check_refused({"50", "10", "--batch-size", "8", "--global-batch", "32"}, "--global-batch");
+  check_refused({"50", "10", "--json"}, "--dump-env");
+}
+
+TEST_CASE("the global batch is divided exactly or refused") {
+  ddp::Options options;
+  options.batch_per_rank = 32;
+  options.accumulate = 2;
+  CHECK(ddp::resolve_batch_per_rank(options, 3) == 32);
+  CHECK(ddp::resolve_global_batch(options, 3) == 192);
+  options.global_batch = 96;
+  CHECK(ddp::resolve_batch_per_rank(options, 3) == 16);
+  CHECK(ddp::resolve_global_batch(options, 3) == 96);
+  options.global_batch = 32;
+  CHECK_THROWS_WITH(ddp::resolve_batch_per_rank(options, 3),
+                    "Expected --global-batch to be a multiple of 6 (3 ranks x 2 micro-batches), "
+                    "got 32");
+  CHECK_THROWS_AS(ddp::resolve_global_batch(options, 3), ddp::UsageError);
+  options.global_batch = 1;
+  CHECK_THROWS_AS(ddp::resolve_batch_per_rank(options, 1), ddp::UsageError);
+  options.global_batch.reset();
+  options.accumulate = 1;
+  options.batch_per_rank = std::numeric_limits<int64_t>::max();
+  CHECK(ddp::resolve_batch_per_rank(options, 1) == std::numeric_limits<int64_t>::max());
+  CHECK_THROWS_AS(ddp::resolve_batch_per_rank(options, 2), ddp::UsageError);
+}
+
+TEST_CASE("quoted values stay on one line and short") {
+  CHECK(ddp::quote("a\nb\x01\x7f") == "\"a\\x0ab\\x01\\x7f\"");
+  CHECK(ddp::quote("ä") == "\"ä\"");
+  CHECK(ddp::quote(std::string(10000, 'x')).size() < 300);
+}

@@ -1,0 +1,273 @@
+// Every stage ends on the weights of stage 01: the real programs, run to their end.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <regex>
+#include <sstream>
+
+#include "common/snapshot.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::test::run_program;
+using ddp::test::RunOptions;
+using ddp::test::RunResult;
+
+struct Outcome {
+  double moved = NAN;
+  double accuracy = NAN;
+  std::string digest;
+  std::map<std::string, torch::Tensor> weights;
+  std::vector<std::string> lines;
+};
+
+const std::string kBin = std::string(DDP_BIN_DIR) + "/";
+
+/// The last run's files are gone when the next starts, so that nothing old can be read.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "ddp-parity-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  Outcome run(std::vector<std::string> argv, const std::vector<std::string>& options) const {
+    const fs::path snapshot = path_ / "weights.safetensors";
+    fs::remove(snapshot);
+    argv.insert(argv.end(), options.begin(), options.end());
+    argv.insert(argv.end(), {"--snapshot", snapshot.string()});
+    RunOptions run_options;
+    run_options.cwd = path_;
+    run_options.timeout_seconds = 120;
+    run_options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+    const RunResult result = run_program(argv, run_options);
+    INFO(argv[0] << " said:\n" << result.out << result.err);
+    REQUIRE(result.exit_code == 0);
+    Outcome outcome;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      outcome.lines.push_back(line);
+      static const std::regex last(
+          R"(moved ([-+.\de]+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16}) \| step \S+ ms \| \d+ samples/s)");
+      std::smatch match;
+      if (std::regex_match(line, match, last)) {
+        outcome.moved = std::stod(match[1]);
+        outcome.accuracy = match[2].matched ? std::stod(match[2]) : NAN;
+        outcome.digest = match[3];
+      }
+    }
+    REQUIRE(!outcome.digest.empty());
+    for (const auto& [name, tensor] : ddp::read_tensor_file(snapshot).tensors) {
+      outcome.weights[name] = tensor;
+    }
+    return outcome;
+  }
+
+ private:
+  fs::path path_;
+};
+
+/// Not `difference > bound`: NaN must fail.
+bool agrees(double value, double reference, double relative) {
+  return std::abs(value - reference) <= relative * std::abs(reference);
+}
+
+bool agrees(const Outcome& a, const Outcome& b) {
+  if (!agrees(a.moved, b.moved, 1e-4) || a.weights.size() != b.weights.size()) {
+    return false;
+  }
+  for (const auto& [name, weight] : b.weights) {
+    const auto found = a.weights.find(name);
+    if (found == a.weights.end() || !torch::allclose(found->second, weight, 1e-3, 1e-4)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::string> torchrun(int world_size) {
+  return {DDP_TORCHRUN, "--standalone", "--nproc_per_node=" + std::to_string(world_size),
+          "--no-python"};
+}
+
+std::vector<std::string> mpirun(int world_size) {
+  return {"mpirun", "--oversubscribe", "-np", std::to_string(world_size)};
+}
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("the parity check notices NaN and wrong weights", "[parity]") {
+  CHECK(agrees(1.00001, 1.0, 1e-4));
+  CHECK_FALSE(agrees(1.001, 1.0, 1e-4));
+  CHECK_FALSE(agrees(NAN, 1.0, 1e-4));
+  CHECK_FALSE(agrees(1.0, NAN, 1e-4));
+  Outcome right{1.0, NAN, "", {{"w", torch::ones({2})}}, {}};
+  Outcome wrong = right;
+  CHECK(agrees(right, wrong));
+  wrong.weights["w"] = torch::tensor({1.0F, NAN});
+  CHECK_FALSE(agrees(wrong, right));
+}
+
+TEST_CASE("every stage ends on stage 01's weights at world sizes 1, 2, 3 and 4", "[parity]") {
+  const Folder folder;
+  const std::vector<std::vector<std::string>> workloads = {
+      {"4", "4", "--global-batch", "48"},
+      {"3", "3", "--global-batch", "48", "--dataset", "digits"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "adam"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "momentum",
+       "--accumulate", "2"}};
+  for (const std::vector<std::string>& workload : workloads) {
+    const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
+    for (const int world_size : {1, 2, 3, 4}) {
+      for (const std::string program :
+           {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+        const Outcome outcome =
+            folder.run({kBin + program},
+                       workload + std::vector<std::string>{"--nprocs", std::to_string(world_size)});
+        INFO(program << ", world size " << world_size << ": moved " << outcome.moved
+                     << ", stage 01 " << reference.moved);
+        CHECK(agrees(outcome, reference));
+      }
+    }
+  }
+}
+
+TEST_CASE("stage 04 ends on stage 01's weights under torchrun and mpirun", "[parity][launcher]") {
+  const Folder folder;
+  const std::vector<std::string> workload = {"3",  "3",         "--global-batch",
+                                             "48", "--dataset", "digits"};
+  const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
+  for (const int world_size : {1, 2, 4}) {
+    CHECK(agrees(folder.run(torchrun(world_size),
+                            std::vector<std::string>{kBin + "04_ddp_launcher"} + workload),
+                 reference));
+    CHECK(agrees(folder.run(mpirun(world_size),
+                            std::vector<std::string>{kBin + "04_ddp_launcher"} + workload),
+                 reference));
+  }
+}
+
+TEST_CASE("at world size 2 the digest is the same under every launcher, and in every run",
+          "[parity][launcher]") {
+  const Folder folder;
+  const std::vector<std::string> workload = {"3",  "3",         "--global-batch",
+                                             "64", "--dataset", "digits"};
+  const std::vector<std::string> two = workload + std::vector<std::string>{"--nprocs", "2"};
+  const std::string digest = folder.run({kBin + "03_ddp_spawn"}, two).digest;
+  CHECK(folder.run({kBin + "03_ddp_spawn"}, two).digest == digest);
+  CHECK(folder.run({kBin + "03_ddp_spawn_by_hand"}, two).digest == digest);
+  CHECK(folder.run(torchrun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload)
+            .digest == digest);
+  CHECK(
+      folder.run(mpirun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload).digest ==
+      digest);
+}
+
+TEST_CASE("repeated runs have the same digest at any world size", "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> workload = {"2", "2", "--dataset", "digits"};
+  for (const std::string world_size : {"1", "3", "4"}) {
+    const std::vector<std::string> options =
+        workload + std::vector<std::string>{"--nprocs", world_size};
+    CHECK(folder.run({kBin + "03_ddp_spawn"}, options).digest ==
+          folder.run({kBin + "03_ddp_spawn"}, options).digest);
+  }
+}
+
+TEST_CASE("every rank prints every epoch, and rank 0 the last line", "[parity]") {
+  const Folder folder;
+  const Outcome outcome = folder.run({kBin + "03_ddp_spawn"}, {"3", "3", "--nprocs", "2"});
+  const std::regex epoch(
+      R"(\[CPU([01])\] Epoch ([012]) \| Batchsize: 32 \| Steps: 32 \| Loss: \d+\.\d{4})");
+  CHECK(outcome.lines.size() == 7);
+  CHECK(std::count_if(outcome.lines.begin(), outcome.lines.end(),
+                      [&](const std::string& line) { return std::regex_match(line, epoch); }) == 6);
+}
+
+TEST_CASE("a resumed run has the bits of an unbroken one", "[parity][snapshot]") {
+  for (const std::string optimizer : {"sgd", "momentum", "adam", "adamw"}) {
+    const Folder folder;
+    const std::vector<std::string> common = {"--dataset", "digits",      "--nprocs",
+                                             "2",         "--optimizer", optimizer};
+    const Outcome unbroken = folder.run({kBin + "03_ddp_spawn", "4", "2"}, common);
+    // run() starts without a snapshot, so both halves happen in one folder by hand.
+    const Folder halves;
+    const std::string snapshot =
+        fs::temp_directory_path() / ("ddp-halves-" + std::to_string(getpid()));
+    const auto half = [&](const std::string& epochs) {
+      const RunResult result =
+          run_program(std::vector<std::string>{kBin + "03_ddp_spawn", epochs, "2"} + common +
+                      std::vector<std::string>{"--snapshot", snapshot, "--resume", "auto"});
+      INFO(result.err);
+      REQUIRE(result.exit_code == 0);
+      return result.out;
+    };
+    half("2");
+    const std::string out = half("4");
+    CHECK(out.find("Epoch 1 ") == std::string::npos);  // it did resume
+    CHECK(out.find("digest " + unbroken.digest) != std::string::npos);
+    char moved[32];
+    std::snprintf(moved, sizeof(moved), "moved %#.6g ", unbroken.moved);
+    CHECK(out.find(moved) != std::string::npos);
+    fs::remove(snapshot);
+    fs::remove(snapshot + ".prev");
+  }
+}
+
+TEST_CASE("digits: 0.95 in every stage within 30 epochs", "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> options = {"30", "30", "--dataset", "digits"};
+  const std::vector<std::string> two = options + std::vector<std::string>{"--nprocs", "2"};
+  CHECK(folder.run({kBin + "01_single_gpu"}, options).accuracy >= 0.95);
+  CHECK(folder.run({kBin + "02_data_parallel"}, two).accuracy >= 0.95);
+  CHECK(folder.run({kBin + "03_ddp_spawn"}, two).accuracy >= 0.95);
+  CHECK(folder.run({kBin + "03_ddp_spawn_by_hand"}, two).accuracy >= 0.95);
+  CHECK(folder.run(torchrun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + options)
+            .accuracy >= 0.95);
+}
+
+TEST_CASE("fashion-mnist: 0.88 within 10 epochs, all stages within 0.003", "[fashion]") {
+  const Folder folder;
+  const std::vector<std::string> options = {
+      "10", "10", "--dataset", "fashion-mnist", "--global-batch", "64"};
+  const std::vector<std::string> two = options + std::vector<std::string>{"--nprocs", "2"};
+  const double reference = folder.run({kBin + "01_single_gpu"}, options).accuracy;
+  CHECK(reference >= 0.88);
+  for (const std::string program : {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+    const double accuracy = folder.run({kBin + program}, two).accuracy;
+    INFO(program << " " << accuracy << ", stage 01 " << reference);
+    CHECK(std::abs(accuracy - reference) <= 0.003);
+  }
+  const double accuracy =
+      folder.run(torchrun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + options)
+          .accuracy;
+  CHECK(std::abs(accuracy - reference) <= 0.003);
+}
+
+TEST_CASE("on a GPU every stage ends where the CPU does", "[.][gpu]") {
+  const Folder folder;
+  const std::vector<std::string> options = {"3", "3", "--dataset", "digits", "--global-batch",
+                                            "48"};
+  const std::vector<std::string> gpu = options + std::vector<std::string>{"--device", "cuda"};
+  const Outcome reference =
+      folder.run({kBin + "01_single_gpu"}, options + std::vector<std::string>{"--device", "cpu"});
+  CHECK(agrees(folder.run({kBin + "01_single_gpu"}, gpu), reference));
+  for (const std::string program : {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+    CHECK(agrees(folder.run({kBin + program}, gpu + std::vector<std::string>{"--nprocs", "1"}),
+                 reference));
+  }
+  CHECK(agrees(folder.run({kBin + "04_ddp_launcher"}, gpu), reference));  // alone: world size 1
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets up, builds, and runs all tests; arguments go to ctest, for example: ./tests/run.sh -L unit
+set -euo pipefail
+
+root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+"$root/tools/setup.sh"
+
+cd "$root"
+# torchrun and Python are those of the environment.
+[[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
+exec ctest --preset release "$@"

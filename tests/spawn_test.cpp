@@ -1,0 +1,365 @@
+// Stages' entry points with real processes: exit codes, messages, signals, and that no rank is ever
+// left behind.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+using ddp::test::Program;
+using ddp::test::run_program;
+using ddp::test::RunOptions;
+using ddp::test::RunResult;
+
+/// spawn_helper lies next to this program.
+std::string helper() {
+  std::array<char, 4096> buffer{};
+  const ssize_t length = readlink("/proc/self/exe", buffer.data(), buffer.size());
+  const std::string self(buffer.data(), static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  return self.substr(0, self.rfind('/') + 1) + "spawn_helper";
+}
+
+RunOptions environment(std::map<std::string, std::optional<std::string>> variables) {
+  // Whatever started the tests must not look like the launcher of the program.
+  for (const char* const name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_STEP_ID", "DDP_LAUNCHER",
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}) {
+    variables.emplace(name, std::nullopt);
+  }
+  RunOptions options;
+  options.environment = std::move(variables);
+  return options;
+}
+
+std::vector<std::string> command(std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {helper(), "1", "1", "--device", "cpu"});
+  return more;
+}
+
+RunResult run(const std::map<std::string, std::optional<std::string>>& variables,
+              std::vector<std::string> more = {}) {
+  return run_program(command(std::move(more)), environment(variables));
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+bool alive(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  // "123 (name) Z ...": a zombie that somebody else has yet to collect runs no more.
+  return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
+}
+
+bool all_gone_within(const std::vector<pid_t>& pids, double seconds) {
+  for (int i = 0; i < static_cast<int>(seconds * 100); ++i) {
+    if (std::none_of(pids.begin(), pids.end(), alive)) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
+                     "/children");
+  std::vector<pid_t> pids;
+  for (pid_t pid = 0; list >> pid;) {
+    pids.push_back(pid);
+  }
+  return pids;
+}
+
+/// Reads until all ranks have printed "ready".
+void wait_until_ready(Program& program, int ranks) {
+  for (int i = 0; i < ranks; ++i) {
+    REQUIRE(program.wait_for_output("rank " + std::to_string(i) + " ready"));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("all ranks run and the exit code is 0") {
+  const RunResult result = run({}, {"--nprocs", "3"});
+  CHECK(result.exit_code == 0);
+  CHECK(count(result.out, "of 3 done") == 3);
+  CHECK(result.err.empty());
+  CHECK(count(run({}).out, "of 2 done") == 2);
+  CHECK(count(run({}, {"--nprocs", "1"}).out, "rank 0 of 1 done") == 1);
+}
+
+TEST_CASE("the ranks meet at the inherited socket") {
+  const RunResult result = run({{"ALL", "meet"}}, {"--nprocs", "8"});
+  CHECK(result.exit_code == 0);
+  CHECK(result.out == "all met\n");
+}
+
+TEST_CASE("what is buffered is printed") {
+  const RunResult result = run({{"ALL", "print"}}, {"--nprocs", "1"});
+  CHECK(result.out.find("buffered by C") != std::string::npos);
+  CHECK(result.out.find("buffered by C++") != std::string::npos);
+}
+
+TEST_CASE("usage errors are one line, and nothing is started") {
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {"--nprocs", "0"}, {"--epochs", "3"}, {"--global-batch", "3", "--nprocs", "2"}, {"7"}}) {
+    const RunResult result = run({{"ALL", "sleep"}}, more);
+    CHECK(result.exit_code == 2);
+    CHECK(result.out.empty());
+    CHECK(count(result.err, "\n") == 1);
+    CHECK(result.err.find("spawn_helper: error: ") == 0);
+  }
+  const RunResult cuda = run_program({helper(), "1", "1", "--device", "cuda"},
+                                     environment({{"CUDA_VISIBLE_DEVICES", ""}}));
+  CHECK(cuda.exit_code == 2);
+  CHECK(cuda.err ==
+        "spawn_helper: error: --device cuda: found no CUDA device, expected at least one; use "
+        "--device cpu\n");
+}
+
+TEST_CASE("--help and --version go to stdout") {
+  const RunResult help = run_program({helper(), "--help"}, environment({}));
+  CHECK(help.exit_code == 0);
+  CHECK(help.err.empty());
+  for (const char* const word : {"--batch-size", "--global-batch", "default", "SECONDS", "Exit"}) {
+    CHECK(help.out.find(word) != std::string::npos);
+  }
+  const RunResult version = run_program({helper(), "--version"}, environment({}));
+  CHECK(version.exit_code == 0);
+  CHECK(version.out.find("LibTorch") != std::string::npos);
+}
+
+TEST_CASE("--dump-env: every rank says who it is") {
+  const RunResult result = run({}, {"--dump-env", "--json", "--nprocs", "3"});
+  CHECK(result.exit_code == 0);
+  std::vector<int> ranks;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json document = nlohmann::json::parse(line);
+    CHECK(document.at("launcher") == "spawn");
+    CHECK(document.at("world_size") == 3);
+    ranks.push_back(document.at("rank"));
+  }
+  std::sort(ranks.begin(), ranks.end());
+  CHECK(ranks == std::vector<int>{0, 1, 2});
+}
+
+TEST_CASE("the first failure ends the other ranks and gives the exit code") {
+  struct Case {
+    const char* action;
+    int code;
+    const char* rank_says;
+    const char* parent_says;
+  };
+  for (const Case& failure : std::vector<Case>{
+           {"throw", 1, "error: [rank 1] the message\n", "rank 1 exited with code 1\n"},
+           {"usage", 2, "error: [rank 1] got 1, expected 2\n", ""},  // all is said
+           {"snapshot", 3, "error: [rank 1] damaged\n", "rank 1 exited with code 3\n"},
+           {"number", 1, "error: [rank 1] an exception", "rank 1 exited with code 1\n"},
+           {"abort", 134, "", "rank 1 was killed by signal 6 (Aborted)\n"}}) {
+    const RunResult result = run({{"RANK1", failure.action}, {"ALL", "sleep"}}, {"--nprocs", "3"});
+    INFO(failure.action << ": " << result.err);
+    CHECK(result.exit_code == failure.code);
+    CHECK(result.err.find(failure.rank_says) != std::string::npos);
+    CHECK(result.err.find(failure.parent_says) != std::string::npos);
+    CHECK(count(result.err, "\n") ==
+          (*failure.rank_says != '\0' ? 1U : 0U) + (*failure.parent_says != '\0' ? 1U : 0U));
+    CHECK(result.seconds < 20);
+  }
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed after the grace") {
+  const RunResult result = run({{"RANK1", "throw"}, {"ALL", "stubborn"}}, {"--nprocs", "2"});
+  CHECK(result.exit_code == 1);
+  CHECK(count(result.err, "rank 1 exited") == 1);
+  CHECK(result.seconds < 30);
+}
+
+TEST_CASE("stopping on request is no error") {
+  const RunResult result = run({{"ALL", "again"}});
+  CHECK(result.exit_code == 85);
+  CHECK(count(result.err, "exited with code") == 0);
+  CHECK(run({{"RANK0", "again"}, {"RANK1", "throw"}}).exit_code == 1);
+}
+
+TEST_CASE("signals are forwarded to every rank, once each") {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) {
+    Program program(command({"--nprocs", "3"}), environment({{"ALL", "stop"}}));
+    wait_until_ready(program, 3);
+    // To the whole group, as the terminal sends Ctrl-C.
+    kill(-program.pid(), signal);
+    const RunResult result = program.wait();
+    INFO(result.out << result.err);
+    CHECK(result.exit_code == 85);
+    CHECK(count(result.out, "got signal " + std::to_string(signal) + " x1\n") == 3);
+  }
+}
+
+TEST_CASE("a second SIGTERM changes nothing") {
+  Program program(command({"--nprocs", "2"}), environment({{"ALL", "stop"}}));
+  wait_until_ready(program, 2);
+  kill(program.pid(), SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  kill(program.pid(), SIGTERM);
+  CHECK(program.wait().exit_code == 85);
+}
+
+TEST_CASE("a killed rank ends the run and is named") {
+  Program program(command({"--nprocs", "2"}), environment({{"ALL", "pid"}}));
+  REQUIRE(program.wait_for_output("ready\npid"));
+  const std::vector<pid_t> ranks = children_of(program.pid());
+  REQUIRE(ranks.size() == 2);
+  kill(ranks[1], SIGKILL);
+  const RunResult result = program.wait();
+  CHECK(result.exit_code == 137);
+  CHECK(result.err.find("rank 1 was killed by signal 9 (Killed)\n") != std::string::npos);
+  CHECK(all_gone_within(ranks, 2));
+}
+
+TEST_CASE("no rank outlives a killed parent") {
+  for (int repetition = 0; repetition < 5; ++repetition) {
+    Program program(command({"--nprocs", "4"}), environment({{"ALL", "stubborn"}}));
+    wait_until_ready(program, 4);
+    const std::vector<pid_t> ranks = children_of(program.pid());
+    REQUIRE(ranks.size() == 4);
+    kill(program.pid(), SIGKILL);
+    CHECK(all_gone_within(ranks, 2));
+    CHECK(program.wait().signal == SIGKILL);
+  }
+}
+
+TEST_CASE("killed while starting, it leaves nobody either") {
+  for (int delay_ms = 0; delay_ms < 40; delay_ms += 4) {
+    Program program(command({"--nprocs", "8"}), environment({{"ALL", "sleep"}}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    const std::vector<pid_t> ranks = children_of(program.pid());
+    kill(program.pid(), SIGKILL);
+    CHECK(all_gone_within(ranks, 2));
+    program.wait();
+  }
+}
+
+TEST_CASE("the ranks get the signal mask back, and SIGCHLD is not lost") {
+  CHECK(run({{"ALL", "mask"}}).exit_code == 0);
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  Program program(command(), environment({{"RANK0", "usage"}, {"RANK1", "sleep"}}));
+  std::signal(SIGCHLD, before);
+  CHECK(program.wait().exit_code == 2);
+}
+
+TEST_CASE("a launcher that started several processes is refused by stages that start their own") {
+  const std::map<std::string, std::optional<std::string>> torchrun = {{"RANK", "0"},
+                                                                      {"WORLD_SIZE", "2"},
+                                                                      {"LOCAL_RANK", "0"},
+                                                                      {"LOCAL_WORLD_SIZE", "2"},
+                                                                      {"MASTER_ADDR", "localhost"},
+                                                                      {"MASTER_PORT", "29500"},
+                                                                      {"TORCHELASTIC_RUN_ID", "x"}};
+  for (const char* const how : {"spawn", "alone"}) {
+    auto variables = torchrun;
+    variables["HOW"] = how;
+    const RunResult result = run(variables);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.find("04_ddp_launcher") != std::string::npos);
+    CHECK(count(result.err, "\n") == 1);
+    CHECK(result.out.empty());
+  }
+  auto variables = torchrun;
+  variables["HOW"] = "rank";
+  CHECK(run(variables).out == "rank 0 of 2 done\n");
+  variables["HOW"] = "alone";
+  CHECK(run(variables, {"--dump-env"}).exit_code == 0);
+}
+
+TEST_CASE("alone: the error has no rank") {
+  const RunResult result = run({{"HOW", "alone"}, {"ALL", "throw"}});
+  CHECK(result.exit_code == 1);
+  CHECK(result.err == "spawn_helper: error: the message\n");
+}
+
+TEST_CASE("torchrun's error file names the cause") {
+  const std::string path = "/tmp/ddp-error-" + std::to_string(getpid()) + ".json";
+  const RunResult result =
+      run({{"HOW", "rank"}, {"ALL", "throw"}, {"TORCHELASTIC_ERROR_FILE", path}});
+  CHECK(result.exit_code == 1);
+  const nlohmann::json document = nlohmann::json::parse(std::ifstream(path));
+  std::remove(path.c_str());
+  const nlohmann::json& message = document.at("message");
+  CHECK(message.at("message") == "spawn_helper: error: the message");
+  CHECK(message.at("extraInfo").at("py_callstack") == "the message\nand a backtrace");
+  CHECK(!message.at("extraInfo").at("timestamp").get<std::string>().empty());
+}
+
+TEST_CASE("a full device for stdout is an error") {
+  // /dev/full takes nothing, as a full disk.
+  const RunResult result =
+      run_program({"sh", "-c", "exec \"$0\" \"$@\" > /dev/full", helper(), "1", "1"},
+                  environment({{"HOW", "alone"}}));
+  CHECK(result.exit_code == 1);
+  CHECK(result.err.find("stdout") != std::string::npos);
+}
+
+TEST_CASE("100 starts side by side never share a port") {
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::unique_ptr<Program>> programs;
+    for (int i = 0; i < 10; ++i) {
+      programs.push_back(
+          std::make_unique<Program>(command({"--nprocs", "2"}), environment({{"ALL", "meet"}})));
+    }
+    for (const auto& program : programs) {
+      const RunResult result = program->wait();
+      CHECK(result.exit_code == 0);
+      CHECK(result.out == "all met\n");
+    }
+  }
+}
+
+TEST_CASE("run_program itself") {
+  RunOptions options;
+  options.environment = {{"WORD", "hello"}, {"HOME", std::nullopt}};
+  options.cwd = "/usr";
+  const RunResult both =
+      run_program({"sh", "-c", "echo $WORD $HOME; pwd; echo no >&2; exit 3"}, options);
+  CHECK(both.exit_code == 3);
+  CHECK(both.signal == 0);
+  CHECK(both.out == "hello\n/usr\n");
+  CHECK(both.err == "no\n");
+  options.merge = true;
+  CHECK(run_program({"sh", "-c", "echo a; echo b >&2"}, options).out == "a\nb\n");
+  CHECK(run_program({"sh", "-c", "kill -9 $$"}).signal == SIGKILL);
+  // More than any pipe holds, on both streams at once.
+  const RunResult flood =
+      run_program({"sh", "-c", "head -c 3000000 /dev/zero & head -c 3000000 /dev/zero >&2; wait"});
+  CHECK(flood.out.size() == 3000000);
+  CHECK(flood.err.size() == 3000000);
+  CHECK_THROWS_AS(run_program({"/no/such/program"}), std::runtime_error);
+  RunOptions hurry;
+  hurry.timeout_seconds = 0.3;
+  for (const char* const script : {"sleep 50", "sleep 50 & wait", "exec >&- 2>&-; sleep 50",
+                                   "trap '' TERM; while :; do sleep 1; done"}) {
+    const RunResult late = run_program({"sh", "-c", script}, hurry);
+    CHECK(late.timed_out);
+    CHECK(late.seconds < 20);
+  }
+}

@@ -1,0 +1,161 @@
+// Medians, percentiles, bootstrap intervals and the parity check, fed with too little and with NaN.
+#include "bench/statistics.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "tests/catch.hpp"
+
+namespace {
+
+using namespace ddp::bench;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<double> one_to(int n) {
+  std::vector<double> values(static_cast<std::size_t>(n));
+  std::iota(values.begin(), values.end(), 1.0);
+  return values;
+}
+
+bool is_near(std::optional<double> value, double expected) {
+  return value && std::abs(*value - expected) <= 1e-12;
+}
+
+TEST_CASE("percentiles interpolate between the closest ranks, in any order", "[statistics]") {
+  CHECK(percentile({4, 1, 3, 2}, 0.5) == 2.5);
+  CHECK(percentile(one_to(11), 0.10) == 2.0);
+  CHECK(is_near(percentile(one_to(11), 0.95), 10.5));
+  CHECK(percentile({7}, 0.9) == 7.0);
+  CHECK(percentile({7, 9}, 0.0) == 7.0);
+  CHECK(percentile({7, 9}, 1.0) == 9.0);
+  CHECK(percentile({7, 9}, 2.0) == 9.0);
+  CHECK_FALSE(percentile({}, 0.5));
+}
+
+TEST_CASE("fewer than five samples have a median but no spread", "[statistics]") {
+  CHECK(summarize({}).n == 0);
+  CHECK_FALSE(summarize({}).median);
+  for (const int n : {1, 2, 3, 4}) {
+    CAPTURE(n);
+    const Distribution few = summarize(one_to(n));
+    CHECK(few.n == static_cast<std::size_t>(n));
+    CHECK(few.median == (n + 1) / 2.0);
+    CHECK_FALSE(few.p10);
+    CHECK_FALSE(few.p90);
+    CHECK_FALSE(few.p95);
+  }
+  const Distribution enough = summarize(one_to(5));
+  CHECK(enough.median == 3.0);
+  CHECK(is_near(enough.p10, 1.4));
+  CHECK(is_near(enough.p90, 4.6));
+  CHECK(is_near(enough.p95, 4.8));
+}
+
+TEST_CASE("one sample that is not finite leaves nothing but the count", "[statistics]") {
+  for (const double bad : {kNan, kInfinity, -kInfinity}) {
+    CAPTURE(bad);
+    std::vector<double> values = one_to(20);
+    values[7] = bad;
+    const Distribution result = summarize(values);
+    CHECK(result.n == 20);
+    CHECK_FALSE(result.median);
+    CHECK_FALSE(result.p90);
+    CHECK_FALSE(median(values));
+    CHECK_FALSE(percentile(values, 0.1));
+    CHECK_FALSE(bootstrap_median_ci95(values));
+  }
+}
+
+TEST_CASE("the bootstrap interval needs three values and holds the median", "[statistics]") {
+  for (const int n : {0, 1, 2}) {
+    CHECK_FALSE(bootstrap_median_ci95(one_to(n)));
+  }
+  const auto constant = bootstrap_median_ci95({2, 2, 2});
+  REQUIRE(constant);
+  CHECK(constant->low == 2.0);
+  CHECK(constant->high == 2.0);
+
+  const auto few = bootstrap_median_ci95({1, 2, 3});
+  REQUIRE(few);
+  CHECK(few->low == 1.0);
+  CHECK(few->high == 3.0);
+
+  const auto many = bootstrap_median_ci95(one_to(101));
+  REQUIRE(many);
+  CHECK(many->low > 35);
+  CHECK(many->low < 51);
+  CHECK(many->high > 51);
+  CHECK(many->high < 67);
+}
+
+TEST_CASE("the bootstrap interval is the same every time", "[statistics]") {
+  const std::vector<double> values = {0.9, 1.1, 1.3, 0.7, 1.05, 0.95, 1.2};
+  const auto first = bootstrap_median_ci95(values);
+  const auto second = bootstrap_median_ci95(values);
+  REQUIRE(first);
+  REQUIRE(second);
+  CHECK(first->low == second->low);
+  CHECK(first->high == second->high);
+}
+
+TEST_CASE("the bootstrap interval covers the true median about as often as it says",
+          "[statistics]") {
+  // Uniform numbers from a small generator of our own: the same on every platform.
+  std::uint32_t state = 12345;
+  const auto uniform = [&state] {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<double>(state >> 8) / 16777216.0;
+  };
+  int covered = 0;
+  constexpr int kTrials = 300;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    std::vector<double> values(25);
+    for (double& value : values) {
+      value = uniform();
+    }
+    const auto interval = bootstrap_median_ci95(values, 500);
+    REQUIRE(interval);
+    covered += interval->low <= 0.5 && 0.5 <= interval->high ? 1 : 0;
+  }
+  CHECK(covered >= 0.90 * kTrials);
+}
+
+TEST_CASE("the samples around the median leave out as many low ones as high ones", "[statistics]") {
+  CHECK(around_median({}).empty());
+  CHECK(around_median({5}).size() == 1);
+  CHECK(around_median(one_to(5)).size() == 5);
+  std::vector<double> values = {100, 1, 50, 2, 3, 4, 0, 60, 5};
+  double sum = 0;
+  for (const std::size_t index : around_median(values)) {
+    sum += values[index];
+  }
+  CHECK(around_median(values).size() == 5);
+  CHECK(sum == 2 + 3 + 4 + 5 + 50);
+  const auto many = around_median(one_to(101));
+  CHECK(many.size() == 11);
+  CHECK(many.front() == 45);
+  CHECK(many.back() == 55);
+}
+
+TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[statistics]") {
+  CHECK(parity_holds(1.0, 1.0));
+  CHECK(parity_holds(1.00009, 1.0));
+  CHECK(parity_holds(0.99991, 1.0));
+  CHECK_FALSE(parity_holds(1.0002, 1.0));
+  CHECK_FALSE(parity_holds(-1.0, 1.0));
+  CHECK(parity_holds(0.0, 0.0));
+  CHECK_FALSE(parity_holds(1e-9, 0.0));
+  CHECK_FALSE(parity_holds(kNan, 1.0));
+  CHECK_FALSE(parity_holds(1.0, kNan));
+  CHECK_FALSE(parity_holds(kNan, kNan));
+  CHECK_FALSE(parity_holds(kInfinity, 1.0));
+  CHECK_FALSE(parity_holds(kInfinity, kInfinity));
+}
+
+}  // namespace
