@@ -42,6 +42,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   ddp::Snapshot snapshot(options, environment, dataset, *model, optimizer);
   for (int64_t epoch = snapshot.load(); epoch < options.total_epochs; ++epoch) {
     loader.set_epoch(epoch);
+    optimizer.set_epoch(epoch);
     log.begin_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
       log.begin(ddp::Phase::kForward);

@@ -48,6 +48,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   ddp::Snapshot snapshot(options, environment, dataset, *model, optimizer);
   for (int64_t epoch = snapshot.load(&process_group); epoch < options.total_epochs; ++epoch) {
     loader.set_epoch(epoch);
+    optimizer.set_epoch(epoch);
     log.begin_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
       log.begin(ddp::Phase::kForward);

@@ -56,12 +56,15 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   file(GLOB _nvidia_wheels "${_site_packages}/nvidia/*/include")
   find_path(LibTorch_CUDA_INCLUDE_DIR cuda_runtime_api.h
             HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
+  # Part of the compiler's package, not of the runtime's, though the runtime's headers include it.
+  find_path(LibTorch_CUDA_CRT_INCLUDE_DIR crt/host_config.h
+            HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
   find_path(LibTorch_NCCL_INCLUDE_DIR nccl.h HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
 
-  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND LibTorch_CUDA_INCLUDE_DIR AND LibTorch_NCCL_INCLUDE_DIR)
+  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND LibTorch_CUDA_INCLUDE_DIR AND LibTorch_CUDA_CRT_INCLUDE_DIR AND LibTorch_NCCL_INCLUDE_DIR)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_include_directories(LibTorch::cuda SYSTEM INTERFACE
-      "${LibTorch_CUDA_INCLUDE_DIR}" "${LibTorch_NCCL_INCLUDE_DIR}")
+      "${LibTorch_CUDA_INCLUDE_DIR}" "${LibTorch_CUDA_CRT_INCLUDE_DIR}" "${LibTorch_NCCL_INCLUDE_DIR}")
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)
     # --no-as-needed: what registers CUDA with LibTorch are static initializers that no symbol refers to.
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
@@ -69,4 +72,5 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   endif()
 endif()
 mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY
-                 LibTorch_C10_CUDA_LIBRARY LibTorch_CUDA_INCLUDE_DIR LibTorch_NCCL_INCLUDE_DIR)
+                 LibTorch_C10_CUDA_LIBRARY LibTorch_CUDA_INCLUDE_DIR LibTorch_CUDA_CRT_INCLUDE_DIR
+                 LibTorch_NCCL_INCLUDE_DIR)

@@ -18,10 +18,20 @@ double resolve_learning_rate(const Options& options) {
   return options.optimizer == "sgd" ? 0.1 : options.optimizer == "momentum" ? 0.02 : 0.001;
 }
 
+std::string resolve_lr_schedule(const Options& options) {
+  if (!options.lr_schedule.empty()) {
+    return options.lr_schedule;
+  }
+  return options.dataset == "fashion-mnist" ? "linear" : "constant";
+}
+
 Optimizer::Optimizer(const torch::nn::Module& module, const Options& options)
     : flat_(flatten_parameters(module)),
       kind_(options.optimizer),
-      learning_rate_(resolve_learning_rate(options)) {
+      initial_learning_rate_(resolve_learning_rate(options)),
+      learning_rate_(initial_learning_rate_),
+      linear_(resolve_lr_schedule(options) == "linear"),
+      total_epochs_(options.total_epochs) {
   if (kind_ == "momentum") {
     state_ = {{"momentum_buffer", torch::zeros_like(flat_.data)}};
   } else if (kind_ == "adam" || kind_ == "adamw") {
@@ -30,6 +40,13 @@ Optimizer::Optimizer(const torch::nn::Module& module, const Options& options)
               {"step", torch::zeros({}, flat_.data.options().dtype(torch::kFloat32))}};
   } else {
     TORCH_CHECK(kind_ == "sgd", "Expected sgd, momentum, adam or adamw, got ", kind_);
+  }
+}
+
+void Optimizer::set_epoch(int64_t epoch) {
+  if (linear_) {
+    learning_rate_ = initial_learning_rate_ *
+                     (1.0 - static_cast<double>(epoch) / static_cast<double>(total_epochs_));
   }
 }
 

@@ -21,10 +21,11 @@ class Optimizer {
   /// adamw)
   Optimizer(const torch::nn::Module& module, const Options& options);
 
+  /// Sets the learning rate of this epoch, see resolve_lr_schedule().
+  void set_epoch(int64_t epoch);
   void step();
   void zero_grad() { flat_.grad.zero_(); }
 
-  double learning_rate() const noexcept { return learning_rate_; }
   /// Named tensors a snapshot must hold for the run to continue as if never stopped. Empty for
   /// plain SGD.
   const std::vector<std::pair<std::string, torch::Tensor>>& state() const { return state_; }
@@ -32,11 +33,19 @@ class Optimizer {
  private:
   FlatParameters flat_;
   std::string kind_;
-  double learning_rate_;
+  double initial_learning_rate_;
+  double learning_rate_;  // of this epoch
+  bool linear_;
+  int64_t total_epochs_;
   std::vector<std::pair<std::string, torch::Tensor>> state_;
 };
 
-/// The learning rate of a run: --lr, or the optimizer's default.
+/// The learning rate of a run's first epoch: --lr, or the optimizer's default.
 double resolve_learning_rate(const Options& options);
+
+/// "constant", or "linear": epoch e of E trains with the first rate times (1 - e / E). Without
+/// --lr-schedule constant, but linear for fashion-mnist, where a constant rate makes the accuracy
+/// jump by half a percent from epoch to epoch.
+std::string resolve_lr_schedule(const Options& options);
 
 }  // namespace ddp

@@ -51,6 +51,7 @@ class OptionGroup {
   }
 
   /// @param later values that are planned: refused, but not as if they were a typing error
+  /// An empty `target`: no default to show.
   CLI::Option* choice(const std::string& name, std::string& target, const Choices& choices,
                       const Choices& later, const std::string& help) {
     const std::string initial = target;

@@ -59,6 +59,8 @@ void add_training(CLI::App& app, Options& options) {
                 std::to_string(options.accumulate), "micro-batches per optimizer step");
   group.choice("--optimizer", options.optimizer, {"sgd", "momentum", "adam", "adamw"}, {},
                "what updates the weights");
+  group.choice("--lr-schedule", options.lr_schedule, {"constant", "linear"}, {},
+               "linear: falls epoch by epoch to zero (default constant; linear for fashion-mnist)");
   group.value("--lr", "RATE", "the optimizer's own", "learning rate",
               [&options](const std::string& name, const std::string& text) {
                 options.learning_rate = parse_positive(name, text);

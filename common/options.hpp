@@ -32,6 +32,7 @@ struct Options {
   std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
   std::optional<double>
       learning_rate;  ///< none: the optimizer's default, see default_learning_rate()
+  std::string lr_schedule;  ///< "constant" or "linear"; empty: the dataset's default
   uint64_t seed = 42;  ///< weights, data and order; the same on every rank
   bool deterministic = false;
 

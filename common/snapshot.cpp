@@ -252,11 +252,17 @@ std::map<std::string, std::string> Snapshot::settings() const {
     layers += layers.empty() ? "" : ",";
     layers += std::to_string(width);
   }
+  // A rate that falls to zero at the last epoch makes runs of different length different runs.
+  std::string schedule = resolve_lr_schedule(options_);
+  if (schedule == "linear") {
+    schedule += " over " + std::to_string(options_.total_epochs) + " epochs";
+  }
   return {
       {"layers", layers},
+      {"lr-schedule", schedule},
       {"dataset", dataset_.fingerprint},
       {"optimizer", options_.optimizer},
-      {"lr", json(optimizer_.learning_rate()).dump()},
+      {"lr", json(resolve_learning_rate(options_)).dump()},
       {"seed", std::to_string(options_.seed)},
       {"sampler", options_.sampler},
       {"global-batch", std::to_string(resolve_global_batch(options_, environment_.world_size))}};

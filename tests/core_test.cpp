@@ -180,7 +180,7 @@ TEST_CASE("the optimizers take the steps of LibTorch's own", "[optimizer]") {
     ddp::Mlp ours(std::vector<int64_t>{5, 7, 3});
     ddp::Mlp theirs = std::dynamic_pointer_cast<ddp::MlpImpl>(ours->clone());
     ddp::Optimizer optimizer(*ours, options_for(kind));
-    const double lr = optimizer.learning_rate();
+    const double lr = ddp::resolve_learning_rate(options_for(kind));
     std::unique_ptr<torch::optim::Optimizer> reference;
     if (kind == "sgd" || kind == "momentum") {
       reference = std::make_unique<torch::optim::SGD>(
@@ -205,6 +205,27 @@ TEST_CASE("the optimizers take the steps of LibTorch's own", "[optimizer]") {
         (ddp::parameter_vector(*ours) - ddp::parameter_vector(*theirs)).abs();
     INFO(kind << ", largest difference " << difference.max().item<double>());
     CHECK(difference.le(1e-6).all().item<bool>());
+  }
+}
+
+TEST_CASE("a linear schedule falls to zero, a constant one does not fall", "[optimizer]") {
+  for (const std::string schedule : {"linear", "constant"}) {
+    ddp::Options options;
+    options.lr_schedule = schedule;
+    options.total_epochs = 4;
+    options.learning_rate = 0.5;
+    ddp::Mlp model(std::vector<int64_t>{1, 1});
+    ddp::Optimizer optimizer(*model, options);
+    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+    flat.grad.fill_(1.0);
+    for (int64_t epoch = 0; epoch < 4; ++epoch) {
+      flat.data.zero_();
+      optimizer.set_epoch(epoch);
+      optimizer.step();
+      const double rate =
+          schedule == "linear" ? 0.5 * (1.0 - 0.25 * static_cast<double>(epoch)) : 0.5;
+      CHECK(-flat.data[0].item<double>() == Approx(rate));
+    }
   }
 }
 

@@ -189,10 +189,11 @@ std::string shared_settings(const Options& options, int world_size) {
        << world_size << "\n--total-epochs " << options.total_epochs << "\n--save-every "
        << options.save_every << "\n--batch-size " << resolve_batch_per_rank(options, world_size)
        << "\n--accumulate " << options.accumulate << "\n--optimizer " << options.optimizer
-       << "\n--lr " << options.learning_rate.value_or(-1) << "\n--seed " << options.seed
-       << "\n--dataset " << options.dataset << "\n--sampler " << options.sampler << "\n--speedup "
-       << options.speedup << "\n--backend " << options.backend << "\n--resume " << options.resume
-       << "\n--metrics " << !options.metrics.empty() << "\n";
+       << "\n--lr " << options.learning_rate.value_or(-1) << "\n--lr-schedule "
+       << options.lr_schedule << "\n--seed " << options.seed << "\n--dataset " << options.dataset
+       << "\n--sampler " << options.sampler << "\n--speedup " << options.speedup << "\n--backend "
+       << options.backend << "\n--resume " << options.resume << "\n--metrics "
+       << !options.metrics.empty() << "\n";
   return text.str();
 }
 
