@@ -15,7 +15,10 @@ double resolve_learning_rate(const Options& options) {
   if (options.learning_rate) {
     return *options.learning_rate;
   }
-  return options.optimizer == "sgd" ? 0.1 : options.optimizer == "momentum" ? 0.02 : 0.001;
+  if (options.optimizer == "sgd") {
+    return options.dataset == "fashion-mnist" ? 0.05 : 0.1;
+  }
+  return options.optimizer == "momentum" ? 0.02 : 0.001;
 }
 
 std::string resolve_lr_schedule(const Options& options) {
