@@ -54,23 +54,30 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
   find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
   file(GLOB _nvidia_wheels "${_site_packages}/nvidia/*/include")
-  find_path(LibTorch_CUDA_INCLUDE_DIR cuda_runtime_api.h
-            HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
-  # Part of the compiler's package, not of the runtime's, though the runtime's headers include it.
-  find_path(LibTorch_CUDA_CRT_INCLUDE_DIR crt/host_config.h
-            HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
-  find_path(LibTorch_NCCL_INCLUDE_DIR nccl.h HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include PATHS /usr/local/cuda)
+  # The runtime's headers include those of two other packages, the compiler's and CCCL's.
+  set(_cuda_headers CUDA cuda_runtime_api.h CUDA_CRT crt/host_config.h CUDA_CCCL nv/target NCCL nccl.h)
+  set(_cuda_include_dirs "")
+  while(_cuda_headers)
+    list(POP_FRONT _cuda_headers _part _header)
+    find_path(LibTorch_${_part}_INCLUDE_DIR ${_header}
+              HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include include/cccl PATHS /usr/local/cuda)
+    mark_as_advanced(LibTorch_${_part}_INCLUDE_DIR)
+    if(LibTorch_${_part}_INCLUDE_DIR)
+      list(APPEND _cuda_include_dirs "${LibTorch_${_part}_INCLUDE_DIR}")
+    else()
+      message(STATUS "CUDA headers: no ${_header} beside LibTorch or in the toolkit")
+      set(_cuda_headers_missing TRUE)
+    endif()
+  endwhile()
 
-  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND LibTorch_CUDA_INCLUDE_DIR AND LibTorch_CUDA_CRT_INCLUDE_DIR AND LibTorch_NCCL_INCLUDE_DIR)
+  if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND NOT _cuda_headers_missing)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
-    target_include_directories(LibTorch::cuda SYSTEM INTERFACE
-      "${LibTorch_CUDA_INCLUDE_DIR}" "${LibTorch_CUDA_CRT_INCLUDE_DIR}" "${LibTorch_NCCL_INCLUDE_DIR}")
+    target_include_directories(LibTorch::cuda SYSTEM INTERFACE ${_cuda_include_dirs})
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)
     # --no-as-needed: what registers CUDA with LibTorch are static initializers that no symbol refers to.
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
       -Wl,--no-as-needed "${LibTorch_CUDA_LIBRARY}" "${LibTorch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
   endif()
 endif()
-mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY
-                 LibTorch_C10_CUDA_LIBRARY LibTorch_CUDA_INCLUDE_DIR LibTorch_CUDA_CRT_INCLUDE_DIR
-                 LibTorch_NCCL_INCLUDE_DIR)
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY
+                 LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)
