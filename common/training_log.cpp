@@ -256,8 +256,13 @@ void TrainingLog::report(const Dataset& dataset) {
     if (dataset.classification()) {
       std::snprintf(accuracy_text, sizeof(accuracy_text), " | accuracy %.4f", accuracy);
     }
-    std::printf("moved %#.6g | loss %.4f%s | digest %s | step %.3f ms | %.0f samples/s\n", moved,
-                loss, accuracy_text, digest.c_str(), step_ms, samples_per_second);
+    char speed_text[64] = "";  // nothing to say if no step was made, as when only evaluating
+    if (!rows_.empty()) {
+      std::snprintf(speed_text, sizeof(speed_text), " | step %.3f ms | %.0f samples/s", step_ms,
+                    samples_per_second);
+    }
+    std::printf("moved %#.6g | loss %.4f%s | digest %s%s\n", moved, loss, accuracy_text,
+                digest.c_str(), speed_text);
     std::fflush(stdout);
   }
   if (options_.metrics.empty()) {
