@@ -176,6 +176,7 @@ void Ranks::start(char** argv, int world_size) {
     std::vector<std::string> variables =
         environment_of_rank(rank, world_size, port, listener.get(), pen_to_take.get());
     std::vector<char*> environment;
+    environment.reserve(variables.size() + 1);
     for (std::string& variable : variables) {
       environment.push_back(variable.data());
     }
