@@ -167,6 +167,8 @@ void add_output(CLI::App& app, Options& options) {
   group.choice("--resume", options.resume, {"restart", "auto", "never"}, {},
                "from the snapshot: if the launcher restarted us, if there is one, or not");
   group.path("--metrics", options.metrics, "", "one JSON line per rank and step");
+  group.flag("--no-communication", options.no_communication,
+             "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");
   group.flag("--quiet", options.quiet, "no line per epoch");
   app.set_help_flag("-h,--help", "print this and exit")->group("Output");
   app.set_version_flag("--version", std::string(), "print the versions and exit")->group("Output");

@@ -66,6 +66,7 @@ struct Options {
   std::string snapshot;  ///< default "<program>.safetensors"
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
+  bool no_communication = false;  ///< measuring only: gradients are not exchanged
   bool quiet = false;
   bool dump_env = false;  ///< print the launch environment and exit
   bool json = false;  ///< with --dump-env: as JSON

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "common/exit_codes.hpp"
@@ -117,6 +118,10 @@ void TrainingLog::begin_epoch(int64_t epoch) {
   if (process_group_ != nullptr) {
     process_group_->take_wait();  // what came before is no part of a step
   }
+  if (process_group_ != nullptr) {
+    process_group_->pause_all_reduce(options_.no_communication);
+  }
+  epoch_begin_ = read_clocks();
   step_ = {};
   step_.begin = mark();
 }
@@ -136,6 +141,7 @@ void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
   step_.samples = batch.step_samples_per_rank * world_size_;
   if (process_group_ != nullptr) {
     step_.wait = process_group_->take_wait();
+    all_reduce_bytes_ = step_.wait.all_reduce_bytes;
   }
   Step next;
   step_.end = mark();
@@ -147,6 +153,25 @@ void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
     }
     first_step_end_ = std::chrono::system_clock::now();
   }
+}
+
+TrainingLog::Usage TrainingLog::read_clocks() {
+  const auto milliseconds_of = [](clockid_t clock) {
+    timespec now{};
+    clock_gettime(clock, &now);
+    return double(now.tv_sec) * 1e3 + double(now.tv_nsec) * 1e-6;
+  };
+  return {milliseconds_of(CLOCK_PROCESS_CPUTIME_ID), milliseconds_of(CLOCK_MONOTONIC)};
+}
+
+void TrainingLog::add_usage() {
+  const Usage now = read_clocks();
+  const bool first_was_warmup = !rows_.empty() && rows_.front().epoch + 1 == epoch_;
+  if (first_was_warmup) {
+    usage_ = {};
+  }
+  usage_.cpu_ms += now.cpu_ms - epoch_begin_.cpu_ms;
+  usage_.wall_ms += now.wall_ms - epoch_begin_.wall_ms;
 }
 
 TrainingLog::Row TrainingLog::to_row(const Step& step) const {
@@ -186,6 +211,10 @@ void TrainingLog::end_epoch() {
   if (device_.is_cuda()) {
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   }
+  add_usage();
+  if (process_group_ != nullptr) {
+    process_group_->pause_all_reduce(false);
+  }
   double loss_sum = 0;
   double samples = 0;
   for (const Step& step : steps_) {
@@ -221,7 +250,7 @@ void TrainingLog::check_weights(double moved, const std::string& hash) const {
                 "the weights moved by " + std::to_string(moved) +
                     ", expected a finite distance; a smaller --lr may help");
   }
-  if (process_group_ != nullptr) {
+  if (process_group_ != nullptr && !options_.no_communication) {
     const std::string first = process_group_->share("final weights", hash);
     if (first != hash) {
       throw Error(ExitCode::kTrainingFailed, "weights of rank " + std::to_string(rank_) +
@@ -271,14 +300,15 @@ void TrainingLog::report(const Dataset& dataset) {
   const double startup_ms = first_step_end_
                                 ? milliseconds_between(process_start(), *first_step_end_)
                                 : std::numeric_limits<double>::quiet_NaN();
-  const torch::Tensor per_rank =
-      gather_over_ranks(torch::tensor({peak_rss_mib(), startup_ms}, torch::kFloat64));
-  json peak_rss = json::array();
-  json startup = json::array();
-  for (int r = 0; r < world_size_; ++r) {
-    peak_rss.push_back(number(per_rank[r][0].item<double>()));
-    startup.push_back(number(per_rank[r][1].item<double>()));
-  }
+  const torch::Tensor per_rank = gather_over_ranks(torch::tensor(
+      {peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms}, torch::kFloat64));
+  const auto column = [&](int64_t index) {
+    json values = json::array();
+    for (int r = 0; r < world_size_; ++r) {
+      values.push_back(number(per_rank[r][index].item<double>()));
+    }
+    return values;
+  };
   const LaunchEnvironment environment =
       process_group_ == nullptr ? LaunchEnvironment{} : process_group_->environment();
   int64_t parameters = 0;
@@ -312,9 +342,14 @@ void TrainingLog::report(const Dataset& dataset) {
       {"loss_floor", number(dataset.loss_floor)},
       {"digest", digest},
       {"parameters", parameters},
-      {"bytes_per_step", world_size_ == 1 ? 0 : parameters * 4},
-      {"peak_rss_mib", peak_rss},
-      {"startup_ms", startup},
+      {"communicates", !options_.no_communication},
+      {"bytes_per_step",
+       std::accumulate(all_reduce_bytes_.begin(), all_reduce_bytes_.end(), int64_t{0})},
+      {"all_reduce_bytes", all_reduce_bytes_},
+      {"peak_rss_mib", column(0)},
+      {"startup_ms", column(1)},
+      {"cpu_time_ms", column(2)},
+      {"timed_wall_ms", column(3)},
       {"first_step_unix_ms", first_step_end_
                                  ? json(std::chrono::duration_cast<std::chrono::milliseconds>(
                                             first_step_end_->time_since_epoch())

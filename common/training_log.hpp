@@ -74,10 +74,17 @@ class TrainingLog {
     double exposed_comm_ms;
     double loss;
   };
+  /// What the process used while it made steps.
+  struct Usage {
+    double cpu_ms = 0;  // over all its threads
+    double wall_ms = 0;
+  };
 
   Mark mark() const;
   double milliseconds(const Mark& from, const Mark& to) const;
   Row to_row(const Step& step) const;
+  static Usage read_clocks();
+  void add_usage();
   torch::Tensor sum_over_ranks(std::vector<double> values) const;
   torch::Tensor gather_over_ranks(const torch::Tensor& rows) const;
   double slowest_median_step_ms() const;
@@ -97,6 +104,9 @@ class TrainingLog {
   Step step_;  // the step at hand
   std::vector<Step> steps_;  // of the epoch at hand
   std::vector<Row> rows_;  // of all epochs
+  std::vector<int64_t> all_reduce_bytes_;  // of the last step
+  Usage epoch_begin_;  // readings of the clocks
+  Usage usage_;  // without the first epoch, which warms up, if there are more
   std::optional<std::chrono::system_clock::time_point> first_step_end_;
 };
 

@@ -193,7 +193,7 @@ std::string shared_settings(const Options& options, int world_size) {
        << options.lr_schedule << "\n--seed " << options.seed << "\n--dataset " << options.dataset
        << "\n--sampler " << options.sampler << "\n--speedup " << options.speedup << "\n--backend "
        << options.backend << "\n--resume " << options.resume << "\n--metrics "
-       << !options.metrics.empty() << "\n";
+       << !options.metrics.empty() << "\n--no-communication " << options.no_communication << "\n";
   return text.str();
 }
 
@@ -234,11 +234,27 @@ ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10
       device_(device) {}
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(torch::Tensor tensor) const {
+  if (all_reduce_paused_) {
+    return {};
+  }
   std::vector<torch::Tensor> tensors{std::move(tensor)};
-  return group_->getDefaultBackend()->allreduce(tensors);
+  if (!wait_timer_enabled_) {
+    return group_->getDefaultBackend()->allreduce(tensors);
+  }
+  wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensors.front().nbytes()));
+  // On the host nothing hides what it takes to start: a backend may even do all of the work here.
+  const Clock::time_point before = Clock::now();
+  auto work = group_->getDefaultBackend()->allreduce(tensors);
+  if (!device_.is_cuda()) {
+    wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+  }
+  return work;
 }
 
 void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {
+  if (!work) {
+    return;
+  }
   if (!wait_timer_enabled_) {
     work->wait();
   } else if (device_.is_cuda()) {

@@ -16,7 +16,8 @@ namespace ddp {
 
 /// How long a rank waited for communication that nothing hid.
 struct CommunicationWait {
-  double host_ms = 0;
+  double host_ms = 0;  ///< starting all-reduces and waiting for them
+  std::vector<int64_t> all_reduce_bytes;  ///< one entry per all-reduce that was started
   std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
   /// On a GPU only when the stream is idle.
   double milliseconds() const;
@@ -43,6 +44,7 @@ class ProcessGroup {
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
   void all_reduce(torch::Tensor tensor) const { wait(start_all_reduce(std::move(tensor))); }
   /// The same without waiting: hand the result to wait() before reading the tensor.
+  /// @return nothing to wait for while all-reduces are paused
   c10::intrusive_ptr<c10d::Work> start_all_reduce(torch::Tensor tensor) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
   /// Copies rank 0's `tensor` to all ranks, in place.
@@ -62,6 +64,9 @@ class ProcessGroup {
   /// What this rank waited since the last call. Recorded once enable_wait_timer() has been called.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
   void enable_wait_timer() { wait_timer_enabled_ = true; }
+  /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
+  /// communication were free?
+  void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }
 
   /// What c10d's own components, such as its Reducer, are built on.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
@@ -75,6 +80,7 @@ class ProcessGroup {
   std::string backend_name_;
   torch::Device device_;
   bool wait_timer_enabled_ = false;
+  bool all_reduce_paused_ = false;
   mutable CommunicationWait wait_;
 };
 
