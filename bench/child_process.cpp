@@ -105,7 +105,9 @@ std::vector<pid_t> descendants(pid_t root) {
       continue;
     }
     std::ifstream file(entry.path() / "stat");
-    const std::string stat{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    std::string stat;
+    std::getline(file,
+                 stat);  // fails, where an iterator would throw, if the process is gone by now
     const std::size_t after_name = stat.rfind(") ");  // the name itself may hold any character
     if (after_name == std::string::npos || stat.size() < after_name + 5) {
       continue;

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "bench/analysis.hpp"
 #include "bench/format.hpp"
 
 namespace ddp::bench {
@@ -12,6 +13,8 @@ namespace {
 
 constexpr double kNoisySpread = 2.0;  // p90 / p10 of the steps
 constexpr double kBusyLoadPerCore = 0.3;  // load average at the start
+constexpr double kSlowRankShare = 0.8;  // of the steps; by chance it would be 1 / ranks
+constexpr double kSlowRankExcess = 0.1;
 constexpr std::size_t kMaxNamed = 3;
 
 std::string units(const Configuration& configuration, int count) {
@@ -22,13 +25,19 @@ std::string units(const Configuration& configuration, int count) {
 /// "04_ddp_launcher under mpirun on two ranks".
 std::string label(const Configuration& configuration) {
   std::string text = configuration.program.name;
+  if (configuration.role == Role::kPeer) {
+    text += " " + configuration.program.variant;
+  }
   if (configuration.program.start == Start::kLauncher) {
     text += " under " + configuration.launcher;
   }
   if (configuration.is_baseline()) {
     return text + " (one process)";
   }
-  return text + " on " + units(configuration, configuration.world_size);
+  text += " on " + units(configuration, configuration.world_size);
+  return configuration.nodes == 1
+             ? text
+             : text + ", " + format_small_number(configuration.nodes) + " nodes";
 }
 
 std::string capitalized(std::string text) {
@@ -109,8 +118,8 @@ std::string reason_for(const Result& result, const Result& baseline) {
     const double compute_ms = *own_ms[kForward] + *own_ms[kBackward] + *own_ms[kOptimizer];
     std::string text =
         format_percent(*own_ms[kExposedComm] / step_ms) + " of it waits for the all-reduce";
-    if (result.bytes_per_step) {
-      text += " of " + format_bytes(*result.bytes_per_step);
+    if (result.bytes_per_step()) {
+      text += " of " + format_bytes(*result.bytes_per_step());
     }
     return text + ", while forward, backward and update together take " +
            (compute_ms < *own_ms[kExposedComm] ? "only " : "") + format_significant(compute_ms) +
@@ -158,6 +167,73 @@ std::string describe_tax(const Result& result, const Comparison& comparison) {
     return text + ": being distributed shows no cost before a second rank takes part.";
   }
   return text + ": that is what being distributed costs before a second rank takes part.";
+}
+
+/// The fastest stage against the fastest peer, at each world size that both have.
+std::vector<std::string> compare_with_peers(const Report& report,
+                                            const std::vector<const Result*>& results) {
+  std::map<int, std::pair<const Result*, const Result*>> best;  // stage and peer by world size
+  for (const Result* result : results) {
+    const std::optional<double> speed = result->samples_per_second();
+    if (!speed) {
+      continue;
+    }
+    auto& [stage, peer] = best[result->configuration.world_size];
+    const Result*& own = result->configuration.role == Role::kPeer ? peer : stage;
+    if (own == nullptr || *speed > *own->samples_per_second()) {
+      own = result;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [world_size, pair] : best) {
+    const auto& [stage, peer] = pair;
+    if (stage == nullptr || peer == nullptr) {
+      continue;
+    }
+    for (const Comparison& comparison : report.comparisons) {
+      if (comparison.kind != Comparison::Kind::kPeer || !comparison.ratio_median ||
+          comparison.a != stage->configuration.name() ||
+          comparison.b != peer->configuration.name()) {
+        continue;
+      }
+      std::string line = capitalized(units(stage->configuration, world_size)) + ": a step of " +
+                         stage->configuration.program.name + " takes " +
+                         format_significant(comparison.ratio_median) + "x that of " +
+                         peer->configuration.program.name + " at its best (" +
+                         peer->configuration.program.variant + ")";
+      if (comparison.ci95) {
+        line += ", 95 % interval " + format_significant(comparison.ci95->low) + " to " +
+                format_significant(comparison.ci95->high);
+      }
+      lines.push_back(line + ".");
+    }
+  }
+  return lines;
+}
+
+std::string describe_controls(const Report& report) {
+  std::vector<std::string> beyond;
+  int controls = 0;
+  for (const Comparison& comparison : report.comparisons) {
+    if (comparison.kind != Comparison::Kind::kControl) {
+      continue;
+    }
+    ++controls;
+    if (!comparison.ratio_median ||
+        !(std::abs(*comparison.ratio_median - 1) <= kControlTolerance)) {
+      beyond.push_back(comparison.b + " (" + format_significant(comparison.ratio_median) + "x)");
+    }
+  }
+  if (controls == 0) {
+    return "";
+  }
+  if (beyond.empty()) {
+    return "Equal commands differed by at most " + format_percent(kControlTolerance) +
+           " (A/A controls), so the verdicts stand.";
+  }
+  return "No verdict on what these stand for: the same command, run twice in each block, differed "
+         "by more than " +
+         format_percent(kControlTolerance) + " from itself: " + joined_few(beyond) + ".";
 }
 
 }  // namespace
@@ -222,9 +298,13 @@ std::vector<std::string> conclude(const Report& report, const std::vector<const 
       lines.push_back(describe_loss(report, *best));
     }
   }
+  for (const std::string& sentence : compare_with_peers(report, results)) {
+    lines.push_back(sentence);
+  }
   for (const Result* result : results) {
     const Comparison* const comparison = report.comparison_of(*result);
-    if (result->configuration.program.start == Start::kSpawn &&
+    if (result->configuration.role == Role::kStage &&
+        result->configuration.program.start == Start::kSpawn &&
         result->configuration.program.variant == "main" && result->configuration.world_size == 1 &&
         comparison != nullptr && comparison->ratio_median) {
       lines.push_back(describe_tax(*result, *comparison));
@@ -241,11 +321,24 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
   std::vector<std::string> undecided;
   std::vector<std::string> without_spread;
   std::vector<std::string> failed;
+  std::size_t rows = 0;
   for (const Result& result : report.results) {
     const Configuration& configuration = result.configuration;
+    if (configuration.role == Role::kControl || configuration.role == Role::kNoCommunication) {
+      continue;
+    }
+    ++rows;
     if (!result.error.empty()) {
       failed.push_back(configuration.name());
       continue;
+    }
+    const std::optional<SlowestRank> slowest = result.slowest_rank();
+    if (slowest && slowest->share_of_steps >= kSlowRankShare &&
+        slowest->median_excess >= kSlowRankExcess) {
+      lines.push_back("Rank " + std::to_string(slowest->rank) + " of " + configuration.name() +
+                      " is slow: the busiest in " + format_percent(slowest->share_of_steps) +
+                      " of the steps, needing " + format_percent(slowest->median_excess) +
+                      " more than the others besides waiting.");
     }
     if (const std::optional<double> startup_ms = result.startup_ms()) {
       const std::string by =
@@ -275,9 +368,18 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
     lines.push_back("From the command to the end of the first step: " + joined(parts) + ".");
   }
   if (!failed.empty()) {
-    lines.push_back(std::to_string(failed.size()) + " of " + std::to_string(report.results.size()) +
+    lines.push_back(std::to_string(failed.size()) + " of " + std::to_string(rows) +
                     " configurations have no speed (see their errors): " + joined_few(failed) +
                     ".");
+  }
+  if (const std::string controls = describe_controls(report); !controls.empty()) {
+    lines.push_back(controls);
+  }
+  if (const std::optional<double> residual = median_residual(report)) {
+    lines.push_back(
+        "Predicted as the step without communication plus an alpha-beta model of the "
+        "all-reduces, steps of several ranks come out within " +
+        format_percent(*residual) + " (median).");
   }
   const nlohmann::ordered_json load = machine.value("load_average", nlohmann::ordered_json());
   const int cores = machine.value("cores", 1);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/configuration.hpp"
+#include "bench/plan.hpp"
 #include "bench/results.hpp"
 
 namespace ddp::bench {

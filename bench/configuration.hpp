@@ -1,13 +1,9 @@
-// bench/configuration.hpp - what is compared: stages x launchers x world sizes on which workload.
+// bench/configuration.hpp - one thing that is run: a program, a launcher, a world size, a workload.
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
-
-#include "bench/settings.hpp"
 
 namespace ddp::bench {
 
@@ -18,6 +14,7 @@ struct Workload {
   std::int64_t batch = 0;  ///< samples per rank, or of one process
   std::vector<std::string> stage_options;
   bool synthetic = true;  ///< its size can be chosen
+  std::vector<std::int64_t> layers;  ///< features of input, hidden layers, output
 };
 
 /// Who makes a program's processes.
@@ -25,66 +22,58 @@ enum class Start {
   kAlone,  ///< one process
   kReplicas,  ///< one process with --nprocs replicas of the model
   kSpawn,  ///< the program itself makes --nprocs processes
-  kLauncher,  ///< torchrun or mpirun does
+  kLauncher,  ///< torchrun, mpirun or srun does
 };
 
 struct StageProgram {
-  std::string name;  ///< of the executable
+  std::string name;  ///< of the executable, or of the peer
   std::string stage;  ///< its folder
   std::string variant;  ///< "main", or the other source in the folder
   Start start;
   bool by_default;  ///< absence is worth a word
 };
 
-/// A launcher that was found on this machine.
-struct Launcher {
-  std::string path;
-  std::optional<std::string> version;
+/// Why something is run.
+enum class Role {
+  kStage,
+  kPeer,  ///< another framework's program, see bench/peers/README.md
+  kControl,  ///< the same command as another configuration: how far apart are equal things?
+  kNoCommunication,  ///< another configuration without gradient exchange; no row of its own
 };
 
-/// One row of the report.
+/// One row of the report, or what helps to understand one.
 struct Configuration {
   Workload workload;
   StageProgram program;
-  std::string launcher = "none";  ///< "none", "spawn", "torchrun" or "mpirun"
+  Role role = Role::kStage;
+  std::string launcher = "none";  ///< "none", "spawn", "torchrun", "mpirun" or "srun"
   std::string backend = "none";  ///< "none" or what --backend is given
   std::string device = "cpu";
   std::string speedup = "none";
   std::string scaling = "weak";
+  int nodes = 1;
   int world_size = 1;  ///< processes, or replicas in stage 02
   std::int64_t global_batch = 0;  ///< samples per step, over all ranks
   std::int64_t parity_batch = 0;  ///< the same for all world sizes
 
-  /// "T/weak/03_ddp_spawn/spawn/gloo/ranks:2", unique.
+  /// "T/weak/03_ddp_spawn/spawn/gloo/ranks:2", unique. A control's ends in "/control".
   std::string name() const;
+  /// The name without what the role appends.
+  std::string original_name() const;
   /// Processes that write metrics.
   int processes() const;
-  bool is_baseline() const { return program.start == Start::kAlone; }
+  bool is_baseline() const { return role == Role::kStage && program.start == Start::kAlone; }
+  /// Gradients are exchanged between processes.
+  bool communicates() const { return processes() > 1 && role != Role::kNoCommunication; }
 };
-
-/// Something that a reader may miss in the report, and why it is not there.
-struct NotRun {
-  std::string what;
-  std::string reason;
-};
-
-struct Plan {
-  std::vector<Configuration> configurations;
-  std::vector<NotRun> not_run;
-  std::map<std::string, Launcher> launchers;  ///< by name
-  std::string stage_dir;
-  std::vector<std::string> notes;  ///< decisions that the reader should know
-};
-
-/// Finds programs and launchers, starts nothing.
-/// @throws UsageError if what was asked for by name is not there
-Plan make_plan(const Settings& settings);
 
 /// How long one run of a configuration is.
 struct RunLength {
   std::int64_t epochs = 1;
   std::int64_t dataset_size = 0;  ///< 0: the dataset's own
 };
+
+struct Plan;
 
 /// The whole command, launcher included.
 std::vector<std::string> command_line(const Configuration& configuration, const Plan& plan,

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <string>
 
-#include "bench/configuration.hpp"
+#include "bench/plan.hpp"
 #include "bench/results.hpp"
 #include "bench/settings.hpp"
 

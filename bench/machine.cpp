@@ -138,6 +138,11 @@ void ask_launchers(Plan& plan, const std::string& scratch, Interrupts& interrupt
     found->second.version =
         version.empty() ? std::nullopt : std::optional<std::string>("torch " + version);
   }
+  if (const auto found = plan.launchers.find("srun"); found != plan.launchers.end()) {
+    const std::string version =
+        first_line_of(ask({found->second.path, "--version"}, scratch, interrupts));
+    found->second.version = version.empty() ? std::nullopt : std::optional<std::string>(version);
+  }
   if (const auto found = plan.launchers.find("mpirun"); found != plan.launchers.end()) {
     const std::string text = ask({found->second.path, "--version"}, scratch, interrupts);
     const std::string version = first_line_of(text);
@@ -178,7 +183,7 @@ ordered_json describe_software(const Plan& plan, const std::string& scratch,
                                  "--abbrev=40", "--exclude=*"},
                                 scratch, interrupts)));
   ordered_json launchers = ordered_json::object();
-  for (const char* name : {"torchrun", "mpirun"}) {
+  for (const char* name : {"torchrun", "mpirun", "srun"}) {
     const auto found = plan.launchers.find(name);
     if (found == plan.launchers.end()) {
       launchers[name] = nullptr;

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/child_process.hpp"
-#include "bench/configuration.hpp"
+#include "bench/plan.hpp"
 
 namespace ddp::bench {
 

@@ -4,11 +4,16 @@
 #include <exception>
 #include <iostream>
 
+#include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
-#include "bench/configuration.hpp"
+#include "bench/google_benchmark.hpp"
 #include "bench/json_report.hpp"
 #include "bench/machine.hpp"
+#include "bench/machine_limits.hpp"
 #include "bench/measurement.hpp"
+#include "bench/parity.hpp"
+#include "bench/peer_installation.hpp"
+#include "bench/plan.hpp"
 #include "bench/progress.hpp"
 #include "bench/results.hpp"
 #include "bench/scratch_folder.hpp"
@@ -27,9 +32,15 @@ void print_commands(const Plan& plan, const Settings& settings) {
                          : "# timed, " + std::to_string(settings.repetitions) +
                                " times each in random order; EPOCHS follows from the parity run\n");
     for (const Configuration& configuration : plan.configurations) {
+      const bool own_parity =
+          configuration.role == Role::kStage || configuration.role == Role::kPeer;
+      if (parity && !own_parity) {
+        continue;
+      }
       std::vector<std::string> argv = command_line(
           configuration, plan, parity ? configuration.parity_batch : configuration.global_batch,
-          run_length(configuration, parity), settings.seed, "METRICS", "SNAPSHOT");
+          parity ? parity_length(configuration) : planned_length(configuration), settings.seed,
+          "METRICS", "SNAPSHOT");
       for (std::string& argument : argv) {
         argument = !parity && argument == std::to_string(kUnknownEpochs) ? "EPOCHS" : argument;
       }
@@ -62,14 +73,19 @@ int run(int argc, char** argv) {
   ask_launchers(plan, scratch.path(), interrupts);
   nlohmann::ordered_json software = describe_software(plan, scratch.path(), interrupts);
 
+  install_peers(settings, scratch.path(), interrupts, progress, plan);
+
   StageRunner runner(plan, scratch.path(), settings.timeout_s, settings.seed, interrupts,
                      progress.on_terminal() ? [&] { progress.tick(); } : std::function<void()>());
   Report report = check_parity(plan, settings, runner, progress, interrupts);
+  measure_limits(settings, scratch.path(), interrupts, progress, plan, report);
   const double used_s =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   choose_lengths(settings, used_s, report);
-  nlohmann::ordered_json benchmark = measure(settings, runner, progress, interrupts, report);
-  compare_with_baselines(report);
+  measure(settings, runner, progress, interrupts, report);
+  compare(report);
+  analyse(report);
+  nlohmann::ordered_json benchmark = report_through_benchmark(report);
 
   print_terminal_report(settings.json_on_stdout() ? std::cerr : std::cout, plan, report, machine);
   if (settings.json) {

@@ -1,10 +1,13 @@
 #include "bench/metrics.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
+#include "bench/statistics.hpp"
 #include "common/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -95,9 +98,11 @@ void read_summary(const json& summary, StageMetrics& metrics) {
   metrics.moved = number_or_nan(summary, "moved");
   metrics.backend = text(summary, "backend");
   metrics.device = text(summary, "device");
-  metrics.bytes_per_step = optional_number(summary, "bytes_per_step");
+  metrics.all_reduce_bytes = numbers(summary, "all_reduce_bytes");
   metrics.peak_rss_mib = numbers(summary, "peak_rss_mib");
   metrics.startup_ms = numbers(summary, "startup_ms");
+  metrics.cpu_time_ms = numbers(summary, "cpu_time_ms");
+  metrics.timed_wall_ms = numbers(summary, "timed_wall_ms");
   metrics.first_step_unix_ms = optional_number(summary, "first_step_unix_ms");
 }
 
@@ -111,6 +116,57 @@ std::vector<Step> StageMetrics::timed_steps() const {
   return {steps.begin() + static_cast<std::ptrdiff_t>(skipped), steps.end()};
 }
 
+std::optional<double> StageMetrics::cpu_utilisation() const {
+  const auto count = static_cast<std::size_t>(std::max(ranks, 0));
+  if (count == 0 || cpu_time_ms.size() != count || timed_wall_ms.size() != count) {
+    return std::nullopt;
+  }
+  const double cpu_ms = std::accumulate(cpu_time_ms.begin(), cpu_time_ms.end(), 0.0);
+  const double wall_ms = std::accumulate(timed_wall_ms.begin(), timed_wall_ms.end(), 0.0);
+  const double utilisation = cpu_ms / wall_ms;
+  return std::isfinite(utilisation) ? std::optional<double>(utilisation) : std::nullopt;
+}
+
+std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
+  const auto first = static_cast<std::size_t>(std::max<std::int64_t>(metrics.warmup_steps, 0));
+  const std::size_t ranks = metrics.busy_ms_of_rank.size();
+  if (ranks < 2 || first >= metrics.steps.size()) {
+    return std::nullopt;
+  }
+  std::vector<std::size_t> times_slowest(ranks);
+  for (std::size_t step = first; step < metrics.steps.size(); ++step) {
+    std::size_t slowest = 0;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const double busy_ms = metrics.busy_ms_of_rank[rank][step];
+      if (!std::isfinite(busy_ms)) {
+        return std::nullopt;
+      }
+      slowest = busy_ms > metrics.busy_ms_of_rank[slowest][step] ? rank : slowest;
+    }
+    ++times_slowest[slowest];
+  }
+  const auto most = std::max_element(times_slowest.begin(), times_slowest.end());
+  const auto slowest = static_cast<std::size_t>(most - times_slowest.begin());
+  std::vector<double> own;
+  std::vector<double> others;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<double>& busy_ms = metrics.busy_ms_of_rank[rank];
+    std::vector<double>& group = rank == slowest ? own : others;
+    group.insert(group.end(), busy_ms.begin() + static_cast<std::ptrdiff_t>(first), busy_ms.end());
+  }
+  const std::optional<double> own_ms = median(own);
+  const std::optional<double> others_ms = median(others);
+  if (!own_ms || !others_ms || !(*others_ms > 0)) {
+    return std::nullopt;
+  }
+  return SlowestRank{
+      .rank = static_cast<int>(slowest),
+      .share_of_steps =
+          static_cast<double>(*most) / static_cast<double>(metrics.steps.size() - first),
+      .median_excess = *own_ms / *others_ms - 1,
+  };
+}
+
 StageMetrics read_metrics(const std::string& path, int expected_ranks) {
   std::ifstream file(path);
   if (!file) {
@@ -118,6 +174,7 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
   }
   StageMetrics metrics;
   metrics.ranks = expected_ranks;
+  metrics.busy_ms_of_rank.resize(static_cast<std::size_t>(expected_ranks));
   std::vector<int> rows_of_step;  // how many ranks have written this step
   bool has_summary = false;
   std::string line;
@@ -144,6 +201,9 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
       rows_of_step.resize(row.index + 1);
     }
     ++rows_of_step[row.index];
+    std::vector<double>& busy_ms = metrics.busy_ms_of_rank[static_cast<std::size_t>(row.rank)];
+    busy_ms.resize(std::max(busy_ms.size(), row.index + 1), kNan);
+    busy_ms[row.index] = row.step.step_ms - row.step.phase_ms[kExposedComm];
     if (row.step.step_ms > metrics.steps[row.index].step_ms) {
       metrics.steps[row.index] = row.step;
     }

@@ -2,19 +2,92 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace ddp::bench {
 namespace {
 
-/// The median of what the repetitions know; 0 stands for not known.
-std::optional<double> median_of_known(const Result& result, double Repetition::*member) {
+/// What the repetitions know of `member`; 0 stands for not known.
+std::vector<double> known(const Result& result, double Repetition::*member) {
   std::vector<double> values;
   for (const std::optional<Repetition>& repetition : result.repetitions) {
-    if (repetition && (*repetition).*member > 0) {
+    if (result.has_speed() && repetition && (*repetition).*member > 0) {
       values.push_back((*repetition).*member);
     }
   }
-  return median(values);
+  return values;
+}
+
+std::optional<double> largest(const std::vector<double>& values) {
+  return values.empty() ? std::nullopt
+                        : std::optional(*std::max_element(values.begin(), values.end()));
+}
+
+bool same_work(const Configuration& a, const Configuration& b) {
+  return a.workload.name == b.workload.name && a.scaling == b.scaling && a.device == b.device;
+}
+
+std::vector<double> paired_ratios(const Result& a, const Result& b) {
+  std::vector<double> ratios;
+  const std::size_t count = std::min(a.repetitions.size(), b.repetitions.size());
+  for (std::size_t k = 0; k < count; ++k) {
+    if (a.repetitions[k] && b.repetitions[k]) {
+      ratios.push_back(a.repetitions[k]->median_ms / b.repetitions[k]->median_ms);
+    }
+  }
+  return ratios;
+}
+
+Comparison compare_two(Comparison::Kind kind, const Result& a, const Result& b) {
+  const std::vector<double> ratios = paired_ratios(a, b);
+  return {
+      .kind = kind,
+      .a = a.configuration.name(),
+      .b = b.configuration.name(),
+      .ratio_median = median(ratios),
+      .ci95 = bootstrap_median_ci95(ratios),
+      .pairs = ratios.size(),
+      .verdict = std::nullopt,
+  };
+}
+
+/// The controls of the workload that say how far apart equal runs of these two kinds are: one for
+/// runs of one process, one for runs of several.
+bool controls_hold(const Report& report, const Result& a, const Result& b) {
+  for (const bool several : {false, true}) {
+    const auto concerns = [&](const Result& result) {
+      return (result.configuration.processes() > 1) == several;
+    };
+    if (!concerns(a) && !concerns(b)) {
+      continue;
+    }
+    for (const Comparison& comparison : report.comparisons) {
+      if (comparison.kind != Comparison::Kind::kControl) {
+        continue;
+      }
+      const Result* const control = report.find(comparison.a);
+      if (control == nullptr || !same_work(control->configuration, a.configuration) ||
+          !concerns(*control)) {
+        continue;
+      }
+      // "not within" rather than "beyond": a ratio that is not there says nothing good.
+      if (!comparison.ratio_median ||
+          !(std::abs(*comparison.ratio_median - 1) <= kControlTolerance)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// @param break_even the ratio at which neither is faster
+std::optional<std::string> judge(const Comparison& comparison, double break_even) {
+  if (!comparison.ci95) {
+    return std::nullopt;
+  }
+  return comparison.ci95->high < break_even  ? "faster"
+         : comparison.ci95->low > break_even ? "slower"
+                                             : "same";
 }
 
 }  // namespace
@@ -53,9 +126,9 @@ std::optional<double> Result::samples_per_second() const {
 }
 
 std::array<std::optional<double>, kPhases> Result::phases_ms() const {
-  std::array<std::optional<double>, kPhases> means;
+  std::array<std::optional<double>, kPhases> parts;
   if (!has_speed()) {
-    return means;
+    return parts;
   }
   std::vector<Step> all_steps;
   for (const std::optional<Repetition>& repetition : repetitions) {
@@ -69,31 +142,107 @@ std::array<std::optional<double>, kPhases> Result::phases_ms() const {
     durations_ms.push_back(step.step_ms);
   }
   const std::vector<std::size_t> middle = around_median(durations_ms);
+  double steps_sum_ms = 0;
+  for (const std::size_t index : middle) {
+    steps_sum_ms += durations_ms[index];
+  }
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     double sum_ms = 0;
     for (const std::size_t index : middle) {
       sum_ms += all_steps[index].phase_ms[phase];
     }
-    const double mean_ms = sum_ms / static_cast<double>(middle.size());
-    if (std::isfinite(mean_ms)) {
-      means[phase] = mean_ms;
+    const double part_ms = *median(durations_ms) * sum_ms / steps_sum_ms;
+    if (std::isfinite(part_ms)) {
+      parts[phase] = part_ms;
     }
   }
-  return means;
+  return parts;
 }
 
 std::optional<double> Result::peak_rss_mib() const {
-  std::optional<double> largest;
-  for (const std::optional<Repetition>& repetition : repetitions) {
-    if (has_speed() && repetition && repetition->peak_rss_mib > largest.value_or(0)) {
-      largest = repetition->peak_rss_mib;
-    }
-  }
-  return largest;
+  return largest(known(*this, &Repetition::peak_rss_mib));
+}
+
+std::optional<double> Result::job_peak_rss_mib() const {
+  return largest(known(*this, &Repetition::job_peak_rss_mib));
 }
 
 std::optional<double> Result::startup_ms() const {
-  return has_speed() ? median_of_known(*this, &Repetition::startup_ms) : std::nullopt;
+  return median(known(*this, &Repetition::startup_ms));
+}
+
+std::optional<double> Result::cpu_utilisation() const {
+  std::vector<double> values;
+  for (const std::optional<Repetition>& repetition : repetitions) {
+    if (has_speed() && repetition && repetition->cpu_utilisation) {
+      values.push_back(*repetition->cpu_utilisation);
+    }
+  }
+  return median(values);
+}
+
+std::optional<GpuUsage> Result::gpu() const {
+  std::vector<double> utilisation;
+  std::vector<double> power;
+  std::vector<double> memory;
+  for (const std::optional<Repetition>& repetition : repetitions) {
+    if (has_speed() && repetition && repetition->gpu) {
+      utilisation.push_back(repetition->gpu->utilisation_percent);
+      power.push_back(repetition->gpu->power_w);
+      memory.push_back(repetition->gpu->memory_mib);
+    }
+  }
+  if (utilisation.empty()) {
+    return std::nullopt;
+  }
+  return GpuUsage{*median(utilisation), *median(power), *largest(memory)};
+}
+
+std::optional<SlowestRank> Result::slowest_rank() const {
+  std::optional<SlowestRank> clearest;
+  for (const std::optional<Repetition>& repetition : repetitions) {
+    if (has_speed() && repetition && repetition->slowest_rank &&
+        (!clearest || repetition->slowest_rank->share_of_steps > clearest->share_of_steps)) {
+      clearest = repetition->slowest_rank;
+    }
+  }
+  return clearest;
+}
+
+std::optional<double> Result::bytes_per_step() const {
+  if (configuration.processes() == 1) {
+    return 0;
+  }
+  return bucket_bytes.empty()
+             ? std::nullopt
+             : std::optional(std::accumulate(bucket_bytes.begin(), bucket_bytes.end(), 0.0));
+}
+
+std::optional<double> Result::exposed_by_difference_ms() const {
+  const std::optional<double> median_ms = step_ms().median;
+  return median_ms && no_comm_step_ms ? std::optional(*median_ms - *no_comm_step_ms) : std::nullopt;
+}
+
+std::optional<double> Result::hidden_share() const {
+  const std::optional<double> exposed_ms = exposed_by_difference_ms();
+  return exposed_ms && alone_ms && *alone_ms > 0 ? std::optional(1 - *exposed_ms / *alone_ms)
+                                                 : std::nullopt;
+}
+
+std::optional<double> Result::bus_bandwidth_gbps() const {
+  const std::optional<double> bytes = bytes_per_step();
+  if (!bytes || !alone_ms || !(*alone_ms > 0) || configuration.world_size < 2) {
+    return std::nullopt;
+  }
+  const double ranks = configuration.world_size;
+  return *bytes / (*alone_ms / 1e3) * 2 * (ranks - 1) / ranks / 1e9;
+}
+
+std::optional<double> Result::residual() const {
+  const std::optional<double> median_ms = step_ms().median;
+  return median_ms && prediction && prediction->step_ms() > 0
+             ? std::optional(*median_ms / prediction->step_ms() - 1)
+             : std::nullopt;
 }
 
 bool Report::failed() const {
@@ -105,19 +254,26 @@ const Result* Report::baseline_of(const Result& result) const {
   for (const Result& candidate : results) {
     const Configuration& a = candidate.configuration;
     const Configuration& b = result.configuration;
-    if (a.is_baseline() && a.workload.name == b.workload.name && a.scaling == b.scaling &&
-        a.speedup == b.speedup && a.device == b.device && candidate.has_speed()) {
+    if (a.is_baseline() && same_work(a, b) && a.speedup == b.speedup && candidate.has_speed()) {
       return &candidate;
     }
   }
   return nullptr;
 }
 
+const Result* Report::find(const std::string& name) const {
+  const auto found = std::find_if(results.begin(), results.end(), [&](const Result& result) {
+    return result.configuration.name() == name;
+  });
+  return found == results.end() ? nullptr : &*found;
+}
+
 const Comparison* Report::comparison_of(const Result& result) const {
   const std::string name = result.configuration.name();
   const auto found =
-      std::find_if(comparisons.begin(), comparisons.end(),
-                   [&](const Comparison& comparison) { return comparison.a == name; });
+      std::find_if(comparisons.begin(), comparisons.end(), [&](const Comparison& comparison) {
+        return comparison.kind == Comparison::Kind::kBaseline && comparison.a == name;
+      });
   return found == comparisons.end() ? nullptr : &*found;
 }
 
@@ -140,29 +296,43 @@ std::optional<double> Report::efficiency(const Result& result) const {
   return *speedup / result.configuration.world_size;
 }
 
-void compare_with_baselines(Report& report) {
+void compare(Report& report) {
   report.comparisons.clear();
   for (const Result& result : report.results) {
+    const Result* const original = report.find(result.configuration.original_name());
+    if (result.configuration.role == Role::kControl && original != nullptr && result.has_speed() &&
+        original->has_speed()) {
+      report.comparisons.push_back(compare_two(Comparison::Kind::kControl, result, *original));
+      report.comparisons.back().verdict = judge(report.comparisons.back(), 1);
+    }
+  }
+  const auto add = [&](Comparison::Kind kind, const Result& a, const Result& b, double break_even) {
+    Comparison comparison = compare_two(kind, a, b);
+    if (controls_hold(report, a, b)) {
+      comparison.verdict = judge(comparison, break_even);
+    }
+    report.comparisons.push_back(comparison);
+  };
+  for (const Result& result : report.results) {
+    const Configuration& own = result.configuration;
     const Result* const baseline = report.baseline_of(result);
-    if (baseline == nullptr || baseline == &result || !result.has_speed()) {
+    const bool row = own.role == Role::kStage || own.role == Role::kPeer;
+    if (!row || !result.has_speed()) {
       continue;
     }
-    std::vector<double> ratios;
-    const std::size_t count = std::min(result.repetitions.size(), baseline->repetitions.size());
-    for (std::size_t k = 0; k < count; ++k) {
-      const std::optional<Repetition>& a = result.repetitions[k];
-      const std::optional<Repetition>& b = baseline->repetitions[k];
-      if (a && b) {
-        ratios.push_back(a->median_ms / b->median_ms);
+    if (baseline != nullptr && baseline != &result) {
+      // With more samples in a step it may take longer and still be the faster one.
+      add(Comparison::Kind::kBaseline, result, *baseline,
+          static_cast<double>(own.global_batch) /
+              static_cast<double>(baseline->configuration.global_batch));
+    }
+    for (const Result& peer : report.results) {
+      const Configuration& other = peer.configuration;
+      if (own.role == Role::kStage && other.role == Role::kPeer && peer.has_speed() &&
+          same_work(own, other) && own.world_size == other.world_size) {
+        add(Comparison::Kind::kPeer, result, peer, 1);
       }
     }
-    report.comparisons.push_back({
-        .a = result.configuration.name(),
-        .b = baseline->configuration.name(),
-        .ratio_median = median(ratios),
-        .ci95 = bootstrap_median_ci95(ratios),
-        .pairs = ratios.size(),
-    });
   }
 }
 

@@ -128,10 +128,10 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->check(CLI::Range(1, 4096))
       ->group(kWhat);
   app.add_option("--launchers", settings.launchers,
-                 "spawn, torchrun, mpirun (default: all that are there)")
+                 "spawn, torchrun, mpirun, srun (default: all that are there)")
       ->delimiter(',')
       ->type_name("NAME,...")
-      ->check(CLI::IsMember({"spawn", "torchrun", "mpirun"}))
+      ->check(CLI::IsMember({"spawn", "torchrun", "mpirun", "srun"}))
       ->group(kWhat);
   app.add_option("--backends", settings.backends, "gloo, nccl (default: the device's)")
       ->delimiter(',')
@@ -150,9 +150,21 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME,...")
       ->check(CLI::IsMember({"weak", "strong"}))
       ->group(kWhat);
-  app.add_option("--speedup", settings.speedup, "none, fused or graph, for every stage")
+  app.add_option("--speedup", settings.speedups,
+                 "none, fused, graph, for every stage (default: none)")
+      ->delimiter(',')
       ->check(CLI::IsMember({"none", "fused", "graph"}))
-      ->type_name("NAME")
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--peers", settings.peers,
+                 "other frameworks on the same work: pytorch (installed when first asked for)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"pytorch"}))
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--nodes", settings.nodes, "of the allocation, for srun (default: 1)")
+      ->check(CLI::Range(1, 65536))
+      ->type_name("N")
       ->group(kWhat);
   app.add_option("--device", settings.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
@@ -172,14 +184,14 @@ Settings parse_settings(int argc, const char* const* argv) {
           ->group(kHow);
   CLI::Option* const repetitions_option =
       app.add_option("--repetitions", settings.repetitions,
-                     "runs of each configuration (default: 3, with --quick 1)")
+                     "runs of each configuration (default: 5, with --quick 1)")
           ->check(CLI::Range(1, 1000))
           ->type_name("N")
           ->group(kHow);
   CLI::Option* const budget_option =
       app.add_option(
              "--budget", settings.budget_s,
-             "seconds that the number of steps is chosen for (default: 100, with --quick 45)")
+             "seconds that the number of steps is chosen for (default: 180, with --quick 30)")
           ->check(CLI::PositiveNumber)
           ->type_name("SECONDS")
           ->group(kHow);
@@ -187,7 +199,12 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS")
       ->group(kHow);
-  app.add_flag("--quick", settings.quick, "one repetition, the largest world size only")
+  app.add_flag("--quick", settings.quick,
+               "one repetition, the largest world size only, no controls")
+      ->group(kHow);
+  app.add_flag("--micro", settings.micro,
+               "also the pieces alone: all-reduce at more sizes, scatter and gather, data loader, "
+               "optimizer, snapshot")
       ->group(kHow);
 
   constexpr const char* kOutput = "Output";
@@ -202,10 +219,12 @@ Settings parse_settings(int argc, const char* const* argv) {
   constexpr const char* kLater = "Not available yet";
   std::vector<CLI::Option*> later;
   std::string ignored;
-  for (const char* name : {"--html", "--peers", "--micro"}) {
+  for (const char* name : {"--html"}) {
     later.push_back(app.add_option(name, ignored)->expected(0, 1)->type_name("")->group(kLater));
   }
-  app.add_option("--stage-dir", settings.stage_dir)->group("");  // for tests: hidden from --help
+  // For tests: hidden from --help.
+  app.add_option("--stage-dir", settings.stage_dir)->group("");
+  app.add_option("--peers-dir", settings.peers_dir)->group("");
 
   try {
     std::reverse(own_arguments.begin(), own_arguments.end());  // CLI11 takes them from the back
@@ -227,7 +246,7 @@ Settings parse_settings(int argc, const char* const* argv) {
   }
   if (settings.quick) {
     settings.repetitions = repetitions_option->count() > 0 ? settings.repetitions : 1;
-    settings.budget_s = budget_option->count() > 0 ? settings.budget_s : 45;
+    settings.budget_s = budget_option->count() > 0 ? settings.budget_s : 30;
   }
   for (const std::string& flag : settings.benchmark_flags) {
     check_benchmark_flag(flag, settings);
@@ -239,6 +258,11 @@ Settings parse_settings(int argc, const char* const* argv) {
     if (backend != "gloo" && backend != "nccl") {
       throw UsageError("--backends: expected gloo or nccl, got \"" + backend + "\"");
     }
+  }
+  const bool srun_only = settings.launchers == std::vector<std::string>{"srun"};
+  if (settings.nodes > 1 && !srun_only) {
+    throw UsageError("--nodes " + std::to_string(settings.nodes) +
+                     ": only srun starts ranks on several nodes, expected --launchers srun");
   }
   if (settings.json && settings.dry_run) {
     throw UsageError("--json: nothing is measured with --dry-run, expected one of the two");

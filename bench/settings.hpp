@@ -11,20 +11,23 @@ namespace ddp::bench {
 struct Settings {
   // What is compared. An empty list: bench decides.
   std::vector<std::string> stages;  ///< program names, or numbers: "03" is all of stage 03
-  std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun"
+  std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> backends;  ///< "gloo", "nccl"
+  std::vector<std::string> peers;  ///< "pytorch"
   std::vector<std::string> models;  ///< "T", "S", "M", "L", "digits"
   std::vector<int> world_sizes;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
-  std::string speedup = "none";
+  std::vector<std::string> speedups = {"none"};  ///< "none", "fused", "graph"
+  int nodes = 1;  ///< that srun starts ranks on
   std::string device = "auto";  ///< "auto", "cpu", "cuda"
   std::uint64_t seed = 42;
 
   // How it is measured.
   std::optional<std::int64_t> steps;  ///< timed steps per run, at least; none: bench decides
-  int repetitions = 3;
+  int repetitions = 5;
   bool quick = false;
-  double budget_s = 100;  ///< that the step counts are chosen for
+  bool micro = false;  ///< the pieces too, not only whole steps
+  double budget_s = 180;  ///< that the step counts are chosen for
   double timeout_s = 120;  ///< for one run
 
   // What is written.
@@ -35,6 +38,7 @@ struct Settings {
   std::string filter;  ///< --benchmark_filter
 
   std::string stage_dir;  ///< empty: where this program lies
+  std::string peers_dir;  ///< empty: bench/peers of the checkout it was built from
   std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, as given
   std::vector<std::string> arguments;  ///< as given
 

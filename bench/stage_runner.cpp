@@ -110,7 +110,13 @@ StageRun StageRunner::run_once(const Configuration& configuration, std::int64_t 
       .cwd = folder.string(),
       .timeout_s = timeout_s_,
   };
-  const ChildResult child = run_child(command, scratch_, interrupts_, tick_);
+  gpu_monitor_.take();
+  const ChildResult child = run_child(command, scratch_, interrupts_, [this] {
+    gpu_monitor_.sample();
+    if (tick_) {
+      tick_();
+    }
+  });
   StageRun run;
   run.wall_s = child.seconds;
   run.interrupted = child.interrupted;
@@ -134,6 +140,7 @@ StageRun StageRunner::run_once(const Configuration& configuration, std::int64_t 
     run.error = error.what();
   }
   run.startup_ms = startup_ms(run.metrics, child);
+  run.gpu = gpu_monitor_.take();
   return run;
 }
 

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "bench/child_process.hpp"
-#include "bench/configuration.hpp"
+#include "bench/gpu_monitor.hpp"
 #include "bench/metrics.hpp"
+#include "bench/plan.hpp"
 
 namespace ddp::bench {
 
@@ -19,6 +21,7 @@ struct StageRun {
   StageMetrics metrics;
   double wall_s = 0;
   double startup_ms = 0;  ///< from the start of the command to the end of the first step
+  std::optional<GpuUsage> gpu;
 };
 
 class StageRunner {
@@ -41,6 +44,7 @@ class StageRunner {
   std::uint64_t seed_;
   Interrupts& interrupts_;
   std::function<void()> tick_;
+  GpuMonitor gpu_monitor_;
 };
 
 }  // namespace ddp::bench

@@ -1,22 +1,19 @@
 #include "bench/terminal_report.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/conclusions.hpp"
 #include "bench/format.hpp"
+#include "bench/text_table.hpp"
 
 namespace ddp::bench {
 namespace {
 
 constexpr std::size_t kWidth = 100;
-
-struct Column {
-  std::string title;
-  bool left;
-};
 
 const std::vector<Column>& columns() {
   static const std::vector<Column> result = {
@@ -29,6 +26,12 @@ const std::vector<Column>& columns() {
 
 std::string dash_for_none(const std::string& text) {
   return text == "none" ? "-" : text;
+}
+
+std::string shown_name(const Configuration& configuration) {
+  std::string text = configuration.program.name;
+  text += configuration.role == Role::kPeer ? " " + configuration.program.variant : "";
+  return text + (configuration.speedup == "none" ? "" : " " + configuration.speedup);
 }
 
 std::string format_efficiency(std::optional<double> efficiency) {
@@ -48,7 +51,7 @@ std::vector<std::string> cells(const Result& result, const Report& report) {
                                          : "";
   const bool judged = result.parity.moved || result.parity.reference_moved;
   return {
-      configuration.program.name,
+      shown_name(configuration),
       dash_for_none(configuration.launcher),
       dash_for_none(configuration.backend),
       std::to_string(configuration.world_size),
@@ -66,30 +69,67 @@ std::vector<std::string> cells(const Result& result, const Report& report) {
 void print_table(std::ostream& out, const std::vector<const Result*>& results,
                  const Report& report) {
   std::vector<std::vector<std::string>> rows;
-  rows.emplace_back();
-  for (const Column& column : columns()) {
-    rows.back().push_back(column.title);
-  }
+  rows.reserve(results.size());
   for (const Result* result : results) {
     rows.push_back(cells(*result, report));
   }
-  std::vector<std::size_t> widths(columns().size());
-  for (const std::vector<std::string>& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
+  const std::vector<std::string> lines = format_table(columns(), rows);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    out << lines[i] << '\n';
+    if (i > 0 && !results[i - 1]->error.empty()) {
+      out << "      error: " << results[i - 1]->error << '\n';
     }
   }
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    std::string line = " ";
-    for (std::size_t i = 0; i < columns().size(); ++i) {
-      const std::string padding(widths[i] - rows[r][i].size(), ' ');
-      line += " " + (columns()[i].left ? rows[r][i] + padding : padding + rows[r][i]) + " ";
+}
+
+const std::vector<Column>& limit_columns() {
+  static const std::vector<Column> result = {
+      {"what", true},       {"launcher", true},  {"backend", true},  {"ranks", false},
+      {"step ms", false},   {"no comm", false},  {"exposed", false}, {"alone", false},
+      {"predicted", false}, {"residual", false}, {"floor", false},   {"step/floor", false},
+  };
+  return result;
+}
+
+/// What a step is made of and what it could be, of the runs that say so.
+void print_limits(std::ostream& out, const std::vector<const Result*>& results) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Result* result : results) {
+    const Configuration& configuration = result->configuration;
+    if (!result->has_speed() ||
+        (!result->floor && !result->prediction && !result->no_comm_step_ms)) {
+      continue;
     }
-    line.erase(line.find_last_not_of(' ') + 1);
+    const std::optional<double> step_ms = result->step_ms().median;
+    const std::optional<double> residual = result->residual();
+    std::string signed_residual = "-";
+    if (residual) {
+      signed_residual = (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual));
+    }
+    const auto floor_ms = result->floor ? std::optional(result->floor->total_ms()) : std::nullopt;
+    rows.push_back({
+        shown_name(configuration),
+        dash_for_none(configuration.launcher),
+        dash_for_none(configuration.backend),
+        std::to_string(configuration.world_size),
+        format_significant(step_ms),
+        format_significant(result->no_comm_step_ms),
+        format_significant(result->exposed_by_difference_ms()),
+        format_significant(result->alone_ms),
+        format_significant(result->prediction ? std::optional(result->prediction->step_ms())
+                                              : std::nullopt),
+        signed_residual,
+        format_significant(floor_ms),
+        floor_ms && *floor_ms > 0 ? format_significant(*step_ms / *floor_ms) + "x" : "-",
+    });
+  }
+  if (rows.empty()) {
+    return;
+  }
+  out << "\n  in ms: without communication, the difference, communication alone; predicted from "
+         "these;\n  the least this machine's measured limits allow\n";
+  for (const std::string& line : format_table(limit_columns(), rows)) {
     out << line << '\n';
-    if (r > 0 && !results[r - 1]->error.empty()) {
-      out << "      error: " << results[r - 1]->error << '\n';
-    }
   }
 }
 
@@ -124,6 +164,10 @@ void print_terminal_report(std::ostream& out, const Plan& plan, const Report& re
                            const nlohmann::ordered_json& machine) {
   std::vector<std::vector<const Result*>> groups;
   for (const Result& result : report.results) {
+    const Role role = result.configuration.role;
+    if (role == Role::kControl || role == Role::kNoCommunication) {
+      continue;  // they speak through other runs
+    }
     const auto same_group = [&](const std::vector<const Result*>& group) {
       const Configuration& other = group.front()->configuration;
       return other.workload.name == result.configuration.workload.name &&
@@ -142,6 +186,7 @@ void print_terminal_report(std::ostream& out, const Plan& plan, const Report& re
         << first.workload.name << ": " << first.workload.description << ", " << batch_rule(first)
         << '\n';
     print_table(out, group, report);
+    print_limits(out, group);
   }
   out << "\nWhat to conclude\n";
   for (const std::vector<const Result*>& group : groups) {

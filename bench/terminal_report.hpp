@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "bench/configuration.hpp"
+#include "bench/plan.hpp"
 #include "bench/results.hpp"
 
 namespace ddp::bench {

@@ -68,6 +68,8 @@ class ProcessGroup {
   /// communication were free?
   void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }
 
+  /// For what must not go through the backend, as when the backend itself is measured.
+  const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
   /// What c10d's own components, such as its Reducer, are built on.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
 

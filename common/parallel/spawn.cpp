@@ -51,22 +51,6 @@ class FileDescriptor {
   int fd_;
 };
 
-/// Rank 0 serves the store on a socket that is bound before any rank starts: no port can be taken
-/// in between, and no other machine can connect.
-int bind_loopback(int listener) {
-  constexpr int kBacklog = 2048;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener < 0 || bind(listener, generic, length) != 0 || listen(listener, kBacklog) != 0 ||
-      getsockname(listener, generic, &length) != 0) {
-    throw TransientError(system_error("cannot listen on 127.0.0.1"));
-  }
-  return ntohs(address.sin_port);
-}
-
 /// The processes of all ranks. Whatever happens, none is left when this object is gone.
 class Ranks {
  public:
@@ -161,7 +145,9 @@ std::vector<std::string> environment_of_rank(int rank, int world_size, int port,
 
 void Ranks::start(char** argv, int world_size) {
   const FileDescriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int port = bind_loopback(listener.get());
+  // Rank 0 serves the store on a socket that is bound before any rank starts: no port can be taken
+  // in between.
+  const int port = listen_on_loopback(listener.get());
   // A rank is no foreground process, so reading the terminal would stop it.
   const FileDescriptor no_input(open("/dev/null", O_RDONLY | O_CLOEXEC));
   // A pen, see Note [One line]: a pipe with one byte, for the first rank that takes it.
@@ -331,12 +317,30 @@ int start_and_wait(int argc, char** argv) {
   }
   const int world_size = processes_to_start(options);
   resolve_batch_per_rank(options, world_size);
-  Ranks ranks(options.program);
-  ranks.start(argv, world_size);
-  return ranks.wait();
+  return start_ranks(options.program, argv, world_size);
 }
 
 }  // namespace
+
+int listen_on_loopback(int listener) {
+  constexpr int kBacklog = 2048;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (listener < 0 || bind(listener, generic, length) != 0 || listen(listener, kBacklog) != 0 ||
+      getsockname(listener, generic, &length) != 0) {
+    throw TransientError(system_error("cannot listen on 127.0.0.1"));
+  }
+  return ntohs(address.sin_port);
+}
+
+int start_ranks(const std::string& program, char** argv, int world_size) {
+  Ranks ranks(program);
+  ranks.start(argv, world_size);
+  return ranks.wait();
+}
 
 int spawn(int argc, char** argv, TrainFunction train) {
   if (process_getenv("DDP_LAUNCHER")) {

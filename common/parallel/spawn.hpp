@@ -2,6 +2,8 @@
 // enter a stage.
 #pragma once
 
+#include <string>
+
 #include "common/options.hpp"
 #include "common/parallel/launch_environment.hpp"
 
@@ -20,6 +22,17 @@ int run_alone(int argc, char** argv, TrainFunction train);
 /// SIGUSR1 and SIGUSR2 are forwarded; no rank outlives this process, even if it is killed.
 /// @return the first failing rank's exit code (128 + signal if it was killed), else 0
 int spawn(int argc, char** argv, TrainFunction train);
+
+/// The part of spawn() that starts this program `world_size` times and waits, for a program with a
+/// command line of its own. Every rank gets `argv`, and finds out by read_launch_environment() that
+/// it is one. Before any thread exists.
+/// @param program name that stands before messages
+/// @return as spawn() @throws TransientError if there is no port or no process to be had
+int start_ranks(const std::string& program, char** argv, int world_size);
+
+/// Makes the socket `listener` serve a free port of 127.0.0.1: no other machine can connect.
+/// @return the port @throws TransientError
+int listen_on_loopback(int listener);
 
 /// Stages 04 and 05: a launcher started this process and says which rank it is.
 /// @return as run_alone()

@@ -1,0 +1,27 @@
+// bench/catalog.hpp - the models, programs and peers that bench knows by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/configuration.hpp"
+
+namespace ddp::bench {
+
+/// The program that everything is compared with.
+inline constexpr const char* kBaseline = "01_single_gpu";
+
+const std::vector<Workload>& known_workloads();
+const std::vector<StageProgram>& known_programs();
+
+/// One way in which a peer can be set up.
+struct PeerVariant {
+  std::string peer;  ///< "pytorch"
+  std::string variant;  ///< what --variant is given
+  bool one_process;  ///< for world size 1, else for more
+  bool cuda_only = false;
+};
+
+const std::vector<PeerVariant>& known_peers();
+
+}  // namespace ddp::bench

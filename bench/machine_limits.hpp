@@ -1,0 +1,22 @@
+// bench/machine_limits.hpp - measures what this machine can do at best, with the program
+// bench_micro.
+#pragma once
+
+#include <string>
+
+#include "bench/child_process.hpp"
+#include "bench/plan.hpp"
+#include "bench/progress.hpp"
+#include "bench/results.hpp"
+#include "bench/settings.hpp"
+
+namespace ddp::bench {
+
+/// Runs bench_micro for every world size of the plan: arithmetic, memory, all-reduces of many sizes
+/// on every backend, the all-reduces of each configuration's step, and with --micro the pieces.
+/// Fills report.micro and each result's alone_ms. What cannot be measured stays unknown and is
+/// named in plan.not_run: without limits the report is still one.
+void measure_limits(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
+                    Progress& progress, Plan& plan, Report& report);
+
+}  // namespace ddp::bench

@@ -1,0 +1,96 @@
+#include "bench/micro/all_reduce.hpp"
+
+#include <numeric>
+#include <sstream>
+
+#include "bench/statistics.hpp"
+
+namespace ddp::micro {
+namespace {
+
+/// Where a backend of ours wants gradients to lie, if it says so. Collective.
+torch::Tensor allocate(const ProcessGroup& group, std::int64_t size) {
+  const auto options = torch::TensorOptions().dtype(torch::kFloat32).device(group.device());
+  const auto backend = group.c10d_group()->getDefaultBackend();
+  return group.device().is_cpu() && backend->supportsTensorAlloc(group.device().index())
+             ? backend->allocateTensor(size, options)
+             : torch::empty({size}, options);
+}
+
+}  // namespace
+
+AllReduce::AllReduce(const ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes)
+    : group_(group) {
+  constexpr auto kFloatBytes = static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t total =
+      std::accumulate(bucket_bytes.begin(), bucket_bytes.end(), std::int64_t{0});
+  values_ = allocate(group, total / kFloatBytes);
+  std::int64_t begin = 0;
+  for (const std::int64_t bytes : bucket_bytes) {
+    buckets_.push_back(values_.narrow(0, begin, bytes / kFloatBytes));
+    begin += bytes / kFloatBytes;
+  }
+  works_.resize(buckets_.size());
+}
+
+/// Small whole numbers that differ from element to element and from rank to rank: their sum is
+/// exact, in any order, and no two mistakes look alike.
+std::string AllReduce::verify() {
+  constexpr std::int64_t kPattern = 61;
+  constexpr int kOffsets = 8;
+  const auto offset = [](int rank) { return rank % kOffsets + 1; };
+  const torch::Tensor pattern = torch::arange(kPattern, values_.options())
+                                    .repeat({values_.size(0) / kPattern + 1})
+                                    .narrow(0, 0, values_.size(0));
+  torch::add_out(values_, pattern, torch::full({}, offset(group_.rank()), values_.options()));
+  run();
+  double offsets = 0;
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    offsets += offset(rank);
+  }
+  return compare(pattern.mul(group_.world_size()).add(offsets));
+}
+
+void AllReduce::prepare(std::int64_t iteration) {
+  constexpr std::int64_t kValues = 8;  // so that the result of the run before is no result now
+  last_value_ = static_cast<double>(iteration % kValues + 1);
+  values_.fill_(last_value_);
+}
+
+void AllReduce::run() {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    works_[i] = group_.start_all_reduce(buckets_[i]);
+  }
+  for (const auto& work : works_) {
+    group_.wait(work);
+  }
+}
+
+std::string AllReduce::check() {
+  return compare(torch::full_like(values_, last_value_ * group_.world_size()));
+}
+
+std::string AllReduce::compare(const torch::Tensor& expected) const {
+  if (torch::equal(values_, expected)) {  // false for what is not a number
+    return "";
+  }
+  const std::int64_t index = values_.ne(expected).nonzero()[0].item<std::int64_t>();
+  std::ostringstream text;
+  text << "the " << group_.backend_name() << " all-reduce of " << values_.nbytes()
+       << " bytes is wrong: element " << index << " is " << values_[index].item<float>()
+       << ", expected " << expected[index].item<float>();
+  return text.str();
+}
+
+void AllReduce::report(const Series& series, benchmark::UserCounters& counters) const {
+  const auto bytes = static_cast<double>(values_.nbytes());
+  const double ranks = group_.world_size();
+  const double seconds = bench::median(series.slowest()).value_or(0);
+  counters["bytes"] = bytes;
+  counters["buckets"] = static_cast<double>(buckets_.size());
+  counters["algorithm_bandwidth"] = bytes / seconds;
+  // What each rank must send and receive at least, whatever the algorithm.
+  counters["bus_bandwidth"] = bytes / seconds * 2 * (ranks - 1) / ranks;
+}
+
+}  // namespace ddp::micro

@@ -1,0 +1,63 @@
+// bench/micro/exercise.hpp - one thing that all ranks do at the same time, and how it is timed.
+#pragma once
+
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench/micro/lockstep.hpp"
+
+namespace ddp::micro {
+
+inline constexpr std::int64_t kMinIterations = 10;
+inline constexpr std::int64_t kMaxIterations = 10'000;
+inline constexpr std::int64_t kMinWarmups = 5;
+
+/// How long every iteration took on every rank.
+struct Series {
+  std::vector<std::vector<double>> seconds;  ///< [rank][iteration]
+
+  /// An iteration is as long as it is on its slowest rank.
+  std::vector<double> slowest() const;
+};
+
+/// What a benchmark repeats.
+class Exercise {
+ public:
+  Exercise() = default;
+  virtual ~Exercise() = default;
+  Exercise(const Exercise&) = delete;
+  Exercise& operator=(const Exercise&) = delete;
+
+  /// Runs on data whose result is known, once, before anything is timed.
+  /// @return what is wrong with the result on this rank; empty if nothing is
+  virtual std::string verify() { return ""; }
+  /// Before each run(), not timed.
+  virtual void prepare(std::int64_t iteration) = 0;
+  /// Timed, until the device is idle again.
+  virtual void run() = 0;
+  /// After the last run(). @return as verify()
+  virtual std::string check() { return ""; }
+  /// On rank 0. @param series complete @param counters what the report says besides the times
+  virtual void report(const Series& series, benchmark::UserCounters& counters) const = 0;
+};
+
+/// A result was wrong, so that there is no time. Thrown on all ranks alike.
+class WrongResult : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Verifies, warms up, and times.
+///
+/// Note [Equal counts]: a rank that made one iteration less would leave the others waiting. So rank
+/// 0 alone decides how many there are, from the warm-up, and tells the others.
+/// @param iterations how many to time; 0: as many as take `min_seconds`, with the limits above
+/// @return on rank 0 the series of all ranks, elsewhere nothing @throws WrongResult
+Series measure(Exercise& exercise, Lockstep& lockstep, double min_seconds,
+               std::int64_t iterations = 0);
+
+}  // namespace ddp::micro

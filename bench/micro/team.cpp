@@ -1,0 +1,112 @@
+#include "bench/micro/team.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "common/backends/backend.hpp"
+#include "common/device.hpp"
+#include "common/exit_codes.hpp"
+#include "common/parallel/spawn.hpp"
+
+namespace ddp::micro {
+namespace {
+
+constexpr const char* kDismissed = "dismissed";
+
+}  // namespace
+
+Team::Team(const MicroOptions& options, LaunchEnvironment environment)
+    : options_(options),
+      environment_(std::move(environment)),
+      device_(pick_device(options.stage, environment_.local_rank)) {
+  if (world_size() == 1) {
+    lockstep_ = std::make_unique<Lockstep>(device_);
+    return;
+  }
+  if (options.backends.size() > 1 && environment_.launcher != "spawn") {
+    throw UsageError("--backends: got " + std::to_string(options.backends.size()) + " under " +
+                     environment_.launcher + ", expected one where a launcher starts the ranks");
+  }
+  for (const std::string& name : options.backends) {
+    std::string backend = resolve_backend(name, device_);
+    if (name == "auto") {
+      open(name);  // what it is may depend on what the ranks find when they connect
+      backend = group_->backend_name();
+    }
+    if (std::find(backends_.begin(), backends_.end(), backend) == backends_.end()) {
+      backends_.push_back(backend);
+    }
+  }
+  if (group_ == nullptr) {
+    open(backends_.front());
+  }
+}
+
+/// Each group has a store of its own, on a port that rank 0 tells the others through the store that
+/// they already share. That one stays until all have met at the new one.
+void Team::open(const std::string& backend) {
+  LaunchEnvironment environment = environment_;
+  const std::unique_ptr<ProcessGroup> previous = std::move(group_);
+  if (previous != nullptr) {
+    if (rank() == 0) {
+      environment.store.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      environment.store.port = listen_on_loopback(environment.store.listen_fd);
+    }
+    environment.store.port =
+        std::stoi(lockstep_->from_rank0(std::to_string(environment.store.port)));
+    lockstep_.reset();
+    destroy_process_group(*previous);
+  }
+  const Options options = stage_options(options_, backend);
+  // No make_unique: a process group can be neither copied nor moved.
+  group_.reset(new ProcessGroup(init_process_group(options, environment, device_)));
+  lockstep_ = std::make_unique<Lockstep>(
+      *group_, std::chrono::milliseconds(static_cast<int64_t>(options.timeout_seconds * 1e3)));
+}
+
+void Team::carry_out(const Entry& entry, std::int64_t iterations, const ReportSeries& report) {
+  if (!entry.backend.empty() && entry.backend != group_->backend_name()) {
+    open(entry.backend);
+  }
+  const std::unique_ptr<Exercise> exercise = entry.make(*this);
+  const Series series = measure(*exercise, *lockstep_, options_.min_seconds, iterations);
+  if (report) {
+    report(series, *exercise);
+  }
+}
+
+void Team::lead(const std::vector<Entry>& entries, size_t index, std::int64_t iterations,
+                const ReportSeries& report) {
+  lockstep_->from_rank0(std::to_string(index) + " " + std::to_string(iterations));
+  carry_out(entries[index], iterations, report);
+}
+
+void Team::follow(const std::vector<Entry>& entries) {
+  for (std::string order; (order = lockstep_->from_rank0("")) != kDismissed;) {
+    std::istringstream text(order);
+    size_t index = 0;
+    std::int64_t iterations = 0;
+    text >> index >> iterations;
+    try {
+      carry_out(entries.at(index), iterations, {});
+    } catch (const WrongResult&) {
+      // Rank 0 threw too, and reports it.
+    }
+  }
+}
+
+void Team::dismiss() {
+  lockstep_->from_rank0(kDismissed);
+}
+
+void Team::leave() {
+  lockstep_.reset();
+  if (group_ != nullptr) {
+    destroy_process_group(*group_);
+  }
+}
+
+}  // namespace ddp::micro

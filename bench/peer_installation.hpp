@@ -1,0 +1,19 @@
+// bench/peer_installation.hpp - gets the other frameworks that --peers asks for.
+#pragma once
+
+#include <string>
+
+#include "bench/child_process.hpp"
+#include "bench/plan.hpp"
+#include "bench/progress.hpp"
+#include "bench/settings.hpp"
+
+namespace ddp::bench {
+
+/// Runs bench/peers/install.sh for each peer, which installs what is missing, and fills
+/// plan.peer_pythons.
+/// @throws UsageError naming a peer that cannot be installed and why
+void install_peers(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
+                   Progress& progress, Plan& plan);
+
+}  // namespace ddp::bench

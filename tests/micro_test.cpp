@@ -1,0 +1,581 @@
+// bench_micro: names, counters and counts of what it writes, that it times no wrong sum, answers a
+// mistake in one line, and leaves no process behind; and what reads its documents.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "bench/micro/all_reduce.hpp"
+#include "bench/micro/exercise.hpp"
+#include "bench/micro/lockstep.hpp"
+#include "bench/micro/options.hpp"
+#include "bench/micro_command.hpp"
+#include "bench/micro_results.hpp"
+#include "common/exit_codes.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+#include "tests/support/threads_as_ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace ddp::bench;
+using ddp::test::Program;
+using ddp::test::run_program;
+using ddp::test::RunResult;
+
+constexpr auto kTimeout = std::chrono::seconds(30);
+
+const std::string kProgram = std::string(DDP_BIN_DIR) + "/bench_micro";
+
+struct Folder {
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "ddp-micro-XXXXXX").string();
+    path = mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  fs::path path;
+};
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Runs it to its end. @return what it wrote, which must be whole
+MicroResults run_micro(const MicroRun& run, const Folder& folder, nlohmann::json* raw = nullptr) {
+  const fs::path out = folder.path / "out.json";
+  ddp::test::RunOptions options;
+  options.environment["TMPDIR"] = folder.path.string();
+  const RunResult result = run_program(micro_command(kProgram, run, out.string()), options);
+  INFO(result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  if (raw != nullptr) {
+    *raw = nlohmann::json::parse(read_file(out));
+  }
+  return read_micro_results(out.string());
+}
+
+void check_times(const Distribution& time_us) {
+  CHECK(time_us.n >= 10);
+  REQUIRE(time_us.median);
+  CHECK(*time_us.median > 0);
+  CHECK(time_us.p10.value_or(NAN) <= *time_us.median);
+  CHECK(time_us.p90.value_or(NAN) >= *time_us.median);
+  CHECK(time_us.p95.value_or(NAN) >= time_us.p90.value_or(NAN));
+}
+
+}  // namespace
+
+TEST_CASE("all-reduces: exact names, bytes, ranks, percentiles, bandwidths, steps", "[micro]") {
+  const Folder folder;
+  nlohmann::json raw;
+  const MicroResults results = run_micro({.suite = "all_reduce",
+                                          .world_size = 3,
+                                          .device = "cpu",
+                                          .backends = {"gloo"},
+                                          .bytes = {{4, 65536}},
+                                          .steps = {{"S", {4096, 64, 8192}}, {"one.bucket", {40}}},
+                                          .min_seconds = 0.02,
+                                          .timeout_s = 30},
+                                         folder, &raw);
+  REQUIRE(results.all_reduce.size() == 2);
+  CHECK(results.all_reduce[0].bytes == 4);
+  CHECK(results.all_reduce[1].bytes == 65536);
+  for (const AllReduceSample& sample : results.all_reduce) {
+    CHECK(sample.backend == "gloo");
+    CHECK(sample.device == "cpu");
+    CHECK(sample.world_size == 3);
+    check_times(sample.time_us);
+  }
+  REQUIRE(results.steps.size() == 2);
+  CHECK(results.steps[0].name == "S");
+  CHECK(results.steps[0].bytes == 4096 + 64 + 8192);
+  CHECK(results.steps[1].name == "one.bucket");
+  CHECK(results.steps[1].world_size == 3);
+  check_times(results.steps[0].time_us);
+
+  std::vector<std::string> names;
+  for (const nlohmann::json& run : raw.at("benchmarks")) {
+    names.push_back(run.at("name"));
+    const double median_s = run.at("time_us_median").get<double>() / 1e6;
+    const double bandwidth = run.at("algorithm_bandwidth");
+    CHECK(bandwidth == Approx(run.at("bytes").get<double>() / median_s));
+    CHECK(run.at("bus_bandwidth").get<double>() == Approx(bandwidth * 4 / 3));
+    CHECK(run.at("iterations").get<double>() == run.at("time_us_n").get<double>());
+    CHECK(run.at("real_time").get<double>() > 0);
+  }
+  CHECK(names == std::vector<std::string>{
+                     "all_reduce/gloo/ranks:3/bytes:4", "all_reduce/gloo/ranks:3/bytes:65536",
+                     "all_reduce_step/gloo/ranks:3/S", "all_reduce_step/gloo/ranks:3/one.bucket"});
+  CHECK(raw.at("benchmarks").at(2).at("buckets") == 3);
+}
+
+TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions become one",
+          "[micro]") {
+  const Folder folder;
+  nlohmann::json raw;
+  MicroResults results = run_micro({.suite = "limits",
+                                    .world_size = 2,
+                                    .device = "cpu",
+                                    .min_seconds = 0.02,
+                                    .repetitions = 2,
+                                    .filter = "^limits/gemm_fp32/ranks:2$"},
+                                   folder, &raw);
+  REQUIRE(results.limits.size() == 1);
+  CHECK(results.limits[0].world_size == 2);
+  CHECK(results.limits[0].device == "cpu");
+  CHECK(results.limits[0].fp32_gflops.value_or(NAN) > 0.1);
+  CHECK_FALSE(results.limits[0].memory_bandwidth_gbps);
+  std::vector<double> gflops;
+  for (const nlohmann::json& run : raw.at("benchmarks")) {
+    if (run.at("run_type") == "iteration") {
+      const double rank0 = run.at("flops_per_second_rank_0");
+      const double rank1 = run.at("flops_per_second_rank_1");
+      CHECK(run.at("flops_per_second").get<double>() == Approx((rank0 + rank1) / 2));
+      CHECK(run.at("operations") == 2.0 * 512 * 512 * 512);
+      gflops.push_back(run.at("flops_per_second").get<double>() / 1e9);
+    }
+  }
+  CHECK(gflops.size() == 2);
+  CHECK(results.limits[0].fp32_gflops.value_or(NAN) == Approx(median(gflops).value_or(NAN)));
+
+  results.append(run_micro(
+      {.suite = "limits", .device = "cpu", .min_seconds = 1e-3, .filter = "mem"}, folder, &raw));
+  CHECK(raw.at("benchmarks").at(0).at("name") == "limits/memory/ranks:1");
+  REQUIRE(results.limits.size() == 2);
+  CHECK(results.limits[1].world_size == 1);
+  CHECK(results.limits[1].memory_bandwidth_gbps.value_or(NAN) > 0.1);
+  CHECK_FALSE(results.limits[1].fp32_gflops);
+}
+
+TEST_CASE("pieces: one process, times and bandwidths, and no file left", "[micro]") {
+  const Folder folder;
+  const MicroResults results =
+      run_micro({.suite = "pieces",
+                 .device = "cpu",
+                 .min_seconds = 0.001,
+                 .filter = "data_loader/S|gather/S|parallel_apply|optimizer/adam/.*/S|snapshot_.*/S"
+                           "|flatten_parameters/S|scatter/S"},
+                folder);
+  std::vector<std::string> names;
+  for (const PieceResult& piece : results.pieces) {
+    CAPTURE(piece.name);
+    names.push_back(piece.name);
+    check_times(piece.time_us);
+    const bool measured_in_bytes = piece.name != "parallel_apply" && piece.name != "scatter/S";
+    CHECK(piece.bytes.has_value() == measured_in_bytes);
+    if (piece.bytes) {
+      CHECK(piece.bandwidth_gbps.value_or(NAN) ==
+            Approx(static_cast<double>(*piece.bytes) / piece.time_us.median.value_or(NAN) / 1e3));
+    }
+  }
+  CHECK(names == std::vector<std::string>{"data_loader/S", "scatter/S", "gather/S",
+                                          "parallel_apply", "optimizer/adam/flat/S",
+                                          "optimizer/adam/torch/S", "flatten_parameters/S",
+                                          "snapshot_save/S", "snapshot_load/S"});
+  fs::remove(folder.path / "out.json");
+  CHECK(fs::is_empty(folder.path));
+}
+
+TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
+  const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> cases = {
+      {{}, {"--suite", "missing"}},
+      {{"--suite", "speed"}, {"--suite", "speed", "limits"}},
+      {{"--suite", "limits", "--nprocs", "0"}, {"--nprocs", "0"}},
+      {{"--suite", "limits", "--nprocs", "1e3"}, {"--nprocs", "1e3"}},
+      {{"--suite", "limits", "--bytes", "4"}, {"--bytes", "limits", "all_reduce"}},
+      {{"--suite", "pieces", "--nprocs", "2"}, {"--nprocs", "2", "pieces"}},
+      {{"--suite", "pieces", "--step", "S=4"}, {"--step", "pieces"}},
+      {{"--suite", "all_reduce", "--nprocs", "1"}, {"--nprocs", "1"}},
+      {{"--suite", "all_reduce", "--bytes", "4,6"}, {"--bytes", "6", "multiple of 4"}},
+      {{"--suite", "all_reduce", "--bytes", "4,4"}, {"--bytes", "4", "twice"}},
+      {{"--suite", "all_reduce", "--bytes", "4,,8"}, {"--bytes"}},
+      {{"--suite", "all_reduce", "--bytes", "-4"}, {"--bytes", "-4"}},
+      {{"--suite", "all_reduce", "--bytes", "none"}, {"--bytes", "none"}},
+      {{"--suite", "all_reduce", "--backends", "carrier-pigeon"}, {"--backends", "carrier-pigeon"}},
+      {{"--suite", "all_reduce", "--backends", "gloo,gloo"}, {"--backends", "gloo", "twice"}},
+      {{"--suite", "all_reduce", "--step", "S"}, {"--step", "S", "NAME"}},
+      {{"--suite", "all_reduce", "--step", "a/b=4"}, {"--step", "a/b"}},
+      {{"--suite", "all_reduce", "--step", "S=4+x"}, {"--step", "x"}},
+      {{"--suite", "all_reduce", "--step", "S=4", "--step", "S=8"}, {"--step", "S", "twice"}},
+      {{"--suite", "limits", "--min-seconds", "nan"}, {"--min-seconds", "nan"}},
+      {{"--suite", "limits", "--timeout", "0"}, {"--timeout", "0"}},
+      {{"--suite", "limits", "--threads", "none"}, {"--threads", "none"}},
+      {{"--suite", "limits", "--device", "tpu"}, {"--device", "tpu"}},
+      {{"--suite", "limits", "--sweet"}, {"--sweet"}},
+      {{"--suite", "limits", "extra"}, {"extra"}},
+      {{"--suite", "limits", "--suite", "pieces"}, {"--suite"}},
+      {{"--suite", "limits", "--benchmark_out_format=xml"}, {"--benchmark_out_format", "xml"}},
+      {{"--suite", "limits", "--benchmark_min_time=1"}, {"--min-seconds"}},
+      {{"--suite", "limits", "--benchmark_filter=["}, {"--benchmark_filter", "["}},
+      {{"--suite", "limits", "--benchmark_out=/no/such/folder/x"}, {"/no/such/folder/x"}},
+  };
+  for (const auto& [arguments, named] : cases) {
+    std::vector<const char*> argv = {"bench_micro"};
+    for (const std::string& argument : arguments) {
+      argv.push_back(argument.c_str());
+    }
+    CAPTURE(arguments);
+    std::string error;
+    try {
+      ddp::micro::parse_micro_options(static_cast<int>(argv.size()), argv.data());
+    } catch (const ddp::UsageError& usage) {
+      error = usage.what();
+    }
+    CHECK_FALSE(error.empty());
+    CHECK(error.find('\n') == std::string::npos);
+    for (const std::string& text : named) {
+      CHECK(error.find(text) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a mistake that only a rank sees: one line too, exit 2, and nothing on standard output",
+          "[micro]") {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--suite", "speed"}, "speed"},
+      {{"--suite", "all_reduce", "--backends", "nccl", "--device", "cpu"}, "nccl"},
+      {{"--suite", "limits", "--nprocs", "3", "--device", "cuda"}, "--device cuda"},
+      {{"--suite", "limits", "--benchmark_bogus=1"}, "--benchmark_bogus"},
+      {{"--suite", "pieces", "--benchmark_filter=nothing"}, "nothing"},
+  };
+  for (const auto& [arguments, named] : cases) {
+    std::vector<std::string> argv = {kProgram};
+    argv.insert(argv.end(), arguments.begin(), arguments.end());
+    ddp::test::RunOptions options;
+    options.environment["CUDA_VISIBLE_DEVICES"] = "";
+    const RunResult result = run_program(argv, options);
+    INFO("said " << result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.out.empty());
+    CHECK(result.err.starts_with("bench_micro: error: "));
+    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+    CHECK(result.err.find(named) != std::string::npos);
+  }
+}
+
+TEST_CASE("--benchmark_list_tests and --benchmark_filter know the exact names", "[micro]") {
+  const std::vector<std::string> argv = {kProgram,  "--suite",  "all_reduce",
+                                         "--bytes", "4,40,400", "--benchmark_list_tests"};
+  const auto list = [&](const std::string& filter) {
+    std::vector<std::string> filtered = argv;
+    filtered.push_back("--benchmark-filter=" + filter);
+    const RunResult result = run_program(filtered);
+    CHECK(result.exit_code == 0);
+    return result.out;
+  };
+  CHECK(list("^all_reduce/gloo/ranks:2/bytes:4$") == "all_reduce/gloo/ranks:2/bytes:4\n");
+  CHECK(list("-:4$|:40$") == "all_reduce/gloo/ranks:2/bytes:400\n");
+}
+
+namespace {
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
+                     "/children");
+  return {std::istream_iterator<pid_t>(list), {}};
+}
+
+bool alive(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
+}
+
+bool all_gone(const std::vector<pid_t>& pids) {
+  for (int i = 0; i < 1000 && std::any_of(pids.begin(), pids.end(), alive); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return std::none_of(pids.begin(), pids.end(), alive);
+}
+
+/// A minute of all-reduces.
+std::vector<std::string> long_run() {
+  std::string bytes = "4";
+  for (int size = 8; size <= 1200; size += 4) {
+    bytes += ',';
+    bytes += std::to_string(size);
+  }
+  return {kProgram, "--suite", "all_reduce", "--bytes", bytes, "--benchmark_format=csv"};
+}
+
+}  // namespace
+
+TEST_CASE("a rank that dies takes the others along, and so does the program itself", "[micro]") {
+  Program program(long_run());
+  REQUIRE(program.wait_for_output("bytes:4\""));  // they have met and measured
+  const std::vector<pid_t> ranks = children_of(program.pid());
+  REQUIRE(ranks.size() == 2);
+  kill(ranks[1], SIGKILL);
+  const RunResult result = program.wait();
+  CHECK(result.exit_code == 128 + SIGKILL);
+  CHECK(result.err.find("bench_micro: error: rank 1 was killed by signal 9") != std::string::npos);
+  CHECK(all_gone(ranks));
+
+  Program killed(long_run());
+  REQUIRE(killed.wait_for_output("bytes:4\""));
+  const std::vector<pid_t> orphans = children_of(killed.pid());
+  REQUIRE(orphans.size() == 2);
+  kill(killed.pid(), SIGKILL);
+  CHECK(all_gone(orphans));
+}
+
+namespace {
+
+/// Sums as Gloo does, then spoils the result from call `first_wrong_call` on.
+class Broken : public c10d::Backend {
+ public:
+  using Spoil = std::function<void(const torch::Tensor&)>;
+  Broken(c10::intrusive_ptr<c10d::Backend> right, int first_wrong_call, Spoil spoil)
+      : c10d::Backend(right->getRank(), right->getSize()),
+        right_(std::move(right)),
+        first_wrong_call_(first_wrong_call),
+        spoil_(std::move(spoil)) {}
+
+  const std::string getBackendName() const override { return "broken"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<torch::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    const auto work = right_->allreduce(tensors, options);
+    work->wait();
+    if (++calls_ >= first_wrong_call_) {
+      spoil_(tensors[0]);
+    }
+    return work;
+  }
+
+  int calls() const { return calls_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> right_;
+  int first_wrong_call_;
+  Spoil spoil_;
+  int calls_ = 0;
+};
+
+struct Outcome {
+  std::string error;  // of rank 0
+  int calls = 0;
+  std::size_t iterations = 0;
+};
+
+/// Two ranks measure all-reduces of two buckets; only rank 1's results are spoiled.
+Outcome measure_broken(int first_wrong_call, const Broken::Spoil& spoil) {
+  Outcome outcome;
+  ddp::test::run_ranks(2, [&](ddp::ProcessGroup& right) {
+    const auto broken = c10::make_intrusive<Broken>(
+        right.c10d_group()->getDefaultBackend(),
+        right.rank() == 1 ? first_wrong_call : std::numeric_limits<int>::max(), spoil);
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(right.store(), right.rank(), 2);
+    group->setBackend(torch::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                      c10::intrusive_ptr<c10d::Backend>(broken));
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group->setGroupName("broken");
+    const ddp::ProcessGroup process_group(right.environment(), right.store(), group, "broken",
+                                          torch::kCPU);
+    ddp::micro::Lockstep lockstep(process_group, kTimeout);
+    ddp::micro::AllReduce all_reduce(process_group, {400, 40});
+    std::string error;
+    ddp::micro::Series series;
+    try {
+      series = ddp::micro::measure(all_reduce, lockstep, 1e-6);
+    } catch (const ddp::micro::WrongResult& wrong) {
+      error = wrong.what();
+    }
+    if (right.rank() == 0) {
+      outcome = {error, broken->calls(), series.seconds.empty() ? 0 : series.seconds[1].size()};
+    }
+  });
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("no wrong sum is timed, whatever is wrong with it", "[micro]") {
+  constexpr int kNever = std::numeric_limits<int>::max();
+  const Outcome right = measure_broken(kNever, [](const torch::Tensor&) {});
+  CHECK(right.error.empty());
+  CHECK(right.iterations == 10);
+  CHECK(right.calls == 2 * (1 + 5 + 1 + 10));  // buckets x (verified, warm-ups, timed)
+
+  const std::vector<Broken::Spoil> ways = {
+      [](const torch::Tensor& sum) { sum.zero_(); },
+      [](const torch::Tensor& sum) { sum[-1].add_(1); },
+      [](const torch::Tensor& sum) { sum[3].fill_(NAN); },
+      [](const torch::Tensor& sum) { sum.copy_(sum.roll(1)); },
+      [](const torch::Tensor& sum) { sum.div_(2); },
+  };
+  for (const Broken::Spoil& spoil : ways) {
+    const Outcome wrong = measure_broken(1, spoil);
+    CHECK(wrong.error.find("rank 1: the broken all-reduce of 440 bytes is wrong: element ") == 0);
+    CHECK(wrong.calls == 2);
+    CHECK(wrong.iterations == 0);
+  }
+  // Right when it is looked at, wrong when it is timed.
+  const Outcome later = measure_broken(20, [](const torch::Tensor& sum) { sum[0].mul_(2); });
+  CHECK(later.error.find("rank 1: the broken all-reduce") == 0);
+  CHECK(later.iterations == 0);
+}
+
+namespace {
+
+/// Rank 1 is slower, and knows how often it was asked.
+class Uneven : public ddp::micro::Exercise {
+ public:
+  explicit Uneven(int rank) : rank_(rank) {}
+  void prepare(std::int64_t) override { ++prepared; }
+  void run() override {
+    ++run_count;
+    std::this_thread::sleep_for(std::chrono::microseconds(rank_ == 1 ? 3000 : 100));
+  }
+  void report(const ddp::micro::Series&, benchmark::UserCounters&) const override {}
+
+  int prepared = 0;
+  int run_count = 0;
+
+ private:
+  int rank_;
+};
+
+}  // namespace
+
+TEST_CASE("all ranks make as many iterations, and the slowest counts", "[micro]") {
+  std::vector<int> runs(3);
+  std::vector<double> slowest;
+  ddp::test::run_ranks(3, [&](ddp::ProcessGroup& group) {
+    ddp::micro::Lockstep lockstep(group, kTimeout);
+    Uneven exercise(group.rank());
+    const ddp::micro::Series series = ddp::micro::measure(exercise, lockstep, 0.1);
+    runs[static_cast<std::size_t>(group.rank())] = exercise.run_count;
+    if (exercise.prepared != exercise.run_count) {
+      throw std::runtime_error("a run was not prepared");
+    }
+    if (group.rank() == 0) {
+      slowest = series.slowest();
+    }
+  });
+  CHECK(runs[0] >= 15);
+  CHECK(runs[1] == runs[0]);
+  CHECK(runs[2] == runs[0]);
+  CHECK(slowest.size() >= 10);
+  CHECK(*std::min_element(slowest.begin(), slowest.end()) >= 0.003);
+}
+
+TEST_CASE("nobody leaves the start line before all are there", "[micro]") {
+  constexpr int kRanks = 4;
+  constexpr int kRounds = 500;
+  std::atomic<int> arrived{0};
+  std::atomic<bool> early{false};
+  ddp::test::run_ranks(kRanks, [&](ddp::ProcessGroup& group) {
+    ddp::micro::Lockstep lockstep(group, kTimeout);
+    for (int round = 1; round <= kRounds; ++round) {
+      ++arrived;
+      lockstep.line_up();
+      if (arrived < kRanks * round) {
+        early = true;
+      }
+      lockstep.line_up();
+    }
+  });
+  CHECK(arrived == kRanks * kRounds);
+  CHECK_FALSE(early);
+
+  std::string error;
+  ddp::test::run_ranks(2, [&](ddp::ProcessGroup& group) {
+    ddp::micro::Lockstep lockstep(group, std::chrono::milliseconds(50));
+    try {
+      if (group.rank() == 0) {
+        lockstep.line_up();  // rank 1 never comes
+      }
+    } catch (const ddp::TransientError& transient) {
+      error = transient.what();
+    }
+  });
+  CHECK(error.find("start line") != std::string::npos);
+}
+
+TEST_CASE("documents: what is missing is named, what is not a number is null", "[micro]") {
+  const Folder folder;
+  const std::string path = (folder.path / "results.json").string();
+  const auto error_of = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    try {
+      read_micro_results(path);
+    } catch (const ddp::Error& error) {
+      CHECK(error.code() == ddp::ExitCode::kTrainingFailed);
+      CHECK(std::string(error.what()).starts_with(path + ": "));
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto document = [](const std::string& benchmarks) {
+    return R"({"context": {"device": "cpu"}, "benchmarks": [)" + benchmarks + "]}";
+  };
+  const std::string times =
+      R"("run_type": "iteration", "ranks": 2e0, "bytes": 8e0, "time_us_p10": 1.0,
+         "time_us_p90": 3.0, "time_us_p95": NaN, "time_us_n": 1.2e1)";
+  const std::string sum = R"({"name": "all_reduce/shm/ranks:2/bytes:8", "time_us_median": )";
+
+  CHECK_THROWS_AS(read_micro_results((folder.path / "missing").string()), ddp::Error);
+  CHECK(error_of("").find("is no JSON (0 bytes)") != std::string::npos);
+  CHECK(error_of(document(sum)).find("is no JSON") != std::string::npos);
+  CHECK(error_of("[]").find("\"context\"") != std::string::npos);
+  CHECK(error_of("3").find("\"context\"") != std::string::npos);
+  CHECK(error_of(R"({"context": {}})").find("\"device\"") != std::string::npos);
+  CHECK(error_of(R"({"context": {"device": "cpu"}})").find("\"benchmarks\"") != std::string::npos);
+  CHECK(error_of(document("7")).find("\"name\"") != std::string::npos);
+  CHECK(error_of(document(R"({"name": "x"})")).find("x: expected a text \"run_type\"") !=
+        std::string::npos);
+  CHECK(error_of(document(R"({"name": "x", )" + times + "}")).find("\"time_us_median\"") !=
+        std::string::npos);
+  CHECK(error_of(document(R"({"name": "x/y", "time_us_median": 2.0, )" + times + "}"))
+            .find("x/y: expected limits/") != std::string::npos);
+  CHECK(error_of(
+            document(R"({"name": "limits/speed/ranks:2", "time_us_median": 2.0, )" + times + "}"))
+            .find("limits/gemm_fp32") != std::string::npos);
+  CHECK(error_of(document(R"({"name": "all_reduce/a/b/c", "run_type": "iteration", "ranks": 1.5})"))
+            .find("a whole number \"ranks\"") != std::string::npos);
+  CHECK(error_of(document(sum + "\"fast\", " + times + "}")).find("a number \"time_us_median\"") !=
+        std::string::npos);
+  CHECK(error_of(document("")) == "no error");
+
+  std::ofstream(path) << document(
+      sum + "2.0, " + times + "}, " + sum + "4.0, " + times + "}, " +
+      R"({"name": "pieces/a/b", "time_us_median": -nan, )" + times +
+      R"(, "bandwidth": inf}, {"name": "all_reduce/gloo/ranks:2/bytes:4",
+                                  "run_type": "iteration", "error_occurred": true,
+                                  "error_message": "rank 1: wrong"})");
+  const MicroResults results = read_micro_results(path);
+  REQUIRE(results.all_reduce.size() == 1);
+  const AllReduceSample& sample = results.all_reduce[0];
+  CHECK(sample.backend == "shm");
+  CHECK(sample.time_us.median == 3.0);
+  CHECK(sample.time_us.p90 == 3.0);
+  CHECK_FALSE(sample.time_us.p95);
+  CHECK(sample.time_us.n == 24);
+  REQUIRE(results.pieces.size() == 1);
+  CHECK(results.pieces[0].name == "a/b");
+  CHECK(results.pieces[0].bytes == 8);
+  CHECK_FALSE(results.pieces[0].time_us.median);
+  CHECK_FALSE(results.pieces[0].bandwidth_gbps);
+  REQUIRE(results.errors.size() == 1);
+  CHECK(results.errors[0] == "all_reduce/gloo/ranks:2/bytes:4: rank 1: wrong");
+
+  MicroResults both = results;
+  both.append(results);
+  CHECK(both.all_reduce.size() == 2);
+  CHECK(both.errors.size() == 2);
+}

@@ -1,0 +1,277 @@
+#include "tests/support/fake_bench.hpp"
+
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+
+#include "tests/catch.hpp"
+
+#ifndef DDP_BIN_DIR
+#error "expected DDP_BIN_DIR, the folder with the programs"
+#endif
+
+namespace ddp::test {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const char* const kFakeStage = R"sh(#!/bin/sh
+name=$(basename "$0")
+epochs=$1 global=32 ranks=${WORLD_SIZE:-1} size=1437 metrics= warmup=10
+printf '%s\n' "$*" >> "$0.calls"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --metrics) metrics=$2; shift ;;
+    --global-batch) global=$2; shift ;;
+    --nprocs) ranks=$2; shift ;;
+    --dataset-size) size=$2; shift ;;
+    --no-communication) quiet_step_ms=0.07 ;;
+  esac
+  shift
+done
+case $name in 02_*) ranks=1 ;; esac
+moved=0.5 step_ms=0.05 comm=0
+[ "$ranks" = 1 ] || { step_ms=0.2; comm=0.14; }
+[ -z "$quiet_step_ms" ] || { step_ms=$quiet_step_ms; comm=0; }
+first_step=$(date +%s)000
+after() { :; }
+[ ! -f "$0.behaviour" ] || . "$0.behaviour"
+awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v moved="$moved" \
+    -v step_ms="$step_ms" -v comm="$comm" -v warmup="$warmup" -v first_step="$first_step" 'BEGIN {
+  steps = epochs * int((size + global - 1) / global)
+  for (s = 0; s < steps; ++s) for (r = 0; r < ranks; ++r) {
+    t = step_ms * (1 + 0.1 * (s % 7)) * (r == 1 ? 2 : 1)
+    if (s < warmup) t *= 100
+    rest = (t - comm) / 4
+    printf "{\"rank\":%d,\"epoch\":0,\"step\":%d,\"step_ms\":%.6f,\"data_ms\":%.6f,", r, s, t, rest
+    printf "\"forward_ms\":%.6f,\"backward_ms\":%.6f,\"exposed_comm_ms\":%.6f,", rest, rest, comm
+    printf "\"optimizer_ms\":%.6f,\"loss\":0.5}\n", rest
+  }
+  printf "{\"summary\":{\"backend\":\"gloo\",\"device\":\"cpu\",\"world_size\":%d,", ranks
+  printf "\"global_batch\":%d,\"epochs\":%d,\"steps\":%d,", global, epochs, steps
+  printf "\"warmup_steps\":%d,\"moved\":%s,\"all_reduce_bytes\":[84],", warmup, moved
+  printf "\"peak_rss_mib\":[100.5],\"startup_ms\":[300],\"first_step_unix_ms\":%s}}\n", first_step
+}' > "$metrics"
+after
+)sh";
+
+namespace {
+
+constexpr const char* kFakeSrun = R"sh(#!/bin/sh
+# srun --nodes=N --ntasks=RANKS ... PROGRAM ARGUMENTS: as above.
+[ "$1" != --version ] || { echo slurm 1.2; exit; }
+printf '%s\n' "$*" >> "$0.calls"
+while :; do
+  case $1 in
+    --ntasks=*) WORLD_SIZE=${1#*=} ;;
+    --*) ;;
+    *) break ;;
+  esac
+  shift
+done
+export WORLD_SIZE
+exec "$@"
+)sh";
+
+constexpr const char* kFakeTorchrun = R"sh(#!/bin/sh
+# torchrun --standalone --nproc_per_node=N --no-python PROGRAM ARGUMENTS: starts it once, for all.
+WORLD_SIZE=${2#*=}
+export WORLD_SIZE
+shift 3
+exec "$@"
+)sh";
+
+constexpr const char* kFakeMicro = R"py(#!/usr/bin/python3
+import json, sys
+
+def value(name, default=None):
+    found = [a.split("=", 1)[1] for a in sys.argv if a.startswith(name + "=")]
+    found += [b for a, b in zip(sys.argv, sys.argv[1:]) if a == name]
+    return found[-1] if found else default
+
+def values(name):
+    found = [a.split("=", 1)[1] for a in sys.argv if a.startswith(name + "=")]
+    return found + [b for a, b in zip(sys.argv, sys.argv[1:]) if a == name]
+
+suite, ranks = value("--suite"), int(value("--nprocs", "1"))
+
+def entry(name, time_us, **counters):
+    return {"name": name, "run_name": name, "run_type": "iteration", "ranks": ranks,
+            "time_us_median": time_us, "time_us_p10": time_us, "time_us_p90": time_us,
+            "time_us_p95": time_us, "time_us_n": 100, **counters}
+
+def ring_us(size):
+    return 2 * (ranks - 1) * 100 + 2 * (ranks - 1) / ranks * size / 2**20 * 300
+
+entries = []
+if suite == "limits":
+    entries.append(entry(f"limits/gemm_fp32/ranks:{ranks}", 1, flops_per_second=100e9))
+    entries.append(entry(f"limits/memory/ranks:{ranks}", 1, memory_bandwidth=10e9))
+elif suite == "all_reduce":
+    for size in [4 ** k for k in range(1, 12)]:
+        entries.append(entry(f"all_reduce/gloo/ranks:{ranks}/bytes:{size}", ring_us(size), bytes=size))
+    for step in values("--step"):
+        name, sizes = step.split("=")
+        sizes = [int(size) for size in sizes.split("+")]
+        entries.append(entry(f"all_reduce_step/gloo/ranks:{ranks}/{name}",
+                             sum(map(ring_us, sizes)), bytes=sum(sizes)))
+else:
+    entries.append(entry("pieces/optimizer/sgd/flat/S", 7.5, bytes=1000, bandwidth=2e9))
+context = {"device": "cpu"}
+with open(value("--benchmark_out"), "w") as out:
+    json.dump({"context": context, "benchmarks": entries}, out)
+)py";
+
+constexpr const char* kFakeInstall = R"sh(#!/bin/sh
+[ "$1" = pytorch ] || { echo "error: no such peer" >&2; exit 2; }
+[ ! -f "$0.broken" ] || { echo "error: no network" >&2; exit 1; }
+echo "installing" >&2
+echo /bin/sh
+)sh";
+
+/// Each under a name of its own, for the test that validates all of them.
+void keep(const json& document) {
+  const char* const folder = std::getenv("DDP_TEST_DOCUMENTS");
+  if (folder == nullptr) {
+    return;
+  }
+  static std::atomic<int> number = 0;
+  fs::create_directories(folder);
+  write_file(fs::path(folder) /
+                 ("report-" + std::to_string(getpid()) + "-" + std::to_string(++number) + ".json"),
+             document.dump());
+}
+
+/// The phases of a run that knows all of them add up to its step.
+void check_phases(const json& run) {
+  double sum_ms = 0;
+  for (const auto& [name, phase_ms] : run.at("phases_ms").items()) {
+    if (phase_ms.is_null()) {
+      return;
+    }
+    sum_ms += phase_ms.get<double>();
+  }
+  CHECK(is_near(sum_ms, run.at("step_ms").at("median").get<double>(), 0.03));
+}
+
+}  // namespace
+
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+
+void write_program(const fs::path& path, const std::string& text) {
+  write_file(path, text);
+  fs::permissions(path, fs::perms::owner_all);
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+FakeBench::FakeBench() {
+  std::string pattern = (fs::temp_directory_path() / "ddp-bench-test-XXXXXX").string();
+  REQUIRE(mkdtemp(pattern.data()) != nullptr);
+  root_ = pattern;
+  for (const char* folder : {"bin", "path", "tmp"}) {
+    fs::create_directory(root_ / folder);
+  }
+  for (const char* name : {"01_single_gpu", "02_data_parallel", "03_ddp_spawn",
+                           "03_ddp_spawn_by_hand", "04_ddp_launcher"}) {
+    write_program(bin() / name, kFakeStage);
+  }
+}
+
+FakeBench::~FakeBench() {
+  std::error_code ignored;
+  fs::remove_all(root_, ignored);
+}
+
+void FakeBench::behave(const std::string& stage, const std::string& script) const {
+  write_file(bin() / (stage + ".behaviour"), script + "\n");
+}
+
+void FakeBench::install_torchrun() const {
+  write_program(root_ / "path" / "torchrun", kFakeTorchrun);
+}
+
+void FakeBench::install_srun() const {
+  write_program(root_ / "path" / "srun", kFakeSrun);
+}
+
+void FakeBench::install_micro() const {
+  write_program(bin() / "bench_micro", kFakeMicro);
+}
+
+void FakeBench::install_peer() const {
+  fs::create_directory(root_ / "peers");
+  write_program(root_ / "peers" / "install.sh", kFakeInstall);
+  write_program(root_ / "peers" / "pytorch.py", kFakeStage);
+}
+
+std::vector<std::string> FakeBench::command(const std::vector<std::string>& arguments) const {
+  std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/bench"};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  argv.insert(argv.end(), {"--stage-dir", bin().string()});
+  return argv;
+}
+
+RunResult FakeBench::run(const std::vector<std::string>& arguments, double timeout_seconds) const {
+  RunOptions options;
+  options.environment["PATH"] = (root_ / "path").string() + ":/usr/bin:/bin";
+  options.environment["TMPDIR"] = (root_ / "tmp").string();
+  options.environment["SLURM_JOB_ID"] = allocation_;
+  options.cwd = root_.string();
+  options.timeout_seconds = timeout_seconds;
+  return run_program(command(arguments), options);
+}
+
+std::vector<std::string> small_and(const std::vector<std::string>& more) {
+  std::vector<std::string> all = {"--models",    "T",     "--world-sizes", "2",
+                                  "--launchers", "spawn", "--steps",       "20"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+json run_of(const json& document, const std::string& stage, const std::string& variant) {
+  for (const json& run : document.at("ddp_scaling").at("runs")) {
+    if (run.at("stage") == stage && run.at("variant") == variant) {
+      return run;
+    }
+  }
+  FAIL("no run of " << stage << ", " << variant);
+  return {};
+}
+
+bool is_near(double value, double expected, double relative) {
+  return std::abs(value - expected) <= relative * std::abs(expected);
+}
+
+void check_report(const json& document) {
+  keep(document);
+  for (const char* key : {"context", "benchmarks", "ddp_scaling"}) {
+    CHECK(document.contains(key));
+  }
+  const json& scaling = document.at("ddp_scaling");
+  CHECK(scaling.at("schema_version") == 1);
+  for (const json& run : scaling.at("runs")) {
+    CAPTURE(run.at("name"));
+    CHECK(run.at("step_ms").at("n") == run.at("samples_ms").size());
+    // Either a speed or an error.
+    CHECK(run.at("error").is_null() == run.at("samples_per_second").is_number());
+    CHECK(run.at("error").is_null() == !run.at("samples_ms").empty());
+    if (run.at("error").is_null()) {
+      check_phases(run);
+    }
+  }
+  for (const json& comparison : scaling.at("comparisons")) {
+    CHECK((comparison.at("ci95").is_null() || comparison.at("ci95").size() == 2));
+    CHECK((comparison.at("verdict").is_null() || comparison.at("ci95").size() == 2));
+  }
+}
+
+}  // namespace ddp::test

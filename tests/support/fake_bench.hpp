@@ -1,0 +1,71 @@
+// tests/support/fake_bench.hpp - runs the bench program on programs that are made up.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_program.hpp"
+
+namespace ddp::test {
+
+void write_file(const std::filesystem::path& path, const std::string& text);
+void write_program(const std::filesystem::path& path, const std::string& text);
+std::string read_file(const std::filesystem::path& path);
+
+/// What a stage does with the options that bench gives it, as a shell script with made-up step
+/// times: 0.05 ms with one rank, 0.2 ms with more, of which 0.14 ms wait; rank 1 is twice as slow.
+/// What NAME.behaviour next to it says is done last, so a test can change any of it. NAME.calls
+/// holds a line for each start.
+extern const char* const kFakeStage;
+
+/// A folder with made-up stages, and what a test needs to run bench on them.
+class FakeBench {
+ public:
+  FakeBench();
+  ~FakeBench();
+  FakeBench(const FakeBench&) = delete;
+  FakeBench& operator=(const FakeBench&) = delete;
+
+  std::filesystem::path root() const { return root_; }
+  std::filesystem::path bin() const { return root_ / "bin"; }
+
+  void behave(const std::string& stage, const std::string& script) const;
+  void install_torchrun() const;
+  void install_srun() const;
+  /// bench_micro where two ranks' all-reduces take as long as a ring with alpha = 100 us and
+  /// beta = 300 us per MiB; 100 GFLOP/s, 10 GB/s.
+  void install_micro() const;
+  /// The peer pytorch: a made-up stage, run by a shell instead of Python.
+  void install_peer() const;
+  /// From here on bench runs inside an allocation of Slurm's.
+  void enter_allocation() { allocation_ = "4711"; }
+
+  std::vector<std::string> command(const std::vector<std::string>& arguments) const;
+  /// Only /usr/bin and /bin besides the test's own launchers: what is installed elsewhere does not
+  /// matter.
+  RunResult run(const std::vector<std::string>& arguments, double timeout_seconds = 60) const;
+
+  /// Bench leaves nothing in the temporary folder.
+  bool is_clean() const { return std::filesystem::is_empty(root_ / "tmp"); }
+
+ private:
+  std::filesystem::path root_;
+  std::string allocation_;  // none if empty
+};
+
+/// One workload, one world size, no launcher that needs more than the stages themselves.
+std::vector<std::string> small_and(const std::vector<std::string>& more);
+
+/// The first run of the report with this stage and variant. Fails the test if there is none.
+nlohmann::json run_of(const nlohmann::json& document, const std::string& stage,
+                      const std::string& variant = "main");
+
+bool is_near(double value, double expected, double relative);
+
+/// What must hold of any report, whatever has happened. Keeps a copy of the document for the test
+/// report_schema, if DDP_TEST_DOCUMENTS names a folder.
+void check_report(const nlohmann::json& document);
+
+}  // namespace ddp::test

@@ -1,0 +1,47 @@
+// Stands for the driver's libnvidia-ml.so.1: two GPUs with known answers.
+
+extern "C" {
+
+struct FakeUtilisation {
+  unsigned gpu_percent;
+  unsigned memory_percent;
+};
+struct FakeMemory {
+  unsigned long long total_bytes;
+  unsigned long long free_bytes;
+  unsigned long long used_bytes;
+};
+
+static int devices[2];
+static unsigned looks = 0;
+
+int nvmlInit_v2() {
+  return 0;
+}
+int nvmlShutdown() {
+  return 0;
+}
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = 2;
+  return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  *device = &devices[index];
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(void* device, FakeUtilisation* utilisation) {
+  const bool second = device == &devices[1];
+  utilisation->gpu_percent = (second ? 60u : 40u) + (looks / 2) * 10u;
+  ++looks;
+  return 0;
+}
+int nvmlDeviceGetPowerUsage(void* device, unsigned* power_mw) {
+  *power_mw = device == &devices[1] ? 300'000u : 100'000u;
+  return 0;
+}
+int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+  memory->used_bytes = (device == &devices[1] ? 1ull : 2ull) << 30;
+  return 0;
+}
+
+}  // extern "C"
