@@ -69,6 +69,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
     if (environment.rank == 0 && (epoch + 1) % options.save_every == 0) {
       snapshot.save(epoch + 1);
     }
+    snapshot.leave_if(log.stop_asked(), epoch + 1);
   }
 
   // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.

@@ -156,6 +156,10 @@ void add_identity(CLI::App& app, Options& options) {
       "--master-addr", "HOST", "", "where rank 0 serves the store",
       [&options](const std::string&, const std::string& text) { options.master_addr = text; });
   group.integer("--master-port", options.master_port, 1, kMaxPort, "", "the store's TCP port");
+  group.value(
+      "--interface", "NAME", "the one towards rank 0",
+      "network interface that carries the collectives, e.g. ib0; also DDP_INTERFACE",
+      [&options](const std::string&, const std::string& text) { options.interface = text; });
   group.flag("--dump-env", options.dump_env, "print the identity that was found, and its sources");
   group.flag("--json", options.json, "with --dump-env: as one JSON line");
 }

@@ -61,6 +61,7 @@ struct Options {
   std::optional<int> local_world_size;
   std::string master_addr;
   std::optional<int> master_port;
+  std::string interface;  ///< network interface for the collectives; empty: see --help
 
   // Output.
   std::string snapshot;  ///< default "<program>.safetensors"

@@ -13,6 +13,7 @@
 
 #include "common/exit_codes.hpp"
 #include "common/hash.hpp"
+#include "common/stop_request.hpp"
 
 namespace ddp {
 namespace {
@@ -236,6 +237,7 @@ Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
       dataset_(dataset),
       model_(model),
       optimizer_(optimizer) {
+  watch_for_stop_request();
   if (environment.rank != 0) {
     return;  // only rank 0 touches the file
   }
@@ -282,11 +284,31 @@ std::vector<std::pair<std::string, torch::Tensor>> Snapshot::tensors() const {
   return all;
 }
 
-void Snapshot::save(int64_t epochs_done) const {
+void Snapshot::save(int64_t epochs_done) {
   TensorFile file{.metadata = settings(), .tensors = tensors()};
   file.metadata["format"] = kFormat;
   file.metadata["epochs_done"] = std::to_string(epochs_done);
   write_tensor_file(options_.snapshot, file);
+  saved_epochs_ = epochs_done;
+}
+
+void Snapshot::leave_if(bool asked, int64_t epochs_done) {
+  if (!asked || epochs_done >= options_.total_epochs) {
+    return;
+  }
+  const bool saves = environment_.rank == 0;
+  if (saves && saved_epochs_ != epochs_done) {
+    save(epochs_done);
+  }
+  if (process_group_ != nullptr) {
+    // Waits for rank 0: a launcher that sees one rank leave may end the others at once.
+    destroy_process_group(*process_group_);
+  }
+  throw Error(ExitCode::kRunAgain,
+              saves ? "stopped on request after epoch " + std::to_string(epochs_done - 1) +
+                          " with snapshot " + options_.snapshot +
+                          "; a restart by the launcher, or --resume auto, goes on from there"
+                    : "");
 }
 
 int64_t Snapshot::read(const std::string& path) const {
@@ -340,7 +362,8 @@ int64_t Snapshot::load_newest() const {
   }
 }
 
-int64_t Snapshot::load(const ProcessGroup* process_group) {
+int64_t Snapshot::load(ProcessGroup* process_group) {
+  process_group_ = process_group;
   if (process_group == nullptr) {
     return load_newest();
   }

@@ -38,7 +38,8 @@ TensorFile read_tensor_file(const std::string& path);
 /// same weights, bit for bit, as an unbroken run.
 class Snapshot {
  public:
-  /// Everything must outlive this object.
+  /// Everything must outlive this object. From now on a signal to stop waits for the end of the
+  /// epoch, see leave_if().
   /// @throws UsageError unless --snapshot names a file in an existing, writable folder
   Snapshot(const Options& options, const LaunchEnvironment& environment, const Dataset& dataset,
            torch::nn::Module& model, Optimizer& optimizer);
@@ -48,10 +49,15 @@ class Snapshot {
   /// stderr. Rank 0 reads, all ranks receive.
   /// @return the epoch to go on with; 0 for a fresh start
   /// @throws Error (3) if none of those there is whole, or it belongs to a run with other settings
-  int64_t load(const ProcessGroup* process_group = nullptr);
+  int64_t load(ProcessGroup* process_group = nullptr);
 
   /// One rank only. @throws Error (1) if it cannot be written
-  void save(int64_t epochs_done) const;
+  void save(int64_t epochs_done);
+
+  /// Every rank calls it with the same `asked`: if true, and epochs are left, rank 0 saves, and
+  /// when the file is there all ranks leave the process group and the program with exit code 85.
+  /// @throws Error (85), to be caught by main
+  void leave_if(bool asked, int64_t epochs_done);
 
  private:
   std::map<std::string, std::string> settings() const;
@@ -64,6 +70,8 @@ class Snapshot {
   const Dataset& dataset_;
   torch::nn::Module& model_;
   Optimizer& optimizer_;
+  ProcessGroup* process_group_ = nullptr;  // known from load() on
+  int64_t saved_epochs_ = -1;  // that the file holds, as far as this run wrote it
 };
 
 }  // namespace ddp

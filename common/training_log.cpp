@@ -13,6 +13,7 @@
 
 #include "common/exit_codes.hpp"
 #include "common/flat_parameters.hpp"
+#include "common/stop_request.hpp"
 
 namespace ddp {
 namespace {
@@ -222,8 +223,11 @@ void TrainingLog::end_epoch() {
     loss_sum += rows_.back().loss * step.samples;
     samples += step.samples;
   }
-  const double loss =
-      sum_over_ranks({loss_sum / samples})[0].item<double>() / static_cast<double>(world_size_);
+  // Ranks may be signalled at different moments, or only one of them: the wish travels with the
+  // loss.
+  const torch::Tensor sums = sum_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0});
+  const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
+  stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
     std::printf("[%s] Epoch %lld | Batchsize: %lld | Steps: %zu | Loss: %.4f\n", label_.c_str(),
                 static_cast<long long>(epoch_),

@@ -44,6 +44,8 @@ class TrainingLog {
   /// Prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123", the mean loss of the epoch
   /// over all ranks.
   void end_epoch();
+  /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
+  bool stop_asked() const noexcept { return stop_asked_; }
 
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
   /// weights, prints the last line on rank 0 and writes --metrics.
@@ -101,6 +103,7 @@ class TrainingLog {
   torch::Tensor initial_weights_;
 
   int64_t epoch_ = 0;
+  bool stop_asked_ = false;
   Step step_;  // the step at hand
   std::vector<Step> steps_;  // of the epoch at hand
   std::vector<Row> rows_;  // of all epochs

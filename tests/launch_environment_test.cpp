@@ -211,6 +211,7 @@ TEST_CASE("plain variables") {
   check_refused(with(remote, {{"LOCAL_RANK", "0"}}), "LOCAL_WORLD_SIZE");
   CHECK(read(with(remote, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).num_nodes == 2);
   CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).store.kind == Kind::kNone);
+  CHECK(read(with(kPlain, {{"MASTER_ADDR", "[::1]"}})).store.host == "::1");
   for (const char* const host : {"::1", "fe80::1%eth0", "10.0.0.1", "n-1.a_b"}) {
     CHECK(
         read(with(kPlain, {{"MASTER_ADDR", host}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}))
@@ -323,6 +324,7 @@ TEST_CASE("a Slurm step") {
   CHECK(environment.num_nodes == 2);
   CHECK(environment.store.kind == Kind::kTcp);
   CHECK(environment.store.host == "n1");
+  CHECK(environment.store.peer == "n2");
   CHECK(environment.store.port >= 20000);
   CHECK(environment.store.port < 32000);
   CHECK(environment.store.prefix == "slurm/12.0/0");
@@ -559,6 +561,8 @@ TEST_CASE("node lists expand as scontrol does") {
       {"r[1-2]n[01-02]", {"r1n01", "r1n02", "r2n01", "r2n02"}},
       {"r[1-2]n[3,5]x", {"r1n3x", "r1n5x", "r2n3x", "r2n5x"}},
       {"a[1]b[2]c[3-4]", {"a1b2c3", "a1b2c4"}},
+      {"r[1-2]c[3-4]n[5-6]",
+       {"r1c3n5", "r1c3n6", "r2c3n5", "r2c3n6", "r1c4n5", "r1c4n6", "r2c4n5", "r2c4n6"}},
       {"n[5]", {"n5"}},
       {"n[0-0]", {"n0"}},
       {"n[2,1]", {"n2", "n1"}},

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <regex>
 #include <sstream>
@@ -13,6 +14,7 @@
 namespace {
 
 namespace fs = std::filesystem;
+using ddp::test::Program;
 using ddp::test::run_program;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
@@ -38,17 +40,23 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
+  std::string file() const { return path_ / "weights.safetensors"; }
+
+  RunOptions run_options() const {
+    RunOptions options;
+    options.cwd = path_;
+    options.timeout_seconds = 120;
+    options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                           {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+    return options;
+  }
+
   Outcome run(std::vector<std::string> argv, const std::vector<std::string>& options) const {
-    const fs::path snapshot = path_ / "weights.safetensors";
+    const fs::path snapshot = file();
     fs::remove(snapshot);
     argv.insert(argv.end(), options.begin(), options.end());
     argv.insert(argv.end(), {"--snapshot", snapshot.string()});
-    RunOptions run_options;
-    run_options.cwd = path_;
-    run_options.timeout_seconds = 120;
-    run_options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-    const RunResult result = run_program(argv, run_options);
+    const RunResult result = run_program(argv, run_options());
     INFO(argv[0] << " said:\n" << result.out << result.err);
     REQUIRE(result.exit_code == 0);
     Outcome outcome;
@@ -145,18 +153,18 @@ TEST_CASE("every stage ends on stage 01's weights at world sizes 1, 2, 3 and 4",
   }
 }
 
-TEST_CASE("stage 04 ends on stage 01's weights under torchrun and mpirun", "[parity][launcher]") {
+TEST_CASE("stages 04 and 05 end on stage 01's weights under torchrun and mpirun",
+          "[parity][launcher]") {
   const Folder folder;
   const std::vector<std::string> workload = {"3",  "3",         "--global-batch",
                                              "48", "--dataset", "digits"};
   const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
   for (const int world_size : {1, 2, 4}) {
-    CHECK(agrees(folder.run(torchrun(world_size),
-                            std::vector<std::string>{kBin + "04_ddp_launcher"} + workload),
-                 reference));
-    CHECK(agrees(folder.run(mpirun(world_size),
-                            std::vector<std::string>{kBin + "04_ddp_launcher"} + workload),
-                 reference));
+    for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
+      const std::vector<std::string> command = std::vector<std::string>{kBin + program} + workload;
+      CHECK(agrees(folder.run(torchrun(world_size), command), reference));
+      CHECK(agrees(folder.run(mpirun(world_size), command), reference));
+    }
   }
 }
 
@@ -169,11 +177,11 @@ TEST_CASE("at world size 2 the digest is the same under every launcher, and in e
   const std::string digest = folder.run({kBin + "03_ddp_spawn"}, two).digest;
   CHECK(folder.run({kBin + "03_ddp_spawn"}, two).digest == digest);
   CHECK(folder.run({kBin + "03_ddp_spawn_by_hand"}, two).digest == digest);
-  CHECK(folder.run(torchrun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload)
-            .digest == digest);
-  CHECK(
-      folder.run(mpirun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload).digest ==
-      digest);
+  for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
+    const std::vector<std::string> command = std::vector<std::string>{kBin + program} + workload;
+    CHECK(folder.run(torchrun(2), command).digest == digest);
+    CHECK(folder.run(mpirun(2), command).digest == digest);
+  }
 }
 
 TEST_CASE("repeated runs have the same digest at any world size", "[parity]") {
@@ -224,6 +232,47 @@ TEST_CASE("a resumed run has the bits of an unbroken one", "[parity][snapshot]")
     CHECK(out.find(moved) != std::string::npos);
     fs::remove(snapshot);
     fs::remove(snapshot + ".prev");
+  }
+}
+
+TEST_CASE("a run that a signal stopped, started again, has the bits of an unbroken one",
+          "[parity][snapshot]") {
+  const std::vector<std::vector<std::string>> programs = {
+      {kBin + "01_single_gpu"},
+      {kBin + "02_data_parallel", "--nprocs", "2"},
+      {kBin + "03_ddp_spawn", "--nprocs", "2"},
+      {kBin + "03_ddp_spawn_by_hand", "--nprocs", "2"},
+      mpirun(2) + std::vector<std::string>{kBin + "04_ddp_launcher"}};
+  for (const std::vector<std::string>& program : programs) {
+    for (const int signal : {SIGUSR1, SIGUSR2}) {
+      const Folder folder;
+      // Saved by itself only at the end: a snapshot before that is the signal's.
+      const std::vector<std::string> command =
+          program + std::vector<std::string>{"--total-epochs", "60",     "--save-every", "60",
+                                             "--dataset",      "digits", "--optimizer",  "adam"};
+      const Outcome unbroken = folder.run(command, {});
+      const Folder broken;
+      RunResult stopped;
+      {
+        Program run(command + std::vector<std::string>{"--snapshot", broken.file()},
+                    broken.run_options());
+        REQUIRE(run.wait_for_output("Epoch 3 "));
+        kill(run.pid(), signal);
+        stopped = run.wait();
+      }
+      INFO(program[0] << ", signal " << signal << ": " << stopped.out << stopped.err);
+      CHECK(stopped.exit_code == 85);
+      CHECK(stopped.err.find("stopped on request after epoch ") != std::string::npos);
+      CHECK(stopped.err.find("error: [rank") == std::string::npos);
+      CHECK(stopped.out.find("Epoch 59 ") == std::string::npos);
+      const RunResult resumed = run_program(
+          command + std::vector<std::string>{"--snapshot", broken.file(), "--resume", "auto"},
+          broken.run_options());
+      INFO(resumed.out << resumed.err);
+      CHECK(resumed.exit_code == 0);
+      CHECK(resumed.out.find("Epoch 3 ") == std::string::npos);  // it did resume
+      CHECK(resumed.out.find("digest " + unbroken.digest) != std::string::npos);
+    }
   }
 }
 

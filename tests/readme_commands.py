@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # These are what runs this test, or take minutes and are tested elsewhere.
-NOT_HERE = ("./tests/run.sh", "./bench/run.sh", "git clone", "cd ", "cmake ")
+NOT_HERE = ("./tests/run.sh", "./bench/run.sh", "git clone", "cd ", "cmake ", "sbatch ")
 
 
 def commands(text):

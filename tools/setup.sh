@@ -10,8 +10,8 @@ packages=(
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
     libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev
     libopenmpi-dev libbenchmark-dev catch2
-    # to run: mpirun, the 70,000 images; to test: Google Benchmark's compare.py, this script
-    openmpi-bin dataset-fashion-mnist libbenchmark-tools shellcheck
+    # to run: mpirun, the 70,000 images; to test: Google Benchmark's compare.py, this script, a cluster of two nodes
+    openmpi-bin dataset-fashion-mnist libbenchmark-tools shellcheck slurm-wlm iproute2
 )
 # What requirements.txt has wheels for.
 python_oldest="3, 10"

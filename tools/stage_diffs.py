@@ -20,6 +20,7 @@ DIFFS = [
     ("01_single_gpu/main.cpp", "02_data_parallel/main.cpp", 12),
     ("02_data_parallel/main.cpp", "03_ddp_spawn/main.cpp", 40),
     ("03_ddp_spawn/main.cpp", "04_ddp_launcher/main.cpp", 16),
+    ("04_ddp_launcher/main.cpp", "05_multinode/main.cpp", 12),
 ]
 TOTAL_BUDGET = 80  # from the first stage to the last
 HUNK = re.compile(r"(<!-- hunk (\d+) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)

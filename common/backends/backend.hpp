@@ -15,7 +15,7 @@ struct BackendOptions {
   int world_size;
   torch::Device device;
   std::chrono::milliseconds timeout;  ///< of every collective
-  std::string address;  ///< of this host, on which peers reach it; "127.0.0.1" on one host
+  std::string address;  ///< of this host, as a number: where peers reach it
 };
 
 /// "auto" is NCCL for CUDA devices and Gloo for the CPU.

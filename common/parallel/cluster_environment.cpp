@@ -146,6 +146,7 @@ void LaunchReader::read_slurm() {
                        std::to_string(num_nodes.value) + ")");
     }
     found_.store.host = hosts.front();
+    found_.store.peer = hosts.back();
     record("store.host", hosts.front(), std::string("first of ") + name);
   }
   if (found_.store.port == 0) {

@@ -21,6 +21,7 @@ struct StoreLocation {
   Kind kind = Kind::kNone;
   std::string host;
   int port = 0;
+  std::string peer;  ///< another host of the job, if known: how rank 0 finds the way to the others
   int listen_fd = -1;  ///< rank 0 under spawn: a socket that is already bound and listening
   std::string file;  ///< kSharedFile: private to this job, visible to all its ranks
   std::string prefix;  ///< keys of this start of this job, so that a restart never reads old ones

@@ -117,6 +117,9 @@ bool LaunchReader::find_master() {
     host_source = "MASTER_ADDR";
     host = text(host_source).value_or("");
   }
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);  // "[fd00::1]", as in addresses with a port
+  }
   const size_t colons = static_cast<size_t>(std::count(host.begin(), host.end(), ':'));
   const bool strange = host.find_first_not_of(
                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

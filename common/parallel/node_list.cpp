@@ -30,7 +30,8 @@ class NodeListParser {
   }
 
  private:
-  /// "rack[1-2]n[01-03]-ib": the last bracket varies fastest.
+  /// "room[1-2]rack[1-2]n[01-03]": as with Slurm, the last bracket varies fastest, and of those
+  /// before it the first.
   std::vector<std::string> host_expression() {
     const size_t start = position_;
     std::vector<std::string> hosts = {""};
@@ -39,9 +40,18 @@ class NodeListParser {
         const std::vector<std::string> numbers = bracket();
         require(hosts.size() * numbers.size() <= kMostHosts, "at most 65536 hosts");
         std::vector<std::string> product;
-        for (const std::string& host : hosts) {
+        const size_t next = list_.find_first_of("[,", position_);
+        if (next != std::string::npos && list_[next] == '[') {
           for (const std::string& number : numbers) {
-            product.push_back(host + number);
+            for (const std::string& host : hosts) {
+              product.push_back(host + number);
+            }
+          }
+        } else {
+          for (const std::string& host : hosts) {
+            for (const std::string& number : numbers) {
+              product.push_back(host + number);
+            }
           }
         }
         hosts = std::move(product);

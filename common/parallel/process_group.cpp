@@ -1,15 +1,8 @@
 #include "common/parallel/process_group.hpp"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -20,6 +13,7 @@
 
 #include "common/backends/backend.hpp"
 #include "common/exit_codes.hpp"
+#include "common/parallel/network.hpp"
 
 namespace ddp {
 namespace {
@@ -39,50 +33,6 @@ std::string get_text(c10d::Store& store, const std::string& key) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// The addresses of `host`, as getaddrinfo() orders them.
-std::unique_ptr<addrinfo, void (*)(addrinfo*)> resolve(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    throw UsageError("MASTER_ADDR=" + host + " cannot be resolved (" + gai_strerror(error) +
-                     "), expected a host name or address that every rank can reach");
-  }
-  return {found, freeaddrinfo};
-}
-
-struct Listener {
-  int fd;
-  int port;
-};
-
-/// Listens on `host` alone: left to itself, TCPStore listens on every interface of the machine.
-Listener listen_on(const std::string& host, int port) {
-  const auto addresses = resolve(host, port);
-  const int fd = socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (fd < 0 || bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 ||
-      listen(fd, SOMAXCONN) != 0) {
-    const int reason = errno;
-    if (fd >= 0) {
-      close(fd);
-    }
-    throw TransientError("cannot listen on " + host + ":" + std::to_string(port) + " (" +
-                         std::strerror(reason) +
-                         "), expected a free port of this host; another job may hold it");
-  }
-  sockaddr_storage bound{};
-  socklen_t length = sizeof(bound);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
-  const in_port_t network_port = bound.ss_family == AF_INET6
-                                     ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port;
-  return {fd, ntohs(network_port)};
-}
-
 c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, bool is_server,
                                           std::optional<int> listen_fd,
                                           std::chrono::milliseconds timeout) {
@@ -95,7 +45,7 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, boo
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, store_options);
   } catch (const c10::Error& error) {
-    throw TransientError("no store at " + host + ":" + std::to_string(port) + " within " +
+    throw TransientError("no store at " + endpoint(host, port) + " within " +
                          std::to_string(timeout.count() / 1000) +
                          " s, expected rank 0 (or the launcher's agent) to serve it");
   }
@@ -121,38 +71,55 @@ std::string read_address(const std::string& file, std::chrono::milliseconds time
   return address;
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const LaunchEnvironment& environment,
-                                           std::chrono::milliseconds timeout) {
+/// A store, and where it is reached; no host if nobody else needs to.
+struct OpenStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string host;
+  int port = 0;
+};
+
+OpenStore connect_to(const std::string& host, int port, std::chrono::milliseconds timeout) {
+  require_resolvable(host);
+  return {tcp_store(host, port, /*is_server=*/false, std::nullopt, timeout), host, port};
+}
+
+OpenStore serve_at(const std::string& host, const Listener& listener,
+                   std::chrono::milliseconds timeout) {
+  return {tcp_store(host, listener.port, /*is_server=*/true, listener.fd, timeout), host,
+          listener.port};
+}
+
+OpenStore open_store(const LaunchEnvironment& environment, const std::string& interface,
+                     std::chrono::milliseconds timeout) {
   const StoreLocation& location = environment.store;
-  const bool is_server = environment.rank == 0;
+  const bool serves = environment.rank == 0;
+  const bool several_hosts = environment.num_nodes > 1;
   switch (location.kind) {
     case StoreLocation::Kind::kNone:
-      return c10::make_intrusive<c10d::HashStore>();
+      return {c10::make_intrusive<c10d::HashStore>(), "", 0};
     case StoreLocation::Kind::kAgentTcp:
-      resolve(location.host, location.port);
-      return tcp_store(location.host, location.port, /*is_server=*/false, std::nullopt, timeout);
+      return connect_to(location.host, location.port, timeout);
     case StoreLocation::Kind::kTcp: {
-      if (!is_server) {
-        resolve(location.host, location.port);
-        return tcp_store(location.host, location.port, false, std::nullopt, timeout);
+      if (!serves) {
+        return connect_to(location.host, location.port, timeout);
       }
-      const Listener listener = location.listen_fd >= 0
-                                    ? Listener{location.listen_fd, location.port}
-                                    : listen_on(location.host, location.port);
-      return tcp_store(location.host, listener.port, true, listener.fd, timeout);
+      if (location.listen_fd >= 0) {
+        return serve_at(location.host, {location.listen_fd, location.port}, timeout);
+      }
+      const std::string host =
+          several_hosts ? address_to_serve(location.host, interface, location.peer) : location.host;
+      return serve_at(host, listen_on(host, location.port), timeout);
     }
     case StoreLocation::Kind::kSharedFile: {
-      const std::string host = location.host.empty() ? "127.0.0.1" : location.host;
-      if (is_server) {
-        const Listener listener = listen_on(host, 0);
-        auto store = tcp_store(host, listener.port, true, listener.fd, timeout);
-        publish_address(location.file, host + ":" + std::to_string(listener.port));
-        return store;
+      if (serves) {
+        const std::string host =
+            several_hosts ? address_to_publish(location.host, interface) : "127.0.0.1";
+        OpenStore open = serve_at(host, listen_on(host, 0), timeout);
+        publish_address(location.file, endpoint(open.host, open.port));
+        return open;
       }
-      const std::string address = read_address(location.file, timeout);
-      const size_t colon = address.rfind(':');
-      return tcp_store(address.substr(0, colon), std::stoi(address.substr(colon + 1)), false,
-                       std::nullopt, timeout);
+      const auto [host, port] = split_endpoint(read_address(location.file, timeout));
+      return connect_to(host, port, timeout);
     }
   }
   TORCH_INTERNAL_ASSERT(false, "unknown store kind");
@@ -213,13 +180,40 @@ std::pair<std::string, std::string> first_difference(const std::string& ours,
   return {line_a, line_b};
 }
 
-/// On one host loopback will do, and reaches no other machine. On several, the address by which
-/// this host reaches the store.
-std::string address_for_peers(const LaunchEnvironment& environment) {
-  if (environment.num_nodes == 1) {
-    return "127.0.0.1";
+/// The network that the user wants: --interface, or what torch's own programs read.
+std::string wanted_interface(const Options& options) {
+  for (const std::string& wanted : {options.interface, process_getenv("DDP_INTERFACE").value_or(""),
+                                    process_getenv("GLOO_SOCKET_IFNAME").value_or("")}) {
+    if (!wanted.empty()) {
+      return wanted.substr(0, wanted.find(','));
+    }
   }
   return "";
+}
+
+/// This host's address for its peers. On one host loopback will do, and reaches no other machine.
+/// On several it is the address of the wanted interface, or that by which this host reaches the
+/// store.
+std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
+                              const OpenStore& open, c10d::Store& store) {
+  const bool several_hosts = environment.num_nodes > 1 && !open.host.empty();
+  const std::string towards_store = several_hosts ? address_towards(open.host, open.port) : "";
+  std::string own =
+      interface.empty() ? towards_store : address_of_interface(interface, towards_store);
+  if (!several_hosts) {
+    return own.empty() ? "127.0.0.1" : own;
+  }
+  const auto key = [](int rank) { return "address/" + std::to_string(rank); };
+  store.set(key(environment.rank), to_bytes(own));
+  // The host that serves the store may know it by a loopback address ("localhost", or its own name
+  // in /etc/hosts): then the way to a rank elsewhere tells. If there is none, all are on this host.
+  for (int rank = 0; rank < environment.world_size && is_loopback_address(own); ++rank) {
+    const std::string other = get_text(store, key(rank));
+    if (!is_loopback_address(other)) {
+      own = address_towards(other, open.port);
+    }
+  }
+  return own;
 }
 
 }  // namespace
@@ -327,9 +321,15 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
                                 const torch::Device& device) {
   const std::chrono::milliseconds timeout = timeout_of(options);
   const std::string name = resolve_backend(options.backend, device);
-  const auto base_store = open_store(environment, timeout);
+  const std::string interface = wanted_interface(options);
+  if (!interface.empty()) {
+    address_of_interface(interface);  // a wrong name is refused before anyone waits
+    // NCCL chooses by itself; "=" asks for this very name, not for all that begin with it.
+    setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
+  }
+  const OpenStore open = open_store(environment, interface, timeout);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      environment.store.prefix.empty() ? "ddp" : environment.store.prefix, base_store);
+      environment.store.prefix.empty() ? "ddp" : environment.store.prefix, open.store);
   store->setTimeout(timeout);
   wait_for_all(*store, "rendezvous", environment.rank, environment.world_size, timeout);
 
@@ -338,9 +338,9 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
   ProcessGroup process_group(environment, store, group, name, device);
   process_group.verify_same("settings", shared_settings(options, environment.world_size));
 
-  const auto backend = make_backend(
-      name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
-      {environment.rank, environment.world_size, device, timeout, address_for_peers(environment)});
+  const auto backend = make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+                                    {environment.rank, environment.world_size, device, timeout,
+                                     address_for_peers(environment, interface, open, *store)});
   const auto type = name == "nccl" ? c10d::ProcessGroup::BackendType::NCCL
                                    : c10d::ProcessGroup::BackendType::GLOO;
   group->setBackend(device.type(), type, backend);

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/exit_codes.hpp"
+#include "common/stop_request.hpp"
 
 namespace ddp {
 
@@ -54,6 +55,12 @@ bool has_pen() {
 }
 
 int report(const std::string& program, const std::string& who, const std::string& what, int code) {
+  if (code == static_cast<int>(ExitCode::kRunAgain)) {
+    if (!what.empty()) {
+      std::cerr << program + ": " + what + "\n" << std::flush;  // as asked: no error
+    }
+    return code;
+  }
   // LibTorch's errors carry a backtrace after the first line.
   const std::string line = program + ": error: " + who + what.substr(0, what.find('\n'));
   if (code != static_cast<int>(ExitCode::kUsage) || has_pen()) {
@@ -108,6 +115,10 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
                        "under torchrun, mpirun or srun");
     }
     resolve_batch_per_rank(options, environment.world_size);
+    remember_user_signals();
+    if (environment.launcher == "slurm") {
+      exit_on_sigterm();
+    }
     train(options, environment);
     return 0;
   });

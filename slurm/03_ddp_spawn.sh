@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Stage 03 on one node: the program starts one process per GPU itself; without GPUs --ntasks-per-node processes.
+#
+#   sbatch slurm/03_ddp_spawn.sh
+#   sbatch --gpus-per-node=8 slurm/03_ddp_spawn.sh 50 10 --dataset digits
+#
+#SBATCH --job-name=03_ddp_spawn
+#SBATCH --output=03_ddp_spawn-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+set -euo pipefail
+stage=03_ddp_spawn
+
+# slurmd runs a copy of this file; Slurm knows where the original is.
+original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n 's/^ *Command=//p') || true
+for root in "${DDP_ROOT:-}" "${original%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-}" "$(dirname -- "${BASH_SOURCE[0]}")/.."; do
+    [[ -z $root || ! -r $root/slurm/common.sh ]] || break
+done
+if [[ ! -r $root/slurm/common.sh ]]; then
+    printf '%s\n' "$stage: error: found no checkout, expected sbatch to be called in it, or DDP_ROOT=/path/to/checkout" >&2
+    exit 2
+fi
+root=$(cd -- "$root" && pwd)
+# shellcheck source=slurm/common.sh
+source "$root/slurm/common.sh"
+
+count_tasks
+need_program
+((nodes == 1)) || die "--nodes=$nodes: expected 1; slurm/05_multinode.sh is for several"
+nprocs=()  # with GPUs the program counts them itself
+((gpus > 0)) || [[ " $* " == *" --nprocs"* ]] || nprocs=(--nprocs "$tasks")
+run_job "${program[@]}" "$@" "${nprocs[@]}"

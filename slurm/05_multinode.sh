@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Stage 05 on all nodes of the job: srun starts one process per GPU; without GPUs --ntasks-per-node processes on each node.
+#
+#   sbatch slurm/05_multinode.sh
+#   sbatch --nodes=4 --gpus-per-node=8 slurm/05_multinode.sh 50 10 --dataset digits
+#
+#SBATCH --job-name=05_multinode
+#SBATCH --output=05_multinode-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+set -euo pipefail
+stage=05_multinode
+
+# slurmd runs a copy of this file; Slurm knows where the original is.
+original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n 's/^ *Command=//p') || true
+for root in "${DDP_ROOT:-}" "${original%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-}" "$(dirname -- "${BASH_SOURCE[0]}")/.."; do
+    [[ -z $root || ! -r $root/slurm/common.sh ]] || break
+done
+if [[ ! -r $root/slurm/common.sh ]]; then
+    printf '%s\n' "$stage: error: found no checkout, expected sbatch to be called in it, or DDP_ROOT=/path/to/checkout" >&2
+    exit 2
+fi
+root=$(cd -- "$root" && pwd)
+# shellcheck source=slurm/common.sh
+source "$root/slurm/common.sh"
+
+count_tasks
+need_program
+make_step
+run_job "${step[@]}" "${program[@]}" "$@"

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The benchmark on 1, 2, 4, ... nodes of the job, as one report, bench-<jobid>.json. Arguments go to bench.
+#
+#   sbatch --nodes=4 --gpus-per-node=8 slurm/bench.sh --models S,M
+#
+#SBATCH --job-name=bench
+#SBATCH --output=bench-%j.out
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+set -euo pipefail
+stage=bench
+
+# slurmd runs a copy of this file; Slurm knows where the original is.
+original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n 's/^ *Command=//p') || true
+for root in "${DDP_ROOT:-}" "${original%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-}" "$(dirname -- "${BASH_SOURCE[0]}")/.."; do
+    [[ -z $root || ! -r $root/slurm/common.sh ]] || break
+done
+if [[ ! -r $root/slurm/common.sh ]]; then
+    printf '%s\n' "$stage: error: found no checkout, expected sbatch to be called in it, or DDP_ROOT=/path/to/checkout" >&2
+    exit 2
+fi
+root=$(cd -- "$root" && pwd)
+# shellcheck source=slurm/common.sh
+source "$root/slurm/common.sh"
+
+[[ -z ${DDP_CONTAINER:-} ]] || die "DDP_CONTAINER=$DDP_CONTAINER: bench calls srun itself, expected a build outside of an image"
+count_tasks
+need_program
+((per_node > 0)) || die "--ntasks=$tasks on $nodes nodes: expected the same number on each; use --ntasks-per-node"
+
+announce
+
+# What one node does at 1, 2, 4, ... tasks, then full nodes.
+on_one_node=1
+for ((size = 2; size < per_node; size *= 2)); do
+    on_one_node+=",$size"
+done
+((per_node == 1)) || on_one_node+=",$per_node"
+node_counts=()
+for ((count = 1; count < nodes; count *= 2)); do
+    node_counts+=("$count")
+done
+node_counts+=("$nodes")
+
+stages=(--stages 05_multinode)
+[[ " $* " != *" --stages"* ]] || stages=()
+parts=()
+worst=0
+for count in "${node_counts[@]}"; do
+    part=$stage-$SLURM_JOB_ID-nodes$count.json
+    sizes=$on_one_node
+    ((count == 1)) || sizes=$((count * per_node))
+    code=0
+    run_and_forward "${program[@]}" --launchers srun --nodes "$count" --world-sizes "$sizes" "${stages[@]}" --json "$part" "$@" || code=$?
+    ((code <= worst)) || worst=$code
+    [[ ! -s $part && -z ${DDP_DRY_RUN:-} ]] || parts+=("$part")
+done
+((${#parts[@]} > 0)) || exit "$worst"
+run_and_forward "${program[@]}" merge "$stage-$SLURM_JOB_ID.json" "${parts[@]}" || worst=1
+exit "$worst"

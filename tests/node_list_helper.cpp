@@ -1,0 +1,22 @@
+// Expands the Slurm node lists on standard input, one a line, for slurm_test.py: names with commas,
+// or "refused".
+#include <iostream>
+#include <string>
+
+#include "common/exit_codes.hpp"
+#include "common/parallel/launch_environment.hpp"
+
+int main() {
+  for (std::string list; std::getline(std::cin, list);) {
+    std::string line;
+    try {
+      for (const std::string& host : ddp::expand_node_list(list)) {
+        line += (line.empty() ? "" : ",") + host;
+      }
+    } catch (const ddp::UsageError&) {
+      line = "refused";
+    }
+    std::cout << line << '\n';
+  }
+  return std::cout.flush() ? 0 : 1;
+}

@@ -1,0 +1,544 @@
+#!/usr/bin/env python3
+"""The batch scripts on a real Slurm cluster of two nodes: submitted, run to the end, broken off and started again.
+
+usage: slurm_test.py BUILD_DIR [TEST...]     as root; see tests/clusters/slurm_fixture.py
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "clusters"))
+from namespaces import run  # noqa: E402
+from slurm_fixture import SlurmCluster  # noqa: E402
+
+BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
+BIN = BUILD / "bin"
+LAST_LINE = re.compile(r"^moved (\S+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16})", re.MULTILINE)
+DIGITS = ["4", "2", "--dataset", "digits", "--global-batch", "64"]
+FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+JOB_SECONDS = 240
+
+cluster = None
+
+
+class Job:
+    """A submitted batch job. `output` is what it wrote so far."""
+
+    def __init__(self, script, *arguments, options=(), folder=None, environment=None, output=None):
+        self.folder = folder or cluster.folder
+        self.script = script
+        command = ["sbatch", "--parsable", *options, script if "/" in str(script) else ROOT / "slurm" / f"{script}.sh", *arguments]
+        self.id = run(*command, cwd=self.folder, env=dict(os.environ, **environment or {})).strip()
+        self._output = self.folder / (output or f"{pathlib.Path(script).stem}-{self.id}.out")
+
+    @property
+    def output(self):
+        return self._output.read_text() if self._output.exists() else ""
+
+    def facts(self):
+        return dict(re.findall(r"(\S+?)=(\S*)", run("scontrol", "--oneliner", "show", "job", self.id)))
+
+    def state(self):
+        return self.facts()["JobState"]
+
+    def exit_code(self):
+        return int(self.facts()["ExitCode"].split(":")[0])
+
+    def wait_for(self, condition, seconds=JOB_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline or self.state() in FINAL_STATES and not condition():
+                raise AssertionError(f"job {self.id} is {self.state()} after {seconds} s at most; it wrote:\n{self.output}")
+            time.sleep(0.05)
+
+    def wait_for_output(self, text):
+        self.wait_for(lambda: text in self.output)
+
+    def wait(self, seconds=JOB_SECONDS):
+        self.wait_for(lambda: self.state() in FINAL_STATES, seconds)
+        return self
+
+    def finished(self):
+        """Waits for its success. Returns moved and digest."""
+        self.wait()
+        if self.state() != "COMPLETED":
+            raise AssertionError(f"job {self.id} is {self.state()}, exit code {self.exit_code()}; it wrote:\n{self.output}")
+        return last_line(self.output)
+
+
+def last_line(text):
+    found = LAST_LINE.search(text)
+    if not found:
+        raise AssertionError(f"no last line in:\n{text}")
+    return float(found[1]), found[3]
+
+
+def agrees(value, reference, relative=1e-4):
+    return abs(value - reference) <= relative * abs(reference)  # false for NaN
+
+
+def ranks_of(program):
+    """Process ids by global rank."""
+    ranks = {}
+    for process in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and os.readlink(process / "exe") == str(BIN / program):
+                environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
+                ranks[int(environment["SLURM_PROCID"])] = int(process.name)
+    return ranks
+
+
+def wildcard_listeners(pid):
+    """Sockets of the process that listen on all addresses of its host."""
+    inodes = set()
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
+    found, listening = [], 0
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                listening += 1
+                found += [fields[1]] if set(fields[1].split(":")[0]) == {"0"} else []
+    return listening, found
+
+
+@contextlib.contextmanager
+def mounted_on(node, source, target):
+    """Bind-mounts a file where only the programs of one node see it."""
+    for process in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if process.name.isdigit() and words[0].endswith(b"slurmd") and node.encode() in words:
+                enter = ("nsenter", f"--mount=/proc/{process.name}/ns/mnt")
+    run(*enter, "mount", "--bind", source, target)
+    try:
+        yield
+    finally:
+        run(*enter, "umount", target)
+
+
+class Stages(unittest.TestCase):
+    def test_every_script_runs_and_ends_on_the_same_weights(self):
+        """World size 2: bit for bit, however the two processes were started and wherever they are. World size 4: to 1e-4."""
+        reference, _ = last_line(run(BIN / "01_single_gpu", *DIGITS, cwd=cluster.folder))
+        jobs = {"spawn": Job("03_ddp_spawn", *DIGITS),
+                "one node": Job("04_ddp_launcher", *DIGITS),
+                "two nodes": Job("05_multinode", *DIGITS, options=["--ntasks-per-node=1"])}
+        outcomes = {name: job.finished() for name, job in jobs.items()}
+        for name, (moved, _) in outcomes.items():
+            self.assertTrue(agrees(moved, reference), (name, moved, reference))
+        self.assertEqual(len({digest for _, digest in outcomes.values()}), 1, outcomes)
+        four = Job("05_multinode", *DIGITS)
+        moved, _ = four.finished()
+        self.assertTrue(agrees(moved, reference), (moved, reference))
+        for rank in range(4):
+            for epoch in range(4):
+                self.assertIn(f"[CPU{rank}] Epoch {epoch} | Batchsize: 16 | Steps: ", four.output)
+        self.assertIn("node[1-2] | nodes 2 | tasks 4 | GPUs per node 0 | rank 0 on node1", four.output)
+        self.assertTrue((cluster.folder / "05_multinode.safetensors").exists())
+        self.assertEqual(cluster.processes_on_nodes(), [])
+
+    def test_without_arguments_it_is_50_10(self):
+        job = Job("05_multinode")
+        job.finished()
+        self.assertEqual(job.output.count("Epoch 49 "), 4)
+        self.assertNotIn("Epoch 50 ", job.output)
+
+    def test_ranks_that_go_uneven(self):
+        job = Job("05_multinode", "2", "2", "--global-batch", "48", options=["--ntasks=3"])
+        job.finished()
+        self.assertEqual(job.output.count("Epoch 1 "), 3)
+
+    def test_output_of_each_task(self):
+        job = Job("05_multinode", "2", "2", environment={"DDP_TASK_LOGS": "1"})
+        job.wait()
+        self.assertEqual(job.state(), "COMPLETED")
+        for rank in range(4):
+            text = (cluster.folder / f"05_multinode-{job.id}-{rank}.out").read_text()
+            self.assertEqual(text.count(f"[CPU{rank}] Epoch"), 2)
+
+    def test_a_checkout_with_a_blank_in_its_name_and_a_submission_from_elsewhere(self):
+        checkout = cluster.folder / "my slurm" / "a checkout"
+        folder = cluster.folder / "elsewhere"
+        folder.mkdir()
+        shutil.copytree(ROOT / "slurm", checkout / "slurm")
+        (checkout / "build").symlink_to(BUILD)
+        job = Job(checkout / "slurm" / "04_ddp_launcher.sh", "2", "2", "--snapshot", "a b.safetensors", folder=folder)
+        job.finished()
+        self.assertTrue((folder / "a b.safetensors").exists())
+
+    def test_what_is_missing_is_said_in_one_line(self):
+        alone = cluster.folder / "alone"
+        alone.mkdir()
+        shutil.copy(ROOT / "slurm" / "05_multinode.sh", alone)
+        job = Job(alone / "05_multinode.sh", folder=alone).wait()
+        self.assertEqual(job.exit_code(), 2)
+        self.assertRegex(job.output, r"\A05_multinode: error: found no checkout, expected .*DDP_ROOT=.*\n\Z")
+
+        shutil.copytree(ROOT / "slurm", alone / "slurm")
+        job = Job(alone / "05_multinode.sh", folder=alone).wait()
+        self.assertEqual(job.exit_code(), 2)
+        self.assertRegex(job.output, r"\A05_multinode: error: .*/build/bin/05_multinode is not there, expected a build: .*\n\Z")
+
+        job = Job("03_ddp_spawn", options=["--nodes=2"]).wait()
+        self.assertEqual(job.exit_code(), 2)
+        self.assertIn("error: --nodes=2: expected 1", job.output)
+
+        by_hand = subprocess.run([ROOT / "slurm" / "05_multinode.sh"], capture_output=True, text=True)
+        self.assertEqual(by_hand.returncode, 2)
+        self.assertRegex(by_hand.stderr, r"\A05_multinode: error: SLURM_JOB_ID is not set, .*\n\Z")
+
+
+class Stopping(unittest.TestCase):
+    # Long enough to be broken off on any machine; saved by itself only at the end.
+    LONG = ["--layers", "64,256,256,10", "--dataset-size", "4096", "--global-batch", "64", "--optimizer", "adam"]
+
+    def submit(self, *arguments, epochs=100000, **settings):
+        self.folder = cluster.folder / self.id().rsplit(".", 1)[1]
+        self.folder.mkdir()
+        return Job("05_multinode", str(epochs), str(epochs), *self.LONG, *arguments, folder=self.folder, **settings)
+
+    def assert_nothing_runs(self):
+        deadline = time.monotonic() + 10
+        while cluster.processes_on_nodes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual(cluster.processes_on_nodes(), [])
+
+    def test_the_time_limit_comes_and_slurm_starts_it_again(self):
+        epochs, folder = 250, cluster.folder / "unbroken"
+        folder.mkdir()
+        one_each = ["--ntasks-per-node=1"]
+        unbroken = Job("05_multinode", str(epochs), str(epochs), *self.LONG, folder=folder, options=one_each)
+        expected = unbroken.finished()
+
+        job = self.submit(epochs=epochs, options=[*one_each, "--time=1", "--signal=B:USR1@55"])
+        # Slurm waits two minutes before it starts a requeued job; this does not.
+        job.wait_for(lambda: job.facts()["Restarts"] == "1" and job.state() == "PENDING")
+        run("scontrol", "update", f"JobId={job.id}", "StartTime=now", "TimeLimit=10")
+        self.assertEqual(job.finished(), expected)
+        self.assertEqual(job.facts()["Restarts"], "1")
+        self.assertEqual(job.output.count("05_multinode: stopped on request after epoch "), 1)
+        self.assertEqual(job.output.count("asking Slurm to start the job again (1 of at most 3 times)"), 1)
+        for epoch in range(epochs):  # none left out, none twice
+            self.assertEqual(job.output.count(f"[CPU0] Epoch {epoch} |"), 1, epoch)
+        self.assertEqual((self.folder / "05_multinode.safetensors").read_bytes(),
+                         (folder / "05_multinode.safetensors").read_bytes())
+
+    def test_not_more_often_than_allowed(self):
+        job = self.submit(environment={"DDP_MAX_REQUEUES": "0"})
+        job.wait_for_output("Epoch 1 ")
+        run("scancel", "--batch", "--signal=USR1", job.id)
+        job.wait()
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85))
+        self.assertIn("started again 0 times already (DDP_MAX_REQUEUES=0), so not once more", job.output)
+        self.assertTrue((self.folder / "05_multinode.safetensors").exists())
+        self.assert_nothing_runs()
+
+    def test_one_task_is_asked_and_all_stop(self):
+        job = self.submit(environment={"DDP_MAX_REQUEUES": "0"})
+        job.wait_for_output("Epoch 1 ")
+        os.kill(ranks_of("05_multinode")[3], signal.SIGTERM)
+        job.wait()
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85))
+        self.assertEqual(job.output.count("stopped on request"), 1)
+        self.assertNotIn("error: [rank", job.output)
+
+    def test_stage_03_in_the_batch_step(self):
+        folder = cluster.folder / "stopped03"
+        folder.mkdir()
+        job = Job("03_ddp_spawn", "100000", "100000", *self.LONG, folder=folder, environment={"DDP_MAX_REQUEUES": "0"})
+        job.wait_for_output("Epoch 1 ")
+        run("scancel", "--batch", "--signal=USR1", job.id)
+        job.wait()
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85))
+        self.assertTrue((folder / "03_ddp_spawn.safetensors").exists())
+        self.assert_nothing_runs()
+
+    def test_a_cancelled_job_is_not_started_again(self):
+        job = self.submit()
+        job.wait_for_output("Epoch 1 ")
+        run("scancel", job.id)
+        job.wait()
+        self.assertEqual(job.state(), "CANCELLED")
+        self.assert_nothing_runs()
+        self.assertTrue((self.folder / "05_multinode.safetensors").exists())  # stopped in time
+        time.sleep(2)
+        self.assertEqual(job.facts()["Restarts"], "0")
+        self.assertEqual(job.state(), "CANCELLED")
+
+
+class Failures(unittest.TestCase):
+    def ends_quickly(self, job, started, code):
+        job.wait(60)
+        seconds = time.monotonic() - started
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", code), job.output)
+        self.assertLess(seconds, 20)
+
+    def test_a_killed_rank(self):
+        for rank in (0, 3):
+            job = Job("05_multinode", "100000", "100000", *Stopping.LONG)
+            job.wait_for_output("Epoch 1 ")
+            started = time.monotonic()
+            os.kill(ranks_of("05_multinode")[rank], signal.SIGKILL)
+            self.ends_quickly(job, started, 137)
+
+    def test_a_rank_that_refuses_while_the_others_wait(self):
+        # A network that only node1 has: the ranks on node2 stop before they meet anyone.
+        cluster.hosts[0].add_interface("ib0", "10.78.0.1/24")
+        try:
+            started = time.monotonic()
+            job = Job("05_multinode", "2", "2", "--interface", "ib0")
+            self.ends_quickly(job, started, 2)
+            self.assertIn('--interface: "ib0" is no network interface of this host, expected one of: lo (127.0.0.1), '
+                          "eth0 (10.77.0.12)", job.output)
+        finally:
+            cluster.hosts[0].remove_interface("ib0")
+
+    def test_a_snapshot_that_is_refused(self):
+        folder = cluster.folder / "damaged"
+        folder.mkdir()
+        (folder / "05_multinode.safetensors").write_text("no snapshot")
+        started = time.monotonic()
+        self.ends_quickly(Job("05_multinode", "2", "2", "--resume", "auto", folder=folder), started, 3)
+
+
+class Network(unittest.TestCase):
+    TWO = ["srun", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+
+    def digest(self, *command, **variables):
+        text = run(*command, cwd=cluster.folder, timeout=JOB_SECONDS, env=dict(os.environ, **variables))
+        return last_line(text)[1]
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stage = [BIN / "05_multinode", *DIGITS]
+        cls.expected = cls.digest(cls, *cls.TWO, *cls.stage)
+
+    def test_ipv6(self):
+        six = {"MASTER_ADDR": cluster.hosts[0].ipv6, "MASTER_PORT": "29603"}
+        self.assertEqual(self.digest(*self.TWO, *self.stage, **six), self.expected)
+        six["MASTER_ADDR"] = f"[{six['MASTER_ADDR']}]"
+        self.assertEqual(self.digest(*self.TWO, *self.stage, **six), self.expected)
+        self.assertEqual(self.digest(*self.TWO, *self.stage, MASTER_ADDR="node1-v6"), self.expected)
+
+    def test_torchrun_on_each_node(self):
+        torchrun = shutil.which("torchrun") or ROOT / ".venv" / "bin" / "torchrun"
+        for number, address in enumerate(("node1:29611", "[fd77::11]:29612")):
+            agents = [*self.TWO, torchrun, "--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d", f"--rdzv-id={number}",
+                      f"--rdzv-endpoint={address}", "--no-python"]
+            self.assertEqual(self.digest(*agents, *self.stage), self.expected)
+
+    def test_a_named_interface(self):
+        for host in cluster.hosts:
+            host.add_interface("fast0", host.ipv4.replace("10.77", "10.79") + "/24")
+        try:
+            self.assertEqual(self.digest(*self.TWO, *self.stage, "--interface", "fast0"), self.expected)
+            self.assertEqual(self.digest(*self.TWO, *self.stage, DDP_INTERFACE="fast0"), self.expected)
+            job = Job("05_multinode", "100000", "100000", "--interface", "fast0", options=["--ntasks-per-node=1"])
+            job.wait_for_output("Epoch 1 ")
+            connections = run("ip", "netns", "exec", "node2", "cat", "/proc/net/tcp")
+            run("scancel", job.id)
+            job.wait()
+            self.assertIn("0C004F0A:", connections)  # 10.79.0.12, in the kernel's byte order
+        finally:
+            for host in cluster.hosts:
+                host.remove_interface("fast0")
+
+    def test_a_host_that_knows_itself_by_a_loopback_address(self):
+        """As Debian's installer writes /etc/hosts. The other host knows better, and rank 0 must serve where that one looks."""
+        hosts = cluster.state / "hosts"
+        lines = [line for line in pathlib.Path("/etc/hosts").read_text().splitlines() if " node1" not in line]
+        hosts.write_text("\n".join([*lines, "127.0.1.1 node1"]) + "\n")
+        with mounted_on("node1", hosts, "/etc/hosts"):
+            self.assertIn("127.0.1.1", run("srun", "--nodelist=node1", "getent", "hosts", "node1"))
+            self.assertEqual(self.digest(*self.TWO, *self.stage), self.expected)
+
+    def test_a_host_that_cannot_be_resolved(self):
+        result = subprocess.run([*self.TWO, *self.stage], capture_output=True, text=True, cwd=cluster.folder,
+                                env=dict(os.environ, MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29603"))
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("MASTER_ADDR=no.such.host.invalid cannot be resolved", result.stderr)
+
+    def test_nothing_listens_on_all_networks(self):
+        job = Job("05_multinode", "100000", "100000")
+        job.wait_for_output("Epoch 1 ")
+        ranks = ranks_of("05_multinode")
+        listeners = {rank: wildcard_listeners(pid) for rank, pid in ranks.items()}
+        run("scancel", job.id)
+        job.wait()
+        self.assertEqual(set(listeners), {0, 1, 2, 3})
+        for rank, (listening, wildcards) in listeners.items():
+            self.assertGreater(listening, 0, rank)
+            self.assertEqual(wildcards, [], rank)
+
+
+class DryRun(unittest.TestCase):
+    """What would be started on clusters that are not here. DDP_DRY_RUN prints the command."""
+
+    def command(self, text):
+        return shlex.split(text.strip().splitlines()[-1])
+
+    def test_gpus(self):
+        for name, nodes, options, tasks in (
+                ("05_multinode", 4, ["--gpus-per-node=8"], 32), ("05_multinode", 2, ["--gres=gpu:4"], 8),
+                ("04_ddp_launcher", 1, ["--gpus-per-node=3"], 3), ("05_multinode", 3, ["--gpus=6", "--gpus-per-node=2"], 6),
+                ("05_multinode", 4, ["--gpus-per-node=8", "--cpus-per-gpu=1"], 32)):
+            job = Job(name, "7", "3", "--snapshot", "it's a file", options=["-p", "gpu", f"--nodes={nodes}", *options],
+                      environment={"DDP_DRY_RUN": "1"})
+            job.wait()
+            self.assertEqual(job.state(), "COMPLETED", job.output)
+            words = self.command(job.output)
+            self.assertEqual(words[:3], ["srun", f"--nodes={nodes}", f"--ntasks={tasks}"])
+            self.assertEqual(words[-5:], [str(BIN / name), "7", "3", "--snapshot", "it's a file"])
+            self.assertIn(f"--ntasks-per-node={tasks // nodes}", words)
+            self.assertIn("--kill-on-bad-exit=1", words)
+            self.assertIn("--gpu-bind=none", words)
+            self.assertIn(f" | nodes {nodes} | tasks {tasks} | GPUs per node {tasks // nodes} | rank 0 on gpu1\n", job.output)
+
+    def test_the_step_of_many_gpus_does_start(self):
+        """Not only printed: srun accepts these counts, and every task finds itself."""
+        job = Job("05_multinode", "--dump-env", "--json", options=["-p", "gpu", "--nodes=4", "--gpus-per-node=8"])
+        job.wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        for rank in range(32):
+            self.assertRegex(job.output, rf'"launcher":"slurm","rank":{rank},"local_rank":\d,"world_size":32,"local_world_size":8,')
+
+    def test_stage_03_counts_its_gpus_itself(self):
+        job = Job("03_ddp_spawn", options=["-p", "gpu", "--gpus-per-node=8"], environment={"DDP_DRY_RUN": "1"}).wait()
+        self.assertEqual(self.command(job.output), [str(BIN / "03_ddp_spawn"), "50", "10"])
+        job = Job("03_ddp_spawn", options=["--ntasks-per-node=3"], environment={"DDP_DRY_RUN": "1"}).wait()
+        self.assertEqual(self.command(job.output), [str(BIN / "03_ddp_spawn"), "50", "10", "--nprocs", "3"])
+
+    def by_hand(self, script, *arguments, **variables):
+        environment = dict(os.environ, DDP_DRY_RUN="1", SLURM_JOB_ID="1", **variables)
+        return subprocess.run([ROOT / "slurm" / f"{script}.sh", *arguments], capture_output=True, text=True, env=environment)
+
+    def test_a_thousand_nodes(self):
+        result = self.by_hand("05_multinode", SLURM_JOB_NUM_NODES="1000", SLURM_JOB_NODELIST="c[0007-0506,1001-1500]",
+                              SLURM_GPUS_PER_NODE="h100:8", SLURM_CPUS_ON_NODE="96", SLURM_CPUS_PER_TASK="12")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(" | nodes 1000 | tasks 8000 | GPUs per node 8 | rank 0 on c0007\n", result.stderr)
+        self.assertEqual(self.command(result.stdout),
+                         ["srun", "--nodes=1000", "--ntasks=8000", "--kill-on-bad-exit=1", "--wait=60", "--ntasks-per-node=8",
+                          "--cpus-per-task=12", "--gpu-bind=none", str(BIN / "05_multinode"), "50", "10"])
+
+    def test_a_container(self):
+        image = cluster.folder / "an image.sif"
+        image.touch()
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "2", "DDP_CONTAINER": str(image)}
+        words = self.command(self.by_hand("05_multinode", **job).stdout)
+        self.assertEqual(words[-6:], ["apptainer", "exec", str(image), "05_multinode", "50", "10"])
+        words = self.command(self.by_hand("05_multinode", SLURM_GPUS_ON_NODE="4", **job).stdout)
+        self.assertEqual(words[-7:], ["apptainer", "exec", "--nv", str(image), "05_multinode", "50", "10"])
+
+    def test_contradictions(self):
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        for variables, message in (
+                (job | {"SLURM_JOB_NODELIST": "n[1-3]"}, "SLURM_JOB_NODELIST=n[1-3]: got 3 nodes, expected 2"),
+                (job | {"SLURM_GPUS_PER_NODE": "many"}, 'GPUs per node: got "many"'),
+                (job | {"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, "--gpus=3: got 2 GPUs on the first of 2 nodes"),
+                (job | {"DDP_CONTAINER": "/no/image"}, "DDP_CONTAINER=/no/image is not there"),
+                (job | {"DDP_MAX_REQUEUES": "x"}, 'DDP_MAX_REQUEUES: got "x"')):
+            result = self.by_hand("05_multinode", **variables)
+            self.assertEqual(result.returncode, 2, message)
+            self.assertIn(f"05_multinode: error: {message}", result.stderr)
+            self.assertEqual(result.stdout, "")
+
+    def test_steps_of_the_benchmark(self):
+        result = self.by_hand("bench", "--models", "S", SLURM_JOB_NUM_NODES="5", SLURM_JOB_NODELIST="n[1-5]", SLURM_NTASKS_PER_NODE="6")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = [shlex.split(line) for line in result.stdout.splitlines()]
+        measured = [(1, "1,2,4,6"), (2, "12"), (4, "24"), (5, "30")]
+        self.assertEqual(lines[:-1], [
+            [str(BIN / "bench"), "--launchers", "srun", "--nodes", str(nodes), "--world-sizes", sizes, "--stages", "05_multinode",
+             "--json", f"bench-1-nodes{nodes}.json", "--models", "S"] for nodes, sizes in measured])
+        without_arguments = self.by_hand("bench", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="n1", SLURM_NTASKS_PER_NODE="2")
+        self.assertEqual(shlex.split(without_arguments.stdout.splitlines()[0])[-2:], ["--json", "bench-1-nodes1.json"])
+        self.assertEqual(lines[-1], [str(BIN / "bench"), "merge", "bench-1.json", *[f"bench-1-nodes{nodes}.json" for nodes, _ in measured]])
+
+
+class Benchmark(unittest.TestCase):
+    def bench_end_to_end(self):
+        """Becomes a test, `test_...`, with `bench merge`."""
+        job = Job("bench", "--models", "T", "--steps", "50", "--repetitions", "1")
+        job.wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        runs = json.loads((cluster.folder / f"bench-{job.id}.json").read_text())["ddp_scaling"]["runs"]
+        measured = {(entry["stage"], entry["nodes"], entry["world_size"]) for entry in runs}
+        self.assertEqual(measured, {("01_single_gpu", 1, 1), ("05_multinode", 1, 1), ("05_multinode", 1, 2), ("05_multinode", 2, 4)})
+        for entry in runs:
+            self.assertIsNone(entry["error"])
+            self.assertTrue(entry["parity"]["ok"])
+            self.assertGreater(entry["samples_per_second"], 0)
+
+
+class NodeLists(unittest.TestCase):
+    # No text after the last bracket: we understand that too, Slurm neither writes nor reads it.
+    WELL_FORMED = ["n1", "n[1-2]", "n[1-2,07],gpu3-ib", "n[09-11]", "n[9-11]", "n[098-101]", "n[8-011]", "ib-n[1-3,07,9-11]",
+                   "r[1-2]n[01-02]", "a[1]b[2]c[3-4]", "n[5]", "n[0-0]", "n[2,1]", "b,a,b", "node-1.cluster.local,node_2",
+                   "gpu-a100-[001-002],cpu[7-8]", "n[0-9],n[00-09],n[000-009]", "c[0001-1000]", "a[1-2][3-4]",
+                   "r[01-02]c[1-2]n[0-1]", "n[1-1]", "x[99-101,7,007]"]
+    MALFORMED = ["n[a]", "n[1-b]", "n[2-1]", "n[1-2-3]", "n[]", "n[1,]", "n[,1]", "n[-1]", "n[1--2]", "n[[1]]", "n[1]]", "n[0-65536]",
+                 "n[0-99999999999]", "n1,n[x]", "a[1]b[]"]
+    # Here Slurm makes up a name such as "n]"; we refuse.
+    MADE_UP = ["n[", "n[1", "n[1-2", "n]", "n1]", "n[1-]"]
+
+    def random_lists(self, count):
+        rng = random.Random(5)
+
+        def number():
+            return str(rng.randrange(0, 1200)).zfill(rng.choice((1, 1, 2, 3, 4, 5)))
+
+        def item():
+            first = number()
+            if rng.random() < 0.5:
+                return first
+            last = int(first) + rng.randrange(0, 30)
+            return f"{first}-{str(last).zfill(len(first))}"
+
+        def host():
+            name = rng.choice(("n", "gpu", "c-", "rack", "a.b-", "x_y"))
+            for separator in rng.choice(((), ("",), ("",), ("", "n"), ("", "-c"), ("", "", "-"))):
+                name += separator + "[" + ",".join(item() for _ in range(rng.randrange(1, 4))) + "]"
+            return name if name.endswith("]") else name + number()
+
+        return [",".join(host() for _ in range(rng.randrange(1, 4))) for _ in range(count)]
+
+    def test_expanded_as_slurm_does(self):
+        lists = self.WELL_FORMED + self.random_lists(400)
+        ours = run(BUILD / "tests" / "node_list_helper", input="\n".join(lists) + "\n").splitlines()
+        self.assertEqual(len(ours), len(lists))
+        for text, names in zip(lists, ours):
+            self.assertEqual(names.split(","), run("scontrol", "show", "hostnames", text).splitlines(), text)
+
+    def test_malformed_ones_are_refused_by_both(self):
+        lists = self.MALFORMED + self.MADE_UP
+        ours = run(BUILD / "tests" / "node_list_helper", input="\n".join(lists) + "\n").splitlines()
+        self.assertEqual(ours, ["refused"] * len(lists))
+        for text in self.MALFORMED:  # scontrol's exit code is 0 all the same
+            result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True)
+            self.assertEqual(result.stdout.strip(), "", text)
+            self.assertIn("Invalid", result.stderr, text)
+        for text in self.MADE_UP:
+            names = run("scontrol", "show", "hostnames", text).splitlines()
+            self.assertTrue(names == ["n1"] or names[0].endswith("]"), (text, names))
+
+
+if __name__ == "__main__":
+    cluster = SlurmCluster()
+    os.environ["PATH"] = f"{ROOT}/.venv/bin:{os.environ['PATH']}"
+    unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]])
