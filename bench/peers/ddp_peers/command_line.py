@@ -1,0 +1,218 @@
+"""The stages' command line, as far as bench uses it, and --variant.
+
+Nothing here imports a framework: a mistake is answered at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+DEFAULT_BATCH_PER_RANK = 32
+MAX_PROCESSES = 1024
+MAX_TIMEOUT_S = 30 * 86400
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to set the framework up, among which bench lets the user choose."""
+
+    name: str
+    description: str
+    min_processes: int
+    max_processes: int | None  # None: any number
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    pinned: bool = False  # every rank has a core of its own
+
+    def line(self):
+        """Its line of --list-variants."""
+        return json.dumps({"variant": self.name, "description": self.description,
+                           "min_processes": self.min_processes, "max_processes": self.max_processes,
+                           "devices": list(self.devices)})
+
+    def admits(self, processes):
+        return self.min_processes <= processes <= (self.max_processes or processes)
+
+
+@dataclass(frozen=True)
+class Options:
+    program: str
+    variant: Variant
+    total_epochs: int
+    global_batch: int  # samples per optimizer step, over all ranks
+    processes: int
+    dataset: str  # "synthetic" or "digits"
+    dataset_size: int  # training samples, synthetic only
+    data_dir: str | None
+    layers: tuple[int, ...] | None  # all widths, synthetic only
+    hidden: tuple[int, ...] | None
+    learning_rate: float
+    seed: int
+    device: str  # "auto", "cpu" or "cuda"
+    backend: str  # "auto", "gloo" or "nccl"
+    threads: int
+    timeout_s: float
+    metrics: str | None
+    quiet: bool
+
+    @property
+    def batch_per_rank(self):
+        return self.global_batch // self.processes
+
+
+def _integer(name, lowest, highest=2**63 - 1):
+    def parse(text):
+        # Not int(text) alone: it takes blanks, underscores and other scripts' digits too.
+        if text.isascii() and text.isdigit() and lowest <= int(text) <= highest:
+            return int(text)
+        expected = f"from {lowest} to {highest}" if highest < 2**63 - 1 else f">= {lowest}"
+        raise UsageError(f'{name}: got "{text}", expected an integer {expected}')
+
+    return parse
+
+
+def _positive(name, highest=sys.float_info.max):
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= highest:
+            raise UsageError(f'{name}: got "{text}", expected a number > 0'
+                             + (f" and <= {highest}" if highest < sys.float_info.max else ""))
+        return value
+
+    return parse
+
+
+def _choice(name, choices, elsewhere=()):
+    def parse(text):
+        if text not in choices:
+            raise UsageError(f'{name}: got "{text}"{", which only the stages have" if text in elsewhere else ""}, '
+                             f"expected {', '.join(choices[:-1])} or {choices[-1]}")
+        return text
+
+    return parse
+
+
+def _widths(name, fewest):
+    def parse(text):
+        widths = text.split(",")
+        if len(widths) < fewest or not all(w.isascii() and w.isdigit() and int(w) > 0 for w in widths):
+            raise UsageError(f'{name}: got "{text}", expected at least {fewest} widths >= 1, e.g. 128,128')
+        return tuple(map(int, widths))
+
+    return parse
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(f"{message}, expected what --help lists")
+
+
+def _make_parser(program, variants):
+    parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                     description="Trains the stages' model with Python's DistributedDataParallel.",
+                     epilog="variants:\n" + "".join(f"  {v.name:<14}{v.description}\n" for v in variants)
+                     + "\nDashes and underscores in option names are equal.\n"
+                     "Exit codes: 0 done, 1 training failed, 2 usage or environment, 75 port or rendezvous.")
+
+    def add(name, kind, metavar, default, text):
+        suffix = f" (default {default})" if default is not None else ""
+        parser.add_argument(name, type=kind, metavar=metavar, default=default, help=text + suffix)
+
+    parser.add_argument("total_epochs", type=_integer("total_epochs", 1), help="passes over the data")
+    parser.add_argument("save_every", type=_integer("save_every", 1), help="as the stages; no snapshot is written")
+    names = [v.name for v in variants]
+    add("--variant", _choice("--variant", names), "NAME", None, "the default is the first that admits --nprocs")
+    parser.add_argument("--list-variants", action="store_true", help="print one JSON line per variant and exit")
+    add("--nprocs", _integer("--nprocs", 1, MAX_PROCESSES), "N", 1, "processes, each with a device of its own")
+    add("--global-batch", _integer("--global-batch", 1), "SAMPLES", None,
+        f"samples per step over all processes (default {DEFAULT_BATCH_PER_RANK} each)")
+    add("--dataset", _choice("--dataset", ("synthetic", "digits"), ("fashion-mnist",)), "NAME", "synthetic",
+        "what to learn")
+    add("--dataset-size", _integer("--dataset-size", 1), "SAMPLES", None, "synthetic only (default 2048)")
+    add("--data-dir", str, "FOLDER", None, "where digits.csv.gz is (default the checkout's data/)")
+    add("--layers", _widths("--layers", 2), "WIDTHS", None, "all widths, synthetic only (default 20,1)")
+    add("--hidden", _widths("--hidden", 1), "WIDTHS", None, "widths of the hidden layers")
+    add("--lr", _positive("--lr"), "RATE", 0.1, "learning rate of SGD")
+    add("--seed", _integer("--seed", 0, 2**64 - 1), "N", 42, "of weights, data and their order")
+    add("--device", _choice("--device", ("auto", "cpu", "cuda")), "KIND", "auto", "what computes")
+    add("--backend", _choice("--backend", ("auto", "gloo", "nccl"), ("mpi", "shm")), "NAME", "auto",
+        "what carries the collectives")
+    add("--threads", _integer("--threads", 1, 4096), "N", 1, "CPU threads of each process")
+    add("--timeout", _positive("--timeout", MAX_TIMEOUT_S), "SECONDS", 120, "for the rendezvous and every collective")
+    add("--metrics", str, "FILE", None, "one JSON line per rank and step, then the summary")
+    parser.add_argument("--quiet", action="store_true", help="no line per epoch")
+    add("--snapshot", str, "FILE", None, "taken as the stages take it; no snapshot is written")
+    add("--resume", _choice("--resume", ("restart", "never"), ("auto",)), "WHEN", "never",
+        "taken as the stages take it; there is nothing to resume from")
+    return parser
+
+
+def _normalise(arguments):
+    """Underscores in option names become dashes; an option given twice, or empty, is refused."""
+    seen = set()
+    result = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            name = name.replace("_", "-")
+            if name in seen:
+                raise UsageError(f"{name} was given twice, expected once")
+            seen.add(name)
+            argument = name + equals + value
+        elif not argument:
+            raise UsageError("an argument is empty, expected what --help lists")
+        result.append(argument)
+    return result
+
+
+def _pick_variant(given, variants, processes):
+    variant = next(v for v in variants if (v.name == given if given else v.admits(processes)))
+    if not variant.admits(processes):
+        most = variant.max_processes
+        expected = f"{most}" if most == variant.min_processes else f"at least {variant.min_processes}"
+        raise UsageError(f"--variant {variant.name} with --nprocs {processes}: expected {expected}")
+    cores = len(os.sched_getaffinity(0))
+    if variant.pinned and processes > cores:
+        raise UsageError(f"--variant {variant.name} with --nprocs {processes}: expected at most {cores}, "
+                         "one for each core that this process may use")
+    return variant
+
+
+def parse(program, variants, arguments):
+    """@return Options; None if everything asked for, a list say, has been printed. @throws UsageError"""
+    arguments = _normalise(arguments)
+    if "--list-variants" in arguments:
+        if len(arguments) > 1:
+            raise UsageError("--list-variants was given with other arguments, expected it alone")
+        for variant in variants:
+            print(variant.line())
+        return None
+    parsed = _make_parser(program, variants).parse_args(arguments)
+    processes = parsed.nprocs
+    variant = _pick_variant(parsed.variant, variants, processes)
+    global_batch = parsed.global_batch or DEFAULT_BATCH_PER_RANK * processes
+    if global_batch % processes != 0:
+        raise UsageError(f"--global-batch: got {global_batch}, expected a multiple of {processes}, the processes")
+    if parsed.dataset != "synthetic":
+        for name, value in (("--layers", parsed.layers), ("--dataset-size", parsed.dataset_size)):
+            if value is not None:
+                raise UsageError(f"{name} was given with --dataset {parsed.dataset}, "
+                                 "expected it only with --dataset synthetic")
+    if parsed.layers and parsed.hidden:
+        raise UsageError("--hidden was given with --layers, expected one of them")
+    if parsed.device != "auto" and parsed.device not in variant.devices:
+        raise UsageError(f"--variant {variant.name} with --device {parsed.device}: "
+                         f"expected --device {' or '.join(variant.devices)}")
+    if parsed.device == "cpu" and parsed.backend == "nccl":
+        raise UsageError("--backend nccl with --device cpu: expected --backend gloo")
+    return Options(program=program, variant=variant, total_epochs=parsed.total_epochs, global_batch=global_batch,
+                   processes=processes, dataset=parsed.dataset, dataset_size=parsed.dataset_size or 2048,
+                   data_dir=parsed.data_dir, layers=parsed.layers, hidden=parsed.hidden, learning_rate=parsed.lr,
+                   seed=parsed.seed, device=parsed.device, backend=parsed.backend, threads=parsed.threads,
+                   timeout_s=parsed.timeout, metrics=parsed.metrics, quiet=parsed.quiet)

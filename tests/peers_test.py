@@ -1,0 +1,406 @@
+"""Tests bench/peers: what a peer trains is what the stages train, its metrics keep the contract, and it ends cleanly.
+
+usage: peers_test.py BIN_DIR SOURCE_DIR
+Exit code 0 if every check holds, else 1. The checks run two at a time: most of their time is importing torch.
+"""
+
+import concurrent.futures
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import zipfile
+
+BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:])
+PEERS = SOURCE_DIR / "bench" / "peers"
+PEER = [sys.executable, "-B", str(PEERS / "pytorch.py")]
+TIMEOUT_S = 240  # for one command; a machine that does much else is slow
+TOLERANCE = 1e-4
+GLOBAL_BATCH = 64
+# S ends its epochs with a step of one sample: with two ranks, one of them has none.
+WORKLOADS = {
+    "T": (["--layers", "20,1", "--dataset-size", "640"], 4),
+    "S": (["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1)], 4),
+    "digits": (["--dataset", "digits", "--hidden", "128,128"], 2),
+}
+PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+
+
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def run(command, cwd=None, env=None):
+    return subprocess.run(command, cwd=cwd, env=env, timeout=TIMEOUT_S, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL)
+
+
+def arguments(workload, folder, seed=42):
+    options, epochs = WORKLOADS[workload]
+    return [str(epochs), str(epochs), "--global-batch", str(GLOBAL_BATCH), *options, "--seed", str(seed), "--device",
+            "cpu", "--resume", "never", "--quiet", "--snapshot", f"{folder}/snapshot", "--metrics", f"{folder}/metrics"]
+
+
+def read_metrics(folder):
+    lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics").read_text().splitlines()]
+    check("summary" in lines[-1], "the last line is no summary")
+    return lines[:-1], lines[-1]["summary"]
+
+
+@functools.cache
+def stage_summary(workload, seed=42):
+    with tempfile.TemporaryDirectory() as folder:
+        result = run([str(BIN_DIR / "01_single_gpu"), *arguments(workload, folder, seed)])
+        check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
+        return read_metrics(folder)[1]
+
+
+def relative_difference(workload, moved):
+    expected = stage_summary(workload)["moved"]
+    return abs(moved - expected) / expected
+
+
+def check_metrics(rows, summary, stage, variant, processes):
+    steps = summary["steps"]
+    check(steps == stage["steps"] and summary["warmup_steps"] == min(20, steps // 2), "wrong number of steps")
+    check(sorted((row["rank"], row["step"]) for row in rows)
+          == [(rank, step) for rank in range(processes) for step in range(steps)], "not one row per rank and step")
+    for row in rows:
+        check(row["epoch"] == row["step"] * summary["epochs"] // steps, f"wrong epoch: {row}")
+        check(row["step_ms"] > 0 and all(row[phase] >= 0 for phase in PHASES), f"a time is missing: {row}")
+        # Unknown is null, never a guess; one process has nobody to wait for.
+        check(row["exposed_comm_ms"] == (0 if summary["backend"] is None else None), f"wrong exposed_comm_ms: {row}")
+        check(abs(sum(row[phase] for phase in PHASES) - row["step_ms"]) <= 1e-6 * row["step_ms"],
+              f"the phases do not add up: {row}")
+        check(math.isfinite(row["loss"]), f"no loss: {row}")
+    for name in ("global_batch", "dataset", "layers", "parameters", "epochs", "optimizer", "threads"):
+        check(summary[name] == stage[name], f"{name} is {summary[name]}, expected {stage[name]}")
+    check(summary["variant"] == variant and summary["world_size"] == processes and summary["device"] == "cpu",
+          "the summary is another run's")
+    check(summary["bytes_per_step"] == (0 if processes == 1 else 4 * stage["parameters"]), "wrong bytes_per_step")
+    for name in ("loss", "accuracy", "loss_floor"):
+        ours, theirs = summary[name], stage[name]
+        check(ours == theirs or abs(ours - theirs) <= 1e-3 * abs(theirs), f"{name} is {ours}, expected {theirs}")
+    for name in ("peak_rss_mib", "startup_ms", "cpu_time_ms", "timed_wall_ms"):
+        check(len(summary[name]) == processes and all(value > 0 for value in summary[name]),
+              f"{name} is {summary[name]}, expected {processes} numbers > 0")
+    timed_ms = sum(row["step_ms"] for row in rows if row["rank"] == 0 and row["step"] >= summary["warmup_steps"])
+    check(summary["timed_wall_ms"][0] >= 0.99 * timed_ms, "the wall time is shorter than its steps")
+    check(abs(time.time() - summary["first_step_unix_ms"] / 1e3) < TIMEOUT_S, "wrong first_step_unix_ms")
+
+
+def check_parity(variant, workload, processes):
+    with tempfile.TemporaryDirectory() as folder:
+        result = run([*PEER, *arguments(workload, folder), "--nprocs", str(processes), "--variant", variant,
+                      "--backend", "gloo"], cwd=folder)
+        check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
+        check(result.stderr == "", f"stderr is not empty: {result.stderr}")
+        rows, summary = read_metrics(folder)
+    difference = relative_difference(workload, summary["moved"])
+    check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
+    check_metrics(rows, summary, stage_summary(workload), variant, processes)
+    return f"differs by {difference:.1e}, startup {max(summary['startup_ms']) / 1e3:.1f} s"
+
+
+def check_tolerance_tells_runs_apart():
+    for workload in ("T", "S"):
+        other = stage_summary(workload, seed=43)["moved"]
+        check(relative_difference(workload, other) > TOLERANCE, f"{workload}: another seed would pass for the same run")
+
+
+def check_one_line(result, code, *words):
+    check(result.returncode == code, f"exit code {result.returncode}, expected {code}: {result.stderr}")
+    check(result.stdout == "", f"stdout is not clean: {result.stdout}")
+    lines = result.stderr.splitlines()
+    check(len(lines) == 1 and lines[0].startswith("pytorch: error: "), f"expected one line: {result.stderr}")
+    for word in words:
+        check(word in lines[0], f"expected {word!r} in: {lines[0]}")
+
+
+def check_bad_arguments():
+    cores = len(os.sched_getaffinity(0))
+    cases = [
+        ([], "total_epochs", "save_every"),
+        (["1"], "save_every"),
+        (["0", "1"], "total_epochs", '"0"', ">= 1"),
+        (["1", "1", "extra"], "extra"),
+        (["1", "1", "--learning-rate", "1"], "--learning-rate"),
+        (["1", "1", "--variant", "fast"], "--variant", '"fast"', "tuned_pinned"),
+        (["1", "1", "--variant", "default", "--variant", "tuned"], "--variant", "twice"),
+        (["1", "1", "--variant", "single", "--nprocs", "2"], "--variant single", "--nprocs 2", "expected 1"),
+        (["1", "1", "--variant", "tuned_pinned", "--nprocs", str(cores + 1)], str(cores + 1), f"at most {cores}"),
+        (["1", "1", "--variant", "cuda_graph", "--device", "cpu"], "cuda_graph", "--device cpu", "--device cuda"),
+        (["1", "1", "--nprocs", "2", "--global-batch", "33"], "--global-batch", "33", "multiple of 2"),
+        (["1", "1", "--global_batch", "1e3"], "--global-batch", '"1e3"', "integer"),
+        (["1", "1", "--layers", "20"], "--layers", '"20"', "at least 2"),
+        (["1", "1", "--layers", "20,0"], "--layers", '"20,0"'),
+        (["1", "1", "--layers", "20,1", "--dataset", "digits"], "--layers", "digits"),
+        (["1", "1", "--dataset", "fashion-mnist"], "--dataset", "fashion-mnist", "only the stages"),
+        (["1", "1", "--backend", "shm"], "--backend", "shm", "gloo"),
+        (["1", "1", "--backend", "nccl", "--device", "cpu"], "--backend nccl", "--device cpu"),
+        (["1", "1", "--resume", "auto"], "--resume", "auto"),
+        (["1", "1", "--lr", "nan"], "--lr", '"nan"', "> 0"),
+        (["1", "1", "--seed", "-1"], "--seed", '"-1"'),
+        (["1", "1", "--timeout", ""], "empty"),
+        (["--list-variants", "--quiet"], "--list-variants"),
+    ]
+    for case, *words in cases:
+        check_one_line(run([*PEER, *case]), 2, *words)
+    # An interpreter without torch, and data that is not whole.
+    check_one_line(run([sys.executable, "-S", *PEER[1:], "1", "1"]), 2, "cannot import", "install.sh pytorch")
+    with tempfile.TemporaryDirectory() as folder:
+        damaged = pathlib.Path(folder) / "digits.csv.gz"
+        damaged.write_bytes((SOURCE_DIR / "data" / "digits.csv.gz").read_bytes()[:-100])
+        # Seen by both ranks, said once.
+        check_one_line(run([*PEER, "1", "1", "--nprocs", "2", "--dataset", "digits", "--data-dir", folder]), 2,
+                       "digits.csv.gz cannot be read")
+
+
+def check_list_of_variants():
+    result = run([*PEER, "--list_variants"])
+    check(result.returncode == 0 and result.stderr == "", f"--list-variants failed: {result.stderr}")
+    variants = [json.loads(line) for line in result.stdout.splitlines()]
+    check([v["variant"] for v in variants] == ["single", "single_fused", "cuda_graph", "default", "tuned",
+                                               "tuned_pinned"], f"unexpected variants: {variants}")
+    check(all(v["description"] for v in variants), "a variant has no description")
+
+
+def processes_of_session(session):
+    """Living ones, as {pid: (parent, command line)}."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent, _, of_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(of_session) == session and state != "Z":
+                    found[int(entry.name)] = (int(parent), (entry / "cmdline").read_text())
+            except (OSError, ProcessLookupError):
+                pass  # it ended in between
+    return found
+
+
+class Job:
+    """A peer of several processes that would run for hours, in a session of its own."""
+
+    def __init__(self, processes, *options):
+        self.processes = processes
+        self.process = subprocess.Popen(
+            [*PEER, "1000000", "1000000", "--variant", "default", "--nprocs", str(processes), "--dataset-size", "64",
+             "--device", "cpu", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        # Whatever goes wrong, the test ends.
+        self.watchdog = threading.Timer(TIMEOUT_S, self.kill)
+        self.watchdog.start()
+
+    def kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def ranks(self):
+        """Their process ids, as soon as all are there."""
+        while self.process.poll() is None:
+            ranks = [pid for pid, (parent, command) in sorted(processes_of_session(self.process.pid).items())
+                     if parent == self.process.pid and "spawn_main" in command]
+            if len(ranks) == self.processes:
+                return ranks
+            time.sleep(0.01)
+        raise AssertionError(f"it ended before its ranks were seen: {self.process.stderr.read()}")
+
+    def wait_for_epoch(self, epoch):
+        for line in self.process.stdout:
+            if f"Epoch {epoch} " in line:
+                return
+        raise AssertionError(f"it ended before epoch {epoch}: {self.process.stderr.read()}")
+
+    def end(self, within_s=20):
+        """@return (exit code, standard error), after checking that nothing of it is left"""
+        started = time.monotonic()
+        # Read while waiting: with a full pipe it would never end.
+        _, err = self.process.communicate(timeout=TIMEOUT_S)
+        check(time.monotonic() - started <= within_s, f"it took more than {within_s} s to end")
+        while processes_of_session(self.process.pid):
+            check(time.monotonic() - started <= within_s, f"left: {processes_of_session(self.process.pid)}")
+            time.sleep(0.05)
+        self.watchdog.cancel()
+        return self.process.returncode, err
+
+
+def check_killed_rank(signal_to_rank):
+    job = Job(2)
+    try:
+        job.wait_for_epoch(3)
+        os.kill(job.ranks()[1], signal_to_rank)
+        code, err = job.end()
+    finally:
+        job.kill()
+    check(code == 1, f"exit code {code}, expected 1")
+    check(err == f"pytorch: error: rank 1 was killed by signal {int(signal_to_rank)} "
+          f"({signal.strsignal(signal_to_rank)})\n", f"expected one line: {err}")
+
+
+def check_killed_parent(signal_to_parent, code_expected, err_expected):
+    job = Job(1)
+    try:
+        job.wait_for_epoch(3)
+        os.kill(job.process.pid, signal_to_parent)
+        code, err = job.end()
+    finally:
+        job.kill()
+    check(code == code_expected, f"exit code {code}, expected {code_expected}")
+    check(err == err_expected, f"unexpected words: {err}")
+
+
+def check_absent_rank():
+    job = Job(2, "--timeout", "3")
+    try:
+        os.kill(job.ranks()[1], signal.SIGSTOP)  # it has not even imported torch
+        code, err = job.end(within_s=TIMEOUT_S)
+    finally:
+        job.kill()
+    check(code == 75, f"exit code {code}, expected 75: {err}")
+    check(re.fullmatch(r"pytorch: error: \[rank 0\] rendezvous lacks rank 1 after 3 s, expected all 2\n", err),
+          f"expected one line: {err}")
+
+
+def check_diverging_weights():
+    """The weights stop being numbers: exit code 1, on one line, and no metrics."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = run([*PEER, *arguments("T", folder), "--lr", "1e30"])
+        check(result.returncode == 1, f"exit code {result.returncode}, expected 1")
+        check(re.fullmatch(r"pytorch: error: the weights moved by (nan|inf), .*\n", result.stderr),
+              f"expected one line: {result.stderr}")
+        check(not os.path.exists(f"{folder}/metrics"), "metrics were written all the same")
+
+
+def make_wheel(folder, version):
+    """The smallest package that pip can install."""
+    info = f"tiny_peer-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"tiny_peer-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_peer.py", f"VERSION = '{version}'\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-peer\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"tiny_peer.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+def check_install_of_project():
+    """In a checkout whose .venv has what the peer needs: nothing is made, and the answer comes at once."""
+    with tempfile.TemporaryDirectory() as root:
+        peers = pathlib.Path(root) / "bench" / "peers"
+        peers.mkdir(parents=True)
+        for name in ("install.sh", "requirements-pytorch.txt"):
+            shutil.copy(PEERS / name, peers)
+        (pathlib.Path(root) / ".venv").symlink_to(sys.prefix)
+        env = dict(os.environ, PIP_NO_INDEX="1")  # if it is wrong, it fails at once
+        times = []
+        for _ in range(3):
+            begin = time.monotonic()
+            result = run([str(peers / "install.sh"), "pytorch"], env=env)
+            times.append(time.monotonic() - begin)
+            check(result.returncode == 0 and result.stderr == "", f"exit code {result.returncode}: {result.stderr}")
+            check(result.stdout == f"{root}/.venv/bin/python\n", f"unexpected path: {result.stdout}")
+        check(not (pathlib.Path(root) / ".venv-peers").exists(), "it made something")
+        # Another test runs beside this one, so the best of three is the program's own time.
+        check(min(times) < 1.0, f"it took {min(times):.2f} s")
+        for arguments in (["jax"], [], ["../peers/requirements-pytorch"]):
+            result = run([str(peers / "install.sh"), *arguments])
+            check(result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+                  and result.stderr.rstrip().endswith(": pytorch"), f"unexpected answer: {result}")
+
+
+def check_install_on_demand():
+    """In a checkout without .venv, with a package from a folder instead of the internet."""
+    with tempfile.TemporaryDirectory() as name:
+        root = pathlib.Path(name) / "a checkout"
+        peers = root / "bench" / "peers"
+        peers.mkdir(parents=True)
+        shutil.copy(PEERS / "install.sh", peers)
+        requirements = peers / "requirements-tiny.txt"
+        wheels = root / "wheels"
+        wheels.mkdir()
+        make_wheel(wheels, "1.0")
+        make_wheel(wheels, "1.1")
+        env = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=wheels.as_uri())
+
+        def install():
+            result = run([str(peers / "install.sh"), "tiny"], cwd=name, env=env)
+            check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
+            check(result.stdout == f"{root}/.venv-peers/tiny/bin/python\n", f"unexpected path: {result.stdout}")
+            version = run([result.stdout.rstrip("\n"), "-c", "import tiny_peer; print(tiny_peer.VERSION)"]).stdout
+            return version.strip(), result.stderr
+
+        requirements.write_text("# what the peer needs\ntiny-peer==1.0  # pinned\n")
+        check(install()[0] == "1.0", "the package is not there")
+        check(install() == ("1.0", ""), "a second call did something")
+        requirements.write_text("Tiny_Peer==1.1\n")
+        check(install()[0] == "1.1", "it was not brought up to the requirements")
+        # What cannot be had: one line of ours, and never an environment that passes for whole.
+        requirements.write_text("tiny-peer==2.0\n")
+        result = run([str(peers / "install.sh"), "tiny"], env=env)
+        check(result.returncode == 1 and result.stdout == "", f"unexpected answer: {result}")
+        check(result.stderr.splitlines()[-1].startswith("install.sh: "), f"no line of its own: {result.stderr}")
+        # The metadata would satisfy this, but the last installation into it did not end well. Now the project has an
+        # environment too, and numpy can come from there alone.
+        next((root / ".venv-peers" / "tiny").glob("lib/python3*/site-packages/tiny_peer.py")).unlink()
+        (root / ".venv").symlink_to(sys.prefix)
+        requirements.write_text(f"tiny-peer==1.1\nnumpy=={importlib.metadata.version('numpy')}\n")
+        check(install()[0] == "1.1", "half an environment was taken for a whole one")
+        check(install() == ("1.1", ""), "a call after the repair did something")
+        requirements.write_text("tiny-peer>=1.0\n")
+        result = run([str(peers / "install.sh"), "tiny"], env=env)
+        check(result.returncode == 2 and "tiny-peer>=1.0" in result.stderr, f"unexpected answer: {result}")
+
+
+def main():
+    cases = [("install.sh on demand", check_install_on_demand)]
+    # The long ones first, so that both cores are busy to the end.
+    cases += [(f"{variant}, {workload}, {processes} ranks",
+               functools.partial(check_parity, variant, workload, processes))
+              for processes, variants in ((2, ("default", "tuned", "tuned_pinned")), (1, ("single", "single_fused")))
+              for variant in variants for workload in WORKLOADS]
+    cases += [
+        ("default, T, 1 rank", functools.partial(check_parity, "default", "T", 1)),
+        ("a rank is killed", functools.partial(check_killed_rank, signal.SIGKILL)),
+        ("a rank is absent", check_absent_rank),
+        ("it is killed itself", functools.partial(check_killed_parent, signal.SIGKILL, -signal.SIGKILL, "")),
+        ("it is asked to stop", functools.partial(check_killed_parent, signal.SIGTERM, 128 + signal.SIGTERM,
+                                                  "pytorch: error: stopped by SIGTERM\n")),
+        ("the weights diverge", check_diverging_weights),
+        ("bad arguments", check_bad_arguments),
+        ("--list-variants", check_list_of_variants),
+        ("the tolerance tells runs apart", check_tolerance_tells_runs_apart),
+        ("install.sh of the project", check_install_of_project),
+    ]
+
+    def run_case(case):
+        begin = time.monotonic()
+        try:
+            note, failed = case[1]() or "", False
+        except Exception:
+            note, failed = traceback.format_exc(), True
+        print(f"{'FAILED' if failed else 'ok    '} {case[0]} ({time.monotonic() - begin:.1f} s) {note}", flush=True)
+        return failed
+
+    for workload in WORKLOADS:
+        stage_summary(workload)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        failed = sum(pool.map(run_case, cases))
+    print(f"{len(cases) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
