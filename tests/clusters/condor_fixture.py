@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""A real HTCondor pool on one machine: all daemons of Debian's minicondor, one machine with a partitionable slot of eight CPUs.
+
+HTCondor is not in every Debian, so the pool lives in a Debian trixie of its own, made once by debootstrap from the mirror of this
+machine's apt sources and kept in the build folder. What the pool writes goes into memory, over that: every pool starts fresh.
+This checkout is at its own path inside, as a shared file system would have it, and jobs run as the ordinary user `alice`.
+
+Run as a program, it starts the pool and a shell in it:  tests/clusters/condor_fixture.py BUILD_FOLDER [COMMAND...]
+"""
+
+import fcntl
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import namespaces  # noqa: E402
+from namespaces import run  # noqa: E402
+
+HOST = "condorhost"
+USER = "alice"
+SUITE = "trixie"
+PACKAGES = ("minicondor",)
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+START_SECONDS = 90
+
+# PER_JOB_NAMESPACES, MOUNT_*: in here nobody may unshare once more. The dedicated scheduler is what parallel universe needs.
+CONF = """\
+CONDOR_HOST = 127.0.0.1
+NETWORK_INTERFACE = 127.0.0.1
+NETWORK_HOSTNAME = {host}
+MOUNT_PRIVATE_DEV_SHM = False
+MOUNT_UNDER_SCRATCH =
+PER_JOB_NAMESPACES = False
+NUM_CPUS = 8
+MEMORY = 16384
+SLOT_TYPE_1 = 100%
+SLOT_TYPE_1_PARTITIONABLE = True
+NUM_SLOTS_TYPE_1 = 1
+DedicatedScheduler = "DedicatedScheduler@{host}"
+STARTD_ATTRS = $(STARTD_ATTRS), DedicatedScheduler
+RANK = Scheduler =?= $(DedicatedScheduler)
+START = True
+SUSPEND = False
+PREEMPT = False
+KILL = False
+SCHEDD_INTERVAL = 2
+NEGOTIATOR_INTERVAL = 2
+NEGOTIATOR_CYCLE_DELAY = 1
+UPDATE_INTERVAL = 5
+"""
+
+
+def debian_mirror():
+    """The first mirror of Debian's main archive that apt uses here."""
+    folder = pathlib.Path("/etc/apt")
+    for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
+        text = path.read_text() if path.is_file() else ""
+        for line in text.splitlines():
+            found = (re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+/debian/?)\s", line) or re.match(r"URIs:\s*(\S+/debian/?)\s*$", line))
+            if found:
+                return found.group(1)
+    raise RuntimeError(f"no Debian mirror in {folder}/sources.list*, expected one, to install HTCondor's packages from")
+
+
+def make_root(cache):
+    """A folder with trixie and HTCondor; made once, by one process at a time. Half a one is never taken for a whole."""
+    cache = pathlib.Path(cache).resolve()
+    cache.mkdir(parents=True, exist_ok=True)
+    root = cache / f"{SUITE}-{'-'.join(PACKAGES)}"
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if root.exists():
+            return root
+        mirror = debian_mirror()
+        new = cache / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        print(f"making a Debian {SUITE} with {', '.join(PACKAGES)} in {root}: about 40 s, 560 MB", flush=True)
+        # In a mount namespace, so that /proc is gone from inside with the installation.
+        script = (
+            'set -e; debootstrap --variant=minbase "$2" "$1" "$3" >"$1.log" 2>&1\n'
+            'echo "deb $3 $2 main" >"$1/etc/apt/sources.list"; mount -t proc proc "$1/proc"\n'
+            'printf "#!/bin/sh\\nexit 101\\n" >"$1/usr/sbin/policy-rc.d"; chmod 755 "$1/usr/sbin/policy-rc.d"\n'
+            'chroot "$1" apt-get update >>"$1.log" 2>&1\n'
+            'shift 3; export DEBIAN_FRONTEND=noninteractive\n'
+            f'chroot "{new}" apt-get install -y --no-install-recommends "$@" >>"{new}.log" 2>&1\n'
+            f'chroot "{new}" apt-get clean\n')
+        result = subprocess.run(["unshare", "--mount", "bash", "-c", script, "make_root", str(new), SUITE, mirror, *PACKAGES])
+        if result.returncode != 0:
+            log = pathlib.Path(f"{new}.log")
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else ""
+            raise RuntimeError(f"could not make {root} from {mirror}:\n{tail}")
+        new.rename(root)
+    return root
+
+
+class CondorPool:
+    """Started by the constructor; ends with the namespace."""
+
+    def __init__(self, build_folder):
+        base = make_root(pathlib.Path(build_folder) / "condor-pool")  # before the way out is closed
+        namespaces.enter(HOST)
+        memory = pathlib.Path("/var/tmp/condor")
+        memory.mkdir()
+        self.root = memory / "root"
+        self._overlay(base, memory / "base", self.root)
+        run("mount", "-t", "proc", "proc", self.root / "proc")
+        run("mount", "--rbind", "/dev", self.root / "dev")
+        run("mount", "-t", "tmpfs", "none", self.root / "dev/shm")
+        (self.root / "etc/hosts").write_text(f"127.0.0.1 {HOST} localhost\n")
+        (self.root / "etc/hostname").write_text(f"{HOST}\n")
+        (self.root / "etc/condor/config.d/90-pool").write_text(CONF.format(host=HOST))
+        run("chroot", self.root, "useradd", "--create-home", USER)
+        self.home = pathlib.Path("/home") / USER
+        self._share_checkout(memory)
+        run("chroot", self.root, "condor_master")
+        self._wait_until_ready()
+
+    def _overlay(self, lower, work, target):
+        for folder in (work / "upper", work / "work", target):
+            folder.mkdir(parents=True)
+        run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={lower},upperdir={work}/upper,workdir={work}/work", target)
+
+    def _share_checkout(self, memory):
+        """At the same path. alice may write to it; what she writes stays in memory."""
+        inside = self.root / str(CHECKOUT).lstrip("/")
+        self._overlay(CHECKOUT, memory / "checkout", inside)
+        venv = CHECKOUT / ".venv"
+        if venv.is_dir():
+            run("mount", "--rbind", venv.resolve(), inside / ".venv")
+        run("chroot", self.root, "chown", USER, CHECKOUT)
+
+    def _wait_until_ready(self):
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            slots = self.run("condor_status", "-af", "Name")
+            queue = self.run("condor_q", "-totals")
+            if slots.returncode == 0 and "slot1@" in slots.stdout and queue.returncode == 0:
+                return
+            time.sleep(0.3)
+        raise RuntimeError(f"the pool is not ready after {START_SECONDS} s:\n{slots.stderr}{queue.stderr}\n{self.logs()}")
+
+    def run(self, *command, environment=None, cwd=None, user=USER, timeout=120):
+        """Runs a command in the pool as alice. Returns what subprocess.run does."""
+        variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.home), "USER": user, "LANG": "C.UTF-8"}
+        variables |= environment or {}
+        start = ["chroot", f"--userspec={user}", self.root, "env", f"--chdir={cwd or self.home}"]
+        return subprocess.run([str(part) for part in [*start, *command]], env=variables, capture_output=True, text=True,
+                              timeout=timeout, stdin=subprocess.DEVNULL)
+
+    def path(self, inside):
+        """A path of the pool, as seen from here."""
+        return self.root / str(inside).lstrip("/")
+
+    def provide_libraries(self, program):
+        """Libraries of this machine that a program built here needs and the pool's Debian has in another version. Returns the
+        environment in which it runs there."""
+        folder = self.home / "lib"
+        self.path(folder).mkdir(exist_ok=True)
+        missing = self.run("ldd", program, user="root").stdout
+        here = dict(re.findall(r"(\S+) => (/\S+)", subprocess.run(["ldd", program], capture_output=True, text=True).stdout))
+        for name in re.findall(r"(\S+) => not found", missing):
+            shutil.copy(here[name], self.path(folder / name))
+        return {"LD_LIBRARY_PATH": str(folder)}
+
+    def logs(self):
+        text = ""
+        for path in sorted(self.path("/var/log/condor").glob("*Log*")):
+            text += f"---- {path.name}\n" + "\n".join(line[:200] for line in path.read_text(errors="replace").splitlines()[-10:]) + "\n"
+        return text
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: {sys.argv[0]} BUILD_FOLDER [COMMAND...]")
+    pool = CondorPool(sys.argv[1])
+    print(pool.run("condor_status").stdout, end="", flush=True)
+    sys.exit(subprocess.call(["chroot", f"--userspec={USER}", pool.root, *(sys.argv[2:] or ["bash"])]))

@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""submit on a real HTCondor pool: the example, several nodes, exit code 85, hostile arguments, and a killed submission.
+
+Usage: condor_test.py BUILD_FOLDER   (as root; see tests/clusters/condor_fixture.py)
+"""
+
+import json
+import pathlib
+import random
+import re
+import sys
+import time
+import traceback
+
+TESTS = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS), str(TESTS / "clusters")]
+import hostile_text  # noqa: E402
+from condor_fixture import CHECKOUT, CondorPool  # noqa: E402
+
+WAIT_SECONDS = 120
+
+
+class Workplace:
+    """alice's: settings, scripts, and the submit program."""
+
+    def __init__(self, pool, build_folder):
+        self.pool = pool
+        self.bin = build_folder / "bin"
+        self.environment = pool.provide_libraries(self.bin / "submit")
+
+    def submit(self, *arguments, code=0, environment=None):
+        result = self.pool.run(self.bin / "submit", *arguments, environment=self.environment | (environment or {}))
+        if code is not None and result.returncode != code:
+            raise AssertionError(f"submit {' '.join(map(str, arguments))}: exit code {result.returncode}, expected {code}\n"
+                                 f"{result.stdout}{result.stderr}")
+        return result
+
+    def jobs(self, out_dir, code=0):
+        return json.loads(self.submit("status", "--json", "--out-dir", out_dir, code=code).stdout)["jobs"]
+
+    def wait(self, out_dir, state, job=0, seconds=WAIT_SECONDS):
+        """The job, once it is in that state. One that ends in another fails at once."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.jobs(out_dir)[job]
+            if found["state"] == state:
+                return found
+            over = found["state"] in ("done", "failed", "cancelled", "lost", "refused", "held")
+            if over or time.monotonic() > deadline:
+                folder = self.pool.path(found["folder"])
+                logs = "\n".join(f"---- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+                                 for path in sorted(folder.glob("job.*")))
+                raise AssertionError(f"job {job} is {found['state']} ({found['reason']}), expected {state}\n{logs}")
+            time.sleep(0.5)
+
+    def write(self, name, text, executable=False):
+        path = self.pool.home / name
+        inside = self.pool.path(path)
+        inside.parent.mkdir(parents=True, exist_ok=True)
+        inside.write_text(text)
+        inside.chmod(0o755 if executable else 0o644)
+        self.pool.run("chown", "-R", "alice", self.pool.home, user="root")
+        return path
+
+    def read(self, job, name):
+        return self.pool.path(job["folder"]).joinpath(name).read_text()
+
+    def settings(self, name, program, more=""):
+        return self.write(f"{name}.yaml", f"script_path: {program}\nout_dir: out-{name}\n{more}"), self.pool.home / f"out-{name}"
+
+
+def summary(text):
+    """The last line of a stage, less its speed."""
+    found = re.findall(r"^(moved .*?) \| step ", text, re.MULTILINE)
+    assert len(found) == 1, f"expected one last line, got {found} in\n{text[-2000:]}"
+    return found[0]
+
+
+def test_example(place):
+    """condor/settings.yaml as it is."""
+    place.submit("--settings-file", CHECKOUT / "condor/settings.yaml", "--", "5", "1", "--dataset", "digits", "--nprocs", "2")
+    job = place.wait(CHECKOUT / "out/condor", "done")
+    assert "CPU1] Epoch 4" in place.read(job, "job.out"), place.read(job, "job.out")
+    assert "accuracy" in summary(place.read(job, "job.out"))
+    assert place.read(job, "job.err") == "", place.read(job, "job.err")
+    files = {path.name for path in place.pool.path(job["folder"]).iterdir()}
+    assert {"snapshot.safetensors", "metrics.jsonl", "job.log"} <= files, files
+    assert place.pool.path(CHECKOUT / "out/condor/submission_file.sub").exists()
+    tail = place.submit("logs", "0", "--settings-file", CHECKOUT / "condor/settings.yaml", "--lines", "1").stdout
+    assert "moved" in tail, tail
+    return summary(place.read(job, "job.out"))
+
+
+def test_two_nodes(place):
+    """Parallel universe: the ranks find each other, and train to the same bits as two processes of one node."""
+    arguments = ["--", "3", "1", "--hidden", "32", "--seed", "7"]
+    settings, out_dir = place.settings("parallel", place.bin / "04_ddp_launcher")
+    place.submit("--settings-file", settings, "--nodes", "2", *arguments)
+    together = place.wait(out_dir, "done")
+    settings, out_dir = place.settings("spawned", place.bin / "03_ddp_spawn", "local: {condor: {num_cpus: 2}}\n")
+    place.submit("--settings-file", settings, *arguments, "--nprocs", "2")
+    spawned = place.wait(out_dir, "done")
+    first, second = place.read(together, "job.out.0"), place.read(together, "job.out.1")
+    assert "[CPU0] Epoch 2" in first and "[CPU1] Epoch 2" in second, first + second
+    assert summary(first) == summary(place.read(spawned, "job.out")), (first, place.read(spawned, "job.out"))
+    files = place.submit("logs", place.pool.home / "out-parallel").stdout
+    assert files.count("job.out.") == 2, files
+
+
+def test_run_again(place):
+    """Exit code 85 starts a job again, in both universes, until it ends otherwise."""
+    program = place.write("again", """#!/bin/sh
+n=$(cat runs$_CONDOR_PROCNO 2>/dev/null || echo 0); n=$((n + 1)); echo $n >runs$_CONDOR_PROCNO
+echo "start $n"
+[ $n -ge 3 ] || { sleep 1; exit 85; }
+exit ${1:-0}
+""", executable=True)
+    for nodes in (1, 2):
+        settings, out_dir = place.settings(f"again{nodes}", program)
+        place.submit("--settings-file", settings, "--nodes", str(nodes))
+        place.submit("--settings-file", settings, "--nodes", str(nodes), "--", "4")
+        done = place.wait(out_dir, "done", job=0)
+        failed = place.wait(out_dir, "failed", job=1)
+        assert failed["exit_code"] == 4, failed
+        for job in (done, failed):
+            assert place.read(job, "runs" if nodes == 1 else "runs0") == "3\n", job
+        # The same job again, where it was: its folder still has the counter.
+        place.submit("resubmit", "--failed", "--out-dir", out_dir)
+        again = place.wait(out_dir, "failed", job=1)
+        assert again["attempt"] == 2 and again["id"] != failed["id"], again
+        assert place.read(again, "runs" if nodes == 1 else "runs0") == "4\n", again
+        assert place.read(again, "job.2.out" if nodes == 1 else "job.2.out.0") == "start 4\n"
+
+
+def test_hostile_arguments(place):
+    """What the whole way from submit to the program's argv does to them: nothing."""
+    program = place.write("show", '#!/bin/sh\nprintf "%s\\0" "$@" >argv$_CONDOR_PROCNO\n', executable=True)
+    rng = random.Random(5)
+    texts = [hostile_text.hostile(rng) for _ in range(1500)]
+    texts = [text for text in texts if hostile_text.is_carried(text) and hostile_text.condor_can(text)][:600]
+    assert len(texts) == 600
+    wanted = [text.decode() for text in texts]
+    for nodes in (1, 2):
+        settings, out_dir = place.settings(f"hostile{nodes}", program)
+        place.submit("--settings-file", settings, "--nodes", str(nodes), "--", *wanted)
+        job = place.wait(out_dir, "done")
+        for name in ["argv"] if nodes == 1 else ["argv0", "argv1"]:
+            got = place.read(job, name).split("\0")[:-1]
+            assert got == wanted, [(a, b) for a, b in zip(got, wanted) if a != b][:5] or (len(got), len(wanted))
+
+
+def test_hostile_folder(place):
+    """The program and out_dir too."""
+    folder = "$(HOME) it's \"#;é&`x`$X {a,b} \\n"
+    program = place.write(f"{folder}/show", "#!/bin/sh\npwd >where\n", executable=True)
+    settings = place.write("hostile.yaml", f"script_path: {json.dumps(str(program))}\n"
+                           f"out_dir: {json.dumps(str(place.pool.home / folder / 'out'))}\n")
+    place.submit("--settings-file", settings)
+    job = place.wait(place.pool.home / folder / "out", "done")
+    assert place.read(job, "where") == f"{place.pool.home}/{folder}/out/jobs/0-show\n", place.read(job, "where")
+
+
+def test_transfer(place):
+    """Without a shared file system: files go there and come back."""
+    data = place.write("data.txt", "payload\n")
+    program = place.write("copy", "#!/bin/sh\npwd\ncat data.txt >result.txt\n", executable=True)
+    settings, out_dir = place.settings("transfer", program, f"local: {{condor: {{transfer_files: [{data}]}}}}\n")
+    place.submit("--settings-file", settings)
+    job = place.wait(out_dir, "done")
+    assert place.read(job, "result.txt") == "payload\n"
+    assert "/execute/" in place.read(job, "job.out"), place.read(job, "job.out")
+
+
+def test_held_and_cancelled(place):
+    program = place.write("broken", "#!/no/such/interpreter\n", executable=True)
+    settings, out_dir = place.settings("held", program)
+    place.submit("--settings-file", settings)
+    held = place.wait(out_dir, "held")
+    assert "Failed to execute" in held["reason"], held
+    sleeper = place.write("sleeper", "#!/bin/sh\nsleep 1000\n", executable=True)
+    settings, _ = place.settings("held", sleeper)
+    place.submit("--settings-file", settings)
+    running = place.wait(out_dir, "running", job=1)
+    place.submit("cancel", "--all", "--out-dir", out_dir)
+    assert [job["state"] for job in place.jobs(out_dir)] == ["cancelled", "cancelled"]
+    queue = place.pool.run("condor_q", held["id"], running["id"], "-af", "ClusterId", "JobStatus").stdout
+    assert re.fullmatch(r"(\d+ 3\n)*", queue), queue  # gone, or on the way
+
+
+def test_killed_submission(place):
+    """submit is killed when HTCondor has the job and it has not written that down."""
+    program = place.write("quick", "#!/bin/sh\n", executable=True)
+    settings, out_dir = place.settings("killed", program)
+    place.write("stubs/condor_submit", '#!/bin/sh\n/usr/bin/condor_submit "$@"\nkill -9 $PPID\n', executable=True)
+    path = {"PATH": f"{place.pool.home}/stubs:/usr/bin:/bin"}
+    place.submit("--settings-file", settings, code=None, environment=path)
+    listed = json.loads(place.submit("list", "--json", "--out-dir", out_dir).stdout)["jobs"]
+    assert [(job["state"], job["id"]) for job in listed] == [("maybe-submitted", None)], listed
+    place.submit("resubmit", "--failed", "--out-dir", out_dir)
+    job = place.wait(out_dir, "done")
+    assert job["attempt"] == 1, job
+    history = place.pool.run("condor_history", "-constraint", f'Cmd == "{program}"', "-af", "ClusterId").stdout.split()
+    assert history == [job["id"]], (history, job)
+
+
+def test_pool_is_down(place):
+    """Last: the queue cannot be asked, the job's log can be read."""
+    program = place.write("slow", "#!/bin/sh\nsleep 1000\n", executable=True)
+    settings, out_dir = place.settings("down", program)
+    place.submit("--settings-file", settings)
+    place.wait(out_dir, "running")
+    place.pool.run("condor_off", "-fast", "-schedd", user="root")
+    deadline = time.monotonic() + 60
+    while place.pool.run("condor_q").returncode == 0 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    result = place.submit("status", "--out-dir", out_dir, code=75)
+    assert "as they were last seen" in result.stderr, result.stderr
+    settings, out_dir = place.settings("refused", program)
+    place.submit("--settings-file", settings, code=75)
+    assert place.jobs(out_dir, code=75)[0]["state"] == "maybe-submitted"
+
+
+def main():
+    build_folder = pathlib.Path(sys.argv[1]).resolve()
+    pool = CondorPool(build_folder)
+    place = Workplace(pool, build_folder)
+    tests = [test_example, test_two_nodes, test_run_again, test_hostile_arguments, test_hostile_folder, test_transfer,
+             test_held_and_cancelled, test_killed_submission, test_pool_is_down]
+    wanted = sys.argv[2:]
+    failed = 0
+    for test in tests:
+        if wanted and test.__name__ not in wanted:
+            continue
+        start = time.monotonic()
+        try:
+            test(place)
+            print(f"ok      {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
+        except Exception:  # noqa: BLE001 - every test is to be run
+            failed += 1
+            print(f"FAILED  {test.__name__}\n{traceback.format_exc()}", flush=True)
+    if failed:
+        print(pool.logs())
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

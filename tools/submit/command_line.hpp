@@ -1,0 +1,44 @@
+// tools/submit/command_line.hpp - what submit can be told.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/submit/job.hpp"
+#include "tools/submit/plan.hpp"
+
+namespace ddp::submit {
+
+enum class Action { kSubmit, kList, kStatus, kLogs, kCancel, kResubmit };
+
+struct CommandLine {
+  Action action = Action::kSubmit;
+  std::string settings_file;
+  std::string out_dir;  ///< for what comes after a submission, instead of the settings file
+
+  // Of a submission. What is given replaces what the settings say.
+  std::optional<Scheduler> scheduler;
+  bool dry_run = false;
+  std::optional<int> nodes;
+  std::optional<std::vector<int>> gpus;
+  std::optional<std::int64_t> time_s;
+  std::string account;
+  std::string partition;
+  std::vector<SweepAxis> sweep;
+  std::optional<std::vector<std::string>> arguments;  ///< behind "--"
+
+  // Of what comes after.
+  std::vector<int> jobs;
+  bool all = false;
+  bool failed = false;
+  bool json = false;
+  int lines = 40;
+};
+
+/// Prints and exits with 0 for --help and --version.
+/// @throws UsageError
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+}  // namespace ddp::submit

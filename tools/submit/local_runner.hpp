@@ -1,0 +1,16 @@
+// tools/submit/local_runner.hpp - runs jobs on this machine, one after another, in the foreground.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ddp::submit {
+
+/// Runs jobs `indices` of `out_dir`, each in its own folder with its output in files there. A job
+/// that exits with 85, stopped with a good snapshot, is started again. SIGINT, SIGTERM and SIGHUP
+/// are handed on to the running job; the rest then stays "planned". A job that fails does not keep
+/// the others from running.
+/// @return the exit code for the program: 0 if all are done
+int run_local_jobs(const std::string& out_dir, const std::vector<int>& indices);
+
+}  // namespace ddp::submit

@@ -1,0 +1,79 @@
+// tools/submit/settings.hpp - what is to be run, where its output goes and what it needs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp::submit {
+
+/// What a job asks a cluster for. Everything is per node; memory is in MB, as HTCondor and Slurm
+/// count it.
+struct Resources {
+  int nodes = 1;
+  std::optional<int> cpus;  ///< none: one per process
+  std::optional<std::int64_t> memory_mb;  ///< none: the cluster's default
+  int gpus = 0;
+  std::optional<std::int64_t> gpu_memory_mb;  ///< of each GPU, at least
+  std::optional<std::int64_t> time_s;  ///< of one start of the job; none: the cluster's default
+  std::string account;
+  std::string partition;  ///< Slurm only
+  std::string constraint;  ///< Slurm only: features that the nodes must have
+  std::optional<std::int64_t> bid;  ///< HTCondor only, on clusters that have bids
+  std::vector<std::string> transfer_files;  ///< HTCondor only: absolute paths; empty: the nodes see
+                                            ///< the same files as this machine
+};
+
+/// The settings file. Relative paths in it start at its own folder.
+struct Settings {
+  std::string script_path;  ///< absolute: the program of every job
+  std::string out_dir;  ///< absolute, need not exist yet
+  std::vector<std::string> arguments;
+  std::string device = "auto";  ///< "auto", "cpu" or "cuda"
+  Resources resources;
+};
+
+/// @param file    named in the messages, which say file:line:column, the key, its value and what
+///                was expected
+/// @param folder  absolute, where relative paths start
+/// @throws UsageError
+Settings parse_settings(const std::string& file, std::string_view text, const std::string& folder);
+
+/// @throws UsageError also if the file cannot be read
+Settings read_settings(const std::string& file);
+
+/// Only the out_dir of a settings file, for what comes after a submission.
+std::string read_out_dir(const std::string& file);
+
+/// "12:00:00" or "1-06:00:00", in seconds.
+/// @throws UsageError starting with `name`
+std::int64_t parse_time(const std::string& name, std::string_view text);
+
+/// "1-06:00:00"
+std::string format_time(std::int64_t seconds);
+
+/// Checks that hold for the whole, whatever came from the file or from the command line.
+/// @throws UsageError
+void check_settings(const Settings& settings);
+
+/// An account, a partition or a constraint: letters, digits and `others`.
+/// @throws UsageError starting with `name`
+void check_name(const std::string& name, const std::string& text, std::string_view others);
+inline constexpr std::string_view kAccountOthers = "_.-@";
+inline constexpr std::string_view kPartitionOthers = "_.-,";
+inline constexpr std::string_view kConstraintOthers = "_.-,|&*[]()";
+
+/// A path that can be handed to every scheduler: absolute, UTF-8, no control characters, no blanks
+/// at its ends.
+/// @throws UsageError starting with `name`
+void check_path(const std::string& name, const std::string& path);
+
+/// @throws UsageError unless `path` is a file that may be executed
+void check_program(const std::string& name, const std::string& path);
+
+inline constexpr int kMostNodes = 65536;
+inline constexpr int kMostGpus = 1024;  // of one node
+
+}  // namespace ddp::submit
