@@ -30,6 +30,15 @@ const std::vector<Workload>& known_workloads() {
   return workloads;
 }
 
+std::string workload_description(const std::string& name) {
+  for (const Workload& workload : known_workloads()) {
+    if (workload.name == name) {
+      return workload.description + ", batch " + std::to_string(workload.batch);
+    }
+  }
+  return "";
+}
+
 const std::vector<StageProgram>& known_programs() {
   static const std::vector<StageProgram> programs = {
       {kBaseline, "01_single_gpu", "main", Start::kAlone, true},

@@ -12,6 +12,8 @@ namespace ddp::bench {
 inline constexpr const char* kBaseline = "01_single_gpu";
 
 const std::vector<Workload>& known_workloads();
+/// For people, with the batch; empty for a name that is not known.
+std::string workload_description(const std::string& name);
 const std::vector<StageProgram>& known_programs();
 
 /// One way in which a peer can be set up.

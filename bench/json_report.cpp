@@ -1,17 +1,11 @@
 #include "bench/json_report.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <system_error>
 #include <utility>
 
 #include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
-#include "common/exit_codes.hpp"
+#include "bench/output_file.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -356,23 +350,7 @@ void write_json(std::ostream& out, const ordered_json& document) {
 }
 
 void write_json_file(const std::string& file, const ordered_json& document) {
-  namespace fs = std::filesystem;
-  // Only a regular file can be replaced; a pipe or /dev/null is written to.
-  const bool replace = !fs::exists(file) || fs::is_regular_file(file);
-  const std::string written = replace ? file + ".new" : file;
-  std::ofstream out(written, std::ios::binary);
-  write_json(out, document);
-  out.close();
-  if (!out) {
-    throw Error(ExitCode::kTrainingFailed, "cannot write " + written);
-  }
-  std::error_code error;
-  if (replace) {
-    fs::rename(written, file, error);
-  }
-  if (error) {
-    throw Error(ExitCode::kTrainingFailed, "cannot write " + file + ": " + error.message());
-  }
+  write_output_file(file, [&](std::ostream& out) { write_json(out, document); });
 }
 
 }  // namespace ddp::bench

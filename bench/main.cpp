@@ -3,10 +3,13 @@
 #include <chrono>
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
 #include "bench/google_benchmark.hpp"
+#include "bench/html_command.hpp"
+#include "bench/html_report.hpp"
 #include "bench/json_report.hpp"
 #include "bench/machine.hpp"
 #include "bench/machine_limits.hpp"
@@ -88,7 +91,7 @@ int run(int argc, char** argv) {
   nlohmann::ordered_json benchmark = report_through_benchmark(report);
 
   print_terminal_report(settings.json_on_stdout() ? std::cerr : std::cout, plan, report, machine);
-  if (settings.json) {
+  if (settings.json || !settings.html_file.empty()) {
     const nlohmann::ordered_json document = make_json_report({
         .settings = settings,
         .plan = plan,
@@ -103,8 +106,11 @@ int run(int argc, char** argv) {
       if (!std::cout) {
         throw Error(ExitCode::kTrainingFailed, "cannot write to standard output");
       }
-    } else {
+    } else if (settings.json) {
       write_json_file(settings.json_file, document);
+    }
+    if (!settings.html_file.empty()) {
+      write_html_file(settings.html_file, document);
     }
   }
   const bool failed = report.failed() || report.partial;
@@ -116,6 +122,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 1 && std::string(argv[1]) == "html") {
+      return ddp::bench::run_html_command(argc, argv);
+    }
     return ddp::bench::run(argc, argv);
   } catch (const ddp::Error& error) {
     std::cerr << "error: " << error.what() << '\n';

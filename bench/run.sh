@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs the benchmark; arguments go to build/bin/bench (see its --help).
-# Without --json FILE the results go to report.json in the checkout.
+# Unless --json or --html says otherwise, the results go to report.json and report.html in the checkout.
 set -euo pipefail
 
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,11 +11,11 @@ cd "$root"
 # torchrun and Python are those of the environment.
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
 
-report=(--json report.json)
-[[ ${1:-} != compare ]] || report=()
+report=(--json report.json --html report.html)
+[[ ${1:-} != compare && ${1:-} != html ]] || report=()
 for argument in "$@"; do
     case $argument in
-        --json | --json=* | --dry-run | -h | --help | --version) report=() ;;
+        --json | --json=* | --html | --html=* | --dry-run | -h | --help | --version) report=() ;;
     esac
 done
 exec build/bin/bench "$@" "${report[@]}"

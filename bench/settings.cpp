@@ -22,6 +22,7 @@ constexpr const char* kVersion = "bench, report schema 1";
 #endif
 
 constexpr const char* kFooter =
+    "`bench html REPORT.json [PAGE.html]` makes the page of a report that is there already.\n"
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 
@@ -76,14 +77,14 @@ void refuse(const std::string& what) {
 }
 
 /// The file is written after minutes of work: better to know now that it cannot be.
-void check_json_file(const std::string& file) {
+void check_output_file(const std::string& option, const std::string& file) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::absolute(file).parent_path();
   if (!fs::is_directory(folder)) {
-    throw UsageError("--json: expected an existing folder, got \"" + folder.string() + "\"");
+    throw UsageError(option + ": expected an existing folder, got \"" + folder.string() + "\"");
   }
   if (fs::is_directory(file)) {
-    throw UsageError("--json: expected a file, got the folder \"" + file + "\"");
+    throw UsageError(option + ": expected a file, got the folder \"" + file + "\"");
   }
 }
 
@@ -214,14 +215,14 @@ Settings parse_settings(int argc, const char* const* argv) {
           ->expected(0, 1)
           ->type_name("[FILE]")
           ->group(kOutput);
+  app.add_option("--html", settings.html_file, "the report with plots, one page of its own")
+      ->check([](const std::string& file) {
+        return std::string(file.empty() || file[0] == '-' ? "expected a FILE" : "");
+      })
+      ->type_name("FILE")
+      ->group(kOutput);
   app.add_flag("--dry-run", settings.dry_run, "print the commands, run nothing")->group(kOutput);
 
-  constexpr const char* kLater = "Not available yet";
-  std::vector<CLI::Option*> later;
-  std::string ignored;
-  for (const char* name : {"--html"}) {
-    later.push_back(app.add_option(name, ignored)->expected(0, 1)->type_name("")->group(kLater));
-  }
   // For tests: hidden from --help.
   app.add_option("--stage-dir", settings.stage_dir)->group("");
   app.add_option("--peers-dir", settings.peers_dir)->group("");
@@ -234,12 +235,6 @@ Settings parse_settings(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  for (const CLI::Option* option : later) {
-    if (option->count() > 0) {
-      refuse(option->get_name());
-    }
-  }
-
   settings.json = json_option->count() > 0;
   if (steps_option->count() > 0) {
     settings.steps = steps;
@@ -267,8 +262,20 @@ Settings parse_settings(int argc, const char* const* argv) {
   if (settings.json && settings.dry_run) {
     throw UsageError("--json: nothing is measured with --dry-run, expected one of the two");
   }
+  if (!settings.html_file.empty() && settings.dry_run) {
+    throw UsageError("--html: nothing is measured with --dry-run, expected one of the two");
+  }
   if (!settings.json_file.empty()) {
-    check_json_file(settings.json_file);
+    check_output_file("--json", settings.json_file);
+  }
+  if (!settings.html_file.empty()) {
+    check_output_file("--html", settings.html_file);
+    if (!settings.json_file.empty() &&
+        std::filesystem::absolute(settings.html_file).lexically_normal() ==
+            std::filesystem::absolute(settings.json_file).lexically_normal()) {
+      throw UsageError("--html: expected another file than --json, got \"" + settings.html_file +
+                       "\"");
+    }
   }
   return settings;
 }

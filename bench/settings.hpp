@@ -35,6 +35,7 @@ struct Settings {
   bool list_only = false;  ///< --benchmark_list_tests
   bool json = false;
   std::string json_file;  ///< empty with json: standard output
+  std::string html_file;  ///< empty: no page
   std::string filter;  ///< --benchmark_filter
 
   std::string stage_dir;  ///< empty: where this program lies

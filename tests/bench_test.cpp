@@ -310,6 +310,23 @@ TEST_CASE("the names are listed without running anything", "[bench]") {
   CHECK_FALSE(fs::exists(bench.bin() / "01_single_gpu.calls"));
 }
 
+TEST_CASE("the page and the document say the same", "[bench]") {
+  FakeBench bench;
+  const auto both = bench.run(small_and({"--json", "--html", "page.html"}));
+  INFO(both.err);
+  REQUIRE(both.exit_code == 0);
+  const std::string page = read_file(bench.root() / "page.html");
+  const std::string begin = "<script type=\"application/json\" id=\"document\">";
+  const std::size_t from = page.find(begin) + begin.size();
+  CHECK(json::parse(page.substr(from, page.find("</script>", from) - from)) ==
+        json::parse(both.out));
+
+  const auto page_alone = bench.run(small_and({"--html", "alone.html"}));
+  CHECK(page_alone.exit_code == 0);
+  CHECK(page_alone.out.find("What to conclude") != std::string::npos);
+  CHECK(read_file(bench.root() / "alone.html").find("</html>") != std::string::npos);
+}
+
 TEST_CASE("bench refuses what it does not understand", "[bench]") {
   FakeBench bench;
   struct Case {
@@ -320,7 +337,12 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--foo"}, "--foo"},
       {{"extra"}, "extra"},
       {{"compare", "a.json", "b.json"}, "compare: not available yet"},
-      {{"--html", "report.html"}, "--html: not available yet"},
+      {{"--html"}, "--html: expected a FILE"},
+      {{"--html="}, "--html"},
+      {{"--html", "/nonexistent/report.html"}, "--html: expected an existing folder"},
+      {{"--html", "/"}, "--html: expected a file"},
+      {{"--html", "report.html", "--dry-run"}, "--html: nothing is measured"},
+      {{"--json", "report.x", "--html", "./report.x"}, "--html: expected another file"},
       {{"--peers", "keras"}, "--peers"},
       {{"--nodes", "2"}, "--nodes 2: only srun starts ranks on several nodes"},
       {{"--launchers", "srun"}, "--launchers srun"},
