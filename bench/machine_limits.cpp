@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "bench/child_failure.hpp"
 #include "bench/discovery.hpp"
 #include "bench/micro_command.hpp"
 #include "common/exit_codes.hpp"
@@ -117,13 +118,6 @@ class LimitRuns {
   std::map<Traffic, std::vector<Result*>> results_;
 };
 
-std::string last_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') {
-    text.pop_back();
-  }
-  return text.substr(text.rfind('\n') + 1);
-}
-
 double expected_seconds(const MicroRun& run) {
   return run.suite == "limits" ? 3 : run.suite == "pieces" ? 20 : 10;
 }
@@ -180,8 +174,7 @@ void measure_limits(const Settings& settings, const std::string& scratch, Interr
     }
     try {
       if (!child.ok()) {
-        throw Error(ExitCode::kTrainingFailed,
-                    child.timed_out ? "took too long" : last_line(child.err));
+        throw Error(ExitCode::kTrainingFailed, describe_failure(child, command.timeout_s));
       }
       const MicroResults measured = read_micro_results(out);
       limit_runs.hand_over(measured);

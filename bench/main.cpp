@@ -3,12 +3,11 @@
 #include <chrono>
 #include <exception>
 #include <iostream>
-#include <string>
+#include <optional>
 
 #include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
 #include "bench/google_benchmark.hpp"
-#include "bench/html_command.hpp"
 #include "bench/html_report.hpp"
 #include "bench/json_report.hpp"
 #include "bench/machine.hpp"
@@ -22,6 +21,7 @@
 #include "bench/scratch_folder.hpp"
 #include "bench/settings.hpp"
 #include "bench/stage_runner.hpp"
+#include "bench/subcommands.hpp"
 #include "bench/terminal_report.hpp"
 #include "common/exit_codes.hpp"
 
@@ -122,10 +122,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc > 1 && std::string(argv[1]) == "html") {
-      return ddp::bench::run_html_command(argc, argv);
-    }
-    return ddp::bench::run(argc, argv);
+    const std::optional<int> code = ddp::bench::run_subcommand(argc, argv);
+    return code ? *code : ddp::bench::run(argc, argv);
   } catch (const ddp::Error& error) {
     std::cerr << "error: " << error.what() << '\n';
     return static_cast<int>(error.code());

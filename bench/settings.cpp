@@ -22,7 +22,9 @@ constexpr const char* kVersion = "bench, report schema 1";
 #endif
 
 constexpr const char* kFooter =
-    "`bench html REPORT.json [PAGE.html]` makes the page of a report that is there already.\n"
+    "bench compare A.json B.json finds what became slower between two reports; bench merge\n"
+    "OUT.json A.json B.json makes one report of several; bench html REPORT.json PAGE.html makes\n"
+    "the page of one. Each has a --help of its own.\n"
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 
@@ -97,9 +99,6 @@ Settings parse_settings(int argc, const char* const* argv) {
     settings.arguments.emplace_back(argv[i]);
     std::string argument = argv[i];
     if (!starts_with(argument, "--")) {
-      if (own_arguments.empty() && argument == "compare") {
-        refuse("compare");
-      }
       own_arguments.push_back(argument);
     } else if (starts_with(with_dashes(argument), "--benchmark-")) {
       const std::size_t end = argument.find('=');

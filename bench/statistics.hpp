@@ -45,6 +45,21 @@ Distribution summarize(const std::vector<double>& values);
 std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values,
                                               int resamples = 2000, std::uint64_t seed = 1);
 
+/// The factor by which 95 % of Student's t distribution lies within so many standard errors.
+/// @param degrees_of_freedom from 1; need not be whole
+double student_t95(double degrees_of_freedom);
+
+/// 95 % interval of the ratio b / a of what two programs typically take, from few repetitions of
+/// each: Welch's, on the logarithms, because a bootstrap of three values covers only nine times in
+/// ten. It is about the geometric means, which are the medians where the logarithms are symmetric,
+/// and holds the ratio of the medians even where they are not.
+/// @param extra_log_error standard error of the ratio's logarithm that does not show between
+///                        repetitions
+/// @return nothing for fewer than kMinPairsForInterval values on a side, or for one that is not a
+///         positive number
+std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std::vector<double>& b,
+                                         double extra_log_error = 0);
+
 /// Which samples lie closest to the median by rank: a tenth of them, kMinSamplesForSpread at least.
 /// Means over these of the parts of a sample add up to about the median, as medians of the parts
 /// do not, and no outlier reaches them.

@@ -336,7 +336,6 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
   const std::vector<Case> cases = {
       {{"--foo"}, "--foo"},
       {{"extra"}, "extra"},
-      {{"compare", "a.json", "b.json"}, "compare: not available yet"},
       {{"--html"}, "--html: expected a FILE"},
       {{"--html="}, "--html"},
       {{"--html", "/nonexistent/report.html"}, "--html: expected an existing folder"},

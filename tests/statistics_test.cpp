@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -124,6 +125,53 @@ TEST_CASE("the bootstrap interval covers the true median about as often as it sa
     covered += interval->low <= 0.5 && 0.5 <= interval->high ? 1 : 0;
   }
   CHECK(covered >= 0.90 * kTrials);
+}
+
+TEST_CASE("Student's t is that of the tables", "[statistics]") {
+  for (const auto& [degrees_of_freedom, t] :
+       {std::pair(1.0, 12.7062), std::pair(2.0, 4.3027), std::pair(4.0, 2.7764),
+        std::pair(8.0, 2.3060), std::pair(18.0, 2.1009), std::pair(100.0, 1.9840)}) {
+    CAPTURE(degrees_of_freedom);
+    CHECK(std::abs(student_t95(degrees_of_freedom) - t) < 2e-4);
+  }
+  CHECK(student_t95(2.5) < student_t95(2));
+  CHECK(student_t95(2.5) > student_t95(3));
+}
+
+TEST_CASE("Welch's interval of a ratio is that of the formula", "[statistics]") {
+  // Logarithms -1, 0, 1 against 1, 2, 3: both variances are 1, so 4 degrees of freedom.
+  const std::vector<double> a = {std::exp(-1), 1, std::exp(1)};
+  const std::vector<double> b = {std::exp(1), std::exp(2), std::exp(3)};
+  const double half = 2.77645 * std::sqrt(2.0 / 3);
+  const auto interval = welch_ratio_ci95(a, b);
+  REQUIRE(interval);
+  CHECK(std::log(interval->low) == Approx(2 - half).epsilon(1e-4));
+  CHECK(std::log(interval->high) == Approx(2 + half).epsilon(1e-4));
+  const auto wider = welch_ratio_ci95(a, b, 1);
+  REQUIRE(wider);
+  CHECK(std::log(wider->high) == Approx(2 + std::hypot(half, 1.96)).epsilon(1e-4));
+
+  // The other way round it is the inverse, whatever the unit.
+  const auto inverse = welch_ratio_ci95(b, {1e3 * a[0], 1e3 * a[1], 1e3 * a[2]});
+  REQUIRE(inverse);
+  CHECK(inverse->low * interval->high == Approx(1e3));
+  CHECK(inverse->high * interval->low == Approx(1e3));
+}
+
+TEST_CASE("Welch's interval needs three positive numbers on each side", "[statistics]") {
+  CHECK_FALSE(welch_ratio_ci95({1, 2}, {1, 2, 3}));
+  CHECK_FALSE(welch_ratio_ci95({1, 2, 3}, {1, 2}));
+  CHECK_FALSE(welch_ratio_ci95({}, {}));
+  for (const double bad : {kNan, kInfinity, 0.0, -1.0}) {
+    CHECK_FALSE(welch_ratio_ci95({1, 2, bad}, {1, 2, 3}));
+    CHECK_FALSE(welch_ratio_ci95({1, 2, 3}, {bad, 2, 3}));
+  }
+  const auto exact = welch_ratio_ci95({2, 2, 2}, {3, 3, 3});
+  REQUIRE(exact);
+  CHECK(exact->low == Approx(1.5));
+  CHECK(exact->high == Approx(1.5));
+  // One constant side: the degrees of freedom are those of the other.
+  CHECK(welch_ratio_ci95({2, 2, 2}, {3, 4, 5}));
 }
 
 TEST_CASE("the samples around the median leave out as many low ones as high ones", "[statistics]") {

@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Checks documents of `bench --json` against their schema, and against what one field says about another.
+
+usage: report_schema.py SCHEMA DOCUMENT...
+       report_schema.py SCHEMA FOLDER_OF_DOCUMENTS
+       report_schema.py --self-test SCHEMA DOCUMENT
+
+With --self-test the document has to be a valid one that uses every field of the schema; it is damaged in every place and in every
+way, and each damaged one has to be refused. Needs the package jsonschema. Exit codes: 0 all good, 1 not, 2 usage.
+"""
+
+import copy
+import json
+import math
+import os
+import statistics
+import sys
+
+import jsonschema
+
+
+def refuse_constant(text):
+    raise ValueError(f"{text} is not JSON")
+
+
+def finite_float(text):
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
+
+
+def unique_keys(pairs):
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+    return dict(pairs)
+
+
+def parse(text):
+    """Strict: Python's own reader takes NaN, numbers that overflow, and keys that stand twice."""
+    return json.loads(text, parse_constant=refuse_constant, parse_float=finite_float, object_pairs_hook=unique_keys)
+
+
+def is_close(a, b):
+    """True also if one of both is not there."""
+    return a is None or b is None or math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def divided(a, b):
+    return None if a is None or not b else a / b
+
+
+def check_distribution(values, where):
+    ordered = [values[key] for key in ("p10", "median", "p90", "p95") if values[key] is not None]
+    if ordered != sorted(ordered):
+        yield f"{where}: percentiles are not in order"
+
+
+def check_run(run):
+    name = run["name"]
+    median = run["step_ms"]["median"]
+    samples = run["samples_ms"]
+    yield from check_distribution(run["step_ms"], f"{name}: step_ms")
+    if run["step_ms"]["n"] != len(samples):
+        yield f"{name}: step_ms.n is {run['step_ms']['n']}, but there are {len(samples)} samples"
+    if samples and None not in samples and not is_close(median, statistics.median(samples)):
+        yield f"{name}: step_ms.median is not that of samples_ms"
+    if median and not is_close(run["samples_per_second"], run["global_batch"] / median * 1e3):
+        yield f"{name}: samples_per_second is not global_batch / median step"
+    if not is_close(run["efficiency"], divided(run["relative_speedup"], run["world_size"])):
+        yield f"{name}: efficiency is not relative_speedup / world_size"
+    if run["name"].endswith("/control") != (run["kind"] == "control"):
+        yield f"{name}: kind is {run['kind']}"
+    floor = run["floor"]
+    if None not in floor.values():
+        expected = max(floor["compute_ms"], floor["memory_ms"]) + floor["comm_ms"]
+        if not is_close(run["floor_ms"], expected):
+            yield f"{name}: floor_ms is not max(compute, memory) + comm"
+    expected = divided(median, run["predicted_step_ms"])
+    if expected is not None and not is_close(run["prediction"]["residual"], expected - 1):
+        yield f"{name}: residual is not measured / predicted - 1"
+
+
+def check_meaning(document):
+    """What a schema cannot say; only for documents that conform to it."""
+    scaling = document["ddp_scaling"]
+    names = [run["name"] for run in scaling["runs"]]
+    for name in {name for name in names if names.count(name) > 1}:
+        yield f"two runs have the name {name}"
+    for run in scaling["runs"]:
+        yield from check_run(run)
+    for comparison in scaling["comparisons"]:
+        for side in ("a", "b"):
+            if comparison[side] not in names:
+                yield f"comparisons: {side} is {comparison[side]}, which is no run"
+        if comparison["ci95"] and comparison["ci95"][0] > comparison["ci95"][1]:
+            yield f"comparisons: the interval of {comparison['a']} is upside down"
+    for extrapolation in scaling["extrapolations"]:
+        if extrapolation["from"] not in names:
+            yield f"extrapolations: from is {extrapolation['from']}, which is no run"
+    for sample in scaling["all_reduce"]:
+        where = f"all_reduce of {sample['bytes']} bytes, {sample['world_size']} ranks"
+        yield from check_distribution(sample["time_us"], where)
+        expected = divided(sample["bytes"] / 1e3, sample["time_us"]["median"])
+        if not is_close(sample["algorithm_bandwidth_gbps"], expected):
+            yield f"{where}: algorithm_bandwidth_gbps is not bytes / median time"
+        factor = 2 * (sample["world_size"] - 1) / sample["world_size"]
+        if expected is not None and not is_close(sample["bus_bandwidth_gbps"], expected * factor):
+            yield f"{where}: bus_bandwidth_gbps is not algorithm bandwidth * 2(n-1)/n"
+    for model in scaling["communication_models"]:
+        starts = [regime["from_bytes"] for regime in model["regimes"]]
+        if starts != sorted(set(starts)):
+            yield f"communication_models: regimes of {model['backend']} start at {starts}, expected ascending sizes"
+    for piece in scaling["micro"]:
+        yield from check_distribution(piece["time_us"], piece["name"])
+
+
+def complaints(validator, text):
+    """A generator: the first one costs a fraction of them all."""
+    try:
+        document = parse(text)
+    except ValueError as error:
+        yield f"not JSON: {error}"
+        return
+    conforms = True
+    for error in validator.iter_errors(document):
+        conforms = False
+        yield f"/{'/'.join(str(part) for part in error.absolute_path)}: {error.message[:300]}"
+    if conforms:
+        yield from check_meaning(document)
+
+
+def paths(value, path=()):
+    """Of all values in the document, itself first."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in items:
+        yield from paths(member, path + (key,))
+
+
+def at(document, path):
+    for key in path:
+        document = document[key]
+    return document
+
+
+def changed(document, path, value):
+    result = copy.deepcopy(document)
+    at(result, path[:-1])[path[-1]] = value
+    return result
+
+
+def fields(schema, node, path=()):
+    """(path, name) of every field that the schema knows, as paths of the schema."""
+    if "$ref" in node:
+        target = schema
+        for part in node["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        yield from fields(schema, target, path)
+    for name, member in node.get("properties", {}).items():
+        yield path + (name,)
+        yield from fields(schema, member, path + (name,))
+    for member in (node.get("items"), node.get("additionalProperties")):
+        if isinstance(member, dict):
+            yield from fields(schema, member, path + ("*",))
+
+
+def damaged(document):
+    """(what was done, text) of documents that must all be refused."""
+    seen = set()
+    for path in list(paths(document)):
+        value = at(document, path)
+        # Once for each place of the schema and kind of value: elements of a list are alike.
+        place = tuple("*" if isinstance(part, int) else part for part in path), type(value)
+        if place in seen:
+            continue
+        seen.add(place)
+        where = "/" + "/".join(str(part) for part in path)
+        ours = path[:1] == ("ddp_scaling",)
+        if path and ours:
+            optional = path[-1] == "merged_from" or isinstance(path[-1], int)
+            if not optional:
+                result = copy.deepcopy(document)
+                del at(result, path[:-1])[path[-1]]
+                yield f"{where} removed", json.dumps(result)
+            for wrong in ({"x": 1}, [[]]):
+                yield f"{where} = {wrong}", json.dumps(changed(document, path, wrong))
+            yield f"{where} = NaN", json.dumps(changed(document, path, math.nan))
+            if isinstance(value, str):
+                yield f"{where} = 7", json.dumps(changed(document, path, 7))
+                yield f"{where} = ''", json.dumps(changed(document, path, ""))
+            elif value is not None:
+                yield f"{where} = text", json.dumps(changed(document, path, "text"))
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield f"{where} = 1e999", json.dumps(changed(document, path, "HERE")).replace('"HERE"', "1e999")
+                yield f"{where} = true", json.dumps(changed(document, path, True))
+        if isinstance(value, dict) and (ours and path or not path):
+            if path:
+                yield f"{where} with another field", json.dumps(changed(document, path, {**value, "another_field": 1}))
+            for key in value if not path else ():
+                result = copy.deepcopy(document)
+                del result[key]
+                yield f"/{key} removed", json.dumps(result)
+
+    run = ("ddp_scaling", "runs", 2)
+    failed = ("ddp_scaling", "runs", 4)
+    for path, value in [
+        (("ddp_scaling", "schema_version"), 2),
+        (run + ("kind",), "friend"),
+        (run + ("kind",), "control"),
+        (run + ("device",), "abacus"),
+        (run + ("scaling",), "sideways"),
+        (run + ("name",), "T/weak/01_single_gpu/ranks:1"),
+        (run + ("name",), "03_ddp_spawn"),
+        (run + ("world_size",), 0),
+        (run + ("world_size",), 2.5),
+        (run + ("samples_ms", 0), -1.0),
+        (run + ("samples_ms",), []),
+        (run + ("samples_ms",), [2.0] * 5),
+        (run + ("samples_ms",), [3.0] * 6),
+        (run + ("step_ms", "p10"), 2.5),
+        (run + ("samples_per_second",), None),
+        (run + ("samples_per_second",), 31000.0),
+        (run + ("efficiency",), 1.0),
+        (run + ("floor_ms",), 1.0),
+        (run + ("prediction", "residual"), 0.0),
+        (run + ("error",), "exit code 1"),
+        (run + ("error",), "two\nlines"),
+        (run + ("parity", "ok"), False),
+        (failed + ("error",), None),
+        (failed + ("samples_ms",), [1.0]),
+        (failed + ("samples_per_second",), 1.0),
+        (failed + ("repetition_medians_ms", 0), 1.0),
+        (("ddp_scaling", "comparisons", 0, "b"), "T/weak/09/ranks:1"),
+        (("ddp_scaling", "comparisons", 0, "ci95"), [2.0, 1.0]),
+        (("ddp_scaling", "comparisons", 0, "ci95"), [1.0]),
+        (("ddp_scaling", "comparisons", 0, "verdict"), "better"),
+        (("ddp_scaling", "extrapolations", 0, "from"), "nothing"),
+        (("ddp_scaling", "extrapolations", 0, "world_size"), 65),
+        (("ddp_scaling", "all_reduce", 0, "bus_bandwidth_gbps"), 1.0),
+        (("ddp_scaling", "all_reduce", 0, "algorithm_bandwidth_gbps"), 1.0),
+        (("ddp_scaling", "communication_models", 0, "regimes", 1, "from_bytes"), 0),
+        (("ddp_scaling", "merged_from"), []),
+        (("benchmarks",), {}),
+        (("benchmarks", 0, "time_unit"), "ns"),
+        (("benchmarks", 0, "real_time"), "fast"),
+    ]:
+        yield f"/{'/'.join(str(part) for part in path)} = {value!r}", json.dumps(changed(document, path, value))
+
+    text = json.dumps(document)
+    yield "cut off", text[:-1]
+    yield "a key twice", text.replace('"schema_version": 1', '"schema_version": 1, "schema_version": 1')
+    yield "empty", ""
+
+
+def self_test(schema, validator, text):
+    failures = [f"the valid document is refused: {complaint}" for complaint in complaints(validator, text)]
+    document = parse(text)
+
+    used = {tuple("*" if isinstance(part, int) else part for part in path)
+            for path in paths(document) if at(document, path) is not None}
+    used |= {tuple("*" if path[:3] == ("ddp_scaling", "software", "launchers") and i == 3 else part
+                   for i, part in enumerate(path)) for path in used}
+    for path in fields(schema, schema["properties"]["ddp_scaling"], ("ddp_scaling",)):
+        if path not in used:
+            failures.append(f"the valid document does not use /{'/'.join(path)}")
+
+    without = copy.deepcopy(document)
+    del without["ddp_scaling"]["merged_from"]
+    failures += [f"refused without merged_from: {complaint}" for complaint in complaints(validator, json.dumps(without))]
+
+    count = 0
+    for what, damaged_text in damaged(document):
+        count += 1
+        if next(complaints(validator, damaged_text), None) is None:
+            failures.append(f"not refused: {what}")
+    print(f"{count} damaged documents, {len(failures)} failures")
+    return failures
+
+
+def main(arguments):
+    testing = arguments[:1] == ["--self-test"]
+    files = arguments[1:] if testing else arguments
+    if len(files) < 2 or (testing and len(files) != 2):
+        print(__doc__, file=sys.stderr)
+        return 2
+    with open(files[0], encoding="utf-8") as file:
+        schema = parse(file.read())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+
+    names = files[1:]
+    if len(names) == 1 and os.path.isdir(names[0]):
+        names = sorted(os.path.join(names[0], name) for name in os.listdir(names[0]))
+        if not names:
+            print(f"{files[1]}: expected documents in there", file=sys.stderr)
+            return 1
+
+    failed = False
+    for name in names:
+        with open(name, encoding="utf-8") as file:
+            text = file.read()
+        found = self_test(schema, validator, text) if testing else list(complaints(validator, text))
+        for complaint in found:
+            print(f"{name}: {complaint}", file=sys.stderr)
+        if not found:
+            print(f"{name}: ok")
+        failed = failed or bool(found)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

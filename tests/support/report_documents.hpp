@@ -1,0 +1,95 @@
+// tests/support/report_documents.hpp - reports of bench made up in memory, and normal noise.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace ddp::test {
+
+using Json = nlohmann::ordered_json;
+
+/// Standard normal numbers that are the same on every platform.
+class NormalNoise {
+ public:
+  explicit NormalNoise(std::uint64_t seed) : engine_(seed) {}
+  double operator()() {
+    const double radius = std::sqrt(-2 * std::log(uniform()));
+    return radius * std::cos(2 * std::acos(-1.0) * uniform());
+  }
+  /// Step times around `typical_ms`, whose logarithms have the standard deviation `sd`.
+  std::vector<double> step_times(double typical_ms, double sd, int n) {
+    std::vector<double> values;
+    for (int i = 0; i < n; ++i) {
+      values.push_back(typical_ms * std::exp(sd * (*this)()));
+    }
+    return values;
+  }
+
+ private:
+  double uniform() { return (static_cast<double>(engine_() >> 11) + 0.5) / 9007199254740992.0; }
+  std::mt19937_64 engine_;
+};
+
+/// One of runs[], with what the commands on reports read and a little more.
+inline Json make_run(const std::string& program, int ranks, const std::vector<double>& medians_ms) {
+  Json run = {
+      {"name", "T/weak/" + program + "/ranks:" + std::to_string(ranks)},
+      {"kind", "stage"},
+      {"stage", program},
+      {"variant", "main"},
+      {"model", "T"},
+      {"scaling", "weak"},
+      {"nodes", 1},
+      {"world_size", ranks},
+      {"global_batch", 32 * ranks},
+      {"samples_ms", medians_ms},
+      {"repetition_medians_ms", medians_ms},
+      {"parity", {{"moved", 1.408}, {"reference_moved", 1.408}, {"ok", true}}},
+      {"error", nullptr},
+  };
+  return run;
+}
+
+inline Json with_error(Json run, const std::string& error) {
+  run["error"] = error;
+  run["samples_ms"] = Json::array();
+  run["repetition_medians_ms"] = Json::array();
+  return run;
+}
+
+inline Json make_control(const Json& run, double ratio) {
+  return {{"kind", "control"},   {"a", run.at("name").get<std::string>() + "/control"},
+          {"b", run.at("name")}, {"ratio_median", ratio},
+          {"ci95", nullptr},     {"pairs", 5}};
+}
+
+inline Json make_report(const std::vector<Json>& runs, const std::vector<Json>& comparisons = {}) {
+  Json benchmarks = Json::array();
+  for (const Json& run : runs) {
+    benchmarks.push_back({{"name", run.at("name").get<std::string>() + "/iterations:1/manual_time"},
+                          {"family_index", benchmarks.size()},
+                          {"real_time", 1.0}});
+  }
+  return {
+      {"context", {{"date", "2026-11-21T05:35:39+00:00"}}},
+      {"benchmarks", benchmarks},
+      {"ddp_scaling",
+       {
+           {"schema_version", 1},
+           {"machine", {{"host", "here"}, {"cores", 2}, {"load_average", {0.1, 0.2, 0.3}}}},
+           {"software",
+            {{"compiler", "g++ 12"}, {"git_commit", "abc"}, {"launchers", {{"mpirun", nullptr}}}}},
+           {"settings", {{"command", "bench --json"}, {"repetitions", 5}, {"seed", 42}}},
+           {"runs", runs},
+           {"comparisons", comparisons},
+           {"not_run", Json::array()},
+           {"partial", false},
+       }},
+  };
+}
+
+}  // namespace ddp::test
