@@ -10,9 +10,12 @@
 
 namespace ddp::micro {
 
-/// Starts one all-reduce per bucket, then waits for all. The data is written anew before every run:
-/// on warm, untouched buffers a backend that shares memory looks several times faster than it is in
-/// a training step.
+/// Starts one all-reduce per bucket, then waits for all.
+///
+/// Note [As in a step]: before every run the data is written anew, because on warm, untouched
+/// buffers a backend that shares memory looks several times faster than it is in a training step.
+/// And every rank computes for a while, because by the time that a step's gradients are there,
+/// threads that communicate have gone to sleep and caches hold other things.
 class AllReduce : public Exercise {
  public:
   /// @param group must outlive this object
@@ -33,6 +36,8 @@ class AllReduce : public Exercise {
   std::vector<torch::Tensor> buckets_;  // views of it
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   double last_value_ = 0;  // that every rank put into every element
+  torch::Tensor factor_;  // what is computed with in between
+  torch::Tensor product_;
 };
 
 }  // namespace ddp::micro
