@@ -104,18 +104,21 @@ run_and_forward() {
 }
 
 # Runs the command to its end. Exit code 85 (stopped with a good snapshot): Slurm is to start the job again, where it goes on from the
-# snapshot, because SLURM_RESTART_COUNT is set there. 75 (a port was taken, a rank did not come): once more, at once.
+# snapshot, because SLURM_RESTART_COUNT is set there. The same if a signal to stop ended tasks that had not even begun.
+# 75 (a port was taken, a rank did not come): once more, at once.
 run_job() {
-    local code attempt state restarts=${SLURM_RESTART_COUNT:-0} most=${DDP_MAX_REQUEUES:-3}
+    local code attempt state usr1 usr2 restarts=${SLURM_RESTART_COUNT:-0} most=${DDP_MAX_REQUEUES:-3}
     [[ $most =~ ^[0-9]+$ ]] || die "DDP_MAX_REQUEUES: got \"$most\", expected a number"
     announce
+    usr1=$(kill -l USR1)
+    usr2=$(kill -l USR2)
     for attempt in 1 2 3; do
         code=0
         run_and_forward "$@" || code=$?
         ((code == 75 && attempt < 3)) || break
         say "exit code 75, trying again ($attempt of 2)"
     done
-    if ((code == 85)); then
+    if ((code == 85 || code == 128 + usr1 || code == 128 + usr2)); then
         state=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p') || true
         if [[ $state != RUNNING ]]; then
             say "the job is ${state:-gone}, so it is not started again"  # cancelled, or Slurm itself requeues it

@@ -28,7 +28,7 @@ BIN = BUILD / "bin"
 LAST_LINE = re.compile(r"^moved (\S+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16})", re.MULTILINE)
 DIGITS = ["4", "2", "--dataset", "digits", "--global-batch", "64"]
 FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
-JOB_SECONDS = 240
+JOB_SECONDS = 300
 
 cluster = None
 
@@ -114,6 +114,14 @@ def wildcard_listeners(pid):
                 listening += 1
                 found += [fields[1]] if set(fields[1].split(":")[0]) == {"0"} else []
     return listening, found
+
+
+def has_pending(pid, number):
+    """Whether a stopped process will get the signal when it goes on; false if it is gone."""
+    with contextlib.suppress(OSError):
+        pending = re.search(r"^ShdPnd:\s*(\w+)$", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+        return bool(int(pending, 16) >> number - 1 & 1)
+    return False
 
 
 @contextlib.contextmanager
@@ -205,7 +213,7 @@ class Stages(unittest.TestCase):
 
 class Stopping(unittest.TestCase):
     # Long enough to be broken off on any machine; saved by itself only at the end.
-    LONG = ["--layers", "64,256,256,10", "--dataset-size", "4096", "--global-batch", "64", "--optimizer", "adam"]
+    LONG = ["--layers", "64,64,10", "--dataset-size", "1024", "--global-batch", "64", "--optimizer", "adam"]
 
     def submit(self, *arguments, epochs=100000, **settings):
         self.folder = cluster.folder / self.id().rsplit(".", 1)[1]
@@ -219,15 +227,29 @@ class Stopping(unittest.TestCase):
         self.assertEqual(cluster.processes_on_nodes(), [])
 
     def test_the_time_limit_comes_and_slurm_starts_it_again(self):
-        epochs, folder = 250, cluster.folder / "unbroken"
+        epochs, folder = 40, cluster.folder / "unbroken"
         folder.mkdir()
         one_each = ["--ntasks-per-node=1"]
         unbroken = Job("05_multinode", str(epochs), str(epochs), *self.LONG, folder=folder, options=one_each)
         expected = unbroken.finished()
 
-        job = self.submit(epochs=epochs, options=[*one_each, "--time=1", "--signal=B:USR1@55"])
+        job = self.submit(epochs=epochs, options=[*one_each, "--time=2", "--signal=B:USR1@60"])
+
+        def restarts():
+            return job.facts()["Restarts"] == "1" and job.state() == "PENDING"
+
+        # The signal comes after 30 to 60 s. A fast machine would be done by then: the ranks pause until they have it.
+        job.wait_for_output("Epoch 0 ")
+        ranks = ranks_of("05_multinode").values()
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 90
+        job.wait_for(lambda: restarts() or all(has_pending(pid, signal.SIGUSR1) for pid in ranks) or time.monotonic() > deadline)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         # Slurm waits two minutes before it starts a requeued job; this does not.
-        job.wait_for(lambda: job.facts()["Restarts"] == "1" and job.state() == "PENDING")
+        job.wait_for(restarts)
         run("scontrol", "update", f"JobId={job.id}", "StartTime=now", "TimeLimit=10")
         self.assertEqual(job.finished(), expected)
         self.assertEqual(job.facts()["Restarts"], "1")
@@ -314,6 +336,39 @@ class Failures(unittest.TestCase):
         (folder / "05_multinode.safetensors").write_text("no snapshot")
         started = time.monotonic()
         self.ends_quickly(Job("05_multinode", "2", "2", "--resume", "auto", folder=folder), started, 3)
+
+
+class ExitCodes(unittest.TestCase):
+    """What the script does about the program's exit code, with a program that has nothing else."""
+
+    def submit(self, program, **settings):
+        checkout = cluster.folder / self.id().rsplit(".", 1)[1]
+        (checkout / "build" / "bin").mkdir(parents=True)
+        shutil.copytree(ROOT / "slurm", checkout / "slurm")
+        stage = checkout / "build" / "bin" / "05_multinode"
+        stage.write_text(f"#!/bin/bash\ncd {checkout}\n{program}\n")
+        stage.chmod(0o755)
+        return Job(checkout / "slurm" / "05_multinode.sh", folder=checkout, **settings).wait()
+
+    def test_75_is_tried_again_twice(self):
+        job = self.submit("echo attempt >> $SLURM_PROCID; [[ $(wc -l < $SLURM_PROCID) == 3 ]] || exit 75")
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        self.assertEqual(re.findall(r"exit code 75, trying again \((.*?)\)", job.output), ["1 of 2", "2 of 2"])
+
+    def test_75_again_and_again_is_a_failure(self):
+        job = self.submit("exit 75")
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 75))
+        self.assertEqual(job.output.count("trying again"), 2)
+
+    def test_a_signal_before_the_program_began_is_as_good_as_85(self):
+        job = self.submit("kill -USR1 $$", environment={"DDP_MAX_REQUEUES": "0"})
+        self.assertEqual(job.state(), "FAILED")
+        self.assertIn("started again 0 times already (DDP_MAX_REQUEUES=0), so not once more", job.output)
+
+    def test_any_other_is_the_job_s(self):
+        job = self.submit("[[ $SLURM_PROCID == 0 ]] || sleep 60; exit 42")
+        self.assertEqual(job.state(), "FAILED")
+        self.assertNotIn("again", job.output)
 
 
 class Network(unittest.TestCase):
@@ -472,8 +527,8 @@ class DryRun(unittest.TestCase):
 
 
 class Benchmark(unittest.TestCase):
-    def bench_end_to_end(self):
-        """Becomes a test, `test_...`, with `bench merge`."""
+    def test_bench_end_to_end(self):
+        """One node, then two, in one report."""
         job = Job("bench", "--models", "T", "--steps", "50", "--repetitions", "1")
         job.wait()
         self.assertEqual(job.state(), "COMPLETED", job.output)

@@ -6,6 +6,7 @@ Run as a program, it starts the cluster and a shell in it:  tests/clusters/slurm
 
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from namespaces import run  # noqa: E402
 
 CONTROLLER = "controller"
 NODES = ("node1", "node2")
-START_SECONDS = 60
+START_SECONDS = 180
 
 CONF = """\
 ClusterName=ddp
@@ -31,16 +32,12 @@ SlurmdSpoolDir={state}/spool-%n
 SlurmctldPidFile={state}/slurmctld.pid
 SlurmdPidFile={state}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
 MailProg=/bin/true
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=5
+KillWait=10
 GresTypes=gpu
 NodeName=node[1-2] CPUs=8 RealMemory=4000 State=UNKNOWN
 NodeName=gpu[1-4] NodeHostname={controller} NodeAddr=10.77.0.1 Port=[7101-7104] CPUs=16 RealMemory=4000 Gres=gpu:8 State=UNKNOWN
@@ -65,35 +62,41 @@ class SlurmCluster:
         for number in range(8):
             # Slurm wants device files, and counts them, whatever the device: this one is /dev/null.
             os.mknod(self.state / f"gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        version = re.search(r"(\d+)\.(\d+)", run("slurmctld", "-V"))
+        if (int(version[1]), int(version[2])) >= (23, 11):  # before, nothing here asks for cgroups
+            (self.state / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         os.environ["SLURM_CONF"] = str(conf)
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_")) and name != "SLURM_CONF"]:
             del os.environ[name]
         self._daemons = {}
         self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", conf])
+        # A slurmd that finds no controller tries again only after a while.
+        self._wait_until("the controller answers", lambda: " is UP" in self._ask("scontrol", "ping"))
         for host in self.hosts:
             self._start(host.name, host.command(f"exec slurmd -D -N {host.name} -f {conf}"))
         for number in range(1, 5):
             self._start(f"gpu{number}", ["slurmd", "-D", "-N", f"gpu{number}", "-f", conf])
-        self._wait_until_idle()
+        names = sorted([*NODES, *(f"gpu{number}" for number in range(1, 5))])
+        idle = [f"{name} idle" for name in names]
+        self._wait_until("the nodes are idle", lambda: sorted(self._ask("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()) == idle)
 
     def _start(self, name, command):
         log = open(self.state / f"{name}.out", "w")
         self._daemons[name] = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log,
                                                stderr=subprocess.STDOUT)
 
-    def _wait_until_idle(self):
+    def _ask(self, *command):
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+    def _wait_until(self, what, condition):
         deadline = time.monotonic() + START_SECONDS
-        state = ""
-        while time.monotonic() < deadline:
+        while not condition():
             for name, daemon in self._daemons.items():
                 if daemon.poll() is not None:
                     raise RuntimeError(f"{name} ended with exit code {daemon.returncode}\n{self.logs()}")
-            result = subprocess.run(["sinfo", "--noheader", "--Node", "--format=%N %t"], capture_output=True, text=True)
-            state = result.stdout + result.stderr
-            if result.returncode == 0 and state.count(" idle\n") == len(NODES) + 4:
-                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {START_SECONDS} s: {what}\n{self._ask('sinfo', '--Node')}\n{self.logs()}")
             time.sleep(0.2)
-        raise RuntimeError(f"the nodes are not idle after {START_SECONDS} s, but:\n{state}\n{self.logs()}")
 
     def logs(self):
         text = ""
