@@ -30,8 +30,8 @@ constexpr const char* kTools =
 
 /// Dark by the reader's choice, or by that of the system; never on paper.
 std::string style_sheet() {
-  const std::string dark = html::kDarkColors;
-  return std::string(html::kStyleSheet) +
+  const std::string dark = html::dark_colors;
+  return std::string(html::style_sheet) +
          "@media screen and (prefers-color-scheme: dark) {\n:root:not([data-theme=\"light\"]) {\n" +
          dark + "}\n}\n@media screen {\n:root[data-theme=\"dark\"] {\n" + dark + "}\n}\n";
 }
@@ -100,7 +100,7 @@ std::string make_html_report(const ordered_json& document) {
   page +=
       "</main>\n<footer>Made by bench from the JSON document that lies in this page.</footer>\n";
   page += "<script type=\"application/json\" id=\"document\">" + without_markup(json) +
-          "</script>\n<script>\n" + html::kScript + "</script>\n</body>\n</html>\n";
+          "</script>\n<script>\n" + html::script + "</script>\n</body>\n</html>\n";
   return page;
 }
 

@@ -73,13 +73,13 @@ std::vector<std::string> section_ids(const Element& page) {
 
 /// True if a word of it is what a program prints for a number that is none.
 bool has_no_number(const std::string& text) {
-  static const std::set<std::string> kWords = {"nan", "inf", "infinity", "undefined", "null"};
+  static const std::set<std::string> words = {"nan", "inf", "infinity", "undefined", "null"};
   std::string word;
   for (const char c : text + ".") {
     if (std::isalpha(static_cast<unsigned char>(c)) != 0) {
       word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     } else if (!word.empty()) {
-      if (kWords.count(word) > 0) {
+      if (words.count(word) > 0) {
         return true;
       }
       word.clear();
@@ -90,18 +90,18 @@ bool has_no_number(const std::string& text) {
 
 /// Everything that has to hold whatever the document is.
 void check_page(const Element& page) {
-  static const std::set<std::string> kKnown = {
+  static const std::set<std::string> known = {
       "html",   "head",    "meta",    "title",   "style",      "body",   "header", "main",
       "footer", "section", "nav",     "div",     "p",          "ul",     "li",     "b",
       "i",      "a",       "h1",      "h2",      "h3",         "dl",     "dt",     "dd",
       "pre",    "code",    "table",   "caption", "thead",      "tbody",  "tr",     "th",
       "td",     "details", "summary", "figure",  "figcaption", "span",   "button", "script",
       "svg",    "g",       "line",    "path",    "rect",       "circle", "text"};
-  static const std::set<std::string> kCoordinates = {"x",  "y",  "x1", "y1",    "x2",    "y2",
-                                                     "cx", "cy", "r",  "width", "height"};
+  static const std::set<std::string> coordinates = {"x",  "y",  "x1", "y1",    "x2",    "y2",
+                                                    "cx", "cy", "r",  "width", "height"};
   std::size_t scripts = 0;
   for (const Element* element : page.all("*")) {
-    if (kKnown.count(element->name) == 0) {
+    if (known.count(element->name) == 0) {
       FAIL("an element that no page has: " << element->name);
     }
     scripts += element->name == "script" ? 1U : 0U;
@@ -109,7 +109,7 @@ void check_page(const Element& page) {
       if (key == "src" || key.rfind("on", 0) == 0 || (key == "href" && value.rfind('#', 0) != 0)) {
         FAIL("<" << element->name << " " << key << "=\"" << value << "\">");
       }
-      if (kCoordinates.count(key) > 0) {
+      if (coordinates.count(key) > 0) {
         const double number = element->number(key);
         if (!(std::abs(number) < 1e4)) {
           FAIL(element->name << " " << key << "=" << value);
@@ -178,7 +178,7 @@ TEST_CASE("numbers are shown as people read them", "[html]") {
 }
 
 TEST_CASE("the page of a full report has all sections and says what the document says", "[html]") {
-  const ordered_json document = full_document();
+  const ordered_json& document = full_document();
   const auto page = page_of(document);
   CHECK(section_ids(*page) == std::vector<std::string>{"summary", "step-time", "speed-up",
                                                        "efficiency", "phases", "prediction",
@@ -238,7 +238,7 @@ TEST_CASE("the page of a full report has all sections and says what the document
 
 /// Every number of the document that a table is made for.
 TEST_CASE("every number that was measured can be read from a table", "[html]") {
-  const ordered_json document = full_document();
+  const ordered_json& document = full_document();
   const auto page = page_of(document);
   std::multiset<double> shown;
   for (const Element* cell : page->all("td")) {
@@ -327,7 +327,7 @@ TEST_CASE("the page needs nothing from outside and holds the document", "[html]"
 }
 
 TEST_CASE("links lead to sections that are there, and ids are unique", "[html]") {
-  for (ordered_json document : {full_document(), ordered_json::object()}) {
+  for (const ordered_json& document : {full_document(), ordered_json::object()}) {
     const auto page = page_of(document);
     std::multiset<std::string> ids;
     for (const Element* element : page->all("*")) {
@@ -372,21 +372,21 @@ void collect_pointers(const ordered_json& value, const ordered_json::json_pointe
 }
 
 TEST_CASE("hostile text stays text, in every field", "[html]") {
-  const std::string kHostile =
+  const std::string hostile =
       "x</script></title><script>alert(1)</script><img src=x onerror=alert(2)>\"'>&amp;<!--"
       "\x01\x7F\xFF\xC0\xAF\xED\xA0\x80\xEF\xBF\xBF]]>";
   ordered_json all = full_document();
-  replace_strings(all, kHostile);
+  replace_strings(all, hostile);
   page_of(all);
 
-  const ordered_json document = full_document();
+  const ordered_json& document = full_document();
   std::vector<ordered_json::json_pointer> pointers;
   collect_pointers(document, ordered_json::json_pointer(), pointers);
   std::size_t strings = 0;
   for (const auto& pointer : pointers) {
     if (document[pointer].is_string()) {
       ordered_json changed = document;
-      changed[pointer] = kHostile;
+      changed[pointer] = hostile;
       CAPTURE(pointer.to_string());
       page_of(changed);
       ++strings;
@@ -395,7 +395,7 @@ TEST_CASE("hostile text stays text, in every field", "[html]") {
   CHECK(strings > 80);
   // Keys are shown too: the facts of the machine are listed as they are.
   ordered_json keys = document;
-  keys["ddp_scaling"]["machine"][kHostile] = 3;
+  keys["ddp_scaling"]["machine"][hostile] = 3;
   CHECK(has_text(*page_of(keys), "x</script></title><script>alert(1)</script>"));
   // Very long text cuts nothing off but the labels of drawings.
   ordered_json longer = document;
@@ -404,7 +404,7 @@ TEST_CASE("hostile text stays text, in every field", "[html]") {
 }
 
 TEST_CASE("a damaged document gives a smaller page, never a wrong one", "[html]") {
-  const ordered_json document = full_document();
+  const ordered_json& document = full_document();
   std::vector<ordered_json::json_pointer> pointers;
   collect_pointers(document, ordered_json::json_pointer(), pointers);
   const std::vector<ordered_json> values = {nullptr,
@@ -657,7 +657,7 @@ TEST_CASE("the file is written whole, over the one before", "[html]") {
 
 TEST_CASE("bench html makes the page of a report that is there", "[html]") {
   const Folder folder;
-  const ordered_json document = full_document();
+  const ordered_json& document = full_document();
   write_file(folder / "report.json", document.dump(2));
   const std::string bench = std::string(DDP_BIN_DIR) + "/bench";
   const auto run = [&](std::vector<std::string> arguments) {

@@ -3,9 +3,9 @@
 
 namespace ddp::bench::html {
 
-extern const char* const kStyleSheet;
+extern const char* const style_sheet;
 /// Declarations alone, for :root.
-extern const char* const kDarkColors;
-extern const char* const kScript;
+extern const char* const dark_colors;
+extern const char* const script;
 
 }  // namespace ddp::bench::html

@@ -218,12 +218,12 @@ void read_communication(const ordered_json& scaling, Document& document) {
 }  // namespace
 
 const ordered_json& member(const ordered_json& object, const char* key) {
-  static const ordered_json kNull;
+  static const ordered_json null;
   if (!object.is_object()) {
-    return kNull;
+    return null;
   }
   const auto found = object.find(key);
-  return found == object.end() ? kNull : *found;
+  return found == object.end() ? null : *found;
 }
 
 Number number_at(const ordered_json& object, const char* key) {

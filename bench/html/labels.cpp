@@ -10,8 +10,9 @@ namespace {
 /// Labels that touch. The first stands where their wishes, each less its place in line, average.
 struct Cluster {
   double wishes = 0;
-  double count = 0;
-  double start() const { return wishes / count; }
+  std::size_t count = 0;
+  double size() const { return static_cast<double>(count); }
+  double start() const { return wishes / size(); }
 };
 
 }  // namespace
@@ -28,18 +29,19 @@ std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
     while (clusters.size() > 1) {
       Cluster& before = clusters[clusters.size() - 2];
       const Cluster last = clusters.back();
-      if (before.start() + before.count * gap <= last.start()) {
+      if (before.start() + before.size() * gap <= last.start()) {
         break;
       }
-      before.wishes += last.wishes - last.count * before.count * gap;
+      before.wishes += last.wishes - last.size() * before.size() * gap;
       before.count += last.count;
       clusters.pop_back();
     }
   }
   std::vector<double> positions;
+  positions.reserve(wanted.size());
   for (const Cluster& cluster : clusters) {
-    for (double i = 0; i < cluster.count; ++i) {
-      positions.push_back(cluster.start() + i * gap);
+    for (std::size_t i = 0; i < cluster.count; ++i) {
+      positions.push_back(cluster.start() + static_cast<double>(i) * gap);
     }
   }
   double limit = bottom;

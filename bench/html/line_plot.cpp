@@ -29,6 +29,7 @@ struct SideLabel {
 
 void spread(std::vector<SideLabel>& labels, double top, double bottom) {
   std::vector<double> wanted;
+  wanted.reserve(labels.size());
   for (const SideLabel& label : labels) {
     wanted.push_back(label.end.y);
   }

@@ -63,7 +63,7 @@ std::string fact(const ordered_json& value) {
 }
 
 std::string fact_label(const std::string& key) {
-  static const std::map<std::string, std::string> kLabels = {
+  static const std::map<std::string, std::string> labels = {
       {"host", "Host"},
       {"cpu_model", "Processor"},
       {"cores", "Cores used"},
@@ -81,8 +81,8 @@ std::string fact_label(const std::string& key) {
       {"torchrun", "torchrun"},
       {"mpirun", "mpirun"},
   };
-  const auto found = kLabels.find(key);
-  return found == kLabels.end() ? key : found->second;
+  const auto found = labels.find(key);
+  return found == labels.end() ? key : found->second;
 }
 
 std::string facts(const char* title, const ordered_json& object) {

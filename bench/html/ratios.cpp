@@ -99,7 +99,8 @@ std::vector<std::string> panels(const Material& material, const std::string& kin
       }
     }
     const std::string title = group == nullptr ? "Others" : group->title();
-    plot.description = "Ratios of step times, " + title + ", " + note;
+    plot.description = "Ratios of step times " + note;
+    plot.description.append(", ").append(title);
     all.push_back(figure(title, draw(plot), note));
   }
   return all;

@@ -25,6 +25,7 @@ std::vector<Place> find_places(const Material& material) {
     }
   }
   std::vector<Place> ordered;
+  ordered.reserve(places.size());
   for (auto& [key, place] : places) {
     ordered.push_back(std::move(place));
   }

@@ -136,6 +136,7 @@ std::string result_sentence(const Material& material) {
   if (std::all_of(best.begin(), best.end(),
                   [](const Winner& winner) { return winner.run->is_baseline(); })) {
     std::vector<std::string> models;
+    models.reserve(best.size());
     for (const Winner& winner : best) {
       models.push_back("<b>" + escape(winner.group->model) + "</b>");
     }

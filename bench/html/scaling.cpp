@@ -77,6 +77,7 @@ std::string panels(const Material& material, const Quantity& quantity) {
 std::vector<CurvePoint> over_counts(const std::vector<int>& counts, double at_one,
                                     double exponent) {
   std::vector<CurvePoint> points;
+  points.reserve(counts.size());
   for (const int count : counts) {
     points.push_back({static_cast<double>(count), at_one * std::pow(count, exponent), {}, {}, ""});
   }

@@ -138,8 +138,9 @@ SeriesCatalog::SeriesCatalog(const std::vector<Run>& runs) {
                      ? Hue{known}
                      : strangers.emplace(run->program, extra_hue(strangers.size())).first->second;
     series.hollow = run->kind == "peer";
-    series.marker =
-        static_cast<Marker>(series_.size() % static_cast<std::size_t>(Marker::kMarkers));
+    // A cross cannot be hollow.
+    const Marker end = series.hollow ? Marker::kCross : Marker::kMarkers;
+    series.marker = static_cast<Marker>(series_.size() % static_cast<std::size_t>(end));
     series.dash = dashes[run->program]++ % kDashes;
     index_[key_of(*run)] = series.index;
     series_.push_back(series);

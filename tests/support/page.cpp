@@ -76,9 +76,9 @@ class Reader {
   }
 
   std::string read_entity() {
-    static const std::map<std::string, std::string> kEntities = {
+    static const std::map<std::string, std::string> entities = {
         {"&amp;", "&"}, {"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&#39;", "'"}};
-    for (const auto& [entity, character] : kEntities) {
+    for (const auto& [entity, character] : entities) {
       if (starts_with(entity)) {
         at_ += entity.size();
         return character;
@@ -119,13 +119,13 @@ class Reader {
 
   /// True if the element is complete.
   bool read_start_tag(Element& element) {
-    static const std::set<std::string> kVoid = {"meta", "link", "br", "hr", "img", "input"};
+    static const std::set<std::string> void_elements = {"meta", "link", "br", "hr", "img", "input"};
     ++at_;
     element.name = read_name();
     read_attributes(element);
     const bool closed = starts_with("/>");
     at_ += closed ? 2 : 1;
-    return closed || kVoid.count(element.name) > 0;
+    return closed || void_elements.count(element.name) > 0;
   }
 
   void read_raw_text(Element& element) {
