@@ -26,7 +26,7 @@ void flatten(const std::string& prefix, const ordered_json& value, ordered_json&
     return;
   }
   for (const auto& [key, member] : value.items()) {
-    flatten(prefix + "." + key, member, fields);
+    flatten(std::string(prefix).append(".").append(key), member, fields);
   }
 }
 

@@ -138,6 +138,7 @@ void print_changes(std::ostream& out, const ReportComparison& comparison) {
 
 void print_noise(std::ostream& out, const ReportComparison& comparison) {
   std::vector<std::string> lines;
+  lines.reserve(comparison.drift.size() + comparison.worst_control.size());
   for (const BaselineDrift& drift : comparison.drift) {
     lines.push_back("stage 01 itself, " + drift.name + ": " + format_change(drift.ratio) +
                     " (the machine, or what all stages share)");
@@ -162,11 +163,12 @@ void print_runs(std::ostream& out, const ReportComparison& comparison) {
   if (comparison.runs.empty()) {
     return;
   }
-  static const std::vector<Column> kColumns = {
+  static const std::vector<Column> columns = {
       {"run", true},     {"A ms", false},         {"B ms", false},
       {"change", false}, {"95 % interval", true}, {"verdict", true},
   };
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(comparison.runs.size());
   for (const RunChange& change : comparison.runs) {
     rows.push_back({
         change.name,
@@ -180,7 +182,7 @@ void print_runs(std::ostream& out, const ReportComparison& comparison) {
     });
   }
   out << '\n';
-  for (const std::string& line : format_table(kColumns, rows)) {
+  for (const std::string& line : format_table(columns, rows)) {
     out << line << '\n';
   }
 }

@@ -184,6 +184,11 @@ std::int64_t common_batch(std::int64_t batch, const std::vector<int>& world_size
                                            });
 }
 
+/// What the stages choose by themselves where memory can be shared.
+std::string default_backend(const Settings& settings, const Plan& plan) {
+  return plan.device == "cuda" ? "nccl" : settings.nodes > 1 ? "gloo" : "shm";
+}
+
 std::vector<std::string> launchers_of(const StageProgram& program, const Plan& plan) {
   if (program.start == Start::kAlone || program.start == Start::kReplicas) {
     return {"none"};
@@ -285,7 +290,7 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
   return left_out_torchrun;
 }
 
-void add_peers(const Group& group, const std::vector<std::string>& backends, Plan& plan) {
+void add_peers(const Group& group, Plan& plan) {
   for (const PeerVariant& peer : known_peers()) {
     if (!contains(group.settings.peers, peer.peer) || (peer.cuda_only && plan.device != "cuda")) {
       continue;
@@ -294,17 +299,12 @@ void add_peers(const Group& group, const std::vector<std::string>& backends, Pla
       if ((world_size == 1) != peer.one_process) {
         continue;
       }
-      for (const std::string& backend : backends) {
-        if (backend != "gloo" && backend != "nccl") {
-          continue;  // the backends that PyTorch's own wheel has
-        }
-        Configuration configuration = group.configuration(
-            {peer.peer, peer.peer, peer.variant, Start::kSpawn, false}, plan.device, world_size);
-        configuration.role = Role::kPeer;
-        configuration.launcher = "spawn";
-        configuration.backend = backend;
-        plan.configurations.push_back(configuration);
-      }
+      Configuration configuration = group.configuration(
+          {peer.peer, peer.peer, peer.variant, Start::kSpawn, false}, plan.device, world_size);
+      configuration.role = Role::kPeer;
+      configuration.launcher = "spawn";
+      configuration.backend = plan.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
+      plan.configurations.push_back(configuration);
     }
   }
 }
@@ -384,8 +384,11 @@ Plan make_plan(const Settings& settings) {
   const std::vector<int> world_sizes = pick_world_sizes(settings, plan);
   find_launchers(settings, plan);
   const std::vector<std::string> backends =
-      settings.backends.empty() ? std::vector<std::string>{plan.device == "cuda" ? "nccl" : "gloo"}
+      settings.backends.empty() ? std::vector<std::string>{default_backend(settings, plan)}
                                 : settings.backends;
+  if (backends == std::vector<std::string>{"shm"}) {
+    plan.not_run.push_back({"gloo", "shm is the default on one host; --backends shm,gloo adds it"});
+  }
   for (const std::string& peer : settings.peers) {
     plan.peer_pythons[peer] = "python3";  // until it is installed
   }
@@ -395,7 +398,7 @@ Plan make_plan(const Settings& settings) {
     for (const std::string& scaling : settings.scaling) {
       const Group group = {settings, workload, scaling, world_sizes};
       left_out_torchrun = add_stages(group, programs, backends, plan) || left_out_torchrun;
-      add_peers(group, backends, plan);
+      add_peers(group, plan);
     }
   }
   if (left_out_torchrun && !settings.quick) {

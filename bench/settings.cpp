@@ -133,7 +133,8 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME,...")
       ->check(CLI::IsMember({"spawn", "torchrun", "mpirun", "srun"}))
       ->group(kWhat);
-  app.add_option("--backends", settings.backends, "gloo, nccl (default: the device's)")
+  app.add_option("--backends", settings.backends,
+                 "shm, gloo, nccl (default: shm on CPUs of one host, else gloo; nccl on GPUs)")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group(kWhat);
@@ -246,11 +247,11 @@ Settings parse_settings(int argc, const char* const* argv) {
     check_benchmark_flag(flag, settings);
   }
   for (const std::string& backend : settings.backends) {
-    if (backend == "mpi" || backend == "shm") {
+    if (backend == "mpi") {
       refuse("--backends " + backend);
     }
-    if (backend != "gloo" && backend != "nccl") {
-      throw UsageError("--backends: expected gloo or nccl, got \"" + backend + "\"");
+    if (backend != "gloo" && backend != "nccl" && backend != "shm") {
+      throw UsageError("--backends: expected gloo, shm or nccl, got \"" + backend + "\"");
     }
   }
   const bool srun_only = settings.launchers == std::vector<std::string>{"srun"};

@@ -113,6 +113,7 @@ int merge(int argc, const char* const* argv) {
 
   refuse_to_replace_measurements(out);
   std::vector<ReportFile> reports;
+  reports.reserve(files.size());
   for (const std::string& file : files) {
     reports.push_back(read_report(file));
   }

@@ -7,6 +7,7 @@ namespace ddp::bench {
 std::vector<std::string> format_table(const std::vector<Column>& columns,
                                       const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::string> titles;
+  titles.reserve(columns.size());
   for (const Column& column : columns) {
     titles.push_back(column.title);
   }
@@ -20,6 +21,7 @@ std::vector<std::string> format_table(const std::vector<Column>& columns,
     }
   }
   std::vector<std::string> lines;
+  lines.reserve(all.size());
   for (const std::vector<std::string>& row : all) {
     std::string line = " ";
     for (std::size_t i = 0; i < row.size(); ++i) {

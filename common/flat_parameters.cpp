@@ -31,7 +31,8 @@ void FlatParameters::rebind_grad(size_t index) const {
   parameter.mutable_grad() = view;
 }
 
-FlatParameters flatten_parameters(const torch::nn::Module& module) {
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients) {
   const torch::NoGradGuard no_grad;
   FlatParameters flat;
   int64_t total = 0;
@@ -80,7 +81,9 @@ FlatParameters flatten_parameters(const torch::nn::Module& module) {
   if (laid_out([](const torch::Tensor& parameter) { return parameter.grad(); })) {
     flat.grad = on_storage(first.grad(), 0, {total});
   } else {
-    flat.grad = torch::zeros({total}, plain);
+    flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
+                                   : torch::empty({total}, plain);
+    flat.grad.zero_();
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
       flat.rebind_grad(i);
     }

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,15 @@ struct FlatParameters {
   void rebind_grad(size_t index) const;
 };
 
+/// (numel) elements on the module's device, whose values do not matter.
+using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
+
 /// Moves the parameters (and zeroed gradients) into flat storage, or finds them there from an
 /// earlier call.
+/// @param allocate_gradients where new gradients' storage comes from; empty: from LibTorch
 /// @throws c10::Error unless all trainable parameters have one dtype and one device
-FlatParameters flatten_parameters(const torch::nn::Module& module);
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients = {});
 
 /// All parameters, frozen ones too, in order: (total) float64, on the host.
 torch::Tensor parameter_vector(const torch::nn::Module& module);

@@ -130,8 +130,8 @@ void add_devices(CLI::App& app, Options& options) {
       ->group(counts ? "Devices and processes" : "");
   group.integer("--threads", options.threads, 1, 4096, std::to_string(options.threads),
                 "CPU threads of each rank or replica");
-  group.choice("--backend", options.backend, {"auto", "nccl", "gloo"}, {"mpi", "shm"},
-               "what carries the collectives");
+  group.choice("--backend", options.backend, {"auto", "nccl", "gloo", "shm"}, {"mpi"},
+               "what carries the collectives; auto: nccl on GPUs, else shm on one host, else gloo");
   group.choice("--speedup", options.speedup, {"none"}, {"fused", "graph"}, "how a step runs");
   group
       .value("--memory-limit", "BYTES", "", "for --batch-size auto",

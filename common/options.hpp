@@ -50,7 +50,7 @@ struct Options {
   std::vector<int> devices;  ///< CUDA device indices to use; empty: all
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank (of each replica in stage 02)
-  std::string backend = "auto";  ///< "auto", "nccl" or "gloo"
+  std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
   std::string speedup = "none";
   double timeout_seconds = 120;  ///< for rendezvous and for every collective
 

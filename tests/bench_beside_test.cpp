@@ -92,7 +92,7 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
                       document.at("ddp_scaling").at("comparisons").end(), [](const json& entry) {
                         return entry.at("kind") == "peer" &&
                                entry.at("b") == "T/weak/pytorch_tuned/spawn/gloo/ranks:2" &&
-                               entry.at("a") == "T/weak/03_ddp_spawn/spawn/gloo/ranks:2";
+                               entry.at("a") == "T/weak/03_ddp_spawn/spawn/shm/ranks:2";
                       }));
     CHECK(result.err.find("of pytorch at its best") != std::string::npos);
   }

@@ -305,7 +305,7 @@ TEST_CASE("the names are listed without running anything", "[bench]") {
   FakeBench bench;
   const auto result = bench.run(small_and({"--benchmark_list_tests=true"}));
   CHECK(result.exit_code == 0);
-  CHECK(result.out.find("T/weak/03_ddp_spawn/spawn/gloo/ranks:2/iterations:1/manual_time\n") !=
+  CHECK(result.out.find("T/weak/03_ddp_spawn/spawn/shm/ranks:2/iterations:1/manual_time\n") !=
         std::string::npos);
   CHECK_FALSE(fs::exists(bench.bin() / "01_single_gpu.calls"));
 }
@@ -345,7 +345,7 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--peers", "keras"}, "--peers"},
       {{"--nodes", "2"}, "--nodes 2: only srun starts ranks on several nodes"},
       {{"--launchers", "srun"}, "--launchers srun"},
-      {{"--backends", "shm"}, "--backends shm: not available yet"},
+      {{"--backends", "mpi"}, "--backends mpi: not available yet"},
       {{"--backends", "carrier-pigeon"}, "carrier-pigeon"},
       {{"--world-sizes", "0"}, "--world-sizes"},
       {{"--world-sizes", "two"}, "two"},

@@ -28,7 +28,7 @@ using ddp::test::make_run;
 using ddp::test::NormalNoise;
 using ddp::test::with_error;
 
-const std::vector<double> kQuiet = {1.000, 1.004, 0.997, 1.002, 0.999};
+const std::vector<double> quiet_ms = {1.000, 1.004, 0.997, 1.002, 0.999};
 
 std::vector<double> times(double factor, std::vector<double> values) {
   for (double& value : values) {
@@ -92,12 +92,12 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 TEST_CASE("a verdict needs a change beyond the threshold that is more than noise", "[compare]") {
-  CHECK(judge(kQuiet, kQuiet).verdict == Verdict::kSame);
-  CHECK(judge(kQuiet, times(1.10, kQuiet)).verdict == Verdict::kSlower);
-  CHECK(judge(kQuiet, times(0.90, kQuiet)).verdict == Verdict::kFaster);
-  CHECK(judge(kQuiet, times(1.02, kQuiet)).verdict == Verdict::kSame);
-  CHECK(judge(kQuiet, times(1.02, kQuiet), 0.01).verdict == Verdict::kSlower);
-  CHECK(judge(kQuiet, times(1.10, kQuiet), 0.20).verdict == Verdict::kSame);
+  CHECK(judge(quiet_ms, quiet_ms).verdict == Verdict::kSame);
+  CHECK(judge(quiet_ms, times(1.10, quiet_ms)).verdict == Verdict::kSlower);
+  CHECK(judge(quiet_ms, times(0.90, quiet_ms)).verdict == Verdict::kFaster);
+  CHECK(judge(quiet_ms, times(1.02, quiet_ms)).verdict == Verdict::kSame);
+  CHECK(judge(quiet_ms, times(1.02, quiet_ms), 0.01).verdict == Verdict::kSlower);
+  CHECK(judge(quiet_ms, times(1.10, quiet_ms), 0.20).verdict == Verdict::kSame);
 
   const RunChange noisy = judge({0.6, 0.9, 1.0, 1.2, 1.7}, {0.7, 0.8, 1.1, 1.5, 1.9});
   CHECK(noisy.ratio == Approx(1.1));
@@ -119,8 +119,9 @@ TEST_CASE("the change is that of the medians of the repetitions' medians", "[com
 
 TEST_CASE("too few repetitions give a change but no verdict", "[compare]") {
   for (const std::ptrdiff_t n : {1, 2}) {
-    const std::vector<double> few(kQuiet.begin(), kQuiet.begin() + n);
-    for (const RunChange& change : {judge(few, times(2, kQuiet)), judge(kQuiet, times(2, few))}) {
+    const std::vector<double> few(quiet_ms.begin(), quiet_ms.begin() + n);
+    for (const RunChange& change :
+         {judge(few, times(2, quiet_ms)), judge(quiet_ms, times(2, few))}) {
       CHECK(change.ratio == Approx(2).epsilon(0.01));
       CHECK_FALSE(change.ci95);
       CHECK(change.verdict == Verdict::kNone);
@@ -131,7 +132,7 @@ TEST_CASE("too few repetitions give a change but no verdict", "[compare]") {
 }
 
 TEST_CASE("reports that do not tell repetitions apart give a change but no verdict", "[compare]") {
-  Json run = make_run("03_ddp_spawn", 2, kQuiet);
+  Json run = make_run("03_ddp_spawn", 2, quiet_ms);
   run.erase("repetition_medians_ms");
   const RunChange change = compare(make_report({run}), make_report({run})).runs.at(0);
   CHECK(change.ratio == 1.0);
@@ -140,7 +141,7 @@ TEST_CASE("reports that do not tell repetitions apart give a change but no verdi
 }
 
 TEST_CASE("what is not a number is never the same", "[compare]") {
-  const Json good = make_run("03_ddp_spawn", 2, kQuiet);
+  const Json good = make_run("03_ddp_spawn", 2, quiet_ms);
   for (const Json& bad : {Json(nullptr), Json(std::numeric_limits<double>::quiet_NaN()),
                           Json(std::numeric_limits<double>::infinity())}) {
     CAPTURE(bad.dump());
@@ -165,7 +166,7 @@ TEST_CASE("what is not a number is never the same", "[compare]") {
 }
 
 TEST_CASE("other work under the same name is not compared", "[compare]") {
-  Json run = make_run("03_ddp_spawn", 2, kQuiet);
+  Json run = make_run("03_ddp_spawn", 2, quiet_ms);
   const Json report = make_report({run});
   run["global_batch"] = 128;
   const RunChange change = compare(report, make_report({run})).runs.at(0);
@@ -178,9 +179,11 @@ TEST_CASE("runs are sorted by importance", "[compare]") {
   std::vector<Json> a;
   std::vector<Json> b;
   const std::vector<double> factors = {1.01, 0.80, 1.00, 1.20, 1.40, 0.70};
+  a.reserve(factors.size());
+  b.reserve(factors.size());
   for (std::size_t i = 0; i < factors.size(); ++i) {
-    a.push_back(make_run("program" + std::to_string(i), 1, kQuiet));
-    b.push_back(make_run("program" + std::to_string(i), 1, times(factors[i], kQuiet)));
+    a.push_back(make_run("program" + std::to_string(i), 1, quiet_ms));
+    b.push_back(make_run("program" + std::to_string(i), 1, times(factors[i], quiet_ms)));
   }
   const ReportComparison comparison = compare(make_report(a), make_report(b));
   std::string order;
@@ -194,10 +197,10 @@ TEST_CASE("runs are sorted by importance", "[compare]") {
 }
 
 TEST_CASE("intervals allow for the controls of runs of their kind", "[compare]") {
-  const Json one = make_run("01_single_gpu", 1, kQuiet);
-  const Json two = make_run("03_ddp_spawn", 2, kQuiet);
-  const Json one_slower = make_run("01_single_gpu", 1, times(1.1, kQuiet));
-  const Json two_slower = make_run("03_ddp_spawn", 2, times(1.1, kQuiet));
+  const Json one = make_run("01_single_gpu", 1, quiet_ms);
+  const Json two = make_run("03_ddp_spawn", 2, quiet_ms);
+  const Json one_slower = make_run("01_single_gpu", 1, times(1.1, quiet_ms));
+  const Json two_slower = make_run("03_ddp_spawn", 2, times(1.1, quiet_ms));
   const double noise = GENERATE(1.2, 1 / 1.2);
 
   const Json a = make_report({one, two}, {make_control(one, 1.001), make_control(two, 1.01)});
@@ -226,15 +229,15 @@ TEST_CASE("intervals allow for the controls of runs of their kind", "[compare]")
 }
 
 TEST_CASE("controls and peers are no regressions", "[compare]") {
-  Json control = make_run("01_single_gpu", 1, kQuiet);
+  Json control = make_run("01_single_gpu", 1, quiet_ms);
   control["name"] = "T/weak/01_single_gpu/ranks:1/control";
   control["kind"] = "control";
-  Json peer = make_run("pytorch", 2, kQuiet);
+  Json peer = make_run("pytorch", 2, quiet_ms);
   peer["kind"] = "peer";
   Json slow_control = control;
-  slow_control["repetition_medians_ms"] = times(2, kQuiet);
+  slow_control["repetition_medians_ms"] = times(2, quiet_ms);
   Json slow_peer = peer;
-  slow_peer["repetition_medians_ms"] = times(2, kQuiet);
+  slow_peer["repetition_medians_ms"] = times(2, quiet_ms);
   const ReportComparison comparison =
       compare(make_report({control, peer}), make_report({slow_control, slow_peer}));
   REQUIRE(comparison.runs.size() == 1);
@@ -245,8 +248,8 @@ TEST_CASE("controls and peers are no regressions", "[compare]") {
 }
 
 TEST_CASE("errors that come or go are listed, and a lost speed is a regression", "[compare]") {
-  const Json run = make_run("03_ddp_spawn", 2, kQuiet);
-  const Json other = make_run("01_single_gpu", 1, kQuiet);
+  const Json run = make_run("03_ddp_spawn", 2, quiet_ms);
+  const Json other = make_run("01_single_gpu", 1, quiet_ms);
   const Json good = make_report({other, run});
   const Json bad = make_report({other, with_error(run, "exit code 1")});
 
@@ -270,9 +273,9 @@ TEST_CASE("errors that come or go are listed, and a lost speed is a regression",
 }
 
 TEST_CASE("what only one report has, and what was set otherwise, is listed", "[compare]") {
-  const Json one = make_run("01_single_gpu", 1, kQuiet);
-  Json a = make_report({one, make_run("02_data_parallel", 1, kQuiet)});
-  Json b = make_report({make_run("03_ddp_spawn", 2, kQuiet), one});
+  const Json one = make_run("01_single_gpu", 1, quiet_ms);
+  Json a = make_report({one, make_run("02_data_parallel", 1, quiet_ms)});
+  Json b = make_report({make_run("03_ddp_spawn", 2, quiet_ms), one});
   b["ddp_scaling"]["machine"]["host"] = "there";
   b["ddp_scaling"]["machine"]["load_average"] = {8, 8, 8};
   b["ddp_scaling"]["software"]["launchers"]["mpirun"] = {{"path", "/usr/bin/mpirun"}};
@@ -282,6 +285,7 @@ TEST_CASE("what only one report has, and what was set otherwise, is listed", "[c
   CHECK(comparison.only_in_a == std::vector<std::string>{"T/weak/02_data_parallel/ranks:1"});
   CHECK(comparison.only_in_b == std::vector<std::string>{"T/weak/03_ddp_spawn/ranks:2"});
   std::vector<std::string> fields;
+  fields.reserve(comparison.changes.size());
   for (const FieldChange& change : comparison.changes) {
     fields.push_back(change.field);
   }
@@ -298,12 +302,13 @@ TEST_CASE("what only one report has, and what was set otherwise, is listed", "[c
 
   CHECK(compare(a, a).changes.empty());
   CHECK(compare(a, a).parity.empty());
-  CHECK_THROWS_AS(compare(a, make_report({make_run("03_ddp_spawn", 2, kQuiet)})), ddp::UsageError);
+  CHECK_THROWS_AS(compare(a, make_report({make_run("03_ddp_spawn", 2, quiet_ms)})),
+                  ddp::UsageError);
 }
 
 TEST_CASE("training that ends elsewhere or agrees no longer is a change of parity", "[compare]") {
   const auto with_parity = [](const Json& moved, bool ok) {
-    Json run = make_run("03_ddp_spawn", 2, kQuiet);
+    Json run = make_run("03_ddp_spawn", 2, quiet_ms);
     run["parity"] = {{"moved", moved}, {"reference_moved", 1.408}, {"ok", ok}};
     return make_report({run});
   };
@@ -330,9 +335,9 @@ TEST_CASE("thresholds are shares of the step time", "[compare]") {
 
 TEST_CASE("the program tells people and programs, and exits with 1 on a regression", "[compare]") {
   const Files files;
-  const Json one = make_run("01_single_gpu", 1, kQuiet);
-  files.write("a.json", make_report({one, make_run("03_ddp_spawn", 2, kQuiet)}));
-  files.write("b.json", make_report({one, make_run("03_ddp_spawn", 2, times(1.1, kQuiet))}));
+  const Json one = make_run("01_single_gpu", 1, quiet_ms);
+  files.write("a.json", make_report({one, make_run("03_ddp_spawn", 2, quiet_ms)}));
+  files.write("b.json", make_report({one, make_run("03_ddp_spawn", 2, times(1.1, quiet_ms))}));
 
   const auto same = files.run({"compare", "a.json", "a.json"});
   CHECK(same.exit_code == 0);
@@ -370,7 +375,7 @@ TEST_CASE("the program tells people and programs, and exits with 1 on a regressi
 
 TEST_CASE("what is no report is refused in one line", "[compare]") {
   const Files files;
-  const Json good = make_report({make_run("01_single_gpu", 1, kQuiet)});
+  const Json good = make_report({make_run("01_single_gpu", 1, quiet_ms)});
   files.write("good.json", good);
   struct Case {
     std::string text;
@@ -427,8 +432,8 @@ TEST_CASE("what is no report is refused in one line", "[compare]") {
 
 TEST_CASE("a wrong command line is refused in one line", "[compare]") {
   const Files files;
-  files.write("a.json", make_report({make_run("01_single_gpu", 1, kQuiet)}));
-  files.write("other.json", make_report({make_run("03_ddp_spawn", 2, kQuiet)}));
+  files.write("a.json", make_report({make_run("01_single_gpu", 1, quiet_ms)}));
+  files.write("other.json", make_report({make_run("03_ddp_spawn", 2, quiet_ms)}));
   struct Case {
     std::vector<std::string> arguments;
     const char* error;

@@ -91,7 +91,8 @@ bool close(const torch::Tensor& a, const torch::Tensor& b, double tolerance) {
 
 TEST_CASE("our gradients are those of c10d::Reducer and of one process", "[ddp]") {
   at::set_num_threads(1);
-  for (uint64_t seed = 0; seed < 24; ++seed) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    const std::string backend = seed < 24 ? "gloo" : "shm";
     const int world_size = 1 + static_cast<int>(seed % 4);
     const int micro_batches = 1 + static_cast<int>(seed / 2 % 3);
     const bool with_unused = seed % 3 == 1;
@@ -105,40 +106,51 @@ TEST_CASE("our gradients are those of c10d::Reducer and of one process", "[ddp]"
       const std::lock_guard<std::mutex> lock(seed_mutex);
       return RandomModel(seed, with_unused, with_frozen);
     };
-    run_ranks(world_size, [&](ProcessGroup& process_group) {
-      const int rank = process_group.rank();
-      RandomModel model = make_model();
-      ddp::DistributedDataParallel parallel_model(
-          model, process_group, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
-      for (int step = 0; step < 3;
-           ++step) {  // the last step counts: state must not leak between steps
-        ddp::flatten_parameters(*model).grad.zero_();
-        for (int m = 0; m < micro_batches; ++m) {
-          const ddp::NoSync no_sync = parallel_model.no_sync(m + 1 < micro_batches);
-          parallel_model.forward(input_of(rank, m, model->in_features)).square().mean().backward();
-        }
-      }
-      ours[static_cast<size_t>(rank)] = gradients(*model);
-    });
-    run_ranks(world_size, [&](ProcessGroup& process_group) {
-      const int rank = process_group.rank();
-      RandomModel model = make_model();
-      ddp::ReducerPeer reducer(*model, process_group, with_unused);
-      for (int m = 0; m < micro_batches; ++m) {
-        if (m + 1 == micro_batches) {
-          reducer.before_forward();
-        }
-        const torch::Tensor output = model->forward(input_of(rank, m, model->in_features));
-        if (m + 1 == micro_batches) {
-          reducer.prepare_for_backward({output});
-        }
-        output.square().mean().backward();
-      }
-      theirs[static_cast<size_t>(rank)] = gradients(*model);
-    });
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& process_group) {
+          const int rank = process_group.rank();
+          RandomModel model = make_model();
+          ddp::DistributedDataParallel parallel_model(
+              model, process_group,
+              {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
+          for (int step = 0; step < 3;
+               ++step) {  // the last step counts: state must not leak between steps
+            ddp::flatten_parameters(*model).grad.zero_();
+            for (int m = 0; m < micro_batches; ++m) {
+              const ddp::NoSync no_sync = parallel_model.no_sync(m + 1 < micro_batches);
+              parallel_model.forward(input_of(rank, m, model->in_features))
+                  .square()
+                  .mean()
+                  .backward();
+            }
+          }
+          ours[static_cast<size_t>(rank)] = gradients(*model);
+        },
+        backend);
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& process_group) {
+          const int rank = process_group.rank();
+          RandomModel model = make_model();
+          ddp::ReducerPeer reducer(*model, process_group, with_unused);
+          for (int m = 0; m < micro_batches; ++m) {
+            if (m + 1 == micro_batches) {
+              reducer.before_forward();
+            }
+            const torch::Tensor output = model->forward(input_of(rank, m, model->in_features));
+            if (m + 1 == micro_batches) {
+              reducer.prepare_for_backward({output});
+            }
+            output.square().mean().backward();
+          }
+          theirs[static_cast<size_t>(rank)] = gradients(*model);
+        },
+        backend);
     const torch::Tensor expected =
         single_process_gradients(make_model(), world_size, micro_batches);
-    INFO("seed " << seed << ", world size " << world_size << ", bucket bytes " << bucket_bytes);
+    INFO(backend << ", seed " << seed << ", world size " << world_size << ", bucket bytes "
+                 << bucket_bytes);
     for (int rank = 0; rank < world_size; ++rank) {
       INFO("rank " << rank);
       const auto r = static_cast<size_t>(rank);

@@ -25,10 +25,11 @@ using ddp::test::make_report;
 using ddp::test::make_run;
 using ddp::test::with_error;
 
-const std::vector<double> kTimes = {1.0, 1.1, 1.2};
+const std::vector<double> times_ms = {1.0, 1.1, 1.2};
 
 Json merge(const std::vector<Json>& documents) {
   std::vector<ReportFile> reports;
+  reports.reserve(documents.size());
   for (const Json& document : documents) {
     reports.push_back(
         parse_report(std::string(1, static_cast<char>('A' + reports.size())), document));
@@ -39,7 +40,7 @@ Json merge(const std::vector<Json>& documents) {
 /// A report of so many nodes with two ranks each, and its own stage 01.
 Json report_of(int nodes, double baseline_ms = 1) {
   Json baseline = make_run("01_single_gpu", 1, {baseline_ms, baseline_ms, baseline_ms});
-  Json run = make_run("05_multinode", 2 * nodes, kTimes);
+  Json run = make_run("05_multinode", 2 * nodes, times_ms);
   run["nodes"] = nodes;
   Json report = make_report({baseline, run}, {make_control(baseline, 1 + 0.01 * nodes)});
   report["ddp_scaling"]["machine"]["host"] = "node" + std::to_string(nodes);
@@ -131,7 +132,7 @@ TEST_CASE("one interrupted report makes the whole partial", "[merge]") {
 TEST_CASE("the control of stage 01 is dropped like stage 01 itself", "[merge]") {
   const auto with_control = [](int nodes) {
     Json report = report_of(nodes);
-    Json control = make_run("01_single_gpu", 1, kTimes);
+    Json control = make_run("01_single_gpu", 1, times_ms);
     control["name"] = "T/weak/01_single_gpu/ranks:1/control";
     control["kind"] = "control";
     report["ddp_scaling"]["runs"].push_back(control);

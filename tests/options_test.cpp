@@ -284,7 +284,6 @@ TEST_CASE("choices") {
        std::vector<std::vector<std::string>>{{"--speedup", "fused"},
                                              {"--speedup", "graph"},
                                              {"--backend", "mpi"},
-                                             {"--backend", "shm"},
                                              {"--batch-size", "auto"},
                                              {"--dataset", "a.safetensors"},
                                              {"--dataset", "a.csv"},

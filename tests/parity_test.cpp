@@ -129,7 +129,8 @@ TEST_CASE("the parity check notices NaN and wrong weights", "[parity]") {
   CHECK_FALSE(agrees(wrong, right));
 }
 
-TEST_CASE("every stage ends on stage 01's weights at world sizes 1, 2, 3 and 4", "[parity]") {
+TEST_CASE("every stage ends on stage 01's weights at every world size, over every backend",
+          "[parity]") {
   const Folder folder;
   const std::vector<std::vector<std::string>> workloads = {
       {"4", "4", "--global-batch", "48"},
@@ -139,15 +140,20 @@ TEST_CASE("every stage ends on stage 01's weights at world sizes 1, 2, 3 and 4",
        "--accumulate", "2"}};
   for (const std::vector<std::string>& workload : workloads) {
     const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
-    for (const int world_size : {1, 2, 3, 4}) {
-      for (const std::string program :
-           {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
-        const Outcome outcome =
-            folder.run({kBin + program},
-                       workload + std::vector<std::string>{"--nprocs", std::to_string(world_size)});
-        INFO(program << ", world size " << world_size << ": moved " << outcome.moved
-                     << ", stage 01 " << reference.moved);
-        CHECK(agrees(outcome, reference));
+    const auto check = [&](const std::string& program, int world_size,
+                           const std::vector<std::string>& more) {
+      const Outcome outcome = folder.run(
+          {kBin + program},
+          workload + std::vector<std::string>{"--nprocs", std::to_string(world_size)} + more);
+      INFO(program << " " << (more.empty() ? "" : more.back()) << ", world size " << world_size
+                   << ": moved " << outcome.moved << ", stage 01 " << reference.moved);
+      CHECK(agrees(outcome, reference));
+    };
+    for (const int world_size : {1, 2, 3, 4, 8}) {
+      check("02_data_parallel", world_size, {});
+      for (const std::string backend : {"gloo", "shm"}) {
+        check("03_ddp_spawn", world_size, {"--backend", backend});
+        check("03_ddp_spawn_by_hand", world_size, {"--backend", backend});
       }
     }
   }
@@ -184,14 +190,31 @@ TEST_CASE("at world size 2 the digest is the same under every launcher, and in e
   }
 }
 
+TEST_CASE("at world size 2 the digest is the same over every CPU backend", "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> two = {"3",         "3",      "--global-batch", "64",
+                                        "--dataset", "digits", "--nprocs",       "2"};
+  const std::string digest = folder.run({kBin + "03_ddp_spawn"}, two).digest;
+  for (const std::string program : {"03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+    for (const std::string backend : {"gloo", "shm"}) {
+      INFO(program << " " << backend);
+      CHECK(folder.run({kBin + program}, two + std::vector<std::string>{"--backend", backend})
+                .digest == digest);
+    }
+  }
+}
+
 TEST_CASE("repeated runs have the same digest at any world size", "[parity]") {
   const Folder folder;
   const std::vector<std::string> workload = {"2", "2", "--dataset", "digits"};
-  for (const std::string world_size : {"1", "3", "4"}) {
-    const std::vector<std::string> options =
-        workload + std::vector<std::string>{"--nprocs", world_size};
-    CHECK(folder.run({kBin + "03_ddp_spawn"}, options).digest ==
-          folder.run({kBin + "03_ddp_spawn"}, options).digest);
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const std::string world_size : {"1", "3", "4", "8"}) {
+      const std::vector<std::string> options =
+          workload + std::vector<std::string>{"--nprocs", world_size, "--backend", backend};
+      INFO(backend << ", world size " << world_size);
+      CHECK(folder.run({kBin + "03_ddp_spawn"}, options).digest ==
+            folder.run({kBin + "03_ddp_spawn"}, options).digest);
+    }
   }
 }
 

@@ -16,13 +16,17 @@ struct BackendOptions {
   torch::Device device;
   std::chrono::milliseconds timeout;  ///< of every collective
   std::string address;  ///< of this host, as a number: where peers reach it
+  int num_nodes = 1;  ///< as the launcher has it
 };
 
-/// "auto" is NCCL for CUDA devices and Gloo for the CPU.
+/// "auto" is NCCL for CUDA devices; on the CPU make_backend() decides.
+/// @throws UsageError if the backend cannot work on that device
 std::string resolve_backend(const std::string& name, const torch::Device& device);
 
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
-/// @param name resolved: "gloo" or "nccl"
+/// @param name "auto" (shared memory if all ranks are on one host, else Gloo; all ranks agree, and
+/// rank 0 says on stderr why if one node cannot do it), "shm", "gloo" or "nccl"
+/// @return its getBackendName() is never "auto"
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                const BackendOptions& options);

@@ -137,7 +137,9 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
                                  const DistributedDataParallelOptions& options)
     : state_(std::make_shared<State>(module, process_group, options)) {
   process_group.verify_same("model", describe_parameters(module));
-  state_->flat = flatten_parameters(module);
+  state_->flat = flatten_parameters(module, [&](int64_t numel, torch::ScalarType dtype) {
+    return process_group.allocate(numel, dtype);
+  });
   state_->make_buckets();
   state_->install_hooks();
   const torch::NoGradGuard no_grad;

@@ -296,6 +296,14 @@ void ProcessGroup::barrier() const {
   all_reduce(torch::zeros({1}, device_));
 }
 
+torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) const {
+  const torch::TensorOptions options = torch::TensorOptions(dtype).device(device_);
+  const auto backend = group_->getDefaultBackend();
+  return device_.is_cpu() && backend->supportsTensorAlloc(device_.index())
+             ? backend->allocateTensor(numel, options)
+             : torch::empty({numel}, options);
+}
+
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
   const std::string key = topic + "/";
   store_->set(key + std::to_string(rank()), to_bytes(text));
@@ -315,6 +323,16 @@ std::string ProcessGroup::share(const std::string& topic, const std::string& tex
     store_->set(topic, to_bytes(text));
   }
   return get_text(*store_, topic);
+}
+
+void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
+                    const c10::intrusive_ptr<c10d::Backend>& backend) {
+  using Type = c10d::ProcessGroup::BackendType;
+  const std::string name = backend->getBackendName();
+  const Type type = name == "nccl" ? Type::NCCL : name == "gloo" ? Type::GLOO : Type::CUSTOM;
+  group.setBackend(device.type(), type, backend);
+  group.setDefaultBackend(type);
+  group.setGroupName("world");
 }
 
 ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
@@ -340,13 +358,10 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
 
   const auto backend = make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
                                     {environment.rank, environment.world_size, device, timeout,
-                                     address_for_peers(environment, interface, open, *store)});
-  const auto type = name == "nccl" ? c10d::ProcessGroup::BackendType::NCCL
-                                   : c10d::ProcessGroup::BackendType::GLOO;
-  group->setBackend(device.type(), type, backend);
-  group->setDefaultBackend(type);
-  group->setGroupName("world");
-  return ProcessGroup(environment, store, group, name, device);
+                                     address_for_peers(environment, interface, open, *store),
+                                     environment.num_nodes});
+  attach_backend(*group, device, backend);
+  return ProcessGroup(environment, store, group, backend->getBackendName(), device);
 }
 
 void destroy_process_group(ProcessGroup& process_group) {

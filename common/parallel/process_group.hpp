@@ -52,6 +52,9 @@ class ProcessGroup {
   /// @return (world_size, ...): row r is rank r's `tensor`
   torch::Tensor all_gather(const torch::Tensor& tensor) const;
   void barrier() const;
+  /// Collective. (numel) elements on device(), not initialised, in memory that all_reduce() works
+  /// on without a copy if the backend has such; ordinary memory otherwise.
+  torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
 
   /// Compares `text` with the other ranks', through the store: no collective runs that ranks with
   /// different ideas of the job could hang or abort in. @param topic names the exchange; each may
@@ -92,6 +95,10 @@ class ProcessGroup {
 /// @throws UsageError if the ranks' settings differ or a host name cannot be resolved
 ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
                                 const torch::Device& device);
+
+/// Makes `backend` the one through which `group` works on `device`.
+void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
+                    const c10::intrusive_ptr<c10d::Backend>& backend);
 
 /// Waits until every rank is here, so that the store is not gone before the last one has left, then
 /// closes the connections. Without this call, as when an exception unwinds, connections simply drop

@@ -50,7 +50,7 @@ awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v
     printf "\"forward_ms\":%.6f,\"backward_ms\":%.6f,\"exposed_comm_ms\":%.6f,", rest, rest, comm
     printf "\"optimizer_ms\":%.6f,\"loss\":0.5}\n", rest
   }
-  printf "{\"summary\":{\"backend\":\"gloo\",\"device\":\"cpu\",\"world_size\":%d,", ranks
+  printf "{\"summary\":{\"backend\":\"shm\",\"device\":\"cpu\",\"world_size\":%d,", ranks
   printf "\"global_batch\":%d,\"epochs\":%d,\"steps\":%d,", global, epochs, steps
   printf "\"warmup_steps\":%d,\"moved\":%s,\"all_reduce_bytes\":[84],", warmup, moved
   printf "\"peak_rss_mib\":[100.5],\"startup_ms\":[300],\"first_step_unix_ms\":%s}}\n", first_step
@@ -112,11 +112,11 @@ if suite == "limits":
     entries.append(entry(f"limits/memory/ranks:{ranks}", 1, memory_bandwidth=10e9))
 elif suite == "all_reduce":
     for size in [4 ** k for k in range(1, 12)]:
-        entries.append(entry(f"all_reduce/gloo/ranks:{ranks}/bytes:{size}", ring_us(size), bytes=size))
+        entries.append(entry(f"all_reduce/shm/ranks:{ranks}/bytes:{size}", ring_us(size), bytes=size))
     for step in values("--step"):
         name, sizes = step.split("=")
         sizes = [int(size) for size in sizes.split("+")]
-        entries.append(entry(f"all_reduce_step/gloo/ranks:{ranks}/{name}",
+        entries.append(entry(f"all_reduce_step/shm/ranks:{ranks}/{name}",
                              sum(map(ring_us, sizes)), bytes=sum(sizes)))
 else:
     entries.append(entry("pieces/optimizer/sgd/flat/S", 7.5, bytes=1000, bandwidth=2e9))

@@ -23,6 +23,7 @@ class NormalNoise {
   /// Step times around `typical_ms`, whose logarithms have the standard deviation `sd`.
   std::vector<double> step_times(double typical_ms, double sd, int n) {
     std::vector<double> values;
+    values.reserve(static_cast<std::size_t>(n));
     for (int i = 0; i < n; ++i) {
       values.push_back(typical_ms * std::exp(sd * (*this)()));
     }

@@ -1,5 +1,5 @@
-// tests/support/threads_as_ranks.hpp - a world of ranks inside one test process, over real Gloo
-// connections.
+// tests/support/threads_as_ranks.hpp - a world of ranks inside one test process, over real
+// connections or real shared memory.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -20,7 +20,9 @@ namespace ddp::test {
 
 /// Runs `body(process_group)` on `world_size` threads. Assertions belong after it, in the main
 /// thread; the first exception of a rank is rethrown when all have ended.
-inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body) {
+/// @param backend_name "gloo" or "shm"
+inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
+                      const std::string& backend_name = "gloo") {
   // c10d's flight recorder is one object for the process and not made for ranks that are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -36,12 +38,10 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
         environment.world_size = environment.local_world_size = world_size;
         const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
         const auto backend =
-            make_backend("gloo", c10::make_intrusive<c10d::PrefixStore>("gloo", store),
+            make_backend(backend_name, c10::make_intrusive<c10d::PrefixStore>(backend_name, store),
                          {rank, world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
-        group->setBackend(torch::kCPU, c10d::ProcessGroup::BackendType::GLOO, backend);
-        group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-        group->setGroupName("world");
-        ProcessGroup process_group(environment, store, group, "gloo", torch::kCPU);
+        attach_backend(*group, torch::kCPU, backend);
+        ProcessGroup process_group(environment, store, group, backend_name, torch::kCPU);
         body(process_group);
         process_group.barrier();
       } catch (...) {

@@ -1,0 +1,430 @@
+// The collectives over shared memory, on plain memory: every type and operation against a
+// reference, and every instruction set against the portable one.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "common/backends/shm_kernels.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/shm_ranks.hpp"
+
+namespace {
+
+using ddp::shm::Communicator;
+using ddp::shm::DType;
+using ddp::shm::Kernels;
+using ddp::shm::ReduceOp;
+using ddp::test::Bits;
+using ddp::test::kAllDTypes;
+using ddp::test::kAllReduceOps;
+using ddp::test::load_element;
+using ddp::test::rank_data;
+using ddp::test::run_shm_threads;
+using Bytes = std::vector<std::byte>;
+
+/// The first element that is not what reducing `inputs` must give, or "".
+std::string first_wrong(DType dtype, ReduceOp op, size_t count, const std::vector<Bytes>& inputs,
+                        const void* result) {
+  const size_t bytes = ddp::shm::element_bytes(dtype);
+  std::vector<Bits> values;
+  for (size_t i = 0; i < count; ++i) {
+    values.clear();
+    for (const Bytes& input : inputs) {
+      values.push_back(load_element(input.data(), i, bytes));
+    }
+    const Bits expected = ddp::test::expected_reduction(dtype, op, values);
+    const Bits got = load_element(result, i, bytes);
+    if (!ddp::test::same_element(dtype, got, expected)) {
+      return std::string(to_string(op)) + " of " + std::to_string(count) + " " + to_string(dtype) +
+             " over " + std::to_string(inputs.size()) + ": element " + std::to_string(i) +
+             " has bits " + std::to_string(got) + ", expected " + std::to_string(expected);
+    }
+  }
+  return "";
+}
+
+std::vector<Bytes> all_ranks_data(DType dtype, size_t count, int world_size, uint64_t seed) {
+  std::vector<Bytes> all;
+  for (int rank = 0; rank < world_size; ++rank) {
+    all.push_back(rank_data(dtype, count, rank, seed));
+  }
+  return all;
+}
+
+/// Buffers that begin `shift` bytes after a multiple of 64, with 64 bytes of 0x5a on either side.
+class Guarded {
+ public:
+  Guarded(const Bytes& content, size_t shift) : size_(content.size()), memory_(size_ + 256) {
+    std::memset(memory_.data(), 0x5a, memory_.size());
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data()) + 64;
+    data_ = memory_.data() + 64 + (64 - at % 64) % 64 + shift;
+    std::copy(content.begin(), content.end(), data_);
+  }
+  std::byte* data() const { return data_; }
+  bool edges_are_untouched() const {
+    return std::all_of(memory_.data(), static_cast<const std::byte*>(data_), is_fill) &&
+           std::all_of(static_cast<const std::byte*>(data_) + size_,
+                       memory_.data() + memory_.size(), is_fill);
+  }
+
+ private:
+  static bool is_fill(std::byte b) { return b == std::byte{0x5a}; }
+  size_t size_;
+  Bytes memory_;
+  std::byte* data_;
+};
+
+}  // namespace
+
+TEST_CASE("the reference knows half precision", "[kernels]") {
+  using ddp::test::expected_reduction;
+  // 1 + 2^-11 is half way between 1 and the next: to even. 65504 + 65504 is too much.
+  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x3c00, 0x1000}) == 0x3c00);
+  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x3c01, 0x1000}) == 0x3c02);
+  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x7bff, 0x7bff}) == 0x7c00);
+  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x0001, 0x0001}) == 0x0002);
+  CHECK(expected_reduction(DType::kBFloat16, ReduceOp::kSum, {0x3f80, 0x3f80}) == 0x4000);
+  CHECK(expected_reduction(DType::kBFloat16, ReduceOp::kProduct, {0xbf80, 0x4040}) == 0xc040);
+  CHECK(ddp::test::is_nan(DType::kFloat16, 0x7c01));
+  CHECK_FALSE(ddp::test::same_element(DType::kFloat32, 0x7fc00000, 0x3f800000));
+  CHECK(expected_reduction(DType::kInt8, ReduceOp::kMin, {0xff, 0x01}) == 0xff);
+  CHECK(expected_reduction(DType::kUint8, ReduceOp::kMin, {0xff, 0x01}) == 0x01);
+}
+
+TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
+  REQUIRE(std::string(ddp::shm::all_kernels().front()->name) == "portable");
+  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
+    for (const DType dtype : kAllDTypes) {
+      for (const ReduceOp op : kAllReduceOps) {
+        if (!ddp::shm::is_supported(dtype, op)) {
+          continue;
+        }
+        for (const size_t input_count : {1U, 2U, 3U, 8U}) {
+          for (const size_t count : {1U, 15U, 16U, 17U, 64U, 1000U}) {
+            const auto inputs = all_ranks_data(dtype, count, static_cast<int>(input_count), count);
+            std::vector<Guarded> buffers;
+            std::vector<const void*> pointers;
+            for (size_t i = 0; i < input_count; ++i) {
+              const size_t shift = i * ddp::shm::element_bytes(dtype) % 64;
+              pointers.push_back(buffers.emplace_back(inputs[i], shift).data());
+            }
+            const Guarded output(inputs[0], 3);  // aligned to nothing
+            const Guarded streamed(inputs[0], 0);
+            void* out = output.data();
+            kernels->reduce({.dtype = dtype,
+                             .op = op,
+                             .count = count,
+                             .inputs = pointers.data(),
+                             .input_count = input_count,
+                             .outputs = &out,
+                             .output_count = 1,
+                             .streamed_output = streamed.data()});
+            INFO(kernels->name);
+            CHECK(first_wrong(dtype, op, count, inputs, output.data()) == "");
+            CHECK(std::memcmp(output.data(), streamed.data(), inputs[0].size()) == 0);
+            CHECK((output.edges_are_untouched() && streamed.edges_are_untouched()));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("in place: every buffer gets the result, from any place in a line", "[kernels]") {
+  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
+    for (const DType dtype : kAllDTypes) {
+      const size_t element = ddp::shm::element_bytes(dtype);
+      for (const size_t input_count : {2U, 3U}) {
+        for (size_t shift = 0; shift < 64; shift += element) {
+          for (const size_t count : {1U, 7U, 16U, 129U}) {
+            const auto inputs = all_ranks_data(dtype, count, static_cast<int>(input_count), shift);
+            std::vector<Guarded> buffers;
+            std::vector<void*> pointers;
+            for (const Bytes& input : inputs) {
+              pointers.push_back(buffers.emplace_back(input, shift).data());
+            }
+            kernels->reduce({.dtype = dtype,
+                             .op = ReduceOp::kSum,
+                             .count = count,
+                             .inputs = pointers.data(),
+                             .input_count = input_count,
+                             .outputs = pointers.data(),
+                             .output_count = input_count});
+            INFO(kernels->name << ", shift " << shift);
+            for (const Guarded& buffer : buffers) {
+              CHECK(first_wrong(dtype, ReduceOp::kSum, count, inputs, buffer.data()) == "");
+              CHECK(buffer.edges_are_untouched());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every half-precision number survives, in every instruction set", "[kernels]") {
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<uint16_t>(i);
+  }
+  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      std::vector<uint16_t> result(all.size());
+      const void* in = all.data();
+      void* out = result.data();
+      kernels->reduce({.dtype = dtype,
+                       .op = ReduceOp::kSum,
+                       .count = all.size(),
+                       .inputs = &in,
+                       .input_count = 1,
+                       .outputs = &out,
+                       .output_count = 1});
+      size_t wrong = 0;
+      for (size_t i = 0; i < all.size(); ++i) {
+        wrong += !ddp::test::same_element(dtype, all[i], result[i]);
+      }
+      INFO(kernels->name << " " << to_string(dtype));
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("streaming copies every length and nothing else", "[kernels]") {
+  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
+    for (size_t size = 0; size < 200; ++size) {
+      const Bytes source = rank_data(DType::kUint8, size, 0, size);
+      const Guarded from(source, size % 61);
+      const Guarded to(Bytes(size), 0);
+      kernels->stream(to.data(), from.data(), size);
+      CHECK(std::equal(source.begin(), source.end(), to.data()));
+      CHECK(to.edges_are_untouched());
+    }
+  }
+}
+
+TEST_CASE("all_reduce of every type and operation, at every world size", "[collectives]") {
+  const std::vector<size_t> counts = {0, 1, 15, 16, 17, 1000, 4095, 4096, 4097};
+  for (const int world_size : {1, 2, 3, 4, 8}) {
+    for (const DType dtype : kAllDTypes) {
+      std::vector<std::vector<Bytes>> inputs;  // by count, then by rank
+      for (const size_t count : counts) {
+        inputs.push_back(all_ranks_data(dtype, count, world_size, count));
+      }
+      std::vector<std::vector<Bytes>> results(static_cast<size_t>(world_size));
+      run_shm_threads(world_size, [&](Communicator& communicator) {
+        const auto rank = static_cast<size_t>(communicator.rank());
+        for (const ReduceOp op : kAllReduceOps) {
+          for (size_t c = 0; c < counts.size() && ddp::shm::is_supported(dtype, op); ++c) {
+            results[rank].push_back(inputs[c][rank]);
+            communicator.all_reduce(results[rank].back().data(), counts[c], dtype, op);
+          }
+        }
+      });
+      size_t i = 0;
+      for (const ReduceOp op : kAllReduceOps) {
+        for (size_t c = 0; c < counts.size() && ddp::shm::is_supported(dtype, op); ++c, ++i) {
+          CHECK(first_wrong(dtype, op, counts[c], inputs[c], results[0][i].data()) == "");
+        }
+      }
+      for (const auto& result : results) {
+        CHECK(result == results[0]);  // every rank, bit for bit
+      }
+    }
+  }
+}
+
+TEST_CASE("all_reduce of more than fits, in place and through mailboxes, has the same bits",
+          "[collectives]") {
+  constexpr size_t kMailbox = 4 << 20;
+  for (const int world_size : {1, 2, 3, 4, 8}) {
+    // One more and one less than a mailbox, or what fits into all of them, and than a slot.
+    for (const size_t count : {size_t{2047}, size_t{2048}, size_t{2049}, kMailbox / 4 - 1,
+                               kMailbox / 4, kMailbox / 4 + 1, size_t{1000003}, 2 * kMailbox / 4}) {
+      const auto inputs = all_ranks_data(DType::kFloat32, count, world_size, count);
+      std::vector<Bytes> mailboxed(static_cast<size_t>(world_size));
+      std::vector<Bytes> in_place(static_cast<size_t>(world_size));
+      run_shm_threads(world_size, [&](Communicator& communicator) {
+        const auto rank = static_cast<size_t>(communicator.rank());
+        mailboxed[rank] = inputs[rank];
+        communicator.all_reduce(mailboxed[rank].data(), count, DType::kFloat32, ReduceOp::kSum);
+        const size_t shift = 12;
+        const auto region = communicator.allocate(inputs[rank].size() + shift);
+        std::byte* const memory = static_cast<std::byte*>(region.get()) + shift;
+        std::copy(inputs[rank].begin(), inputs[rank].end(), memory);
+        communicator.all_reduce(memory, count, DType::kFloat32, ReduceOp::kSum);
+        in_place[rank].assign(memory, memory + inputs[rank].size());
+      });
+      INFO("world size " << world_size << ", " << count << " elements");
+      CHECK(first_wrong(DType::kFloat32, ReduceOp::kSum, count, inputs, mailboxed[0].data()) == "");
+      for (size_t rank = 0; rank < mailboxed.size(); ++rank) {
+        CHECK(std::memcmp(mailboxed[rank].data(), mailboxed[0].data(), mailboxed[0].size()) == 0);
+        CHECK(std::memcmp(in_place[rank].data(), mailboxed[0].data(), mailboxed[0].size()) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("the other collectives move every byte", "[collectives]") {
+  for (const int world_size : {1, 2, 3, 8}) {
+    // A slot, half a mailbox, and several halves.
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{8192}, size_t{8193}, size_t{2097152},
+                               size_t{2097153}, size_t{5000000}}) {
+      if (world_size > 3 && count > 3000000) {
+        continue;
+      }
+      const auto ranks = static_cast<size_t>(world_size);
+      const auto inputs = all_ranks_data(DType::kUint8, count, world_size, count);
+      std::vector<int> wrong(ranks);
+      run_shm_threads(world_size, [&](Communicator& communicator) {
+        const auto rank = static_cast<size_t>(communicator.rank());
+        const int root = world_size - 1;
+        Bytes data = inputs[rank];
+        communicator.broadcast(data.data(), count, DType::kUint8, root);
+        wrong[rank] += data != inputs[static_cast<size_t>(root)];
+        for (const bool to_all : {false, true}) {
+          std::vector<Bytes> gathered(ranks, Bytes(count));
+          std::vector<void*> outputs;
+          for (Bytes& output : gathered) {
+            outputs.push_back(output.data());
+          }
+          if (to_all) {
+            communicator.all_gather(inputs[rank].data(), outputs.data(), count, DType::kUint8);
+          } else {
+            communicator.gather(inputs[rank].data(), outputs.data(), count, DType::kUint8, root);
+          }
+          wrong[rank] += (to_all || communicator.rank() == root) && gathered != inputs;
+        }
+      });
+      INFO("world size " << world_size << ", " << count << " bytes");
+      CHECK(wrong == std::vector<int>(ranks));
+    }
+  }
+}
+
+TEST_CASE("reduce_scatter: every rank gets its part of the sum", "[collectives]") {
+  for (const int world_size : {1, 2, 3, 8}) {
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}, size_t{300000}}) {
+      std::vector<std::string> wrong(static_cast<size_t>(world_size));
+      run_shm_threads(world_size, [&](Communicator& communicator) {
+        const auto ranks = static_cast<size_t>(world_size);
+        const auto own = static_cast<size_t>(communicator.rank());
+        // inputs[r][p]: what rank r has for rank p.
+        std::vector<std::vector<Bytes>> inputs(ranks);
+        for (size_t r = 0; r < ranks; ++r) {
+          for (size_t p = 0; p < ranks; ++p) {
+            inputs[r].push_back(
+                rank_data(DType::kFloat32, count, static_cast<int>(r), 100 + p + count));
+          }
+        }
+        std::vector<const void*> pointers;
+        std::vector<Bytes> expected;
+        for (size_t r = 0; r < ranks; ++r) {
+          pointers.push_back(inputs[own][r].data());
+          expected.push_back(inputs[r][own]);
+        }
+        Bytes output(count * 4);
+        communicator.reduce_scatter(pointers.data(), output.data(), count, DType::kFloat32,
+                                    ReduceOp::kSum);
+        wrong[own] = first_wrong(DType::kFloat32, ReduceOp::kSum, count, expected, output.data());
+      });
+      for (const std::string& text : wrong) {
+        CHECK(text == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("a random sequence of collectives, as many as a training has", "[collectives]") {
+  for (const int world_size : {2, 3, 5}) {
+    std::vector<std::string> wrong(static_cast<size_t>(world_size));
+    run_shm_threads(world_size, [&](Communicator& communicator) {
+      const auto ranks = static_cast<size_t>(world_size);
+      const auto own = static_cast<size_t>(communicator.rank());
+      std::mt19937_64 random(static_cast<uint64_t>(world_size));  // the same on every rank
+      std::mt19937_64 delay(own);
+      std::vector<std::shared_ptr<void>> regions;
+      for (int i = 0; i < 300 && wrong[own].empty(); ++i) {
+        const size_t magnitude = random() % (i % 8 == 0 ? 21 : 14);
+        const size_t count = random() % (size_t{1} << magnitude);
+        const DType dtype = kAllDTypes[random() % kAllDTypes.size()];
+        const ReduceOp op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+        const auto inputs = all_ranks_data(dtype, count, world_size, static_cast<uint64_t>(i));
+        if (delay() % 16 == 0) {
+          std::this_thread::sleep_for(std::chrono::microseconds(delay() % 3000));
+        }
+        switch (random() % 5) {
+          case 0: {
+            Bytes data = inputs[own];
+            const size_t root = random() % ranks;
+            communicator.broadcast(data.data(), count, dtype, static_cast<int>(root));
+            if (data != inputs[root]) {
+              wrong[own] = "broadcast " + std::to_string(i);
+            }
+            break;
+          }
+          case 1: {
+            std::vector<Bytes> gathered(ranks, Bytes(inputs[own].size()));
+            std::vector<void*> outputs;
+            for (Bytes& output : gathered) {
+              outputs.push_back(output.data());
+            }
+            communicator.all_gather(inputs[own].data(), outputs.data(), count, dtype);
+            if (gathered != inputs) {
+              wrong[own] = "all_gather " + std::to_string(i);
+            }
+            break;
+          }
+          case 2: {
+            const auto region = communicator.allocate(inputs[own].size() + 64);
+            auto* const memory = static_cast<std::byte*>(region.get());
+            std::copy(inputs[own].begin(), inputs[own].end(), memory);
+            communicator.all_reduce(memory, count, dtype, op);
+            wrong[own] = first_wrong(dtype, op, count, inputs, memory);
+            regions.push_back(region);
+            // Ranks free at different times, and at different places.
+            if (delay() % 3 == 0) {
+              regions.erase(regions.begin() +
+                            static_cast<std::ptrdiff_t>(delay() % regions.size()));
+            }
+            break;
+          }
+          default: {
+            Bytes data = inputs[own];
+            communicator.all_reduce(data.data(), count, dtype, op);
+            wrong[own] = first_wrong(dtype, op, count, inputs, data.data());
+            break;
+          }
+        }
+      }
+    });
+    for (const std::string& text : wrong) {
+      CHECK(text == "");
+    }
+  }
+}
+
+TEST_CASE("regions: different sizes, different places, and memory that outlives the group",
+          "[collectives]") {
+  std::vector<std::shared_ptr<void>> kept(2);
+  std::vector<std::string> wrong(2);
+  const auto inputs = all_ranks_data(DType::kFloat32, 100000, 2, 1);
+  run_shm_threads(2, [&](Communicator& communicator) {
+    const auto own = static_cast<size_t>(communicator.rank());
+    const bool refused = communicator.allocate(own == 0 ? 100 : 101) == nullptr &&
+                         communicator.allocate(0) == nullptr;
+    const auto region = communicator.allocate(2 * inputs[own].size());
+    // Rank 1's tensor lies somewhere else in the region: not to be reduced in place.
+    std::byte* const memory =
+        static_cast<std::byte*>(region.get()) + (own == 0 ? 0 : inputs[own].size());
+    std::copy(inputs[own].begin(), inputs[own].end(), memory);
+    communicator.all_reduce(memory, 100000, DType::kFloat32, ReduceOp::kSum);
+    wrong[own] = refused ? first_wrong(DType::kFloat32, ReduceOp::kSum, 100000, inputs, memory)
+                         : "a region of two sizes";
+    kept[own] = region;
+  });
+  CHECK(wrong == std::vector<std::string>(2));
+  std::memset(kept[0].get(), 1, 2 * inputs[0].size());
+  CHECK(static_cast<std::byte*>(kept[1].get())[0] != std::byte{1});  // each has its own part
+}

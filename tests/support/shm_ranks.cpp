@@ -1,0 +1,366 @@
+#include "tests/support/shm_ranks.hpp"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "common/exit_codes.hpp"
+#include "tests/support/rank_exchange.hpp"
+
+namespace ddp::test {
+namespace {
+
+using shm::DType;
+using shm::ReduceOp;
+
+constexpr double kPatienceSeconds = 20;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::array<std::atomic<int>, shm::kMaxRanks + 1>& ticks() {
+  static auto* const shared = static_cast<std::array<std::atomic<int>, shm::kMaxRanks + 1>*>(
+      mmap(nullptr, sizeof(std::array<std::atomic<int>, shm::kMaxRanks + 1>),
+           PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  return *shared;
+}
+
+/// A format of so many bits of mantissa and so large a smallest exponent.
+struct SmallFloat {
+  int mantissa_bits;
+  int smallest_exponent;
+  int exponent_bits;
+};
+constexpr SmallFloat kHalf{10, -14, 5};
+constexpr SmallFloat kBrain{7, -126, 8};
+
+double small_float_value(const SmallFloat& format, Bits bits) {
+  const int exponent_mask = (1 << format.exponent_bits) - 1;
+  const int exponent = static_cast<int>(bits >> format.mantissa_bits) & exponent_mask;
+  const auto mantissa = static_cast<double>(bits & ((1U << format.mantissa_bits) - 1));
+  const double sign = (bits >> 15 & 1) != 0 ? -1.0 : 1.0;
+  if (exponent == exponent_mask) {
+    return mantissa == 0 ? sign * INFINITY : NAN;
+  }
+  const double hidden = exponent == 0 ? 0 : std::ldexp(1.0, format.mantissa_bits);
+  const int shift =
+      (exponent == 0 ? 1 : exponent) - 1 + format.smallest_exponent - format.mantissa_bits;
+  return sign * std::ldexp(hidden + mantissa, shift);
+}
+
+Bits small_float_bits(const SmallFloat& format, double value) {
+  const Bits sign = std::signbit(value) ? 0x8000U : 0U;
+  const Bits infinity = ((Bits{1} << format.exponent_bits) - 1) << format.mantissa_bits;
+  if (std::isnan(value)) {
+    return infinity | 1;
+  }
+  const double magnitude = std::abs(value);
+  if (magnitude == 0) {
+    return sign;
+  }
+  const int exponent = std::isinf(magnitude)
+                           ? 1 << format.exponent_bits
+                           : std::max(std::ilogb(magnitude), format.smallest_exponent);
+  // To nearest, ties to even; may carry into the exponent, which is just what the bits do too.
+  const double mantissa = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
+  const Bits bits = static_cast<Bits>(exponent - format.smallest_exponent) << format.mantissa_bits;
+  return std::isinf(magnitude) || bits + static_cast<Bits>(mantissa) >= infinity
+             ? sign | infinity
+             : sign | (bits + static_cast<Bits>(mantissa));
+}
+
+template <typename T>
+T combine(ReduceOp op, T a, T b) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return a + b;
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kMin:
+      return a != a || a < b ? a : b;
+    case ReduceOp::kMax:
+      return a != a || a > b ? a : b;
+  }
+  return a;
+}
+
+template <typename T, typename Decode>
+T reduce(ReduceOp op, const std::vector<Bits>& values, const Decode& decode) {
+  T result = decode(values[0]);
+  for (size_t i = 1; i < values.size(); ++i) {
+    result = combine<T>(op, result, decode(values[i]));
+  }
+  return op == ReduceOp::kAverage ? result / static_cast<T>(values.size()) : result;
+}
+
+template <typename T, typename Pattern>
+Bits reduce_bits(ReduceOp op, const std::vector<Bits>& values) {
+  return std::bit_cast<Pattern>(reduce<T>(
+      op, values, [](Bits value) { return std::bit_cast<T>(static_cast<Pattern>(value)); }));
+}
+
+/// Sums and products as unsigned numbers, which wrap.
+template <typename Signed, typename Unsigned>
+Bits reduce_integers(ReduceOp op, const std::vector<Bits>& values) {
+  if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
+    return reduce_bits<Signed, Unsigned>(op, values);
+  }
+  Bits result = values[0];
+  for (size_t i = 1; i < values.size(); ++i) {
+    result = op == ReduceOp::kSum ? result + values[i] : result * values[i];
+  }
+  return static_cast<Unsigned>(result);
+}
+
+Bits reduce_small_floats(const SmallFloat& format, ReduceOp op, const std::vector<Bits>& values) {
+  const float result = reduce<float>(op, values, [&format](Bits value) {
+    return static_cast<float>(small_float_value(format, value));
+  });
+  return small_float_bits(format, static_cast<double>(result));
+}
+
+/// Different for every argument (Steele, Lea, Flood: SplitMix), and much faster than the library's.
+uint64_t scramble(uint64_t state) {
+  state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9U;
+  state = (state ^ state >> 27) * 0x94d049bb133111ebU;
+  return state ^ state >> 31;
+}
+
+}  // namespace
+
+const std::vector<DType> kAllDTypes = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
+                                       DType::kBFloat16, DType::kInt32,   DType::kInt64,
+                                       DType::kInt8,     DType::kUint8,   DType::kBool};
+const std::vector<ReduceOp> kAllReduceOps = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kProduct,
+                                             ReduceOp::kMin, ReduceOp::kMax};
+
+Bits expected_reduction(DType dtype, ReduceOp op, const std::vector<Bits>& values) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return reduce_bits<float, uint32_t>(op, values);
+    case DType::kFloat64:
+      return reduce_bits<double, uint64_t>(op, values);
+    case DType::kFloat16:
+      return reduce_small_floats(kHalf, op, values);
+    case DType::kBFloat16:
+      return reduce_small_floats(kBrain, op, values);
+    case DType::kInt32:
+      return reduce_integers<int32_t, uint32_t>(op, values);
+    case DType::kInt64:
+      return reduce_integers<int64_t, uint64_t>(op, values);
+    case DType::kInt8:
+      return reduce_integers<int8_t, uint8_t>(op, values);
+    case DType::kUint8:
+      return reduce_integers<uint8_t, uint8_t>(op, values);
+    case DType::kBool: {
+      const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
+      for (const Bits value : values) {
+        if ((value != 0) == any) {
+          return any ? 1 : 0;
+        }
+      }
+      return any ? 0 : 1;
+    }
+  }
+  return 0;
+}
+
+bool is_nan(DType dtype, Bits value) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return std::isnan(std::bit_cast<float>(static_cast<uint32_t>(value)));
+    case DType::kFloat64:
+      return std::isnan(std::bit_cast<double>(value));
+    case DType::kFloat16:
+      return std::isnan(small_float_value(kHalf, value));
+    case DType::kBFloat16:
+      return std::isnan(small_float_value(kBrain, value));
+    default:
+      return false;
+  }
+}
+
+bool same_element(DType dtype, Bits a, Bits b) {
+  return a == b || (is_nan(dtype, a) && is_nan(dtype, b));
+}
+
+Bits load_element(const void* data, size_t index, size_t bytes) {
+  Bits bits = 0;
+  std::memcpy(&bits, static_cast<const std::byte*>(data) + index * bytes, bytes);
+  return bits;
+}
+
+std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t seed) {
+  const size_t bytes = shm::element_bytes(dtype);
+  std::vector<std::byte> data(count * bytes);
+  uint64_t state = scramble(seed * 1000 + static_cast<uint64_t>(rank) + 1);
+  const auto random = [&state] { return scramble(state += 0x9e3779b97f4a7c15U); };
+  for (size_t i = 0; i < count; ++i) {
+    Bits bits = random();
+    // Any bits are a number of that type, but most sums of such floats are just the larger one:
+    // most elements are near 1 instead.
+    const double near = std::ldexp(static_cast<double>(random() >> 11), -52) - 1.0;
+    if (dtype == DType::kBool) {
+      bits &= 1;
+    } else if (i % 8 != 0 && dtype == DType::kFloat32) {
+      bits = std::bit_cast<uint32_t>(static_cast<float>(near));
+    } else if (i % 8 != 0 && dtype == DType::kFloat64) {
+      bits = std::bit_cast<uint64_t>(near);
+    } else if (i % 8 != 0 && (dtype == DType::kFloat16 || dtype == DType::kBFloat16)) {
+      bits = small_float_bits(dtype == DType::kFloat16 ? kHalf : kBrain, near);
+    }
+    std::memcpy(data.data() + i * bytes, &bits, bytes);
+  }
+  return data;
+}
+
+std::set<std::string> shared_memory_names() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+void run_shm_threads(int world_size, const std::function<void(shm::Communicator&)>& body) {
+  RankExchange exchange(world_size);
+  std::exception_ptr first_exception;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto communicator = shm::Communicator::connect(
+            {.rank = rank, .world_size = world_size, .timeout = std::chrono::seconds(60)},
+            exchange.of(rank));
+        body(*communicator);
+        communicator->barrier();
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!first_exception) {
+          first_exception = std::current_exception();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (first_exception) {
+    std::rethrow_exception(first_exception);
+  }
+}
+
+RankProcesses::RankProcesses(int world_size, const Body& body) : world_size_(world_size) {
+  auto* const exchange = new RankExchange(world_size);
+  exchange_ = exchange;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ticks()[static_cast<size_t>(rank)] = 0;
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    int ends[2];
+    if (pipe(ends) != 0) {
+      throw std::runtime_error("no pipe");
+    }
+    const pid_t pid = fork();
+    if (pid == 0) {
+      std::string text;
+      int code = 0;
+      try {
+        text = body(rank, exchange->of(rank));
+      } catch (const Error& error) {
+        text = std::string("Error: ") + error.what();
+        code = static_cast<int>(error.code());
+      } catch (const shm::SegmentError& error) {
+        text = std::string("SegmentError: ") + error.what();
+        code = 2;
+      } catch (const std::exception& error) {
+        text = std::string("exception: ") + error.what();
+        code = 99;
+      }
+      if (write(ends[1], text.data(), text.size()) < 0) {
+        code = 98;
+      }
+      _exit(code);
+    }
+    close(ends[1]);
+    pids_.push_back(pid);
+    ended_.push_back(false);
+    pipes_.push_back(ends[0]);
+  }
+}
+
+RankProcesses::~RankProcesses() {
+  wait();
+  for (const int fd : pipes_) {
+    close(fd);
+  }
+  delete static_cast<RankExchange*>(exchange_);
+}
+
+void RankProcesses::tick(int rank) {
+  ++ticks()[static_cast<size_t>(rank)];
+}
+
+bool RankProcesses::wait_for_ticks(int times) const {
+  const double begin = now_seconds();
+  for (int rank = 0; rank < world_size_; ++rank) {
+    while (ticks()[static_cast<size_t>(rank)] < times) {
+      if (now_seconds() - begin > kPatienceSeconds) {
+        return false;
+      }
+      usleep(200);
+    }
+  }
+  return true;
+}
+
+std::vector<ProcessOutcome> RankProcesses::wait() {
+  std::vector<ProcessOutcome> outcomes(pids_.size());
+  const double begin = now_seconds();
+  size_t running = pids_.size();
+  bool killed = false;
+  while (running > 0) {
+    running = 0;
+    for (size_t i = 0; i < pids_.size(); ++i) {
+      if (ended_[i]) {
+        continue;
+      }
+      if (waitpid(pids_[i], &outcomes[i].status, WNOHANG) != pids_[i]) {
+        ++running;
+        continue;
+      }
+      ended_[i] = true;
+      outcomes[i].seconds = now_seconds() - begin;
+      char buffer[4096];
+      for (ssize_t n = 0; (n = read(pipes_[i], buffer, sizeof(buffer))) > 0;) {
+        outcomes[i].text.append(buffer, static_cast<size_t>(n));
+      }
+    }
+    if (!killed && now_seconds() - begin > kPatienceSeconds) {
+      killed = true;
+      for (size_t i = 0; i < pids_.size(); ++i) {
+        if (!ended_[i]) {
+          kill(pids_[i], SIGKILL);
+        }
+      }
+    }
+    usleep(500);
+  }
+  return outcomes;
+}
+
+}  // namespace ddp::test
