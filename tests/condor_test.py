@@ -17,7 +17,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "clusters")]
 import hostile_text  # noqa: E402
 from condor_fixture import CHECKOUT, CondorPool  # noqa: E402
 
-WAIT_SECONDS = 120
+WAIT_SECONDS = 300
+NO_ANSWER = 75  # a daemon on a busy machine may be late: then submit says so, and is asked again
 
 
 class Workplace:
@@ -28,15 +29,15 @@ class Workplace:
         self.bin = build_folder / "bin"
         self.environment = pool.provide_libraries(self.bin / "submit")
 
-    def submit(self, *arguments, code=0, environment=None):
+    def submit(self, *arguments, codes=(0, NO_ANSWER), environment=None):
         result = self.pool.run(self.bin / "submit", *arguments, environment=self.environment | (environment or {}))
-        if code is not None and result.returncode != code:
-            raise AssertionError(f"submit {' '.join(map(str, arguments))}: exit code {result.returncode}, expected {code}\n"
-                                 f"{result.stdout}{result.stderr}")
+        if result.returncode not in codes:
+            raise AssertionError(f"submit {' '.join(map(str, arguments))[:500]}: exit code {result.returncode}, expected "
+                                 f"{codes}\n{result.stdout}{result.stderr}")
         return result
 
-    def jobs(self, out_dir, code=0):
-        return json.loads(self.submit("status", "--json", "--out-dir", out_dir, code=code).stdout)["jobs"]
+    def jobs(self, out_dir, codes=(0, NO_ANSWER)):
+        return json.loads(self.submit("status", "--json", "--out-dir", out_dir, codes=codes).stdout)["jobs"]
 
     def wait(self, out_dir, state, job=0, seconds=WAIT_SECONDS):
         """The job, once it is in that state. One that ends in another fails at once."""
@@ -111,7 +112,7 @@ def test_run_again(place):
     """Exit code 85 starts a job again, in both universes, until it ends otherwise."""
     program = place.write("again", """#!/bin/sh
 n=$(cat runs$_CONDOR_PROCNO 2>/dev/null || echo 0); n=$((n + 1)); echo $n >runs$_CONDOR_PROCNO
-echo "start $n"
+echo "start $n"; echo $DDP_JOB_ID >>ids$_CONDOR_PROCNO
 [ $n -ge 3 ] || { sleep 1; exit 85; }
 exit ${1:-0}
 """, executable=True)
@@ -124,6 +125,10 @@ exit ${1:-0}
         assert failed["exit_code"] == 4, failed
         for job in (done, failed):
             assert place.read(job, "runs" if nodes == 1 else "runs0") == "3\n", job
+            if nodes == 2:
+                # The same for all processes of a start, another for each start: they meet under that name.
+                ids = place.read(job, "ids0").split()
+                assert len(set(ids)) == 3 and place.read(job, "ids1").split() == ids, ids
         # The same job again, where it was: its folder still has the counter.
         place.submit("resubmit", "--failed", "--out-dir", out_dir)
         again = place.wait(out_dir, "failed", job=1)
@@ -193,7 +198,7 @@ def test_killed_submission(place):
     settings, out_dir = place.settings("killed", program)
     place.write("stubs/condor_submit", '#!/bin/sh\n/usr/bin/condor_submit "$@"\nkill -9 $PPID\n', executable=True)
     path = {"PATH": f"{place.pool.home}/stubs:/usr/bin:/bin"}
-    place.submit("--settings-file", settings, code=None, environment=path)
+    place.submit("--settings-file", settings, codes=(-9, 137), environment=path)
     listed = json.loads(place.submit("list", "--json", "--out-dir", out_dir).stdout)["jobs"]
     assert [(job["state"], job["id"]) for job in listed] == [("maybe-submitted", None)], listed
     place.submit("resubmit", "--failed", "--out-dir", out_dir)
@@ -213,11 +218,11 @@ def test_pool_is_down(place):
     deadline = time.monotonic() + 60
     while place.pool.run("condor_q").returncode == 0 and time.monotonic() < deadline:
         time.sleep(0.5)
-    result = place.submit("status", "--out-dir", out_dir, code=75)
+    result = place.submit("status", "--out-dir", out_dir, codes=(NO_ANSWER,))
     assert "as they were last seen" in result.stderr, result.stderr
     settings, out_dir = place.settings("refused", program)
-    place.submit("--settings-file", settings, code=75)
-    assert place.jobs(out_dir, code=75)[0]["state"] == "maybe-submitted"
+    place.submit("--settings-file", settings, codes=(NO_ANSWER,))
+    assert place.jobs(out_dir, codes=(NO_ANSWER,))[0]["state"] == "maybe-submitted"
 
 
 def main():

@@ -501,14 +501,13 @@ TEST_CASE("kill -9 of a rank of stage 04: the other names it, at once", "[stage]
       REQUIRE(program->wait_for_output("Epoch 3 "));
     }
     // Rank 1, because the store goes with rank 0.
-    const pid_t killed = programs[1]->pid();
-    kill(killed, SIGKILL);
+    const std::string victim = "rank 1 (pid " + std::to_string(programs[1]->pid()) + ")";
+    kill(programs[1]->pid(), SIGKILL);
     CHECK(programs[1]->wait().signal == SIGKILL);
     const RunResult result = programs[0]->wait();
     INFO(result.err);
     CHECK(result.exit_code == 1);
-    CHECK(contains(result.err,
-                   "error: [rank 0] rank 1 (pid " + std::to_string(killed) + ") died during "));
+    CHECK(contains(result.err, "error: [rank 0] " + victim + " died during all_reduce"));
     CHECK(lines(result.err) == 1);
   }
   CHECK(shared_memory_names() == names);

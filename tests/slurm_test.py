@@ -248,8 +248,9 @@ class Stopping(unittest.TestCase):
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        # Slurm waits two minutes before it starts a requeued job; this does not.
-        job.wait_for(restarts)
+        # Slurm waits two minutes before it starts a requeued job, so that the nodes have cleaned up; this looks when they have.
+        job.wait_for(lambda: restarts() and not cluster.steps_on_nodes())
+        time.sleep(2)
         run("scontrol", "update", f"JobId={job.id}", "StartTime=now", "TimeLimit=10")
         self.assertEqual(job.finished(), expected)
         self.assertEqual(job.facts()["Restarts"], "1")
@@ -346,7 +347,8 @@ class ExitCodes(unittest.TestCase):
         (checkout / "build" / "bin").mkdir(parents=True)
         shutil.copytree(ROOT / "slurm", checkout / "slurm")
         stage = checkout / "build" / "bin" / "05_multinode"
-        stage.write_text(f"#!/bin/bash\ncd {checkout}\n{program}\n")
+        # As the stages do: a rank that srun ends, because another has failed, leaves with 1.
+        stage.write_text(f"#!/bin/bash\ntrap 'exit 1' TERM\ncd {checkout}\n{program}\n")
         stage.chmod(0o755)
         return Job(checkout / "slurm" / "05_multinode.sh", folder=checkout, **settings).wait()
 
@@ -366,8 +368,8 @@ class ExitCodes(unittest.TestCase):
         self.assertIn("started again 0 times already (DDP_MAX_REQUEUES=0), so not once more", job.output)
 
     def test_any_other_is_the_job_s(self):
-        job = self.submit("[[ $SLURM_PROCID == 0 ]] || sleep 60; exit 42")
-        self.assertEqual(job.state(), "FAILED")
+        job = self.submit("if [[ $SLURM_PROCID != 0 ]]; then sleep 60 & wait; fi; exit 42")
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 42))
         self.assertNotIn("again", job.output)
 
 
@@ -547,10 +549,10 @@ class NodeLists(unittest.TestCase):
                    "r[1-2]n[01-02]", "a[1]b[2]c[3-4]", "n[5]", "n[0-0]", "n[2,1]", "b,a,b", "node-1.cluster.local,node_2",
                    "gpu-a100-[001-002],cpu[7-8]", "n[0-9],n[00-09],n[000-009]", "c[0001-1000]", "a[1-2][3-4]",
                    "r[01-02]c[1-2]n[0-1]", "n[1-1]", "x[99-101,7,007]"]
-    MALFORMED = ["n[a]", "n[1-b]", "n[2-1]", "n[1-2-3]", "n[]", "n[1,]", "n[,1]", "n[-1]", "n[1--2]", "n[[1]]", "n[1]]", "n[0-65536]",
+    MALFORMED = ["n[a]", "n[1-b]", "n[2-1]", "n[1-2-3]", "n[]", "n[1,]", "n[,1]", "n[-1]", "n[1--2]", "n[0-65536]",
                  "n[0-99999999999]", "n1,n[x]", "a[1]b[]"]
-    # Here Slurm makes up a name such as "n]"; we refuse.
-    MADE_UP = ["n[", "n[1", "n[1-2", "n]", "n1]", "n[1-]"]
+    # Of these some versions of Slurm make a name such as "n]".
+    MADE_UP = ["n[", "n[1", "n[1-2", "n]", "n1]", "n[1-]", "n[[1]]", "n[1]]"]
 
     def random_lists(self, count):
         rng = random.Random(5)
@@ -588,12 +590,12 @@ class NodeLists(unittest.TestCase):
             result = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True)
             self.assertEqual(result.stdout.strip(), "", text)
             self.assertIn("Invalid", result.stderr, text)
-        for text in self.MADE_UP:
-            names = run("scontrol", "show", "hostnames", text).splitlines()
-            self.assertTrue(names == ["n1"] or names[0].endswith("]"), (text, names))
 
 
 if __name__ == "__main__":
     cluster = SlurmCluster()
     os.environ["PATH"] = f"{ROOT}/.venv/bin:{os.environ['PATH']}"
-    unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]])
+    successful = unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]], exit=False).result.wasSuccessful()
+    if not successful:
+        print(cluster.logs(), file=sys.stderr)
+    sys.exit(0 if successful else 1)

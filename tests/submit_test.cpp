@@ -221,10 +221,11 @@ TEST_CASE("submit: an HTCondor job on one node and on several", "[submit]") {
   job.resources.time_s = 3600;
   const std::string several = condor_file(job, "/out", 1, "t");
   for (const char* const line :
-       {"universe = parallel\n", "machine_count = 6\n", "request_cpus = 4\n",
+       {"universe = parallel\n", "machine_count = 6\n",
+        "+ParallelShutdownPolicy = \"WAIT_FOR_ALL\"\n", "request_cpus = 4\n",
         "request_memory = 501\n", "request_gpus = 1\n", "output = job.out.$(Node)\n",
-        "DDP_JOB_ID=$(ClusterId)", "on_exit_remove = ExitCode =!= 85\n", "+Bid = 100\n",
-        "accounting_group = group_x.me\n", "allowed_execute_duration = 3600\n"}) {
+        "DDP_JOB_ID=$(ClusterId).$$([NumJobStarts])\"", "on_exit_remove = ExitCode =!= 85\n",
+        "+Bid = 100\n", "accounting_group = group_x.me\n", "allowed_execute_duration = 3600\n"}) {
     INFO(line);
     CHECK(contains(several, line));
   }

@@ -10,25 +10,7 @@
 namespace ddp {
 namespace {
 
-/// The store may be served by rank 0, and what is read may be a reason to give up: rank 0 must not
-/// be gone before the others know.
-void stay_until_all_have_read(c10d::Store& store, const std::string& prefix,
-                              const BackendOptions& options) {
-  constexpr std::chrono::milliseconds kLongest{5000};
-  store.set(prefix + std::to_string(options.rank), std::string("1"));
-  if (options.rank != 0) {
-    return;
-  }
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    keys.push_back(prefix + std::to_string(rank));
-  }
-  try {
-    store.wait(keys, std::min(options.timeout, kLongest));
-  } catch (const c10::Error&) {
-    // Who did not come is found out by what follows.
-  }
-}
+constexpr std::chrono::seconds kPatience{10};
 
 /// Texts go through the store, under a key for every round and rank.
 shm::Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store,
@@ -59,9 +41,27 @@ shm::Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<uint8_t> bytes = store->get(key);
       texts.emplace_back(bytes.begin(), bytes.end() - 1);
     }
-    stay_until_all_have_read(*store, prefix + "read/", options);
     return texts;
   };
+}
+
+/// All ranks learn at once that it cannot be done, and end. The one who serves the store ends last,
+/// or the others would report a broken connection instead.
+void let_others_read(c10d::Store& store, const BackendOptions& options) {
+  const auto key = [](int rank) { return "shm/refused/" + std::to_string(rank); };
+  if (options.rank != 0) {
+    store.set(key(options.rank), "read");
+    return;
+  }
+  std::vector<std::string> others;
+  for (int rank = 1; rank < options.world_size; ++rank) {
+    others.push_back(key(rank));
+  }
+  try {
+    store.wait(others, std::min<std::chrono::milliseconds>(options.timeout, kPatience));
+  } catch (const c10::Error&) {
+    // Whoever was killed meanwhile reads nothing.
+  }
 }
 
 }  // namespace
@@ -69,13 +69,17 @@ shm::Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store,
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options,
                                                    const shm::HostIdentity& identity) {
-  return c10::make_intrusive<ShmBackend>(
-      shm::Communicator::connect({.rank = options.rank,
-                                  .world_size = options.world_size,
-                                  .timeout = options.timeout,
-                                  .identity = identity,
-                                  .ways = {shm::Sharing::kDescriptor, shm::Sharing::kName}},
-                                 exchange_through(store, options)));
+  const shm::Communicator::Settings settings{.rank = options.rank,
+                                             .world_size = options.world_size,
+                                             .timeout = options.timeout,
+                                             .identity = identity};
+  try {
+    return c10::make_intrusive<ShmBackend>(
+        shm::Communicator::connect(settings, exchange_through(store, options)));
+  } catch (const shm::SegmentError&) {
+    let_others_read(*store, options);
+    throw;
+  }
 }
 
 }  // namespace ddp

@@ -365,8 +365,20 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
 }
 
 void destroy_process_group(ProcessGroup& process_group) {
-  wait_for_all(*process_group.store_, "departure", process_group.rank(), process_group.world_size(),
-               process_group.store_->getTimeout());
+  c10d::Store& store = *process_group.store_;
+  const int rank = process_group.rank();
+  const int world_size = process_group.world_size();
+  wait_for_all(store, "departure", rank, world_size, store.getTimeout());
+  // Rank 0 may be the one who serves the store: it goes last, when the others have their answer.
+  if (rank != 0) {
+    store.set("gone/" + std::to_string(rank), to_bytes("gone"));
+  } else {
+    std::vector<std::string> others;
+    for (int r = 1; r < world_size; ++r) {
+      others.push_back("gone/" + std::to_string(r));
+    }
+    store.wait(others, store.getTimeout());
+  }
   process_group.group_->getDefaultBackend()->shutdown();
 }
 

@@ -148,9 +148,10 @@ class CondorPool:
         """Runs a command in the pool as alice. Returns what subprocess.run does."""
         variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.home), "USER": user, "LANG": "C.UTF-8"}
         variables |= environment or {}
-        start = ["chroot", f"--userspec={user}", self.root, "env", f"--chdir={cwd or self.home}"]
-        return subprocess.run([str(part) for part in [*start, *command]], env=variables, capture_output=True, text=True,
-                              timeout=timeout, stdin=subprocess.DEVNULL)
+        start = ["chroot", f"--userspec={user}", self.root, "/usr/bin/env", "--ignore-environment",
+                 f"--chdir={cwd or self.home}", *(f"{name}={value}" for name, value in variables.items())]
+        return subprocess.run([str(part) for part in [*start, *command]], capture_output=True, text=True, timeout=timeout,
+                              stdin=subprocess.DEVNULL)
 
     def path(self, inside):
         """A path of the pool, as seen from here."""
@@ -169,7 +170,7 @@ class CondorPool:
 
     def logs(self):
         text = ""
-        for path in sorted(self.path("/var/log/condor").glob("*Log*")):
+        for path in sorted(self.path("/var/log/condor").glob("S[ch]*Log")):
             text += f"---- {path.name}\n" + "\n".join(line[:200] for line in path.read_text(errors="replace").splitlines()[-10:]) + "\n"
         return text
 

@@ -104,18 +104,23 @@ class SlurmCluster:
             text += f"---- {path.name}\n" + "\n".join(path.read_text().splitlines()[-30:]) + "\n"
         return text
 
-    def processes_on_nodes(self):
-        """Command lines of what runs on the nodes besides Slurm itself."""
-        found = []
+    def _commands_on_nodes(self):
         ours = os.readlink("/proc/self/ns/uts")
         for process in pathlib.Path("/proc").iterdir():
             try:
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if process.name.isdigit() and words and os.readlink(process / "ns/uts") != ours and "slurm" not in words.split()[0]:
-                    found.append(words)
+                if process.name.isdigit() and words and os.readlink(process / "ns/uts") != ours:
+                    yield words
             except OSError:
                 continue  # it ended meanwhile
-        return found
+
+    def processes_on_nodes(self):
+        """Command lines of what runs on the nodes besides Slurm itself."""
+        return [words for words in self._commands_on_nodes() if "slurm" not in words.split()[0]]
+
+    def steps_on_nodes(self):
+        """What Slurm itself runs on the nodes, one process for each step."""
+        return [words for words in self._commands_on_nodes() if words.startswith("slurmstepd")]
 
 
 if __name__ == "__main__":

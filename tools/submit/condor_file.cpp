@@ -11,6 +11,12 @@ std::int64_t share(std::int64_t whole, int parts) {
   return (whole + parts - 1) / parts;
 }
 
+/// By what the processes of one start find each other: a job that is started again has the same
+/// cluster id, and in its folder the address of the last start.
+std::string job_id(const JobRequest& job) {
+  return std::string("DDP_JOB_ID=$(ClusterId)") + (job.several ? ".$$([NumJobStarts])" : "");
+}
+
 void write_requests(std::ostringstream& file, const JobRequest& job, int processes_per_slot_node) {
   const Resources& resources = job.resources;
   // At least one per process was checked; a remainder would ask for more than the node was to give.
@@ -49,7 +55,7 @@ std::string condor_file(const JobRequest& job, const std::string& out_dir, int a
   file << "executable = " << condor_path("script_path", job.command.front()) << '\n'
        << "transfer_executable = " << (transfers ? "True" : "False") << '\n'
        << "arguments = " << condor_arguments({job.command.begin() + 1, job.command.end()}) << '\n'
-       << "environment = " << condor_environment({"DDP_JOB_ID=$(ClusterId)"}) << '\n'
+       << "environment = " << condor_environment({job_id(job)}) << '\n'
        << "initialdir = " << condor_path("out_dir", out_dir + "/" + job.folder) << '\n'
        << "output = " << files.out << per_node << '\n'
        << "error = " << files.err << per_node << '\n'
@@ -68,7 +74,9 @@ std::string condor_file(const JobRequest& job, const std::string& out_dir, int a
   }
   write_requests(file, job, job.several ? job.processes_per_node : 1);
   if (job.several) {
-    file << "# Stopped with a good snapshot: back into the queue.\n"
+    file << "# Without this the end of the first process ends the others where they are.\n"
+         << "+ParallelShutdownPolicy = \"WAIT_FOR_ALL\"\n"
+         << "# Stopped with a good snapshot: back into the queue.\n"
          << "on_exit_remove = ExitCode =!= " << again << '\n';
   } else {
     file << "# Stopped with a good snapshot: started again.\n"

@@ -215,7 +215,6 @@ int submit(const CommandLine& line) {
 
 int resubmit(const CommandLine& line) {
   const std::string out_dir = find_out_dir(line);
-  StateFile::exists(out_dir) || (StateFile(out_dir, StateFile::Access::kRead), true);
   std::optional<StateFile> state(std::in_place, out_dir, StateFile::Access::kWrite);
   const std::vector<std::string> unreachable = refresh(*state);
   std::vector<JobRequest> requests;

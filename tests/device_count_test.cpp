@@ -1,0 +1,42 @@
+// How many GPUs a process may use, with a driver that only pretends. HTCondor and Slurm say which
+// in CUDA_VISIBLE_DEVICES, by index, by UUID or by MIG instance; only the driver may read that.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+std::string count(const std::string& visible, bool driver_works) {
+  ddp::test::RunOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", visible}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
+  if (!driver_works) {
+    options.environment["FAKE_DRIVER_FAILS"] = "1";
+  }
+  const ddp::test::RunResult result = ddp::test::run_program({DDP_DEVICE_COUNT_HELPER}, options);
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  return result.out;
+}
+
+}  // namespace
+
+TEST_CASE("device count: what CUDA_VISIBLE_DEVICES names, the driver counts", "[device]") {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"0,1,2", "3\n"},
+      {"3", "1\n"},
+      {"GPU-8932f937,GPU-3e74a9c1-1111-2222-3333-444455556666", "2\n"},
+      {"MIG-3e74a9c1-1111-2222-3333-444455556666", "1\n"},
+      {"MIG-GPU-3e74a9c1/1/0", "1\n"},
+      {"", "0\n"},
+      {"NoDevFiles", "0\n"},
+  };
+  for (const auto& [visible, expected] : cases) {
+    INFO(visible);
+    CHECK(count(visible, true) == expected);
+  }
+  // A driver that is there and does not work is no GPU.
+  CHECK(count("GPU-8932f937", false) == "0\n");
+}
