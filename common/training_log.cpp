@@ -304,8 +304,8 @@ void TrainingLog::report(const Dataset& dataset) {
   const double startup_ms = first_step_end_
                                 ? milliseconds_between(process_start(), *first_step_end_)
                                 : std::numeric_limits<double>::quiet_NaN();
-  const torch::Tensor per_rank = gather_over_ranks(torch::tensor(
-      {peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms}, torch::kFloat64));
+  const torch::Tensor per_rank = gather_over_ranks(
+      torch::tensor({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms}, torch::kFloat64));
   const auto column = [&](int64_t index) {
     json values = json::array();
     for (int r = 0; r < world_size_; ++r) {

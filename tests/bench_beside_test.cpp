@@ -129,7 +129,8 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     bench.enter_allocation();
     const auto result = bench.run({"--models", "T", "--world-sizes", "2", "--dry-run"});
     CHECK(result.exit_code == 0);
-    CHECK(result.out.find("srun --relative=0 --nodes=1 --ntasks=2 --ntasks-per-node=2") != std::string::npos);
+    CHECK(result.out.find("srun --relative=0 --nodes=1 --ntasks=2 --ntasks-per-node=2") !=
+          std::string::npos);
   }
   SECTION("two nodes: stage 05") {
     bench.enter_allocation();

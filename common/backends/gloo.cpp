@@ -12,8 +12,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
                                                     const BackendOptions& options) {
   const auto gloo_options = c10d::ProcessGroupGloo::Options::create();
   gloo_options->timeout = options.timeout;
-  gloo_options->devices.push_back(
-      c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+  gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, options.rank, options.world_size,
                                                      gloo_options);
 }

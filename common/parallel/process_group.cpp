@@ -356,10 +356,10 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
   ProcessGroup process_group(environment, store, group, name, device);
   process_group.verify_same("settings", shared_settings(options, environment.world_size));
 
-  const auto backend = make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
-                                    {environment.rank, environment.world_size, device, timeout,
-                                     address_for_peers(environment, interface, open, *store),
-                                     environment.num_nodes});
+  const auto backend = make_backend(
+      name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+      {environment.rank, environment.world_size, device, timeout,
+       address_for_peers(environment, interface, open, *store), environment.num_nodes});
   attach_backend(*group, device, backend);
   return ProcessGroup(environment, store, group, backend->getBackendName(), device);
 }
