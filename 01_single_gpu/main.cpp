@@ -9,6 +9,7 @@
 #include "common/data_loader.hpp"
 #include "common/dataset.hpp"
 #include "common/device.hpp"
+#include "common/fused_step.hpp"
 #include "common/mlp.hpp"
 #include "common/optimizer.hpp"
 #include "common/options.hpp"
@@ -34,8 +35,10 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
 
-  // 4. Optimizer.
+  // 4. Optimizer. With --speedup fused or graph, the step below is replaced by one without
+  // autograd.
   ddp::Optimizer optimizer(*model, options);
+  ddp::FusedStep fused_step(options, model, optimizer);
 
   // 5. Train.
   ddp::TrainingLog log(options, model, device);
@@ -45,6 +48,9 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
     optimizer.set_epoch(epoch);
     log.begin_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
+      if (fused_step.run(batch, log)) {
+        continue;
+      }
       log.begin(ddp::Phase::kForward);
       const torch::Tensor output = model->forward(batch.input);
       const torch::Tensor loss = ddp::loss(output, batch);

@@ -11,6 +11,7 @@
 #include "common/data_loader.hpp"
 #include "common/dataset.hpp"
 #include "common/device.hpp"
+#include "common/fused_step.hpp"
 #include "common/mlp.hpp"
 #include "common/optimizer.hpp"
 #include "common/options.hpp"
@@ -38,8 +39,10 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
 
-  // 4. Optimizer.
+  // 4. Optimizer. With --speedup fused or graph, the step below is replaced by one without
+  // autograd.
   ddp::Optimizer optimizer(*model, options);
+  ddp::FusedStep fused_step(options, model, optimizer, devices);
 
   // 5. Train.
   ddp::TrainingLog log(options, model, device);
@@ -49,6 +52,9 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
     optimizer.set_epoch(epoch);
     log.begin_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
+      if (fused_step.run(batch, log)) {
+        continue;
+      }
       log.begin(ddp::Phase::kForward);
       // Every step copies the weights to all devices and gathers the outputs on the first: watch
       // the step time.

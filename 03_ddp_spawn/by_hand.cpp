@@ -12,6 +12,7 @@
 #include "common/data_loader.hpp"
 #include "common/dataset.hpp"
 #include "common/device.hpp"
+#include "common/fused_step.hpp"
 #include "common/mlp.hpp"
 #include "common/optimizer.hpp"
 #include "common/options.hpp"
@@ -43,8 +44,10 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
     process_group.broadcast(parameter.detach());
   }
 
-  // 4. Optimizer.
+  // 4. Optimizer. With --speedup fused or graph, the step below is replaced by one without
+  // autograd.
   ddp::Optimizer optimizer(*model, options);
+  ddp::FusedStep fused_step(options, model, optimizer, &process_group);
 
   // 5. Train.
   ddp::TrainingLog log(options, model, device, &process_group);
@@ -54,6 +57,9 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
     optimizer.set_epoch(epoch);
     log.begin_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
+      if (fused_step.run(batch, log)) {
+        continue;
+      }
       log.begin(ddp::Phase::kForward);
       const torch::Tensor output = model->forward(batch.input);
       const torch::Tensor loss = ddp::loss(output, batch);

@@ -24,10 +24,7 @@ std::string units(const Configuration& configuration, int count) {
 
 /// "04_ddp_launcher under mpirun on two ranks".
 std::string label(const Configuration& configuration) {
-  std::string text = configuration.program.name;
-  if (configuration.role == Role::kPeer) {
-    text += " " + configuration.program.variant;
-  }
+  std::string text = configuration.title();
   if (configuration.program.start == Start::kLauncher) {
     text += " under " + configuration.launcher;
   }
@@ -143,8 +140,8 @@ std::string describe_loss(const Report& report, const Result& result) {
   const Comparison* const comparison = report.comparison_of(result);
   const std::optional<double> ratio =
       comparison != nullptr ? comparison->ratio_median : std::nullopt;
-  std::string text = capitalized(units(configuration, configuration.world_size)) + " of " +
-                     configuration.program.name;
+  std::string text =
+      capitalized(units(configuration, configuration.world_size)) + " of " + configuration.title();
   if (configuration.program.start == Start::kLauncher) {
     text += " under " + configuration.launcher;
   }
@@ -156,9 +153,11 @@ std::string describe_loss(const Report& report, const Result& result) {
   return text + (reason.empty() ? "." : "; " + reason + ".");
 }
 
-std::string describe_tax(const Result& result, const Comparison& comparison) {
-  std::string text = "With one rank, " + result.configuration.program.name + " takes " +
-                     format_significant(comparison.ratio_median) + "x the step of 01_single_gpu";
+std::string describe_tax(const Result& result, const Result& baseline,
+                         const Comparison& comparison) {
+  std::string text = "With one rank, " + result.configuration.title() + " takes " +
+                     format_significant(comparison.ratio_median) + "x the step of " +
+                     baseline.configuration.title();
   if (comparison.ci95) {
     text += " (95 % interval " + format_significant(comparison.ci95->low) + " to " +
             format_significant(comparison.ci95->high) + ")";
@@ -197,7 +196,7 @@ std::vector<std::string> compare_with_peers(const Report& report,
         continue;
       }
       std::string line = capitalized(units(stage->configuration, world_size)) + ": a step of " +
-                         stage->configuration.program.name + " takes " +
+                         stage->configuration.title() + " takes " +
                          format_significant(comparison.ratio_median) + "x that of " +
                          peer->configuration.program.name + " at its best (" +
                          peer->configuration.program.variant + ")";
@@ -307,7 +306,7 @@ std::vector<std::string> conclude(const Report& report, const std::vector<const 
         result->configuration.program.start == Start::kSpawn &&
         result->configuration.program.variant == "main" && result->configuration.world_size == 1 &&
         comparison != nullptr && comparison->ratio_median) {
-      lines.push_back(describe_tax(*result, *comparison));
+      lines.push_back(describe_tax(*result, *report.baseline_of(*result), *comparison));
     }
   }
   return lines;

@@ -67,6 +67,12 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
 
 }  // namespace
 
+std::string Configuration::title() const {
+  std::string text = program.name;
+  text += role == Role::kPeer ? " " + program.variant : "";
+  return text + (speedup == "none" ? "" : " " + speedup);
+}
+
 std::string Configuration::original_name() const {
   std::string text = workload.name + "/" + scaling + "/" + program.name;
   if (role == Role::kPeer) {

@@ -28,12 +28,6 @@ std::string dash_for_none(const std::string& text) {
   return text == "none" ? "-" : text;
 }
 
-std::string shown_name(const Configuration& configuration) {
-  std::string text = configuration.program.name;
-  text += configuration.role == Role::kPeer ? " " + configuration.program.variant : "";
-  return text + (configuration.speedup == "none" ? "" : " " + configuration.speedup);
-}
-
 std::string format_efficiency(std::optional<double> efficiency) {
   return efficiency && *efficiency < 0.01 ? "<0.01" : format_fixed(efficiency, 2);
 }
@@ -51,7 +45,7 @@ std::vector<std::string> cells(const Result& result, const Report& report) {
                                          : "";
   const bool judged = result.parity.moved || result.parity.reference_moved;
   return {
-      shown_name(configuration),
+      configuration.title(),
       dash_for_none(configuration.launcher),
       dash_for_none(configuration.backend),
       std::to_string(configuration.world_size),
@@ -108,7 +102,7 @@ void print_limits(std::ostream& out, const std::vector<const Result*>& results) 
     }
     const auto floor_ms = result->floor ? std::optional(result->floor->total_ms()) : std::nullopt;
     rows.push_back({
-        shown_name(configuration),
+        configuration.title(),
         dash_for_none(configuration.launcher),
         dash_for_none(configuration.backend),
         std::to_string(configuration.world_size),

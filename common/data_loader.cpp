@@ -1,8 +1,27 @@
 #include "common/data_loader.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 namespace ddp {
+namespace {
+
+/// to[i] = from[order[i]]. Both contiguous.
+void gather_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
+                 const torch::Tensor& to) {
+  const int64_t all_rows = from.size(0);
+  const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
+  const char* const source = static_cast<const char*>(from.const_data_ptr());
+  char* target = static_cast<char*>(to.mutable_data_ptr());
+  for (int64_t i = 0; i < rows; ++i, target += row_bytes) {
+    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
+                "), got ", order[i]);
+    std::memcpy(target, source + static_cast<size_t>(order[i]) * row_bytes, row_bytes);
+  }
+}
+
+}  // namespace
 
 torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch) {
   at::Generator generator = at::detail::createCPUGenerator(seed + static_cast<uint64_t>(epoch));
@@ -19,12 +38,36 @@ void RandomSampler::set_epoch(int64_t epoch) {
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
-    : samples_(&samples), sampler_(&sampler), options_(options) {
+    : samples_{samples.input.contiguous(), samples.target.contiguous()},
+      sampler_(&sampler),
+      options_(options) {
   TORCH_CHECK(options.batch_per_rank >= 1, "Expected batch_per_rank >= 1, got ",
               options.batch_per_rank);
   TORCH_CHECK(options.accumulate >= 1, "Expected accumulate >= 1, got ", options.accumulate);
-  host_input_ = torch::empty({0}, samples.input.options());
-  host_target_ = torch::empty({0}, samples.target.options());
+  reserve(std::min(options.batch_per_rank, sampler.indices().size(0)));
+}
+
+void DataLoader::reserve(int64_t samples) {
+  const auto room_for = [samples](const torch::Tensor& all) {
+    std::vector<int64_t> sizes = all.sizes().vec();
+    sizes[0] = samples;
+    return torch::empty(sizes, all.options());
+  };
+  whole_ = {room_for(samples_.input), room_for(samples_.target)};
+  rest_ = {whole_.input.narrow(0, 0, 0), whole_.target.narrow(0, 0, 0)};
+}
+
+const DataLoader::Buffers& DataLoader::buffers_for(int64_t samples) {
+  if (samples > whole_.input.size(0)) {
+    reserve(samples);  // the sampler's epochs differ in length
+  }
+  if (samples == whole_.input.size(0)) {
+    return whole_;
+  }
+  if (samples != rest_.input.size(0)) {
+    rest_ = {whole_.input.narrow(0, 0, samples), whole_.target.narrow(0, 0, samples)};
+  }
+  return rest_;
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -35,7 +78,6 @@ DataLoader::Iterator DataLoader::begin() {
 }
 
 void DataLoader::next() {
-  const torch::NoGradGuard no_grad;
   const torch::Tensor& indices = sampler_->indices();
   const int64_t step_per_rank = options_.batch_per_rank * options_.accumulate;
   const int64_t step_samples = step_per_rank * sampler_->num_replicas();
@@ -46,16 +88,14 @@ void DataLoader::next() {
   }
   const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
   const int64_t samples = std::clamp(step_end - position_, int64_t{0}, options_.batch_per_rank);
-  const torch::Tensor batch_indices =
-      indices.narrow(0, std::min(position_, indices.size(0)), samples);
-  if (host_input_.size(0) != samples) {  // the last batch of an epoch, and the first of the next
-    host_input_.resize_({0});
-    host_target_.resize_({0});
-  }
-  at::index_select_out(host_input_, samples_->input, 0, batch_indices);
-  at::index_select_out(host_target_, samples_->target, 0, batch_indices);
-  batch_.input = host_input_.to(options_.device);  // the same tensor if it is the host
-  batch_.target = host_target_.to(options_.device);
+  const Buffers& buffers = buffers_for(samples);
+  const int64_t* const order = indices.const_data_ptr<int64_t>() + position_;
+  gather_rows(samples_.input, order, samples, buffers.input);
+  gather_rows(samples_.target, order, samples, buffers.target);
+  const bool on_host = options_.device.is_cpu();
+  batch_.input = on_host ? buffers.input : buffers.input.to(options_.device);
+  batch_.target = on_host ? buffers.target : buffers.target.to(options_.device);
+  batch_.epoch_steps = (sampler_->epoch_samples() + step_samples - 1) / step_samples;
   batch_.step_samples_per_rank =
       static_cast<double>(std::min(step_samples, sampler_->epoch_samples() - step_begin)) /
       sampler_->num_replicas();

@@ -18,6 +18,7 @@ struct Batch {
   double step_samples_per_rank =
       0;  ///< samples of the whole optimizer step / ranks, see Note [Averaging]
   bool completes_step = true;  ///< false while --accumulate has more of this step to come
+  int64_t epoch_steps = 0;  ///< optimizer steps of this epoch, so that a log can make room for them
 };
 
 /// The order in which this process reads the samples of an epoch. The order is a function of seed
@@ -59,9 +60,10 @@ struct DataLoaderOptions {
   torch::Device device = torch::kCPU;
 };
 
-/// Iterates over this process's batches of one epoch. A batch is one gather by index, whatever its
-/// size. The last step of an epoch takes what is left; all processes make the same number of steps,
-/// if need be with an empty batch.
+/// Iterates over this process's batches of one epoch. A batch is gathered into memory that every
+/// batch of its size uses again: no allocation but for an epoch's last, smaller batch. The last
+/// step of an epoch takes what is left; all processes make the same number of steps, if need be
+/// with an empty batch.
 class DataLoader {
  public:
   /// Both must outlive the loader.
@@ -86,14 +88,23 @@ class DataLoader {
   std::nullptr_t end() const { return nullptr; }
 
  private:
-  void next();
+  /// Tensors of one size; on the host they are the batch, else they are copied to the device.
+  struct Buffers {
+    torch::Tensor input;
+    torch::Tensor target;
+  };
 
-  const Samples* samples_;
+  void next();
+  void reserve(int64_t samples);
+  /// The buffers for `samples` samples: those of a whole batch, or their beginning.
+  const Buffers& buffers_for(int64_t samples);
+
+  Samples samples_;  // contiguous
   Sampler* sampler_;
   DataLoaderOptions options_;
   Batch batch_;
-  torch::Tensor host_input_;  // gathered here, then copied if the device is another
-  torch::Tensor host_target_;
+  Buffers whole_;
+  Buffers rest_;
   bool has_batch_ = false;
   int64_t step_ = 0;
   int64_t position_ = 0;  // first sample of the next batch in sampler_->indices()

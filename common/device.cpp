@@ -25,6 +25,14 @@ int usable_cuda_devices(const Options& options) {
   return usable ? devices : 0;
 }
 
+/// Capturing needs one GPU that one process has to itself.
+void refuse_graph(const Options& options, const std::string& got) {
+  if (options.speedup == "graph") {
+    throw UsageError("--speedup graph: got " + got +
+                     ", expected one CUDA device per process; use --speedup fused");
+  }
+}
+
 torch::Device cuda_device(int index, int devices) {
   if (index < 0 || index >= devices) {
     throw UsageError("--devices: got " + std::to_string(index) + ", expected 0 to " +
@@ -57,6 +65,7 @@ torch::Device pick_device(const Options& options, int local_rank) {
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
   if (devices == 0) {
+    refuse_graph(options, "device cpu");
     return torch::kCPU;
   }
   const auto usable =
@@ -76,6 +85,7 @@ torch::Device pick_device(const Options& options, int local_rank) {
 std::vector<torch::Device> pick_devices(const Options& options) {
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
+  refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
   if (devices == 0) {
     constexpr int kCpuReplicas = 2;  // enough to see everything
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};

@@ -21,13 +21,17 @@ void MlpImpl::reset() {
   }
 }
 
-torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
+void MlpImpl::announce(at::IntArrayRef input_sizes, const torch::Device& device) const {
   if (verbose_) {
     // One string, one write: replicas print from several threads.
     std::ostringstream line;
-    line << "In model: input " << input.sizes() << " on " << input.device() << "\n";
+    line << "In model: input " << input_sizes << " on " << device << "\n";
     std::fputs(line.str().c_str(), stdout);
   }
+}
+
+torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
+  announce(input.sizes(), input.device());
   torch::Tensor activation = layers_.front()->forward(input);
   for (size_t i = 1; i < layers_.size(); ++i) {
     activation = layers_[i]->forward(torch::relu(activation));

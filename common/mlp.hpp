@@ -22,6 +22,8 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   /// @param  input (batch, widths.front()) float32, on the model's device; batch may be 0
   /// @return       (batch, widths.back()) float32; the last layer is linear
   torch::Tensor forward(const torch::Tensor& input);
+  /// Prints the shape of what is about to be computed on, if this model is verbose.
+  void announce(at::IntArrayRef input_sizes, const torch::Device& device) const;
 
  private:
   std::vector<int64_t> widths_;

@@ -1,5 +1,9 @@
 #include "common/optimizer.hpp"
 
+#include <cmath>
+
+#include "common/fused/kernels.hpp"
+
 namespace ddp {
 namespace {
 
@@ -76,6 +80,33 @@ void Optimizer::step() {
                         /*amsgrad=*/false, /*maximize=*/false);
     }
   }
+}
+
+void Optimizer::fused_step() {
+  fused::Update update{.size = flat_.data.numel(),
+                       .weights = flat_.data.mutable_data_ptr<float>(),
+                       .gradients = flat_.grad.const_data_ptr<float>(),
+                       .rate = static_cast<float>(learning_rate_)};
+  if (kind_ == "momentum") {
+    update.rule = fused::Update::Rule::kMomentum;
+    update.first_moment = state_[0].second.mutable_data_ptr<float>();
+    update.beta1 = static_cast<float>(kMomentum);
+  } else if (kind_ == "adam" || kind_ == "adamw") {
+    const auto step = static_cast<double>(*state_[2].second.mutable_data_ptr<float>() += 1);
+    update.rule = fused::Update::Rule::kAdam;
+    update.first_moment = state_[0].second.mutable_data_ptr<float>();
+    update.second_moment = state_[1].second.mutable_data_ptr<float>();
+    update.rate = static_cast<float>(learning_rate_ / (1 - std::pow(kBeta1, step)));
+    update.beta1 = static_cast<float>(kBeta1);
+    update.beta2 = static_cast<float>(kBeta2);
+    update.one_minus_beta1 = static_cast<float>(1 - kBeta1);
+    update.one_minus_beta2 = static_cast<float>(1 - kBeta2);
+    update.correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(kBeta2, step)));
+    update.epsilon = static_cast<float>(kEpsilon);
+    const double decay = kind_ == "adamw" ? kAdamWWeightDecay : 0.0;
+    update.shrink = static_cast<float>(1 - learning_rate_ * decay);
+  }
+  fused::kernels().update(update, 0, update.size);
 }
 
 }  // namespace ddp

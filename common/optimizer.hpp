@@ -23,7 +23,11 @@ class Optimizer {
   /// Sets the learning rate of this epoch, see resolve_lr_schedule().
   void set_epoch(int64_t epoch);
   void step();
+  /// The same step by our own kernel, on the CPU: no ATen operator, no allocation.
+  void fused_step();
   void zero_grad() { flat_.grad.zero_(); }
+
+  double learning_rate() const noexcept { return learning_rate_; }
 
   /// Named tensors a snapshot must hold for the run to continue as if never stopped. Empty for
   /// plain SGD.

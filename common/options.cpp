@@ -132,7 +132,8 @@ void add_devices(CLI::App& app, Options& options) {
                 "CPU threads of each rank or replica");
   group.choice("--backend", options.backend, {"auto", "nccl", "gloo", "shm"}, {"mpi"},
                "what carries the collectives; auto: nccl on GPUs, else shm on one host, else gloo");
-  group.choice("--speedup", options.speedup, {"none"}, {"fused", "graph"}, "how a step runs");
+  group.choice("--speedup", options.speedup, {"none", "fused", "graph"}, {},
+               "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph");
   group
       .value("--memory-limit", "BYTES", "", "for --batch-size auto",
              [](const std::string& name, const std::string&) {

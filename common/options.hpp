@@ -51,7 +51,7 @@ struct Options {
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank (of each replica in stage 02)
   std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
-  std::string speedup = "none";
+  std::string speedup = "none";  ///< "none", "fused" or "graph", see FusedStep
   double timeout_seconds = 120;  ///< for rendezvous and for every collective
 
   // Explicit identity: overrides what a launcher says.

@@ -125,16 +125,43 @@ void TrainingLog::begin_epoch(int64_t epoch) {
   epoch_begin_ = read_clocks();
   step_ = {};
   step_.begin = mark();
+  phase_ = Phase::kData;
+  phase_begin_ = step_.begin.host;
 }
 
 void TrainingLog::begin(Phase phase) {
-  if (!options_.metrics.empty()) {
+  if (options_.metrics.empty()) {
+    return;
+  }
+  if (device_.is_cuda()) {
     step_.phases.emplace_back(phase, mark());
+  } else {
+    switch_phase(phase, std::chrono::steady_clock::now());
+  }
+}
+
+void TrainingLog::switch_phase(Phase phase, std::chrono::steady_clock::time_point now) {
+  step_.phase_ms[static_cast<size_t>(phase_)] +=
+      std::chrono::duration<double, std::milli>(now - phase_begin_).count();
+  phase_ = phase;
+  phase_begin_ = now;
+}
+
+void TrainingLog::make_room(int64_t steps) {
+  const auto needed = static_cast<size_t>(steps);
+  if (steps_.empty() && steps_.capacity() < needed) {
+    steps_.resize(needed);  // written to, so that the pages are there
+    steps_.clear();
   }
 }
 
 void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
-  step_.loss = step_.loss.defined() ? step_.loss + loss.detach() : loss.detach();
+  if (device_.is_cuda()) {
+    step_.device_loss =
+        step_.device_loss.defined() ? step_.device_loss + loss.detach() : loss.detach();
+  } else {
+    step_.loss += loss.item<double>();
+  }
   if (!batch.completes_step) {
     begin(Phase::kData);
     return;
@@ -146,7 +173,13 @@ void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
   }
   Step next;
   step_.end = mark();
-  next.begin = device_.is_cuda() ? mark() : Mark{step_.end.host, {}};
+  if (device_.is_cuda()) {
+    next.begin = mark();
+  } else {
+    switch_phase(Phase::kData, step_.end.host);
+    next.begin.host = step_.end.host;
+  }
+  make_room(batch.epoch_steps);
   steps_.push_back(std::exchange(step_, std::move(next)));
   if (!first_step_end_) {
     if (device_.is_cuda()) {
@@ -178,17 +211,19 @@ void TrainingLog::add_usage() {
 TrainingLog::Row TrainingLog::to_row(const Step& step) const {
   Row row{.epoch = epoch_,
           .step_ms = milliseconds(step.begin, step.end),
-          .phase_ms = {},
+          .phase_ms = step.phase_ms,
           .exposed_comm_ms = step.wait.milliseconds(),
-          .loss = step.loss.item<double>()};
-  Phase phase = Phase::kData;
-  const Mark* from = &step.begin;
-  for (const auto& [next_phase, mark] : step.phases) {
-    row.phase_ms[static_cast<size_t>(phase)] += milliseconds(*from, mark);
-    phase = next_phase;
-    from = &mark;
+          .loss = device_.is_cuda() ? step.device_loss.item<double>() : step.loss};
+  if (device_.is_cuda()) {
+    Phase phase = Phase::kData;
+    const Mark* from = &step.begin;
+    for (const auto& [next_phase, mark] : step.phases) {
+      row.phase_ms[static_cast<size_t>(phase)] += milliseconds(*from, mark);
+      phase = next_phase;
+      from = &mark;
+    }
+    row.phase_ms[static_cast<size_t>(phase)] += milliseconds(*from, step.end);
   }
-  row.phase_ms[static_cast<size_t>(phase)] += milliseconds(*from, step.end);
   // The gradients are waited for at the end of backward, so it is backward's time that holds the
   // wait.
   row.phase_ms[static_cast<size_t>(Phase::kBackward)] -= row.exposed_comm_ms;

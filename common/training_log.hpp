@@ -28,7 +28,8 @@ inline constexpr size_t kPhases = 4;
 /// forward, backward, communication and update. The first step of an epoch starts at begin_epoch().
 /// On a GPU all times are events on the stream, read between epochs, so the host never waits inside
 /// one. Phases are recorded only with --metrics. The first steps are warm-up and left out of
-/// medians.
+/// medians. On the CPU begin() and end() do not allocate, but for the first step of an epoch that
+/// is longer than those before.
 class TrainingLog {
  public:
   /// @param model already holds its initial weights: `moved` is measured from here
@@ -62,11 +63,15 @@ class TrainingLog {
   /// occurs several times.
   struct Step {
     Mark begin;
-    std::vector<std::pair<Phase, Mark>> phases;
     Mark end;
     CommunicationWait wait;
-    torch::Tensor loss;  // scalar, summed over micro-batches
     double samples = 0;  // of all ranks
+    // On the host, where everything is known at once.
+    std::array<double, kPhases> phase_ms{};
+    double loss = 0;  // summed over micro-batches
+    // On a GPU.
+    std::vector<std::pair<Phase, Mark>> phases;
+    torch::Tensor device_loss;
   };
   /// The same as numbers.
   struct Row {
@@ -87,6 +92,8 @@ class TrainingLog {
   Row to_row(const Step& step) const;
   static Usage read_clocks();
   void add_usage();
+  void switch_phase(Phase phase, std::chrono::steady_clock::time_point now);
+  void make_room(int64_t steps);
   torch::Tensor sum_over_ranks(std::vector<double> values) const;
   torch::Tensor gather_over_ranks(const torch::Tensor& rows) const;
   double slowest_median_step_ms() const;
@@ -105,9 +112,11 @@ class TrainingLog {
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
   Step step_;  // the step at hand
+  Phase phase_ = Phase::kData;  // the phase at hand and its beginning, on the host
+  std::chrono::steady_clock::time_point phase_begin_;
   std::vector<Step> steps_;  // of the epoch at hand
   std::vector<Row> rows_;  // of all epochs
-  std::vector<int64_t> all_reduce_bytes_;  // of the last step
+  c10::SmallVector<int64_t, 16> all_reduce_bytes_;  // of the last step
   Usage epoch_begin_;  // readings of the clocks
   Usage usage_;  // without the first epoch, which warms up, if there are more
   std::optional<std::chrono::system_clock::time_point> first_step_end_;

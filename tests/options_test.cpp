@@ -116,7 +116,7 @@ TEST_CASE("every option reaches its field") {
                                                    "--backend",
                                                    "gloo",
                                                    "--speedup",
-                                                   "none",
+                                                   "fused",
                                                    "--timeout",
                                                    "0.5",
                                                    "--rank",
@@ -279,11 +279,11 @@ TEST_CASE("choices") {
   check_refused({"50", "10", "--device", "gpu"}, "auto, cpu or cuda");
   check_refused({"50", "10", "--resume", "yes"}, "restart, auto or never");
   check_refused({"50", "10", "--sampler", ""}, "--sampler");
+  check_refused({"50", "10", "--speedup", "fuse"}, "none, fused or graph");
+  CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
   check_refused({"50", "10", "--dataset", "mnist"}, "synthetic, digits or fashion-mnist");
   for (const std::vector<std::string>& later :
-       std::vector<std::vector<std::string>>{{"--speedup", "fused"},
-                                             {"--speedup", "graph"},
-                                             {"--backend", "mpi"},
+       std::vector<std::vector<std::string>>{{"--backend", "mpi"},
                                              {"--batch-size", "auto"},
                                              {"--dataset", "a.safetensors"},
                                              {"--dataset", "a.csv"},

@@ -174,6 +174,86 @@ TEST_CASE("stages 04 and 05 end on stage 01's weights under torchrun and mpirun"
   }
 }
 
+TEST_CASE("fused, every stage ends on the weights that stage 01 reaches with autograd",
+          "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> fused = {"--speedup", "fused"};
+  const std::vector<std::vector<std::string>> workloads = {
+      {"3", "3", "--global-batch", "48", "--dataset", "digits", "--deterministic"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "adamw",
+       "--accumulate", "2"}};
+  for (const std::vector<std::string>& workload : workloads) {
+    const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
+    const Outcome alone = folder.run({kBin + "01_single_gpu"}, workload + fused);
+    CHECK(agrees(alone, reference));
+    CHECK(alone.digest != reference.digest);  // it was another engine
+    CHECK(folder
+              .run({kBin + "01_single_gpu"},
+                   workload + fused + std::vector<std::string>{"--threads", "2"})
+              .digest == alone.digest);
+    for (const int world_size : {1, 2, 3, 4}) {
+      for (const std::string program :
+           {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+        const Outcome outcome = folder.run(
+            {kBin + program},
+            workload + fused + std::vector<std::string>{"--nprocs", std::to_string(world_size)});
+        INFO(program << ", world size " << world_size << ": moved " << outcome.moved
+                     << ", stage 01 " << reference.moved);
+        CHECK(agrees(outcome, reference));
+        CHECK((outcome.digest == alone.digest) == (world_size == 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("fused, at world size 2 the digest is the same under every launcher, and in every run",
+          "[parity][launcher]") {
+  const Folder folder;
+  const std::vector<std::string> workload = {"3",         "3",      "--global-batch", "64",
+                                             "--dataset", "digits", "--speedup",      "fused"};
+  const std::vector<std::string> two = workload + std::vector<std::string>{"--nprocs", "2"};
+  const Outcome spawned = folder.run({kBin + "03_ddp_spawn"}, two);
+  CHECK(folder.run({kBin + "03_ddp_spawn"}, two).digest == spawned.digest);
+  CHECK(folder.run({kBin + "03_ddp_spawn_by_hand"}, two).digest == spawned.digest);
+  CHECK(folder.run(torchrun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload)
+            .digest == spawned.digest);
+  CHECK(
+      folder.run(mpirun(2), std::vector<std::string>{kBin + "04_ddp_launcher"} + workload).digest ==
+      spawned.digest);
+}
+
+TEST_CASE("fused, a resumed run has the bits of an unbroken one", "[parity][snapshot]") {
+  const Folder folder;
+  const std::vector<std::string> options = {"--dataset",   "digits", "--nprocs",  "2",
+                                            "--optimizer", "adam",   "--speedup", "fused"};
+  const std::string digest = folder.run({kBin + "03_ddp_spawn", "4", "2"}, options).digest;
+  const std::string snapshot =
+      fs::temp_directory_path() / ("ddp-fused-halves-" + std::to_string(getpid()));
+  for (const std::string epochs : {"2", "4"}) {
+    const RunResult result =
+        run_program(std::vector<std::string>{kBin + "03_ddp_spawn", epochs, "2"} + options +
+                    std::vector<std::string>{"--snapshot", snapshot, "--resume", "auto"});
+    INFO(result.out << result.err);
+    REQUIRE(result.exit_code == 0);
+    CHECK((result.out.find("digest " + digest) != std::string::npos) == (epochs == "4"));
+  }
+  fs::remove(snapshot);
+  fs::remove(snapshot + ".prev");
+}
+
+TEST_CASE("fused, the model is as talkative as it was", "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> options = {"1", "1", "--verbose", "--dataset-size", "32"};
+  const auto announced = [&](const std::vector<std::string>& more) {
+    const Outcome outcome =
+        folder.run({kBin + "02_data_parallel", "--nprocs", "2"}, options + more);
+    return std::count(outcome.lines.begin(), outcome.lines.end(),
+                      "In model: input [16, 20] on cpu");
+  };
+  CHECK(announced({}) == 2);
+  CHECK(announced({"--speedup", "fused"}) == 2);
+}
+
 TEST_CASE("at world size 2 the digest is the same under every launcher, and in every run",
           "[parity][launcher]") {
   const Folder folder;
@@ -342,4 +422,35 @@ TEST_CASE("on a GPU every stage ends where the CPU does", "[.][gpu]") {
                  reference));
   }
   CHECK(agrees(folder.run({kBin + "04_ddp_launcher"}, gpu), reference));  // alone: world size 1
+}
+
+TEST_CASE("on a GPU the fused step and its CUDA Graph end where autograd on the CPU does",
+          "[.][gpu]") {
+  const Folder folder;
+  // The last batch of an epoch is smaller; the learning rate changes with the epoch.
+  const std::vector<std::vector<std::string>> workloads = {
+      {"3", "3", "--dataset", "digits", "--global-batch", "48"},
+      {"3", "3", "--global-batch", "48", "--dataset-size", "500"},
+      {"3", "3", "--dataset", "digits", "--global-batch", "48", "--optimizer", "adam",
+       "--accumulate", "3", "--lr-schedule", "linear"}};
+  for (const std::vector<std::string>& workload : workloads) {
+    const Outcome reference = folder.run({kBin + "01_single_gpu"},
+                                         workload + std::vector<std::string>{"--device", "cpu"});
+    for (const std::string speedup : {"fused", "graph"}) {
+      const std::vector<std::string> gpu =
+          workload + std::vector<std::string>{"--device", "cuda", "--speedup", speedup};
+      const std::vector<std::string> one = gpu + std::vector<std::string>{"--nprocs", "1"};
+      INFO("--speedup " << speedup);
+      CHECK(agrees(folder.run({kBin + "01_single_gpu"}, gpu), reference));
+      CHECK(agrees(folder.run({kBin + "03_ddp_spawn"}, one), reference));
+      CHECK(agrees(folder.run({kBin + "03_ddp_spawn_by_hand"}, one), reference));
+      CHECK(agrees(folder.run({kBin + "04_ddp_launcher"}, gpu), reference));
+      CHECK(agrees(folder.run({kBin + "01_single_gpu"},
+                              gpu + std::vector<std::string>{"--metrics", "m.jsonl"}),
+                   reference));
+      if (speedup == "fused") {
+        CHECK(agrees(folder.run({kBin + "02_data_parallel"}, one), reference));
+      }
+    }
+  }
 }

@@ -5,7 +5,8 @@ usage: stage_diffs.py [--check]
 
 Without --check, rewrites the diff blocks in the stages' READMEs: the text after each marker `<!-- hunk N -->` is the N-th
 hunk between the stage and the one it builds on. With --check, changes nothing and fails if a README is out of date, a diff is over
-its budget, a stage is too long, or one holds an #ifdef.
+its budget, a stage is too long, or one holds an #ifdef. Either way fails if a code block in docs/ after a marker
+`<!-- excerpt FILE -->` does not stand in that file line by line.
 """
 
 import difflib
@@ -23,6 +24,7 @@ DIFFS = [
     ("04_ddp_launcher/main.cpp", "05_multinode/main.cpp", 12),
 ]
 TOTAL_BUDGET = 80  # from the first stage to the last
+EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 HUNK = re.compile(r"(<!-- hunk (\d+) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
 
 
@@ -72,8 +74,19 @@ def update_readme(before, after):
     return path, text, HUNK.sub(block, text), complaints
 
 
-def main(check):
+def wrong_excerpts():
     complaints = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for path, code in EXCERPT.findall(page.read_text()):
+            # Indentation aside: a page shows code without that of what surrounds it.
+            source = "\n".join(line.strip() for line in lines_of(path))
+            if "\n".join(line.strip() for line in code.splitlines()) not in source:
+                complaints.append(f"{page.relative_to(ROOT)}: shows what is not in {path}: {code.splitlines()[0]} ...")
+    return complaints
+
+
+def main(check):
+    complaints = wrong_excerpts()
     total = 0
     for before, after, budget in DIFFS:
         count = changed_code_lines(before, after)

@@ -2,7 +2,10 @@
 // functions.
 #pragma once
 
+#include <memory>
+
 #include "common/backends/backend.hpp"
+#include "common/backends/cuda_graph.hpp"
 
 namespace ddp {
 
@@ -13,6 +16,7 @@ struct CudaModule {
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
   const char* (*nccl_version)();
+  std::unique_ptr<GraphStream> (*make_graph_stream)(const torch::Device& device);
 };
 
 /// Opens the module, once. @return nullptr if this build has none

@@ -1,4 +1,4 @@
-// libddp_cuda.so: the only source that sees CUDA's and NCCL's headers.
+// libddp_cuda.so: the only source that sees NCCL's headers, and the module's table.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <torch/csrc/distributed/c10d/NCCLUtils.hpp>
@@ -32,6 +32,7 @@ const char* nccl_version() {
 
 extern "C" const ddp::CudaModule* ddp_cuda_module() {
   static const ddp::CudaModule module{.make_nccl_backend = ddp::make_nccl_backend,
-                                      .nccl_version = ddp::nccl_version};
+                                      .nccl_version = ddp::nccl_version,
+                                      .make_graph_stream = ddp::make_graph_stream};
   return &module;
 }

@@ -227,11 +227,11 @@ ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10
       backend_name_(std::move(backend_name)),
       device_(device) {}
 
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(torch::Tensor tensor) const {
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(
+    std::vector<torch::Tensor>& tensors) const {
   if (all_reduce_paused_) {
     return {};
   }
-  std::vector<torch::Tensor> tensors{std::move(tensor)};
   if (!wait_timer_enabled_) {
     return group_->getDefaultBackend()->allreduce(tensors);
   }
@@ -243,6 +243,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(torch::Tensor tens
     wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
   }
   return work;
+}
+
+void ProcessGroup::record_all_reduces(const c10::SmallVector<int64_t, 16>& bytes) const {
+  if (wait_timer_enabled_) {
+    wait_.all_reduce_bytes.append(bytes.begin(), bytes.end());
+  }
 }
 
 void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {

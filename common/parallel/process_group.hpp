@@ -1,6 +1,7 @@
 // common/parallel/process_group.hpp - the ranks of a job, and how they talk.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -17,7 +18,7 @@ namespace ddp {
 /// How long a rank waited for communication that nothing hid.
 struct CommunicationWait {
   double host_ms = 0;  ///< starting all-reduces and waiting for them
-  std::vector<int64_t> all_reduce_bytes;  ///< one entry per all-reduce that was started
+  c10::SmallVector<int64_t, 16> all_reduce_bytes;  ///< one entry per all-reduce that was started
   std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
   /// On a GPU only when the stream is idle.
   double milliseconds() const;
@@ -45,7 +46,12 @@ class ProcessGroup {
   void all_reduce(torch::Tensor tensor) const { wait(start_all_reduce(std::move(tensor))); }
   /// The same without waiting: hand the result to wait() before reading the tensor.
   /// @return nothing to wait for while all-reduces are paused
-  c10::intrusive_ptr<c10d::Work> start_all_reduce(torch::Tensor tensor) const;
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(torch::Tensor tensor) const {
+    std::vector<torch::Tensor> tensors{std::move(tensor)};
+    return start_all_reduce(tensors);
+  }
+  /// The same for a vector of one tensor, as c10d wants it, that the caller makes only once.
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(std::vector<torch::Tensor>& tensors) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
   /// Copies rank 0's `tensor` to all ranks, in place.
   void broadcast(torch::Tensor tensor) const;
@@ -67,6 +73,8 @@ class ProcessGroup {
   /// What this rank waited since the last call. Recorded once enable_wait_timer() has been called.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
   void enable_wait_timer() { wait_timer_enabled_ = true; }
+  /// Counts all-reduces that a CUDA Graph repeats without a call of start_all_reduce().
+  void record_all_reduces(const c10::SmallVector<int64_t, 16>& bytes) const;
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
   /// communication were free?
   void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }

@@ -1,0 +1,146 @@
+#include <torch/torch.h>
+
+#include <array>
+#include <utility>
+
+#include "common/fused/engine.hpp"
+
+namespace ddp::fused {
+namespace {
+
+/// What cross entropy ignores if it is told nothing else; no dataset has such a class.
+constexpr int64_t kIgnoreIndex = -100;
+
+class AtenEngine : public RepeatableEngine {
+ public:
+  AtenEngine(MlpStorage storage, int64_t max_samples)
+      : storage_(std::move(storage)), regression_(storage_.widths.back() == 1) {
+    const torch::TensorOptions options = storage_.weights.front().options().requires_grad(false);
+    for (const int64_t width : storage_.widths) {
+      activations_.push_back(torch::zeros({max_samples, width}, options));
+    }
+    // The input has no gradient; that of the outputs has two stages, see differentiate_loss().
+    for (size_t i = 1; i < storage_.widths.size(); ++i) {
+      gradients_.push_back(torch::zeros({max_samples, storage_.widths[i]}, options));
+    }
+    log_probabilities_ = torch::zeros_like(gradients_.back());
+    log_probability_gradients_ = torch::zeros_like(gradients_.back());
+    for (torch::Tensor* const scalar : {&loss_, &loss_gradient_, &loss_divisor_, &total_weight_}) {
+      *scalar = torch::zeros({}, options);
+    }
+    targets_ = regression_ ? torch::zeros({max_samples, 1}, options)
+                           : torch::zeros({max_samples}, options.dtype(torch::kInt64));
+    squares_ = torch::zeros({regression_ ? max_samples : 0, 1}, options);
+  }
+
+  void load(const Work& work) override {
+    const torch::NoGradGuard no_grad;
+    activations_.front()
+        .narrow(0, 0, work.samples)
+        .copy_(work.batch.input.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
+    targets_.narrow(0, 0, work.samples)
+        .copy_(work.batch.target.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
+    // Written only when they change: two launches less in nearly every step.
+    const std::array<double, 2> scales = {work.gradient_scale, work.batch.step_samples_per_rank};
+    if (scales != scales_) {
+      loss_gradient_.fill_(work.gradient_scale);
+      loss_divisor_.fill_(work.batch.step_samples_per_rank);
+      scales_ = scales;
+    }
+  }
+
+  void compute(int64_t samples, bool accumulate, const Progress& progress) override {
+    const torch::NoGradGuard no_grad;
+    progress.begin_phase(Phase::kForward);
+    forward(samples);
+    differentiate_loss(samples);
+    progress.begin_phase(Phase::kBackward);
+    backward(samples, accumulate, progress);
+  }
+
+  const torch::Tensor& loss() const override { return loss_; }
+
+ private:
+  static torch::Tensor first(const torch::Tensor& tensor, int64_t samples) {
+    return tensor.narrow(0, 0, samples);
+  }
+
+  void forward(int64_t samples) {
+    for (size_t i = 0; i < storage_.layers(); ++i) {
+      torch::Tensor output = first(activations_[i + 1], samples);
+      at::addmm_out(output, storage_.biases[i], first(activations_[i], samples),
+                    storage_.weights[i].t());
+      if (i + 1 < storage_.layers()) {
+        at::relu_(output);
+      }
+    }
+  }
+
+  void differentiate_loss(int64_t samples) {
+    const torch::Tensor output = first(activations_.back(), samples);
+    const torch::Tensor targets = first(targets_, samples);
+    torch::Tensor gradient = first(gradients_.back(), samples);
+    if (regression_) {
+      torch::Tensor squares = first(squares_, samples);
+      at::mse_loss_out(squares, output, targets, at::Reduction::None);
+      at::sum_out(loss_, squares, at::IntArrayRef({0, 1}));
+      at::mse_loss_backward_out(gradient, loss_gradient_, output, targets, at::Reduction::Sum);
+    } else {
+      torch::Tensor log_probabilities = first(log_probabilities_, samples);
+      torch::Tensor log_probability_gradients = first(log_probability_gradients_, samples);
+      at::_log_softmax_out(log_probabilities, output, 1, /*half_to_float=*/false);
+      at::nll_loss_forward_out(loss_, total_weight_, log_probabilities, targets, /*weight=*/{},
+                               at::Reduction::Sum, kIgnoreIndex);
+      at::nll_loss_backward_out(log_probability_gradients, loss_gradient_, log_probabilities,
+                                targets, /*weight=*/{}, at::Reduction::Sum, kIgnoreIndex,
+                                total_weight_);
+      at::_log_softmax_backward_data_out(gradient, log_probability_gradients, log_probabilities, 1,
+                                         torch::kFloat32);
+    }
+    loss_.div_(loss_divisor_);
+  }
+
+  void backward(int64_t samples, bool accumulate, const Progress& progress) {
+    for (size_t i = storage_.layers(); i-- > 0;) {
+      const torch::Tensor gradient = first(gradients_[i], samples);
+      const torch::Tensor input = first(activations_[i], samples);
+      torch::Tensor& weight_gradient = storage_.weight_gradients[i];
+      torch::Tensor& bias_gradient = storage_.bias_gradients[i];
+      if (accumulate) {
+        at::addmm_out(weight_gradient, weight_gradient, gradient.t(), input);
+        bias_gradient.add_(gradient.sum(0));
+      } else {
+        at::mm_out(weight_gradient, gradient.t(), input);
+        at::sum_out(bias_gradient, gradient, at::IntArrayRef({0}));
+      }
+      progress.gradient_ready(i);
+      if (i > 0) {
+        torch::Tensor input_gradient = first(gradients_[i - 1], samples);
+        at::mm_out(input_gradient, gradient, storage_.weights[i]);
+        at::threshold_backward_out(input_gradient, input_gradient, input, 0);
+      }
+    }
+  }
+
+  MlpStorage storage_;
+  bool regression_;
+  std::vector<torch::Tensor> activations_;  // (samples, width) of every width, the input's too
+  std::vector<torch::Tensor> gradients_;  // likewise, of each layer's output
+  torch::Tensor targets_;
+  torch::Tensor squares_;  // regression only
+  torch::Tensor log_probabilities_;
+  torch::Tensor log_probability_gradients_;
+  torch::Tensor loss_;
+  torch::Tensor loss_gradient_;  // Work::gradient_scale, where the operators can read it
+  torch::Tensor loss_divisor_;
+  torch::Tensor total_weight_;  // of the targets; only nll_loss wants it
+  std::array<double, 2> scales_{};
+};
+
+}  // namespace
+
+std::unique_ptr<RepeatableEngine> make_aten_engine(const MlpStorage& storage, int64_t max_samples) {
+  return std::make_unique<AtenEngine>(storage, max_samples);
+}
+
+}  // namespace ddp::fused

@@ -1,0 +1,43 @@
+#include "common/fused/graph_cache.hpp"
+
+#include "common/backends/cuda_module.hpp"
+
+namespace ddp::fused {
+namespace {
+
+/// Enough for every library to have made its handles and chosen its kernels.
+constexpr int kRunsBeforeCapture = 3;
+
+}  // namespace
+
+GraphCache::GraphCache(const torch::Device& device)
+    : stream_(cuda_module()->make_graph_stream(device)) {}
+
+void GraphCache::run(size_t kind, double learning_rate, const ProcessGroup* process_group,
+                     c10::function_ref<void()> work) {
+  if (learning_rate != learning_rate_) {
+    for (Graph& graph : graphs_) {
+      graph.captured.reset();
+    }
+    learning_rate_ = learning_rate;
+  }
+  Graph& graph = graphs_[kind];
+  if (graph.runs < kRunsBeforeCapture) {
+    ++graph.runs;
+    stream_->run(work);
+    return;
+  }
+  if (graph.captured == nullptr) {
+    graph.captured = stream_->capture(work);
+    if (process_group != nullptr) {
+      // Events that were recorded belong to the capture. What remains is how much is all-reduced.
+      graph.all_reduce_bytes = process_group->take_wait().all_reduce_bytes;
+    }
+  }
+  graph.captured->replay();
+  if (process_group != nullptr) {
+    process_group->record_all_reduces(graph.all_reduce_bytes);
+  }
+}
+
+}  // namespace ddp::fused

@@ -1,0 +1,42 @@
+// common/fused/graph_cache.hpp - the CUDA Graphs of a training step.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <memory>
+
+#include "common/backends/cuda_graph.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp::fused {
+
+/// A graph repeats exactly what it captured. So there is one for each kind of micro-batch (first of
+/// its step or not, last of its step or not), for whole batches only, and all are captured anew
+/// when the learning rate changes.
+class GraphCache {
+ public:
+  static constexpr size_t kKinds = 4;
+
+  explicit GraphCache(const torch::Device& device);
+
+  /// Executes `work`: a few times as it is, then as a graph.
+  /// @param kind in [0, kKinds); `work` must be the same for each kind
+  /// @param process_group that `work` uses, or none
+  void run(size_t kind, double learning_rate, const ProcessGroup* process_group,
+           c10::function_ref<void()> work);
+
+ private:
+  struct Graph {
+    int runs = 0;  // uncaptured ones
+    std::unique_ptr<CapturedWork> captured;
+    c10::SmallVector<int64_t, 16> all_reduce_bytes;
+  };
+
+  std::unique_ptr<GraphStream> stream_;
+  std::array<Graph, kKinds> graphs_;
+  double learning_rate_ = 0;
+};
+
+}  // namespace ddp::fused

@@ -1,0 +1,429 @@
+#include "common/fused/kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+// Note [Instruction sets]
+// The bodies are written once, with the compiler's portable vectors, and inlined into one function
+// per instruction set: `target` says what the compiler may use in there, and the processor decides
+// at run time which is called. Nothing is compiled with -march=native, so one binary serves all.
+
+// Note [Tiles]
+// A product is computed in tiles of c that stay in registers: 6 rows by up to 4 vectors. For each
+// step in depth a tile reads 6 scalars of a, each multiplied with the same 4 vectors of b. So only
+// b must be contiguous along its rows, and it is always an activation: (features, samples) or
+// (samples, features). The weights are read where they lie, never packed or transposed, which is
+// why this beats a general matrix product here: with 32 or 64 samples that would copy as much as it
+// computes.
+
+namespace ddp::fused {
+namespace {
+
+constexpr int64_t kDepthBlock = 192;
+
+#define DDP_INLINE [[gnu::always_inline]] static inline
+
+template <int kLanes>
+struct Vectors {
+  typedef float Float __attribute__((vector_size(4 * kLanes)));
+  typedef int32_t Int __attribute__((vector_size(4 * kLanes)));
+  // What may lie anywhere in an array of floats.
+  typedef float Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+};
+
+template <int kLanes, int kTileVectors>
+struct Body {
+  using Float = typename Vectors<kLanes>::Float;
+  using Int = typename Vectors<kLanes>::Int;
+  using Unaligned = typename Vectors<kLanes>::Unaligned;
+
+  // Vectors are passed by reference: by value they would need an instruction set's own calling
+  // convention.
+  DDP_INLINE void load(Float& to, const float* from) {
+    to = *reinterpret_cast<const Unaligned*>(from);
+  }
+  DDP_INLINE void store(float* to, const Float& from) { *reinterpret_cast<Unaligned*>(to) = from; }
+  DDP_INLINE void fill(Float& to, float value) { to = value - Float{}; }
+
+  /// Calls `visit(r, v)` for every vector of a tile. Unrolled, so that the tile stays in registers.
+  template <int kRows, int kVectors, typename Visit>
+  DDP_INLINE void for_tile(const Visit& visit) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        visit(r, v);
+      }
+    }
+  }
+
+  /// Adds the terms [from, from + kDepthBlock) of the sums, or what is left of them.
+  template <int kRows, int kVectors>
+  DDP_INLINE void tile(const Product& p, int64_t row, int64_t column, int64_t from, float* c,
+                       int64_t c_row) {
+    Float sum[size_t{kRows}][size_t{kVectors}];
+    if (p.accumulate || from > 0) {
+      for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+        load(sum[r][v], c + r * c_row + v * kLanes);
+      });
+    } else {
+      for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+        sum[r][v] = Float{};
+        if (p.bias != nullptr) {
+          sum[r][v] += p.bias[row + r];
+        }
+      });
+    }
+    const float* a = p.a + row * p.a_row + from * p.a_depth;
+    const float* b = p.b + column + from * p.b_row;
+    const int64_t a_row = p.a_row;
+    const int64_t a_depth = p.a_depth;
+    const int64_t b_row = p.b_row;
+    for (int64_t k = std::min(p.depth - from, kDepthBlock); k > 0; --k) {
+      Float factor[size_t{kVectors}];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        load(factor[v], b + v * kLanes);
+      }
+      for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+        sum[r][v] += a[r * a_row] * factor[v];
+      });
+      a += a_depth;
+      b += b_row;
+    }
+    if (p.after != After::kNothing && p.depth - from <= kDepthBlock) {
+      // `<= 0`, not `> 0`: what is not a number must stay so.
+      if (p.after == After::kRelu) {
+        for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+          sum[r][v] = sum[r][v] <= Float{} ? Float{} : sum[r][v];
+        });
+      } else {
+        const float* const activations = p.activations + row * p.c_row + column;
+        for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+          Float activation;
+          load(activation, activations + r * p.c_row + v * kLanes);
+          sum[r][v] = activation <= Float{} ? Float{} : sum[r][v];
+        });
+      }
+    }
+    for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+      store(c + r * c_row + v * kLanes, sum[r][v]);
+    });
+  }
+
+  /// In blocks of the depth: short sums that are added up have smaller rounding errors than one
+  /// long sum.
+  template <typename Tile, int kRows, int kVectors>
+  DDP_INLINE void whole_depth(const Product& p, int64_t row, int64_t column, float* c,
+                              int64_t c_row) {
+    int64_t from = 0;
+    do {
+      Tile::template run<kRows, kVectors>(p, row, column, from, c, c_row);
+      from += kDepthBlock;
+    } while (from < p.depth);
+  }
+
+  template <typename Tile, int kVectors>
+  DDP_INLINE void columns_of(const Product& p, int64_t begin, int64_t end, int64_t column) {
+    int64_t row = begin;
+    for (; row + kTileRows <= end; row += kTileRows) {
+      whole_depth<Tile, kTileRows, kVectors>(p, row, column, p.c + row * p.c_row + column, p.c_row);
+    }
+    for (; row < end; ++row) {
+      whole_depth<Tile, 1, kVectors>(p, row, column, p.c + row * p.c_row + column, p.c_row);
+    }
+  }
+
+  /// The last columns, fewer than a vector: b has room for a whole one, c has not.
+  template <typename Tile>
+  DDP_INLINE void last_columns_of(const Product& p, int64_t begin, int64_t end, int64_t column) {
+    const size_t bytes = static_cast<size_t>(p.columns - column) * sizeof(float);
+    for (int64_t row = begin; row < end;) {
+      alignas(64) float part[size_t{kTileRows} * size_t{kLanes}]{};
+      const int64_t rows = end - row >= kTileRows ? kTileRows : 1;
+      float* const c = p.c + row * p.c_row + column;
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(part + r * kLanes, c + r * p.c_row, bytes);
+      }
+      if (rows == kTileRows) {
+        whole_depth<Tile, kTileRows, 1>(p, row, column, part, kLanes);
+      } else {
+        whole_depth<Tile, 1, 1>(p, row, column, part, kLanes);
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(c + r * p.c_row, part + r * kLanes, bytes);
+      }
+      row += rows;
+    }
+  }
+
+  template <typename Tile>
+  DDP_INLINE void multiply(const Product& p, int64_t begin, int64_t end) {
+    int64_t column = 0;
+    for (; column + kTileVectors * kLanes <= p.columns; column += kTileVectors * kLanes) {
+      columns_of<Tile, kTileVectors>(p, begin, end, column);
+    }
+    if constexpr (kTileVectors > 3) {
+      if (column + 3 * kLanes <= p.columns) {
+        columns_of<Tile, 3>(p, begin, end, column);
+        column += 3 * kLanes;
+      }
+    }
+    if constexpr (kTileVectors > 2) {
+      if (column + 2 * kLanes <= p.columns) {
+        columns_of<Tile, 2>(p, begin, end, column);
+        column += 2 * kLanes;
+      }
+    }
+    if (column + kLanes <= p.columns) {
+      columns_of<Tile, 1>(p, begin, end, column);
+      column += kLanes;
+    }
+    if (column < p.columns) {
+      last_columns_of<Tile>(p, begin, end, column);
+    }
+  }
+
+  DDP_INLINE void transpose(const float* from, int64_t from_row, int64_t rows, int64_t columns,
+                            float* to, int64_t to_row) {
+    using Four = typename Vectors<4>::Float;
+    using UnalignedFour = typename Vectors<4>::Unaligned;
+    const auto scalar_part = [&](int64_t i, int64_t j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    };
+    const int64_t whole_rows = rows / 4 * 4;
+    const int64_t whole_columns = columns / 4 * 4;
+    for (int64_t i = 0; i < whole_rows; i += 4) {
+      for (int64_t j = 0; j < whole_columns; j += 4) {
+        const float* const source = from + i * from_row + j;
+        const Four r0 = *reinterpret_cast<const UnalignedFour*>(source);
+        const Four r1 = *reinterpret_cast<const UnalignedFour*>(source + from_row);
+        const Four r2 = *reinterpret_cast<const UnalignedFour*>(source + 2 * from_row);
+        const Four r3 = *reinterpret_cast<const UnalignedFour*>(source + 3 * from_row);
+        const Four low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
+        const Four low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+        const Four high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
+        const Four high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+        float* const target = to + j * to_row + i;
+        *reinterpret_cast<UnalignedFour*>(target) =
+            __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+        *reinterpret_cast<UnalignedFour*>(target + to_row) =
+            __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+        *reinterpret_cast<UnalignedFour*>(target + 2 * to_row) =
+            __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+        *reinterpret_cast<UnalignedFour*>(target + 3 * to_row) =
+            __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+      }
+      for (int64_t j = whole_columns; j < columns; ++j) {
+        for (int64_t r = i; r < i + 4; ++r) {
+          scalar_part(r, j);
+        }
+      }
+    }
+    for (int64_t i = whole_rows; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        scalar_part(i, j);
+      }
+    }
+  }
+
+  DDP_INLINE void sum_rows(const float* matrix, int64_t row, int64_t rows, int64_t columns,
+                           float* sums, bool accumulate) {
+    for (int64_t i = 0; i < rows; ++i) {
+      Float total{};
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        Float part;
+        load(part, matrix + i * row + j);
+        total += part;
+      }
+      float lanes[size_t{kLanes}];
+      std::memcpy(lanes, &total, sizeof(lanes));
+      for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int lane = 0; lane < width; ++lane) {
+          lanes[lane] += lanes[lane + width];
+        }
+      }
+      sums[i] = accumulate ? sums[i] + lanes[0] : lanes[0];
+    }
+  }
+
+  /// e^x for x <= 0, to 2 units in the last place; below -87 not less than e^-87.
+  DDP_INLINE void exponential(Float& x) {
+    Float lowest;
+    fill(lowest, -87.0F);
+    x = x < lowest ? lowest : x;  // NaN stays
+    // x = n ln 2 + r: adding 1.5 * 2^23 rounds to an integer, which then is in the lowest bits.
+    constexpr float kRound = 12582912.0F;
+    const Float shifted = x * 1.44269504F + kRound;
+    const Float n = shifted - kRound;
+    const Float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+    Float y = r * 1.9875691500e-4F + 1.3981999507e-3F;
+    y = y * r + 8.3334519073e-3F;
+    y = y * r + 4.1665795894e-2F;
+    y = y * r + 1.6666665459e-1F;
+    y = y * r + 5.0000001201e-1F;
+    y = y * (r * r) + r + 1.0F;
+    Int exponent;
+    std::memcpy(&exponent, &shifted, sizeof(exponent));
+    exponent = (exponent + 127) << 23;  // what is above the lowest 9 bits is shifted out
+    Float power;
+    std::memcpy(&power, &exponent, sizeof(power));
+    x = y * power;
+  }
+
+  DDP_INLINE double cross_entropy(const CrossEntropy& task) {
+    alignas(64) float target_logits[kMaxColumns];
+    alignas(64) float largest[kMaxColumns];
+    alignas(64) float sums[kMaxColumns];
+    for (int64_t i = 0; i < task.samples; ++i) {
+      target_logits[i] = task.logits[task.targets[i] * task.logits_row + i];
+    }
+    for (int64_t column = 0; column < task.columns; column += kLanes) {
+      float* const logits = task.logits + column;
+      Float most;
+      load(most, logits);
+      for (int64_t c = 1; c < task.classes; ++c) {
+        Float logit;
+        load(logit, logits + c * task.logits_row);
+        most = logit > most ? logit : most;
+      }
+      Float sum{};
+      for (int64_t c = 0; c < task.classes; ++c) {
+        Float power;
+        load(power, logits + c * task.logits_row);
+        power -= most;
+        exponential(power);
+        sum += power;
+        store(logits + c * task.logits_row, power);
+      }
+      const Float factor = task.gradient_scale / sum;
+      for (int64_t c = 0; c < task.classes; ++c) {
+        Float power;
+        load(power, logits + c * task.logits_row);
+        store(logits + c * task.logits_row, power * factor);
+      }
+      store(largest + column, most);
+      store(sums + column, sum);
+    }
+    double loss = 0;
+    for (int64_t i = 0; i < task.samples; ++i) {
+      task.logits[task.targets[i] * task.logits_row + i] -= task.gradient_scale;
+      loss += static_cast<double>(std::log(sums[i]) + (largest[i] - target_logits[i]));
+    }
+    for (int64_t c = 0; c < task.classes && task.samples < task.columns; ++c) {
+      std::fill(task.logits + c * task.logits_row + task.samples,
+                task.logits + c * task.logits_row + task.columns, 0.0F);
+    }
+    return loss;
+  }
+
+  DDP_INLINE void update(const Update& task, int64_t begin, int64_t end) {
+    float* const __restrict__ w = task.weights;
+    const float* const __restrict__ g = task.gradients;
+    float* const __restrict__ m = task.first_moment;
+    float* const __restrict__ v = task.second_moment;
+    const Update t = task;
+    switch (t.rule) {
+      case Update::Rule::kSgd:
+        for (int64_t i = begin; i < end; ++i) {
+          w[i] -= t.rate * g[i];
+        }
+        break;
+      case Update::Rule::kMomentum:
+        for (int64_t i = begin; i < end; ++i) {
+          m[i] = t.beta1 * m[i] + g[i];
+          w[i] -= t.rate * m[i];
+        }
+        break;
+      case Update::Rule::kAdam:
+        for (int64_t i = begin; i < end; ++i) {
+          m[i] += t.one_minus_beta1 * (g[i] - m[i]);
+          v[i] = t.beta2 * v[i] + t.one_minus_beta2 * g[i] * g[i];
+          w[i] = t.shrink * w[i] - t.rate * m[i] / (std::sqrt(v[i]) * t.correction2 + t.epsilon);
+        }
+        break;
+    }
+  }
+
+  DDP_INLINE void add(float* __restrict__ sum, const float* __restrict__ term, int64_t begin,
+                      int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      sum[i] += term[i];
+    }
+  }
+};
+
+// One set of functions per instruction set: (namespace, target, lanes of a vector, vectors of a
+// tile). A tile and the vectors it reads must fit the registers: 32 with AVX-512 and NEON, else 16.
+#define DDP_KERNELS(NAME, TARGET, LANES, VECTORS)                                                 \
+  namespace NAME {                                                                                \
+  using B = Body<LANES, VECTORS>;                                                                 \
+  struct Tile {                                                                                   \
+    /* A function of its own: inlined, the loops' variables would be too many for the registers.  \
+     */                                                                                           \
+    template <int kRows, int kVectors>                                                            \
+    TARGET [[gnu::noinline]] static void run(const Product& product, int64_t row, int64_t column, \
+                                             int64_t from, float* c, int64_t c_row) {             \
+      B::tile<kRows, kVectors>(product, row, column, from, c, c_row);                             \
+    }                                                                                             \
+  };                                                                                              \
+  TARGET void multiply(const Product& product, int64_t begin, int64_t end) {                      \
+    B::multiply<Tile>(product, begin, end);                                                       \
+  }                                                                                               \
+  TARGET void transpose(const float* from, int64_t from_row, int64_t rows, int64_t columns,       \
+                        float* to, int64_t to_row) {                                              \
+    B::transpose(from, from_row, rows, columns, to, to_row);                                      \
+  }                                                                                               \
+  TARGET void sum_rows(const float* matrix, int64_t row, int64_t rows, int64_t columns,           \
+                       float* sums, bool accumulate) {                                            \
+    B::sum_rows(matrix, row, rows, columns, sums, accumulate);                                    \
+  }                                                                                               \
+  TARGET double cross_entropy(const CrossEntropy& task) {                                         \
+    return B::cross_entropy(task);                                                                \
+  }                                                                                               \
+  TARGET void update(const Update& task, int64_t begin, int64_t end) {                            \
+    B::update(task, begin, end);                                                                  \
+  }                                                                                               \
+  TARGET void add(float* sum, const float* term, int64_t begin, int64_t end) {                    \
+    B::add(sum, term, begin, end);                                                                \
+  }                                                                                               \
+  constexpr Kernels kKernels{#NAME, multiply, transpose, sum_rows, cross_entropy, update, add};   \
+  }
+
+#if defined(__x86_64__)
+DDP_KERNELS(portable, , 4, 2)
+DDP_KERNELS(avx2, [[gnu::target("avx2,fma")]], 8, 2)
+DDP_KERNELS(avx512, [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma")]], 16, 4)
+#else
+DDP_KERNELS(portable, , 4, 4)
+#endif
+
+std::vector<const Kernels*> find_kernels() {
+  std::vector<const Kernels*> usable{&portable::kKernels};
+#if defined(__x86_64__)
+  // These ask the operating system too, not only the processor.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    usable.push_back(&avx2::kKernels);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      usable.push_back(&avx512::kKernels);
+    }
+  }
+#endif
+  return usable;
+}
+
+}  // namespace
+
+const std::vector<const Kernels*>& all_kernels() {
+  static const std::vector<const Kernels*> all = find_kernels();
+  return all;
+}
+
+const Kernels& kernels() {
+  static const Kernels& best = *all_kernels().back();
+  return best;
+}
+
+}  // namespace ddp::fused

@@ -1,0 +1,515 @@
+// --speedup fused against autograd: the same gradients, the same weights, and no allocation.
+#include "common/fused_step.hpp"
+
+#include <sys/resource.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "common/dataset.hpp"
+#include "common/flat_parameters.hpp"
+#include "common/fused/engine.hpp"
+#include "common/parallel/data_parallel.hpp"
+#include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/count_allocations.hpp"
+#include "tests/support/threads_as_ranks.hpp"
+
+namespace {
+
+using ddp::Batch;
+using ddp::Options;
+using ddp::ProcessGroup;
+using ddp::fused::Engine;
+
+using MakeEngine = std::unique_ptr<Engine> (*)(const ddp::fused::MlpStorage& storage,
+                                               int64_t max_samples, size_t threads);
+
+std::unique_ptr<Engine> host_engine(const ddp::fused::MlpStorage& storage, int64_t max_samples,
+                                    size_t threads) {
+  return ddp::fused::make_host_engine(storage, max_samples, threads);
+}
+
+/// What runs on a GPU; here on the CPU, which has the same operators.
+std::unique_ptr<Engine> aten_engine(const ddp::fused::MlpStorage& storage, int64_t max_samples,
+                                    size_t) {
+  return ddp::fused::make_aten_engine(storage, max_samples);
+}
+
+struct Case {
+  std::vector<int64_t> widths;
+  int64_t samples;
+  std::string text() const {
+    std::ostringstream out;
+    out << "widths " << widths << ", " << samples << " samples";
+    return out.str();
+  }
+};
+
+Case random_case(std::mt19937_64& random) {
+  const auto between = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
+  Case result;
+  for (int64_t layers = between(1, 5); layers >= 0; --layers) {
+    result.widths.push_back(between(1, random() % 2 == 0 ? 20 : 300));
+  }
+  if (random() % 3 == 0) {
+    result.widths.back() = 1;  // regression
+  }
+  result.samples = between(1, 65);
+  return result;
+}
+
+Batch random_batch(const Case& shape) {
+  const bool regression = shape.widths.back() == 1;
+  return {torch::randn({shape.samples, shape.widths.front()}),
+          regression ? torch::randn({shape.samples, 1})
+                     : torch::randint(shape.widths.back(), {shape.samples}, torch::kInt64),
+          static_cast<double>(shape.samples), true, 1};
+}
+
+/// No unit of a hidden layer is so close to 0 that rounding decides whether ReLU lets it through.
+bool is_clear_of_zero(const ddp::Mlp& model, const torch::Tensor& input) {
+  if (input.size(0) == 0) {
+    return true;
+  }
+  const torch::NoGradGuard no_grad;
+  const std::vector<torch::Tensor> parameters = model->parameters();
+  torch::Tensor activation = input.to(torch::kFloat64);
+  for (size_t i = 0; i + 2 < parameters.size(); i += 2) {
+    const torch::Tensor sums = torch::addmm(parameters[i + 1].to(torch::kFloat64), activation,
+                                            parameters[i].to(torch::kFloat64).t());
+    if (!sums.abs().gt(3e-6 * sums.abs().max()).all().item<bool>()) {
+      return false;
+    }
+    activation = sums.relu();
+  }
+  return true;
+}
+
+/// Of the largest gradient of the same parameter. Written so that NaN fails.
+bool gradients_agree(const std::vector<torch::Tensor>& ours,
+                     const std::vector<torch::Tensor>& theirs, double relative) {
+  for (size_t i = 0; i < theirs.size() && i < ours.size(); ++i) {
+    const double bound = relative * theirs[i].abs().max().item<double>() + 1e-12;
+    if (!(ours[i] - theirs[i]).abs().le(bound).all().item<bool>()) {
+      return false;
+    }
+  }
+  return ours.size() == theirs.size();
+}
+
+std::vector<torch::Tensor> autograd_gradients(const ddp::Mlp& model,
+                                              const std::vector<Batch>& batches) {
+  ddp::Mlp copy = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
+  for (const Batch& batch : batches) {
+    ddp::loss(copy->forward(batch.input), batch).backward();
+  }
+  std::vector<torch::Tensor> gradients;
+  for (const torch::Tensor& parameter : copy->parameters()) {
+    gradients.push_back(parameter.grad());
+  }
+  return gradients;
+}
+
+void run_engine(Engine& engine, const Batch& batch, bool accumulate) {
+  engine.run({batch, 0, batch.input.size(0), 1 / batch.step_samples_per_rank, accumulate},
+             {[](ddp::Phase) {}, [](size_t) {}});
+}
+
+Options options_for(const std::vector<int64_t>& layers, int64_t batch, const std::string& speedup) {
+  Options options;
+  options.program = "fused_step_test";
+  options.layers = layers;
+  options.batch_per_rank = batch;
+  options.speedup = speedup;
+  options.total_epochs = 2;
+  options.quiet = true;
+  return options;
+}
+
+/// The loop of stages 01 (one device) and 02. @return the weights before and after
+std::pair<torch::Tensor, torch::Tensor> train(const Options& options, size_t replicas) {
+  const std::vector<torch::Device> devices(replicas, torch::kCPU);
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+  ddp::DataLoader loader(
+      dataset.train, sampler,
+      {ddp::resolve_batch_per_rank(options, 1), options.accumulate, torch::kCPU});
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers);
+  ddp::Optimizer optimizer(*model, options);
+  ddp::FusedStep fused_step(options, model, optimizer, devices);
+  ddp::TrainingLog log(options, model, torch::kCPU);
+  const torch::Tensor before = ddp::parameter_vector(*model);
+  for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
+    loader.set_epoch(epoch);
+    optimizer.set_epoch(epoch);
+    log.begin_epoch(epoch);
+    for (const Batch& batch : loader) {
+      if (fused_step.run(batch, log)) {
+        continue;
+      }
+      const torch::Tensor loss = ddp::loss(ddp::data_parallel(model, batch.input, devices), batch);
+      loss.backward();
+      if (batch.completes_step) {
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      log.end(batch, loss);
+    }
+    log.end_epoch();
+  }
+  return {before, ddp::parameter_vector(*model)};
+}
+
+/// Both moved, by the same distance, to the same place.
+bool same_training(const std::pair<torch::Tensor, torch::Tensor>& ours,
+                   const std::pair<torch::Tensor, torch::Tensor>& theirs) {
+  const double moved = (theirs.second - theirs.first).norm().item<double>();
+  return torch::equal(ours.first, theirs.first) && moved > 1e-3 &&
+         (ours.second - theirs.second).norm().item<double>() <= 1e-4 * moved;
+}
+
+int64_t minor_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
+}  // namespace
+
+TEST_CASE("hand-written gradients are autograd's, for any MLP", "[fused]") {
+  std::mt19937_64 random(7);
+  for (int repetition = 0; repetition < 60; ++repetition) {
+    const Case shape = random_case(random);
+    torch::manual_seed(static_cast<uint64_t>(repetition));
+    ddp::Mlp model(shape.widths);
+    Batch batch = random_batch(shape);
+    int tries = 1;
+    while (!is_clear_of_zero(model, batch.input) && tries < 300) {
+      batch = random_batch(shape);
+      ++tries;
+    }
+    INFO(shape.text() << ", " << tries << " tries");
+    REQUIRE(tries < 300);
+    const std::vector<torch::Tensor> expected = autograd_gradients(model, {batch});
+    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+    const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+    const double expected_loss = ddp::loss(model->forward(batch.input), batch).item<double>();
+    for (const MakeEngine make_engine : {host_engine, aten_engine}) {
+      const auto engine = make_engine(storage, shape.samples, 1);
+      flat.grad.fill_(std::numeric_limits<double>::quiet_NaN());  // all of it is to be replaced
+      run_engine(*engine, batch, /*accumulate=*/false);
+      std::vector<torch::Tensor> ours;
+      for (const torch::Tensor& parameter : flat.parameters) {
+        ours.push_back(parameter.grad().clone());
+      }
+      CHECK(gradients_agree(ours, expected, 2e-6));
+      CHECK(engine->loss().item<double>() == Approx(expected_loss).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("the gradient check notices NaN and a wrong element", "[fused]") {
+  const std::vector<torch::Tensor> right = {torch::ones({3})};
+  CHECK(gradients_agree({torch::ones({3})}, right, 1e-6));
+  CHECK_FALSE(gradients_agree({torch::tensor({1.0F, 1.0F, 1.001F})}, right, 1e-6));
+  CHECK_FALSE(gradients_agree({torch::tensor({1.0F, 1.0F, NAN})}, right, 1e-6));
+  CHECK_FALSE(gradients_agree({}, right, 1e-6));
+}
+
+TEST_CASE("large batches are computed in parts, micro-batches add up, threads change no bit",
+          "[fused]") {
+  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
+    torch::manual_seed(11);
+    ddp::Mlp model(std::vector<int64_t>{50, 130, 90, 7});
+    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+    const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+    std::vector<Batch> batches;
+    for (const int64_t samples : {200, 64, 0, 3}) {
+      Batch batch = random_batch({{50, 130, 90, 7}, samples});
+      for (int tries = 0; !is_clear_of_zero(model, batch.input); ++tries) {
+        REQUIRE(tries < 300);
+        batch = random_batch({{50, 130, 90, 7}, samples});
+      }
+      batch.step_samples_per_rank = 267;
+      batches.push_back(batch);
+    }
+    const std::vector<torch::Tensor> expected = autograd_gradients(model, batches);
+    std::vector<torch::Tensor> results;
+    for (const size_t threads : {1U, 2U, 3U}) {
+      const auto engine = make_engine(storage, 200, threads);
+      flat.grad.fill_(std::numeric_limits<double>::quiet_NaN());
+      for (size_t i = 0; i < batches.size(); ++i) {
+        run_engine(*engine, batches[i], /*accumulate=*/i > 0);
+      }
+      std::vector<torch::Tensor> ours;
+      for (const torch::Tensor& parameter : flat.parameters) {
+        ours.push_back(parameter.grad().clone());
+      }
+      CHECK(gradients_agree(ours, expected, 3e-6));
+      results.push_back(torch::cat({ours[0].flatten(), ours[3], ours[5]}));
+      CHECK(torch::equal(results.back(), results.front()));
+      // An empty share replaces the gradients too.
+      run_engine(*engine, batches[2], /*accumulate=*/false);
+      for (const torch::Tensor& parameter : flat.parameters) {
+        CHECK(parameter.grad().eq(0).all().item<bool>());
+      }
+      CHECK(engine->loss().item<double>() == 0);
+    }
+  }
+}
+
+TEST_CASE("weights whose columns compete for the cache take the other way to the same gradients",
+          "[fused]") {
+  torch::manual_seed(12);
+  ddp::Mlp model(std::vector<int64_t>{5, 1024, 300, 3});  // 1024 floats: 4 KiB from row to row
+  Batch batch = random_batch({{5, 1024, 300, 3}, 20});
+  for (int tries = 0; !is_clear_of_zero(model, batch.input); ++tries) {
+    REQUIRE(tries < 300);
+    batch = random_batch({{5, 1024, 300, 3}, 20});
+  }
+  const std::vector<torch::Tensor> expected = autograd_gradients(model, {batch});
+  const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+  const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+  for (const size_t threads : {1U, 2U}) {
+    run_engine(*host_engine(storage, 20, threads), batch, false);
+    std::vector<torch::Tensor> ours;
+    for (const torch::Tensor& parameter : flat.parameters) {
+      ours.push_back(parameter.grad().clone());
+    }
+    CHECK(gradients_agree(ours, expected, 2e-6));
+  }
+}
+
+TEST_CASE(
+    "a sample that is not a number spoils the loss and every weight, and does not go unnoticed",
+    "[fused]") {
+  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
+    ddp::Mlp model(std::vector<int64_t>{4, 6, 3});
+    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+    const auto engine = make_engine(ddp::fused::mlp_storage(flat, flat.data, flat.grad), 5, 1);
+    Batch batch = random_batch({{4, 6, 3}, 5});
+    batch.input[3][2] = std::numeric_limits<float>::quiet_NaN();
+    run_engine(*engine, batch, false);
+    CHECK(std::isnan(engine->loss().item<double>()));
+    for (const torch::Tensor& parameter : flat.parameters) {
+      CHECK(parameter.grad().isnan().any().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("a class that the model does not have is refused", "[fused]") {
+  ddp::Mlp model(std::vector<int64_t>{4, 3});
+  const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
+  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
+    const auto engine = make_engine(ddp::fused::mlp_storage(flat, flat.data, flat.grad), 5, 1);
+    for (const int64_t bad : {-1, 3}) {
+      Batch batch = random_batch({{4, 3}, 5});
+      batch.target[2] = bad;
+      CHECK_THROWS_AS(run_engine(*engine, batch, false), c10::Error);
+    }
+  }
+}
+
+TEST_CASE("only a chain of linear layers in float32 can be fused", "[fused]") {
+  const auto storage_of = [](const torch::nn::Module& module) {
+    const ddp::FlatParameters flat = ddp::flatten_parameters(module);
+    return ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+  };
+  CHECK_THROWS_AS(storage_of(*torch::nn::Linear(torch::nn::LinearOptions(3, 2).bias(false))),
+                  c10::Error);
+  CHECK_THROWS_AS(
+      storage_of(*torch::nn::Sequential(torch::nn::Linear(3, 2), torch::nn::Linear(3, 2))),
+      c10::Error);
+  torch::nn::Linear doubles(3, 2);
+  doubles->to(torch::kFloat64);
+  CHECK_THROWS_AS(storage_of(*doubles), c10::Error);
+}
+
+TEST_CASE("fused training ends on autograd's weights: optimizers, replicas, micro-batches, tails",
+          "[fused]") {
+  struct Workload {
+    std::vector<int64_t> layers;
+    std::string optimizer;
+    int64_t batch;
+    int64_t accumulate;
+    int64_t dataset_size;
+  };
+  const std::vector<Workload> workloads = {{{20, 1}, "sgd", 32, 1, 300},
+                                           {{20, 1}, "adamw", 10, 3, 95},
+                                           {{12, 30, 5}, "momentum", 16, 1, 200},
+                                           {{12, 30, 17, 5}, "adam", 7, 3, 100}};
+  for (const Workload& workload : workloads) {
+    Options options = options_for(workload.layers, workload.batch, "none");
+    options.optimizer = workload.optimizer;
+    options.accumulate = workload.accumulate;
+    options.dataset_size = workload.dataset_size;
+    const auto expected = train(options, 1);
+    options.speedup = "fused";
+    for (const size_t replicas : {1U, 2U, 3U, 9U}) {
+      INFO(workload.optimizer << ", " << replicas << " replicas");
+      const auto ours = train(options, replicas);
+      CHECK(same_training(ours, expected));
+      CHECK(torch::equal(train(options, replicas).second, ours.second));  // bit for bit
+    }
+  }
+}
+
+TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fused][ddp]") {
+  for (const int world_size : {1, 2, 3}) {
+    // 23 samples: at 3 ranks the last step has a rank without any. 300 x 1000: several buckets.
+    Options options = options_for({9, 300, 1000, 3}, 2, "none");
+    options.dataset_size = 23;
+    options.accumulate = 2;
+    std::vector<std::vector<torch::Tensor>> results;
+    std::vector<int64_t> bytes(2);
+    for (const std::string speedup : {"none", "fused"}) {
+      options.speedup = speedup;
+      std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
+      std::mutex seed_mutex;  // torch::manual_seed() is for the whole process
+      ddp::test::run_ranks(world_size, [&](ProcessGroup& process_group) {
+        process_group.enable_wait_timer();
+        ddp::Dataset dataset;
+        ddp::Mlp model(nullptr);
+        {
+          const std::lock_guard<std::mutex> lock(seed_mutex);
+          dataset = ddp::load_dataset(options);
+          torch::manual_seed(options.seed);
+          model = ddp::Mlp(dataset.layers);
+        }
+        ddp::DistributedSampler sampler(dataset, process_group, options);
+        ddp::DataLoader loader(dataset.train, sampler, {2, options.accumulate, torch::kCPU});
+        ddp::DistributedDataParallel parallel_model(model, process_group);
+        ddp::Optimizer optimizer(*model, options);
+        ddp::FusedStep fused_step(options, model, optimizer, &process_group);
+        ddp::TrainingLog log(options, model, torch::kCPU);  // the ranks' logs would collide
+        for (int64_t epoch = 0; epoch < 2; ++epoch) {
+          loader.set_epoch(epoch);
+          log.begin_epoch(epoch);
+          for (const Batch& batch : loader) {
+            if (fused_step.run(batch, log)) {
+              continue;
+            }
+            const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
+            const torch::Tensor loss = ddp::loss(parallel_model.forward(batch.input), batch);
+            loss.backward();
+            if (batch.completes_step) {
+              optimizer.step();
+              optimizer.zero_grad();
+            }
+            log.end(batch, loss);
+          }
+        }
+        const auto rank = static_cast<size_t>(process_group.rank());
+        weights[rank] = ddp::parameter_vector(*model);
+        if (rank == 0) {
+          for (const int64_t count : process_group.take_wait().all_reduce_bytes) {
+            bytes[speedup == "fused" ? 1 : 0] += count;
+          }
+        }
+      });
+      results.push_back(weights);
+    }
+    INFO("world size " << world_size);
+    CHECK(bytes[0] == bytes[1]);
+    CHECK((bytes[1] > 0) == (world_size > 1));
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto r = static_cast<size_t>(rank);
+      CHECK(torch::equal(results[1][r], results[1][0]));
+      CHECK((results[1][r] - results[0][r]).abs().le(1e-5).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("graph is refused without a GPU", "[fused]") {
+  Options options = options_for({3, 1}, 4, "graph");
+  ddp::Mlp model(std::vector<int64_t>{3, 1});
+  ddp::Optimizer optimizer(*model, options);
+  CHECK_THROWS_AS(ddp::FusedStep(options, model, optimizer), c10::Error);
+}
+
+TEST_CASE("in the steady state a fused step allocates nothing and touches no new page",
+          "[fused][allocations]") {
+  at::set_num_threads(1);
+  struct Workload {
+    std::vector<int64_t> layers;
+    int64_t batch;
+    int64_t accumulate;
+    std::string optimizer;
+    size_t replicas;
+    bool metrics;
+  };
+  const std::vector<Workload> workloads = {{{20, 1}, 32, 1, "sgd", 1, false},  // T
+                                           {{64, 128, 128, 10}, 32, 1, "sgd", 1, false},  // S
+                                           {{784, 512, 512, 10}, 64, 1, "sgd", 1, false},  // M
+                                           {{64, 128, 128, 10}, 32, 1, "momentum", 1, true},
+                                           {{64, 128, 128, 10}, 32, 1, "adam", 1, false},
+                                           {{64, 128, 128, 10}, 32, 1, "adamw", 1, false},
+                                           {{64, 128, 128, 10}, 16, 3, "sgd", 1, true},
+                                           {{64, 128, 128, 10}, 80, 1, "sgd", 2, false}};
+  for (const Workload& workload : workloads) {
+    Options options = options_for(workload.layers, workload.batch, "fused");
+    options.optimizer = workload.optimizer;
+    options.accumulate = workload.accumulate;
+    options.dataset_size = workload.batch * workload.accumulate * 260;
+    options.metrics = workload.metrics ? "metrics.jsonl" : "";  // written by report(), not called
+    const ddp::Dataset dataset = ddp::load_dataset(options);
+    ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+    ddp::DataLoader loader(dataset.train, sampler,
+                           {workload.batch, workload.accumulate, torch::kCPU});
+    ddp::Mlp model(dataset.layers);
+    ddp::Optimizer optimizer(*model, options);
+    ddp::FusedStep fused_step(options, model, optimizer,
+                              std::vector<torch::Device>(workload.replicas, torch::kCPU));
+    ddp::TrainingLog log(options, model, torch::kCPU);
+    log.begin_epoch(0);
+    constexpr int64_t kWarmupSteps = 20;
+    int64_t steps = 0;
+    uint64_t allocations_before = 0;
+    uint64_t allocations_after = 0;
+    int64_t faults_before = 0;
+    int64_t faults_after = 0;
+    for (const Batch& batch : loader) {
+      fused_step.run(batch, log);
+      steps += batch.completes_step ? 1 : 0;
+      if (steps == kWarmupSteps) {
+        allocations_before = ddp::test::allocations();
+        faults_before = minor_faults();
+      }
+      if (steps == 230) {
+        allocations_after = ddp::test::allocations();
+        faults_after = minor_faults();
+      }
+    }
+    INFO("layers " << workload.layers << ", " << workload.optimizer << ", " << workload.replicas
+                   << " replicas, accumulate " << workload.accumulate);
+    REQUIRE(steps == 260);
+    CHECK(allocations_after - allocations_before == 0);
+    CHECK(faults_after - faults_before == 0);
+  }
+}
+
+TEST_CASE("a step of autograd is seen to allocate, and so are new and malloc",
+          "[fused][allocations]") {
+  ddp::Mlp model(std::vector<int64_t>{64, 128, 128, 10});
+  const Batch batch = random_batch({{64, 128, 128, 10}, 32});
+  const auto step = [&] { ddp::loss(model->forward(batch.input), batch).backward(); };
+  step();
+  uint64_t before = ddp::test::allocations();
+  step();
+  CHECK(ddp::test::allocations() - before > 50);
+
+  before = ddp::test::allocations();
+  const auto number = std::make_unique<int>(1);
+  CHECK(ddp::test::allocations() - before >= 1);
+  before = ddp::test::allocations();
+  const torch::Tensor tensor = torch::empty({1000});
+  const uint64_t by_a_tensor = ddp::test::allocations() - before;
+  CHECK(by_a_tensor >= 2);  // its description and its memory
+}

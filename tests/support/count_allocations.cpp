@@ -1,0 +1,72 @@
+#include "tests/support/count_allocations.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+
+namespace {
+
+std::atomic<uint64_t> requests{0};
+
+void count() {
+  requests.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+namespace ddp::test {
+
+uint64_t allocations() {
+  return requests.load(std::memory_order_relaxed);
+}
+
+}  // namespace ddp::test
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/allocator_interface.h>
+
+namespace {
+
+// A sanitizer has replaced malloc already, and tells.
+const int installed = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void*, size_t) { count(); }, [](const volatile void*) {});
+
+}  // namespace
+
+#else
+
+// The C library's own, under the names it keeps for those who replace the usual ones.
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* pointer, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+
+void* malloc(size_t size) noexcept {
+  count();
+  return __libc_malloc(size);
+}
+void* calloc(size_t items, size_t size) noexcept {
+  count();
+  return __libc_calloc(items, size);
+}
+void* realloc(void* pointer, size_t size) noexcept {
+  count();
+  return __libc_realloc(pointer, size);
+}
+void* memalign(size_t alignment, size_t size) noexcept {
+  count();
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  count();
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** pointer, size_t alignment, size_t size) noexcept {
+  count();
+  *pointer = __libc_memalign(alignment, size);
+  return *pointer == nullptr ? ENOMEM : 0;
+}
+}
+
+#endif
