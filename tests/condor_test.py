@@ -118,9 +118,11 @@ exit ${1:-0}
 """, executable=True)
     for nodes in (1, 2):
         settings, out_dir = place.settings(f"again{nodes}", program)
+        # One after the other: HTCondor 23's schedd may crash in DedicatedScheduler::computeSchedule() when a parallel job is
+        # queued again while another waits.
         place.submit("--settings-file", settings, "--nodes", str(nodes))
-        place.submit("--settings-file", settings, "--nodes", str(nodes), "--", "4")
         done = place.wait(out_dir, "done", job=0)
+        place.submit("--settings-file", settings, "--nodes", str(nodes), "--", "4")
         failed = place.wait(out_dir, "failed", job=1)
         assert failed["exit_code"] == 4, failed
         for job in (done, failed):
