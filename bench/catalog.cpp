@@ -61,6 +61,7 @@ const std::vector<PeerVariant>& known_peers() {
       {"pytorch", "default", false},
       {"pytorch", "tuned", false},
       {"pytorch", "tuned_pinned", false},
+      {"c10d", "reducer", false, /*cuda_only=*/false, /*built_here=*/true},
   };
   return peers;
 }

@@ -22,6 +22,7 @@ struct PeerVariant {
   std::string variant;  ///< what --variant is given
   bool one_process;  ///< for world size 1, else for more
   bool cuda_only = false;
+  bool built_here = false;  ///< a program beside the stages, for each of their backends
 };
 
 const std::vector<PeerVariant>& known_peers();

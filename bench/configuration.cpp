@@ -107,7 +107,11 @@ std::vector<std::string> command_line(const Configuration& configuration, const 
   };
   if (configuration.role == Role::kPeer) {
     const std::string& peer = configuration.program.name;
-    add({plan.peer_pythons.at(peer), (fs::path(plan.peers_dir) / (peer + ".py")).string()});
+    if (const auto python = plan.peer_pythons.find(peer); python != plan.peer_pythons.end()) {
+      add({python->second, (fs::path(plan.peers_dir) / (peer + ".py")).string()});
+    } else {
+      add({(fs::path(plan.stage_dir) / ("peer_" + peer)).string()});
+    }
   } else {
     add({(fs::path(plan.stage_dir) / configuration.program.name).string()});
   }

@@ -76,7 +76,7 @@ int run(int argc, char** argv) {
   ask_launchers(plan, scratch.path(), interrupts);
   nlohmann::ordered_json software = describe_software(plan, scratch.path(), interrupts);
 
-  install_peers(settings, scratch.path(), interrupts, progress, plan);
+  install_peers(scratch.path(), interrupts, progress, plan);
 
   StageRunner runner(plan, scratch.path(), settings.timeout_s, settings.seed, interrupts,
                      progress.on_terminal() ? [&] { progress.tick(); } : std::function<void()>());

@@ -18,9 +18,9 @@ std::string last_line(std::string text) {
 
 }  // namespace
 
-void install_peers(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
-                   Progress& progress, Plan& plan) {
-  for (const std::string& peer : settings.peers) {
+void install_peers(const std::string& scratch, Interrupts& interrupts, Progress& progress,
+                   Plan& plan) {
+  for (auto& [peer, installed_python] : plan.peer_pythons) {
     progress.note("peer " + peer + ": checking what is installed");
     const Command command = {
         .argv = {(std::filesystem::path(plan.peers_dir) / "install.sh").string(), peer},
@@ -36,7 +36,7 @@ void install_peers(const Settings& settings, const std::string& scratch, Interru
     if (!result.ok() || python.empty()) {
       throw UsageError("--peers " + peer + " cannot be installed: " + last_line(result.err));
     }
-    plan.peer_pythons[peer] = python;
+    installed_python = python;
   }
 }
 

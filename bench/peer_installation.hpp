@@ -6,14 +6,13 @@
 #include "bench/child_process.hpp"
 #include "bench/plan.hpp"
 #include "bench/progress.hpp"
-#include "bench/settings.hpp"
 
 namespace ddp::bench {
 
-/// Runs bench/peers/install.sh for each peer, which installs what is missing, and fills
-/// plan.peer_pythons.
+/// Runs bench/peers/install.sh for each peer in plan.peer_pythons, which installs what is missing,
+/// and fills in its interpreter.
 /// @throws UsageError naming a peer that cannot be installed and why
-void install_peers(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
-                   Progress& progress, Plan& plan);
+void install_peers(const std::string& scratch, Interrupts& interrupts, Progress& progress,
+                   Plan& plan);
 
 }  // namespace ddp::bench

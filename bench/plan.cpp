@@ -290,7 +290,7 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
   return left_out_torchrun;
 }
 
-void add_peers(const Group& group, Plan& plan) {
+void add_peers(const Group& group, const std::vector<std::string>& backends, Plan& plan) {
   for (const PeerVariant& peer : known_peers()) {
     if (!contains(group.settings.peers, peer.peer) || (peer.cuda_only && plan.device != "cuda")) {
       continue;
@@ -303,8 +303,11 @@ void add_peers(const Group& group, Plan& plan) {
           {peer.peer, peer.peer, peer.variant, Start::kSpawn, false}, plan.device, world_size);
       configuration.role = Role::kPeer;
       configuration.launcher = "spawn";
-      configuration.backend = plan.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
-      plan.configurations.push_back(configuration);
+      const std::string own = plan.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
+      for (const std::string& backend : peer.built_here ? backends : std::vector{own}) {
+        configuration.backend = backend;
+        plan.configurations.push_back(configuration);
+      }
     }
   }
 }
@@ -389,8 +392,10 @@ Plan make_plan(const Settings& settings) {
   if (backends == std::vector<std::string>{"shm"}) {
     plan.not_run.push_back({"gloo", "shm is the default on one host; --backends shm,gloo adds it"});
   }
-  for (const std::string& peer : settings.peers) {
-    plan.peer_pythons[peer] = "python3";  // until it is installed
+  for (const PeerVariant& peer : known_peers()) {
+    if (contains(settings.peers, peer.peer) && !peer.built_here) {
+      plan.peer_pythons[peer.peer] = "python3";  // until it is installed
+    }
   }
 
   bool left_out_torchrun = false;
@@ -398,7 +403,7 @@ Plan make_plan(const Settings& settings) {
     for (const std::string& scaling : settings.scaling) {
       const Group group = {settings, workload, scaling, world_sizes};
       left_out_torchrun = add_stages(group, programs, backends, plan) || left_out_torchrun;
-      add_peers(group, plan);
+      add_peers(group, backends, plan);
     }
   }
   if (left_out_torchrun && !settings.quick) {

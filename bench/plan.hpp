@@ -27,7 +27,8 @@ struct Plan {
   std::vector<Configuration> configurations;
   std::vector<NotRun> not_run;
   std::map<std::string, Launcher> launchers;  ///< by name
-  std::map<std::string, std::string> peer_pythons;  ///< interpreter of each peer, by its name
+  std::map<std::string, std::string>
+      peer_pythons;  ///< interpreter of each peer that is not built here
   std::string device = "cpu";
   std::string stage_dir;
   std::string peers_dir;

@@ -158,9 +158,10 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME,...")
       ->group(kWhat);
   app.add_option("--peers", settings.peers,
-                 "other frameworks on the same work: pytorch (installed when first asked for)")
+                 "others on the same work: pytorch (installed when first asked for), c10d (the "
+                 "engine of PyTorch's DDP under the same C++ loop)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"pytorch"}))
+      ->check(CLI::IsMember({"pytorch", "c10d"}))
       ->type_name("NAME,...")
       ->group(kWhat);
   app.add_option("--nodes", settings.nodes, "of the allocation, for srun (default: 1)")

@@ -25,6 +25,7 @@ import zipfile
 BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:])
 PEERS = SOURCE_DIR / "bench" / "peers"
 PEER = [sys.executable, "-B", str(PEERS / "pytorch.py")]
+REDUCER = [str(BIN_DIR / "peer_c10d")]
 TIMEOUT_S = 240  # for one command; a machine that does much else is slow
 TOLERANCE = 1e-4
 GLOBAL_BATCH = 64
@@ -96,15 +97,18 @@ def check_metrics(rows, summary, stage, variant, processes):
     for name in ("peak_rss_mib", "startup_ms", "cpu_time_ms", "timed_wall_ms"):
         check(len(summary[name]) == processes and all(value > 0 for value in summary[name]),
               f"{name} is {summary[name]}, expected {processes} numbers > 0")
-    timed_ms = sum(row["step_ms"] for row in rows if row["rank"] == 0 and row["step"] >= summary["warmup_steps"])
+    # The stages' log leaves out the whole first epoch.
+    first_epoch = 1 if summary["program"] == "peer_c10d" else 0
+    timed_ms = sum(row["step_ms"] for row in rows if row["rank"] == 0 and row["step"] >= summary["warmup_steps"]
+                   and row["epoch"] >= first_epoch)
     check(summary["timed_wall_ms"][0] >= 0.99 * timed_ms, "the wall time is shorter than its steps")
     check(abs(time.time() - summary["first_step_unix_ms"] / 1e3) < TIMEOUT_S, "wrong first_step_unix_ms")
 
 
-def check_parity(variant, workload, processes):
+def check_parity(variant, workload, processes, program=PEER, backend="gloo"):
     with tempfile.TemporaryDirectory() as folder:
-        result = run([*PEER, *arguments(workload, folder), "--nprocs", str(processes), "--variant", variant,
-                      "--backend", "gloo"], cwd=folder)
+        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), "--variant", variant,
+                      "--backend", backend], cwd=folder)
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
@@ -120,11 +124,11 @@ def check_tolerance_tells_runs_apart():
         check(relative_difference(workload, other) > TOLERANCE, f"{workload}: another seed would pass for the same run")
 
 
-def check_one_line(result, code, *words):
+def check_one_line(result, code, *words, name="pytorch"):
     check(result.returncode == code, f"exit code {result.returncode}, expected {code}: {result.stderr}")
     check(result.stdout == "", f"stdout is not clean: {result.stdout}")
     lines = result.stderr.splitlines()
-    check(len(lines) == 1 and lines[0].startswith("pytorch: error: "), f"expected one line: {result.stderr}")
+    check(len(lines) == 1 and lines[0].startswith(f"{name}: error: "), f"expected one line: {result.stderr}")
     for word in words:
         check(word in lines[0], f"expected {word!r} in: {lines[0]}")
 
@@ -158,6 +162,12 @@ def check_bad_arguments():
     ]
     for case, *words in cases:
         check_one_line(run([*PEER, *case]), 2, *words)
+    for case, *words in [
+        (["1", "1", "--nprocs", "2", "--variant", "tuned"], "--variant", '"tuned"', "reducer"),
+        (["1", "1", "--nprocs", "1"], "--nprocs is 1", ">= 2"),
+        (["1", "1", "--nprocs", "2", "--optimizer", "adam"], "--optimizer", "plain SGD"),
+    ]:
+        check_one_line(run([*REDUCER, *case]), 2, *words, name="peer_c10d")
     # An interpreter without torch, and data that is not whole.
     check_one_line(run([sys.executable, "-S", *PEER[1:], "1", "1"]), 2, "cannot import", "install.sh pytorch")
     with tempfile.TemporaryDirectory() as folder:
@@ -372,6 +382,9 @@ def main():
               for processes, variants in ((2, ("default", "tuned", "tuned_pinned")), (1, ("single", "single_fused")))
               for variant in variants for workload in WORKLOADS]
     cases += [
+        *((f"c10d, {workload}, {backend}, {processes} ranks",
+           functools.partial(check_parity, "reducer", workload, processes, REDUCER, backend))
+          for workload, backend, processes in (("T", "gloo", 2), ("S", "shm", 2), ("digits", "shm", 4))),
         ("default, T, 1 rank", functools.partial(check_parity, "default", "T", 1)),
         ("a rank is killed", functools.partial(check_killed_rank, signal.SIGKILL)),
         ("a rank is absent", check_absent_rank),

@@ -1,0 +1,162 @@
+// The peer `c10d`: stage 03 with PyTorch's own engine, c10d::Reducer, instead of ours.
+//
+//   run:  build/bin/peer_c10d 50 10 --nprocs 2 --variant reducer
+//
+// Model, data, processes and backends are the stages', so that a difference in speed is the
+// engine's. See bench/peers/README.md for what a peer is.
+
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/peers/reducer.hpp"
+#include "common/data_loader.hpp"
+#include "common/dataset.hpp"
+#include "common/device.hpp"
+#include "common/exit_codes.hpp"
+#include "common/mlp.hpp"
+#include "common/optimizer.hpp"
+#include "common/options.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/process_group.hpp"
+#include "common/parallel/spawn.hpp"
+#include "common/training_log.hpp"
+
+namespace {
+
+constexpr const char* kVariant = "reducer";
+
+/// One call for all parameters, the fastest that LibTorch has for separate ones.
+void step(const std::vector<torch::Tensor>& parameters, double learning_rate) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> weights;
+  std::vector<torch::Tensor> gradients;
+  for (const torch::Tensor& parameter : parameters) {
+    weights.push_back(parameter.detach());
+    gradients.push_back(parameter.grad());
+  }
+  at::_fused_sgd_(weights, gradients, /*momentum_buffer_list=*/{}, /*weight_decay=*/0.0,
+                  /*momentum=*/0.0, learning_rate, /*dampening=*/0.0, /*nesterov=*/false,
+                  /*maximize=*/false, /*is_first_step=*/false);
+}
+
+/// The Reducer does not tell when it waits: what the log cannot know becomes null.
+void mark_unknown(const std::string& metrics) {
+  std::vector<nlohmann::json> lines;
+  {
+    std::ifstream file(metrics);
+    for (std::string line; std::getline(file, line);) {
+      lines.push_back(nlohmann::json::parse(line));
+    }
+  }
+  std::ofstream file(metrics);
+  for (nlohmann::json& line : lines) {
+    if (line.contains("summary")) {
+      nlohmann::json& summary = line["summary"];
+      summary["program"] = "peer_c10d";
+      summary["variant"] = kVariant;
+      summary["bytes_per_step"] = 4 * summary.at("parameters").get<int64_t>();
+      summary.erase("all_reduce_bytes");
+    } else {
+      line["exposed_comm_ms"] = nullptr;
+    }
+    file << line.dump() << '\n';
+  }
+  if (!file.flush()) {
+    throw ddp::Error(ddp::ExitCode::kTrainingFailed,
+                     "--metrics: cannot write " + metrics + ", expected a writable file");
+  }
+}
+
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& environment) {
+  if (environment.world_size < 2) {
+    throw ddp::UsageError("--nprocs is 1, expected >= 2: one process has nothing to reduce");
+  }
+  if (options.optimizer != "sgd" || options.accumulate != 1 || options.speedup != "none") {
+    throw ddp::UsageError(
+        "got --optimizer, --accumulate or --speedup, expected the defaults: peer_c10d trains by "
+        "plain SGD");
+  }
+  const torch::Device device = ddp::pick_device(options, environment.rank);
+  ddp::ProcessGroup process_group = ddp::init_process_group(options, environment, device);
+
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  const int64_t batch_per_rank = ddp::resolve_batch_per_rank(options, environment.world_size);
+  ddp::DistributedSampler sampler(dataset, process_group, options);
+  ddp::DataLoader loader(dataset.train, sampler, {batch_per_rank, options.accumulate, device});
+
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers, options.verbose);
+  model->to(device);
+  const std::vector<torch::Tensor> parameters = model->parameters();
+  for (const torch::Tensor& parameter : parameters) {
+    process_group.broadcast(parameter.detach());
+  }
+  ddp::ReducerPeer reducer(*model, process_group, /*find_unused_parameters=*/false);
+
+  ddp::TrainingLog log(options, model, device, &process_group);
+  for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
+    loader.set_epoch(epoch);
+    log.begin_epoch(epoch);
+    for (const ddp::Batch& batch : loader) {
+      log.begin(ddp::Phase::kForward);
+      reducer.before_forward();
+      const torch::Tensor output = model->forward(batch.input);
+      const torch::Tensor loss = ddp::loss(output, batch);
+      reducer.prepare_for_backward({output});
+      log.begin(ddp::Phase::kBackward);
+      loss.backward();
+      log.begin(ddp::Phase::kOptimizer);
+      step(parameters, ddp::resolve_learning_rate(options));
+      for (const torch::Tensor& parameter : parameters) {
+        parameter.mutable_grad().reset();
+      }
+      log.end(batch, loss);
+    }
+    log.end_epoch();
+  }
+  log.report(dataset);
+  if (environment.rank == 0 && !options.metrics.empty()) {
+    mark_unknown(options.metrics);
+  }
+  ddp::destroy_process_group(process_group);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--list-variants") == 0) {
+    std::printf("%s\n",
+                nlohmann::json{{"variant", kVariant},
+                               {"description", "c10d::Reducer with bucket views, fused SGD"},
+                               {"min_processes", 2},
+                               {"max_processes", nullptr},
+                               {"devices", {"cpu", "cuda"}}}
+                    .dump()
+                    .c_str());
+    return 0;
+  }
+  // The one option that the stages do not have.
+  std::vector<char*> arguments;
+  for (int i = 0; i < argc; ++i) {
+    const bool variant = i + 1 < argc && std::strcmp(argv[i], "--variant") == 0;
+    if (variant && std::strcmp(argv[i + 1], kVariant) != 0) {
+      std::fprintf(stderr, "peer_c10d: error: --variant is \"%s\", expected %s\n", argv[i + 1],
+                   kVariant);
+      return static_cast<int>(ddp::ExitCode::kUsage);
+    }
+    if (variant) {
+      ++i;
+    } else {
+      arguments.push_back(argv[i]);
+    }
+  }
+  const int count = static_cast<int>(arguments.size());
+  arguments.push_back(nullptr);
+  return ddp::spawn(count, arguments.data(), train);
+}
