@@ -128,8 +128,14 @@ void add_devices(CLI::App& app, Options& options) {
                options.nprocs = parse_integer<int>(name, text, 1, kMaxProcesses);
              })
       ->group(counts ? "Devices and processes" : "");
-  group.integer("--threads", options.threads, 1, 4096, std::to_string(options.threads),
-                "CPU threads of each rank or replica");
+  group.value("--threads", "N", std::to_string(options.threads),
+              "CPU threads of each rank or replica; auto: its share of the cores",
+              [&options](const std::string& name, const std::string& text) {
+                options.threads =
+                    text == "auto" ? kAutomaticThreads : parse_integer<int>(name, text, 1, 4096);
+              });
+  group.choice("--bind", options.bind, {"none", "cores"}, {},
+               "cores: each rank runs on its share of the cores and nowhere else");
   group.choice("--backend", options.backend, {"auto", "nccl", "gloo", "shm"}, {"mpi"},
                "what carries the collectives; auto: nccl on GPUs, else shm on one host, else gloo");
   group.choice("--speedup", options.speedup, {"none", "fused", "graph"}, {},

@@ -16,6 +16,9 @@ enum class Launch {
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
+/// Options::threads of `--threads auto`, until with_cpu_share() settles it.
+inline constexpr int kAutomaticThreads = 0;
+
 /// The defaults are the official tutorial's workload: 2048 samples of 20 features, one linear
 /// layer.
 struct Options {
@@ -50,6 +53,7 @@ struct Options {
   std::vector<int> devices;  ///< CUDA device indices to use; empty: all
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank (of each replica in stage 02)
+  std::string bind = "none";  ///< "none" or "cores"
   std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
   std::string speedup = "none";  ///< "none", "fused" or "graph", see FusedStep
   double timeout_seconds = 120;  ///< for rendezvous and for every collective

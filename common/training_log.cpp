@@ -11,6 +11,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "common/cpu_share.hpp"
 #include "common/exit_codes.hpp"
 #include "common/flat_parameters.hpp"
 #include "common/stop_request.hpp"
@@ -370,6 +371,7 @@ void TrainingLog::report(const Dataset& dataset) {
       {"accumulate", options_.accumulate},
       {"optimizer", options_.optimizer},
       {"threads", options_.threads},
+      {"cores", format_cores(allowed_cores())},
       {"epochs", options_.total_epochs},
       {"steps", rows_.size()},
       {"warmup_steps", warmup_steps(rows_.size())},

@@ -279,6 +279,10 @@ TEST_CASE("choices") {
   check_refused({"50", "10", "--device", "gpu"}, "auto, cpu or cuda");
   check_refused({"50", "10", "--resume", "yes"}, "restart, auto or never");
   check_refused({"50", "10", "--sampler", ""}, "--sampler");
+  check_refused({"50", "10", "--bind", "core"}, "none or cores");
+  CHECK(parse_after_epochs({"--bind", "cores"}, Launch::kAlone).bind == "cores");
+  CHECK(parse_after_epochs({"--threads", "auto"}, Launch::kAlone).threads == ddp::kAutomaticThreads);
+  check_refused({"50", "10", "--threads", "0"}, "--threads");
   check_refused({"50", "10", "--speedup", "fuse"}, "none, fused or graph");
   CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
   check_refused({"50", "10", "--dataset", "mnist"}, "synthetic, digits or fashion-mnist");

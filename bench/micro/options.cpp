@@ -250,6 +250,9 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
     throw UsageError(replaced(error.what(), '\n', ' ') + ", expected what --help lists");
   }
   options.suite = find_suite(app, texts.suite);
+  if (texts.threads == "auto") {
+    throw UsageError("--threads: got \"auto\", expected a number: pieces are compared by it");
+  }
   options.stage = parse_as_stage(argv[0], {"--device=" + texts.device, "--threads=" + texts.threads,
                                            "--timeout=" + texts.timeout});
   check_together(app, options, texts.suite);

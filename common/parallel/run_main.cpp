@@ -12,6 +12,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "common/cpu_share.hpp"
 #include "common/exit_codes.hpp"
 #include "common/stop_request.hpp"
 
@@ -119,7 +120,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     if (environment.launcher == "slurm") {
       exit_on_sigterm();
     }
-    train(options, environment);
+    train(with_cpu_share(options, environment), environment);
     return 0;
   });
 }
