@@ -7,6 +7,9 @@
 namespace ddp {
 namespace {
 
+/// One that is copied, one that is filled.
+constexpr size_t kStagingBuffers = 2;
+
 /// to[i] = from[order[i]]. Both contiguous.
 void gather_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
                  const torch::Tensor& to) {
@@ -48,26 +51,65 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoade
 }
 
 void DataLoader::reserve(int64_t samples) {
-  const auto room_for = [samples](const torch::Tensor& all) {
+  const bool on_host = options_.device.is_cpu();
+  const auto room = [samples](const torch::Tensor& all, const torch::TensorOptions& options) {
     std::vector<int64_t> sizes = all.sizes().vec();
     sizes[0] = samples;
-    return torch::empty(sizes, all.options());
+    return torch::empty(sizes, all.options().merge_in(options));
   };
-  whole_ = {room_for(samples_.input), room_for(samples_.target)};
-  rest_ = {whole_.input.narrow(0, 0, 0), whole_.target.narrow(0, 0, 0)};
+  const auto buffers = [&](const torch::TensorOptions& options) {
+    const Tensors whole{room(samples_.input, options), room(samples_.target, options)};
+    return Buffers{whole, {whole.input.narrow(0, 0, 0), whole.target.narrow(0, 0, 0)}};
+  };
+  for (const Staging& staging : staging_) {
+    if (staging.copied) {
+      staging.copied->synchronize();
+    }
+  }
+  staging_.clear();
+  for (size_t i = 0; i < (on_host ? 1 : kStagingBuffers); ++i) {
+    staging_.push_back(
+        {buffers(torch::TensorOptions().pinned_memory(!on_host)),
+         on_host ? std::nullopt : std::make_optional<c10::Event>(options_.device.type())});
+  }
+  turn_ = 0;
+  if (!on_host) {
+    device_ = buffers(options_.device);
+  }
 }
 
-const DataLoader::Buffers& DataLoader::buffers_for(int64_t samples) {
-  if (samples > whole_.input.size(0)) {
+const DataLoader::Tensors& DataLoader::Buffers::first(int64_t samples) {
+  if (samples == whole.input.size(0)) {
+    return whole;
+  }
+  if (samples != rest.input.size(0)) {
+    rest = {whole.input.narrow(0, 0, samples), whole.target.narrow(0, 0, samples)};
+  }
+  return rest;
+}
+
+const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
+  if (staging_.empty() || samples > staging_.front().buffers.whole.input.size(0)) {
     reserve(samples);  // the sampler's epochs differ in length
   }
-  if (samples == whole_.input.size(0)) {
-    return whole_;
+  Staging& staging = staging_[turn_];
+  turn_ = (turn_ + 1) % staging_.size();
+  if (staging.copied) {
+    staging.copied->synchronize();  // at once, unless the device is two batches behind
   }
-  if (samples != rest_.input.size(0)) {
-    rest_ = {whole_.input.narrow(0, 0, samples), whole_.target.narrow(0, 0, samples)};
+  const Tensors& host = staging.buffers.first(samples);
+  const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
+  gather_rows(samples_.input, order, samples, host.input);
+  gather_rows(samples_.target, order, samples, host.target);
+  if (!staging.copied) {
+    return host;
   }
-  return rest_;
+  const Tensors& device = device_.first(samples);
+  device.input.copy_(host.input, /*non_blocking=*/true);
+  device.target.copy_(host.target, /*non_blocking=*/true);
+  staging.copied->record(
+      c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device));
+  return device;
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -88,13 +130,9 @@ void DataLoader::next() {
   }
   const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
   const int64_t samples = std::clamp(step_end - position_, int64_t{0}, options_.batch_per_rank);
-  const Buffers& buffers = buffers_for(samples);
-  const int64_t* const order = indices.const_data_ptr<int64_t>() + position_;
-  gather_rows(samples_.input, order, samples, buffers.input);
-  gather_rows(samples_.target, order, samples, buffers.target);
-  const bool on_host = options_.device.is_cpu();
-  batch_.input = on_host ? buffers.input : buffers.input.to(options_.device);
-  batch_.target = on_host ? buffers.target : buffers.target.to(options_.device);
+  const Tensors& tensors = gather(samples);
+  batch_.input = tensors.input;
+  batch_.target = tensors.target;
   batch_.epoch_steps = (sampler_->epoch_samples() + step_samples - 1) / step_samples;
   batch_.step_samples_per_rank =
       static_cast<double>(std::min(step_samples, sampler_->epoch_samples() - step_begin)) /

@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "common/dataset.hpp"
 
@@ -88,23 +90,38 @@ class DataLoader {
   std::nullptr_t end() const { return nullptr; }
 
  private:
-  /// Tensors of one size; on the host they are the batch, else they are copied to the device.
-  struct Buffers {
+  struct Tensors {
     torch::Tensor input;
     torch::Tensor target;
+  };
+  /// Room for the largest batch, and views of its beginning for the last batch that was smaller.
+  struct Buffers {
+    Tensors whole;
+    Tensors rest;
+    const Tensors& first(int64_t samples);
+  };
+  /// Where the host gathers. On a GPU pinned, with the moment when the copy to the device was over.
+  struct Staging {
+    Buffers buffers;
+    std::optional<c10::Event> copied;
   };
 
   void next();
   void reserve(int64_t samples);
-  /// The buffers for `samples` samples: those of a whole batch, or their beginning.
-  const Buffers& buffers_for(int64_t samples);
+  /// The samples of indices [position_, position_ + samples), on the device.
+  const Tensors& gather(int64_t samples);
 
   Samples samples_;  // contiguous
   Sampler* sampler_;
   DataLoaderOptions options_;
   Batch batch_;
-  Buffers whole_;
-  Buffers rest_;
+  // Note [Staging]: on a GPU the host does not wait for a copy. It gathers the next batch into the
+  // other staging buffer, while the stream copies and computes; the device's buffer needs no second
+  // one, because a stream's copies wait for what it computed before. On the host there is one
+  // staging buffer, and it is the batch.
+  std::vector<Staging> staging_;
+  size_t turn_ = 0;  // of the staging buffers
+  Buffers device_;
   bool has_batch_ = false;
   int64_t step_ = 0;
   int64_t position_ = 0;  // first sample of the next batch in sampler_->indices()
