@@ -191,7 +191,7 @@ TEST_CASE("fused, every stage ends on the weights that stage 01 reaches with aut
               .run({kBin + "01_single_gpu"},
                    workload + fused + std::vector<std::string>{"--threads", "2"})
               .digest == alone.digest);
-    for (const int world_size : {1, 2, 3, 4}) {
+    for (const int world_size : {1, 2, 3, 4, 8}) {
       for (const std::string program :
            {"02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
         const Outcome outcome = folder.run(
@@ -289,11 +289,14 @@ TEST_CASE("repeated runs have the same digest at any world size", "[parity]") {
   const std::vector<std::string> workload = {"2", "2", "--dataset", "digits"};
   for (const std::string backend : {"gloo", "shm"}) {
     for (const std::string world_size : {"1", "3", "4", "8"}) {
-      const std::vector<std::string> options =
-          workload + std::vector<std::string>{"--nprocs", world_size, "--backend", backend};
-      INFO(backend << ", world size " << world_size);
-      CHECK(folder.run({kBin + "03_ddp_spawn"}, options).digest ==
-            folder.run({kBin + "03_ddp_spawn"}, options).digest);
+      for (const std::string speedup : {"none", "fused"}) {
+        const std::vector<std::string> options =
+            workload + std::vector<std::string>{"--nprocs", world_size,  "--backend",
+                                                backend,    "--speedup", speedup};
+        INFO(backend << ", " << speedup << ", world size " << world_size);
+        CHECK(folder.run({kBin + "03_ddp_spawn"}, options).digest ==
+              folder.run({kBin + "03_ddp_spawn"}, options).digest);
+      }
     }
   }
 }
