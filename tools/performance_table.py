@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""The README's performance tables, from a report of bench and a sweep of bench_micro.
+
+usage: performance_table.py REPORT.json [SWEEP.json]
+
+Every ratio of step times is the report's own, the median of paired runs of one session; n/v where its control gave no verdict.
+"""
+
+import json
+import sys
+
+MODELS = ("T", "S", "M", "L")
+SIZES = ((4096, "4 KiB"), (1 << 20, "1 MiB"), (4 << 20, "4 MiB"), (25 << 20, "25 MiB"))
+
+
+class Report:
+    def __init__(self, document):
+        scaling = document["ddp_scaling"]
+        self.runs = [run for run in scaling["runs"] if run["kind"] in ("stage", "peer") and not run["error"]]
+        self.ratios = {(entry["a"], entry["b"]): entry["ratio_median"] for entry in scaling["comparisons"]}
+
+    def best(self, model, **wanted):
+        """The fastest run with these fields."""
+        found = [run for run in self.runs
+                 if run["model"] == model and all(run[field] == value for field, value in wanted.items())]
+        return min(found, key=lambda run: run["step_ms"]["median"], default=None)
+
+    def ratio(self, a, b):
+        return None if a is None or b is None else self.ratios.get((a["name"], b["name"]))
+
+
+def show(value):
+    return "-" if value is None else f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"
+
+
+def rows_of(report):
+    ours = {"kind": "stage", "world_size": 2}
+    python = {"kind": "peer", "stage": "pytorch"}
+
+    def every(value):
+        return [value(model) for model in MODELS]
+
+    def against_python(**wanted):
+        return every(lambda model: report.ratio(report.best(model, **ours, **wanted),
+                                                report.best(model, **python, world_size=2)))
+
+    def against_reducer(backend):
+        return every(lambda model: report.ratio(
+            report.best(model, **ours, speedup="none", backend=backend, launcher="spawn", variant="main"),
+            report.best(model, kind="peer", stage="c10d", backend=backend, world_size=2)))
+
+    def alone(speedup):
+        return every(lambda model: report.ratio(report.best(model, kind="stage", stage="01_single_gpu", speedup=speedup),
+                                                report.best(model, **python, world_size=1)))
+
+    def efficiency(speedup):
+        return every(lambda model: (report.best(model, **ours, speedup=speedup) or {}).get("efficiency"))
+
+    def exposed(speedup):
+        def share(model):
+            run = report.best(model, **ours, speedup=speedup)
+            return run and run["phases_ms"]["exposed_comm"] / run["step_ms"]["median"]
+        return every(share)
+
+    def startup(model):
+        run, peer = report.best(model, **ours, speedup="none"), report.best(model, **python, world_size=2)
+        return run["startup_ms"] / peer["startup_ms"] if run and peer else None
+
+    return [
+        ("best stage / best Python DDP", against_python(speedup="none")),
+        ("the same with `--speedup fused`", against_python(speedup="fused")),
+        ("both over Gloo", against_python(speedup="none", backend="gloo")),
+        ("stage 01 / Python, one process", alone("none")),
+        ("the same with `--speedup fused`", alone("fused")),
+        ("our DDP / `c10d::Reducer`, over Gloo", against_reducer("gloo")),
+        ("our DDP / `c10d::Reducer`, over shm", against_reducer("shm")),
+        ("weak-scaling efficiency", efficiency("none")),
+        ("the same with `--speedup fused`", efficiency("fused")),
+        ("exposed communication, share of the step", exposed("none")),
+        ("command to first step / that of Python DDP", every(startup)),
+    ]
+
+
+def print_table(head, rows):
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for name, values in rows:
+        print(f"| {name} | {' | '.join(show(value) for value in values)} |")
+
+
+def main():
+    report = Report(json.load(open(sys.argv[1])))
+    print_table(["two ranks", *MODELS], rows_of(report))
+    if len(sys.argv) > 2:
+        print()
+        times = {}
+        for entry in json.load(open(sys.argv[2]))["benchmarks"]:
+            suite, backend, *_ = entry["name"].split("/")
+            if suite == "all_reduce":
+                times[backend, int(entry["bytes"])] = entry["time_us_median"]
+        for other in sorted({backend for backend, _ in times} - {"shm"}):
+            print_table([f"shm / {other}", *(name for _, name in SIZES)], [("all-reduce alone", [
+                times["shm", size] / times[other, size] if {("shm", size), (other, size)} <= times.keys() else None for size, _ in SIZES])])
+
+
+if __name__ == "__main__":
+    main()
