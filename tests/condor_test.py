@@ -5,9 +5,11 @@ Usage: condor_test.py BUILD_FOLDER   (as root; see tests/clusters/condor_fixture
 """
 
 import json
+import os
 import pathlib
 import random
 import re
+import signal
 import sys
 import time
 import traceback
@@ -15,6 +17,7 @@ import traceback
 TESTS = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS), str(TESTS / "clusters")]
 import hostile_text  # noqa: E402
+import stages  # noqa: E402
 from condor_fixture import CHECKOUT, CondorPool  # noqa: E402
 
 WAIT_SECONDS = 300
@@ -27,6 +30,7 @@ class Workplace:
     def __init__(self, pool, build_folder):
         self.pool = pool
         self.bin = build_folder / "bin"
+        self.expected = {ranks: stages.spawned(self.bin, ranks) for ranks in (2, 4)}  # on this machine, not in the pool
         self.environment = pool.provide_libraries(self.bin / "submit")
 
     def submit(self, *arguments, codes=(0, NO_ANSWER), environment=None):
@@ -94,18 +98,68 @@ def test_example(place):
 
 def test_two_nodes(place):
     """Parallel universe: the ranks find each other, and train to the same bits as two processes of one node."""
-    arguments = ["--", "3", "1", "--hidden", "32", "--seed", "7"]
+    arguments = ["--", *stages.WORKLOAD]
     settings, out_dir = place.settings("parallel", place.bin / "04_ddp_launcher")
     place.submit("--settings-file", settings, "--nodes", "2", *arguments)
     together = place.wait(out_dir, "done")
-    settings, out_dir = place.settings("spawned", place.bin / "03_ddp_spawn", "local: {condor: {num_cpus: 2}}\n")
+    settings, spawned_dir = place.settings("spawned", place.bin / "03_ddp_spawn", "local: {condor: {num_cpus: 2}}\n")
     place.submit("--settings-file", settings, *arguments, "--nprocs", "2")
-    spawned = place.wait(out_dir, "done")
+    spawned = place.wait(spawned_dir, "done")
     first, second = place.read(together, "job.out.0"), place.read(together, "job.out.1")
-    assert "[CPU0] Epoch 2" in first and "[CPU1] Epoch 2" in second, first + second
+    assert "[CPU0] Epoch 3" in first and "[CPU1] Epoch 3" in second, first + second
     assert summary(first) == summary(place.read(spawned, "job.out")), (first, place.read(spawned, "job.out"))
-    files = place.submit("logs", place.pool.home / "out-parallel").stdout
+    assert stages.last_line(first)[1] == place.expected[2][1], (first, place.expected)
+    files = place.submit("logs", "--out-dir", out_dir).stdout
     assert files.count("job.out.") == 2, files
+
+
+def test_four_nodes(place):
+    settings, out_dir = place.settings("four", place.bin / "05_multinode")
+    place.submit("--settings-file", settings, "--nodes", "4", "--", *stages.WORKLOAD)
+    text = place.read(place.wait(out_dir, "done"), "job.out.0")
+    moved, _ = stages.last_line(text)
+    assert stages.agrees(moved, place.expected[4][0]), (text, place.expected)
+
+
+def ranks_of(program):
+    """Process ids by number in the parallel universe."""
+    ranks = {}
+    for process in pathlib.Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and os.readlink(process / "exe").endswith(str(program)):
+                environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
+                ranks[int(environment["_CONDOR_PROCNO"])] = int(process.name)
+        except OSError:
+            continue  # it ended meanwhile
+    return ranks
+
+
+def test_stopped_in_the_middle(place):
+    """One rank on one node is asked to stop: all leave with 85, HTCondor starts them again, and they end on the unbroken run's bits."""
+    epochs = "400"
+    training = [epochs, epochs, "--layers", "64,64,10", "--dataset-size", "1024", "--global-batch", "64", "--optimizer", "adam"]
+    expected = stages.spawned(place.bin, 2, workload=training)
+    settings, out_dir = place.settings("stopped", place.bin / "05_multinode")
+    place.submit("--settings-file", settings, "--nodes", "2", "--", *training)
+    job = place.jobs(out_dir)[0]
+    output = place.pool.path(job["folder"]) / "job.out.0"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not output.exists() or "Epoch 2 " not in output.read_text():
+        assert time.monotonic() < deadline, f"{output} has no second epoch"
+        time.sleep(0.02)
+    first_start = output.read_text()
+    os.kill(ranks_of(place.bin / "05_multinode")[1], signal.SIGUSR1)
+    assert f"Epoch {int(epochs) - 1} " not in first_start, "it was over before it was to stop"
+    done = place.wait(out_dir, "done")
+    assert done["exit_code"] == 0 and done["id"] == job["id"] and done["attempt"] == 1, done
+    starts = place.pool.run("condor_history", job["id"], "-af", "NumJobStarts").stdout.split()
+    assert starts[0] == "2", starts
+    text = place.read(done, "job.out.0")
+    assert stages.last_line(text) == expected, (text[-1000:], expected)
+    again = re.findall(r"^\[CPU0\] Epoch (\d+) ", text, re.MULTILINE)
+    # HTCondor begins the output anew: the second start went on where the first one stopped.
+    assert 2 < int(again[0]) < int(epochs), again[:3]
+    assert [int(epoch) for epoch in again] == list(range(int(again[0]), int(epochs))), again
 
 
 def test_run_again(place):
@@ -231,7 +285,7 @@ def main():
     build_folder = pathlib.Path(sys.argv[1]).resolve()
     pool = CondorPool(build_folder)
     place = Workplace(pool, build_folder)
-    tests = [test_example, test_two_nodes, test_run_again, test_hostile_arguments, test_hostile_folder, test_transfer,
+    tests = [test_example, test_two_nodes, test_four_nodes, test_stopped_in_the_middle, test_run_again, test_hostile_arguments, test_hostile_folder, test_transfer,
              test_held_and_cancelled, test_killed_submission, test_pool_is_down]
     wanted = sys.argv[2:]
     failed = 0

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <regex>
 #include <sstream>
 
@@ -110,6 +112,13 @@ std::vector<std::string> mpirun(int world_size) {
   return {"mpirun", "--oversubscribe", "-np", std::to_string(world_size)};
 }
 
+/// What the tests on Slurm and HTCondor train too (tests/clusters/stages.py): so all launchers are
+/// compared with each other.
+std::vector<std::string> launcher_workload() {
+  std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/data/launcher_workload.txt");
+  return {std::istream_iterator<std::string>(file), std::istream_iterator<std::string>()};
+}
+
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -162,8 +171,7 @@ TEST_CASE("every stage ends on stage 01's weights at every world size, over ever
 TEST_CASE("stages 04 and 05 end on stage 01's weights under torchrun and mpirun",
           "[parity][launcher]") {
   const Folder folder;
-  const std::vector<std::string> workload = {"3",  "3",         "--global-batch",
-                                             "48", "--dataset", "digits"};
+  const std::vector<std::string> workload = launcher_workload();
   const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload);
   for (const int world_size : {1, 2, 4}) {
     for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
@@ -257,8 +265,7 @@ TEST_CASE("fused, the model is as talkative as it was", "[parity]") {
 TEST_CASE("at world size 2 the digest is the same under every launcher, and in every run",
           "[parity][launcher]") {
   const Folder folder;
-  const std::vector<std::string> workload = {"3",  "3",         "--global-batch",
-                                             "64", "--dataset", "digits"};
+  const std::vector<std::string> workload = launcher_workload();
   const std::vector<std::string> two = workload + std::vector<std::string>{"--nprocs", "2"};
   const std::string digest = folder.run({kBin + "03_ddp_spawn"}, two).digest;
   CHECK(folder.run({kBin + "03_ddp_spawn"}, two).digest == digest);

@@ -20,13 +20,14 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "clusters"))
+import stages  # noqa: E402
 from namespaces import run  # noqa: E402
 from slurm_fixture import SlurmCluster  # noqa: E402
+from stages import agrees, last_line  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"
-LAST_LINE = re.compile(r"^moved (\S+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16})", re.MULTILINE)
-DIGITS = ["4", "2", "--dataset", "digits", "--global-batch", "64"]
+DIGITS = stages.WORKLOAD
 FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 JOB_SECONDS = 300
 
@@ -78,17 +79,6 @@ class Job:
         return last_line(self.output)
 
 
-def last_line(text):
-    found = LAST_LINE.search(text)
-    if not found:
-        raise AssertionError(f"no last line in:\n{text}")
-    return float(found[1]), found[3]
-
-
-def agrees(value, reference, relative=1e-4):
-    return abs(value - reference) <= relative * abs(reference)  # false for NaN
-
-
 def ranks_of(program):
     """Process ids by global rank."""
     ranks = {}
@@ -124,6 +114,12 @@ def has_pending(pid, number):
     return False
 
 
+def start_now(job):
+    """Slurm waits two minutes before it starts a requeued job, so that the nodes have cleaned up; this is called when they have."""
+    time.sleep(2)
+    run("scontrol", "update", f"JobId={job.id}", "StartTime=now", "TimeLimit=10")
+
+
 @contextlib.contextmanager
 def mounted_on(node, source, target):
     """Bind-mounts a file where only the programs of one node see it."""
@@ -149,10 +145,11 @@ class Stages(unittest.TestCase):
         outcomes = {name: job.finished() for name, job in jobs.items()}
         for name, (moved, _) in outcomes.items():
             self.assertTrue(agrees(moved, reference), (name, moved, reference))
-        self.assertEqual(len({digest for _, digest in outcomes.values()}), 1, outcomes)
+        self.assertEqual({digest for _, digest in outcomes.values()}, {stages.spawned(BIN, 2)[1]}, outcomes)
         four = Job("05_multinode", *DIGITS)
         moved, _ = four.finished()
-        self.assertTrue(agrees(moved, reference), (moved, reference))
+        for expected in (reference, stages.spawned(BIN, 4)[0]):
+            self.assertTrue(agrees(moved, expected), (moved, expected))
         for rank in range(4):
             for epoch in range(4):
                 self.assertIn(f"[CPU{rank}] Epoch {epoch} | Batchsize: 16 | Steps: ", four.output)
@@ -211,20 +208,34 @@ class Stages(unittest.TestCase):
         self.assertRegex(by_hand.stderr, r"\A05_multinode: error: SLURM_JOB_ID is not set, .*\n\Z")
 
 
-class Stopping(unittest.TestCase):
+class StoppedJobs(unittest.TestCase):
     # Long enough to be broken off on any machine; saved by itself only at the end.
     LONG = ["--layers", "64,64,10", "--dataset-size", "1024", "--global-batch", "64", "--optimizer", "adam"]
-
-    def submit(self, *arguments, epochs=100000, **settings):
-        self.folder = cluster.folder / self.id().rsplit(".", 1)[1]
-        self.folder.mkdir()
-        return Job("05_multinode", str(epochs), str(epochs), *self.LONG, *arguments, folder=self.folder, **settings)
 
     def assert_nothing_runs(self):
         deadline = time.monotonic() + 10
         while cluster.processes_on_nodes() and time.monotonic() < deadline:
             time.sleep(0.1)
         self.assertEqual(cluster.processes_on_nodes(), [])
+
+    def pause_until_it_is_signalled(self, job, restarts):
+        """The signal comes after 30 to 60 s. A fast machine would be done by then: the ranks pause until they have it."""
+        job.wait_for_output("Epoch 0 ")
+        ranks = ranks_of("05_multinode").values()
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 90
+        job.wait_for(lambda: restarts() or all(has_pending(pid, signal.SIGUSR1) for pid in ranks) or time.monotonic() > deadline)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+class Stopping(StoppedJobs):
+    def submit(self, *arguments, epochs=100000, **settings):
+        self.folder = cluster.folder / self.id().rsplit(".", 1)[1]
+        self.folder.mkdir()
+        return Job("05_multinode", str(epochs), str(epochs), *self.LONG, *arguments, folder=self.folder, **settings)
 
     def test_the_time_limit_comes_and_slurm_starts_it_again(self):
         epochs, folder = 40, cluster.folder / "unbroken"
@@ -238,20 +249,9 @@ class Stopping(unittest.TestCase):
         def restarts():
             return job.facts()["Restarts"] == "1" and job.state() == "PENDING"
 
-        # The signal comes after 30 to 60 s. A fast machine would be done by then: the ranks pause until they have it.
-        job.wait_for_output("Epoch 0 ")
-        ranks = ranks_of("05_multinode").values()
-        for pid in ranks:
-            os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 90
-        job.wait_for(lambda: restarts() or all(has_pending(pid, signal.SIGUSR1) for pid in ranks) or time.monotonic() > deadline)
-        for pid in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        # Slurm waits two minutes before it starts a requeued job, so that the nodes have cleaned up; this looks when they have.
+        self.pause_until_it_is_signalled(job, restarts)
         job.wait_for(lambda: restarts() and not cluster.steps_on_nodes())
-        time.sleep(2)
-        run("scontrol", "update", f"JobId={job.id}", "StartTime=now", "TimeLimit=10")
+        start_now(job)
         self.assertEqual(job.finished(), expected)
         self.assertEqual(job.facts()["Restarts"], "1")
         self.assertEqual(job.output.count("05_multinode: stopped on request after epoch "), 1)
@@ -302,6 +302,132 @@ class Stopping(unittest.TestCase):
         time.sleep(2)
         self.assertEqual(job.facts()["Restarts"], "0")
         self.assertEqual(job.state(), "CANCELLED")
+
+
+class Submitted(Job):
+    """A job of `submit`. What it is called there is in `record`."""
+
+    def __init__(self, record):
+        self.id, self.record = record["id"], record
+        self.folder = pathlib.Path(record["folder"])
+        self._output = self.folder / f"job-{self.id}.out"
+
+
+class Submit(StoppedJobs):
+    """The tool, where a real Slurm answers."""
+
+    def setUp(self):
+        self.folder = cluster.folder / f"submit-{self.id().rsplit('.', 1)[1]}"
+        self.folder.mkdir()
+
+    def settings(self, program, more=""):
+        path = self.folder / "settings.yaml"
+        path.write_text(f"script_path: {program}\nout_dir: out\n{more}")
+        return path
+
+    def tool(self, *arguments, code=0):
+        result = subprocess.run([BIN / "submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(result.returncode, code, (arguments, result.stdout, result.stderr))
+        return result.stdout
+
+    def submit(self, settings, *arguments):
+        self.tool("--settings-file", settings, "--scheduler", "slurm", *arguments)
+        return [Submitted(record) for record in self.records("list")]
+
+    def records(self, action="status"):
+        return json.loads(self.tool(action, "--json", "--out-dir", self.folder / "out"))["jobs"]
+
+    def wait_for_state(self, state, number=0):
+        deadline = time.monotonic() + JOB_SECONDS
+        while True:
+            record = self.records()[number]
+            if record["state"] == state:
+                return Submitted(record)
+            over = record["state"] in ("done", "failed", "cancelled", "lost", "refused", "held")
+            if over or time.monotonic() > deadline:
+                self.fail(f"job {number} is {record}, expected {state}; it wrote:\n{Submitted(record).output}")
+            time.sleep(0.2)
+
+    def test_two_nodes(self):
+        job, = self.submit(self.settings(BIN / "05_multinode"), "--nodes", "2", "--", *DIGITS)
+        self.assertIn(self.records()[0]["state"], ("pending", "running", "done"))
+        job = self.wait_for_state("done")
+        self.assertEqual(job.record["exit_code"], 0)
+        self.assertEqual(self.records("list")[0], job.record)
+        self.assertEqual(last_line(job.output)[1], stages.spawned(BIN, 2)[1])
+        self.assertEqual(job.facts()["NodeList"], "node[1-2]")
+        files = {path.name for path in job.folder.iterdir()}
+        self.assertLessEqual({"snapshot.safetensors", "metrics.jsonl", f"job-{job.id}.out"}, files)
+        self.assertIn(str(job.folder / f"job-{job.id}.out"), self.tool("logs", "--out-dir", "out"))
+        self.assertIn("moved ", self.tool("logs", "0", "--out-dir", "out", "--lines", "1"))
+
+    def test_a_sweep(self):
+        jobs = self.submit(self.settings(BIN / "04_ddp_launcher"), "--sweep", "lr=0.1,0.01", "--sweep", "seed=1,2", "--", *DIGITS)
+        self.assertEqual(len(jobs), 4)
+        ends = {}
+        for number, job in enumerate(jobs):
+            done = self.wait_for_state("done", number)
+            ends[pathlib.Path(done.record["folder"]).name] = last_line(done.output)[1]
+        self.assertEqual(len(set(ends.values())), 4, ends)
+        self.assertEqual(list(ends), ["0-lr-0.1_seed-1", "1-lr-0.1_seed-2", "2-lr-0.01_seed-1", "3-lr-0.01_seed-2"])
+        with open(self.folder / "alone.out", "w+") as alone:
+            subprocess.run([BIN / "04_ddp_launcher", *DIGITS, "--lr", "0.01", "--seed", "2"], cwd=self.folder, stdout=alone, check=True)
+            alone.seek(0)
+            self.assertEqual(last_line(alone.read())[1], ends["3-lr-0.01_seed-2"])
+
+    def test_cancelled_is_cancelled(self):
+        self.submit(self.settings(BIN / "05_multinode"), "--nodes", "2", "--", "100000", "100000", *self.LONG)
+        job = self.wait_for_state("running")
+        job.wait_for_output("Epoch 1 ")
+        self.tool("cancel", "0", "--out-dir", "out")
+        self.assertEqual(self.records()[0]["state"], "cancelled")
+        job.wait()
+        self.assert_nothing_runs()
+        time.sleep(2)
+        self.assertEqual((job.state(), job.facts()["Restarts"]), ("CANCELLED", "0"), job.output)
+
+    def test_failed_ones_again(self):
+        program = self.folder / "third"
+        program.write_text("#!/bin/bash\necho start >>starts; n=$(wc -l <starts); echo $n\n((n < 3)) && exit $((40 + n)); exit 0\n")
+        program.chmod(0o755)
+        self.submit(self.settings(program), "--", "x")
+        for attempt in (1, 2):
+            job = self.wait_for_state("failed")
+            self.assertEqual((job.record["exit_code"], job.record["attempt"]), (40 + attempt, attempt))
+            self.tool("resubmit", "--failed", "--out-dir", "out")
+        done = self.wait_for_state("done")
+        self.assertEqual((done.record["attempt"], done.output), (3, "3\n"))
+        self.assertEqual(self.tool("resubmit", "--failed", "--out-dir", "out"), "nothing to resubmit\n")
+
+    def test_a_port_that_was_taken(self):
+        """Exit code 75: again, at once, in a step whose port is another."""
+        program = self.folder / "busy"
+        program.write_text("#!/bin/bash\necho $SLURM_STEP_ID >>steps; (($(wc -l <steps) == 3)) || exit 75\n")
+        program.chmod(0o755)
+        self.submit(self.settings(program))
+        job = self.wait_for_state("done")
+        self.assertEqual((job.folder / "steps").read_text(), "0\n1\n2\n")
+
+    def test_the_time_limit_comes_and_slurm_starts_it_again(self):
+        epochs = 40
+        expected = last_line(run(BIN / "03_ddp_spawn", epochs, epochs, *self.LONG, "--nprocs", "2", cwd=self.folder))
+        # Slurm signals two minutes before the limit: now.
+        self.submit(self.settings(BIN / "05_multinode", "time: 00:02:00\n"), "--nodes", "2", "--", epochs, epochs, *self.LONG)
+        job = self.wait_for_state("running")
+
+        def restarts():
+            return job.facts()["Restarts"] == "1" and job.state() == "PENDING"
+
+        self.pause_until_it_is_signalled(job, restarts)
+        job.wait_for(lambda: restarts() and not cluster.steps_on_nodes())
+        self.assertEqual(self.records()[0]["state"], "pending")
+        start_now(job)
+        done = self.wait_for_state("done")
+        self.assertEqual((done.id, done.record["attempt"], done.facts()["Restarts"]), (job.id, 1, "1"))
+        self.assertEqual(last_line(done.output), expected)
+        self.assertEqual(done.output.count("05_multinode: stopped on request after epoch "), 1)
+        for epoch in range(epochs):  # none left out, none twice
+            self.assertEqual(done.output.count(f"[CPU0] Epoch {epoch} |"), 1, epoch)
 
 
 class Failures(unittest.TestCase):

@@ -53,8 +53,10 @@ std::vector<std::string> hosts_of(const std::string& name, const std::optional<s
 
 void LaunchReader::read_openmpi() {
   found_.launcher = "openmpi";
-  set_identity(need("OMPI_COMM_WORLD_RANK", 0), need("OMPI_COMM_WORLD_SIZE", 1),
-               need("OMPI_COMM_WORLD_LOCAL_RANK", 0), need("OMPI_COMM_WORLD_LOCAL_SIZE", 1));
+  const Sourced rank = need("OMPI_COMM_WORLD_RANK", 0);
+  const Sourced world_size = need("OMPI_COMM_WORLD_SIZE", 1);
+  const Sourced local_rank = need("OMPI_COMM_WORLD_LOCAL_RANK", 0);
+  set_identity(rank, world_size, local_rank, need("OMPI_COMM_WORLD_LOCAL_SIZE", 1));
   agrees_with("WORLD_SIZE", found_.world_size, "OMPI_COMM_WORLD_SIZE");
   agrees_with("LOCAL_RANK", found_.local_rank, "OMPI_COMM_WORLD_LOCAL_RANK");
   agrees_with("LOCAL_WORLD_SIZE", found_.local_world_size, "OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -124,13 +126,16 @@ void LaunchReader::read_slurm() {
                      std::to_string(num_nodes.value) + " nodes with " +
                      std::to_string(world_size.value) + " tasks together");
   }
-  set_identity(need("SLURM_PROCID", 0), world_size, need("SLURM_LOCALID", 0),
+  const Sourced rank = need("SLURM_PROCID", 0);
+  set_identity(rank, world_size, need("SLURM_LOCALID", 0),
                {tasks[static_cast<size_t>(node_rank.value)], per_node});
   found_.node_rank = node_rank.value;
   found_.num_nodes = num_nodes.value;
   record("node_rank", node_rank);
   record("num_nodes", num_nodes);
   agrees_with("WORLD_SIZE", found_.world_size, world_size.source);
+  agrees_with("LOCAL_RANK", found_.local_rank, "SLURM_LOCALID");
+  agrees_with("LOCAL_WORLD_SIZE", found_.local_world_size, per_node);
 
   add_restarts("SLURM_RESTART_COUNT");
   found_.store.prefix = "slurm/" + step;
@@ -169,6 +174,8 @@ void LaunchReader::read_htcondor() {
   set_identity(rank, world_size, {0, rule}, {1, rule});
   set_nodes({rank.value, rule}, {world_size.value, rule});
   agrees_with("WORLD_SIZE", found_.world_size, "_CONDOR_NPROCS");
+  agrees_with("LOCAL_RANK", found_.local_rank, "HTCondor (one process per slot)");
+  agrees_with("LOCAL_WORLD_SIZE", found_.local_world_size, "HTCondor (one process per slot)");
   const std::optional<std::string> job = text("DDP_JOB_ID");
   found_.store.prefix = "htcondor/" + job.value_or("job");
   if (find_master() || found_.world_size == 1) {

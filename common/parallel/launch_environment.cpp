@@ -69,9 +69,16 @@ void LaunchReader::read_spawn() {
   if (marker != "spawn") {
     throw UsageError("DDP_LAUNCHER: got " + quote(marker) + ", expected \"spawn\" or unset");
   }
+  if (set("TORCHELASTIC_RUN_ID")) {
+    throw UsageError(
+        "DDP_LAUNCHER: got \"spawn\" next to TORCHELASTIC_RUN_ID, expected one of the two, from "
+        "the launcher that started this process");
+  }
   found_.launcher = "spawn";
-  set_identity(need("RANK", 0), need("WORLD_SIZE", 1), need("LOCAL_RANK", 0),
-               need("LOCAL_WORLD_SIZE", 1));
+  const Sourced rank = need("RANK", 0);
+  const Sourced world_size = need("WORLD_SIZE", 1);
+  const Sourced local_rank = need("LOCAL_RANK", 0);
+  set_identity(rank, world_size, local_rank, need("LOCAL_WORLD_SIZE", 1));
   set_nodes({0, "derived: spawn stays on one node"}, {1, "derived: spawn stays on one node"});
   require_master("it from spawn");
   const std::optional<Sourced> listen_fd = number("DDP_STORE_LISTEN_FD", 3, 1 << 20);
@@ -102,9 +109,14 @@ void LaunchReader::read_torchrun() {
     require_master("the address of the store next to RANK and WORLD_SIZE");
   }
   if (run_id) {
-    set_identity(rank, world_size, need("LOCAL_RANK", 0), need("LOCAL_WORLD_SIZE", 1));
+    const Sourced local_rank = need("LOCAL_RANK", 0);
+    set_identity(rank, world_size, local_rank, need("LOCAL_WORLD_SIZE", 1));
   } else {
     set_locality_by_hand(rank, world_size, number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1));
+    if (set("SLURM_STEP_ID")) {
+      refuse_rank_of_another("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+    }
+    refuse_rank_of_another("_CONDOR_PROCNO", "_CONDOR_NPROCS");
   }
   if (const std::optional<Sourced> groups = number("GROUP_WORLD_SIZE", 1)) {
     set_nodes(need("GROUP_RANK", 0), *groups);
@@ -122,7 +134,8 @@ void LaunchReader::read_torchrun() {
 }
 
 void LaunchReader::read_alone() {
-  for (const char* const name : {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+  for (const char* const name :
+       {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}) {
     if (set(name)) {
       throw UsageError("RANK is not set, expected it next to " + std::string(name));
     }
@@ -155,7 +168,8 @@ LaunchEnvironment LaunchReader::read() {
     add_restarts("TORCHELASTIC_RESTART_COUNT");
   } else if (set("RANK") || set("TORCHELASTIC_RUN_ID")) {
     read_torchrun();
-  } else if (set("OMPI_COMM_WORLD_RANK") || set("OMPI_COMM_WORLD_SIZE")) {
+  } else if (set("OMPI_COMM_WORLD_RANK") || set("OMPI_COMM_WORLD_SIZE") ||
+             set("OMPI_COMM_WORLD_LOCAL_RANK") || set("OMPI_COMM_WORLD_LOCAL_SIZE")) {
     read_openmpi();
   } else if (slurm) {
     read_slurm();

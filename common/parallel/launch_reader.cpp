@@ -1,9 +1,11 @@
 // common/parallel/launch_reader.cpp - variables, and the checks that all launchers share.
 #include "common/parallel/launch_reader.hpp"
 
+#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include "common/parse.hpp"
@@ -13,6 +15,27 @@ namespace ddp::internal {
 namespace {
 
 constexpr int kMaxPort = 65535;
+
+/// False for what no look-up could make an address of: a URL, an address with its port or of four
+/// too large numbers.
+bool is_host_or_address(const std::string& host) {
+  constexpr size_t kLongestName = 253;
+  const std::string numbers = "0123456789.";
+  const std::string words = numbers + "-_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  const size_t percent = host.find('%');  // "fe80::1%eth0": the link
+  const std::string address = host.substr(0, percent);
+  const std::string link = percent == std::string::npos ? "any" : host.substr(percent + 1);
+  std::array<unsigned char, sizeof(in6_addr)> bytes{};
+  if (address.find(':') != std::string::npos) {
+    return inet_pton(AF_INET6, address.c_str(), bytes.data()) == 1 && !link.empty() &&
+           link.find_first_not_of(words) == std::string::npos;
+  }
+  if (host.find_first_not_of(numbers) == std::string::npos) {
+    return inet_pton(AF_INET, host.c_str(), bytes.data()) == 1;
+  }
+  return host.find_first_not_of(words) == std::string::npos && host.front() != '-' &&
+         host.front() != '.' && host.size() <= kLongestName;
+}
 
 }  // namespace
 
@@ -51,6 +74,16 @@ void LaunchReader::agrees_with(const char* name, int expected, const std::string
   }
 }
 
+/// RANK next to an outer launcher of as many processes that calls this one by another number: an
+/// "export RANK=$SLURM_PROCID" in the batch script, say, which makes all of them rank 0.
+void LaunchReader::refuse_rank_of_another(const char* rank_name,
+                                          const char* world_size_name) const {
+  const std::optional<Sourced> world_size = number(world_size_name, 1);
+  if (world_size && world_size->value == found_.world_size) {
+    agrees_with(rank_name, found_.rank, "RANK");
+  }
+}
+
 void require_below(const Sourced& small, const Sourced& limit) {
   if (small.value >= limit.value) {
     throw UsageError(small.source + ": got " + std::to_string(small.value) +
@@ -72,6 +105,8 @@ void LaunchReader::set_identity(const Sourced& rank, const Sourced& world_size,
   found_.world_size = world_size.value;
   found_.local_rank = local_rank.value;
   found_.local_world_size = local_world_size.value;
+  world_size_source_ = world_size.source;
+  local_world_size_source_ = local_world_size.source;
   record("rank", rank);
   record("world_size", world_size);
   record("local_rank", local_rank);
@@ -83,9 +118,10 @@ void LaunchReader::set_nodes(const Sourced& node_rank, const Sourced& num_nodes)
   if (num_nodes.value > found_.world_size ||
       (num_nodes.value == 1) != (found_.local_world_size == found_.world_size)) {
     throw UsageError(num_nodes.source + ": got " + std::to_string(num_nodes.value) +
-                     ", expected nodes that fit " + std::to_string(found_.world_size) +
-                     " processes, " + std::to_string(found_.local_world_size) +
-                     " of them on this node");
+                     (num_nodes.value == 1 ? " node" : " nodes") + ", expected as many as fit " +
+                     world_size_source_ + " (" + std::to_string(found_.world_size) + ") and " +
+                     local_world_size_source_ + " (" + std::to_string(found_.local_world_size) +
+                     ") on this node");
   }
   found_.node_rank = node_rank.value;
   found_.num_nodes = num_nodes.value;
@@ -97,8 +133,8 @@ void LaunchReader::set_nodes(const Sourced& node_rank, const Sourced& num_nodes)
 void LaunchReader::set_even_nodes() {
   const std::string rule = "derived: every node has as many processes as this one";
   if (found_.world_size % found_.local_world_size != 0) {
-    throw UsageError("world size: got " + std::to_string(found_.world_size) +
-                     ", expected WORLD_SIZE to be a multiple of LOCAL_WORLD_SIZE (" +
+    throw UsageError(world_size_source_ + ": got " + std::to_string(found_.world_size) +
+                     ", expected a multiple of " + local_world_size_source_ + " (" +
                      std::to_string(found_.local_world_size) + "), or GROUP_WORLD_SIZE nodes");
   }
   const int num_nodes = found_.world_size / found_.local_world_size;
@@ -117,16 +153,17 @@ bool LaunchReader::find_master() {
     host_source = "MASTER_ADDR";
     host = text(host_source).value_or("");
   }
+  const std::string given = host;
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);  // "[fd00::1]", as in addresses with a port
   }
-  const size_t colons = static_cast<size_t>(std::count(host.begin(), host.end(), ':'));
-  const bool strange = host.find_first_not_of(
-                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                           "0123456789.-_:%") != std::string::npos;
-  if (strange || colons == 1 || host.size() > 253) {
-    throw UsageError(host_source + ": got " + quote(host) +
+  if (!given.empty() && !is_host_or_address(host)) {
+    throw UsageError(host_source + ": got " + quote(given) +
                      ", expected a host name or an address, without a port");
+  }
+  if (host == "0.0.0.0" || host == "::") {
+    throw UsageError(host_source + ": got " + quote(given) +
+                     ", expected an address of one host; this one means all of a host's own");
   }
   std::optional<Sourced> port = flag(options_.master_port, "--master-port");
   if (!port) {

@@ -48,6 +48,7 @@ class LaunchReader {
   void set_shared_file(const std::string& folder, const std::string& job);
   void add_restarts(const char* name);
   void agrees_with(const char* name, int expected, const std::string& source) const;
+  void refuse_rank_of_another(const char* rank_name, const char* world_size_name) const;
 
   std::optional<std::string> text(const std::string& name) const;
   std::optional<Sourced> number(const std::string& name, int minimum, int maximum = kMaxInt) const;
@@ -66,6 +67,8 @@ class LaunchReader {
   const Options& options_;
   const GetEnv& getenv_;
   LaunchEnvironment found_;
+  std::string world_size_source_;
+  std::string local_world_size_source_;
 };
 
 }  // namespace ddp::internal

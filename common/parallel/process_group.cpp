@@ -149,6 +149,22 @@ void wait_for_all(c10d::Store& store, const std::string& event, int rank, int wo
   }
 }
 
+/// As above, before anything was computed. A store that goes away then was another job's, which had
+/// the port first and has ended; or a rank of this job has failed, and the launcher is about to end
+/// this one too, which it is given the time for: 75 is not to hide that rank's exit code.
+void rendezvous(c10d::Store& store, const OpenStore& open, int rank, int world_size,
+                std::chrono::milliseconds timeout) {
+  try {
+    wait_for_all(store, "rendezvous", rank, world_size, timeout);
+  } catch (const c10::Error&) {
+    constexpr std::chrono::seconds kLaunchersTurn{1};
+    std::this_thread::sleep_for(kLaunchersTurn);
+    throw TransientError("the store at " + endpoint(open.host, open.port) +
+                         " went away during the rendezvous, expected it to stay; another job may "
+                         "have held its port");
+  }
+}
+
 /// What all ranks must have been told alike, one setting a line.
 std::string shared_settings(const Options& options, int world_size) {
   std::ostringstream text;
@@ -355,7 +371,7 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       environment.store.prefix.empty() ? "ddp" : environment.store.prefix, open.store);
   store->setTimeout(timeout);
-  wait_for_all(*store, "rendezvous", environment.rank, environment.world_size, timeout);
+  rendezvous(*store, open, environment.rank, environment.world_size, timeout);
 
   auto group =
       c10::make_intrusive<c10d::ProcessGroup>(store, environment.rank, environment.world_size);

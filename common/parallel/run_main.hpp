@@ -14,6 +14,9 @@ namespace ddp::internal {
 /// @param body returns the exit code; writes "[rank 2] " into its argument once it knows
 int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body);
 
+/// Ends the process, without destructors, if `code` is that of a usage error; else returns it.
+int leave_if_refused(int code);
+
 /// Parses the command line, finds out which rank this process is, and trains (or prints, with
 /// --dump-env).
 int run_main(int argc, char** argv, Launch launch, TrainFunction train);

@@ -346,7 +346,8 @@ int spawn(int argc, char** argv, TrainFunction train) {
   if (process_getenv("DDP_LAUNCHER")) {
     return internal::run_main(argc, argv, Launch::kSpawn, train);
   }
-  return internal::guarded(argc, argv, [&](std::string&) { return start_and_wait(argc, argv); });
+  return internal::leave_if_refused(
+      internal::guarded(argc, argv, [&](std::string&) { return start_and_wait(argc, argv); }));
 }
 
 }  // namespace ddp

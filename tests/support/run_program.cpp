@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -185,7 +186,8 @@ RunResult Program::wait() {
   }
   int status = 0;
   pid_t ended = 0;
-  while ((ended = waitpid(pid_, &status, WNOHANG)) == 0) {
+  rusage used{};
+  while ((ended = wait4(pid_, &status, WNOHANG, &used)) == 0) {
     if (!result_.timed_out && elapsed() > timeout_seconds_) {
       result_.timed_out = true;  // closed its streams and lives on
       kill_group();
@@ -197,6 +199,10 @@ RunResult Program::wait() {
   if (ended > 0) {
     result_.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     result_.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    for (const timeval& time : {used.ru_utime, used.ru_stime}) {
+      result_.cpu_seconds +=
+          static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+    }
   }
   result_.seconds = elapsed();
   return result_;

@@ -16,6 +16,7 @@ struct RunResult {
   std::string out;
   std::string err;  ///< empty with merge
   double seconds = 0;
+  double cpu_seconds = 0;  ///< of the program and those of its children that it waited for
   bool timed_out = false;
 };
 

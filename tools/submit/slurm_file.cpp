@@ -55,34 +55,47 @@ std::string slurm_file(const JobRequest& job, const std::string& out_dir, int at
   std::ostringstream file;
   file << "#!/bin/bash\n# Job " << job.index << ", made by submit.\n";
   write_directives(file, job, token);
-  file << "\ncd -- " << shell_quote(out_dir + "/" + job.folder) << " || exit 2\n"
-       << "\n# One step with all processes. A lost one ends the others.\n"
-       << "srun --kill-on-bad-exit=1 --cpus-per-task=" << cpus_per_task;
-  file << " \\\n  " << shell_line(job.command);
-  // A trapped signal ends bash's wait, not the step: then wait again.
-  file << R"( &
-step=$!
+  const JobFiles files = job_files(job, attempt);
+  const int again = static_cast<int>(ExitCode::kRunAgain);
+  file
+      << "\ncd -- " << shell_quote(out_dir + "/" + job.folder) << " || exit 2\n"
+      << R"(
+# A trapped signal ends bash's wait, not the step: then wait again.
+step=
 waiting=1
-trap 'waiting=1; kill -USR1 "$step"' USR1
-trap 'waiting=1; kill -TERM "$step"' TERM
-while ((waiting)); do
-  waiting=0
-  wait "$step"
-  code=$?
+trap 'waiting=1; [[ -z $step ]] || kill -USR1 "$step" 2>/dev/null' USR1
+trap 'waiting=1; [[ -z $step ]] || kill -TERM "$step" 2>/dev/null' TERM
+
+# One step with all processes. A lost one ends the others.
+# )" << static_cast<int>(ExitCode::kTransient)
+      << R"(: a port was taken. The next step computes another.
+for attempt in 1 2 3; do
+  srun --kill-on-bad-exit=1 --cpus-per-task=)"
+      << cpus_per_task << " \\\n    " << shell_line(job.command) << R"( &
+  step=$!
+  waiting=1
+  while ((waiting)); do
+    waiting=0
+    wait "$step"
+    code=$?
+  done
+  ((code == )"
+      << static_cast<int>(ExitCode::kTransient) << R"( && attempt < 3)) || break
 done
 
-)"
-       << "# " << static_cast<int>(ExitCode::kRunAgain)
-       << R"(: stopped with a good snapshot, run me again. The job keeps its id and its place.
+# )" << again
+      << R"(: stopped with a good snapshot, run me again; as good as a signal before the program had begun.
+# The job keeps its id and its place. One that was cancelled stays so.
 if ((code == )"
-       << static_cast<int>(ExitCode::kRunAgain) << " && ${SLURM_RESTART_COUNT:-0} < "
-       << kMostRestarts << R"()) && scontrol requeue "$SLURM_JOB_ID"; then
+      << again << R"( || code == 128 + $(kill -l USR1))) && ((${SLURM_RESTART_COUNT:-0} < )"
+      << kMostRestarts << R"()) &&
+  [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *" JobState=RUNNING "* ]] &&
+  scontrol requeue "$SLURM_JOB_ID"; then
   exit "$code"
 fi
 )"
-       << "printf '%s %s\\n' \"$SLURM_JOB_ID\" \"$code\" >" << job_files(job, attempt).exit_code
-       << ".new && mv " << job_files(job, attempt).exit_code << ".new "
-       << job_files(job, attempt).exit_code << "\nexit \"$code\"\n";
+      << "printf '%s %s\\n' \"$SLURM_JOB_ID\" \"$code\" >" << files.exit_code << ".new && mv "
+      << files.exit_code << ".new " << files.exit_code << "\nexit \"$code\"\n";
   return file.str();
 }
 

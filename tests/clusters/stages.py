@@ -1,0 +1,39 @@
+"""The stages as the cluster tests run them: one workload for all launchers, and what it must come to."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Two processes must end on the same bits, and four within 1e-4, under spawn, torchrun, mpirun, srun and HTCondor. Each test runs
+# these arguments, and compares with what 03_ddp_spawn makes of them: so all launchers are compared with each other.
+WORKLOAD = (ROOT / "tests/data/launcher_workload.txt").read_text().split()
+LAST_LINE = re.compile(r"^moved (\S+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16})", re.MULTILINE)
+
+
+def last_line(text):
+    """moved and digest, of the one last line."""
+    found = LAST_LINE.findall(text)
+    if len(found) != 1:
+        raise AssertionError(f"expected one last line, got {len(found)} in:\n{text}")
+    return float(found[0][0]), found[0][2]
+
+
+def agrees(value, reference, relative=1e-4):
+    return abs(value - reference) <= relative * abs(reference)  # false for NaN
+
+
+def spawned(bin_folder, ranks, workload=WORKLOAD):
+    """moved and digest of the workload in processes that 03_ddp_spawn starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run([bin_folder / "03_ddp_spawn", *workload, "--nprocs", str(ranks)], cwd=folder,
+                                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    if result.returncode != 0:
+        raise AssertionError(f"03_ddp_spawn: exit code {result.returncode}\n{result.stdout}{result.stderr}")
+    return last_line(result.stdout)
+
+
+def torchrun():
+    return shutil.which("torchrun") or str(ROOT / ".venv/bin/torchrun")

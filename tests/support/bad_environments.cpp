@@ -1,0 +1,349 @@
+// tests/support/bad_environments.cpp - one table for the reader and for the programs.
+#include "tests/support/bad_environments.hpp"
+
+#include <cctype>
+
+namespace ddp::test {
+
+const Variables kTorchrun = {
+    {"RANK", "3"},
+    {"WORLD_SIZE", "4"},
+    {"LOCAL_RANK", "1"},
+    {"LOCAL_WORLD_SIZE", "2"},
+    {"GROUP_RANK", "1"},
+    {"GROUP_WORLD_SIZE", "2"},
+    {"ROLE_RANK", "3"},
+    {"MASTER_ADDR", "n1"},
+    {"MASTER_PORT", "29400"},
+    {"TORCHELASTIC_RUN_ID", "job7"},
+    {"TORCHELASTIC_RESTART_COUNT", "2"},
+    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+};
+const Variables kSpawn = {
+    {"DDP_LAUNCHER", "spawn"}, {"RANK", "0"},
+    {"WORLD_SIZE", "2"},       {"LOCAL_RANK", "0"},
+    {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"},
+    {"MASTER_PORT", "40000"},  {"DDP_STORE_LISTEN_FD", "3"},
+};
+const Variables kPlain = {
+    {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
+const Variables kOpenMpi = {
+    {"OMPI_COMM_WORLD_RANK", "1"},
+    {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_COMM_WORLD_NODE_RANK", "1"},
+    {"PMIX_NAMESPACE", "2096300033"},
+    {"PMIX_RANK", "1"},
+    {"PMIX_SERVER_TMPDIR", "/tmp/ompi.host.0/pid.4109"},
+};
+const Variables kSlurm = {
+    {"SLURM_JOB_ID", "12"},
+    {"SLURM_STEP_ID", "0"},
+    {"SLURM_PROCID", "2"},
+    {"SLURM_LOCALID", "0"},
+    {"SLURM_NODEID", "1"},
+    {"SLURM_NTASKS", "8"},
+    {"SLURM_STEP_NUM_TASKS", "3"},
+    {"SLURM_STEP_NUM_NODES", "2"},
+    {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+    {"SLURM_STEP_NODELIST", "n[1-2]"},
+};
+const Variables kCondor = {
+    {"_CONDOR_PROCNO", "1"},
+    {"_CONDOR_NPROCS", "3"},
+    {"_CONDOR_JOB_IWD", "/home/me/run"},
+    {"DDP_JOB_ID", "345"},
+};
+
+namespace {
+
+const std::vector<std::string> kNoInteger = {
+    "", "abc", " 1", "1 ", "1e3", "-1", "+1", "0x1", "1.0", "2147483648", "18446744073709551616"};
+
+// To be shown on one line, and nothing of it to be done.
+const std::vector<std::string> kHostile = {"1\n2",
+                                           "\x1b[31m1",
+                                           "\xff\xfe",
+                                           "$(id)",
+                                           "`id`",
+                                           ";id",
+                                           "%s%n",
+                                           "\xef\xbc\x91",
+                                           "NaN",
+                                           std::string(5000, '9'),
+                                           std::string("1\r"),
+                                           "'",
+                                           "--help",
+                                           "\xd9\xa3"};
+
+const std::vector<std::string> kNoHost = {"n 1",
+                                          "n1:29500",
+                                          "[n1]:29500",
+                                          "http://n1",
+                                          "tcp://n1:29500",
+                                          "n1/24",
+                                          "n1\nn2",
+                                          "$(id)",
+                                          "-n1",
+                                          ".n1",
+                                          "n1,n2",
+                                          "user@n1",
+                                          "[::1",
+                                          "::1]",
+                                          "[]",
+                                          "%eth0",
+                                          "n1%eth0",
+                                          "fe80::1%",
+                                          "fe80::1%a b",
+                                          "1::2::3",
+                                          "::fffff",
+                                          ":::",
+                                          "256.1.1.1",
+                                          "10.0.0",
+                                          "10.0.0.1.2",
+                                          "29500",
+                                          "0.0.0.0",
+                                          "::",
+                                          "[::]",
+                                          "*",
+                                          "n\xc3\xb6"
+                                          "de",
+                                          std::string(300, 'a'),
+                                          std::string(100000, ':')};
+
+}  // namespace
+
+Variables with(Variables variables, const Variables& changes) {
+  for (const auto& [name, value] : changes) {
+    variables[name] = value;
+  }
+  return variables;
+}
+
+Variables without(Variables variables, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    variables.erase(name);
+  }
+  return variables;
+}
+
+std::vector<BadEnvironment> environments_with_no_number() {
+  const std::vector<std::pair<Variables, std::vector<std::string>>> launchers = {
+      {kTorchrun,
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
+      {kSpawn,
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT",
+        "DDP_STORE_LISTEN_FD"}},
+      {kPlain, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"}},
+      {kOpenMpi,
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {kSlurm,
+       {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NUM_NODES", "SLURM_RESTART_COUNT"}},
+      {kCondor, {"_CONDOR_PROCNO", "_CONDOR_NPROCS"}},
+  };
+  std::vector<BadEnvironment> found;
+  for (const auto& [good, names] : launchers) {
+    for (const std::string& name : names) {
+      for (const std::string& value : kNoInteger) {
+        found.push_back({with(good, {{name, value}}), name});
+      }
+    }
+    for (const std::string& value : kHostile) {
+      found.push_back({with(good, {{names.front(), value}}), names.front()});
+    }
+  }
+  for (const char* const port : {"0", "65536", "99999", "29500x", "n1:29500"}) {
+    for (const Variables& good : {kTorchrun, kPlain, kOpenMpi, kSlurm, kCondor}) {
+      found.push_back({with(good, {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", port}}), "MASTER_PORT"});
+    }
+  }
+  return found;
+}
+
+std::vector<BadEnvironment> environments_with_a_gap() {
+  std::vector<BadEnvironment> found;
+  const auto gap = [&found](const Variables& good, const std::string& name,
+                            const std::string& named = "") {
+    found.push_back({without(good, {name}), named.empty() ? name : named});
+  };
+  for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                 "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}) {
+    gap(kTorchrun, name);
+  }
+  for (const auto& [name, value] : kSpawn) {
+    if (name != "DDP_LAUNCHER") {
+      gap(kSpawn, name);
+    }
+  }
+  for (const auto& [name, value] : kPlain) {
+    if (name != "RANK") {
+      gap(kPlain, name);
+    }
+  }
+  gap(kPlain, "RANK");
+  found.push_back({{{"LOCAL_RANK", "0"}}, "RANK"});
+  found.push_back({{{"LOCAL_WORLD_SIZE", "2"}}, "RANK"});
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    gap(kOpenMpi, name);
+  }
+  gap(kOpenMpi, "PMIX_NAMESPACE");
+  for (const char* const name : {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}) {
+    gap(kSlurm, name);
+  }
+  gap(kSlurm, "SLURM_STEP_NUM_NODES", "SLURM_NNODES");
+  gap(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
+  gap(kSlurm, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+  gap(kCondor, "_CONDOR_PROCNO");
+  gap(kCondor, "_CONDOR_NPROCS");
+  gap(kCondor, "_CONDOR_JOB_IWD");
+  gap(kCondor, "DDP_JOB_ID");
+  return found;
+}
+
+std::vector<BadEnvironment> contradictory_environments() {
+  std::vector<BadEnvironment> found = {
+      {with(kTorchrun, {{"RANK", "4"}}), "RANK"},
+      {with(kTorchrun, {{"RANK", "2147483647"}}), "RANK"},
+      {with(kTorchrun, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE"},
+      {with(kTorchrun, {{"WORLD_SIZE", "1"}, {"RANK", "0"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "5"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "0"}}), "LOCAL_WORLD_SIZE"},
+      {with(kTorchrun, {{"GROUP_RANK", "2"}}), "GROUP_RANK"},
+      {with(kTorchrun, {{"GROUP_WORLD_SIZE", "5"}}), "GROUP_WORLD_SIZE"},
+      {with(kTorchrun, {{"GROUP_RANK", "0"}, {"GROUP_WORLD_SIZE", "1"}}), "GROUP_WORLD_SIZE"},
+      {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}), "GROUP_WORLD_SIZE"},
+      {without(with(kTorchrun, {{"WORLD_SIZE", "5"}}), {"GROUP_WORLD_SIZE"}), "WORLD_SIZE"},
+      {with(kTorchrun, {{"MASTER_ADDR", ""}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n 1"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n1:29500"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "n1\nn2"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", "$(id)"}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"MASTER_ADDR", std::string(300, 'a')}}), "MASTER_ADDR"},
+      {with(kTorchrun, {{"TORCHELASTIC_RUN_ID", ""}}), "TORCHELASTIC_RUN_ID"},
+      {with(kSpawn, {{"DDP_LAUNCHER", "fork"}}), "DDP_LAUNCHER"},
+      {with(kSpawn, {{"DDP_LAUNCHER", ""}}), "DDP_LAUNCHER"},
+      {with(kSpawn, {{"RANK", "1"}, {"LOCAL_RANK", "1"}}), "DDP_STORE_LISTEN_FD"},
+      {with(kSpawn, {{"DDP_STORE_LISTEN_FD", "0"}}), "DDP_STORE_LISTEN_FD"},
+      {with(kSpawn, {{"RANK", "2"}}), "RANK"},
+      {with(kSpawn, {{"LOCAL_WORLD_SIZE", "1"}}), "LOCAL_WORLD_SIZE"},
+      {with(kPlain, {{"RANK", "2"}}), "RANK"},
+      {with(kPlain, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK"},
+      {with(kPlain, {{"LOCAL_WORLD_SIZE", "3"}}), "LOCAL_WORLD_SIZE"},
+      {with(kPlain, {{"OMPI_COMM_WORLD_SIZE", "4"}}), "OMPI_COMM_WORLD_SIZE"},
+      {with(kPlain, {{"OMPI_COMM_WORLD_RANK", "0"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "2"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "0"}}), "OMPI_COMM_WORLD_SIZE"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}}), "OMPI_COMM_WORLD_LOCAL_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}), "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {with(kOpenMpi, {{"LOCAL_RANK", "0"}}), "LOCAL_RANK"},
+      {with(kOpenMpi, {{"LOCAL_WORLD_SIZE", "1"}}), "LOCAL_WORLD_SIZE"},
+      {with(kOpenMpi, {{"MASTER_ADDR", "n1"}}), "MASTER_PORT"},
+      {with(kOpenMpi, {{"MASTER_PORT", "29500"}}), "MASTER_ADDR"},
+      {with(kSlurm, {{"SLURM_PROCID", "3"}}), "SLURM_PROCID"},
+      {with(kSlurm, {{"SLURM_LOCALID", "1"}}), "SLURM_LOCALID"},
+      {with(kSlurm, {{"SLURM_NODEID", "2"}}), "SLURM_NODEID"},
+      {with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "4"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_NUM_NODES", "3"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2,1,"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x,1"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x0),1"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "1(x99999999)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", ""}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "(x2)"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "n[1-3]"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "n[1-"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", ""}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_ID", ""}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_STEP_ID", "x"}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_STEP_ID", "4294967296"}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_JOB_ID", "x"}}), "SLURM_JOB_ID"},
+      {with(kSlurm, {{"WORLD_SIZE", "8"}}), "WORLD_SIZE"},
+      {with(kCondor, {{"_CONDOR_PROCNO", "3"}}), "_CONDOR_PROCNO"},
+      {with(kCondor, {{"_CONDOR_NPROCS", "0"}}), "_CONDOR_NPROCS"},
+      {with(kCondor, {{"_CONDOR_JOB_IWD", "relative"}}), "_CONDOR_JOB_IWD"},
+      {with(kCondor, {{"MASTER_ADDR", "n1"}}), "MASTER_PORT"},
+      {with(kCondor, {{"DDP_JOB_ID", ""}}), "DDP_JOB_ID"},
+      {{{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}}, "PMI_SIZE"},
+      {{{"MV2_COMM_WORLD_SIZE", "2"}}, "MV2_COMM_WORLD_SIZE"},
+      // Two launchers that count alike, and know this process by different numbers.
+      {with(kPlain, {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "0"}}),
+       "SLURM_PROCID"},
+      {with(kPlain, {{"_CONDOR_NPROCS", "2"}, {"_CONDOR_PROCNO", "0"}}), "_CONDOR_PROCNO"},
+      {with(kSpawn, {{"TORCHELASTIC_RUN_ID", "job7"}}), "DDP_LAUNCHER"},
+      {with(kTorchrun, {{"DDP_LAUNCHER", "spawn"}}), "DDP_LAUNCHER"},
+      {with(kTorchrun, {{"DDP_LAUNCHER", "torchrun"}}), "DDP_LAUNCHER"},
+      {with(kOpenMpi, {{"WORLD_SIZE", "3"}}), "WORLD_SIZE"},
+      {with(kOpenMpi, {{"LOCAL_RANK", "one"}}), "LOCAL_RANK"},
+      {with(kSlurm, {{"LOCAL_RANK", "1"}}), "LOCAL_RANK"},
+      {with(kSlurm, {{"LOCAL_WORLD_SIZE", "2"}}), "LOCAL_WORLD_SIZE"},
+      {with(kSlurm, {{"WORLD_SIZE", "three"}}), "WORLD_SIZE"},
+      {with(kCondor, {{"WORLD_SIZE", "2"}}), "WORLD_SIZE"},
+      {with(kCondor, {{"LOCAL_RANK", "1"}}), "LOCAL_RANK"},
+      {with(kCondor, {{"LOCAL_WORLD_SIZE", "3"}}), "LOCAL_WORLD_SIZE"},
+      {with(kCondor, {{"MASTER_PORT", "9618"}}), "MASTER_ADDR"},
+      // Of a family only what says too little.
+      {{{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}, "OMPI_COMM_WORLD_RANK"},
+      {{{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}, "OMPI_COMM_WORLD_RANK"},
+      {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "OMPI_COMM_WORLD_RANK"},
+      {{{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE"},
+      {{{"GROUP_RANK", "0"}}, "GROUP_RANK"},
+      {{{"GROUP_WORLD_SIZE", "2"}}, "GROUP_WORLD_SIZE"},
+      {{{"WORLD_SIZE", "1"}}, "RANK"},
+      {{{"RANK", "0"}}, "WORLD_SIZE"},
+      {{{"TORCHELASTIC_RUN_ID", "job7"}}, "RANK"},
+      {{{"SLURM_STEP_ID", "0"}}, "SLURM_JOB_ID"},
+      {{{"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "12"}}, "SLURM_NTASKS"},
+      {{{"DDP_LAUNCHER", "spawn"}}, "RANK"},
+      {{{"_CONDOR_PROCNO", "0"}}, "_CONDOR_NPROCS"},
+      {{{"PMI_SIZE", "many"}}, "PMI_SIZE"},
+      {{{"PMI_SIZE", "0"}}, "PMI_SIZE"},
+      {{{"SLURM_JOB_ID", "12"}, {"SLURM_RESTART_COUNT", "-1"}}, "SLURM_RESTART_COUNT"},
+  };
+  for (const std::string& host : kNoHost) {
+    for (const Variables& good : {kTorchrun, kPlain, kSlurm}) {
+      found.push_back(
+          {with(good, {{"MASTER_ADDR", host}, {"MASTER_PORT", "29500"}}), "MASTER_ADDR"});
+    }
+  }
+  for (const std::string& value : kHostile) {
+    found.push_back({with(kSlurm, {{"SLURM_STEP_ID", value}}), "SLURM_STEP_ID"});
+    found.push_back(
+        {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", value}}), "SLURM_STEP_TASKS_PER_NODE"});
+    found.push_back({with(kSlurm, {{"SLURM_STEP_NODELIST", value + "["}}), "SLURM_STEP_NODELIST"});
+    found.push_back({with(kSpawn, {{"DDP_LAUNCHER", value}}), "DDP_LAUNCHER"});
+    found.push_back({with(kCondor, {{"_CONDOR_JOB_IWD", value}}), "_CONDOR_JOB_IWD"});
+  }
+  return found;
+}
+
+bool names(const std::string& line, const std::string& name) {
+  const auto is_word = [&line](size_t position) {
+    const auto c = static_cast<unsigned char>(position < line.size() ? line[position] : ' ');
+    return std::isalnum(c) != 0 || c == '_';
+  };
+  for (size_t at = line.find(name); at != std::string::npos; at = line.find(name, at + 1)) {
+    if ((at == 0 || !is_word(at - 1)) && !is_word(at + name.size())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string describe(const Variables& variables) {
+  constexpr size_t kLongest = 300;
+  std::string text;
+  for (const auto& [name, value] : variables) {
+    text += name + "=" + value.substr(0, kLongest) + " ";
+  }
+  return text;
+}
+
+}  // namespace ddp::test

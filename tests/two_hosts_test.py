@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""torchrun and mpirun over two hosts, each a network namespace with its own address, name, /tmp and /dev/shm; by hand, without a
+batch system, over IPv4 and over IPv6.
+
+usage: two_hosts_test.py BUILD_DIR [TEST...]     as root; see tests/clusters/namespaces.py
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
+import namespaces  # noqa: E402
+import stages  # noqa: E402
+from namespaces import run  # noqa: E402
+from stages import WORKLOAD, agrees, last_line  # noqa: E402
+
+BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
+SHARED = pathlib.Path("/var/tmp/home")  # the same folder on both hosts, as home directories are
+RUN_SECONDS = 180
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+hosts = []
+expected = {}
+
+
+def start(host, *words, **variables):
+    """A command on a host; its output is read when it is waited for."""
+    command = host.command("exec " + shlex.join(map(str, words)))
+    return subprocess.Popen(command, cwd=SHARED, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def finish(*programs):
+    """Waits for all. Returns their exit codes and all they wrote on stdout and stderr."""
+    try:
+        texts = [program.communicate(timeout=RUN_SECONDS) for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    return [program.returncode for program in programs], "".join(out for out, _ in texts), "".join(err for _, err in texts)
+
+
+def listening(host):
+    """Addresses and ports that somebody on the host listens at, as the kernel writes them."""
+    text = run("nsenter", f"--net=/run/netns/{host.name}", "cat", "/proc/net/tcp", "/proc/net/tcp6")
+    return [line.split()[1] for line in text.splitlines() if len(line.split()) > 3 and line.split()[3] == "0A"]
+
+
+class TwoHosts(unittest.TestCase):
+    def check(self, codes, out, err, ranks):
+        """All ranks of both hosts, in one world, on the weights of 03_ddp_spawn."""
+        self.assertEqual(codes, [0] * len(codes), out + err)
+        for rank in range(ranks):
+            self.assertEqual(len(re.findall(rf"^\[CPU{rank}\] Epoch ", out, re.MULTILINE)), int(WORKLOAD[0]), out + err)
+        moved, digest = last_line(out)
+        if ranks == 2:
+            self.assertEqual(digest, expected[2][1], out)
+        self.assertTrue(agrees(moved, expected[ranks][0]), (moved, expected[ranks]))
+        for host in hosts:
+            self.assertEqual(listening(host), [])
+
+
+class Torchrun(TwoHosts):
+    def train(self, ranks, *options, program="05_multinode"):
+        agents = [start(host, stages.torchrun(), "--nnodes=2", f"--nproc-per-node={ranks // 2}", *options,
+                        *([f"--node-rank={number}"] if "--rdzv-backend=c10d" not in options else []), "--no-python", BIN / program, *WORKLOAD)
+                  for number, host in enumerate(hosts)]
+        self.check(*finish(*agents), ranks)
+
+    def test_c10d_rendezvous_ipv4(self):
+        self.train(2, "--rdzv-backend=c10d", "--rdzv-id=four", "--rdzv-endpoint=host1:29601")
+        self.train(4, "--rdzv-backend=c10d", "--rdzv-id=four", f"--rdzv-endpoint={hosts[0].ipv4}:29602")
+
+    def test_c10d_rendezvous_ipv6(self):
+        self.train(2, "--rdzv-backend=c10d", "--rdzv-id=six", f"--rdzv-endpoint=[{hosts[0].ipv6}]:29603")
+
+    def test_static_rendezvous_ipv4(self):
+        self.train(2, f"--master-addr={hosts[0].ipv4}", "--master-port=29604", program="04_ddp_launcher")
+
+    def test_static_rendezvous_ipv6(self):
+        self.train(2, f"--master-addr={hosts[0].ipv6}", "--master-port=29605")
+
+
+class Mpirun(TwoHosts):
+    """Started on the first host. What Open MPI would do by ssh, entering the other host does here."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.agent = SHARED / "agent"
+        enter = shlex.join(hosts[1].command("")[:-1])
+        setup = shlex.quote(hosts[1].command("")[-1])
+        # `agent HOST COMMAND...`: as ssh does, all words together are the command of a shell there.
+        cls.agent.write_text(f"#!/bin/bash\n[[ $1 == {hosts[1].name} ]] || {{ echo \"agent: no host $1\" >&2; exit 1; }}\nshift\n"
+                             f"exec {enter} {setup}\"$*\"\n")
+        cls.agent.chmod(0o755)
+
+    def mpirun(self, ranks, address, *options, program="05_multinode", **variables):
+        slots = ranks // 2
+        return finish(start(hosts[0], "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
+                            "--map-by", "slot", "--bind-to", "none", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.agent,
+                            *options, *(["-x", "MASTER_ADDR", "-x", "MASTER_PORT"] if address else []), BIN / program, *WORKLOAD,
+                            **MPI, **({"MASTER_ADDR": address, "MASTER_PORT": "29611"} if address else {}), **variables))
+
+    def test_rendezvous_ipv4(self):
+        self.check(*self.mpirun(2, "host1"), 2)
+        self.check(*self.mpirun(2, hosts[0].ipv4, program="04_ddp_launcher"), 2)
+        self.check(*self.mpirun(4, hosts[0].ipv4), 4)
+
+    def test_ranks_that_go_round(self):
+        self.check(*self.mpirun(4, "host1", "--rank-by", "node"), 4)
+
+    def test_rendezvous_ipv6(self):
+        self.check(*self.mpirun(2, hosts[0].ipv6), 2)
+        self.check(*self.mpirun(2, f"[{hosts[0].ipv6}]"), 2)
+
+    def test_no_ipv4_at_all(self):
+        """Open MPI's own daemons too talk over IPv6, which they do only when told to."""
+        for host in hosts:
+            run("ip", "-n", host.name, "addr", "del", f"{host.ipv4}/24", "dev", "eth0")
+        try:
+            self.check(*self.mpirun(2, hosts[0].ipv6, "--mca", "oob_tcp_disable_ipv6_family", "0"), 2)
+        finally:
+            for host in hosts:
+                run("ip", "-n", host.name, "addr", "add", f"{host.ipv4}/24", "dev", "eth0")
+
+    def test_nobody_says_where_they_meet(self):
+        codes, out, err = self.mpirun(2, "")
+        self.assertEqual(codes, [2], out + err)
+        self.assertIn("MASTER_ADDR is not set, expected mpirun -x MASTER_ADDR -x MASTER_PORT because the ranks are on several nodes", err)
+
+    def test_an_address_of_neither_host(self):
+        """10.77.0.1 is the bridge: rank 0 cannot serve there, and says so at once."""
+        codes, out, err = self.mpirun(2, "10.77.0.1")
+        self.assertEqual(codes, [75], out + err)
+        self.assertIn("cannot listen on 10.77.0.1:29611", err)
+
+
+if __name__ == "__main__":
+    namespaces.enter("controller")
+    SHARED.mkdir()
+    expected = {ranks: stages.spawned(BIN, ranks) for ranks in (2, 4)}
+    hosts = namespaces.make_hosts(("host1", "host2"), "controller")
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_"))]:
+        del os.environ[name]
+    for program in ("mpirun", stages.torchrun()):
+        if not shutil.which(program):
+            sys.exit(f"{sys.argv[0]}: error: found no {program}, expected what tools/setup.sh installs")
+    successful = unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]], exit=False).result.wasSuccessful()
+    sys.exit(0 if successful else 1)
