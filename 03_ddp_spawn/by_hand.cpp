@@ -17,6 +17,7 @@
 #include "common/optimizer.hpp"
 #include "common/options.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 #include "common/parallel/spawn.hpp"
 #include "common/snapshot.hpp"
@@ -40,13 +41,14 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
+  ddp::expect_uncompressed(options);
   for (const torch::Tensor& parameter : model->parameters()) {
     process_group.broadcast(parameter.detach());
   }
 
   // 4. Optimizer. With --speedup fused or graph, the step below is replaced by one without
   // autograd.
-  ddp::Optimizer optimizer(*model, options);
+  ddp::Optimizer optimizer(*model, options, &process_group);
   ddp::FusedStep fused_step(options, model, optimizer, &process_group);
 
   // 5. Train.

@@ -40,11 +40,11 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
-  ddp::DistributedDataParallel parallel_model(model, process_group);
+  ddp::DistributedDataParallel parallel_model(model, process_group, options);
 
   // 4. Optimizer. With --speedup fused or graph, the step below is replaced by one without
   // autograd.
-  ddp::Optimizer optimizer(*model, options);
+  ddp::Optimizer optimizer(*model, options, &process_group);
   ddp::FusedStep fused_step(options, model, optimizer, &process_group);
 
   // 5. Train.

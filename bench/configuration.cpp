@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
@@ -12,6 +15,13 @@ namespace ddp::bench {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The shortest text that is this number.
+std::string format_exactly(double value) {
+  std::array<char, 32> buffer{};
+  const auto [end, error] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  return error == std::errc() ? std::string(buffer.data(), end) : "?";
+}
 
 int environment_number(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
@@ -70,7 +80,19 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
 std::string Configuration::title() const {
   std::string text = program.name;
   text += role == Role::kPeer ? " " + program.variant : "";
-  return text + (speedup == "none" ? "" : " " + speedup);
+  text += speedup == "none" ? "" : " " + speedup;
+  std::string more = gradients.suffix();
+  std::replace(more.begin(), more.end(), '/', ' ');
+  return text + more;
+}
+
+std::string Gradients::suffix() const {
+  std::string text;
+  if (bucket_mib != Gradients().bucket_mib) {
+    text += "/bucket:" + format_exactly(bucket_mib);
+  }
+  text += compression == "none" ? "" : "/" + compression;
+  return text + (shard_optimizer ? "/sharded" : "");
 }
 
 std::string Configuration::original_name() const {
@@ -82,6 +104,7 @@ std::string Configuration::original_name() const {
     text += part == "none" ? "" : "/" + part;
   }
   text += speedup == "none" ? "" : "/" + speedup;
+  text += gradients.suffix();
   text += nodes == 1 ? "" : "/nodes:" + std::to_string(nodes);
   return text + "/ranks:" + std::to_string(world_size);
 }
@@ -133,6 +156,16 @@ std::vector<std::string> command_line(const Configuration& configuration, const 
   }
   if (configuration.speedup != "none") {
     add({"--speedup", configuration.speedup});
+  }
+  const Gradients& gradients = configuration.gradients;
+  if (gradients.bucket_mib != Gradients().bucket_mib) {
+    add({"--bucket-mib", format_exactly(gradients.bucket_mib)});
+  }
+  if (gradients.compression != "none") {
+    add({"--gradient-compression", gradients.compression});
+  }
+  if (gradients.shard_optimizer) {
+    add({"--shard-optimizer"});
   }
   if (configuration.role == Role::kPeer) {
     add({"--variant", configuration.program.variant});

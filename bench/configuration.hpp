@@ -33,6 +33,17 @@ struct StageProgram {
   bool by_default;  ///< absence is worth a word
 };
 
+/// How gradients travel between processes, as the stages' options name it.
+struct Gradients {
+  double bucket_mib = 25;
+  std::string compression = "none";  ///< "none", "bf16", "fp16"
+  bool shard_optimizer = false;
+
+  bool operator==(const Gradients&) const = default;
+  /// "/bucket:4/bf16/sharded": what is not the default. For a name.
+  std::string suffix() const;
+};
+
 /// Why something is run.
 enum class Role {
   kStage,
@@ -50,6 +61,7 @@ struct Configuration {
   std::string backend = "none";  ///< "none" or what --backend is given
   std::string device = "cpu";
   std::string speedup = "none";
+  Gradients gradients;
   std::string scaling = "weak";
   int nodes = 1;
   int world_size = 1;  ///< processes, or replicas in stage 02

@@ -130,6 +130,9 @@ ordered_json run_to_json(const Result& result, const Report& report) {
   run["launcher"] = configuration.launcher;
   run["backend"] = configuration.backend;
   run["speedup"] = configuration.speedup;
+  run["bucket_mib"] = configuration.gradients.bucket_mib;
+  run["gradient_compression"] = configuration.gradients.compression;
+  run["shard_optimizer"] = configuration.gradients.shard_optimizer;
   run["device"] = configuration.device;
   run["model"] = configuration.workload.name;
   run["scaling"] = configuration.scaling;

@@ -52,11 +52,17 @@ std::string format_number(const std::optional<double>& value) {
   return buffer;
 }
 
+/// Rounded gradients end elsewhere: about as far away as their type rounds.
+double tolerance_of(const Gradients& gradients) {
+  return gradients.compression == "none" ? kParityTolerance : kCompressedParityTolerance;
+}
+
 void judge_parity(const StageRun& run, double reference_moved, Result& result) {
   const double moved = run.metrics.moved;
   result.parity.moved = finite(moved);
   result.parity.reference_moved = finite(reference_moved);
-  result.parity.ok = parity_holds(moved, reference_moved);
+  result.parity.ok =
+      parity_holds(moved, reference_moved, tolerance_of(result.configuration.gradients));
   if (!result.parity.ok) {
     result.error = "parity: moved " + format_number(result.parity.moved) + ", stage 01 moved " +
                    format_number(result.parity.reference_moved);
@@ -92,6 +98,7 @@ Configuration reference_of(Configuration configuration) {
   configuration.launcher = "none";
   configuration.backend = "none";
   configuration.speedup = "none";
+  configuration.gradients = {};
   configuration.nodes = 1;
   configuration.world_size = 1;
   return configuration;

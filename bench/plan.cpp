@@ -254,6 +254,23 @@ struct Group {
   }
 };
 
+/// Every way in which the gradients of these runs are to travel.
+std::vector<Gradients> gradients_of(const Settings& settings, const StageProgram& program,
+                                    const std::string& launcher, int world_size) {
+  if (launcher == "none" || world_size == 1 || program.variant == "by_hand") {
+    return {Gradients()};  // they stay, or the program sends them as they are
+  }
+  std::vector<Gradients> ways;
+  for (const double bucket_mib : settings.bucket_mib) {
+    for (const std::string& compression : settings.gradient_compressions) {
+      for (const std::string& shard : settings.shard_optimizer) {
+        ways.push_back({bucket_mib, compression, shard == "yes"});
+      }
+    }
+  }
+  return ways;
+}
+
 /// @return true if world sizes of torchrun were left out
 bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
                 const std::vector<std::string>& backends, Plan& plan) {
@@ -281,7 +298,11 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
             configuration.backend = backend;
             configuration.speedup = speedup;
             configuration.nodes = launcher == "srun" ? settings.nodes : 1;
-            plan.configurations.push_back(configuration);
+            for (const Gradients& gradients :
+                 gradients_of(settings, program, launcher, world_size)) {
+              configuration.gradients = gradients;
+              plan.configurations.push_back(configuration);
+            }
           }
         }
       }

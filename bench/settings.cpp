@@ -157,6 +157,24 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"none", "fused", "graph"}))
       ->type_name("NAME,...")
       ->group(kWhat);
+  app.add_option("--bucket-mib", settings.bucket_mib,
+                 "sizes of the buckets, for stages that communicate (default: 25)")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-6, 1048576.0))
+      ->type_name("MIB,...")
+      ->group(kWhat);
+  app.add_option("--gradient-compression", settings.gradient_compressions,
+                 "none, bf16, fp16, for stages that communicate (default: none)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"none", "bf16", "fp16"}))
+      ->type_name("NAME,...")
+      ->group(kWhat);
+  app.add_option("--shard-optimizer", settings.shard_optimizer,
+                 "no, yes, for stages that communicate (default: no)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"no", "yes"}))
+      ->type_name("NAME,...")
+      ->group(kWhat);
   app.add_option("--peers", settings.peers,
                  "others on the same work: pytorch (installed when first asked for), c10d (the "
                  "engine of PyTorch's DDP under the same C++ loop)")

@@ -18,6 +18,9 @@ struct Settings {
   std::vector<int> world_sizes;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
   std::vector<std::string> speedups = {"none"};  ///< "none", "fused", "graph"
+  std::vector<double> bucket_mib = {25};
+  std::vector<std::string> gradient_compressions = {"none"};  ///< "none", "bf16", "fp16"
+  std::vector<std::string> shard_optimizer = {"no"};  ///< "no", "yes"
   int nodes = 1;  ///< that srun starts ranks on
   std::string device = "auto";  ///< "auto", "cpu", "cuda"
   std::uint64_t seed = 42;

@@ -16,6 +16,8 @@ inline constexpr std::size_t kMinPairsForInterval = 3;
 
 /// How far apart two trainings may end, relative to the reference.
 inline constexpr double kParityTolerance = 1e-4;
+/// The same if one of them rounded its gradients to bf16 or fp16.
+inline constexpr double kCompressedParityTolerance = 1e-3;
 
 /// What is reported of a set of samples. No value is better than a comforting one: without samples,
 /// or with one that is not finite, nothing is set but `n`; with fewer than kMinSamplesForSpread

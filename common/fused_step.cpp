@@ -9,7 +9,7 @@
 #include "common/fused/graph_cache.hpp"
 #include "common/fused/kernels.hpp"
 #include "common/fused/worker_pool.hpp"
-#include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/gradient_buckets.hpp"
 
 namespace ddp {
 namespace {
@@ -18,13 +18,6 @@ using fused::Engine;
 using fused::Progress;
 using fused::Work;
 
-/// A range of the flat gradients, see GradientReducer.
-struct Bucket {
-  size_t first_layer;  // whose gradient fills it
-  std::vector<torch::Tensor> gradients;  // one tensor, as start_all_reduce() wants it
-  c10::intrusive_ptr<c10d::Work> work;
-};
-
 /// One device's copy of the MLP.
 struct Replica {
   torch::Device device;
@@ -32,23 +25,6 @@ struct Replica {
   torch::Tensor grad;  // flat; the model's own for the first replica
   std::unique_ptr<Engine> engine;
 };
-
-/// From the last layer on, of the same size as those of DistributedDataParallel.
-std::vector<Bucket> make_buckets(const FlatParameters& flat) {
-  const DistributedDataParallelOptions options;
-  std::vector<Bucket> buckets;
-  int64_t end = flat.grad.numel();
-  for (size_t layer = flat.parameters.size() / 2; layer-- > 0;) {
-    const int64_t begin = flat.offsets[2 * layer];
-    const auto bytes = static_cast<int64_t>(flat.grad.element_size()) * (end - begin);
-    const int64_t limit = buckets.empty() ? options.first_bucket_bytes : options.bucket_bytes;
-    if (bytes >= limit || layer == 0) {
-      buckets.push_back({layer, {flat.grad.narrow(0, begin, end - begin)}, {}});
-      end = begin;
-    }
-  }
-  return buckets;
-}
 
 }  // namespace
 
@@ -61,9 +37,12 @@ struct FusedStep::State {
         world_size(group == nullptr ? 1 : group->world_size()),
         batch_size(resolve_batch_per_rank(options, world_size)),
         flat(flatten_parameters(*model)),
-        buckets(make_buckets(flat)),
         threads(devices.size()) {
     const torch::NoGradGuard no_grad;
+    if (world_size > 1) {
+      buckets.emplace(flat, *process_group, distributed_options(options),
+                      GradientBuckets::Scale::kDivided);
+    }
     const auto count = static_cast<int64_t>(devices.size());
     const int64_t largest_share = (batch_size + count - 1) / count;
     for (const torch::Device& device : devices) {
@@ -149,11 +128,15 @@ struct FusedStep::State {
     replica.engine->run(work, {begin_phase, gradient_ready});
   }
 
-  /// Of the bucket that this layer's gradients complete, if the batch completes the step.
+  /// Of the buckets that this layer's gradients complete, if the batch completes the step.
   void start_all_reduce(size_t layer, const Batch& batch) {
-    for (Bucket& bucket : buckets) {
-      if (bucket.first_layer == layer && batch.completes_step && world_size > 1) {
-        bucket.work = process_group->start_all_reduce(bucket.gradients);
+    if (!buckets || !batch.completes_step) {
+      return;
+    }
+    for (size_t bucket = 0; bucket < buckets->size(); ++bucket) {
+      // A layer has two parameters.
+      if (buckets->range(bucket).first_parameter / 2 == layer) {
+        buckets->start(bucket);
       }
     }
   }
@@ -180,11 +163,8 @@ struct FusedStep::State {
 
   /// Waits until the sums over the ranks are there; they are means already, see work_of().
   void average() {
-    for (Bucket& bucket : buckets) {
-      if (bucket.work) {
-        process_group->wait(bucket.work);
-        bucket.work.reset();
-      }
+    if (buckets) {
+      buckets->finish();
     }
   }
 
@@ -220,7 +200,7 @@ struct FusedStep::State {
   int world_size;
   int64_t batch_size;  // per rank and micro-batch
   FlatParameters flat;
-  std::vector<Bucket> buckets;  // in the order in which backward fills them
+  std::optional<GradientBuckets> buckets;  // in the order in which backward fills them
   std::vector<Replica> replicas;
   fused::WorkerPool threads;  // one per replica
   std::optional<fused::GraphCache> graphs;

@@ -33,6 +33,7 @@ using internal::OptionGroup;
 constexpr int kMaxRanks = std::numeric_limits<int>::max();
 constexpr int kMaxPort = 65535;
 constexpr int kMaxProcesses = 1024;  // on one machine: more is a slip of the finger
+constexpr double kMaxBucketMib = 1 << 20;
 constexpr double kMaxTimeout = 30 * 86400;  // longer overflows some clocks of the libraries below
 
 void add_training(CLI::App& app, Options& options) {
@@ -140,6 +141,15 @@ void add_devices(CLI::App& app, Options& options) {
                "what carries the collectives; auto: nccl on GPUs, else shm on one host, else gloo");
   group.choice("--speedup", options.speedup, {"none", "fused", "graph"}, {},
                "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph");
+  group.value("--bucket-mib", "MIB", "25",
+              "gradients that are all-reduced together; the first bucket has 1 MiB at most",
+              [&options](const std::string& name, const std::string& text) {
+                options.bucket_mib = parse_positive(name, text, kMaxBucketMib);
+              });
+  group.choice("--gradient-compression", options.gradient_compression, {"none", "bf16", "fp16"}, {},
+               "what gradients are rounded to while they travel: half the bytes, other results");
+  group.flag("--shard-optimizer", options.shard_optimizer,
+             "each rank keeps and computes its part of the optimizer only (ZeRO-1)");
   group
       .value("--memory-limit", "BYTES", "", "for --batch-size auto",
              [](const std::string& name, const std::string&) {

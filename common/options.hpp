@@ -56,6 +56,9 @@ struct Options {
   std::string bind = "none";  ///< "none" or "cores"
   std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
   std::string speedup = "none";  ///< "none", "fused" or "graph", see FusedStep
+  double bucket_mib = 25;  ///< gradients that are all-reduced together, see GradientBuckets
+  std::string gradient_compression = "none";  ///< "none", "bf16" or "fp16"
+  bool shard_optimizer = false;  ///< each rank keeps and computes 1/n of the optimizer
   double timeout_seconds = 120;  ///< for rendezvous and for every collective
 
   // Explicit identity: overrides what a launcher says.

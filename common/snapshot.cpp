@@ -270,22 +270,30 @@ std::map<std::string, std::string> Snapshot::settings() const {
       {"global-batch", std::to_string(resolve_global_batch(options_, environment_.world_size))}};
 }
 
-std::vector<std::pair<std::string, torch::Tensor>> Snapshot::tensors() const {
-  std::vector<std::pair<std::string, torch::Tensor>> all;
+NamedTensors Snapshot::model_tensors() const {
+  NamedTensors all;
   for (const auto& item : model_.named_parameters()) {
     all.emplace_back(item.key(), item.value().detach());
   }
   for (const auto& item : model_.named_buffers()) {
     all.emplace_back(item.key(), item.value());
   }
-  for (const auto& [name, tensor] : optimizer_.state()) {
-    all.emplace_back("optimizer." + name, tensor);
-  }
   return all;
 }
 
 void Snapshot::save(int64_t epochs_done) {
-  TensorFile file{.metadata = settings(), .tensors = tensors()};
+  // The other ranks know by the same arithmetic when to give their parts, see leave_if().
+  TORCH_CHECK(!optimizer_.is_sharded() || epochs_done % options_.save_every == 0,
+              "Expected --shard-optimizer to save every ", options_.save_every, " epochs, got ",
+              epochs_done);
+  write(epochs_done);
+}
+
+void Snapshot::write(int64_t epochs_done) {
+  TensorFile file{.metadata = settings(), .tensors = model_tensors()};
+  for (const auto& [name, tensor] : optimizer_.state()) {
+    file.tensors.emplace_back("optimizer." + name, tensor);
+  }
   file.metadata["format"] = kFormat;
   file.metadata["epochs_done"] = std::to_string(epochs_done);
   write_tensor_file(options_.snapshot, file);
@@ -293,12 +301,16 @@ void Snapshot::save(int64_t epochs_done) {
 }
 
 void Snapshot::leave_if(bool asked, int64_t epochs_done) {
-  if (!asked || epochs_done >= options_.total_epochs) {
-    return;
-  }
+  const bool leaves = asked && epochs_done < options_.total_epochs;
   const bool saves = environment_.rank == 0;
-  if (saves && saved_epochs_ != epochs_done) {
-    save(epochs_done);
+  if (saves && leaves && saved_epochs_ != epochs_done) {
+    write(epochs_done);
+  } else if (!saves && optimizer_.is_sharded() &&
+             (leaves || epochs_done % options_.save_every == 0)) {
+    optimizer_.state();
+  }
+  if (!leaves) {
+    return;
   }
   if (process_group_ != nullptr) {
     // Waits for rank 0: a launcher that sees one rank leave may end the others at once.
@@ -311,7 +323,7 @@ void Snapshot::leave_if(bool asked, int64_t epochs_done) {
                     : "");
 }
 
-int64_t Snapshot::read(const std::string& path) const {
+Snapshot::Stored Snapshot::read(const std::string& path) const {
   const torch::NoGradGuard no_grad;
   const TensorFile file = read_tensor_file(path);
   for (const auto& [name, value] : settings()) {
@@ -321,7 +333,11 @@ int64_t Snapshot::read(const std::string& path) const {
       refuse(path, "belongs to another run: it has " + name + " " + stored + ", expected " + value);
     }
   }
-  const auto targets = tensors();
+  const NamedTensors model = model_tensors();
+  NamedTensors targets = model;
+  for (const auto& [name, tensor] : optimizer_.state_layout()) {
+    targets.emplace_back("optimizer." + name, tensor);
+  }
   if (file.tensors.size() != targets.size()) {
     refuse(path, "holds " + std::to_string(file.tensors.size()) + " tensors, expected " +
                      std::to_string(targets.size()));
@@ -335,19 +351,20 @@ int64_t Snapshot::read(const std::string& path) const {
     }
   }
   // Only now, when all of it is known to fit, is anything changed.
-  for (size_t i = 0; i < targets.size(); ++i) {
-    torch::Tensor target = targets[i].second;
+  for (size_t i = 0; i < model.size(); ++i) {
+    torch::Tensor target = model[i].second;
     target.copy_(file.tensors[i].second);
   }
-  return std::stoll(file.metadata.at("epochs_done"));
+  return {std::stoll(file.metadata.at("epochs_done")),
+          {file.tensors.begin() + static_cast<std::ptrdiff_t>(model.size()), file.tensors.end()}};
 }
 
-int64_t Snapshot::load_newest() const {
+Snapshot::Stored Snapshot::load_newest() const {
   const bool wanted =
       options_.resume == "auto" || (options_.resume == "restart" && environment_.restart_count > 0);
   const std::string previous = options_.snapshot + ".prev";
   if (!wanted || (!fs::exists(options_.snapshot) && !fs::exists(previous))) {
-    return 0;
+    return {};
   }
   try {
     return read(options_.snapshot);
@@ -355,26 +372,30 @@ int64_t Snapshot::load_newest() const {
     if (!fs::exists(previous)) {
       throw;
     }
-    const int64_t epochs_done = read(previous);
+    Stored stored = read(previous);
     std::fprintf(stderr, "%s: warning: %s; going on from %s\n", options_.program.c_str(),
                  newest.what(), previous.c_str());
-    return epochs_done;
+    return stored;
   }
 }
 
 int64_t Snapshot::load(ProcessGroup* process_group) {
   process_group_ = process_group;
+  Stored stored;
   if (process_group == nullptr) {
-    return load_newest();
+    stored = load_newest();
+    if (stored.epochs_done > 0) {
+      optimizer_.load_state(stored.optimizer_state, nullptr);
+    }
+    return stored.epochs_done;
   }
   // Through the store, so that a refusal reaches every rank as the same error and none waits for a
   // collective.
-  int64_t epochs_done = 0;
   std::string outcome;
   if (process_group->rank() == 0) {
     try {
-      epochs_done = load_newest();
-      outcome = "epoch " + std::to_string(epochs_done);
+      stored = load_newest();
+      outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const Error& error) {
       process_group->share("snapshot", error.what());
       throw;
@@ -384,15 +405,16 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
   if (outcome.rfind("epoch ", 0) != 0) {
     throw Error(ExitCode::kSnapshotRefused, outcome);
   }
-  epochs_done = std::stoll(outcome.substr(6));
+  const int64_t epochs_done = std::stoll(outcome.substr(6));
   if (epochs_done > 0) {
     const torch::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : tensors()) {
+    for (const auto& [name, tensor] : model_tensors()) {
       const torch::Tensor on_device = tensor.to(process_group->device());
       process_group->broadcast(on_device);
       torch::Tensor target = tensor;
       target.copy_(on_device);
     }
+    optimizer_.load_state(stored.optimizer_state, process_group);
   }
   return epochs_done;
 }

@@ -51,19 +51,29 @@ class Snapshot {
   /// @throws Error (3) if none of those there is whole, or it belongs to a run with other settings
   int64_t load(ProcessGroup* process_group = nullptr);
 
-  /// One rank only. @throws Error (1) if it cannot be written
+  /// Rank 0 only, after every --save-every-th epoch. @throws Error (1) if it cannot be written
   void save(int64_t epochs_done);
 
-  /// Every rank calls it with the same `asked`: if true, and epochs are left, rank 0 saves, and
-  /// when the file is there all ranks leave the process group and the program with exit code 85.
+  /// Every rank calls it after every epoch with the same `asked`: if true, and epochs are left,
+  /// rank 0 saves, and when the file is there all ranks leave the process group and the program
+  /// with exit code 85. It is here that the other ranks give rank 0 their parts of a sharded
+  /// optimizer's state, for which it waits in save().
   /// @throws Error (85), to be caught by main
   void leave_if(bool asked, int64_t epochs_done);
 
  private:
   std::map<std::string, std::string> settings() const;
-  std::vector<std::pair<std::string, torch::Tensor>> tensors() const;
-  int64_t read(const std::string& path) const;
-  int64_t load_newest() const;
+  /// What a file holds.
+  struct Stored {
+    int64_t epochs_done = 0;
+    NamedTensors optimizer_state;
+  };
+
+  NamedTensors model_tensors() const;
+  void write(int64_t epochs_done);
+  /// Changes the model once all of the file is known to fit.
+  Stored read(const std::string& path) const;
+  Stored load_newest() const;
 
   const Options& options_;
   const LaunchEnvironment& environment_;

@@ -171,6 +171,7 @@ void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
   if (process_group_ != nullptr) {
     step_.wait = process_group_->take_wait();
     all_reduce_bytes_ = step_.wait.all_reduce_bytes;
+    gather_bytes_ = step_.wait.gather_bytes;
   }
   Step next;
   step_.end = mark();
@@ -213,7 +214,7 @@ TrainingLog::Row TrainingLog::to_row(const Step& step) const {
   Row row{.epoch = epoch_,
           .step_ms = milliseconds(step.begin, step.end),
           .phase_ms = step.phase_ms,
-          .exposed_comm_ms = step.wait.milliseconds(),
+          .exposed_comm_ms = step.wait.backward_ms() + step.wait.gather_ms(),
           .loss = device_.is_cuda() ? step.device_loss.item<double>() : step.loss};
   if (device_.is_cuda()) {
     Phase phase = Phase::kData;
@@ -226,8 +227,9 @@ TrainingLog::Row TrainingLog::to_row(const Step& step) const {
     row.phase_ms[static_cast<size_t>(phase)] += milliseconds(*from, step.end);
   }
   // The gradients are waited for at the end of backward, so it is backward's time that holds the
-  // wait.
-  row.phase_ms[static_cast<size_t>(Phase::kBackward)] -= row.exposed_comm_ms;
+  // wait; a sharded optimizer's weights are part of its step.
+  row.phase_ms[static_cast<size_t>(Phase::kBackward)] -= step.wait.backward_ms();
+  row.phase_ms[static_cast<size_t>(Phase::kOptimizer)] -= step.wait.gather_ms();
   return row;
 }
 
@@ -360,6 +362,9 @@ void TrainingLog::report(const Dataset& dataset) {
       {"launcher", environment.launcher},
       {"backend", process_group_ == nullptr ? json() : json(process_group_->backend_name())},
       {"speedup", options_.speedup},
+      {"bucket_mib", options_.bucket_mib},
+      {"gradient_compression", options_.gradient_compression},
+      {"shard_optimizer", options_.shard_optimizer},
       {"device", device_.is_cuda() ? "cuda" : "cpu"},
       {"dataset", dataset.name},
       {"layers", dataset.layers},
@@ -387,6 +392,7 @@ void TrainingLog::report(const Dataset& dataset) {
       {"bytes_per_step",
        std::accumulate(all_reduce_bytes_.begin(), all_reduce_bytes_.end(), int64_t{0})},
       {"all_reduce_bytes", all_reduce_bytes_},
+      {"gather_bytes", gather_bytes_},
       {"peak_rss_mib", column(0)},
       {"startup_ms", column(1)},
       {"cpu_time_ms", column(2)},

@@ -117,6 +117,7 @@ class TrainingLog {
   std::vector<Step> steps_;  // of the epoch at hand
   std::vector<Row> rows_;  // of all epochs
   c10::SmallVector<int64_t, 16> all_reduce_bytes_;  // of the last step
+  int64_t gather_bytes_ = 0;  // likewise
   Usage epoch_begin_;  // readings of the clocks
   Usage usage_;  // without the first epoch, which warms up, if there are more
   std::optional<std::chrono::system_clock::time_point> first_step_end_;

@@ -289,6 +289,60 @@ TEST_CASE("--dry-run prints the commands and runs nothing", "[bench]") {
   CHECK_FALSE(fs::exists(bench.bin() / "01_single_gpu.calls"));
 }
 
+TEST_CASE("buckets, compression and sharding are configurations of what communicates", "[bench]") {
+  FakeBench bench;
+  const auto result =
+      bench.run({"--models", "T", "--world-sizes", "1,2", "--launchers", "spawn", "--stages", "03",
+                 "--bucket-mib", "0.25,25", "--gradient-compression", "none,bf16",
+                 "--shard_optimizer", "no,yes", "--dry-run", "--quick"});
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 0);
+  const std::string parity = result.out.substr(0, result.out.find("# timed"));
+  const auto runs = [&](const std::string& program, const std::string& options) {
+    size_t count = 0;
+    std::istringstream lines(parity);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("/" + program + " ") != std::string::npos &&
+          line.find(options) != std::string::npos) {
+        ++count;
+      }
+    }
+    return count;
+  };
+  CHECK(runs("03_ddp_spawn", "") == 8);
+  CHECK(runs("03_ddp_spawn", "--bucket-mib 0.25 ") == 4);
+  CHECK(runs("03_ddp_spawn", "--bucket-mib") == 4);
+  CHECK(runs("03_ddp_spawn", "--gradient-compression bf16 ") == 4);
+  CHECK(runs("03_ddp_spawn", "--shard-optimizer ") == 4);
+  CHECK(runs("03_ddp_spawn", "--bucket-mib 0.25 --gradient-compression bf16 --shard-optimizer ") ==
+        1);
+  CHECK(runs("03_ddp_spawn_by_hand", "") == 1);  // it sends gradients as they are
+  CHECK(runs("01_single_gpu", "--bucket-mib") == 0);
+}
+
+TEST_CASE("how gradients travelled is in the name and in the fields", "[bench]") {
+  FakeBench bench;
+  const auto result = bench.run(
+      small_and({"--stages", "03_ddp_spawn", "--bucket-mib", "0.25", "--gradient-compression",
+                 "fp16", "--shard-optimizer", "no,yes", "--quick", "--json"}));
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  const json document = json::parse(result.out);
+  check_report(document);
+  size_t sharded = 0;
+  for (const json& run : document.at("ddp_scaling").at("runs")) {
+    const bool travels = run.at("world_size") == 2;
+    const bool is_sharded = run.at("shard_optimizer").get<bool>();
+    const std::string name = run.at("name");
+    CHECK(run.at("bucket_mib") == (travels ? 0.25 : 25.0));
+    CHECK(run.at("gradient_compression") == (travels ? "fp16" : "none"));
+    CHECK((name.find("/bucket:0.25/fp16" + std::string(is_sharded ? "/sharded" : "") +
+                     "/ranks:2") != std::string::npos) == travels);
+    sharded += is_sharded ? 1 : 0;
+  }
+  CHECK(sharded == 1);
+}
+
 TEST_CASE("the filter decides what is timed, stage 01 stays the reference", "[bench]") {
   FakeBench bench;
   const auto result = bench.run(small_and({"--benchmark_filter=by_hand", "--json"}));
@@ -357,6 +411,9 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--steps", "0"}, "--steps"},
       {{"--repetitions", "-1"}, "--repetitions"},
       {{"--json", "/nonexistent/report.json"}, "/nonexistent"},
+      {{"--bucket-mib", "0"}, "--bucket-mib"},
+      {{"--gradient-compression", "int8"}, "--gradient-compression"},
+      {{"--shard-optimizer", "maybe"}, "--shard-optimizer"},
       {{"--json", "--dry-run"}, "--dry-run"},
       {{"--benchmark_foo=1"}, "--benchmark_foo"},
       {{"--benchmark_filter=("}, "--benchmark_filter"},

@@ -117,6 +117,11 @@ TEST_CASE("every option reaches its field") {
                                                    "gloo",
                                                    "--speedup",
                                                    "fused",
+                                                   "--bucket_mib",
+                                                   "0.25",
+                                                   "--gradient-compression",
+                                                   "bf16",
+                                                   "--shard_optimizer",
                                                    "--timeout",
                                                    "0.5",
                                                    "--rank",
@@ -156,6 +161,9 @@ TEST_CASE("every option reaches its field") {
   CHECK(options.nprocs == 2);
   CHECK(options.threads == 3);
   CHECK(options.backend == "gloo");
+  CHECK(options.bucket_mib == 0.25);
+  CHECK(options.gradient_compression == "bf16");
+  CHECK(options.shard_optimizer);
   CHECK(options.timeout_seconds == 0.5);
   CHECK(options.rank == 1);
   CHECK(options.local_rank == 0);
@@ -281,10 +289,12 @@ TEST_CASE("choices") {
   check_refused({"50", "10", "--sampler", ""}, "--sampler");
   check_refused({"50", "10", "--bind", "core"}, "none or cores");
   CHECK(parse_after_epochs({"--bind", "cores"}, Launch::kAlone).bind == "cores");
-  CHECK(parse_after_epochs({"--threads", "auto"}, Launch::kAlone).threads == ddp::kAutomaticThreads);
+  CHECK(parse_after_epochs({"--threads", "auto"}, Launch::kAlone).threads ==
+        ddp::kAutomaticThreads);
   check_refused({"50", "10", "--threads", "0"}, "--threads");
   check_refused({"50", "10", "--speedup", "fuse"}, "none, fused or graph");
   CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
+  check_refused({"50", "10", "--gradient-compression", "half"}, "none, bf16 or fp16");
   check_refused({"50", "10", "--dataset", "mnist"}, "synthetic, digits or fashion-mnist");
   for (const std::vector<std::string>& later :
        std::vector<std::vector<std::string>>{{"--backend", "mpi"},

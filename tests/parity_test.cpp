@@ -182,6 +182,191 @@ TEST_CASE("stages 04 and 05 end on stage 01's weights under torchrun and mpirun"
   }
 }
 
+TEST_CASE("with a sharded optimizer stage 03 ends on stage 01's weights at every world size",
+          "[parity][shard]") {
+  const Folder folder;
+  const std::vector<std::string> shard = {"--shard-optimizer"};
+  const std::vector<std::vector<std::string>> workloads = {
+      {"2", "2", "--global-batch", "48", "--dataset", "digits"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "momentum",
+       "--accumulate", "2"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "adam",
+       "--bucket-mib", "0.01"},
+      {"2", "2", "--global-batch", "48", "--dataset", "digits", "--optimizer", "adamw", "--speedup",
+       "fused"}};
+  for (const std::vector<std::string>& workload : workloads) {
+    const Outcome reference = folder.run({kBin + "01_single_gpu"}, workload + shard);
+    for (const int world_size : {1, 2, 3, 4, 8}) {
+      const std::vector<std::string> options =
+          workload + std::vector<std::string>{"--nprocs", std::to_string(world_size), "--backend",
+                                              world_size % 3 == 2 ? "gloo" : "shm"};
+      const Outcome sharded = folder.run({kBin + "03_ddp_spawn"}, options + shard);
+      INFO("world size " << world_size << ": moved " << sharded.moved << ", stage 01 "
+                         << reference.moved);
+      CHECK(agrees(sharded, reference));
+      if (world_size == 3) {
+        CHECK(sharded.digest == folder.run({kBin + "03_ddp_spawn"}, options).digest);
+        CHECK(agrees(folder.run({kBin + "03_ddp_spawn_by_hand"}, options + shard), reference));
+      }
+    }
+  }
+}
+
+TEST_CASE("a snapshot is the same whether the optimizer was sharded, and over how many ranks",
+          "[parity][snapshot][shard]") {
+  // (ranks, sharded) of the first half and of the second.
+  struct Half {
+    int world_size;
+    bool sharded;
+  };
+  const std::vector<std::pair<Half, Half>> pairs = {{{2, false}, {2, true}},
+                                                    {{2, true}, {2, false}},
+                                                    {{3, true}, {2, false}},
+                                                    {{4, true}, {1, true}}};
+  for (const std::string speedup : {"none", "fused"}) {
+    for (const auto& [first, second] : pairs) {
+      const Folder folder;
+      const auto run = [&](const Half& half, const std::string& epochs, const std::string& file) {
+        std::vector<std::string> argv = {kBin + "03_ddp_spawn",
+                                         epochs,
+                                         "2",
+                                         "--dataset",
+                                         "digits",
+                                         "--optimizer",
+                                         "adam",
+                                         "--global-batch",
+                                         "48",
+                                         "--speedup",
+                                         speedup,
+                                         "--nprocs",
+                                         std::to_string(half.world_size),
+                                         "--snapshot",
+                                         folder.file() + file,
+                                         "--resume",
+                                         "auto"};
+        if (half.sharded) {
+          argv.emplace_back("--shard-optimizer");
+        }
+        const RunResult result = run_program(argv, folder.run_options());
+        INFO(result.out << result.err);
+        REQUIRE(result.exit_code == 0);
+        return result.out.substr(result.out.find("digest "), 23);
+      };
+      const Half& a = first;
+      const Half& b = second;
+      INFO(speedup << ": " << a.world_size << (a.sharded ? " sharded" : "") << ", then "
+                   << b.world_size << (b.sharded ? " sharded" : ""));
+      run(a, "2", "");
+      run({a.world_size, false}, "2", "-plain");
+      const auto tensors = ddp::read_tensor_file(folder.file()).tensors;
+      const auto plain = ddp::read_tensor_file(folder.file() + "-plain").tensors;
+      REQUIRE(tensors.size() == plain.size());
+      for (size_t i = 0; i < plain.size(); ++i) {
+        CHECK(tensors[i].first == plain[i].first);
+        CHECK(torch::equal(tensors[i].second, plain[i].second));
+      }
+      // The second half, from either, has the bits of the same without sharding.
+      CHECK(run(b, "4", "") == run({b.world_size, false}, "4", "-plain"));
+    }
+  }
+}
+
+TEST_CASE("compressed gradients: half the bytes, about the same accuracy",
+          "[parity][compression]") {
+  const Folder folder;
+  const auto bytes_of = [&](const std::vector<std::string>& options) {
+    const std::string metrics = folder.file() + ".jsonl";
+    folder.run({kBin + "03_ddp_spawn"}, options + std::vector<std::string>{"--metrics", metrics});
+    std::ifstream in(metrics);
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    const std::regex field(R"("bytes_per_step":(\d+))");
+    std::smatch match;
+    REQUIRE(std::regex_search(text, match, field));
+    return std::stoll(match[1]);
+  };
+  for (const std::string speedup : {"none", "fused"}) {
+    for (const std::string backend : {"gloo", "shm"}) {
+      const std::vector<std::string> options = {"30",        "30",   "--dataset", "digits",
+                                                "--nprocs",  "2",    "--backend", backend,
+                                                "--speedup", speedup};
+      const Outcome plain = folder.run({kBin + "03_ddp_spawn"}, options);
+      const int64_t plain_bytes = bytes_of(options);
+      for (const std::string compression : {"bf16", "fp16"}) {
+        const std::vector<std::string> compressed =
+            options + std::vector<std::string>{"--gradient-compression", compression};
+        const Outcome outcome = folder.run({kBin + "03_ddp_spawn"}, compressed);
+        INFO(speedup << ", " << backend << ", " << compression << ": accuracy " << outcome.accuracy
+                     << ", uncompressed " << plain.accuracy);
+        CHECK(std::abs(outcome.accuracy - plain.accuracy) <= 0.01);
+        CHECK(agrees(outcome.moved, plain.moved, 1e-2));
+        CHECK(outcome.digest != plain.digest);
+        CHECK(2 * bytes_of(compressed) == plain_bytes);
+      }
+    }
+  }
+}
+
+TEST_CASE("the bucket size changes no bit", "[parity]") {
+  const Folder folder;
+  const std::vector<std::string> options = {"2", "2", "--dataset", "digits", "--nprocs", "3"};
+  for (const std::string speedup : {"none", "fused"}) {
+    const std::vector<std::string> more = options + std::vector<std::string>{"--speedup", speedup};
+    const std::string digest = folder.run({kBin + "03_ddp_spawn"}, more).digest;
+    for (const std::string mib : {"0.0001", "0.02", "1", "100"}) {
+      INFO(speedup << ", " << mib);
+      CHECK(
+          folder.run({kBin + "03_ddp_spawn"}, more + std::vector<std::string>{"--bucket-mib", mib})
+              .digest == digest);
+    }
+  }
+}
+
+TEST_CASE("gradients that float16 cannot hold end the training, not the truth",
+          "[parity][compression]") {
+  const Folder folder;
+  const RunResult result =
+      run_program({kBin + "03_ddp_spawn", "2", "2", "--nprocs", "2", "--lr", "1e30",
+                   "--gradient-compression", "fp16", "--snapshot", folder.file()},
+                  folder.run_options());
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 1);
+  CHECK(result.err.find("expected a finite distance") != std::string::npos);
+}
+
+TEST_CASE("a stopped run with a sharded optimizer goes on to the same bits",
+          "[parity][snapshot][shard]") {
+  const Folder folder;
+  const std::vector<std::string> command = {kBin + "03_ddp_spawn",
+                                            "60",
+                                            "60",
+                                            "--dataset",
+                                            "digits",
+                                            "--nprocs",
+                                            "3",
+                                            "--optimizer",
+                                            "adam",
+                                            "--shard-optimizer"};
+  const Outcome unbroken = folder.run(command, {});
+  const Folder broken;
+  RunResult stopped;
+  {
+    Program run(command + std::vector<std::string>{"--snapshot", broken.file()},
+                broken.run_options());
+    REQUIRE(run.wait_for_output("Epoch 3 "));
+    kill(run.pid(), SIGUSR1);
+    stopped = run.wait();
+  }
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.exit_code == 85);
+  const RunResult resumed = run_program(
+      command + std::vector<std::string>{"--snapshot", broken.file(), "--resume", "auto"},
+      broken.run_options());
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.exit_code == 0);
+  CHECK(resumed.out.find("Epoch 3 ") == std::string::npos);
+  CHECK(resumed.out.find("digest " + unbroken.digest) != std::string::npos);
+}
+
 TEST_CASE("fused, every stage ends on the weights that stage 01 reaches with autograd",
           "[parity]") {
   const Folder folder;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/html/text.hpp"
+
 namespace ddp::bench::html {
 namespace {
 
@@ -93,6 +95,28 @@ void read_resources(const ordered_json& json, Run& run) {
   run.slowest_rank.median_excess = number_at(slowest, "median_excess");
 }
 
+/// "none", "fused", "bucket 4 MiB", "fused bf16 sharded".
+std::string read_speedup(const ordered_json& json) {
+  std::string text = text_at(json, "speedup");
+  const auto add = [&](const std::string& word) {
+    text = text.empty() || text == "none" ? word : text + " " + word;
+  };
+  constexpr double kUsualBucketMib = 25;
+  const Number bucket_mib = number_at(json, "bucket_mib");
+  if (bucket_mib && *bucket_mib != kUsualBucketMib) {
+    add("bucket " + show(bucket_mib) + " MiB");
+  }
+  if (const std::string compression = text_at(json, "gradient_compression");
+      !compression.empty() && compression != "none") {
+    add(compression);
+  }
+  if (const auto sharded = json.find("shard_optimizer");
+      sharded != json.end() && sharded->is_boolean() && sharded->get<bool>()) {
+    add("sharded");
+  }
+  return text;
+}
+
 Run read_run(const ordered_json& json) {
   Run run;
   run.name = text_at(json, "name");
@@ -109,7 +133,7 @@ Run read_run(const ordered_json& json) {
   }
   run.launcher = text_at(json, "launcher");
   run.backend = text_at(json, "backend");
-  run.speedup = text_at(json, "speedup");
+  run.speedup = read_speedup(json);
   run.device = text_at(json, "device");
   run.model = text_at(json, "model");
   run.scaling = text_at(json, "scaling");

@@ -26,7 +26,7 @@ struct Run {
   std::string variant;
   std::string launcher;
   std::string backend;
-  std::string speedup;
+  std::string speedup;  ///< and how gradients travelled, if not as usual: "fused bf16"
   std::string device;
   std::string model;
   std::string scaling;

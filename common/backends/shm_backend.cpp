@@ -127,6 +127,12 @@ class Output {
   at::Tensor contiguous_;
 };
 
+void check_same_type(const char* operation, const at::Tensor& tensor, const at::Tensor& other) {
+  check_cpu(operation, other);
+  TORCH_CHECK(other.scalar_type() == tensor.scalar_type(), "--backend shm: Expected ", operation,
+              " of tensors with ", tensor.dtype(), ", got ", other.dtype());
+}
+
 void check_same_form(const char* operation, const at::Tensor& tensor, const at::Tensor& other) {
   check_cpu(operation, other);
   TORCH_CHECK(other.numel() == tensor.numel() && other.scalar_type() == tensor.scalar_type(),
@@ -194,16 +200,19 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(std::vector<std::vector<at:
   TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_),
               "--backend shm: Expected all_gather into ", size_, " tensors, got ",
               outputs.empty() ? 0 : outputs[0].size());
+  check_same_form("all_gather", input, outputs[0][static_cast<size_t>(rank_)]);
   std::vector<Output> places;
   std::vector<void*> pointers;
+  std::vector<size_t> counts;  // ranks may give parts of different sizes
   for (const at::Tensor& output : outputs[0]) {
-    check_same_form("all_gather", input, output);
+    check_same_type("all_gather", input, output);
     pointers.push_back(places.emplace_back(output).data());
+    counts.push_back(Elements(output).count);
   }
   const at::Tensor data = input.contiguous();
-  const Elements elements(data);
   const std::lock_guard<std::mutex> lock(mutex_);
-  communicator().all_gather(data.const_data_ptr(), pointers.data(), elements.count, elements.dtype);
+  communicator().all_gather(data.const_data_ptr(), pointers.data(), counts.data(),
+                            Elements(data).dtype);
   for (const Output& place : places) {
     place.copy_back();
   }
@@ -262,16 +271,18 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
               inputs.empty() ? 0 : inputs[0].size());
   shm::ReduceOp op{};
   const shm::DType dtype = reducible("reduce_scatter", output, options.reduceOp, op);
+  check_same_form("reduce_scatter", output, inputs[0][static_cast<size_t>(rank_)]);
   std::vector<at::Tensor> data;
   std::vector<const void*> pointers;
+  std::vector<size_t> counts;  // ranks may get parts of different sizes
   for (const at::Tensor& input : inputs[0]) {
-    check_same_form("reduce_scatter", output, input);
+    check_same_type("reduce_scatter", output, input);
     pointers.push_back(data.emplace_back(input.contiguous()).const_data_ptr());
+    counts.push_back(static_cast<size_t>(input.numel()));
   }
   const Output place(output);
   const std::lock_guard<std::mutex> lock(mutex_);
-  communicator().reduce_scatter(pointers.data(), place.data(), static_cast<size_t>(output.numel()),
-                                dtype, op);
+  communicator().reduce_scatter(pointers.data(), place.data(), counts.data(), dtype, op);
   place.copy_back();
   return c10::make_intrusive<DoneWork>(rank_, c10d::OpType::REDUCE_SCATTER, outputs);
 }

@@ -221,6 +221,14 @@ void Communicator::all_gather(const void* input, void* const* outputs, size_t co
   exchange({.operation = Operation::kAllGather, .dtype = dtype, .count = count}, input, outputs);
 }
 
+void Communicator::all_gather(const void* input, void* const* outputs, const size_t* counts,
+                              DType dtype) {
+  exchange({.operation = Operation::kAllGather,
+            .dtype = dtype,
+            .count = *std::max_element(counts, counts + world_size())},
+           input, outputs, counts);
+}
+
 void Communicator::gather(const void* input, void* const* outputs, size_t count, DType dtype,
                           int root) {
   const std::array<void*, kMaxRanks> none{};
@@ -231,16 +239,27 @@ void Communicator::gather(const void* input, void* const* outputs, size_t count,
            input, rank() == root ? outputs : none.data());
 }
 
-void Communicator::exchange(const Call& call, const void* input, void* const* outputs) {
-  const size_t bytes = call.count * element_bytes(call.dtype);
+void Communicator::exchange(const Call& call, const void* input, void* const* outputs,
+                            const size_t* counts) {
+  const size_t unit = element_bytes(call.dtype);
+  const size_t bytes = call.count * unit;  // of the longest
   const auto* const source = static_cast<const std::byte*>(input);
+  /// Of rank r's bytes [begin, begin + size), those that there are.
+  const auto present = [&](int r, size_t begin, size_t size) {
+    const size_t all = counts == nullptr ? bytes : counts[r] * unit;
+    return std::min(begin + size, all) - std::min(begin, all);
+  };
   const auto collect = [&](size_t begin, size_t size, const auto& place_of) {
     for (int r = 0; r < world_size(); ++r) {
       void* const output = outputs[r];
-      if (output != nullptr && r != rank()) {
-        std::memcpy(static_cast<std::byte*>(output) + begin, place_of(r), size);
-      } else if (output != nullptr && output != input && size > 0) {
-        std::memmove(static_cast<std::byte*>(output) + begin, source + begin, size);
+      const size_t part = present(r, begin, size);
+      if (output == nullptr || part == 0) {
+        continue;
+      }
+      if (r != rank()) {
+        std::memcpy(static_cast<std::byte*>(output) + begin, place_of(r), part);
+      } else if (output != input) {
+        std::memmove(static_cast<std::byte*>(output) + begin, source + begin, part);
       }
     }
   };
@@ -248,7 +267,7 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
     if (source != nullptr) {
       kernels().stream(
           parts_[static_cast<size_t>(rank())] + kControlBytes + (sequence() + 1) % 2 * kSlotBytes,
-          source, bytes);
+          source, present(rank(), 0, bytes));
     }
     barrier_.begin(call);
     collect(0, bytes, [&](int r) { return slot(r); });
@@ -264,8 +283,8 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   size_t half = 0;
   for (size_t begin = 0; begin < bytes; begin += half_bytes, half = 1 - half) {
     const size_t size = std::min(half_bytes, bytes - begin);
-    if (source != nullptr) {
-      kernels().stream(mailbox(rank()) + half * half_bytes, source + begin, size);
+    if (const size_t own = present(rank(), begin, size); source != nullptr && own > 0) {
+      kernels().stream(mailbox(rank()) + half * half_bytes, source + begin, own);
     }
     barrier_.meet();
     collect(begin, size, [&](int r) { return mailbox(r) + half * half_bytes; });
@@ -274,30 +293,45 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
 
 void Communicator::reduce_scatter(const void* const* inputs, void* output, size_t count,
                                   DType dtype, ReduceOp op) {
-  barrier_.begin(
-      {.operation = Operation::kReduceScatter, .dtype = dtype, .reduce_op = op, .count = count});
+  std::array<size_t, kMaxRanks> counts{};
+  counts.fill(count);
+  reduce_scatter(inputs, output, counts.data(), dtype, op);
+}
+
+void Communicator::reduce_scatter(const void* const* inputs, void* output, const size_t* counts,
+                                  DType dtype, ReduceOp op) {
   const auto ranks = static_cast<size_t>(world_size());
   const auto own = static_cast<size_t>(rank());
   const size_t unit = element_bytes(dtype);
-  const size_t bytes = count * unit;
+  const size_t longest = *std::max_element(counts, counts + ranks);
+  barrier_.begin(
+      {.operation = Operation::kReduceScatter, .dtype = dtype, .reduce_op = op, .count = longest});
   if (ranks == 1) {
-    if (bytes > 0 && output != inputs[0]) {
-      std::memmove(output, inputs[0], bytes);
+    if (longest > 0 && output != inputs[0]) {
+      std::memmove(output, inputs[0], longest * unit);
     }
     return;
   }
   const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / 2 / ranks, kLineBytes);
   size_t half = 0;
-  for (size_t begin = 0; begin < bytes; begin += stripe_bytes, half = 1 - half) {
-    const size_t size = std::min(stripe_bytes, bytes - begin);
+  for (size_t begin = 0; begin < longest * unit; begin += stripe_bytes, half = 1 - half) {
+    const auto size = [&](size_t r) {
+      const size_t bytes = counts[r] * unit;
+      return std::min(begin + stripe_bytes, bytes) - std::min(begin, bytes);
+    };
     const auto stripe = [&](size_t from, size_t to) {
       return mailbox(static_cast<int>(from)) + (half * ranks + to) * stripe_bytes;
     };
     for (size_t step = 1; step < ranks; ++step) {
       const size_t r = (own + step) % ranks;
-      kernels().stream(stripe(own, r), static_cast<const std::byte*>(inputs[r]) + begin, size);
+      if (size(r) > 0) {
+        kernels().stream(stripe(own, r), static_cast<const std::byte*>(inputs[r]) + begin, size(r));
+      }
     }
     barrier_.meet();
+    if (size(own) == 0) {
+      continue;
+    }
     std::array<const void*, kMaxRanks> pieces;
     for (size_t r = 0; r < ranks; ++r) {
       pieces[r] = r == own ? static_cast<const std::byte*>(inputs[own]) + begin : stripe(r, own);
@@ -305,7 +339,7 @@ void Communicator::reduce_scatter(const void* const* inputs, void* output, size_
     void* place = static_cast<std::byte*>(output) + begin;
     kernels().reduce({.dtype = dtype,
                       .op = op,
-                      .count = size / unit,
+                      .count = size(own) / unit,
                       .inputs = pieces.data(),
                       .input_count = ranks,
                       .outputs = &place,

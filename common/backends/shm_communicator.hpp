@@ -60,10 +60,15 @@ class Communicator {
   void broadcast(void* data, size_t count, DType dtype, int root);
   /// @param outputs one of `count` elements for each rank; any alignment
   void all_gather(const void* input, void* const* outputs, size_t count, DType dtype);
+  /// The same with a size for each rank. @param counts by rank, the same on all ranks; may be 0
+  void all_gather(const void* input, void* const* outputs, const size_t* counts, DType dtype);
   /// @param outputs as above on `root`, ignored elsewhere
   void gather(const void* input, void* const* outputs, size_t count, DType dtype, int root);
   /// @param inputs one of `count` elements for each rank: rank r's output combines the inputs[r]
   void reduce_scatter(const void* const* inputs, void* output, size_t count, DType dtype,
+                      ReduceOp op);
+  /// The same with a size for each rank. @param counts as above
+  void reduce_scatter(const void* const* inputs, void* output, const size_t* counts, DType dtype,
                       ReduceOp op);
 
   /// Collective: memory that all_reduce() works on in place. It may outlive this object.
@@ -89,9 +94,10 @@ class Communicator {
   void reduce_slots(void* data, size_t count, DType dtype, ReduceOp op);
   void reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype, ReduceOp op);
   void reduce_through_mailboxes(std::byte* data, size_t count, DType dtype, ReduceOp op);
-  /// Sends `count` elements of `input` (if not null) to whoever reads: outputs[r] receives rank
-  /// r's.
-  void exchange(const Call& call, const void* input, void* const* outputs);
+  /// Sends the elements of `input` (if not null) to whoever reads: outputs[r] receives rank r's.
+  /// @param counts elements of each rank, none above `call.count`; null: as many as that
+  void exchange(const Call& call, const void* input, void* const* outputs,
+                const size_t* counts = nullptr);
 
   std::vector<std::byte*> parts_;
   Barrier barrier_;

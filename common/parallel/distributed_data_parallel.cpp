@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -14,13 +16,6 @@
 
 namespace ddp {
 namespace {
-
-struct Bucket {
-  torch::Tensor gradients;  // a range of the flat gradients
-  size_t parameters = 0;
-  size_t pending = 0;  // parameters whose gradient is not there yet
-  c10::intrusive_ptr<c10d::Work> work;
-};
 
 std::string describe_parameters(const torch::nn::Module& module) {
   std::ostringstream text;
@@ -41,24 +36,17 @@ struct GradientReducer::State : std::enable_shared_from_this<State> {
         const DistributedDataParallelOptions& reducer_options)
       : process_group(group), options(reducer_options), buffers(module.buffers()) {}
 
-  /// Fills buckets from the last parameter backwards.
   void make_buckets() {
-    const int64_t element_bytes = static_cast<int64_t>(flat.grad.element_size());
+    buckets.emplace(flat, process_group, options, GradientBuckets::Scale::kDivide);
     bucket_of.resize(flat.parameters.size());
-    int64_t end = flat.grad.numel();
-    size_t parameters = 0;
-    for (size_t i = flat.parameters.size(); i-- > 0;) {
-      bucket_of[i] = buckets.size();
-      ++parameters;
-      const int64_t begin = flat.offsets[i];
-      const int64_t limit = buckets.empty() ? options.first_bucket_bytes : options.bucket_bytes;
-      if ((end - begin) * element_bytes >= limit || i == 0) {
-        buckets.push_back({.gradients = flat.grad.narrow(0, begin, end - begin),
-                           .parameters = parameters,
-                           .work = {}});
-        end = begin;
-        parameters = 0;
-      }
+    parameters_in.resize(buckets->size());
+    size_t end = flat.parameters.size();
+    for (size_t bucket = 0; bucket < buckets->size(); ++bucket) {
+      const size_t begin = buckets->range(bucket).first_parameter;
+      std::fill(bucket_of.begin() + static_cast<std::ptrdiff_t>(begin),
+                bucket_of.begin() + static_cast<std::ptrdiff_t>(end), bucket);
+      parameters_in[bucket] = end - begin;
+      end = begin;
     }
   }
 
@@ -86,35 +74,24 @@ struct GradientReducer::State : std::enable_shared_from_this<State> {
     if (!in_backward) {
       in_backward = true;
       next_to_start = 0;
-      for (Bucket& bucket : buckets) {
-        bucket.pending = bucket.parameters;
-      }
+      pending = parameters_in;
       torch::autograd::Engine::get_default_engine().queue_callback(
           [state = shared_from_this()] { state->finish_backward(); });
     }
     // zero_grad() of a stock optimizer drops gradients; backward then makes new ones elsewhere.
     flat.rebind_grad(parameter);
-    --buckets[bucket_of[parameter]].pending;
-    while (next_to_start < buckets.size() && buckets[next_to_start].pending == 0) {
-      start(buckets[next_to_start++]);
+    --pending[bucket_of[parameter]];
+    while (next_to_start < buckets->size() && pending[next_to_start] == 0) {
+      buckets->start(next_to_start++);
     }
-  }
-
-  void start(Bucket& bucket) const {
-    bucket.work = process_group.start_all_reduce(bucket.gradients);
   }
 
   void finish_backward() {
     const std::lock_guard<std::mutex> lock(mutex);
-    const torch::NoGradGuard no_grad;
-    while (next_to_start < buckets.size()) {
-      start(buckets[next_to_start++]);
+    while (next_to_start < buckets->size()) {
+      buckets->start(next_to_start++);
     }
-    for (Bucket& bucket : buckets) {
-      process_group.wait(bucket.work);
-      bucket.work.reset();
-    }
-    flat.grad.div_(process_group.world_size());
+    buckets->finish();
     in_backward = false;
   }
 
@@ -122,8 +99,10 @@ struct GradientReducer::State : std::enable_shared_from_this<State> {
   DistributedDataParallelOptions options;
   std::vector<torch::Tensor> buffers;
   FlatParameters flat;
-  std::vector<Bucket> buckets;  // in the order in which backward fills them
-  std::vector<size_t> bucket_of;
+  std::optional<GradientBuckets> buckets;  // in the order in which backward fills them
+  std::vector<size_t> bucket_of;  // each parameter
+  std::vector<size_t> parameters_in;  // each bucket
+  std::vector<size_t> pending;  // of these, those whose gradient is not there yet
   // Held here because the parameters refer to them only weakly, and the hooks with them would be
   // gone.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
@@ -174,7 +153,7 @@ void GradientReducer::set_synchronize(bool synchronize) {
   state_->synchronize = synchronize;
 }
 size_t GradientReducer::bucket_count() const {
-  return state_->buckets.size();
+  return state_->buckets->size();
 }
 
 }  // namespace ddp

@@ -7,19 +7,11 @@
 #include <memory>
 #include <utility>
 
+#include "common/options.hpp"
+#include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
-
-struct DistributedDataParallelOptions {
-  /// Gradients are reduced in buckets of about this size: large enough to use the network well,
-  /// small enough that the first one starts early. The first is smaller, since it has nothing to
-  /// overlap with yet.
-  int64_t bucket_bytes = 25 * 1024 * 1024;
-  int64_t first_bucket_bytes = 1024 * 1024;
-  bool broadcast_buffers =
-      true;  ///< rank 0's buffers (batch norm's statistics, say) before every forward
-};
 
 /// The engine behind DistributedDataParallel, for a module of any type.
 ///
@@ -70,7 +62,8 @@ class NoSync {
 };
 
 /// The counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as
-/// ddp::Mlp. After loss.backward() every rank holds the mean of all ranks' gradients.
+/// ddp::Mlp. After loss.backward() every rank holds the mean of all ranks' gradients (with
+/// shard_optimizer, of those that it needs).
 template <typename ModuleHolder>
 class DistributedDataParallel {
  public:
@@ -78,6 +71,10 @@ class DistributedDataParallel {
   DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), reducer_(*module_, process_group, options) {}
+  /// As the command line says.
+  DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
+                          const Options& options)
+      : DistributedDataParallel(std::move(module), process_group, distributed_options(options)) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {

@@ -176,7 +176,9 @@ std::string shared_settings(const Options& options, int world_size) {
        << options.lr_schedule << "\n--seed " << options.seed << "\n--dataset " << options.dataset
        << "\n--sampler " << options.sampler << "\n--speedup " << options.speedup << "\n--backend "
        << options.backend << "\n--resume " << options.resume << "\n--metrics "
-       << !options.metrics.empty() << "\n--no-communication " << options.no_communication << "\n";
+       << !options.metrics.empty() << "\n--no-communication " << options.no_communication
+       << "\n--bucket-mib " << options.bucket_mib << "\n--gradient-compression "
+       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
   return text.str();
 }
 
@@ -243,22 +245,88 @@ ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10
       backend_name_(std::move(backend_name)),
       device_(device) {}
 
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(
-    std::vector<torch::Tensor>& tensors) const {
+template <typename Collective>
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
+                                                   const Collective& collective) const {
   if (all_reduce_paused_) {
     return {};
   }
   if (!wait_timer_enabled_) {
-    return group_->getDefaultBackend()->allreduce(tensors);
+    return collective();
   }
-  wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensors.front().nbytes()));
+  wait_.all_reduce_bytes.push_back(bytes);
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
-  auto work = group_->getDefaultBackend()->allreduce(tensors);
+  auto work = collective();
   if (!device_.is_cuda()) {
     wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
   }
   return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(
+    std::vector<torch::Tensor>& tensors) const {
+  return start(static_cast<int64_t>(tensors.front().nbytes()),
+               [&] { return group_->getDefaultBackend()->allreduce(tensors); });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {
+  torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
+  return start(static_cast<int64_t>(tensor.whole.front().nbytes()),
+               [&]() -> c10::intrusive_ptr<c10d::Work> {
+                 const auto backend = group_->getDefaultBackend();
+                 if (backend_name_ == "shm") {
+                   std::vector<torch::Tensor> output{own};
+                   std::vector<std::vector<torch::Tensor>> inputs{tensor.parts};
+                   return backend->reduce_scatter(output, inputs);
+                 }
+                 if (backend_name_ == "nccl" && tensor.is_even()) {
+                   return backend->_reduce_scatter_base(own, tensor.whole.front());
+                 }
+                 return backend->allreduce(tensor.whole);
+               });
+}
+
+void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
+  if (all_reduce_paused_) {
+    return;
+  }
+  CommunicationWait backward = std::exchange(wait_, {});
+  const Clock::time_point before = Clock::now();
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  const auto backend = group_->getDefaultBackend();
+  for (DividedTensor& tensor : tensors) {
+    backward.gather_bytes += static_cast<int64_t>(tensor.whole.front().nbytes());
+    torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
+    if (backend_name_ == "shm") {
+      std::vector<std::vector<torch::Tensor>> outputs{tensor.parts};
+      std::vector<torch::Tensor> input{own};
+      works.push_back(backend->allgather(outputs, input));
+    } else if (backend_name_ == "nccl" && tensor.is_even()) {
+      works.push_back(backend->_allgather_base(tensor.whole.front(), own));
+    } else {
+      // c10d's all-gather wants parts of one size, and Gloo's would copy them there and back.
+      for (int root = 0; root < world_size(); ++root) {
+        std::vector<torch::Tensor> part{tensor.parts[static_cast<size_t>(root)]};
+        if (part.front().numel() > 0) {
+          c10d::BroadcastOptions options;
+          options.rootRank = root;
+          works.push_back(backend->broadcast(part, options));
+        }
+      }
+    }
+  }
+  if (!device_.is_cuda()) {
+    wait_.host_ms = std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+  }
+  for (const auto& work : works) {
+    wait(work);
+  }
+  CommunicationWait gather = std::exchange(wait_, std::move(backward));
+  if (wait_timer_enabled_) {
+    wait_.gather_host_ms += gather.host_ms;
+    wait_.gather_device = std::move(gather.device);
+  }
 }
 
 void ProcessGroup::record_all_reduces(const c10::SmallVector<int64_t, 16>& bytes) const {
@@ -291,7 +359,7 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {
   }
 }
 
-double CommunicationWait::milliseconds() const {
+double CommunicationWait::backward_ms() const {
   double total_ms = host_ms;
   for (const auto& [before, after] : device) {
     total_ms += before.elapsedTime(after);
@@ -299,9 +367,19 @@ double CommunicationWait::milliseconds() const {
   return total_ms;
 }
 
-void ProcessGroup::broadcast(torch::Tensor tensor) const {
+double CommunicationWait::gather_ms() const {
+  double total_ms = gather_host_ms;
+  for (const auto& [before, after] : gather_device) {
+    total_ms += before.elapsedTime(after);
+  }
+  return total_ms;
+}
+
+void ProcessGroup::broadcast(torch::Tensor tensor, int root) const {
   std::vector<torch::Tensor> tensors{std::move(tensor)};
-  wait(group_->getDefaultBackend()->broadcast(tensors));
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  wait(group_->getDefaultBackend()->broadcast(tensors, options));
 }
 
 torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {

@@ -11,17 +11,22 @@
 #include <vector>
 
 #include "common/options.hpp"
+#include "common/parallel/divided_tensor.hpp"
 #include "common/parallel/launch_environment.hpp"
 
 namespace ddp {
 
-/// How long a rank waited for communication that nothing hid.
+/// How long a rank waited for communication that nothing hid, and how much there was.
 struct CommunicationWait {
   double host_ms = 0;  ///< starting all-reduces and waiting for them
   c10::SmallVector<int64_t, 16> all_reduce_bytes;  ///< one entry per all-reduce that was started
   std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
-  /// On a GPU only when the stream is idle.
-  double milliseconds() const;
+  double gather_host_ms = 0;  ///< the same for the weights of a sharded optimizer
+  int64_t gather_bytes = 0;
+  std::vector<std::pair<c10::Event, c10::Event>> gather_device;
+  // On a GPU only when the stream is idle.
+  double backward_ms() const;
+  double gather_ms() const;
 };
 
 /// c10d's process group with its store, and a clock that adds up how long this rank waited for
@@ -53,8 +58,13 @@ class ProcessGroup {
   /// The same for a vector of one tensor, as c10d wants it, that the caller makes only once.
   c10::intrusive_ptr<c10d::Work> start_all_reduce(std::vector<torch::Tensor>& tensors) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
-  /// Copies rank 0's `tensor` to all ranks, in place.
-  void broadcast(torch::Tensor tensor) const;
+  /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
+  /// undefined. An all-reduce where the backend has nothing cheaper.
+  c10::intrusive_ptr<c10d::Work> start_reduce_scatter(DividedTensor& tensor) const;
+  /// Copies every rank's own part of each tensor to all ranks, in place. Not while paused.
+  void gather_parts(std::vector<DividedTensor>& tensors) const;
+  /// Copies the root's `tensor` to all ranks, in place.
+  void broadcast(torch::Tensor tensor, int root = 0) const;
   /// @return (world_size, ...): row r is rank r's `tensor`
   torch::Tensor all_gather(const torch::Tensor& tensor) const;
   void barrier() const;
@@ -86,6 +96,9 @@ class ProcessGroup {
 
  private:
   friend void destroy_process_group(ProcessGroup& process_group);
+
+  template <typename Collective>
+  c10::intrusive_ptr<c10d::Work> start(int64_t bytes, const Collective& collective) const;
 
   LaunchEnvironment environment_;
   c10::intrusive_ptr<c10d::Store> store_;

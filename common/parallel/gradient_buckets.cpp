@@ -1,0 +1,103 @@
+#include "common/parallel/gradient_buckets.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/exit_codes.hpp"
+
+namespace ddp {
+
+DistributedDataParallelOptions distributed_options(const Options& options) {
+  DistributedDataParallelOptions result;
+  const double mib = 1024 * 1024;
+  result.bucket_bytes = std::max<int64_t>(1, std::llround(options.bucket_mib * mib));
+  result.first_bucket_bytes = std::min(result.first_bucket_bytes, result.bucket_bytes);
+  if (options.gradient_compression != "none") {
+    result.compression = options.gradient_compression == "bf16" ? torch::kBFloat16 : torch::kHalf;
+  }
+  result.shard_optimizer = options.shard_optimizer;
+  return result;
+}
+
+void expect_uncompressed(const Options& options) {
+  if (options.gradient_compression != "none" && options.speedup == "none") {
+    throw UsageError("--gradient-compression: got " + options.gradient_compression +
+                     ", expected none: " + options.program +
+                     " all-reduces gradients as they are; 03_ddp_spawn compresses");
+  }
+}
+
+std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
+                                       const DistributedDataParallelOptions& options) {
+  const auto element_bytes = static_cast<int64_t>(flat.grad.element_size());
+  std::vector<BucketRange> ranges;
+  int64_t end = flat.grad.numel();
+  for (size_t i = flat.parameters.size(); i-- > 0;) {
+    const int64_t begin = flat.offsets[i];
+    const int64_t limit = ranges.empty() ? options.first_bucket_bytes : options.bucket_bytes;
+    if ((end - begin) * element_bytes >= limit || i == 0) {
+      ranges.push_back({begin, end, i});
+      end = begin;
+    }
+  }
+  return ranges;
+}
+
+GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
+                                 const DistributedDataParallelOptions& options, Scale scale)
+    : process_group_(process_group),
+      compression_(options.compression),
+      shard_(options.shard_optimizer),
+      divide_(scale == Scale::kDivide) {
+  for (const BucketRange& range : bucket_ranges(flat, options)) {
+    buckets_.push_back(
+        {.range = range,
+         .gradients = divide(flat.grad.narrow(0, range.begin, range.end - range.begin),
+                             process_group.world_size()),
+         .rounded = {},
+         .work = {}});
+  }
+}
+
+void GradientBuckets::start(size_t index) {
+  const torch::NoGradGuard no_grad;
+  Bucket& bucket = buckets_[index];
+  bucket.started = true;
+  DividedTensor& travels = compression_ ? bucket.rounded : bucket.gradients;
+  if (compression_) {
+    torch::Tensor& gradients = bucket.gradients.whole.front();
+    if (travels.whole.empty()) {
+      travels = divide(process_group_.allocate(gradients.numel(), *compression_),
+                       process_group_.world_size());
+    }
+    if (divide_) {
+      gradients.div_(process_group_.world_size());
+    }
+    travels.whole.front().copy_(gradients);
+  }
+  bucket.work = shard_ ? process_group_.start_reduce_scatter(travels)
+                       : process_group_.start_all_reduce(travels.whole);
+}
+
+void GradientBuckets::finish() {
+  const torch::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_) {
+    if (!std::exchange(bucket.started, false)) {
+      continue;
+    }
+    process_group_.wait(bucket.work);
+    bucket.work.reset();
+    const auto own = static_cast<size_t>(process_group_.rank());
+    const auto needed = [&](DividedTensor& tensor) -> torch::Tensor& {
+      return shard_ ? tensor.parts[own] : tensor.whole.front();
+    };
+    if (compression_) {
+      needed(bucket.gradients).copy_(needed(bucket.rounded));
+    } else if (divide_) {
+      needed(bucket.gradients).div_(process_group_.world_size());
+    }
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,93 @@
+// common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed,
+// perhaps each sum only to the rank that needs it.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/flat_parameters.hpp"
+#include "common/options.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+/// The same on all ranks.
+struct DistributedDataParallelOptions {
+  /// Gradients are reduced in buckets of about this size: large enough to use the network well,
+  /// small enough that the first one starts early. The first is smaller, since it has nothing to
+  /// overlap with yet.
+  int64_t bucket_bytes = 25 * 1024 * 1024;
+  int64_t first_bucket_bytes = 1024 * 1024;
+  bool broadcast_buffers =
+      true;  ///< rank 0's buffers (batch norm's statistics, say) before every forward
+  /// What gradients are rounded to while they travel: torch::kBFloat16 or kHalf.
+  std::optional<torch::ScalarType> compression = std::nullopt;
+  /// Each rank gets the mean only of the gradients that its part of a sharded optimizer needs; what
+  /// the others hold there is undefined.
+  bool shard_optimizer = false;
+};
+
+/// --bucket-mib, --gradient-compression and --shard-optimizer.
+DistributedDataParallelOptions distributed_options(const Options& options);
+
+/// For a program that sends gradients itself.
+/// @throws UsageError if they are to be compressed
+void expect_uncompressed(const Options& options);
+
+/// A range of the flat parameters and gradients.
+struct BucketRange {
+  int64_t begin;
+  int64_t end;
+  size_t first_parameter;  ///< the one at `begin`: backward comes to it last
+};
+
+/// From the last parameter backwards, which is about the order in which backward makes gradients.
+std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
+                                       const DistributedDataParallelOptions& options);
+
+/// Turns every rank's gradients into their mean, bucket by bucket. Every rank must start the same
+/// buckets in the same order.
+///
+/// Note [Compression]: gradients are divided by the number of ranks before they are rounded, so
+/// that their sum is no larger than the largest of them and does not overflow float16 for being a
+/// sum. What does overflow, or is not a number, stays so: weights are not finite then, and training
+/// fails. Backends add in the rounded type; some accumulate in float32 and round once.
+class GradientBuckets {
+ public:
+  enum class Scale {
+    kDivide,  ///< gradients are of the rank's own mean loss
+    kDivided,  ///< they have been divided by the number of ranks already
+  };
+
+  /// @param flat its gradients must stay where they are; `process_group` must outlive this object
+  GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
+                  const DistributedDataParallelOptions& options, Scale scale);
+
+  size_t size() const noexcept { return buckets_.size(); }
+  const BucketRange& range(size_t bucket) const { return buckets_[bucket].range; }
+
+  /// The gradients in this range are there.
+  void start(size_t bucket);
+  /// Waits for all buckets that were started.
+  void finish();
+
+ private:
+  struct Bucket {
+    BucketRange range;
+    DividedTensor gradients;  // a range of the flat ones, and what each rank needs of it
+    DividedTensor rounded;  // what travels; with compression only
+    c10::intrusive_ptr<c10d::Work> work;
+    bool started = false;
+  };
+
+  const ProcessGroup& process_group_;
+  std::optional<torch::ScalarType> compression_;
+  bool shard_;
+  bool divide_;
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace ddp
