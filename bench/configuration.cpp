@@ -52,7 +52,8 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
   return argv;
 }
 
-/// What starts the processes, without the program.
+}  // namespace
+
 std::vector<std::string> launcher_command(const Configuration& configuration, const Plan& plan) {
   const std::string ranks = std::to_string(configuration.world_size);
   if (configuration.launcher == "torchrun") {
@@ -74,8 +75,6 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
   }
   return {};
 }
-
-}  // namespace
 
 std::string Configuration::title() const {
   std::string text = program.name;

@@ -89,6 +89,9 @@ struct RunLength {
 
 struct Plan;
 
+/// What starts the processes, without the program. Empty if the program does that itself.
+std::vector<std::string> launcher_command(const Configuration& configuration, const Plan& plan);
+
 /// The whole command, launcher included.
 std::vector<std::string> command_line(const Configuration& configuration, const Plan& plan,
                                       std::int64_t global_batch, const RunLength& length,

@@ -118,6 +118,19 @@ class LimitRuns {
   std::map<Traffic, std::vector<Result*>> results_;
 };
 
+/// bench_micro starts its ranks itself, except MPI's.
+std::vector<std::string> started_by_launcher(const MicroRun& run, const Plan& plan,
+                                             std::vector<std::string> argv) {
+  if (run.backends == std::vector<std::string>{"mpi"}) {
+    Configuration ranks;
+    ranks.launcher = "mpirun";
+    ranks.world_size = run.world_size.value_or(1);
+    const std::vector<std::string> launcher = launcher_command(ranks, plan);
+    argv.insert(argv.begin(), launcher.begin(), launcher.end());
+  }
+  return argv;
+}
+
 double expected_seconds(const MicroRun& run) {
   return run.suite == "limits" ? 3 : run.suite == "pieces" ? 20 : 10;
 }
@@ -160,7 +173,7 @@ void measure_limits(const Settings& settings, const std::string& scratch, Interr
     std::error_code ignored;
     fs::remove(out, ignored);
     const Command command = {
-        .argv = micro_command(program, run, out),
+        .argv = started_by_launcher(run, plan, micro_command(program, run, out)),
         .env = {},
         .cwd = scratch,
         .timeout_s = settings.timeout_s + 4 * expected_seconds(run),

@@ -185,8 +185,17 @@ std::int64_t common_batch(std::int64_t batch, const std::vector<int>& world_size
 }
 
 /// What the stages choose by themselves where memory can be shared.
-std::string default_backend(const Settings& settings, const Plan& plan) {
-  return plan.device == "cuda" ? "nccl" : settings.nodes > 1 ? "gloo" : "shm";
+std::string default_backend(const Settings& settings, const Plan& plan, int world_size) {
+  if (plan.device == "cuda") {
+    return "nccl";
+  }
+  const bool two_levels = settings.nodes > 1 && world_size > settings.nodes;
+  return two_levels ? "hierarchical" : settings.nodes > 1 ? "gloo" : "shm";
+}
+
+/// MPI joins only processes that its own launcher started.
+bool can_start(const std::string& launcher, const std::string& backend) {
+  return backend != "mpi" || launcher == "mpirun";
 }
 
 std::vector<std::string> launchers_of(const StageProgram& program, const Plan& plan) {
@@ -284,6 +293,9 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
       for (const std::string& launcher : launchers_of(program, plan)) {
         for (const std::string& backend :
              launcher == "none" ? std::vector<std::string>{"none"} : backends) {
+          if (!can_start(launcher, backend)) {
+            continue;
+          }
           for (const int world_size : alone ? std::vector<int>{1} : group.world_sizes) {
             const bool largest = alone || world_size == group.world_sizes.back();
             if (settings.quick && !largest) {
@@ -295,7 +307,8 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
             }
             Configuration configuration = group.configuration(program, plan.device, world_size);
             configuration.launcher = launcher;
-            configuration.backend = backend;
+            configuration.backend =
+                backend.empty() ? default_backend(settings, plan, world_size) : backend;
             configuration.speedup = speedup;
             configuration.nodes = launcher == "srun" ? settings.nodes : 1;
             for (const Gradients& gradients :
@@ -407,10 +420,10 @@ Plan make_plan(const Settings& settings) {
   const std::vector<Workload> workloads = pick_workloads(settings);
   const std::vector<int> world_sizes = pick_world_sizes(settings, plan);
   find_launchers(settings, plan);
+  // An empty name: the default, which depends on the world size.
   const std::vector<std::string> backends =
-      settings.backends.empty() ? std::vector<std::string>{default_backend(settings, plan)}
-                                : settings.backends;
-  if (backends == std::vector<std::string>{"shm"}) {
+      settings.backends.empty() ? std::vector<std::string>{""} : settings.backends;
+  if (settings.backends.empty() && plan.device == "cpu" && settings.nodes == 1) {
     plan.not_run.push_back({"gloo", "shm is the default on one host; --backends shm,gloo adds it"});
   }
   for (const PeerVariant& peer : known_peers()) {
@@ -426,6 +439,17 @@ Plan make_plan(const Settings& settings) {
       left_out_torchrun = add_stages(group, programs, backends, plan) || left_out_torchrun;
       add_peers(group, backends, plan);
     }
+  }
+  if (contains(backends, "mpi")) {
+    const bool any = std::any_of(plan.configurations.begin(), plan.configurations.end(),
+                                 [](const Configuration& c) { return c.backend == "mpi"; });
+    if (!any) {
+      throw UsageError(
+          "--backends mpi: no stage is started by mpirun, expected mpirun in PATH and among "
+          "--launchers, and 04_ddp_launcher or 05_multinode among --stages");
+    }
+    plan.not_run.push_back(
+        {"mpi under other launchers than mpirun", "MPI joins only processes that mpirun started"});
   }
   if (left_out_torchrun && !settings.quick) {
     plan.not_run.push_back(

@@ -74,10 +74,6 @@ void check_benchmark_flag(const std::string& flag, Settings& settings) {
   }
 }
 
-void refuse(const std::string& what) {
-  throw UsageError(what + ": not available yet");
-}
-
 /// The file is written after minutes of work: better to know now that it cannot be.
 void check_output_file(const std::string& option, const std::string& file) {
   namespace fs = std::filesystem;
@@ -133,8 +129,10 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME,...")
       ->check(CLI::IsMember({"spawn", "torchrun", "mpirun", "srun"}))
       ->group(kWhat);
-  app.add_option("--backends", settings.backends,
-                 "shm, gloo, nccl (default: shm on CPUs of one host, else gloo; nccl on GPUs)")
+  app.add_option(
+         "--backends", settings.backends,
+         "shm, gloo, mpi (under mpirun only), hierarchical, nccl (default: shm on CPUs of one "
+         "host, hierarchical on several with several ranks each, else gloo; nccl on GPUs)")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group(kWhat);
@@ -266,11 +264,10 @@ Settings parse_settings(int argc, const char* const* argv) {
     check_benchmark_flag(flag, settings);
   }
   for (const std::string& backend : settings.backends) {
-    if (backend == "mpi") {
-      refuse("--backends " + backend);
-    }
-    if (backend != "gloo" && backend != "nccl" && backend != "shm") {
-      throw UsageError("--backends: expected gloo, shm or nccl, got \"" + backend + "\"");
+    const std::vector<std::string> known = {"gloo", "hierarchical", "mpi", "nccl", "shm"};
+    if (std::find(known.begin(), known.end(), backend) == known.end()) {
+      throw UsageError("--backends: expected gloo, hierarchical, mpi, shm or nccl, got \"" +
+                       backend + "\"");
     }
   }
   const bool srun_only = settings.launchers == std::vector<std::string>{"srun"};

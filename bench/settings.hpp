@@ -12,7 +12,7 @@ struct Settings {
   // What is compared. An empty list: bench decides.
   std::vector<std::string> stages;  ///< program names, or numbers: "03" is all of stage 03
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
-  std::vector<std::string> backends;  ///< "gloo", "shm", "nccl"
+  std::vector<std::string> backends;  ///< "gloo", "hierarchical", "mpi", "nccl", "shm"
   std::vector<std::string> peers;  ///< "pytorch"
   std::vector<std::string> models;  ///< "T", "S", "M", "L", "digits"
   std::vector<int> world_sizes;

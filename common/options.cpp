@@ -137,8 +137,10 @@ void add_devices(CLI::App& app, Options& options) {
               });
   group.choice("--bind", options.bind, {"none", "cores"}, {},
                "cores: each rank runs on its share of the cores and nowhere else");
-  group.choice("--backend", options.backend, {"auto", "nccl", "gloo", "shm"}, {"mpi"},
-               "what carries the collectives; auto: nccl on GPUs, else shm on one host, else gloo");
+  group.choice(
+      "--backend", options.backend, {"auto", "nccl", "gloo", "shm", "hierarchical", "mpi"}, {},
+      "what carries the collectives; auto: nccl on GPUs, else shm on one host, hierarchical "
+      "(shm and gloo) on several with several ranks each, else gloo; mpi: under mpirun");
   group.choice("--speedup", options.speedup, {"none", "fused", "graph"}, {},
                "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph");
   group.value("--bucket-mib", "MIB", "25",

@@ -297,8 +297,7 @@ TEST_CASE("choices") {
   check_refused({"50", "10", "--gradient-compression", "half"}, "none, bf16 or fp16");
   check_refused({"50", "10", "--dataset", "mnist"}, "synthetic, digits or fashion-mnist");
   for (const std::vector<std::string>& later :
-       std::vector<std::vector<std::string>>{{"--backend", "mpi"},
-                                             {"--batch-size", "auto"},
+       std::vector<std::vector<std::string>>{{"--batch-size", "auto"},
                                              {"--dataset", "a.safetensors"},
                                              {"--dataset", "a.csv"},
                                              {"--memory-limit", "1000"}}) {

@@ -3,22 +3,32 @@
 #include <cstdio>
 
 #include "common/backends/cuda_module.hpp"
+#include "common/backends/hierarchical.hpp"
+#include "common/backends/mpi.hpp"
+#include "common/backends/mpi_module.hpp"
 #include "common/backends/shm.hpp"
 #include "common/exit_codes.hpp"
 
 namespace ddp {
 namespace {
 
+/// Shared memory as far as it reaches.
 c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
-  if (options.num_nodes == 1) {
-    try {
+  const char* wanted = "shm";
+  try {
+    if (options.num_nodes == 1) {
       return make_shm_backend(store, options);
-    } catch (const shm::SegmentError& error) {
-      if (options.rank == 0) {
-        std::fprintf(stderr, "note: --backend auto uses gloo, because shm cannot be used: %s\n",
-                     error.what());
-      }
+    }
+    const Topology topology = find_topology(store, options);
+    if (has_two_levels(topology)) {
+      wanted = "hierarchical";
+      return make_hierarchical_backend(store, options, topology);
+    }
+  } catch (const shm::SegmentError& error) {
+    if (options.rank == 0) {
+      std::fprintf(stderr, "note: --backend auto uses gloo, because %s cannot be used: %s\n",
+                   wanted, error.what());
     }
   }
   return make_gloo_backend(store, options);
@@ -34,11 +44,21 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
     throw UsageError("--backend nccl: got device " + device.str() +
                      ", expected a CUDA device; use --backend shm or gloo");
   }
-  if (name == "shm" && !device.is_cpu()) {
-    throw UsageError("--backend shm: got device " + device.str() +
+  if ((name == "shm" || name == "hierarchical") && !device.is_cpu()) {
+    throw UsageError("--backend " + name + ": got device " + device.str() +
                      ", expected the CPU; use --backend nccl");
   }
   return name;
+}
+
+void check_launch(const std::string& name, const LaunchEnvironment& environment) {
+  if (name == "mpi") {
+    need_mpi_module();
+    const std::string problem = mpi_launch_problem(environment, process_getenv);
+    if (!problem.empty()) {
+      throw UsageError("--backend mpi: " + problem);
+    }
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
@@ -54,10 +74,22 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
       throw UsageError("--backend shm: " + std::string(error.what()) + "; use --backend gloo");
     }
   }
+  if (name == "hierarchical") {
+    try {
+      return make_hierarchical_backend(store, options, find_topology(store, options));
+    } catch (const shm::SegmentError& error) {
+      throw UsageError("--backend hierarchical: " + std::string(error.what()) +
+                       "; use --backend gloo");
+    }
+  }
   if (name == "gloo") {
     return make_gloo_backend(store, options);
   }
-  TORCH_CHECK(name == "nccl", "Expected backend auto, shm, gloo or nccl, got ", name);
+  if (name == "mpi") {
+    return make_mpi_backend(store, options);
+  }
+  TORCH_CHECK(name == "nccl", "Expected backend auto, shm, hierarchical, gloo, mpi or nccl, got ",
+              name);
   return cuda_module()->make_nccl_backend(store, options);
 }
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <string>
 
+#include "common/parallel/launch_environment.hpp"
+
 namespace ddp {
 
 struct BackendOptions {
@@ -23,9 +25,14 @@ struct BackendOptions {
 /// @throws UsageError if the backend cannot work on that device
 std::string resolve_backend(const std::string& name, const torch::Device& device);
 
+/// @throws UsageError if the processes of this launch cannot communicate in that way, or this build
+/// cannot. On all ranks alike, before they meet
+void check_launch(const std::string& name, const LaunchEnvironment& environment);
+
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
-/// @param name "auto" (shared memory if all ranks are on one host, else Gloo; all ranks agree, and
-/// rank 0 says on stderr why if one node cannot do it), "shm", "gloo" or "nccl"
+/// @param name "auto" (shared memory if all ranks are on one host, hierarchical if several hosts
+/// have several ranks each, else Gloo; all ranks agree, and rank 0 says on stderr why if memory
+/// cannot be shared), "shm", "hierarchical", "gloo", "mpi" or "nccl"
 /// @return its getBackendName() is never "auto"
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,

@@ -20,7 +20,7 @@ struct CudaModule {
 };
 
 /// Opens the module, once. @return nullptr if this build has none
-/// @throws Error (1) if it is there but cannot be opened
+/// @throws UsageError if it is there but cannot be opened
 const CudaModule* cuda_module();
 
 /// The name under which the module exports its table, and the type of that function.

@@ -103,12 +103,13 @@ WaitPolicy wait_policy(int world_size, int cpus) {
 }
 
 Barrier::Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-                 WaitPolicy policy, std::function<bool(int)> is_alive)
+                 WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names)
     : rank_(rank),
       pages_(std::move(pages)),
       timeout_(timeout),
       policy_(policy),
       is_alive_(std::move(is_alive)),
+      names_(std::move(names)),
       spins_(policy.most_spins) {
   pages_[static_cast<size_t>(rank_)]->pid = getpid();
 }
@@ -142,9 +143,8 @@ bool Barrier::begin(const Call& call) {
 
 void Barrier::fail_mismatch(int peer) {
   const Words& theirs = pages_[static_cast<size_t>(peer)]->progress.calls[sequence_ % 2];
-  const auto says = [](int rank, uint32_t sequence, const Call& call) {
-    return "rank " + std::to_string(rank) + " calls " + to_string(call) + " as collective " +
-           std::to_string(sequence);
+  const auto says = [this](int rank, uint32_t sequence, const Call& call) {
+    return name(rank) + " calls " + to_string(call) + " as collective " + std::to_string(sequence);
   };
   const std::string own_text = says(rank_, static_cast<uint32_t>(sequence_), call_);
   const std::string their_text = says(peer, theirs[0], unpack(theirs));
@@ -269,13 +269,15 @@ void Barrier::throw_if_failed() {
   if (failure.rank == rank_) {
     throw Error(ExitCode::kTrainingFailed, failure.reason.data());
   }
-  throw Error(ExitCode::kTrainingFailed,
-              "rank " + std::to_string(failure.rank) + " failed: " + failure.reason.data());
+  throw Error(ExitCode::kTrainingFailed, name(failure.rank) + " failed: " + failure.reason.data());
+}
+
+std::string Barrier::name(int rank) const {
+  return "rank " + std::to_string(names_.empty() ? rank : names_[static_cast<size_t>(rank)]);
 }
 
 std::string Barrier::describe(int peer) const {
-  return "rank " + std::to_string(peer) + " (pid " +
-         std::to_string(pages_[static_cast<size_t>(peer)]->pid) + ")";
+  return name(peer) + " (pid " + std::to_string(pages_[static_cast<size_t>(peer)]->pid) + ")";
 }
 
 std::string Barrier::current() const {

@@ -89,8 +89,10 @@ class Barrier {
  public:
   /// @param pages by rank, all zero at first; they must outlive this object
   /// @param is_alive false once that rank's process cannot come any more
+  /// @param names what messages call the ranks, where these are part of a larger job; empty: as
+  /// they are
   Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-          WaitPolicy policy, std::function<bool(int rank)> is_alive);
+          WaitPolicy policy, std::function<bool(int rank)> is_alive, std::vector<int> names = {});
   /// Whoever still waits for this rank learns that it has left.
   ~Barrier();
   Barrier(const Barrier&) = delete;
@@ -101,6 +103,9 @@ class Barrier {
   bool begin(const Call& call);
   /// Meets the others again, within the collective that begin() began.
   void meet();
+
+  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
 
   /// @param reason one line. Marks the job as failed and throws
   [[noreturn]] void fail(const std::string& reason);
@@ -120,6 +125,7 @@ class Barrier {
   void check_peers(Clock::time_point deadline);
   void throw_if_failed();
   [[noreturn]] void fail_mismatch(int peer);
+  std::string name(int rank) const;
   std::string describe(int peer) const;
   std::string current() const;
 
@@ -128,6 +134,7 @@ class Barrier {
   std::chrono::milliseconds timeout_;
   WaitPolicy policy_;
   std::function<bool(int)> is_alive_;
+  std::vector<int> names_;
   Call call_;
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;

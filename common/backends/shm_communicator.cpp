@@ -60,18 +60,20 @@ std::unique_ptr<Communicator> Communicator::connect(const Settings& settings,
   }
   const std::shared_ptr<Segment> segment = Segment::create(
       exchange, settings.rank, settings.world_size, part_bytes(settings.world_size), settings.ways);
-  auto communicator =
-      std::make_unique<Communicator>(settings.rank, segment->parts(), settings.timeout,
-                                     wait_policy(settings.world_size, count_cpus(identities)),
-                                     [segment](int peer) { return segment->is_held_by(peer); });
+  auto communicator = std::make_unique<Communicator>(
+      settings.rank, segment->parts(), settings.timeout,
+      wait_policy(settings.world_size, count_cpus(identities)),
+      [segment](int peer) { return segment->is_held_by(peer); }, settings.names);
   communicator->barrier();
   return communicator;
 }
 
 Communicator::Communicator(int rank, const std::vector<std::byte*>& parts,
                            std::chrono::milliseconds timeout, WaitPolicy policy,
-                           std::function<bool(int)> is_alive)
-    : parts_(parts), barrier_(rank, control_pages(parts), timeout, policy, std::move(is_alive)) {}
+                           std::function<bool(int)> is_alive, std::vector<int> names)
+    : parts_(parts),
+      barrier_(rank, control_pages(parts), timeout, policy, std::move(is_alive), std::move(names)) {
+}
 
 std::byte* Communicator::slot(int rank) const {
   return parts_[static_cast<size_t>(rank)] + kControlBytes + sequence() % 2 * kSlotBytes;

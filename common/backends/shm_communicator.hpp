@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/backends/communicator.hpp"
 #include "common/backends/shm_barrier.hpp"
 #include "common/backends/shm_host.hpp"
 #include "common/backends/shm_segment.hpp"
@@ -25,9 +26,8 @@ namespace ddp::shm {
 /// Whoever combines does so in the order of the ranks, so all ranks hold the same bits, in every
 /// run.
 ///
-/// The calling thread does the work: with a rank on every core there is none left for a helper. A
-/// call returns when its result is there, and must not be made by two threads at a time.
-class Communicator {
+/// The calling thread does the work: with a rank on every core there is none left for a helper.
+class Communicator : public ddp::Communicator {
  public:
   static constexpr size_t kSlotBytes = 8192;
 
@@ -37,6 +37,7 @@ class Communicator {
     std::chrono::milliseconds timeout{120000};  ///< of every wait for another rank
     HostIdentity identity = read_host_identity();
     std::vector<Sharing> ways = {Sharing::kDescriptor, Sharing::kName};
+    std::vector<int> names = {};  ///< what messages call the ranks; empty: as they are
   };
 
   /// Collective. Blocks until all ranks are there.
@@ -46,34 +47,35 @@ class Communicator {
 
   /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero
   Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
-               WaitPolicy policy, std::function<bool(int)> is_alive);
+               WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names = {});
   static size_t part_bytes(int world_size);
 
-  int rank() const noexcept { return barrier_.rank(); }
-  int world_size() const noexcept { return barrier_.world_size(); }
-  uint64_t sequence() const noexcept { return barrier_.sequence(); }
+  int rank() const noexcept override { return barrier_.rank(); }
+  int world_size() const noexcept override { return barrier_.world_size(); }
+  uint64_t sequence() const noexcept override { return barrier_.sequence(); }
 
-  // Every rank must make the same calls in the same order; see Barrier for what happens otherwise.
+  std::chrono::milliseconds timeout() const noexcept { return barrier_.timeout(); }
+  /// For the waits that follow, of this rank alone.
+  void set_timeout(std::chrono::milliseconds timeout) noexcept { barrier_.set_timeout(timeout); }
 
-  void barrier();
-  void all_reduce(void* data, size_t count, DType dtype, ReduceOp op);
-  void broadcast(void* data, size_t count, DType dtype, int root);
-  /// @param outputs one of `count` elements for each rank; any alignment
-  void all_gather(const void* input, void* const* outputs, size_t count, DType dtype);
-  /// The same with a size for each rank. @param counts by rank, the same on all ranks; may be 0
-  void all_gather(const void* input, void* const* outputs, const size_t* counts, DType dtype);
-  /// @param outputs as above on `root`, ignored elsewhere
-  void gather(const void* input, void* const* outputs, size_t count, DType dtype, int root);
-  /// @param inputs one of `count` elements for each rank: rank r's output combines the inputs[r]
+  // Calls that differ between the ranks are refused: see Barrier.
+
+  void barrier() override;
+  void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) override;
+  void broadcast(void* data, size_t count, DType dtype, int root) override;
+  void all_gather(const void* input, void* const* outputs, size_t count, DType dtype) override;
+  void all_gather(const void* input, void* const* outputs, const size_t* counts,
+                  DType dtype) override;
+  void gather(const void* input, void* const* outputs, size_t count, DType dtype,
+              int root) override;
   void reduce_scatter(const void* const* inputs, void* output, size_t count, DType dtype,
-                      ReduceOp op);
-  /// The same with a size for each rank. @param counts as above
+                      ReduceOp op) override;
   void reduce_scatter(const void* const* inputs, void* output, const size_t* counts, DType dtype,
-                      ReduceOp op);
+                      ReduceOp op) override;
 
-  /// Collective: memory that all_reduce() works on in place. It may outlive this object.
+  bool has_average() const noexcept override { return true; }
   /// @return nullptr on all ranks if their sizes differ or there is no memory to share
-  std::shared_ptr<void> allocate(size_t bytes);
+  std::shared_ptr<void> allocate(size_t bytes) override;
   /// Makes memory that is shared already known as a region. @param parts by rank
   void add_region(const std::vector<std::byte*>& parts, size_t bytes,
                   std::weak_ptr<const void> owner);

@@ -439,6 +439,7 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
                                 const torch::Device& device) {
   const std::chrono::milliseconds timeout = timeout_of(options);
   const std::string name = resolve_backend(options.backend, device);
+  check_launch(name, environment);
   const std::string interface = wanted_interface(options);
   if (!interface.empty()) {
     address_of_interface(interface);  // a wrong name is refused before anyone waits

@@ -1,6 +1,6 @@
-#include "common/backends/shm_types.hpp"
+#include "common/backends/collective_types.hpp"
 
-namespace ddp::shm {
+namespace ddp {
 
 size_t element_bytes(DType dtype) {
   switch (dtype) {
@@ -66,4 +66,4 @@ bool is_supported(DType dtype, ReduceOp op) {
          dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-}  // namespace ddp::shm
+}  // namespace ddp

@@ -1,0 +1,130 @@
+// Two levels: ranks that pretend to be on several hosts.
+#include "common/backends/hierarchical.hpp"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "tests/catch.hpp"
+#include "tests/support/collective_checks.hpp"
+
+namespace {
+
+using Body = std::function<void(int rank, c10d::Backend& backend)>;
+
+/// @return what each rank threw, or nothing
+std::vector<std::string> run_on_hosts(
+    const std::vector<std::string>& host_of_rank, const Body& body,
+    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  // c10d's flight recorder is one object for the process and not made for ranks that are threads.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto world_size = static_cast<int>(host_of_rank.size());
+  std::vector<std::string> messages(host_of_rank.size());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::string& message = messages[static_cast<size_t>(rank)];
+      try {
+        at::init_num_threads();
+        ddp::shm::HostIdentity identity = ddp::shm::read_host_identity();
+        identity.host_name = host_of_rank[static_cast<size_t>(rank)];
+        const ddp::BackendOptions options{rank, world_size, torch::kCPU, timeout, "127.0.0.1", 2};
+        const ddp::Topology topology = ddp::find_topology(store, options, identity);
+        const auto backend = ddp::make_hierarchical_backend(store, options, topology, identity);
+        TORCH_CHECK(backend->getBackendName() == "hierarchical");
+        body(rank, *backend);
+      } catch (const c10::Error& error) {
+        message = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        message = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return messages;
+}
+
+ddp::shm::HostIdentity host(const std::string& name) {
+  return {.host_name = name, .boot_id = "b", .shm_device = 1, .cpus = {}};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("ranks are grouped by host, in whatever order they come") {
+  const std::vector<ddp::shm::HostIdentity> round = {host("a"), host("b"), host("a"), host("b"),
+                                                     host("a")};
+  const ddp::Topology topology = ddp::group_by_host(round, 3);
+  CHECK(topology.hosts == std::vector<std::vector<int>>{{0, 2, 4}, {1, 3}});
+  CHECK(topology.host == 1);
+  CHECK(topology.local_rank == 1);
+  CHECK(topology.local_world_size() == 2);
+  CHECK(topology.leader() == 1);
+  CHECK(ddp::has_two_levels(topology));
+  CHECK_FALSE(ddp::has_two_levels(ddp::group_by_host({host("a"), host("a"), host("b")}, 0)));
+  CHECK_FALSE(ddp::has_two_levels(ddp::group_by_host({host("a"), host("a")}, 0)));
+}
+
+TEST_CASE("every collective of every type is right, however the ranks are spread") {
+  at::set_num_threads(1);
+  const std::vector<std::vector<std::string>> spreads = {
+      {"a"},           {"a", "a"},           {"a", "b"},
+      {"a", "b", "a"}, {"a", "a", "b", "b"}, {"a", "b", "b", "c", "a", "b", "b", "c"}};
+  for (const std::vector<std::string>& spread : spreads) {
+    std::vector<int> counts(spread.size());
+    const std::vector<std::string> messages =
+        run_on_hosts(spread, [&](int rank, c10d::Backend& backend) {
+          counts[static_cast<size_t>(rank)] = ddp::test::check_collectives(backend);
+          backend.shutdown();
+        });
+    for (size_t rank = 0; rank < spread.size(); ++rank) {
+      INFO(spread.size() << " ranks, rank " << rank);
+      CHECK(messages[rank] == "");
+      CHECK(counts[rank] >= 200);
+    }
+  }
+}
+
+TEST_CASE("a rank that hangs is named by its number in the job, and all hosts end") {
+  const std::vector<std::string> messages = run_on_hosts(
+      {"a", "a", "b", "b"},
+      [](int rank, c10d::Backend& backend) {
+        std::vector<torch::Tensor> tensors{torch::ones({100})};
+        backend.allreduce(tensors)->wait();
+        if (rank == 3) {
+          std::this_thread::sleep_for(std::chrono::seconds(4));
+        }
+        backend.allreduce(tensors)->wait();
+      },
+      std::chrono::seconds(1));
+  for (const int rank : {0, 1, 2}) {
+    INFO(rank << ": " << messages[static_cast<size_t>(rank)]);
+    CHECK_FALSE(messages[static_cast<size_t>(rank)].empty());
+  }
+  CHECK(contains(messages[0], "all_reduce between the hosts"));
+  CHECK(contains(messages[1], "rank 0 (pid "));
+  CHECK(contains(messages[2], "rank 3 (pid "));
+  CHECK(contains(messages[2], "did not arrive within 1 s"));
+}
+
+TEST_CASE("calls that differ within a host are refused with the ranks' numbers in the job") {
+  const std::vector<std::string> messages = run_on_hosts(
+      {"a", "a", "b", "b"},
+      [](int rank, c10d::Backend& backend) {
+        std::vector<torch::Tensor> tensors{torch::ones({rank == 3 ? 10 : 20})};
+        backend.allreduce(tensors)->wait();
+      },
+      std::chrono::seconds(2));
+  CHECK(contains(messages[2], "rank 2 calls all_reduce sum of 20 float32"));
+  CHECK(contains(messages[2], "rank 3 calls all_reduce sum of 10 float32"));
+  CHECK_FALSE(messages[0].empty());
+}
