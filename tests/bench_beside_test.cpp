@@ -142,7 +142,7 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     const json document = json::parse(result.out);
     check_report(document);
     const json run = run_of(document, "05_multinode");
-    CHECK(run.at("name") == "T/weak/05_multinode/srun/gloo/nodes:2/ranks:4");
+    CHECK(run.at("name") == "T/weak/05_multinode/srun/hierarchical/nodes:2/ranks:4");
     CHECK(run.at("nodes") == 2);
     CHECK(run.at("world_size") == 4);
     CHECK(run.at("launcher") == "srun");
