@@ -93,7 +93,7 @@ class TwoHosts(unittest.TestCase):
         return digest, used
 
     def test_weights_and_bits(self):
-        for per_host in [(1, 1), (2, 2), (3, 3)]:
+        for per_host in [(1, 1), (2, 1), (2, 2), (3, 3), (4, 4)]:
             with self.subTest(per_host=per_host):
                 digest, used = self.run_job("hierarchical", per_host)
                 self.assertEqual(used, "hierarchical")

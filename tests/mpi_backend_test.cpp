@@ -127,7 +127,7 @@ TEST_CASE("stages end on stage 01's weights, at world size 2 with the bits of sh
   };
   const Last reference = last_line(run_program(command("01_single_gpu", "auto"), run_options()));
   for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
-    for (const int world_size : {1, 2, 3, 4}) {
+    for (const int world_size : {1, 2, 3, 4, 8}) {
       INFO(program << ", world size " << world_size);
       const Last last = last_line(mpirun(world_size, command(program, "mpi")));
       const double moved = std::stod(reference.moved);
