@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The README's performance tables, from a report of bench and a sweep of bench_micro.
 
-usage: performance_table.py REPORT.json [SWEEP.json]
+usage: performance_table.py REPORT.json [SWEEP.json...]
 
-Every ratio of step times is the report's own, the median of paired runs of one session; n/v where its control gave no verdict.
+Every ratio of step times is the report's own, the median of paired runs of one session. The last line says how far equal commands were
+apart in that session: ratios are not known any better.
 """
 
 import json
@@ -17,6 +18,8 @@ class Report:
     def __init__(self, document):
         scaling = document["ddp_scaling"]
         self.runs = [run for run in scaling["runs"] if run["kind"] in ("stage", "peer") and not run["error"]]
+        self.controls = [(entry["a"], entry["ratio_median"]) for entry in scaling["comparisons"]
+                         if entry["kind"] == "control" and entry["ratio_median"] is not None]
         self.ratios = {(entry["a"], entry["b"]): entry["ratio_median"] for entry in scaling["comparisons"]}
 
     def best(self, model, **wanted):
@@ -90,16 +93,22 @@ def print_table(head, rows):
 def main():
     report = Report(json.load(open(sys.argv[1])))
     print_table(["two ranks", *MODELS], rows_of(report))
-    if len(sys.argv) > 2:
-        print()
-        times = {}
-        for entry in json.load(open(sys.argv[2]))["benchmarks"]:
+    times = {}
+    for sweep in sys.argv[2:]:
+        for entry in json.load(open(sweep))["benchmarks"]:
             suite, backend, *_ = entry["name"].split("/")
             if suite == "all_reduce":
                 times[backend, int(entry["bytes"])] = entry["time_us_median"]
-        for other in sorted({backend for backend, _ in times} - {"shm"}):
-            print_table([f"shm / {other}", *(name for _, name in SIZES)], [("all-reduce alone", [
-                times["shm", size] / times[other, size] if {("shm", size), (other, size)} <= times.keys() else None for size, _ in SIZES])])
+    others = sorted({backend for backend, _ in times} - {"shm"})
+    if others:
+        print()
+        print_table(["all-reduce alone", *(name for _, name in SIZES)], [
+            (f"shm / {other}", [times["shm", size] / times[other, size] if {("shm", size), (other, size)} <= times.keys() else None
+                                for size, _ in SIZES]) for other in others])
+    for backend, names in (("gloo", "over Gloo"), (None, "else")):
+        apart = [abs(ratio - 1) for name, ratio in report.controls if ("/gloo/" in name) == (backend == "gloo")]
+        if apart:
+            print(f"\nEqual commands {names} differed by up to {100 * max(apart):.0f} %.")
 
 
 if __name__ == "__main__":
