@@ -105,10 +105,23 @@ Communicator& HostBackend::communicator() {
 }
 
 void HostBackend::check_tensor(const char* operation, const at::Tensor& tensor) const {
-  const bool staged = tensors_ == Tensors::kStaged && tensor.device().is_cuda();
+  const bool staged = tensors_ != Tensors::kCpu && tensor.device().is_cuda();
   TORCH_CHECK((tensor.device().is_cpu() || staged) && tensor.layout() == at::kStrided, prefix_,
               "Expected ", operation, " of a dense CPU tensor, got ", tensor.toString(), " on ",
               tensor.device());
+}
+
+at::Tensor HostBackend::summable(const at::Tensor& tensor) const {
+  // Other types have sums of our own making, for memory of the host.
+  const bool is_direct =
+      tensors_ == Tensors::kDirect && tensor.is_cuda() && tensor.is_contiguous() &&
+      (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
+  if (!is_direct) {
+    return on_host(tensor);
+  }
+  // The communicator knows nothing of streams: what is to be summed must be there.
+  c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+  return tensor;
 }
 
 const at::Tensor& HostBackend::only(const char* operation,
@@ -189,7 +202,7 @@ c10::intrusive_ptr<c10d::Work> HostBackend::allreduce(std::vector<at::Tensor>& t
   const at::Tensor& tensor = only("all_reduce", tensors);
   const std::lock_guard<std::mutex> lock(mutex_);
   const Reduction reduction = reducible("all_reduce", tensor, options.reduceOp);
-  const at::Tensor data = on_host(tensor);
+  const at::Tensor data = summable(tensor);
   communicator().all_reduce(data.data_ptr(), static_cast<size_t>(data.numel()), reduction.dtype,
                             reduction.op);
   if (reduction.divides) {

@@ -19,6 +19,7 @@ class HostBackend : public c10d::Backend {
   enum class Tensors {
     kCpu,
     kStaged,  ///< those of a GPU too: copied to the host and back
+    kDirect,  ///< the same, but sums of float and double are left to the communicator
   };
   /// @param name as --backend has it
   HostBackend(std::string name, std::unique_ptr<Communicator> communicator,
@@ -67,6 +68,8 @@ class HostBackend : public c10d::Backend {
                        const at::Tensor& other) const;
   void check_same_form(const char* operation, const at::Tensor& tensor,
                        const at::Tensor& other) const;
+  /// Memory that the communicator can sum in: the tensor itself, or a copy on the host.
+  at::Tensor summable(const at::Tensor& tensor) const;
   const at::Tensor& only(const char* operation, const std::vector<at::Tensor>& tensors) const;
   Reduction reducible(const char* operation, const at::Tensor& tensor,
                       const c10d::ReduceOp& reduce_op);

@@ -1,5 +1,8 @@
 // libddp_mpi.so: MPI's beginning and end.
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // Open MPI's
+#endif
 
 #include <array>
 #include <cstdlib>
@@ -71,6 +74,14 @@ std::unique_ptr<Communicator> connect(const MpiSettings& settings) {
   return std::make_unique<CountedCommunicator>(settings);
 }
 
+bool is_cuda_aware() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
 std::string version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
@@ -83,6 +94,8 @@ std::string version() {
 }  // namespace ddp::mpi
 
 extern "C" const ddp::MpiModule* ddp_mpi_module() {
-  static const ddp::MpiModule module{.connect = ddp::mpi::connect, .version = ddp::mpi::version};
+  static const ddp::MpiModule module{.connect = ddp::mpi::connect,
+                                     .version = ddp::mpi::version,
+                                     .is_cuda_aware = ddp::mpi::is_cuda_aware};
   return &module;
 }

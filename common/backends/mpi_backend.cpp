@@ -64,13 +64,14 @@ const MpiModule& need_mpi_module() {
 
 c10::intrusive_ptr<c10d::Backend> make_mpi_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
+  const MpiModule& module = need_mpi_module();
+  auto communicator = module.connect({.rank = options.rank,
+                                      .world_size = options.world_size,
+                                      .timeout = options.timeout,
+                                      .notes = notes_in(store)});
   return c10::make_intrusive<HostBackend>(
-      "mpi",
-      need_mpi_module().connect({.rank = options.rank,
-                                 .world_size = options.world_size,
-                                 .timeout = options.timeout,
-                                 .notes = notes_in(store)}),
-      HostBackend::Tensors::kStaged);
+      "mpi", std::move(communicator),
+      module.is_cuda_aware() ? HostBackend::Tensors::kDirect : HostBackend::Tensors::kStaged);
 }
 
 }  // namespace ddp

@@ -32,6 +32,8 @@ struct MpiModule {
   std::unique_ptr<Communicator> (*connect)(const MpiSettings& settings);
   /// One line, "Open MPI v4.1.4, ...".
   std::string (*version)();
+  /// Whether MPI takes pointers to a GPU's memory.
+  bool (*is_cuda_aware)();
 };
 
 /// Opens the module, once. @return nullptr if this build has none
