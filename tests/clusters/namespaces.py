@@ -7,11 +7,22 @@ namespace, so nothing is left, however the test ends, and two tests at the same 
 
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
 _MARK = "DDP_TEST_NAMESPACE"
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _own(folder):
+    """A shell command that gives a mount namespace an empty `folder` of its own, in which the checkout stays if it lies there."""
+    command = f"mount -t tmpfs none {folder}"
+    if not CHECKOUT.is_relative_to(folder):
+        return command
+    checkout = shlex.quote(str(CHECKOUT))
+    return f"mount --bind {checkout} /mnt && {command} && mkdir -p {checkout} && mount --move /mnt {checkout}"
 
 
 def enter(host_name):
@@ -27,7 +38,7 @@ def enter(host_name):
     run("ip", "link", "set", "lo", "up")
     # Seen by the test alone, and gone with it: state, and the network namespaces' names.
     for folder in ("/var/tmp", "/run"):
-        run("mount", "-t", "tmpfs", "none", folder)
+        run("sh", "-c", _own(folder))
     pathlib.Path("/run/netns").mkdir()
 
 
@@ -69,7 +80,7 @@ class Host:
 
     def command(self, program):
         """`program`, a shell command, on this host. Not `ip netns exec`: it mounts /sys anew, without the cgroups."""
-        setup = f"hostname {self.name}; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; "
+        setup = f"hostname {self.name}; {_own('/tmp')}; {_own('/dev/shm')}; "
         return ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "bash", "-c", f"{setup} {program}"]
 
 
