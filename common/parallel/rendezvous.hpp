@@ -1,0 +1,42 @@
+// common/parallel/rendezvous.hpp - the ranks of a job find each other at a store.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+#include "common/parallel/launch_environment.hpp"
+
+namespace ddp {
+
+/// The store at which all ranks have met: this job's part of it, and where it is reached.
+struct Rendezvous {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string host;  ///< empty if nobody else needs to reach it
+  int port = 0;
+};
+
+/// Serves the store that `environment` names or connects to it, and waits there for all ranks.
+/// @param interface for rank 0 of several hosts, the network to serve it on; empty: what leads to
+/// the other hosts
+/// @throws TransientError naming the missing ranks, or the port that is taken
+/// @throws UsageError if a host name cannot be resolved
+Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
+                      std::chrono::milliseconds timeout);
+
+/// This host's address for its peers. On one host loopback will do, and reaches no other machine.
+/// On several it is the address of the wanted interface, or that by which this host reaches the
+/// store. Collective.
+std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
+                              const Rendezvous& meeting);
+
+/// Waits until every rank is here, and keeps rank 0, who may serve the store, until all others have
+/// seen that.
+void depart(c10d::Store& store, int rank, int world_size);
+
+void set_text(c10d::Store& store, const std::string& key, const std::string& text);
+/// Waits for it. @throws c10::Error when the store's timeout has passed
+std::string get_text(c10d::Store& store, const std::string& key);
+
+}  // namespace ddp
