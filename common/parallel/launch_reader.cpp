@@ -101,6 +101,11 @@ void LaunchReader::set_identity(const Sourced& rank, const Sourced& world_size,
                      std::to_string(world_size.value) + ")");
   }
   require_below(local_rank, local_world_size);
+  // Every launcher counts the ranks of a node in the order of their global ranks.
+  if (rank.value < local_rank.value) {
+    throw UsageError(rank.source + ": got " + std::to_string(rank.value) + ", expected at least " +
+                     local_rank.source + " (" + std::to_string(local_rank.value) + ")");
+  }
   found_.rank = rank.value;
   found_.world_size = world_size.value;
   found_.local_rank = local_rank.value;

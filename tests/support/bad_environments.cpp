@@ -273,6 +273,17 @@ std::vector<BadEnvironment> contradictory_environments() {
       {with(kCondor, {{"DDP_JOB_ID", ""}}), "DDP_JOB_ID"},
       {{{"PMI_SIZE", "4"}, {"PMI_RANK", "1"}}, "PMI_SIZE"},
       {{{"MV2_COMM_WORLD_SIZE", "2"}}, "MV2_COMM_WORLD_SIZE"},
+      // More ranks before it on its node than there are at all.
+      {with(kTorchrun, {{"RANK", "0"}}), "RANK"},
+      {with(kTorchrun, {{"RANK", "0"}}), "LOCAL_RANK"},
+      {with(kPlain, {{"RANK", "0"}, {"LOCAL_RANK", "1"}}), "RANK"},
+      {with(kPlain, {{"RANK", "0"}, {"LOCAL_RANK", "1"}}), "LOCAL_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}}), "OMPI_COMM_WORLD_LOCAL_RANK"},
+      {with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"}}),
+       "SLURM_PROCID"},
+      {with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "0"}}),
+       "SLURM_LOCALID"},
       // Two launchers that count alike, and know this process by different numbers.
       {with(kPlain, {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "0"}}),
        "SLURM_PROCID"},
