@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -19,6 +21,7 @@ using ddp::test::run_program;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
 using ddp::test::Variables;
+using ddp::test::with;
 
 const std::string kBin = std::string(DDP_BIN_DIR) + "/";
 const std::string kLimiter = DDP_WITHOUT_SOCKETS;
@@ -133,4 +136,31 @@ TEST_CASE("a good environment does come to the socket, and the limit does see it
   CHECK(start(kDdpEnv, good)->wait().exit_code == 0);
   CHECK(start(kStage04, good)->wait().signal == SIGSYS);
   CHECK(start(kStage05, good)->wait().signal == SIGSYS);
+}
+
+TEST_CASE("a stage in a batch script that no srun has started says so, and trains") {
+  namespace fs = std::filesystem;
+  const std::string note =
+      ": note: SLURM_NTASKS is 4, but this process is in no step of the job and trains alone; "
+      "start me with srun\n";
+  const Variables batch = {{"SLURM_JOB_ID", "5"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}};
+  std::string name = (fs::temp_directory_path() / "ddp-batch-XXXXXX").string();
+  RunOptions options;
+  options.cwd = mkdtemp(name.data());
+  options.clear_environment = true;
+  for (const std::string program : {"04_ddp_launcher", "05_multinode", "01_single_gpu"}) {
+    const bool wants_launcher = program != "01_single_gpu";
+    for (const Variables& variables : {batch, with(batch, {{"SLURM_NTASKS", "1"}})}) {
+      options.environment = {variables.begin(), variables.end()};
+      if (variables.at("SLURM_NTASKS") == "1") {
+        options.environment["SLURM_NNODES"] = "1";
+      }
+      const RunResult result = run_program({kBin + program, "1", "1", "--quiet"}, options);
+      INFO(program << ": " << result.err);
+      CHECK(result.exit_code == 0);
+      const bool told = wants_launcher && variables == batch;
+      CHECK(result.err == (told ? program + note : ""));
+    }
+  }
+  fs::remove_all(options.cwd);
 }

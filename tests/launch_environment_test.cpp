@@ -236,6 +236,8 @@ TEST_CASE("Open MPI") {
     const Variables round =
         with(two_nodes, {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
     CHECK(read(round).node_rank == 0);
+    // A local rank may be as high as the global one, on the first node.
+    CHECK(read(with(round, {{"OMPI_COMM_WORLD_RANK", "1"}})).local_rank == 1);
     check_refused(without(two_nodes, {"MASTER_ADDR", "MASTER_PORT"}), "-x MASTER_ADDR");
   }
   SECTION("WORLD_SIZE may be exported too, if it agrees") {
@@ -288,6 +290,13 @@ TEST_CASE("a Slurm step") {
     CHECK(batch.world_size == 1);
     CHECK(read(with(without(kSlurm, {"SLURM_STEP_ID"}), {{"SLURM_RESTART_COUNT", "1"}}))
               .restart_count == 1);
+    // Its tasks would each train alone: whoever runs a stage there is told.
+    CHECK(batch.note.find("SLURM_NTASKS is 8") == 0);
+    CHECK(read({{"SLURM_JOB_ID", "12"}, {"SLURM_NNODES", "2"}}).note.find("SLURM_NNODES is 2") ==
+          0);
+    CHECK(read({{"SLURM_JOB_ID", "12"}, {"SLURM_NTASKS", "1"}, {"SLURM_NNODES", "1"}}).note == "");
+    CHECK(read({{"SLURM_NTASKS", "8"}}).note == "");
+    CHECK(environment.note == "");
   }
   SECTION("an old or small step without SLURM_STEP_* counts") {
     const auto job =

@@ -155,6 +155,14 @@ void LaunchReader::read_alone() {
   }
   if (set("SLURM_JOB_ID")) {
     record("note", "a Slurm job, but no step: srun starts its tasks", "SLURM_JOB_ID");
+    for (const char* const name : {"SLURM_NTASKS", "SLURM_NNODES"}) {
+      const std::optional<Sourced> size = number(name, 1);
+      if (size && size->value > 1 && found_.note.empty()) {
+        found_.note = std::string(name) + " is " + std::to_string(size->value) +
+                      ", but this process is in no step of the job and trains alone; start me "
+                      "with srun";
+      }
+    }
     add_restarts("SLURM_RESTART_COUNT");
   }
 }

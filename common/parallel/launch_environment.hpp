@@ -47,6 +47,7 @@ struct LaunchEnvironment {
   int restart_count = 0;  ///< > 0: the launcher started this job before
   StoreLocation store;
   std::vector<Evidence> evidence;
+  std::string note;  ///< for a program that a launcher should start: why this process is alone
 };
 
 /// Looks a variable up; std::nullopt if unset. Tests pass a table instead of the process's

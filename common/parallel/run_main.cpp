@@ -123,6 +123,9 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
                        " is one process, expected it to be started once; use 04_ddp_launcher "
                        "under torchrun, mpirun or srun");
     }
+    if (launch == Launch::kLauncher && !environment.note.empty()) {
+      std::cerr << options.program + ": note: " + environment.note + "\n";
+    }
     resolve_batch_per_rank(options, environment.world_size);
     remember_user_signals();
     if (environment.launcher == "slurm") {
