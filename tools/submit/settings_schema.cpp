@@ -205,7 +205,7 @@ class Reader {
     for (const auto& [name, store] : keys) {
       names.push_back(name);
     }
-    const std::string start = position(file_, node) + "unknown key " + quote(prefix + node.key);
+    const std::string start = key_position(file_, node) + "unknown key " + quote(prefix + node.key);
     if (const auto home = kHomes.find(node.key); home != kHomes.end()) {
       throw UsageError(start + ", expected " + home->second);
     }

@@ -21,9 +21,12 @@ constexpr std::size_t kDeepest = 8;
 // is in a value.
 constexpr std::string_view kEnd = "# The end of the settings, of 4f1d0c6e.";
 
+std::string place(const std::string& file, int line, int column) {
+  return quote_path(file) + ":" + std::to_string(line) + ":" + std::to_string(column) + ": ";
+}
+
 [[noreturn]] void refuse(const std::string& file, int line, int column, const std::string& what) {
-  throw UsageError(quote_path(file) + ":" + std::to_string(line) + ":" + std::to_string(column) +
-                   ": " + what);
+  throw UsageError(place(file, line, column) + what);
 }
 
 /// What yaml-cpp would let through or report without a position.
@@ -180,6 +183,8 @@ class TreeBuilder : public YAML::EventHandler {
         node.column = level.key.column;
       }
       node.key = level.key.text;
+      node.key_line = level.key.line;
+      node.key_column = level.key.column;
       level.has_key = false;
       level.node.children.push_back(std::move(node));
     }
@@ -194,8 +199,8 @@ class TreeBuilder : public YAML::EventHandler {
     }
     for (const YamlNode& sibling : level.node.children) {
       if (sibling.key == key.text) {
-        refuse(key, quote(key.text) + " was given before, in line " + std::to_string(sibling.line) +
-                        ", expected every key once");
+        refuse(key, quote(key.text) + " was given before, in line " +
+                        std::to_string(sibling.key_line) + ", expected every key once");
       }
     }
     level.key = std::move(key);
@@ -236,8 +241,11 @@ YamlNode read_yaml(const std::string& file, std::string_view text) {
 }
 
 std::string position(const std::string& file, const YamlNode& node) {
-  return quote_path(file) + ":" + std::to_string(node.line) + ":" + std::to_string(node.column) +
-         ": ";
+  return place(file, node.line, node.column);
+}
+
+std::string key_position(const std::string& file, const YamlNode& node) {
+  return place(file, node.key_line, node.key_column);
 }
 
 }  // namespace ddp::submit

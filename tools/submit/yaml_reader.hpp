@@ -17,6 +17,8 @@ struct YamlNode {
   int line = 1;  ///< 1-based
   int column = 1;  ///< 1-based, in bytes
   std::string key;  ///< in a map: what the value is called
+  int key_line = 1;  ///< where that stands
+  int key_column = 1;
   std::string text;  ///< of a scalar
   bool quoted = false;  ///< the scalar stands in quotes or in a block, so it is text
   std::vector<YamlNode> children;  ///< of a sequence or a map, in order
@@ -30,7 +32,8 @@ struct YamlNode {
 /// @throws UsageError
 YamlNode read_yaml(const std::string& file, std::string_view text);
 
-/// "settings.yaml:3:5: "
+/// "settings.yaml:3:5: ", of a value and of its key
 std::string position(const std::string& file, const YamlNode& node);
+std::string key_position(const std::string& file, const YamlNode& node);
 
 }  // namespace ddp::submit
