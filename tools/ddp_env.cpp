@@ -5,32 +5,43 @@
 
 #include "common/exit_codes.hpp"
 #include "common/parallel/launch_environment.hpp"
+#include "common/parallel/run_main.hpp"
 #include "common/parse.hpp"
 
-int main(int argc, char** argv) {
-  const std::string usage =
-      "Usage: ddp-env [--json]\n"
-      "Prints the rank, world size and store that a stage would find in this environment, and "
-      "why.\n"
-      "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
-      "Exit codes: 0 found, 2 the environment contradicts itself.\n";
-  try {
-    bool json = false;
-    for (int i = 1; i < argc; ++i) {
-      const std::string_view argument = argv[i];
-      if (argument == "--help" || argument == "-h") {
-        std::cout << usage;
-        return 0;
-      }
-      if (argument != "--json") {
-        throw ddp::UsageError("got " + ddp::quote(argument) + ", expected --json or nothing");
-      }
-      json = true;
+namespace {
+
+constexpr const char* kVersion = "ddp-env " DDP_VERSION "\n";
+constexpr const char* kUsage =
+    "Usage: ddp-env [--json]\n"
+    "Prints the rank, world size and store that a stage would find in this environment, and why.\n"
+    "Also: --version, --help.\n"
+    "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
+    "Exit codes: 0 found, 1 stdout cannot be written, 2 the environment contradicts itself.\n";
+
+std::string answer(int argc, char** argv) {
+  bool json = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--help" || argument == "-h") {
+      return kUsage;
     }
-    std::cout << ddp::describe(ddp::read_launch_environment(ddp::Options()), json) << std::flush;
-    return std::cout.good() ? 0 : static_cast<int>(ddp::ExitCode::kTrainingFailed);
-  } catch (const ddp::Error& error) {
-    std::cerr << std::string("ddp-env: error: ") + error.what() + "\n";
-    return static_cast<int>(error.code());
+    if (argument == "--version") {
+      return kVersion;
+    }
+    if (argument != "--json") {
+      throw ddp::UsageError("got " + ddp::quote(argument) +
+                            ", expected --json, --version, --help or nothing");
+    }
+    json = true;
   }
+  return ddp::describe(ddp::read_launch_environment(ddp::Options()), json);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::internal::guarded(argc, argv, [argc, argv](std::string&) {
+    std::cout << answer(argc, argv);
+    return static_cast<int>(ddp::ExitCode::kDone);
+  });
 }

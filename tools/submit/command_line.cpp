@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -116,12 +115,15 @@ std::vector<std::string> check_names(const CLI::App& app, const std::vector<std:
   return arguments;
 }
 
+struct Answered {};  // what --help and --version end with
+
 void parse(CLI::App& app, std::vector<std::string> arguments) {
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
     app.parse(arguments);
   } catch (const CLI::Success& help_or_version) {
-    std::exit(app.exit(help_or_version));
+    app.exit(help_or_version);
+    throw Answered();
   } catch (const CLI::ParseError& error) {
     std::string text = error.what();
     std::replace(text.begin(), text.end(), '\n', ' ');
@@ -244,7 +246,7 @@ void parse_tracking(CLI::App& app, const std::vector<std::string>& given, Comman
 
 }  // namespace
 
-CommandLine parse_command_line(int argc, const char* const* argv) {
+std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
   std::vector<std::string> given(argv + 1, argv + argc);
   CommandLine line;
   const auto end = std::find(given.begin(), given.end(), "--");
@@ -275,14 +277,13 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App app(action_text(line.action), name);
   app.set_version_flag("--version", std::string(kVersion));
   app.get_formatter()->column_width(40);
-  if (line.action == Action::kSubmit) {
-    parse_submission(app, given, line);
-  } else {
-    if (line.arguments) {
-      throw UsageError("got -- after " + name +
-                       ", expected program arguments only in a submission");
-    }
-    parse_tracking(app, given, line);
+  if (line.action != Action::kSubmit && line.arguments) {
+    throw UsageError("got -- after " + name + ", expected program arguments only in a submission");
+  }
+  try {
+    (line.action == Action::kSubmit ? parse_submission : parse_tracking)(app, given, line);
+  } catch (const Answered&) {
+    return std::nullopt;
   }
   return line;
 }

@@ -37,8 +37,8 @@ struct CommandLine {
   int lines = 40;
 };
 
-/// Prints and exits with 0 for --help and --version.
+/// @return nothing after --help and --version, which are printed here
 /// @throws UsageError
-CommandLine parse_command_line(int argc, const char* const* argv);
+std::optional<CommandLine> parse_command_line(int argc, const char* const* argv);
 
 }  // namespace ddp::submit

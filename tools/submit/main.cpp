@@ -1,7 +1,8 @@
 // submit - writes a job's submission file, submits it, and keeps track of it. See condor/README.md.
-#include <iostream>
+#include <csignal>
 
 #include "common/exit_codes.hpp"
+#include "common/parallel/run_main.hpp"
 #include "tools/submit/commands.hpp"
 
 namespace {
@@ -28,15 +29,10 @@ int run(const ddp::submit::CommandLine& line) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    const int code = run(ddp::submit::parse_command_line(argc, argv));
-    std::cout << std::flush;
-    return std::cout.good() ? code : static_cast<int>(ddp::ExitCode::kTrainingFailed);
-  } catch (const ddp::Error& error) {
-    std::cerr << std::string("submit: error: ") + error.what() + "\n";
-    return static_cast<int>(error.code());
-  } catch (const std::exception& error) {
-    std::cerr << std::string("submit: error: ") + error.what() + "\n";
-    return static_cast<int>(ddp::ExitCode::kTrainingFailed);
-  }
+  // Where it is ignored, as whoever starts this may have left it, nobody learns how a child ended.
+  std::signal(SIGCHLD, SIG_DFL);
+  return ddp::internal::guarded(argc, argv, [argc, argv](std::string&) {
+    const auto line = ddp::submit::parse_command_line(argc, argv);
+    return line ? run(*line) : static_cast<int>(ddp::ExitCode::kDone);
+  });
 }
