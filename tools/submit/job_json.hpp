@@ -7,8 +7,12 @@
 
 namespace ddp::submit {
 
+/// The start of a value as JSON, in ASCII, for a message.
+std::string shown(const nlohmann::json& value);
+
 nlohmann::ordered_json to_json(const JobRequest& request);
-/// @throws nlohmann::json::exception or UsageError if something is missing or of another type
+/// @throws nlohmann::json::exception or UsageError if something is missing, of another type, or
+/// nothing that plan_jobs() writes
 JobRequest request_from_json(const nlohmann::json& json);
 
 }  // namespace ddp::submit

@@ -168,6 +168,7 @@ void choose_processes(JobRequest& job, const Program& program, const PlanOptions
                        " processes, expected torchrun in .venv/bin or on PATH; 03_ddp_spawn needs "
                        "none");
     }
+    check_path("torchrun", options.torchrun);
     processes = per_device;
     const std::vector<std::string> launcher = {options.torchrun, "--standalone",
                                                "--nproc-per-node=" + std::to_string(per_device),

@@ -14,7 +14,6 @@
 #include <thread>
 
 #include "common/exit_codes.hpp"
-#include "common/parse.hpp"
 #include "tools/submit/job_json.hpp"
 #include "tools/submit/text.hpp"
 
@@ -185,66 +184,83 @@ void StateFile::read_all(bool repair) {
 }
 
 void StateFile::apply(const std::string& line, std::size_t number) {
-  const auto damaged = [&](const std::string& what) {
-    throw UsageError(quote_path(path_) + ":" + std::to_string(number) + ": " + what +
-                     ", expected an event that submit wrote");
-  };
+  const std::string place = quote_path(path_) + ":" + std::to_string(number) + ": ";
   try {
-    const json event = json::parse(line);
-    const std::string kind = event.at("event").get<std::string>();
-    if (kind == "created") {
-      if (event.at("version").get<int>() != kSchemaVersion) {
-        damaged("version " + event.at("version").dump());
-      }
-      id_ = event.at("id").get<std::string>();
-      return;
-    }
-    if (kind == "planned") {
-      for (const json& request : event.at("requests")) {
-        Job job;
-        job.request = request_from_json(request);
-        if (job.request.index != static_cast<int>(jobs_.size())) {
-          damaged("job " + std::to_string(job.request.index) + " out of order");
-        }
-        jobs_.push_back(std::move(job));
-      }
-      return;
-    }
-    const int index = event.at("job").get<int>();
-    if (index < 0 || index >= static_cast<int>(jobs_.size())) {
-      damaged("unknown job " + std::to_string(index));
-    }
-    Job& job = jobs_[static_cast<std::size_t>(index)];
-    if (kind == "submitting") {
-      if (!job.id.empty()) {
-        job.earlier_ids.push_back(job.id);
-      }
-      job.id.clear();
-      job.exit_code.reset();
-      job.reason.clear();
-      job.attempt = event.at("attempt").get<int>();
-      job.token = event.at("token").get<std::string>();
-      job.submitted_unix_s = event.at("time").get<std::int64_t>();
-      job.state = JobState::kSubmitting;
-    } else if (kind == "submitted") {
-      job.id = event.at("id").get<std::string>();
-      job.state = JobState::kPending;
-    } else if (kind == "state") {
-      const std::optional<JobState> state = parse_state(event.at("state").get<std::string>());
-      if (!state) {
-        damaged("unknown state " + event.at("state").dump());
-      }
-      job.state = *state;
-      job.exit_code.reset();
-      if (event.contains("exit_code")) {
-        job.exit_code = event.at("exit_code").get<int>();
-      }
-      job.reason = event.value("reason", "");
-    } else {
-      damaged("unknown event " + quote(kind));
-    }
+    apply_event(json::parse(line));
   } catch (const json::exception&) {
-    damaged("got " + quote_bytes(line.substr(0, 60)));
+    throw UsageError(place + "got " + quote_bytes(line.substr(0, 60)) +
+                     ", expected an event that submit wrote");
+  } catch (const UsageError& error) {
+    throw UsageError(place + error.what());
+  }
+}
+
+void StateFile::apply_event(const json& event) {
+  const std::string kind = event.at("event").get<std::string>();
+  if ((kind == "created") != id_.empty()) {
+    throw UsageError("event: got " + quote_bytes(kind) + ", expected " +
+                     (id_.empty() ? "\"created\" first" : "\"created\" only once"));
+  }
+  if (kind == "created") {
+    const json& version = event.at("version");
+    if (version != kSchemaVersion) {
+      throw UsageError("version: got " + shown(version) + ", expected " +
+                       std::to_string(kSchemaVersion));
+    }
+    const std::string id = event.at("id").get<std::string>();
+    check_name("id", id, "");
+    id_ = id;
+    return;
+  }
+  if (kind == "planned") {
+    for (const json& request : event.at("requests")) {
+      Job job;
+      job.request = request_from_json(request);
+      if (job.request.index != static_cast<int>(jobs_.size())) {
+        throw UsageError("job: got " + std::to_string(job.request.index) + ", expected " +
+                         std::to_string(jobs_.size()) + ", the next one");
+      }
+      jobs_.push_back(std::move(job));
+    }
+    return;
+  }
+  const int index = event.at("job").get<int>();
+  if (index < 0 || index >= static_cast<int>(jobs_.size())) {
+    throw UsageError("job: got " + std::to_string(index) + ", expected one that was planned");
+  }
+  Job& job = jobs_[static_cast<std::size_t>(index)];
+  if (kind == "submitting") {
+    if (event.at("attempt") != job.attempt + 1) {
+      throw UsageError("attempt: got " + shown(event.at("attempt")) + ", expected " +
+                       std::to_string(job.attempt + 1));
+    }
+    if (!job.id.empty()) {
+      job.earlier_ids.push_back(job.id);
+    }
+    job.id.clear();
+    job.exit_code.reset();
+    job.reason.clear();
+    job.token = event.at("token").get<std::string>();
+    job.submitted_unix_s = event.at("time").get<std::int64_t>();
+    job.state = JobState::kSubmitting;
+    ++job.attempt;
+  } else if (kind == "submitted") {
+    job.id = event.at("id").get<std::string>();
+    job.state = JobState::kPending;
+  } else if (kind == "state") {
+    const std::optional<JobState> state = parse_state(event.at("state").get<std::string>());
+    if (!state) {
+      throw UsageError("state: got " + shown(event.at("state")) +
+                       ", expected one that submit knows");
+    }
+    job.state = *state;
+    job.exit_code.reset();
+    if (event.contains("exit_code")) {
+      job.exit_code = event.at("exit_code").get<int>();
+    }
+    job.reason = event.value("reason", "");
+  } else {
+    throw UsageError("event: got " + quote_bytes(kind) + ", expected one that submit writes");
   }
 }
 

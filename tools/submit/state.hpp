@@ -59,6 +59,7 @@ class StateFile {
   void take_lock();
   void read_all(bool repair);
   void apply(const std::string& line, std::size_t number);
+  void apply_event(const nlohmann::json& event);
   void append(const nlohmann::ordered_json& event);
 
   std::string out_dir_;
