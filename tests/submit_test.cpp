@@ -17,6 +17,8 @@
 #include "common/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
+#include "tools/submit/command.hpp"
+#include "tools/submit/local_runner.hpp"
 #include "tools/submit/plan.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/scheduler.hpp"
@@ -50,7 +52,7 @@ class Workplace {
     folder_ = fs::canonical(mkdtemp(name.data()));
     fs::create_directory(folder_ / "bin");
     // Nothing else is on PATH: this machine may have a scheduler of its own.
-    for (const char* const tool : {"cat", "flock", "sed", "sleep"}) {
+    for (const char* const tool : {"cat", "flock", "mv", "sed", "sleep"}) {
       const fs::path path = fs::path("/usr/bin") / tool;
       fs::create_symlink(fs::exists(path) ? path : fs::path("/bin") / tool, folder_ / "bin" / tool);
     }
@@ -141,6 +143,19 @@ echo "$id"
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
+
+/// Waits at most ten seconds. @return whether it came true
+template <typename Condition>
+bool wait_until(const Condition& condition) {
+  for (int i = 0; i < 1000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return condition();
+}
+
+/// A local job that writes its process id into the file `pid` and ends when the file `end` is in
+/// its folder.
+constexpr const char* kWaits = "#!/bin/sh\necho $$ >pid\nwhile ! [ -e end ]; do sleep 0.05; done\n";
 
 JobRequest make_request(Scheduler scheduler, std::vector<std::string> command) {
   JobRequest job;
@@ -373,6 +388,7 @@ TEST_CASE("submit: command lines that are refused", "[submit]") {
       {{"list", "--", "x"}, {"--"}},
       {{"cancel", "--out-dir", "out"}, {"no job was given", "--all"}},
       {{"resubmit", "--failed", "3"}, {"--failed and job numbers"}},
+      {{"resubmit", "3", "1", "3"}, {"job 3 was given twice"}},
       {{"logs", "--lines", "x"}, {"--lines", "\"x\""}},
       {{"status", "--failed"}, {"--failed"}},
   };
@@ -550,6 +566,13 @@ TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything aft
   CHECK(read(place.folder() / "cancelled") == "101\n104\n");
   CHECK(place.jobs()[3].at("state") == "cancelled");
   CHECK(place.run({"cancel", "9", "out"}).exit_code == 2);
+
+  // What the user has cancelled comes back only by its number.
+  CHECK(contains(place.run({"resubmit", "--failed", "out"}).out, "nothing to resubmit"));
+  CHECK(place.slurm_jobs().size() == 5);
+  CHECK(place.run({"resubmit", "3", "out"}).exit_code == 0);
+  CHECK(place.jobs()[3].at("state") == "pending");
+  CHECK(place.slurm_jobs().size() == 6);
 }
 
 TEST_CASE("submit: HTCondor is asked for jobs, and its log where it does not answer", "[submit]") {
@@ -802,6 +825,307 @@ TEST_CASE("submit: local jobs run here, one after another", "[submit]") {
   CHECK(jobs[5].at("state") == "planned");
 }
 
+TEST_CASE("submit: what happens to a local job whose turn has not come counts", "[submit]") {
+  const Workplace place;
+  write(place.folder() / "program", kWaits, true);
+  const auto running = [&](const std::string& folder) {
+    return wait_until([&] { return !read(place.out() / "jobs" / folder / "pid").empty(); });
+  };
+  const auto end = [&](const std::string& folder) {
+    write(place.out() / "jobs" / folder / "end", "");
+  };
+  ddp::test::Program first(
+      Workplace::argv({"--settings-file", "s.yaml", "--scheduler", "local", "--sweep", "x=1,2,3"}),
+      place.options());
+  REQUIRE(running("0-x-1"));
+
+  SECTION("cancelled: it does not run") {
+    CHECK(place.run({"cancel", "1", "out"}).exit_code == 0);
+    end("0-x-1");
+    REQUIRE(running("2-x-3"));
+    end("2-x-3");
+    const RunResult result = first.wait();
+    CHECK(result.exit_code == 1);
+    CHECK(contains(result.out, "job 1 (2 of 3) x-2: left out, it is cancelled by now\n"));
+    CHECK(place.jobs()[1].at("state") == "cancelled");
+    CHECK(place.jobs()[2].at("state") == "done");
+    CHECK_FALSE(fs::exists(place.out() / "jobs/1-x-2"));
+  }
+  SECTION("submitted by another: it runs there, and the ones behind it run") {
+    ddp::test::Program second(Workplace::argv({"resubmit", "--failed", "out"}), place.options());
+    REQUIRE(running("1-x-2"));
+    end("0-x-1");
+    REQUIRE(running("2-x-3"));
+    end("2-x-3");
+    const RunResult result = first.wait();
+    INFO(result.out << result.err);
+    CHECK(result.err.empty());
+    CHECK(contains(result.out, "job 1 (2 of 3) x-2: left out, it is running by now\n"));
+    CHECK(result.exit_code == 1);  // not all are done yet
+    end("1-x-2");
+    const RunResult others = second.wait();
+    INFO(others.out << others.err);
+    CHECK(others.exit_code == 0);
+    CHECK(contains(others.out, "job 2 (2 of 2) x-3: left out, it is done by now\n"));
+    for (const nlohmann::json& job : place.jobs()) {
+      CHECK(job.at("state") == "done");
+      CHECK(job.at("attempt") == 1);
+    }
+  }
+  SECTION("its folder is still in use: it is left out, and the ones behind it run") {
+    fs::create_directories(place.out() / "jobs/1-x-2");
+    const std::string path = (place.out() / "jobs/1-x-2/running.lock").string();
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    REQUIRE(flock(fd, LOCK_EX | LOCK_NB) == 0);
+    end("0-x-1");
+    REQUIRE(running("2-x-3"));
+    end("2-x-3");
+    const RunResult result = first.wait();
+    close(fd);
+    CHECK(result.err.empty());
+    CHECK(contains(result.out, "job 1 (2 of 3) x-2: left out, its last start has not ended yet"));
+    CHECK(place.jobs()[1].at("state") == "planned");
+    CHECK(place.jobs()[2].at("state") == "done");
+  }
+}
+
+TEST_CASE("submit: a running local job is cancelled, and the next one's turn comes", "[submit]") {
+  const Workplace place;
+  write(place.folder() / "program", kWaits, true);
+  ddp::test::Program program(
+      Workplace::argv({"--settings-file", "s.yaml", "--scheduler", "local", "--sweep", "x=1,2"}),
+      place.options());
+  const auto pid_of = [&](const std::string& folder) {
+    const fs::path path = place.out() / "jobs" / folder / "pid";
+    wait_until([&] { return contains(read(path), "\n"); });
+    return std::stoi(read(path));
+  };
+  const pid_t child = pid_of("0-x-1");
+  const RunResult cancel = place.run({"cancel", "0", "out"});
+  CHECK(cancel.exit_code == 0);
+  CHECK(cancel.out == "job 0 cancelled\n");
+  CHECK(wait_until([child] { return kill(child, 0) != 0; }));
+  CHECK(place.jobs()[0].at("state") == "cancelled");
+  pid_of("1-x-2");
+  write(place.out() / "jobs/1-x-2/end", "");
+  const RunResult result = program.wait();
+  CHECK(result.exit_code == 1);
+  CHECK(contains(result.out, "job 0 (1 of 2) x-1: cancelled, ended by signal 15, "));
+  CHECK(contains(result.out, "job 1 (2 of 2) x-2: done, "));
+  CHECK(place.jobs()[0].at("state") == "cancelled");
+  CHECK(place.jobs()[1].at("state") == "done");
+  CHECK(contains(place.run({"resubmit", "--failed", "out"}).out, "nothing to resubmit"));
+}
+
+TEST_CASE("submit: cancelling reaches the submit that runs the job and no other process",
+          "[submit]") {
+  const Workplace place;
+  write(place.folder() / "program", kWaits, true);
+  ddp::test::Program program(Workplace::argv({"--settings-file", "s.yaml", "--scheduler", "local"}),
+                             place.options());
+  REQUIRE(wait_until([&] { return !read(place.out() / "jobs/0-program/pid").empty(); }));
+  // As if the job ran on another machine, and its number were that of somebody else's process here.
+  ddp::test::Program bystander({"sleep", "100"});
+  const fs::path path = place.out() / "submissions.jsonl";
+  std::string text = read(path);
+  const std::string id = "\"id\":\"" + std::to_string(program.pid()) + "\"";
+  REQUIRE(contains(text, id));
+  text.replace(text.find(id), id.size(), "\"id\":\"" + std::to_string(bystander.pid()) + "\"");
+  write(path, text);
+  const RunResult result = place.run({"cancel", "0", "out"});
+  CHECK(result.exit_code == 1);
+  CHECK(contains(result.err, "process " + std::to_string(bystander.pid())));
+  CHECK(contains(result.err, "expected the machine it is on"));
+  CHECK(place.jobs()[0].at("state") == "running");
+  CHECK(kill(bystander.pid(), 0) == 0);
+  write(place.out() / "jobs/0-program/end", "");
+  CHECK(program.wait().exit_code == 0);
+}
+
+TEST_CASE("submit: whoever starts it may ignore the ends of its children", "[submit]") {
+  const Workplace place;
+  write(place.folder() / "program", "#!/bin/sh\nexit 3\n", true);
+  place.tool("condor_submit", "echo 'no schedd' >&2; exit 1\n");
+  place.tool("condor_q", "exit 0\n");
+  place.tool("condor_history", "exit 0\n");
+  const auto deaf = [&](const std::string& scheduler) {
+    std::vector<std::string> argv =
+        Workplace::argv({"--settings-file", "s.yaml", "--scheduler", scheduler});
+    argv.insert(argv.begin(), {"env", "--ignore-signal=CHLD"});
+    return run_program(argv, place.options());
+  };
+  const RunResult local = deaf("local");
+  INFO(local.out << local.err);
+  CHECK(local.exit_code == 1);
+  CHECK(place.jobs()[0].at("state") == "failed");
+  CHECK(place.jobs()[0].at("exit_code") == 3);
+  const RunResult condor = deaf("condor");
+  CHECK(condor.exit_code == 1);
+  CHECK(contains(condor.err, "no schedd"));
+  CHECK(place.jobs()[1].at("state") == "refused");
+
+  // Nor is a child whose end nobody can know about a success.
+  const auto before = signal(SIGCHLD, SIG_IGN);
+  const CommandResult lost = run_command({"/bin/true"});
+  std::string failure;
+  try {
+    Job job;
+    job.request = make_request(Scheduler::kLocal, {"/bin/true"});
+    {
+      StateFile state((place.folder() / "other").string(), StateFile::Access::kWrite);
+      state.plan({job.request});
+    }
+    run_local_jobs((place.folder() / "other").string(), {job});
+  } catch (const ddp::Error& error) {
+    failure = error.what();
+  }
+  signal(SIGCHLD, before);
+  CHECK_FALSE(lost.ok());
+  CHECK(contains(lost.failure, "cannot wait for /bin/true"));
+  CHECK(contains(failure, "cannot wait for process"));
+}
+
+TEST_CASE("submit: what cannot be printed is no success", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  REQUIRE(place.submit().exit_code == 0);
+  for (const std::string program : {"submit", "ddp-env"}) {
+    for (const std::string arguments :
+         {program == "submit" ? "list out" : "--json", "--help", "--version"}) {
+      RunOptions options = place.options();
+      options.environment["PATH"] = std::nullopt;
+      const RunResult result =
+          run_program({"/bin/sh", "-c",
+                       std::string(DDP_BIN_DIR) + "/" + program + " " + arguments + " >/dev/full"},
+                      options);
+      INFO(program << " " << arguments);
+      CHECK(result.exit_code == 1);
+      CHECK(result.err ==
+            program + ": error: cannot write to stdout, expected room on its device\n");
+    }
+    const RunResult version = run_program({std::string(DDP_BIN_DIR) + "/" + program, "--version"});
+    CHECK(version.exit_code == 0);
+    CHECK(version.out.starts_with(program + " "));
+    CHECK(version.out.find_first_of("0123456789") != std::string::npos);
+    CHECK(std::count(version.out.begin(), version.out.end(), '\n') == 1);
+  }
+}
+
+TEST_CASE("submit: a state that says what submit never writes is refused with its line",
+          "[submit]") {
+  const Workplace place;
+  place.make_slurm("[[ $1 == before ]] && exit 1");
+  REQUIRE(place.submit().exit_code == 1);
+  const fs::path path = place.out() / "submissions.jsonl";
+  const std::string whole = read(path);
+  struct Case {
+    std::string from;
+    std::string to;
+    std::string named;
+  };
+  const std::string command = "[\"" + (place.folder() / "program").string() + "\"]";
+  const std::vector<Case> cases = {
+      {"\"processes_per_node\":1", "\"processes_per_node\":0", "2: processes_per_node: got 0"},
+      {"\"processes_per_node\":1", "\"processes_per_node\":-1", "2: processes_per_node: got -1"},
+      {"\"processes_per_node\":1", "\"processes_per_node\":4294967297", "2: processes_per_node"},
+      {"\"processes_per_node\":1", "\"processes_per_node\":1.5", "2: processes_per_node: got"},
+      {"\"processes_per_node\":1", "\"processes_per_node\":2", "2: cpus: got 1, expected"},
+      {"\"cpus\":1", "\"cpus\":0", "2: cpus: got 0"},
+      {"\"cpus\":1", "\"cpus\":1,\"account\":\"a\\n#SBATCH --x\"", "2: account: got"},
+      {"\"cpus\":1", "\"cpus\":1,\"time_s\":0", "2: time_s: got 0"},
+      {"\"nodes\":1", "\"nodes\":0", "2: nodes: got 0"},
+      {"\"gpus\":0", "\"gpus\":-1", "2: gpus: got -1"},
+      {command, "[]", "2: command: got"},
+      {command, "[\"\"]", "2: command: got"},
+      {command, "[\"/x\",\"a\\nb\"]", "2: command: got"},
+      {"jobs/0-program", "../../evil", "2: folder: got \"../../evil\""},
+      {"jobs/0-program", "jobs/../../evil", "2: folder: got"},
+      {"jobs/0-program", "/evil", "2: folder: got \"/evil\""},
+      {"jobs/0-program", "", "2: folder"},
+      {"\"name\":\"program\"", "\"name\":\"a\\nb\"", "2: name: got"},
+      {"\"scheduler\":\"slurm\"", "\"scheduler\":\"pbs\"", "2: scheduler: got \"pbs\""},
+      {"\"job\":0", "\"job\":7", "2: job: got 7"},
+      {"\"version\":1", "\"version\":2", "1: version: got 2, expected 1"},
+      {"\"version\":1", "\"version\":\"1\"", "1: version: got"},
+      {"\"event\":\"created\"", "\"event\":\"planned\"", "1: event: got \"planned\""},
+      {whole.substr(0, whole.find('\n') + 1), "",
+       "1: event: got \"planned\", expected \"created\""},
+      {"\"event\":\"submitting\"", "\"event\":\"created\"", "3: event: got \"created\""},
+      {"\"event\":\"submitting\"", "\"event\":\"printed\"", "3: event: got \"printed\""},
+      {"\"attempt\":1", "\"attempt\":2147483647", "3: attempt: got 2147483647, expected 1"},
+      {"\"state\":\"refused\"", "\"state\":\"tired\"", "4: state: got \"tired\""},
+  };
+  for (const Case& one : cases) {
+    std::string damaged = whole;
+    INFO(one.from << " -> " << one.to);
+    REQUIRE(contains(damaged, one.from));
+    damaged.replace(damaged.find(one.from), one.from.size(), one.to);
+    write(path, damaged);
+    for (const char* const action : {"list", "resubmit"}) {
+      const RunResult result = place.run(
+          action == std::string("list") ? std::vector<std::string>{"list", "out"}
+                                        : std::vector<std::string>{"resubmit", "--failed", "out"});
+      INFO(action << ": " << result.signal << " " << result.err);
+      CHECK(result.exit_code == 2);
+      CHECK(contains(result.err, "submissions.jsonl:" + one.named));
+      CHECK(contains(result.err, "expected"));
+      CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+    }
+    CHECK(read(path) == damaged);
+    CHECK_FALSE(fs::exists(place.folder() / "evil"));
+  }
+  write(path, whole);
+  place.make_slurm();
+  CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+}
+
+TEST_CASE("submit: a Slurm script asks to be started again as often as allowed", "[submit]") {
+  const Workplace place;
+  fs::create_directories(place.out() / "jobs/0-name");
+  place.tool("srun", "exit 85\n");
+  place.tool("scontrol",
+             "echo \"$1\" >>\"$WORKPLACE/asked\"\n[[ $1 != --oneliner ]] || echo 'x "
+             "JobState=RUNNING y'\n");
+  const JobRequest job = make_request(Scheduler::kSlurm, {"/bin/true"});
+  write(place.folder() / "script", slurm_file(job, place.out().string(), 1, "token"));
+  struct Case {
+    std::optional<std::string> most;
+    std::string restarts;
+    bool again;
+  };
+  for (const Case& one : std::vector<Case>{{std::nullopt, "999", true},
+                                           {std::nullopt, "1000", false},
+                                           {"3", "2", true},
+                                           {"3", "3", false},
+                                           {"08", "7", true},
+                                           {"08", "8", false},
+                                           {"0", "0", false},
+                                           {"000000009", "9", false}}) {
+    RunOptions options = place.options();
+    options.environment["SLURM_JOB_ID"] = "7";
+    options.environment["SLURM_RESTART_COUNT"] = one.restarts;
+    options.environment["DDP_MAX_REQUEUES"] = one.most;
+    write(place.folder() / "asked", "");
+    const RunResult result =
+        run_program({"/bin/bash", (place.folder() / "script").string()}, options);
+    INFO(one.most.value_or("unset") << " " << one.restarts << ": " << result.err);
+    CHECK(result.exit_code == 85);
+    CHECK(contains(read(place.folder() / "asked"), "requeue") == one.again);
+    CHECK(fs::exists(place.out() / "jobs/0-name/exit_code") == !one.again);
+    CHECK(result.err.empty());
+    fs::remove(place.out() / "jobs/0-name/exit_code");
+  }
+  for (const char* const bad : {"x", "-1", "3 ", "1e3", "99999999999999999999"}) {
+    RunOptions options = place.options();
+    options.environment["DDP_MAX_REQUEUES"] = bad;
+    const RunResult result =
+        run_program({"/bin/bash", (place.folder() / "script").string()}, options);
+    INFO(bad << result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err == "DDP_MAX_REQUEUES: got \"" + std::string(bad) + "\", expected a number\n");
+  }
+}
+
 TEST_CASE("submit: what lies in the way is not overwritten", "[submit]") {
   const Workplace place;
   place.make_slurm();
@@ -816,4 +1140,6 @@ TEST_CASE("submit: what lies in the way is not overwritten", "[submit]") {
   CHECK(contains(result.err, "submission_file.sbatch"));
   CHECK(read(place.out() / "submission_file.sbatch") == "precious\n");
   CHECK(place.slurm_jobs().empty());
+  CHECK(place.jobs().empty());  // nor is it planned
+  CHECK(place.submit({"--dry-run"}).exit_code == 2);
 }

@@ -171,7 +171,11 @@ CommandResult run_command(const std::vector<std::string>& argv, const CommandOpt
     kill(pid, SIGKILL);
   }
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(pid, &status, 0) < 0) {
+    if (errno != EINTR) {
+      result.failure = "cannot wait for " + argv[0] + ": " + std::generic_category().message(errno);
+      return result;
+    }
   }
   if (WIFEXITED(status)) {
     result.exit_code = WEXITSTATUS(status);

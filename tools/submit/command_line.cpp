@@ -49,8 +49,9 @@ const char* action_text(Action action) {
     case Action::kCancel:
       return "Takes jobs out of the queue, or stops them.";
     case Action::kResubmit:
-      return "Submits jobs again that failed, were lost or never submitted. They run in their old "
-             "folders,\nso a stage goes on from its snapshot.";
+      return "Submits jobs again: those named, or all that failed, were lost or never submitted. "
+             "They "
+             "run in their\nold folders, so a stage goes on from its snapshot.";
     case Action::kSubmit:
       break;
   }
@@ -215,14 +216,19 @@ void parse_tracking(CLI::App& app, const std::vector<std::string>& given, Comman
   } else if (action == Action::kCancel) {
     app.add_flag("--all", line.all, "all jobs that are not over");
   } else {
-    app.add_flag("--failed", line.failed, "all jobs that are over without being done");
+    app.add_flag("--failed", line.failed,
+                 "all that failed, were refused, lost or never submitted; not those cancelled");
     app.add_flag("--dry-run", line.dry_run, "print the files and commands, submit nothing");
   }
   app.footer(kExitCodes);
   parse(app, check_names(app, given, {}));
   for (const std::string& word : positional) {
     if (is_number(word)) {
-      line.jobs.push_back(parse_integer<int>("JOB", word, 0, kMostJobs));
+      const int job = parse_integer<int>("JOB", word, 0, kMostJobs);
+      if (std::find(line.jobs.begin(), line.jobs.end(), job) != line.jobs.end()) {
+        throw UsageError("job " + word + " was given twice, expected once");
+      }
+      line.jobs.push_back(job);
     } else if (line.out_dir.empty()) {
       line.out_dir = word;
     } else {

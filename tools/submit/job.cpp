@@ -69,7 +69,7 @@ std::optional<JobState> parse_state(std::string_view name) {
 }
 
 bool is_over(JobState state) {
-  return state == JobState::kDone || needs_resubmission(state);
+  return state == JobState::kDone || state == JobState::kCancelled || needs_resubmission(state);
 }
 
 bool needs_resubmission(JobState state) {
@@ -77,7 +77,6 @@ bool needs_resubmission(JobState state) {
     case JobState::kPlanned:
     case JobState::kRefused:
     case JobState::kFailed:
-    case JobState::kCancelled:
     case JobState::kLost:
       return true;
     case JobState::kSubmitting:
@@ -85,6 +84,7 @@ bool needs_resubmission(JobState state) {
     case JobState::kRunning:
     case JobState::kHeld:
     case JobState::kDone:
+    case JobState::kCancelled:
       break;
   }
   return false;

@@ -49,7 +49,7 @@ std::optional<JobState> parse_state(std::string_view name);
 
 /// Nothing more will happen to it, so it may be submitted again.
 bool is_over(JobState state);
-/// Over, but not as wished.
+/// Over, but not as wished. What the user cancelled is.
 bool needs_resubmission(JobState state);
 
 /// A job with what has happened to it.

@@ -1,10 +1,5 @@
 #include "tools/submit/scheduler.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <fstream>
 #include <iterator>
 
@@ -30,25 +25,6 @@ std::vector<std::string> split(std::string_view text, char separator, std::size_
   }
   parts.emplace_back(text);
   return parts;
-}
-
-std::string running_lock_path(const JobRequest& job, const std::string& out_dir) {
-  return out_dir + "/" + job.folder + "/running.lock";
-}
-
-Answer ask_local(const std::vector<const Job*>& jobs, const std::string& out_dir) {
-  Answer answer;
-  for (const Job* const job : jobs) {
-    const int fd = open(running_lock_path(job->request, out_dir).c_str(), O_RDONLY | O_CLOEXEC);
-    const bool runs = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
-    if (fd >= 0) {
-      close(fd);
-    }
-    answer.findings[job->request.index] =
-        runs ? Finding{JobState::kRunning, std::nullopt, ""}
-             : Finding{JobState::kLost, std::nullopt, "submit was ended while it ran"};
-  }
-  return answer;
 }
 
 }  // namespace ddp::submit

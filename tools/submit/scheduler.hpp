@@ -37,6 +37,10 @@ Answer ask_local(const std::vector<const Job*>& jobs, const std::string& out_dir
 Search find_in_condor(const Job& job, const std::string& out_dir);
 Search find_in_slurm(const Job& job, const std::string& out_dir);
 
+/// Sends SIGTERM to the submit that runs a local job, which hands it on to the job.
+/// @return one line: why that cannot be; empty if it was sent, or if the job runs no more
+std::string stop_local(const Job& job, const std::string& out_dir);
+
 /// The id in what `condor_submit -terse` or `sbatch --parsable` printed; none unless that is all it
 /// printed.
 std::optional<std::string> parse_condor_id(std::string_view out);

@@ -9,6 +9,8 @@ namespace {
 
 // Before the time limit. Slurm may send the signal up to a minute early.
 constexpr int kWarningSeconds = 120;
+// Unless DDP_MAX_REQUEUES says otherwise. Many more than the 3 of slurm/*.sh, where somebody
+// watches: a job of weeks under a time limit of hours is to end without anybody's help.
 constexpr int kMostRestarts = 1000;
 
 void write_directives(std::ostringstream& file, const JobRequest& job, const std::string& token) {
@@ -59,7 +61,12 @@ std::string slurm_file(const JobRequest& job, const std::string& out_dir, int at
   const int again = static_cast<int>(ExitCode::kRunAgain);
   file
       << "\ncd -- " << shell_quote(out_dir + "/" + job.folder) << " || exit 2\n"
-      << R"(
+      << "most=${DDP_MAX_REQUEUES:-" << kMostRestarts << "}\n"
+      << R"(if [[ ! $most =~ ^[0-9]{1,9}$ ]]; then
+  echo "DDP_MAX_REQUEUES: got \"$most\", expected a number" >&2
+  exit 2
+fi
+
 # A trapped signal ends bash's wait, not the step: then wait again.
 step=
 waiting=1
@@ -87,8 +94,8 @@ done
       << R"(: stopped with a good snapshot, run me again; as good as a signal before the program had begun.
 # The job keeps its id and its place. One that was cancelled stays so.
 if ((code == )"
-      << again << R"( || code == 128 + $(kill -l USR1))) && ((${SLURM_RESTART_COUNT:-0} < )"
-      << kMostRestarts << R"()) &&
+      << again
+      << R"( || code == 128 + $(kill -l USR1))) && ((${SLURM_RESTART_COUNT:-0} < 10#$most)) &&
   [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *" JobState=RUNNING "* ]] &&
   scontrol requeue "$SLURM_JOB_ID"; then
   exit "$code"

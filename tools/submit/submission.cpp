@@ -21,16 +21,16 @@ namespace {
 constexpr double kSubmissionTimeout_s = 300;
 constexpr const char* kMadeBy = ", made by submit.";
 
-/// The submission file lies in the user's folder, where something else may have its name.
-void check_is_ours(const std::string& path) {
+}  // namespace
+
+void check_submission_file(const JobRequest& job, const std::string& out_dir) {
+  const std::string path = submission_path(job, out_dir);
   const std::optional<std::string> text = read_text(path);
   if (text && text->find(kMadeBy) == std::string::npos) {
     throw UsageError(quote_path(path) +
                      " is there and was not made by submit, expected another out_dir");
   }
 }
-
-}  // namespace
 
 void replace_file(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".new-" + std::to_string(getpid());
@@ -86,7 +86,7 @@ void submit_job(StateFile& state, int index) {
     throw Error(ExitCode::kTrainingFailed,
                 "cannot make " + quote_path(folder) + ": " + error.message());
   }
-  check_is_ours(path);
+  check_submission_file(request, state.out_dir());
   replace_file(path, text);
 
   state.submitting(index, state.token(index, state.job(index).attempt + 1));

@@ -22,6 +22,10 @@ std::string submission_text(const StateFile& state, int index);
 std::string submission_text(const JobRequest& job, const std::string& out_dir, int attempt,
                             const std::string& token);
 
+/// The submission file lies in the user's folder, where something else may have its name.
+/// @throws UsageError if so
+void check_submission_file(const JobRequest& job, const std::string& out_dir);
+
 /// In one step: whoever reads `path` finds the old text or the new one.
 /// @throws Error if it cannot be written
 void replace_file(const std::string& path, const std::string& text);

@@ -115,7 +115,7 @@ void print_job(const JobRequest& job, const std::string& out_dir, int attempt,
 }
 
 /// A folder that no state knows of may hold another run's snapshot, which this one would resume.
-void check_folders(const std::vector<JobRequest>& requests, const std::string& out_dir) {
+void check_is_free(const std::vector<JobRequest>& requests, const std::string& out_dir) {
   for (const JobRequest& request : requests) {
     const std::string folder = out_dir + "/" + request.folder;
     if (fs::exists(fs::symlink_status(folder))) {
@@ -123,6 +123,9 @@ void check_folders(const std::vector<JobRequest>& requests, const std::string& o
           quote_path(folder) +
           " is there but not in submissions.jsonl, expected another out_dir or none of "
           "its folders");
+    }
+    if (request.scheduler != Scheduler::kLocal) {
+      check_submission_file(request, out_dir);
     }
   }
 }
@@ -160,8 +163,12 @@ int hand_over(const std::string& out_dir, const std::vector<JobRequest>& request
     return static_cast<int>(ExitCode::kDone);
   }
   if (requests.front().scheduler == Scheduler::kLocal) {
+    std::vector<Job> jobs;
+    for (const int index : indices) {
+      jobs.push_back(state->job(index));
+    }
     state.reset();  // jobs run for hours, others may look meanwhile
-    return run_local_jobs(out_dir, indices);
+    return run_local_jobs(out_dir, jobs);
   }
   return submit_jobs(*state, indices);
 }
@@ -182,7 +189,7 @@ int submit(const CommandLine& line) {
   const auto plan_at = [&](std::size_t first) {
     options.first_index = static_cast<int>(first);
     std::vector<JobRequest> requests = plan_jobs(settings, options);
-    check_folders(requests, out_dir);
+    check_is_free(requests, out_dir);
     return requests;
   };
   if (line.dry_run) {

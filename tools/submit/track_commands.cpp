@@ -6,6 +6,7 @@
 #include "common/exit_codes.hpp"
 #include "tools/submit/command.hpp"
 #include "tools/submit/commands.hpp"
+#include "tools/submit/scheduler.hpp"
 #include "tools/submit/state.hpp"
 #include "tools/submit/text.hpp"
 #include "tools/submit/tracking.hpp"
@@ -37,29 +38,32 @@ std::vector<std::string> cancel_command(const Job& job) {
              : std::vector<std::string>{"condor_rm", job.id};
 }
 
+/// @return one line: why it still runs or waits; empty: it is told to end
+std::string end_job(const Job& job, const std::string& out_dir) {
+  if (job.state == JobState::kPlanned) {
+    return "";
+  }
+  if (job.id.empty()) {
+    return "it is " + std::string(state_name(job.state)) +
+           ", expected a known id; `submit status` looks for it";
+  }
+  return job.request.scheduler == Scheduler::kLocal ? stop_local(job, out_dir)
+                                                    : run_command(cancel_command(job)).failure;
+}
+
 /// @return whether it is cancelled now
 bool cancel_job(StateFile& state, int index) {
-  const Job job = state.job(index);
+  const Job& job = state.job(index);
   const std::string name = "job " + std::to_string(index);
-  if (job.state == JobState::kPlanned) {
-    state.update(index, JobState::kCancelled, std::nullopt, "");
-  } else if (is_over(job.state)) {
+  if (is_over(job.state) && job.state != JobState::kPlanned) {
     std::cout << name << " is " << state_name(job.state) << " already\n";
     return true;
-  } else if (job.request.scheduler == Scheduler::kLocal || job.id.empty()) {
-    std::cerr << "submit: error: " + name + " is " + std::string(state_name(job.state)) +
-                     (job.id.empty()
-                          ? ", expected a known id; `submit status` looks for it\n"
-                          : " in process " + job.id + ", expected you to end it there\n");
-    return false;
-  } else {
-    const CommandResult result = run_command(cancel_command(job));
-    if (!result.ok()) {
-      std::cerr << "submit: error: " + name + ": " + result.failure + "\n";
-      return false;
-    }
-    state.update(index, JobState::kCancelled, std::nullopt, "");
   }
+  if (const std::string failure = end_job(job, state.out_dir()); !failure.empty()) {
+    std::cerr << "submit: error: " + name + ": " + failure + "\n";
+    return false;
+  }
+  state.update(index, JobState::kCancelled, std::nullopt, "");
   std::cout << name << " cancelled\n";
   return true;
 }
