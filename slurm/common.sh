@@ -50,7 +50,11 @@ count_tasks() {
         tasks=${SLURM_NTASKS:-$((nodes * per_node))}
         ((tasks == nodes * per_node)) || per_node=0
     fi
-    mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}")
+    mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null)
+    if [[ -n ${DDP_DRY_RUN:-} && -n ${SLURM_JOB_NODELIST:-} && ${#hosts[@]} == 0 ]]; then
+        hosts=("the first of $SLURM_JOB_NODELIST")  # no Slurm here that could take it apart
+        return
+    fi
     ((${#hosts[@]} == nodes)) || die "SLURM_JOB_NODELIST=${SLURM_JOB_NODELIST:-}: got ${#hosts[@]} nodes, expected $nodes"
 }
 
@@ -64,12 +68,16 @@ make_step() {
     # One task that fails ends the others. A task that ends early by mistake leaves them a minute.
     step=(srun "--nodes=$nodes" "--ntasks=$tasks" --kill-on-bad-exit=1 --wait=60)
     ((per_node == 0)) || step+=("--ntasks-per-node=$per_node")
-    if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
-        step+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")  # since Slurm 22.05 a step does not inherit it
-    elif ((per_node > ${SLURM_CPUS_ON_NODE:-per_node})); then
-        say "$per_node tasks share ${SLURM_CPUS_ON_NODE} CPUs of each node; sbatch --cpus-per-gpu=N gives them more"
-        step+=(--overcommit)
+    # The job has CPUs for --ntasks-per-node tasks, and GPUs may ask for more tasks than that.
+    local asked=${SLURM_CPUS_PER_TASK:-} have=${SLURM_CPUS_ON_NODE:-}
+    if ((per_node > 0 && have > 0 && per_node * ${asked:-1} > have)); then
+        say "$per_node tasks share $have CPUs of each node; sbatch --cpus-per-gpu=N gives them more"
+        # srun reads the job's number too, and would want as many.
+        unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK
+        asked=$((have / per_node))
+        ((asked > 0)) || step+=(--overcommit)
     fi
+    [[ ${asked:-0} == 0 ]] || step+=("--cpus-per-task=$asked")  # since Slurm 22.05 a step does not inherit it
     # Every task sees all GPUs of its node, and its local rank picks one.
     ((gpus == 0)) || step+=(--gpu-bind=none)
     if [[ -n ${DDP_TASK_LOGS:-} ]]; then
@@ -108,7 +116,8 @@ run_and_forward() {
 # 75 (a port was taken, a rank did not come): once more, at once.
 run_job() {
     local code attempt state usr1 usr2 restarts=${SLURM_RESTART_COUNT:-0} most=${DDP_MAX_REQUEUES:-3}
-    [[ $most =~ ^[0-9]+$ ]] || die "DDP_MAX_REQUEUES: got \"$most\", expected a number"
+    [[ $most =~ ^[0-9]{1,9}$ ]] || die "DDP_MAX_REQUEUES: got \"$most\", expected a number"
+    most=$((10#$most))
     announce
     usr1=$(kill -l USR1)
     usr2=$(kill -l USR2)

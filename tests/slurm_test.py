@@ -493,6 +493,11 @@ class ExitCodes(unittest.TestCase):
         self.assertEqual(job.state(), "FAILED")
         self.assertIn("started again 0 times already (DDP_MAX_REQUEUES=0), so not once more", job.output)
 
+    def test_as_often_as_a_number_with_a_leading_zero_says(self):
+        job = self.submit("exit 85", environment={"DDP_MAX_REQUEUES": "08", "SLURM_RESTART_COUNT": "8"})
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85), job.output)
+        self.assertIn("started again 8 times already (DDP_MAX_REQUEUES=8), so not once more", job.output)
+
     def test_any_other_is_the_job_s(self):
         job = self.submit("if [[ $SLURM_PROCID != 0 ]]; then sleep 60 & wait; fi; exit 42")
         self.assertEqual((job.state(), job.exit_code()), ("FAILED", 42))
@@ -603,6 +608,24 @@ class DryRun(unittest.TestCase):
         for rank in range(32):
             self.assertRegex(job.output, rf'"launcher":"slurm","rank":{rank},"local_rank":\d,"world_size":32,"local_world_size":8,')
 
+    def test_gpus_and_cpus_per_task(self):
+        """The job has CPUs for the two tasks per node that the script asks for, and eight GPUs ask for eight."""
+        for cpus, expected in (("1", "--overcommit"), ("2", "--overcommit"), ("4", "--cpus-per-task=1"), ("8", "--cpus-per-task=2")):
+            with self.subTest(cpus=cpus):
+                options = ["-p", "gpu", "--nodes=2", "--gpus-per-node=8", f"--cpus-per-task={cpus}"]
+                job = Job("05_multinode", "--dump-env", "--json", options=options).wait()
+                self.assertEqual(job.state(), "COMPLETED", job.output)
+                for rank in range(16):
+                    self.assertRegex(job.output, rf'"launcher":"slurm","rank":{rank},"local_rank":\d,"world_size":16,')
+                self.assertIn(f"8 tasks share {2 * int(cpus)} CPUs of each node", job.output)
+                words = self.command(Job("05_multinode", options=options, environment={"DDP_DRY_RUN": "1"}).wait().output)
+                self.assertIn(expected, words)
+        # As many as each task is to have.
+        options = ["-p", "gpu", "--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=8", "--cpus-per-task=2"]
+        job = Job("05_multinode", "--dump-env", "--json", options=options).wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        self.assertNotIn("share", job.output)
+
     def test_stage_03_counts_its_gpus_itself(self):
         job = Job("03_ddp_spawn", options=["-p", "gpu", "--gpus-per-node=8"], environment={"DDP_DRY_RUN": "1"}).wait()
         self.assertEqual(self.command(job.output), [str(BIN / "03_ddp_spawn"), "50", "10"])
@@ -610,7 +633,7 @@ class DryRun(unittest.TestCase):
         self.assertEqual(self.command(job.output), [str(BIN / "03_ddp_spawn"), "50", "10", "--nprocs", "3"])
 
     def by_hand(self, script, *arguments, **variables):
-        environment = dict(os.environ, DDP_DRY_RUN="1", SLURM_JOB_ID="1", **variables)
+        environment = {**os.environ, "DDP_DRY_RUN": "1", "SLURM_JOB_ID": "1", **variables}
         return subprocess.run([ROOT / "slurm" / f"{script}.sh", *arguments], capture_output=True, text=True, env=environment)
 
     def test_a_thousand_nodes(self):
@@ -621,6 +644,23 @@ class DryRun(unittest.TestCase):
         self.assertEqual(self.command(result.stdout),
                          ["srun", "--nodes=1000", "--ntasks=8000", "--kill-on-bad-exit=1", "--wait=60", "--ntasks-per-node=8",
                           "--cpus-per-task=12", "--gpu-bind=none", str(BIN / "05_multinode"), "50", "10"])
+
+    def test_where_there_is_no_slurm(self):
+        """A dry run needs none. A real one says in one line what is the matter."""
+        path = cluster.folder / "no slurm"
+        path.mkdir()
+        for tool in ("bash", "dirname", "sed"):
+            (path / tool).symlink_to(shutil.which(tool))
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "2", "PATH": str(path)}
+        for name in ("05_multinode", "bench"):
+            result = self.by_hand(name, **job)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stderr,
+                             f"{name}: n[1-2] | nodes 2 | tasks 4 | GPUs per node 0 | rank 0 on the first of n[1-2]\n")
+        for variables in (job | {"DDP_DRY_RUN": ""}, job | {"SLURM_JOB_NODELIST": ""}):
+            result = self.by_hand("05_multinode", **variables)
+            self.assertEqual(result.returncode, 2)
+            self.assertRegex(result.stderr, r"\A05_multinode: error: SLURM_JOB_NODELIST=.*: got 0 nodes, expected 2\n\Z")
 
     def test_a_container(self):
         image = cluster.folder / "an image.sif"
@@ -638,7 +678,8 @@ class DryRun(unittest.TestCase):
                 (job | {"SLURM_GPUS_PER_NODE": "many"}, 'GPUs per node: got "many"'),
                 (job | {"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, "--gpus=3: got 2 GPUs on the first of 2 nodes"),
                 (job | {"DDP_CONTAINER": "/no/image"}, "DDP_CONTAINER=/no/image is not there"),
-                (job | {"DDP_MAX_REQUEUES": "x"}, 'DDP_MAX_REQUEUES: got "x"')):
+                (job | {"DDP_MAX_REQUEUES": "x"}, 'DDP_MAX_REQUEUES: got "x"'),
+                (job | {"DDP_MAX_REQUEUES": "9" * 20}, 'DDP_MAX_REQUEUES: got "99999999999999999999"')):
             result = self.by_hand("05_multinode", **variables)
             self.assertEqual(result.returncode, 2, message)
             self.assertIn(f"05_multinode: error: {message}", result.stderr)
