@@ -10,6 +10,8 @@ namespace ddp::bench {
 
 /// The program that everything is compared with.
 inline constexpr const char* kBaseline = "01_single_gpu";
+/// The only one whose ranks may be on several nodes.
+inline constexpr const char* kMultinode = "05_multinode";
 
 const std::vector<Workload>& known_workloads();
 /// For people, with the batch; empty for a name that is not known.

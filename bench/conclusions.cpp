@@ -7,6 +7,7 @@
 
 #include "bench/analysis.hpp"
 #include "bench/format.hpp"
+#include "bench/verdict.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -210,29 +211,60 @@ std::vector<std::string> compare_with_peers(const Report& report,
   return lines;
 }
 
-std::string describe_controls(const Report& report) {
+/// "several processes of T, weak scaling": whose ratios have no control that could stand for them.
+std::vector<std::string> without_control(const Report& report) {
+  std::vector<std::string> kinds;
+  for (const Comparison& comparison : report.comparisons) {
+    for (const std::string& name : {comparison.a, comparison.b}) {
+      const Result* const result = report.find(name);
+      if (comparison.kind == Comparison::Kind::kControl || result == nullptr) {
+        continue;
+      }
+      const Configuration& configuration = result->configuration;
+      const bool several = configuration.processes() > 1;
+      std::string kind = several ? "several processes of " : "one process of ";
+      kind += configuration.workload.name + ", " + configuration.scaling + " scaling";
+      if (report.controls(*result, several) == Controls::kMissing &&
+          std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
+        kinds.push_back(kind);
+      }
+    }
+  }
+  return kinds;
+}
+
+/// What the A/A controls let be said.
+std::vector<std::string> describe_controls(const Report& report) {
   std::vector<std::string> beyond;
-  int controls = 0;
+  bool any = false;
+  bool verdicts = false;
   for (const Comparison& comparison : report.comparisons) {
     if (comparison.kind != Comparison::Kind::kControl) {
+      verdicts = verdicts || comparison.verdict;
       continue;
     }
-    ++controls;
-    if (!comparison.ratio_median ||
-        !(std::abs(*comparison.ratio_median - 1) <= kControlTolerance)) {
+    any = true;
+    if (!is_control_good(comparison.ratio_median)) {
       beyond.push_back(comparison.b + " (" + format_significant(comparison.ratio_median) + "x)");
     }
   }
-  if (controls == 0) {
-    return "";
+  std::vector<std::string> lines;
+  if (any && beyond.empty()) {
+    lines.push_back("Equal commands differed by at most " + format_percent(kControlTolerance) +
+                    " (A/A controls)" + (verdicts ? ", so the verdicts stand." : "."));
+  } else if (any) {
+    lines.push_back(
+        "No verdict on what these stand for: the same command, run twice in each block, differed "
+        "by more than " +
+        format_percent(kControlTolerance) + " from itself: " + joined_few(beyond) + ".");
   }
-  if (beyond.empty()) {
-    return "Equal commands differed by at most " + format_percent(kControlTolerance) +
-           " (A/A controls), so the verdicts stand.";
+  if (const std::vector<std::string> kinds = without_control(report); !kinds.empty()) {
+    lines.push_back(
+        "No verdict without an A/A control, the same command once more: none was "
+        "measured with " +
+        joined_few(kinds) + ".");
   }
-  return "No verdict on what these stand for: the same command, run twice in each block, differed "
-         "by more than " +
-         format_percent(kControlTolerance) + " from itself: " + joined_few(beyond) + ".";
+  return lines;
 }
 
 }  // namespace
@@ -371,8 +403,8 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
                     " configurations have no speed (see their errors): " + joined_few(failed) +
                     ".");
   }
-  if (const std::string controls = describe_controls(report); !controls.empty()) {
-    lines.push_back(controls);
+  for (const std::string& sentence : describe_controls(report)) {
+    lines.push_back(sentence);
   }
   if (const std::optional<double> residual = median_residual(report)) {
     lines.push_back(

@@ -99,6 +99,7 @@ void read_summary(const json& summary, StageMetrics& metrics) {
   metrics.backend = text(summary, "backend");
   metrics.device = text(summary, "device");
   metrics.all_reduce_bytes = numbers(summary, "all_reduce_bytes");
+  metrics.bytes_per_step = optional_number(summary, "bytes_per_step");
   metrics.peak_rss_mib = numbers(summary, "peak_rss_mib");
   metrics.startup_ms = numbers(summary, "startup_ms");
   metrics.cpu_time_ms = numbers(summary, "cpu_time_ms");
@@ -176,6 +177,7 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
   metrics.ranks = expected_ranks;
   metrics.busy_ms_of_rank.resize(static_cast<std::size_t>(expected_ranks));
   std::vector<int> rows_of_step;  // how many ranks have written this step
+  std::vector<std::vector<bool>> written(metrics.busy_ms_of_rank.size());  // [rank][step]
   bool has_summary = false;
   std::string line;
   for (int line_number = 1; std::getline(file, line); ++line_number) {
@@ -200,9 +202,16 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
       metrics.steps.resize(row.index + 1);
       rows_of_step.resize(row.index + 1);
     }
+    const auto rank = static_cast<std::size_t>(row.rank);
+    written[rank].resize(metrics.steps.size());
+    if (written[rank][row.index]) {
+      fail("step " + std::to_string(row.index) + " of rank " + std::to_string(row.rank) +
+           " was written twice");
+    }
+    written[rank][row.index] = true;
     ++rows_of_step[row.index];
-    std::vector<double>& busy_ms = metrics.busy_ms_of_rank[static_cast<std::size_t>(row.rank)];
-    busy_ms.resize(std::max(busy_ms.size(), row.index + 1), kNan);
+    std::vector<double>& busy_ms = metrics.busy_ms_of_rank[rank];
+    busy_ms.resize(metrics.steps.size(), kNan);
     busy_ms[row.index] = row.step.step_ms - row.step.phase_ms[kExposedComm];
     if (row.step.step_ms > metrics.steps[row.index].step_ms) {
       metrics.steps[row.index] = row.step;

@@ -34,6 +34,7 @@ struct StageMetrics {
   std::string backend;
   std::string device;
   std::vector<double> all_reduce_bytes;  ///< of a step, in the order in which they start
+  std::optional<double> bytes_per_step;  ///< their sum, which peers tell that know no more
   std::vector<double> peak_rss_mib;  ///< per rank
   std::vector<double> startup_ms;  ///< per rank, from the start of the process
   std::vector<double> cpu_time_ms;  ///< per rank, of all its threads while it made steps
@@ -59,7 +60,8 @@ struct SlowestRank {
 std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics);
 
 /// @param expected_ranks processes that must have written a row for every step
-/// @throws Error (1) in one line if the file is missing, cut off, malformed, or lacks a row
+/// @throws Error (1) in one line if the file is missing, cut off, malformed, or has not exactly one
+///         row for each rank and step
 StageMetrics read_metrics(const std::string& path, int expected_ranks);
 
 }  // namespace ddp::bench

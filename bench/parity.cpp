@@ -76,6 +76,7 @@ void judge_parity(const StageRun& run, double reference_moved, Result& result) {
                       [](double sum, const Step& step) { return sum + step.step_ms; });
   result.overhead_s = std::max(0.0, run.wall_s - steps_ms / 1e3);
   result.bucket_bytes = run.metrics.all_reduce_bytes;
+  result.told_bytes_per_step = run.metrics.bytes_per_step;
   result.length.dataset_size =
       dataset_size_for(result.configuration.workload, result.configuration.global_batch);
   result.steps_per_epoch = steps_per_epoch(result.configuration, run.metrics);

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <numeric>
 #include <regex>
-#include <set>
 
 #include "bench/catalog.hpp"
 #include "bench/discovery.hpp"
@@ -57,11 +56,11 @@ std::vector<StageProgram> pick_programs(const Settings& settings, Plan& plan) {
   }
   std::vector<StageProgram> programs;
   for (const StageProgram& program : known_programs()) {
-    const bool several_nodes = program.name == "05_multinode" && settings.nodes > 1;
+    const bool several_nodes = program.name == kMultinode && settings.nodes > 1;
     const bool by_name = contains(settings.stages, program.name) ||
                          contains(settings.stages, program.name.substr(0, 2));
-    const bool asked = program.name == kBaseline || by_name ||
-                       (settings.stages.empty() && (program.by_default || several_nodes));
+    const bool asked =
+        program.name == kBaseline || by_name || (settings.stages.empty() && program.by_default);
     if (!asked || (settings.nodes > 1 && !several_nodes && program.name != kBaseline)) {
       continue;
     }
@@ -185,12 +184,12 @@ std::int64_t common_batch(std::int64_t batch, const std::vector<int>& world_size
 }
 
 /// What the stages choose by themselves where memory can be shared.
-std::string default_backend(const Settings& settings, const Plan& plan, int world_size) {
+std::string default_backend(const Plan& plan, int nodes, int world_size) {
   if (plan.device == "cuda") {
     return "nccl";
   }
-  const bool two_levels = settings.nodes > 1 && world_size > settings.nodes;
-  return two_levels ? "hierarchical" : settings.nodes > 1 ? "gloo" : "shm";
+  const bool two_levels = nodes > 1 && world_size > nodes;
+  return two_levels ? "hierarchical" : nodes > 1 ? "gloo" : "shm";
 }
 
 /// MPI joins only processes that its own launcher started.
@@ -198,7 +197,14 @@ bool can_start(const std::string& launcher, const std::string& backend) {
   return backend != "mpi" || launcher == "mpirun";
 }
 
-std::vector<std::string> launchers_of(const StageProgram& program, const Plan& plan) {
+/// Between one node's ranks stage 05 makes the step of stage 04, so unless it is asked for by name
+/// one run of it stands for all.
+bool is_sampled(const StageProgram& program, const Settings& settings) {
+  return program.name == kMultinode && settings.stages.empty() && settings.nodes == 1;
+}
+
+std::vector<std::string> launchers_of(const StageProgram& program, const Settings& settings,
+                                      const Plan& plan) {
   if (program.start == Start::kAlone || program.start == Start::kReplicas) {
     return {"none"};
   }
@@ -211,7 +217,23 @@ std::vector<std::string> launchers_of(const StageProgram& program, const Plan& p
       names.push_back(name);
     }
   }
+  if (is_sampled(program, settings) && !names.empty()) {
+    names.resize(1);
+  }
   return names;
+}
+
+/// @param all ascending
+std::vector<int> world_sizes_of(const StageProgram& program, const Settings& settings,
+                                const std::vector<int>& all) {
+  if (program.start == Start::kAlone) {
+    return {1};
+  }
+  if (settings.quick) {
+    return {all.back()};
+  }
+  const bool two = std::find(all.begin(), all.end(), 2) != all.end();
+  return is_sampled(program, settings) ? std::vector<int>{two ? 2 : all.back()} : all;
 }
 
 /// Google Benchmark appends this to the name of what is registered with Iterations and manual time.
@@ -288,27 +310,24 @@ bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
   const bool torchrun_once = settings.launchers.empty() && settings.world_sizes.empty();
   bool left_out_torchrun = false;
   for (const StageProgram& program : programs) {
-    const bool alone = program.start == Start::kAlone;
     for (const std::string& speedup : settings.speedups) {
-      for (const std::string& launcher : launchers_of(program, plan)) {
+      for (const std::string& launcher : launchers_of(program, settings, plan)) {
         for (const std::string& backend :
              launcher == "none" ? std::vector<std::string>{"none"} : backends) {
           if (!can_start(launcher, backend)) {
             continue;
           }
-          for (const int world_size : alone ? std::vector<int>{1} : group.world_sizes) {
-            const bool largest = alone || world_size == group.world_sizes.back();
-            if (settings.quick && !largest) {
-              continue;
-            }
-            if (launcher == "torchrun" && torchrun_once && !largest) {
+          for (const int world_size : world_sizes_of(program, settings, group.world_sizes)) {
+            const bool largest = world_size == group.world_sizes.back();
+            if (launcher == "torchrun" && torchrun_once && !largest &&
+                !is_sampled(program, settings)) {
               left_out_torchrun = true;
               continue;
             }
             Configuration configuration = group.configuration(program, plan.device, world_size);
             configuration.launcher = launcher;
             configuration.backend =
-                backend.empty() ? default_backend(settings, plan, world_size) : backend;
+                backend.empty() ? default_backend(plan, settings.nodes, world_size) : backend;
             configuration.speedup = speedup;
             configuration.nodes = launcher == "srun" ? settings.nodes : 1;
             for (const Gradients& gradients :
@@ -339,8 +358,11 @@ void add_peers(const Group& group, const std::vector<std::string>& backends, Pla
       configuration.launcher = "spawn";
       const std::string own = plan.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
       for (const std::string& backend : peer.built_here ? backends : std::vector{own}) {
-        configuration.backend = backend;
-        plan.configurations.push_back(configuration);
+        if (can_start(configuration.launcher, backend)) {
+          configuration.backend =
+              backend.empty() ? default_backend(plan, configuration.nodes, world_size) : backend;
+          plan.configurations.push_back(configuration);
+        }
       }
     }
   }
@@ -349,40 +371,39 @@ void add_peers(const Group& group, const std::vector<std::string>& backends, Pla
 /// A second copy of the fastest and of the most talkative configuration of each group: what two
 /// equal things differ by is the least that can be said about different ones.
 void add_controls(Plan& plan) {
-  std::set<std::string> done;
-  std::vector<Configuration> controls;
-  const auto add = [&](const Configuration& original, const std::string& kind) {
-    if (done.insert(original.workload.name + "/" + original.scaling + "/" + kind).second) {
-      controls.push_back(original);
-      controls.back().role = Role::kControl;
-    }
+  // Two keys for each group, for one process and for several.
+  std::map<std::string, const Configuration*> originals;
+  const auto cost = [](const Configuration& configuration) {
+    return (configuration.launcher == "torchrun" ? 4 : 0) +
+           (configuration.program.variant != "main" ? 2 : 0) +
+           (configuration.program.start != Start::kSpawn ? 1 : 0);
   };
-  for (auto it = plan.configurations.rbegin(); it != plan.configurations.rend(); ++it) {
-    if (it->role != Role::kStage) {
+  for (const Configuration& configuration : plan.configurations) {
+    const bool several = configuration.communicates();
+    if (configuration.role != Role::kStage || (!several && !configuration.is_baseline())) {
       continue;
     }
-    if (it->is_baseline()) {
-      add(*it, "one process");
-    } else if (it->communicates() && it->program.variant == "main" && it->launcher != "torchrun") {
-      const bool better_one_follows = std::any_of(
-          plan.configurations.begin(), plan.configurations.end(), [&](const Configuration& other) {
-            return other.workload.name == it->workload.name && other.scaling == it->scaling &&
-                   other.role == Role::kStage && other.communicates() &&
-                   other.program.start == Start::kSpawn && other.program.variant == "main";
-          });
-      if (it->program.start == Start::kSpawn || !better_one_follows) {
-        add(*it, "several processes");
-      }
+    const Configuration*& original = originals[configuration.workload.name + "/" +
+                                               configuration.scaling + (several ? "/n" : "/1")];
+    // The largest world size comes last.
+    if (original == nullptr || cost(configuration) <= cost(*original)) {
+      original = &configuration;
     }
+  }
+  std::vector<Configuration> controls;
+  for (const auto& [group, original] : originals) {
+    controls.push_back(*original);
+    controls.back().role = Role::kControl;
   }
   plan.configurations.insert(plan.configurations.end(), controls.begin(), controls.end());
 }
 
 /// The same without gradient exchange, to tell what communication costs.
-void add_runs_without_communication(Plan& plan) {
+void add_runs_without_communication(const Settings& settings, Plan& plan) {
   std::vector<Configuration> more;
   for (const Configuration& configuration : plan.configurations) {
-    if (configuration.role != Role::kStage || !configuration.communicates()) {
+    if (configuration.role != Role::kStage || !configuration.communicates() ||
+        is_sampled(configuration.program, settings)) {
       continue;
     }
     // Who started the ranks makes no difference to it, and torchrun takes seconds.
@@ -456,12 +477,20 @@ Plan make_plan(const Settings& settings) {
         {"torchrun at world sizes below " + std::to_string(world_sizes.back()),
          "each start takes seconds; --launchers spawn,torchrun,mpirun adds them"});
   }
+  const bool samples_multinode =
+      std::any_of(plan.configurations.begin(), plan.configurations.end(),
+                  [&](const Configuration& c) { return is_sampled(c.program, settings); });
+  if (samples_multinode) {
+    plan.not_run.push_back(
+        {"05_multinode at other world sizes, under other launchers, and without communication",
+         "on one node its step is that of 04_ddp_launcher; --stages 01,02,03,04,05 adds them"});
+  }
   apply_filter(settings.filter, plan);
   if (settings.quick) {
     plan.not_run.push_back({"A/A controls and runs without communication", "--quick"});
   } else {
     add_controls(plan);
-    add_runs_without_communication(plan);
+    add_runs_without_communication(settings, plan);
   }
   return plan;
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "bench/verdict.hpp"
+
 namespace ddp::bench {
 namespace {
 
@@ -51,43 +53,13 @@ Comparison compare_two(Comparison::Kind kind, const Result& a, const Result& b) 
   };
 }
 
-/// The controls of the workload that say how far apart equal runs of these two kinds are: one for
-/// runs of one process, one for runs of several.
+/// Each side needs a control of its kind: ranks that wait for each other are disturbed far more
+/// than a process that is alone.
 bool controls_hold(const Report& report, const Result& a, const Result& b) {
-  for (const bool several : {false, true}) {
-    const auto concerns = [&](const Result& result) {
-      return (result.configuration.processes() > 1) == several;
-    };
-    if (!concerns(a) && !concerns(b)) {
-      continue;
-    }
-    for (const Comparison& comparison : report.comparisons) {
-      if (comparison.kind != Comparison::Kind::kControl) {
-        continue;
-      }
-      const Result* const control = report.find(comparison.a);
-      if (control == nullptr || !same_work(control->configuration, a.configuration) ||
-          !concerns(*control)) {
-        continue;
-      }
-      // "not within" rather than "beyond": a ratio that is not there says nothing good.
-      if (!comparison.ratio_median ||
-          !(std::abs(*comparison.ratio_median - 1) <= kControlTolerance)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-/// @param break_even the ratio at which neither is faster
-std::optional<std::string> judge(const Comparison& comparison, double break_even) {
-  if (!comparison.ci95) {
-    return std::nullopt;
-  }
-  return comparison.ci95->high < break_even  ? "faster"
-         : comparison.ci95->low > break_even ? "slower"
-                                             : "same";
+  const auto holds = [&](const Result& result) {
+    return report.controls(result, result.configuration.processes() > 1) == Controls::kHold;
+  };
+  return holds(a) && holds(b);
 }
 
 }  // namespace
@@ -214,7 +186,7 @@ std::optional<double> Result::bytes_per_step() const {
     return 0;
   }
   return bucket_bytes.empty()
-             ? std::nullopt
+             ? told_bytes_per_step
              : std::optional(std::accumulate(bucket_bytes.begin(), bucket_bytes.end(), 0.0));
 }
 
@@ -277,6 +249,23 @@ const Comparison* Report::comparison_of(const Result& result) const {
   return found == comparisons.end() ? nullptr : &*found;
 }
 
+Controls Report::controls(const Result& result, bool several) const {
+  Controls found = Controls::kMissing;
+  for (const Comparison& comparison : comparisons) {
+    const Result* const control =
+        comparison.kind == Comparison::Kind::kControl ? find(comparison.a) : nullptr;
+    if (control == nullptr || !same_work(control->configuration, result.configuration) ||
+        (control->configuration.processes() > 1) != several) {
+      continue;
+    }
+    if (!is_control_good(comparison.ratio_median)) {
+      return Controls::kDiffer;
+    }
+    found = Controls::kHold;
+  }
+  return found;
+}
+
 std::optional<double> Report::relative_speedup(const Result& result) const {
   const Result* const baseline = baseline_of(result);
   const std::optional<double> own = result.samples_per_second();
@@ -303,13 +292,13 @@ void compare(Report& report) {
     if (result.configuration.role == Role::kControl && original != nullptr && result.has_speed() &&
         original->has_speed()) {
       report.comparisons.push_back(compare_two(Comparison::Kind::kControl, result, *original));
-      report.comparisons.back().verdict = judge(report.comparisons.back(), 1);
+      report.comparisons.back().verdict = judge(report.comparisons.back().ci95, 1);
     }
   }
-  const auto add = [&](Comparison::Kind kind, const Result& a, const Result& b, double break_even) {
+  const auto add = [&](Comparison::Kind kind, const Result& a, const Result& b, double even) {
     Comparison comparison = compare_two(kind, a, b);
     if (controls_hold(report, a, b)) {
-      comparison.verdict = judge(comparison, break_even);
+      comparison.verdict = judge(comparison.ci95, even);
     }
     report.comparisons.push_back(comparison);
   };

@@ -69,6 +69,7 @@ struct Result {
   RunLength length;
   std::vector<std::optional<Repetition>> repetitions;  ///< one per block; none: it was not run
   std::vector<double> bucket_bytes;  ///< the all-reduces of a step
+  std::optional<double> told_bytes_per_step;  ///< where they are not told one by one
   std::optional<double> alone_ms;  ///< these all-reduces with nothing else going on
   std::optional<double> no_comm_step_ms;
   std::optional<Floor> floor;
@@ -100,9 +101,6 @@ struct Result {
   std::optional<double> residual() const;
 };
 
-/// Two equal things may differ by this; if they differ by more, no verdict is given.
-inline constexpr double kControlTolerance = 0.03;
-
 /// The step times' ratio a / b, one pair per repetition.
 struct Comparison {
   enum class Kind { kBaseline, kControl, kPeer };
@@ -112,9 +110,15 @@ struct Comparison {
   std::optional<double> ratio_median;
   std::optional<Interval> ci95;
   std::size_t pairs = 0;
-  /// "faster", "slower" or "same"; none without an interval, or if the A/A controls of the workload
-  /// differ from 1 by more than kControlTolerance.
+  /// "faster", "slower" or "same" (see judge()); none where the A/A controls do not hold.
   std::optional<std::string> verdict;
+};
+
+/// What the A/A controls say about runs of one workload.
+enum class Controls {
+  kHold,
+  kDiffer,  ///< the same command took another time
+  kMissing,  ///< none was measured
 };
 
 /// What a job of many ranks would take if nothing changed but their number.
@@ -141,6 +145,8 @@ struct Report {
   const Result* find(const std::string& name) const;
   /// With its stage 01.
   const Comparison* comparison_of(const Result& result) const;
+  /// Of the workload of `result`: the controls with one process, or those with several.
+  Controls controls(const Result& result, bool several) const;
   /// samples/s relative to the baseline's.
   std::optional<double> relative_speedup(const Result& result) const;
   /// relative_speedup / world size: for weak scaling t(01) / t(N), for strong the speed-up per

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "bench/catalog.hpp"
 #include "bench/conclusions.hpp"
 #include "bench/results.hpp"
+#include "bench/verdict.hpp"
+#include "common/exit_codes.hpp"
 #include "tests/catch.hpp"
 
 namespace {
@@ -66,25 +69,56 @@ const Comparison& comparison_of(const Report& report, Comparison::Kind kind, con
   return report.comparisons.front();
 }
 
-/// Twice the same, and two ranks that take `ratio` times as long.
+const std::string kOneProcess = "T/weak/01_single_gpu/ranks:1";
+const std::string kTwoRanks = "T/weak/03_ddp_spawn/spawn/gloo/ranks:2";
+
+/// One process, two ranks that take `ratio` times as long, and a control of each.
 Report make_report(double ratio, double control) {
   Report report;
   report.results.push_back(make_result("01_single_gpu", 1, {1.0, 1.1, 0.9, 1.05, 0.95}));
   report.results.push_back(make_result(
       "03_ddp_spawn", 2, {1.01 * ratio, 1.09 * ratio, 0.91 * ratio, 1.04 * ratio, 0.96 * ratio}));
-  report.results.push_back(
-      make_result("01_single_gpu", 1,
-                  {1.0 * control, 1.1 * control, 0.9 * control, 1.05 * control, 0.95 * control},
-                  Role::kControl));
+  for (const auto& [original, factor] : {std::pair(0, control), std::pair(1, 1.0)}) {
+    report.results.push_back(report.results[static_cast<std::size_t>(original)]);
+    report.results.back().configuration.role = Role::kControl;
+    for (std::optional<Repetition>& repetition : report.results.back().repetitions) {
+      repetition->median_ms *= factor;
+    }
+  }
   compare(report);
   return report;
 }
 
+std::string overall(const Report& report) {
+  std::string text;
+  for (const std::string& line : conclude_overall({}, report, nlohmann::ordered_json::object())) {
+    text += line + "\n";
+  }
+  return text;
+}
+
+TEST_CASE("same is what lies within 3 % of even, interval and all", "[analysis]") {
+  const auto verdict = [](double low, double high, double even) {
+    return judge(Interval{low, high}, even);
+  };
+  CHECK(verdict(0.98, 1.02, 1) == "same");
+  CHECK(verdict(1.01, 1.02, 1) == "same");
+  CHECK(verdict(1.95, 2.05, 2) == "same");
+  CHECK(verdict(0.5, 9.98, 1) == std::nullopt);
+  CHECK(verdict(0.98, 1.04, 1) == std::nullopt);
+  CHECK(verdict(0.96, 1.0, 1) == std::nullopt);
+  CHECK(verdict(0.96, 0.99, 1) == "faster");
+  CHECK(verdict(1.01, 1.04, 1) == "slower");
+  CHECK(verdict(1.01, 1.04, 2) == "faster");
+  CHECK(verdict(kNan, kNan, 1) == std::nullopt);
+  CHECK(verdict(1, kNan, 1) == std::nullopt);
+  CHECK(judge(std::nullopt, 1) == std::nullopt);
+}
+
 TEST_CASE("a verdict is by samples per second, and only if the controls agree", "[analysis]") {
-  const std::string two_ranks = "T/weak/03_ddp_spawn/spawn/gloo/ranks:2";
   const auto verdict = [&](double ratio, double control) {
     const Report report = make_report(ratio, control);
-    return comparison_of(report, Comparison::Kind::kBaseline, two_ranks).verdict;
+    return comparison_of(report, Comparison::Kind::kBaseline, kTwoRanks).verdict;
   };
   CHECK(verdict(1.2, 1.0) == "faster");  // 1.2x the time for 2x the samples
   CHECK(verdict(2.5, 1.0) == "slower");
@@ -94,9 +128,41 @@ TEST_CASE("a verdict is by samples per second, and only if the controls agree", 
   CHECK(verdict(1.2, 0.96) == std::nullopt);
   const Report report = make_report(1.2, 1.04);
   const Comparison& control =
-      comparison_of(report, Comparison::Kind::kControl, "T/weak/01_single_gpu/ranks:1/control");
+      comparison_of(report, Comparison::Kind::kControl, kOneProcess + "/control");
   CHECK(std::abs(*control.ratio_median - 1.04) < 1e-9);
   CHECK(control.verdict == "slower");
+  CHECK(overall(report).find("No verdict on what these stand for") != std::string::npos);
+  CHECK(overall(make_report(1.2, 1.0)).find("so the verdicts stand") != std::string::npos);
+}
+
+TEST_CASE("a verdict needs a control of its kind that was measured", "[analysis]") {
+  Report report = make_report(1.2, 1.0);
+  const auto verdict = [&] {
+    compare(report);
+    return comparison_of(report, Comparison::Kind::kBaseline, kTwoRanks).verdict;
+  };
+  CHECK(verdict() == "faster");
+  SECTION("none of several processes") {
+    report.results.pop_back();
+  }
+  SECTION("none of one process") {
+    report.results.erase(report.results.begin() + 2);
+  }
+  SECTION("one that failed") {
+    report.results.back().error = "exit code 1";
+  }
+  SECTION("one that was never run") {
+    report.results.back().repetitions.assign(5, std::nullopt);
+  }
+  SECTION("one of another workload") {
+    report.results.back().configuration.workload = known_workloads().back();
+  }
+  SECTION("none at all") {
+    report.results.resize(2);
+  }
+  CHECK(verdict() == std::nullopt);
+  CHECK(overall(report).find("verdicts stand") == std::string::npos);
+  CHECK(overall(report).find("No verdict without an A/A control") != std::string::npos);
 }
 
 TEST_CASE("two repetitions are no verdict", "[analysis]") {
@@ -115,9 +181,10 @@ TEST_CASE("stages are compared with peers of the same world size", "[analysis]")
   report.results.push_back(make_result("03_ddp_spawn", 1, {1, 1, 1}));
   report.results.push_back(make_result("03_ddp_spawn", 2, {1, 1, 1}));
   report.results.push_back(make_result("pytorch", 2, {4, 4, 4}, Role::kPeer));
+  report.results.push_back(make_result("03_ddp_spawn", 2, {1, 1, 1}, Role::kControl));
   compare(report);
-  REQUIRE(report.comparisons.size() == 1);
-  const Comparison& comparison = report.comparisons[0];
+  REQUIRE(report.comparisons.size() == 2);
+  const Comparison& comparison = report.comparisons[1];
   CHECK(comparison.kind == Comparison::Kind::kPeer);
   CHECK(comparison.a == "T/weak/03_ddp_spawn/spawn/gloo/ranks:2");
   CHECK(comparison.b == "T/weak/pytorch_tuned/spawn/gloo/ranks:2");
@@ -279,11 +346,39 @@ TEST_CASE("a slow rank is named by what it needs besides waiting", "[analysis]")
   Report report;
   report.results.push_back(make_result("03_ddp_spawn", 2, {2}));
   report.results[0].repetitions[0]->slowest_rank = slowest;
-  std::string text;
-  for (const std::string& line : conclude_overall({}, report, nlohmann::ordered_json::object())) {
-    text += line + "\n";
+  CHECK(overall(report).find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") !=
+        std::string::npos);
+}
+
+TEST_CASE("each rank writes each step once", "[analysis]") {
+  struct Case {
+    std::string row;
+    std::string replacement;
+    const char* error;
+  };
+  const Case damaged = GENERATE(values<Case>({
+      // As many rows as there should be, but one rank's is another's.
+      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":0,\"epoch\":0,\"step\":39,",
+       "step 39 of rank 0 was written twice"},
+      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":1,\"epoch\":0,\"step\":7,",
+       "step 7 of rank 1 was written twice"},
+      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":1,\"epoch\":0,\"step\":40,",
+       "step 39 was written by 1 ranks, expected 2"},
+  }));
+  CAPTURE(damaged.error);
+  const std::string path = write_metrics("ddp-analysis-test-rows.jsonl", 1);
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  text.replace(text.find(damaged.row), damaged.row.size(), damaged.replacement);
+  std::ofstream(path) << text;
+  std::string message;
+  try {
+    read_metrics(path, 2);
+  } catch (const ddp::Error& error) {
+    message = error.what();
   }
-  CHECK(text.find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") != std::string::npos);
+  fs::remove(path);
+  CHECK(message.find(damaged.error) != std::string::npos);
 }
 
 TEST_CASE("a wait that is not known names nobody", "[analysis]") {

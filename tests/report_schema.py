@@ -83,6 +83,40 @@ def check_run(run):
         yield f"{name}: residual is not measured / predicted - 1"
 
 
+CONTROL_TOLERANCE = 0.03
+
+
+def verdict_of(ci95, even):
+    low, high = ci95
+    if even * (1 - CONTROL_TOLERANCE) <= low and high <= even * (1 + CONTROL_TOLERANCE):
+        return "same"
+    return "faster" if high < even else "slower" if low > even else None
+
+
+def check_verdict(comparison, runs, comparisons):
+    """A verdict follows from its interval, and needs a control of the kind of either run that holds."""
+    if comparison["verdict"] is None:
+        return
+    where = f"comparisons: the verdict on {comparison['a']}"
+    a, b = (runs[comparison[side]] for side in ("a", "b"))
+    even = a["global_batch"] / b["global_batch"] if comparison["kind"] == "baseline" else 1
+    expected = comparison["ci95"] and verdict_of(comparison["ci95"], even)
+    if comparison["verdict"] != expected:
+        yield f"{where} is {comparison['verdict']}, but its interval is {comparison['ci95']}, and {even} is even"
+    for run in (a, b) if comparison["kind"] != "control" else ():
+        if not any(control["kind"] == "control" and control["a"] in runs
+                   and kind_of(runs[control["a"]]) == kind_of(run)
+                   and control["ratio_median"] and abs(control["ratio_median"] - 1) <= CONTROL_TOLERANCE
+                   for control in comparisons):
+            yield f"{where} has no control that holds for {run['name']}"
+
+
+def kind_of(run):
+    """Replicas are threads of one process: no launcher starts it."""
+    one_process = run["launcher"] == "none" or run["world_size"] == 1
+    return run["model"], run["scaling"], run["device"], one_process
+
+
 def check_meaning(document):
     """What a schema cannot say; only for documents that conform to it."""
     scaling = document["ddp_scaling"]
@@ -91,12 +125,15 @@ def check_meaning(document):
         yield f"two runs have the name {name}"
     for run in scaling["runs"]:
         yield from check_run(run)
+    runs = {run["name"]: run for run in scaling["runs"]}
     for comparison in scaling["comparisons"]:
-        for side in ("a", "b"):
-            if comparison[side] not in names:
-                yield f"comparisons: {side} is {comparison[side]}, which is no run"
+        missing = [side for side in ("a", "b") if comparison[side] not in runs]
+        for side in missing:
+            yield f"comparisons: {side} is {comparison[side]}, which is no run"
         if comparison["ci95"] and comparison["ci95"][0] > comparison["ci95"][1]:
             yield f"comparisons: the interval of {comparison['a']} is upside down"
+        elif not missing:
+            yield from check_verdict(comparison, runs, scaling["comparisons"])
     for extrapolation in scaling["extrapolations"]:
         if extrapolation["from"] not in names:
             yield f"extrapolations: from is {extrapolation['from']}, which is no run"
@@ -237,6 +274,12 @@ def damaged(document):
         (("ddp_scaling", "comparisons", 0, "ci95"), [2.0, 1.0]),
         (("ddp_scaling", "comparisons", 0, "ci95"), [1.0]),
         (("ddp_scaling", "comparisons", 0, "verdict"), "better"),
+        (("ddp_scaling", "comparisons", 0, "verdict"), "slower"),
+        (("ddp_scaling", "comparisons", 0, "ci95"), [0.5, 9.98]),
+        (("ddp_scaling", "comparisons", 0, "ci95"), None),
+        (("ddp_scaling", "comparisons", 1, "ratio_median"), 1.04),
+        (("ddp_scaling", "comparisons", 2, "ratio_median"), 0.96),
+        (("ddp_scaling", "comparisons", 2, "kind"), "peer"),
         (("ddp_scaling", "extrapolations", 0, "from"), "nothing"),
         (("ddp_scaling", "extrapolations", 0, "world_size"), 65),
         (("ddp_scaling", "all_reduce", 0, "bus_bandwidth_gbps"), 1.0),

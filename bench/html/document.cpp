@@ -164,7 +164,6 @@ Comparison read_comparison(const ordered_json& json) {
     comparison.kind = "baseline";  // documents without kinds held no others
   }
   comparison.verdict = text_at(json, "verdict");
-  comparison.has_verdict = json.contains("verdict");
   comparison.ratio = number_at(json, "ratio_median");
   const std::vector<double> ends = numbers_at(json, "ci95");
   if (ends.size() == 2) {

@@ -86,7 +86,6 @@ struct Comparison {
   std::string b;
   std::string kind;  ///< "baseline", "control" or "peer"
   std::string verdict;  ///< of `a`: "faster", "slower", "same" or empty
-  bool has_verdict = false;  ///< false: the document knows no verdicts at all
   Number ratio;  ///< step time of `a` over that of `b`
   std::optional<Interval> ci95;
   Number pairs;

@@ -1,14 +1,9 @@
-#include <algorithm>
-#include <cmath>
-
 #include "bench/html/row_plot.hpp"
 #include "bench/html/sections.hpp"
+#include "bench/verdict.hpp"
 
 namespace ddp::bench::html {
 namespace {
-
-/// By how much two runs of the same thing may differ before no other difference is believed.
-constexpr double kControlTolerance = 0.03;
 
 /// The ratio of step times at which both handle as many samples a second.
 Number even_ratio(const Run* a, const Run* b) {
@@ -16,17 +11,6 @@ Number even_ratio(const Run* a, const Run* b) {
                  *b->global_batch > 0 && *a->global_batch > 0
              ? Number(*a->global_batch / *b->global_batch)
              : std::nullopt;
-}
-
-/// The document's own; documents without verdicts get that of the interval.
-std::string verdict_of(const Comparison& comparison, Number even) {
-  if (comparison.has_verdict || !comparison.ci95 || comparison.kind == "control") {
-    return comparison.verdict;
-  }
-  const double middle = comparison.kind == "baseline" ? even.value_or(1) : 1;
-  return comparison.ci95->high < middle  ? "faster"
-         : comparison.ci95->low > middle ? "slower"
-                                         : "same";
 }
 
 std::string describe(const Material& material, const std::string& name) {
@@ -38,7 +22,7 @@ IntervalRow make_row(const Material& material, const Comparison& comparison) {
   const Run* const a = material.document.find(comparison.a);
   const Run* const b = material.document.find(comparison.b);
   const Number even = even_ratio(a, b);
-  const std::string verdict = verdict_of(comparison, even);
+  const std::string& verdict = comparison.verdict;
   IntervalRow row;
   row.label = describe(material, comparison.a);
   if (a != nullptr) {
@@ -116,7 +100,7 @@ std::string controls(const Material& material) {
     if (comparison.kind == "control" && is_drawn(comparison)) {
       IntervalRow row = make_row(material, comparison);
       row.label = where(material.document.find(comparison.a)) + row.label;
-      row.muted = !(std::abs(row.value - 1) <= kControlTolerance);
+      row.muted = !is_control_good(comparison.ratio);
       row.note = show_factor(comparison.ratio) + (row.muted ? " too far" : "");
       plot.rows.push_back(std::move(row));
     }
@@ -134,8 +118,6 @@ std::string numbers(const Material& material) {
                                                     {"pairs"},
                                                     {"verdict", false}});
   for (const Comparison& comparison : material.document.comparisons) {
-    const Number even =
-        even_ratio(material.document.find(comparison.a), material.document.find(comparison.b));
     const Number low = comparison.ci95 ? Number(comparison.ci95->low) : std::nullopt;
     const Number high = comparison.ci95 ? Number(comparison.ci95->high) : std::nullopt;
     table.add({
@@ -146,7 +128,7 @@ std::string numbers(const Material& material) {
         number_cell(low, show(low)),
         number_cell(high, show(high)),
         number_cell(comparison.pairs, show_count(comparison.pairs)),
-        text_cell(verdict_of(comparison, even)),
+        text_cell(comparison.verdict),
     });
   }
   return table.details();
@@ -164,9 +146,11 @@ Section ratios_section(const Material& material) {
       "The <i>k</i>-th repetition of one configuration over the <i>k</i>-th of the other: median "
       "of these pairs and its 95 % bootstrap interval. Right of 1 a step takes longer. In weak "
       "scaling it also does more: the short grey mark is where both handle equally many samples "
-      "per second, and the verdict goes by that. Without a verdict, in grey: fewer than three "
-      "pairs, or a control of that workload that is more than " +
-      show_percent(kControlTolerance) + " away from 1.");
+      "per second, and the verdict goes by that. <i>Same</i> is what lies within " +
+      show_percent(kControlTolerance) +
+      " of it, interval and all. Without a verdict, in grey: fewer than three pairs, an interval "
+      "that holds both, or no control of that workload and kind (one process, several) within " +
+      show_percent(kControlTolerance) + " of 1.");
   const std::string table = numbers(material);
   return {"ratios", "Ratios and how sure they are",
           drawn.empty() && table.empty() ? "" : note + drawn + table};
