@@ -145,6 +145,9 @@ void ask_launchers(Plan& plan, const std::string& scratch, Interrupts& interrupt
   }
   if (const auto found = plan.launchers.find("mpirun"); found != plan.launchers.end()) {
     const std::string text = ask({found->second.path, "--version"}, scratch, interrupts);
+    if (interrupts.requested()) {
+      return;  // it had no time to answer
+    }
     const std::string version = first_line_of(text);
     if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) {
       found->second.version = version;

@@ -89,7 +89,7 @@ class LimitRuns {
     return micro_run;
   }
 
-  /// The same buckets, the same name: "192", "4096+8192".
+  /// The same buckets, the same name: "192", "4096_8192".
   static std::string step_name(const Result& result) {
     std::string name;
     for (const std::int64_t bytes : to_integers(result.bucket_bytes)) {

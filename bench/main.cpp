@@ -1,9 +1,13 @@
 // bench: runs the stages at several world sizes, checks that they agree, measures and compares.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
 #include <iostream>
 #include <optional>
+#include <utility>
 
 #include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
@@ -13,6 +17,7 @@
 #include "bench/machine.hpp"
 #include "bench/machine_limits.hpp"
 #include "bench/measurement.hpp"
+#include "bench/output_file.hpp"
 #include "bench/parity.hpp"
 #include "bench/peer_installation.hpp"
 #include "bench/plan.hpp"
@@ -27,6 +32,18 @@
 
 namespace ddp::bench {
 namespace {
+
+/// What is opened later must not get the number of a stream that was closed: a child would take it
+/// for its own. Opened the wrong way round, so that what is written there is an error as before.
+void fill_closed_streams() {
+  for (const auto& [descriptor, flags] :
+       {std::pair(STDIN_FILENO, O_WRONLY), std::pair(STDOUT_FILENO, O_RDONLY),
+        std::pair(STDERR_FILENO, O_WRONLY)}) {
+    if (fcntl(descriptor, F_GETFD) == -1) {
+      open("/dev/null", flags);  // takes the lowest that is free
+    }
+  }
+}
 
 /// One command a line. How many epochs the timed runs have is known after the parity runs.
 void print_commands(const Plan& plan, const Settings& settings) {
@@ -102,11 +119,8 @@ int run(int argc, char** argv) {
     });
     if (settings.json_on_stdout()) {
       write_json(std::cout, document);
-      std::cout << std::flush;
-      if (!std::cout) {
-        throw Error(ExitCode::kTrainingFailed, "cannot write to standard output");
-      }
-    } else if (settings.json) {
+    }
+    if (!settings.json_file.empty()) {
       write_json_file(settings.json_file, document);
     }
     if (!settings.html_file.empty()) {
@@ -122,8 +136,11 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    ddp::bench::fill_closed_streams();
     const std::optional<int> code = ddp::bench::run_subcommand(argc, argv);
-    return code ? *code : ddp::bench::run(argc, argv);
+    const int result = code ? *code : ddp::bench::run(argc, argv);
+    ddp::bench::flush_standard_output();
+    return result;
   } catch (const ddp::Error& error) {
     std::cerr << "error: " << error.what() << '\n';
     return static_cast<int>(error.code());

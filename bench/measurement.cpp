@@ -20,10 +20,6 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-double largest_or_zero(const std::vector<double>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
-}
-
 double expected_seconds(const Result& result) {
   const auto steps = static_cast<double>(result.length.epochs * result.steps_per_epoch);
   return result.overhead_s + steps * result.parity_step_ms / 1e3;

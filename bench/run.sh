@@ -12,10 +12,11 @@ cd "$root"
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
 
 report=(--json report.json --html report.html)
-[[ ${1:-} != compare && ${1:-} != html ]] || report=()
+case ${1:-} in compare | html | merge) report=() ;; esac
 for argument in "$@"; do
     case $argument in
-        --json | --json=* | --html | --html=* | --dry-run | -h | --help | --version) report=() ;;
+        --json | --json=* | --html | --html=* | --dry[-_]run | -h | --help | --version) report=() ;;
+        --benchmark[-_]list[-_]tests*) report=() ;;
     esac
 done
 exec build/bin/bench "$@" "${report[@]}"

@@ -2,11 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
+#include <cstdint>
 #include <filesystem>
-#include <iostream>
+#include <limits>
 
+#include "bench/benchmark_flags.hpp"
+#include "bench/output_file.hpp"
 #include "common/exit_codes.hpp"
+#include "common/parse.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -20,6 +23,9 @@ constexpr const char* kVersion = "bench " DDP_VERSION ", report schema 1";
 #else
 constexpr const char* kVersion = "bench, report schema 1";
 #endif
+
+constexpr double kMaxBucketMib = 1048576;
+constexpr double kMaxSeconds = 1e7;
 
 constexpr const char* kFooter =
     "bench compare A.json B.json finds what became slower between two reports; bench merge\n"
@@ -44,46 +50,31 @@ bool starts_with(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
 }
 
-/// Google Benchmark answers a wrong value of these with its help text and success.
-void check_benchmark_flag(const std::string& flag, Settings& settings) {
-  const std::size_t equals = flag.find('=');
-  const std::string name = flag.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : flag.substr(equals + 1);
-  if (name == "--benchmark_format") {
-    if (value == "json") {
-      settings.json = true;
-    } else if (value != "console") {
-      throw UsageError("--benchmark_format: expected console or json, got \"" + value + "\"");
-    }
-  } else if (name == "--benchmark_out_format" && value != "json" && value != "console" &&
-             value != "csv") {
-    throw UsageError("--benchmark_out_format: expected json, console or csv, got \"" + value +
-                     "\"");
-  } else if (name == "--benchmark_filter") {
-    settings.filter = value;
-  } else if (name == "--benchmark_list_tests") {
-    settings.list_only = value != "false" && value != "0" && value != "no" && value != "off";
-  } else if (name == "--benchmark_repetitions") {
-    int repetitions = 0;
-    const auto [end, error] =
-        std::from_chars(value.data(), value.data() + value.size(), repetitions);
-    if (error != std::errc() || end != value.data() + value.size() || repetitions < 1) {
-      throw UsageError("--benchmark_repetitions: expected a number from 1, got \"" + value + "\"");
-    }
-    settings.repetitions = repetitions;
-  }
+/// CLI11 itself would take "010" for 8, "-1" for the largest seed, and "nan" for any number.
+template <typename Integer>
+auto integer(const std::string& name, Integer minimum, Integer maximum) {
+  return [=](const std::string& text) {
+    return std::to_string(parse_integer<Integer>(name, text, minimum, maximum));
+  };
 }
 
-/// The file is written after minutes of work: better to know now that it cannot be.
-void check_output_file(const std::string& option, const std::string& file) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::absolute(file).parent_path();
-  if (!fs::is_directory(folder)) {
-    throw UsageError(option + ": expected an existing folder, got \"" + folder.string() + "\"");
+auto positive(const std::string& name, double maximum) {
+  return [=](const std::string& text) {
+    parse_positive(name, text, maximum);
+    return text;
+  };
+}
+
+/// Named twice is as good as once: two runs of one name would be no report that others can read.
+template <typename T>
+void drop_repeated(std::vector<T>& values) {
+  std::vector<T> once;
+  for (const T& value : values) {
+    if (std::find(once.begin(), once.end(), value) == once.end()) {
+      once.push_back(value);
+    }
   }
-  if (fs::is_directory(file)) {
-    throw UsageError(option + ": expected a file, got the folder \"" + file + "\"");
-  }
+  values = std::move(once);
 }
 
 }  // namespace
@@ -113,7 +104,8 @@ Settings parse_settings(int argc, const char* const* argv) {
 
   constexpr const char* kWhat = "What is compared";
   app.add_option("--stages", settings.stages,
-                 "programs, or numbers: 03 is all of stage 03 (01 is always the baseline)")
+                 "programs, or numbers: 03 is all of stage 03; 01 is always the baseline (default: "
+                 "the main programs and 03 by hand; of 05 one launcher and 2 ranks only)")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group(kWhat);
@@ -121,7 +113,7 @@ Settings parse_settings(int argc, const char* const* argv) {
                  "processes, or replicas in stage 02 (default: 1,2,4 as far as they fit)")
       ->delimiter(',')
       ->type_name("N,...")
-      ->check(CLI::Range(1, 4096))
+      ->transform(integer("--world-sizes", 1, 4096))
       ->group(kWhat);
   app.add_option("--launchers", settings.launchers,
                  "spawn, torchrun, mpirun, srun (default: all that are there)")
@@ -158,7 +150,8 @@ Settings parse_settings(int argc, const char* const* argv) {
   app.add_option("--bucket-mib", settings.bucket_mib,
                  "sizes of the buckets, for stages that communicate (default: 25)")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1048576.0))
+      ->transform(positive("--bucket-mib", kMaxBucketMib))
+      ->check(CLI::Range(1e-6, kMaxBucketMib))
       ->type_name("MIB,...")
       ->group(kWhat);
   app.add_option("--gradient-compression", settings.gradient_compressions,
@@ -181,7 +174,7 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME,...")
       ->group(kWhat);
   app.add_option("--nodes", settings.nodes, "of the allocation, for srun (default: 1)")
-      ->check(CLI::Range(1, 65536))
+      ->transform(integer("--nodes", 1, 65536))
       ->type_name("N")
       ->group(kWhat);
   app.add_option("--device", settings.device, "auto, cpu or cuda")
@@ -189,6 +182,7 @@ Settings parse_settings(int argc, const char* const* argv) {
       ->type_name("NAME")
       ->group(kWhat);
   app.add_option("--seed", settings.seed, "weights, data and order (default: 42)")
+      ->transform(integer<std::uint64_t>("--seed", 0, std::numeric_limits<std::uint64_t>::max()))
       ->type_name("N")
       ->group(kWhat);
 
@@ -197,24 +191,24 @@ Settings parse_settings(int argc, const char* const* argv) {
   CLI::Option* const steps_option =
       app.add_option("--steps", steps,
                      "timed steps per run, at least (default: chosen from --budget)")
-          ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
+          ->transform(integer<std::int64_t>("--steps", 1, 10'000'000))
           ->type_name("N")
           ->group(kHow);
   CLI::Option* const repetitions_option =
       app.add_option("--repetitions", settings.repetitions,
                      "runs of each configuration (default: 5, with --quick 1)")
-          ->check(CLI::Range(1, 1000))
+          ->transform(integer("--repetitions", 1, kMaxRepetitions))
           ->type_name("N")
           ->group(kHow);
   CLI::Option* const budget_option =
       app.add_option(
              "--budget", settings.budget_s,
              "seconds that the number of steps is chosen for (default: 180, with --quick 30)")
-          ->check(CLI::PositiveNumber)
+          ->transform(positive("--budget", kMaxSeconds))
           ->type_name("SECONDS")
           ->group(kHow);
   app.add_option("--timeout", settings.timeout_s, "for one run of a stage (default: 120)")
-      ->check(CLI::PositiveNumber)
+      ->transform(positive("--timeout", kMaxSeconds))
       ->type_name("SECONDS")
       ->group(kHow);
   app.add_flag("--quick", settings.quick,
@@ -248,11 +242,12 @@ Settings parse_settings(int argc, const char* const* argv) {
     std::reverse(own_arguments.begin(), own_arguments.end());  // CLI11 takes them from the back
     app.parse(own_arguments);
   } catch (const CLI::Success& help_or_version) {
-    std::exit(app.exit(help_or_version));
+    const int code = app.exit(help_or_version);
+    flush_standard_output();
+    std::exit(code);
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  settings.json = json_option->count() > 0;
   if (steps_option->count() > 0) {
     settings.steps = steps;
   }
@@ -260,9 +255,17 @@ Settings parse_settings(int argc, const char* const* argv) {
     settings.repetitions = repetitions_option->count() > 0 ? settings.repetitions : 1;
     settings.budget_s = budget_option->count() > 0 ? settings.budget_s : 30;
   }
-  for (const std::string& flag : settings.benchmark_flags) {
-    check_benchmark_flag(flag, settings);
-  }
+  read_benchmark_flags(settings);
+  settings.json = settings.format_json || json_option->count() > 0;
+  drop_repeated(settings.stages);
+  drop_repeated(settings.launchers);
+  drop_repeated(settings.backends);
+  drop_repeated(settings.peers);
+  drop_repeated(settings.scaling);
+  drop_repeated(settings.speedups);
+  drop_repeated(settings.bucket_mib);
+  drop_repeated(settings.gradient_compressions);
+  drop_repeated(settings.shard_optimizer);
   for (const std::string& backend : settings.backends) {
     const std::vector<std::string> known = {"gloo", "hierarchical", "mpi", "nccl", "shm"};
     if (std::find(known.begin(), known.end(), backend) == known.end()) {
@@ -275,11 +278,16 @@ Settings parse_settings(int argc, const char* const* argv) {
     throw UsageError("--nodes " + std::to_string(settings.nodes) +
                      ": only srun starts ranks on several nodes, expected --launchers srun");
   }
-  if (settings.json && settings.dry_run) {
-    throw UsageError("--json: nothing is measured with --dry-run, expected one of the two");
-  }
-  if (!settings.html_file.empty() && settings.dry_run) {
-    throw UsageError("--html: nothing is measured with --dry-run, expected one of the two");
+  const std::string unmeasured = settings.dry_run     ? "--dry-run"
+                                 : settings.list_only ? "--benchmark_list_tests"
+                                                      : "";
+  const bool document = json_option->count() > 0 || (settings.format_json && settings.dry_run);
+  for (const auto& [option, given] :
+       {std::pair("--json", document), std::pair("--html", !settings.html_file.empty())}) {
+    if (given && !unmeasured.empty()) {
+      throw UsageError(std::string(option) + ": nothing is measured with " + unmeasured +
+                       ", expected one of the two");
+    }
   }
   if (!settings.json_file.empty()) {
     check_output_file("--json", settings.json_file);

@@ -8,12 +8,14 @@
 
 namespace ddp::bench {
 
+inline constexpr int kMaxRepetitions = 1000;
+
 struct Settings {
   // What is compared. An empty list: bench decides.
   std::vector<std::string> stages;  ///< program names, or numbers: "03" is all of stage 03
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> backends;  ///< "gloo", "hierarchical", "mpi", "nccl", "shm"
-  std::vector<std::string> peers;  ///< "pytorch"
+  std::vector<std::string> peers;  ///< "pytorch", "c10d"
   std::vector<std::string> models;  ///< "T", "S", "M", "L", "digits"
   std::vector<int> world_sizes;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
@@ -36,6 +38,7 @@ struct Settings {
   // What is written.
   bool dry_run = false;
   bool list_only = false;  ///< --benchmark_list_tests
+  bool format_json = false;  ///< --benchmark_format=json: to standard output, whatever --json says
   bool json = false;
   std::string json_file;  ///< empty with json: standard output
   std::string html_file;  ///< empty: no page
@@ -47,7 +50,7 @@ struct Settings {
   std::vector<std::string> arguments;  ///< as given
 
   /// True if the document goes to standard output, which then holds nothing else.
-  bool json_on_stdout() const { return json && json_file.empty(); }
+  bool json_on_stdout() const { return format_json || (json && json_file.empty()); }
 };
 
 /// Dashes and underscores in option names are equal. Prints and exits with 0 for --help and

@@ -2,13 +2,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
 
 #include "bench/child_failure.hpp"
+#include "bench/statistics.hpp"
 #include "common/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -17,10 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMaxAttempts = 3;
-
-double largest_or_zero(const std::vector<double>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
-}
 
 /// From the start of the command, launcher included. The stage tells when its first step ended by
 /// the wall clock, which may have been set in between: then only its own process counts.

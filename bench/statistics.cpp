@@ -37,6 +37,10 @@ std::optional<double> median(const std::vector<double>& values) {
   return percentile(values, 0.5);
 }
 
+double largest_or_zero(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
 Distribution summarize(const std::vector<double>& values) {
   Distribution result;
   result.n = values.size();

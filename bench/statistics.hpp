@@ -41,6 +41,8 @@ struct Interval {
 std::optional<double> percentile(std::vector<double> values, double q);
 std::optional<double> median(const std::vector<double>& values);
 Distribution summarize(const std::vector<double>& values);
+/// 0 for no values.
+double largest_or_zero(const std::vector<double>& values);
 
 /// 95 % percentile bootstrap of the median. Same values, same seed: same interval.
 /// @return nothing for fewer than kMinPairsForInterval values or for one that is not finite

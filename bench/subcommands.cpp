@@ -11,6 +11,7 @@
 #include "bench/html_command.hpp"
 #include "bench/json_report.hpp"
 #include "bench/merge.hpp"
+#include "bench/output_file.hpp"
 #include "bench/report_file.hpp"
 #include "common/exit_codes.hpp"
 
@@ -24,7 +25,9 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
   try {
     app.parse(argc - 1, argv + 1);
   } catch (const CLI::Success& help) {
-    std::exit(app.exit(help));
+    const int code = app.exit(help);
+    flush_standard_output();
+    std::exit(code);
   } catch (const CLI::ParseError& error) {
     throw UsageError(app.get_name() + ": " + error.what());
   }
@@ -33,10 +36,7 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
 /// A file that cannot be written is the user's mistake; 1 would say that something is slower.
 void write_file(const std::string& option, const std::string& file,
                 const nlohmann::ordered_json& document) {
-  const fs::path folder = fs::absolute(file).parent_path();
-  if (!fs::is_directory(folder) || fs::is_directory(file)) {
-    throw UsageError(option + ": expected a file in an existing folder, got \"" + file + "\"");
-  }
+  check_output_file(option, file);
   try {
     write_json_file(file, document);
   } catch (const Error& error) {

@@ -115,6 +115,42 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
   }
 }
 
+TEST_CASE("the peer c10d runs on each of the stages' backends", "[bench]") {
+  FakeBench bench;
+  write_program(bench.bin() / "peer_c10d", ddp::test::kFakeStage);
+  // It tells how much it sends, but not in how many pieces.
+  bench.behave(
+      "peer_c10d",
+      "after() { sed -i 's/\"all_reduce_bytes\":.84./\"bytes_per_step\":84/' \"$metrics\"; }");
+  SECTION("on what they choose by themselves") {
+    const auto result = bench.run(small_and({"--peers", "c10d", "--json"}));
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    const json document = json::parse(result.out);
+    check_report(document);
+    const json peer = run_of(document, "c10d", "reducer");
+    CHECK(peer.at("name") == "T/weak/c10d_reducer/spawn/shm/ranks:2");
+    CHECK(peer.at("backend") == "shm");
+    CHECK(peer.at("comm").at("bytes_per_step") == 84);
+    CHECK(peer.at("comm").at("bucket_bytes").empty());
+    CHECK(read_file(bench.bin() / "peer_c10d.calls").find("--backend shm ") != std::string::npos);
+  }
+  SECTION("on those that are named and can be started") {
+    write_program(bench.root() / "path" / "mpirun", "#!/bin/sh\n");
+    const auto result =
+        bench.run({"--models", "T", "--world-sizes", "2", "--launchers", "spawn,mpirun",
+                   "--backends", "shm,gloo,mpi", "--peers", "c10d", "--benchmark_list_tests"});
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    for (const char* backend : {"shm", "gloo"}) {
+      CHECK(result.out.find("/c10d_reducer/spawn/" + std::string(backend) + "/ranks:2") !=
+            std::string::npos);
+    }
+    CHECK(result.out.find("/c10d_reducer/spawn/mpi") == std::string::npos);
+    CHECK(result.out.find("/04_ddp_launcher/mpirun/mpi") != std::string::npos);
+  }
+}
+
 TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[bench]") {
   FakeBench bench;
   bench.install_srun();

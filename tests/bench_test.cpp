@@ -3,7 +3,10 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/benchmark_json.hpp"
@@ -190,6 +193,8 @@ TEST_CASE("a stage that breaks is an error of its configuration only", "[bench]"
       {"after() { sed -i '$d' \"$metrics\"; }", "cut off"},
       {"after() { head -c 1000 \"$metrics\" > x; mv x \"$metrics\"; }", "no JSON object"},
       {"after() { sed -i '5d' \"$metrics\"; }", "written by 1 ranks, expected 2"},
+      {"after() { sed -i '6s/\"rank\":1/\"rank\":0/' \"$metrics\"; }",
+       "step 2 of rank 0 was written twice"},
       {"after() { sed -i '5s/\"step_ms\":[0-9.]*/\"step_ms\":null/' \"$metrics\"; }",
        "no step time"},
       {"global=16", "global batch of 16, expected 64"},
@@ -350,7 +355,7 @@ TEST_CASE("the filter decides what is timed, stage 01 stays the reference", "[be
   CHECK(result.exit_code == 0);
   const json document = json::parse(result.out);
   check_report(document);
-  CHECK(document.at("ddp_scaling").at("runs").size() == 1);
+  CHECK(document.at("ddp_scaling").at("runs").size() == 2);  // and its control
   CHECK(document.at("ddp_scaling").at("runs").at(0).at("relative_speedup").is_null());
   CHECK(document.at("ddp_scaling").at("runs").at(0).at("parity").at("reference_moved") == 0.5);
 }
@@ -392,7 +397,7 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"extra"}, "extra"},
       {{"--html"}, "--html: expected a FILE"},
       {{"--html="}, "--html"},
-      {{"--html", "/nonexistent/report.html"}, "--html: expected an existing folder"},
+      {{"--html", "/nonexistent/report.html"}, "--html: expected a file in an existing folder"},
       {{"--html", "/"}, "--html: expected a file"},
       {{"--html", "report.html", "--dry-run"}, "--html: nothing is measured"},
       {{"--json", "report.x", "--html", "./report.x"}, "--html: expected another file"},
@@ -411,6 +416,17 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--scaling", "sideways"}, "sideways"},
       {{"--steps", "0"}, "--steps"},
       {{"--repetitions", "-1"}, "--repetitions"},
+      {{"--repetitions", "010x"}, "--repetitions: got \"010x\""},
+      {{"--budget", "nan"}, "--budget: got \"nan\", expected a finite number > 0"},
+      {{"--budget", "inf"}, "--budget: got \"inf\", expected a finite number > 0"},
+      {{"--budget", "0"}, "--budget: got \"0\""},
+      {{"--timeout", "nan"}, "--timeout: got \"nan\""},
+      {{"--bucket-mib", "4,nan"}, "--bucket-mib: got \"nan\""},
+      {{"--bucket-mib", "inf"}, "--bucket-mib: got \"inf\""},
+      {{"--seed", "-1"}, "--seed: got \"-1\""},
+      {{"--seed", "18446744073709551616"}, "--seed: got \"18446744073709551616\""},
+      {{"--steps", "1e3"}, "--steps: got \"1e3\""},
+      {{"--nodes", "0x2"}, "--nodes: got \"0x2\""},
       {{"--json", "/nonexistent/report.json"}, "/nonexistent"},
       {{"--bucket-mib", "0"}, "--bucket-mib"},
       {{"--gradient-compression", "int8"}, "--gradient-compression"},
@@ -419,6 +435,20 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--benchmark_foo=1"}, "--benchmark_foo"},
       {{"--benchmark_filter=("}, "--benchmark_filter"},
       {{"--benchmark_format=csv"}, "--benchmark_format"},
+      {{"--benchmark_min_time=3"}, "--benchmark_min_time: got \"3\", expected --steps or --budget"},
+      {{"--benchmark_min_time=abc"}, "--benchmark_min_time: got \"abc\""},
+      {{"--benchmark_min_warmup_time=1"}, "--benchmark_min_warmup_time"},
+      {{"--benchmark_enable_random_interleaving=true"}, "expected --seed"},
+      {{"--benchmark_perf_counters=CYCLES"}, "--benchmark_perf_counters"},
+      {{"--benchmark_repetitions=1001"}, "--benchmark_repetitions: got \"1001\""},
+      {{"--benchmark_context=host"}, "--benchmark_context: got \"host\", expected KEY=VALUE"},
+      {{"--benchmark_list_tests", "--json", "l.json"}, "--json: nothing is measured with"},
+      {{"--benchmark_list_tests", "--html", "l.html"}, "--html: nothing is measured with"},
+      {{"--benchmark_format=json", "--dry-run"}, "--json: nothing is measured with --dry-run"},
+      {{"--benchmark_out="}, "--benchmark_out: expected a file"},
+      {{"--benchmark_out=/nonexistent/b.json"}, "--benchmark_out: expected a file in an existing"},
+      {{"--benchmark_out=/proc/b.json"}, "--benchmark_out: expected a file that can be written"},
+      {{"--json", "/proc/r.json"}, "--json: expected a file that can be written"},
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.arguments);
@@ -430,6 +460,224 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
     CHECK(result.seconds < 5);
   }
   CHECK_FALSE(fs::exists(bench.bin() / "01_single_gpu.calls"));
+}
+
+TEST_CASE("a name that is given twice is one", "[bench]") {
+  FakeBench bench;
+  const std::vector<std::pair<std::string, std::string>> options = {
+      {"--stages", "03,03"},
+      {"--launchers", "spawn,spawn"},
+      {"--backends", "shm,shm"},
+      {"--models", "S,s"},
+      {"--world-sizes", "2,2"},
+      {"--scaling", "weak,weak"},
+      {"--speedup", "none,none"},
+      {"--bucket-mib", "4,4.0"},
+      {"--gradient-compression", "bf16,bf16"},
+      {"--shard-optimizer", "yes,yes"},
+  };
+  for (const auto& [option, twice] : options) {
+    CAPTURE(option);
+    const auto planned = [&](const std::string& value) {
+      return bench.run({"--stages=03", "--launchers=spawn", "--world-sizes=2", "--models=T",
+                        "--benchmark_list_tests", option, value});
+    };
+    // Options that take lists add up, so the one that is tested is there twice or thrice.
+    const auto once = planned(twice.substr(0, twice.find(',')));
+    INFO(once.err);
+    CHECK(once.exit_code == 0);
+    CHECK(once.out == planned(twice).out);
+    std::istringstream lines(once.out);
+    std::set<std::string> names;
+    size_t count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      names.insert(line);
+    }
+    CHECK(count >= 3);
+    CHECK(names.size() == count);
+  }
+}
+
+TEST_CASE("by default stage 05 is there once, on two ranks of the first launcher", "[bench]") {
+  FakeBench bench;
+  write_program(bench.bin() / "05_multinode", ddp::test::kFakeStage);
+  write_program(bench.root() / "path" / "mpirun", "#!/bin/sh\n");
+  const auto listed = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--models", "T", "--world-sizes", "1,2,4", "--benchmark_list_tests"});
+    const auto result = bench.run(more);
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    std::vector<std::string> names;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("05_multinode") != std::string::npos) {
+        names.push_back(line.substr(0, line.find("/iterations")));
+      }
+    }
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(listed({}) == Names{"T/weak/05_multinode/mpirun/shm/ranks:2"});
+  bench.install_torchrun();
+  CHECK(listed({}) == Names{"T/weak/05_multinode/torchrun/shm/ranks:2"});
+  CHECK(listed({"--quick"}) == Names{"T/weak/05_multinode/torchrun/shm/ranks:4"});
+  CHECK(listed({"--launchers", "spawn"}).empty());
+  CHECK(listed({"--stages", "01,03"}).empty());
+  // Asked for by name: three world sizes, two launchers, a control, and without communication.
+  CHECK(listed({"--stages", "05", "--launchers", "torchrun,mpirun"}).size() == 6 + 1 + 2);
+  const auto result = bench.run({"--models", "T", "--world-sizes", "1,2", "--launchers",
+                                 "spawn,torchrun", "--steps", "10", "--json"});
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  const json document = json::parse(result.out);
+  check_report(document);
+  CHECK(run_of(document, "05_multinode").at("no_comm_step_ms").is_null());
+  CHECK(result.err.find("Not run: 05_multinode at other world sizes") != std::string::npos);
+}
+
+/// Whether any ratio got a verdict, controls aside.
+bool has_verdict(const json& document) {
+  const json& comparisons = document.at("ddp_scaling").at("comparisons");
+  CHECK(!comparisons.empty());
+  return std::any_of(comparisons.begin(), comparisons.end(), [](const json& comparison) {
+    return comparison.at("kind") != "control" && !comparison.at("verdict").is_null();
+  });
+}
+
+TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[bench]") {
+  FakeBench bench;
+  bench.install_torchrun();
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string control;  // of several processes
+  };
+  const Case chosen = GENERATE(values<Case>({
+      {{"--stages", "03_ddp_spawn_by_hand", "--launchers", "spawn"},
+       "T/weak/03_ddp_spawn_by_hand/spawn/shm/ranks:2/control"},
+      {{"--stages", "04_ddp_launcher", "--launchers", "torchrun"},
+       "T/weak/04_ddp_launcher/torchrun/shm/ranks:2/control"},
+      {{"--stages", "03,04", "--launchers", "spawn,torchrun"},
+       "T/weak/03_ddp_spawn/spawn/shm/ranks:2/control"},
+      {{"--quick", "--launchers", "spawn"}, ""},
+  }));
+  CAPTURE(chosen.arguments);
+  std::vector<std::string> arguments = {"--models",      "T", "--world-sizes", "2", "--steps", "20",
+                                        "--repetitions", "3", "--json"};
+  arguments.insert(arguments.end(), chosen.arguments.begin(), chosen.arguments.end());
+  const auto result = bench.run(arguments);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  const json document = json::parse(result.out);
+  check_report(document);
+  std::vector<std::string> controls;
+  for (const json& run : document.at("ddp_scaling").at("runs")) {
+    if (run.at("kind") == "control" && run.at("world_size") == 2) {
+      controls.push_back(run.at("name"));
+    }
+  }
+  if (chosen.control.empty()) {
+    CHECK(controls.empty());
+  } else {
+    CHECK(controls == std::vector<std::string>{chosen.control});
+  }
+  // The made-up times are exact, so every control holds.
+  CHECK(has_verdict(document) == !chosen.control.empty());
+  CHECK((result.err.find("so the verdicts stand") != std::string::npos) == !chosen.control.empty());
+  CHECK((result.err.find("No verdict without an A/A control") != std::string::npos) ==
+        chosen.control.empty());
+}
+
+TEST_CASE("--benchmark_format=json is one document on standard output", "[bench]") {
+  FakeBench bench;
+  const auto result = bench.run(small_and(
+      {"--benchmark_format=json", "--json", "report.json", "--benchmark_out=google.json"}));
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  const json document = json::parse(result.out);
+  check_report(document);
+  CHECK(document == json::parse(read_file(bench.root() / "report.json")));
+  CHECK(json::parse(read_file(bench.root() / "google.json")).at("benchmarks").size() ==
+        document.at("benchmarks").size());
+}
+
+TEST_CASE("what cannot be printed is an error", "[bench]") {
+  FakeBench bench;
+  const std::vector<std::vector<std::string>> commands = {
+      small_and({"--repetitions", "1"}),
+      small_and({"--repetitions", "1", "--json"}),
+      small_and({"--dry-run"}),
+      small_and({"--benchmark_list_tests"}),
+      {"--help"},
+      {"--version"},
+  };
+  for (const char* where : {">/dev/full", ">&-"}) {
+    for (const std::vector<std::string>& arguments : commands) {
+      CAPTURE(where, arguments);
+      const auto result = bench.run(arguments, where);
+      CHECK(result.exit_code == 1);
+      CHECK(result.err.find("error: cannot write to standard output\n") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("streams that are closed stay closed for the stages too", "[bench]") {
+  FakeBench bench;
+  // Nothing of bench's is open in a stage but the streams that it gave it; sh opens the script.
+  bench.behave("03_ddp_spawn", "ls -l /proc/$$/fd > \"$0.fds\"");
+  const auto result =
+      bench.run(small_and({"--repetitions", "1", "--json", "report.json"}), "<&- >&- 2>&-");
+  CHECK(result.exit_code == 1);
+  check_report(json::parse(read_file(bench.root() / "report.json")));
+  const std::string fds = read_file(bench.bin() / "03_ddp_spawn.fds");
+  INFO(fds);
+  CHECK(fds.find(" 0 -> /dev/null") != std::string::npos);
+  CHECK(fds.find("/stdout\n") != std::string::npos);
+  CHECK(fds.find("/stderr\n") != std::string::npos);
+}
+
+TEST_CASE("a launcher that was interrupted is not judged by its silence", "[bench]") {
+  FakeBench bench;
+  write_program(bench.root() / "path" / "mpirun", "#!/bin/sh\nkill -INT $PPID\nsleep 30\n");
+  const auto result =
+      bench.run({"--models", "T", "--world-sizes", "2", "--launchers", "spawn,mpirun", "--json"});
+  INFO(result.err);
+  CHECK(result.exit_code == 1);
+  const json document = json::parse(result.out);
+  check_report(document);
+  CHECK(document.at("ddp_scaling").at("partial") == true);
+  CHECK(result.out.find("Open MPI") == std::string::npos);
+  const json& mpirun = document.at("ddp_scaling").at("software").at("launchers").at("mpirun");
+  CHECK(mpirun.at("path") == (bench.root() / "path" / "mpirun").string());
+  CHECK(mpirun.at("version").is_null());
+}
+
+TEST_CASE("run.sh adds its files to measurements only", "[bench]") {
+  FakeBench bench;
+  for (const char* folder : {"bench", "tools", "build", "build/bin"}) {
+    fs::create_directory(bench.root() / folder);
+  }
+  write_program(bench.root() / "bench" / "run.sh",
+                read_file(std::string(DDP_SOURCE_DIR) + "/bench/run.sh"));
+  write_program(bench.root() / "tools" / "setup.sh", "#!/bin/sh\necho setting up\n");
+  write_program(bench.root() / "build" / "bin" / "bench", "#!/bin/sh\necho \"$*\"\n");
+  const auto added = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), (bench.root() / "bench" / "run.sh").string());
+    const auto result = ddp::test::run_program(arguments);
+    CHECK(result.exit_code == 0);
+    CHECK(result.err == "setting up\n");
+    return result.out.find("--json report.json --html report.html\n") != std::string::npos;
+  };
+  CHECK(added({}));
+  CHECK(added({"--quick"}));
+  CHECK(added({"--benchmark_format=json"}));  // that is about standard output
+  for (const char* command : {"compare", "merge", "html"}) {
+    CHECK_FALSE(added({command, "a.json", "b.json"}));
+  }
+  for (const char* option :
+       {"--json", "--html=x", "--dry-run", "--dry_run", "--help", "-h", "--version",
+        "--benchmark_list_tests", "--benchmark_list_tests=true"}) {
+    CHECK_FALSE(added({"--quick", option}));
+  }
 }
 
 TEST_CASE("an option that stage 01 refuses is the user's mistake", "[bench]") {

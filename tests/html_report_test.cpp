@@ -517,8 +517,9 @@ TEST_CASE("documents without the newer fields are shown as far as they go", "[ht
   CHECK(section_ids(*page) == std::vector<std::string>{"summary", "step-time", "speed-up",
                                                        "efficiency", "phases", "ratios",
                                                        "resources", "problems", "method"});
-  // Two ranks do twice the work in 1.25 times the time: the interval says so.
-  CHECK(has_text(with_id(*page, "ratios"), "1.25× faster"));
+  // A verdict is the document's to give.
+  CHECK(has_text(with_id(*page, "ratios"), "1.25×"));
+  CHECK_FALSE(has_text(with_id(*page, "ratios"), "1.25× faster"));
 }
 
 TEST_CASE("one process alone, and many configurations", "[html]") {
@@ -675,6 +676,14 @@ TEST_CASE("bench html makes the page of a report that is there", "[html]") {
 
   write_file(folder / "text.json", "not JSON");
   write_file(folder / "other.json", "{\"benchmarks\": []}");
+  ordered_json damaged = document;
+  damaged["ddp_scaling"]["schema_version"] = 2;
+  write_file(folder / "version.json", damaged.dump());
+  damaged = document;
+  damaged["ddp_scaling"]["runs"] = "x";
+  write_file(folder / "runs.json", damaged.dump());
+  damaged["ddp_scaling"] = ordered_json::object();
+  write_file(folder / "empty.json", damaged.dump());
   write_file(folder / "deep.json", std::string(100000, '[') + std::string(100000, ']'));
   struct Case {
     std::vector<std::string> arguments;
@@ -683,10 +692,15 @@ TEST_CASE("bench html makes the page of a report that is there", "[html]") {
   const std::vector<Case> cases = {
       {{}, "REPORT.json"},
       {{folder / "missing.json"}, "missing.json: cannot be read"},
-      {{folder / "text.json"}, "text.json: not JSON"},
-      {{folder / "other.json"}, "other.json: no object \"ddp_scaling\""},
+      {{folder / "text.json"}, "text.json:1: not JSON"},
+      {{folder / "other.json"}, "other.json: no member \"ddp_scaling\""},
       {{folder / "deep.json"}, "deep.json: nested more than"},
       {{folder / ""}, "is a folder"},
+      {{folder / "version.json"}, "version.json: /ddp_scaling/schema_version: expected 1, got 2"},
+      {{folder / "empty.json"}, "empty.json: no /ddp_scaling/schema_version"},
+      {{folder / "runs.json"}, "runs.json: /ddp_scaling/runs: expected a list, got \"x\""},
+      {{folder / "report.json", folder / "no/page.html"}, "no/page.html"},
+      {{folder / "report.json", "/proc/page.html"}, "expected a file that can be written"},
       {{folder / "report.json", "--nonsense"}, "--nonsense"},
       {{folder / "report.json", folder / "page.html", "third"}, "third"},
   };
@@ -699,9 +713,6 @@ TEST_CASE("bench html makes the page of a report that is there", "[html]") {
     CHECK(result.err.find(bad.error) != std::string::npos);
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   }
-  const auto unwritable = run({folder / "report.json", folder / "no/page.html"});
-  CHECK(unwritable.exit_code == 1);
-  CHECK(unwritable.err.find("no/page.html") != std::string::npos);
 }
 
 }  // namespace

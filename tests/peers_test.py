@@ -374,6 +374,20 @@ def check_install_on_demand():
         check(result.returncode == 2 and "tiny-peer>=1.0" in result.stderr, f"unexpected answer: {result}")
 
 
+def check_bench_with_reducer():
+    """What the peer tells about itself arrives in the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = run([str(BIN_DIR / "bench"), "--peers", "c10d", "--stages", "03_ddp_spawn", "--launchers", "spawn",
+                      "--models", "T,S", "--world-sizes", "2", "--steps", "20", "--quick", "--json"], cwd=folder)
+    check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
+    runs = {run["name"]: run for run in json.loads(result.stdout)["ddp_scaling"]["runs"]}
+    for workload, parameters in (("T", 21), ("S", 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)):
+        run_of_peer = runs[f"{workload}/weak/c10d_reducer/spawn/shm/ranks:2"]
+        check(run_of_peer["comm"]["bytes_per_step"] == 4 * parameters, f"unexpected bytes: {run_of_peer['comm']}")
+        ours = runs[f"{workload}/weak/03_ddp_spawn/spawn/shm/ranks:2"]
+        check(ours["comm"]["bytes_per_step"] == 4 * parameters, f"unexpected bytes: {ours['comm']}")
+
+
 def main():
     cases = [("install.sh on demand", check_install_on_demand)]
     # The long ones first, so that both cores are busy to the end.
@@ -385,6 +399,7 @@ def main():
         *((f"c10d, {workload}, {backend}, {processes} ranks",
            functools.partial(check_parity, "reducer", workload, processes, REDUCER, backend))
           for workload, backend, processes in (("T", "gloo", 2), ("S", "shm", 2), ("digits", "shm", 4))),
+        ("bench --peers c10d", check_bench_with_reducer),
         ("default, T, 1 rank", functools.partial(check_parity, "default", "T", 1)),
         ("a rank is killed", functools.partial(check_killed_rank, signal.SIGKILL)),
         ("a rank is absent", check_absent_rank),

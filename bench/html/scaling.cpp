@@ -163,7 +163,6 @@ Section section(const std::string& id, const std::string& title, const std::stri
 Section step_time_section(const Material& material) {
   const Quantity quantity = {"Step time", "step time, ms", YScale::kLogarithmic,
                              true,        step_time,       ideal_step_time};
-  const std::string drawn = panels(material, quantity);
   return section(
       "step-time", "Step time by number of ranks",
       "Medians, with whiskers from the 10th to the 90th percentile; logarithmic. Points of the "

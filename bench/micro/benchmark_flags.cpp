@@ -8,6 +8,7 @@
 #include <regex>
 #include <utility>
 
+#include "bench/output_file.hpp"
 #include "common/exit_codes.hpp"
 #include "common/parse.hpp"
 
@@ -51,11 +52,7 @@ void check_benchmark_flag(const std::string& flag) {
     parse_filter(value);
   }
   if (name == "--benchmark_out") {
-    // Google Benchmark opens it after minutes of work: better to know now that it cannot.
-    const fs::path folder = fs::absolute(value).parent_path();
-    if (value.empty() || fs::is_directory(value) || !fs::is_directory(folder)) {
-      throw UsageError(name + ": got " + quote(value) + ", expected a file in an existing folder");
-    }
+    bench::check_output_file(name, value);
   }
 }
 

@@ -220,14 +220,19 @@ std::vector<std::string> FakeBench::command(const std::vector<std::string>& argu
   return argv;
 }
 
-RunResult FakeBench::run(const std::vector<std::string>& arguments, double timeout_seconds) const {
+RunResult FakeBench::run(const std::vector<std::string>& arguments,
+                         const std::string& redirections) const {
   RunOptions options;
   options.environment["PATH"] = (root_ / "path").string() + ":/usr/bin:/bin";
   options.environment["TMPDIR"] = (root_ / "tmp").string();
   options.environment["SLURM_JOB_ID"] = allocation_;
   options.cwd = root_.string();
-  options.timeout_seconds = timeout_seconds;
-  return run_program(command(arguments), options);
+  std::vector<std::string> argv = command(arguments);
+  if (!redirections.empty()) {
+    const std::vector<std::string> shell = {"/bin/sh", "-c", "exec \"$@\" " + redirections, "sh"};
+    argv.insert(argv.begin(), shell.begin(), shell.end());
+  }
+  return run_program(argv, options);
 }
 
 std::vector<std::string> small_and(const std::vector<std::string>& more) {

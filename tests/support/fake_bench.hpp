@@ -45,7 +45,9 @@ class FakeBench {
   std::vector<std::string> command(const std::vector<std::string>& arguments) const;
   /// Only /usr/bin and /bin besides the test's own launchers: what is installed elsewhere does not
   /// matter.
-  RunResult run(const std::vector<std::string>& arguments, double timeout_seconds = 60) const;
+  /// @param redirections that a shell makes first, such as ">/dev/full"
+  RunResult run(const std::vector<std::string>& arguments,
+                const std::string& redirections = "") const;
 
   /// Bench leaves nothing in the temporary folder.
   bool is_clean() const { return std::filesystem::is_empty(root_ / "tmp"); }
