@@ -211,7 +211,7 @@ std::vector<std::string> compare_with_peers(const Report& report,
   return lines;
 }
 
-/// "several processes of T, weak scaling": whose ratios have no control that could stand for them.
+/// "several processes (T weak)": whose ratios have no control that could stand for them.
 std::vector<std::string> without_control(const Report& report) {
   std::vector<std::string> kinds;
   for (const Comparison& comparison : report.comparisons) {
@@ -222,8 +222,8 @@ std::vector<std::string> without_control(const Report& report) {
       }
       const Configuration& configuration = result->configuration;
       const bool several = configuration.processes() > 1;
-      std::string kind = several ? "several processes of " : "one process of ";
-      kind += configuration.workload.name + ", " + configuration.scaling + " scaling";
+      const std::string kind = std::string(several ? "several processes (" : "one process (") +
+                               configuration.workload.name + " " + configuration.scaling + ")";
       if (report.controls(*result, several) == Controls::kMissing &&
           std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
         kinds.push_back(kind);

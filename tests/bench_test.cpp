@@ -587,7 +587,7 @@ TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[benc
         chosen.control.empty());
 }
 
-TEST_CASE("--benchmark_format=json is one document on standard output", "[bench]") {
+TEST_CASE("with --benchmark_format=json standard output is one document", "[bench]") {
   FakeBench bench;
   const auto result = bench.run(small_and(
       {"--benchmark_format=json", "--json", "report.json", "--benchmark_out=google.json"}));
