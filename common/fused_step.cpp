@@ -36,6 +36,7 @@ struct FusedStep::State {
         process_group(group),
         world_size(group == nullptr ? 1 : group->world_size()),
         batch_size(resolve_batch_per_rank(options, world_size)),
+        whole_step_samples(static_cast<double>(batch_size * options.accumulate)),
         flat(flatten_parameters(*model)),
         threads(devices.size()) {
     const torch::NoGradGuard no_grad;
@@ -61,13 +62,22 @@ struct FusedStep::State {
       TORCH_CHECK(flat.data.is_cuda() && devices.size() == 1,
                   "Expected one CUDA device for --speedup graph, got ", devices.size(), " of ",
                   flat.data.device());
-      graphs.emplace(flat.data.device());
+      graphs = std::make_shared<fused::GraphCache>(flat.data.device());
+      if (process_group != nullptr) {
+        // Which of the two is destroyed first is the stage's affair.
+        process_group->before_shutdown([cache = std::weak_ptr<fused::GraphCache>(graphs)] {
+          if (const auto still_there = cache.lock()) {
+            still_there->release();
+          }
+        });
+      }
     }
   }
 
   void run(const Batch& batch, TrainingLog& log) {
     const torch::NoGradGuard no_grad;
-    if (graphs && batch.input.size(0) == batch_size) {
+    // All ranks must choose alike: in an epoch's last, smaller step some may have a whole batch.
+    if (graphs && batch.step_samples_per_rank == whole_step_samples) {
       run_graph(batch, log);
     } else {
       compute_replicas(batch, log);
@@ -199,11 +209,12 @@ struct FusedStep::State {
   const ProcessGroup* process_group;
   int world_size;
   int64_t batch_size;  // per rank and micro-batch
+  double whole_step_samples;  // per rank
   FlatParameters flat;
   std::optional<GradientBuckets> buckets;  // in the order in which backward fills them
   std::vector<Replica> replicas;
   fused::WorkerPool threads;  // one per replica
-  std::optional<fused::GraphCache> graphs;
+  std::shared_ptr<fused::GraphCache> graphs;
   bool step_begun = false;  // gradients of this step's earlier micro-batches are there
 };
 

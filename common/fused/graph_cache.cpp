@@ -16,9 +16,7 @@ GraphCache::GraphCache(const torch::Device& device)
 void GraphCache::run(size_t kind, double learning_rate, const ProcessGroup* process_group,
                      c10::function_ref<void()> work) {
   if (learning_rate != learning_rate_) {
-    for (Graph& graph : graphs_) {
-      graph.captured.reset();
-    }
+    release();
     learning_rate_ = learning_rate;
   }
   Graph& graph = graphs_[kind];
@@ -30,13 +28,21 @@ void GraphCache::run(size_t kind, double learning_rate, const ProcessGroup* proc
   if (graph.captured == nullptr) {
     graph.captured = stream_->capture(work);
     if (process_group != nullptr) {
-      // Events that were recorded belong to the capture. What remains is how much is all-reduced.
-      graph.all_reduce_bytes = process_group->take_wait().all_reduce_bytes;
+      graph.sent = process_group->take_wait();
+      // Events that were recorded belong to the capture.
+      graph.sent.device.clear();
+      graph.sent.gather_device.clear();
     }
   }
   graph.captured->replay();
   if (process_group != nullptr) {
-    process_group->record_all_reduces(graph.all_reduce_bytes);
+    process_group->record_bytes(graph.sent);
+  }
+}
+
+void GraphCache::release() {
+  for (Graph& graph : graphs_) {
+    graph.captured.reset();
   }
 }
 

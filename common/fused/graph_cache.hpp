@@ -26,12 +26,14 @@ class GraphCache {
   /// @param process_group that `work` uses, or none
   void run(size_t kind, double learning_rate, const ProcessGroup* process_group,
            c10::function_ref<void()> work);
+  /// Frees the graphs; run() would capture them anew.
+  void release();
 
  private:
   struct Graph {
     int runs = 0;  // uncaptured ones
     std::unique_ptr<CapturedWork> captured;
-    c10::SmallVector<int64_t, 16> all_reduce_bytes;
+    CommunicationWait sent;  // its bytes; nothing else of it
   };
 
   std::unique_ptr<GraphStream> stream_;

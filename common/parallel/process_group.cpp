@@ -1,5 +1,6 @@
 #include "common/parallel/process_group.hpp"
 
+#include <c10/util/Logging.h>
 #include <chrono>
 #include <cstdlib>
 #include <sstream>
@@ -158,9 +159,11 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
   }
 }
 
-void ProcessGroup::record_all_reduces(const c10::SmallVector<int64_t, 16>& bytes) const {
+void ProcessGroup::record_bytes(const CommunicationWait& captured) const {
   if (wait_timer_enabled_) {
-    wait_.all_reduce_bytes.append(bytes.begin(), bytes.end());
+    wait_.all_reduce_bytes.append(captured.all_reduce_bytes.begin(),
+                                  captured.all_reduce_bytes.end());
+    wait_.gather_bytes += captured.gather_bytes;
   }
 }
 
@@ -266,6 +269,9 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
 
 ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
                                 const torch::Device& device) {
+  // c10d logs, with backtraces, what it then throws; the exception makes one line of it.
+  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
   const std::chrono::milliseconds timeout = timeout_of(options);
   const std::string name = resolve_backend(options.backend, device);
   check_launch(name, environment);
@@ -292,6 +298,9 @@ ProcessGroup init_process_group(const Options& options, const LaunchEnvironment&
 
 void destroy_process_group(ProcessGroup& process_group) {
   depart(*process_group.store_, process_group.rank(), process_group.world_size());
+  for (const auto& release : process_group.before_shutdown_) {
+    release();
+  }
   process_group.group_->getDefaultBackend()->shutdown();
 }
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,11 +84,17 @@ class ProcessGroup {
   /// What this rank waited since the last call. Recorded once enable_wait_timer() has been called.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
   void enable_wait_timer() { wait_timer_enabled_ = true; }
-  /// Counts all-reduces that a CUDA Graph repeats without a call of start_all_reduce().
-  void record_all_reduces(const c10::SmallVector<int64_t, 16>& bytes) const;
+  /// Counts what a CUDA Graph repeats without a call to this object: the bytes of `captured`.
+  void record_bytes(const CommunicationWait& captured) const;
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
   /// communication were free?
   void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }
+
+  /// Has `release` called when the process group is destroyed, before its connections are: NCCL
+  /// waits there, for ever, until no CUDA Graph holds one of its collectives any more.
+  void before_shutdown(std::function<void()> release) const {
+    before_shutdown_.push_back(std::move(release));
+  }
 
   /// For what must not go through the backend, as when the backend itself is measured.
   const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
@@ -108,6 +115,7 @@ class ProcessGroup {
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
   mutable CommunicationWait wait_;
+  mutable std::vector<std::function<void()>> before_shutdown_;
 };
 
 /// Meets the other ranks at the store that `environment` names, checks that all were started with
