@@ -116,6 +116,24 @@ TEST_CASE("a rank that hangs is named by its number in the job, and all hosts en
   CHECK(contains(messages[2], "did not arrive within 1 s"));
 }
 
+TEST_CASE("a broadcast that waits for another host: nobody blames the own leader for being late") {
+  const std::vector<std::string> messages = run_on_hosts(
+      {"a", "a", "b", "b"},
+      [](int rank, c10d::Backend& backend) {
+        std::vector<torch::Tensor> tensors{torch::ones({100})};
+        if (rank >= 2) {
+          std::this_thread::sleep_for(std::chrono::seconds(4));
+        }
+        backend.broadcast(tensors)->wait();
+        backend.allreduce(tensors)->wait();
+      },
+      std::chrono::seconds(1));
+  INFO(messages[0] << '\n' << messages[1]);
+  CHECK(contains(messages[0], "broadcast between the hosts"));
+  CHECK(contains(messages[1], "rank 0 (pid "));
+  CHECK_FALSE(contains(messages[1], "did not arrive"));
+}
+
 TEST_CASE("calls that differ within a host are refused with the ranks' numbers in the job") {
   const std::vector<std::string> messages = run_on_hosts(
       {"a", "a", "b", "b"},

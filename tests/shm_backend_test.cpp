@@ -141,6 +141,10 @@ class Folder {
     return options;
   }
   RunResult run(const std::vector<std::string>& argv) const { return run_program(argv, options()); }
+  std::string read(const std::string& name) const {
+    std::ifstream file(path_ / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
 
  private:
   fs::path path_;
@@ -511,6 +515,34 @@ TEST_CASE("kill -9 of a rank of stage 04: the other names it, at once", "[stage]
     CHECK(lines(result.err) == 1);
   }
   CHECK(shared_memory_names() == names);
+}
+
+TEST_CASE("two nodes, as the launcher has it, on one host: shared memory", "[stage]") {
+  const Folder folder;
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Program>> programs;
+  for (const std::string node : {"0", "1"}) {
+    RunOptions options = folder.options();
+    options.environment["RANK"] = node;
+    options.environment["WORLD_SIZE"] = "2";
+    options.environment["LOCAL_RANK"] = "0";
+    options.environment["LOCAL_WORLD_SIZE"] = "1";
+    options.environment["GROUP_RANK"] = node;
+    options.environment["GROUP_WORLD_SIZE"] = "2";
+    options.environment["MASTER_ADDR"] = "127.0.0.1";
+    options.environment["MASTER_PORT"] = port;
+    programs.push_back(
+        std::make_unique<Program>(std::vector<std::string>{kBin + "04_ddp_launcher", "1", "1",
+                                                           "--device", "cpu", "--metrics", "m"},
+                                  options));
+  }
+  for (const auto& program : programs) {
+    const RunResult result = program->wait();
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    CHECK(result.err.empty());
+  }
+  CHECK(contains(folder.read("m"), "\"backend\":\"shm\""));
 }
 
 TEST_CASE("a host of another name: shm is refused by both ranks", "[stage]") {

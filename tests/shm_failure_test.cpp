@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <sched.h>
+
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <random>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "common/backends/shm_communicator.hpp"
+#include "common/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/shm_ranks.hpp"
 
@@ -187,6 +190,29 @@ TEST_CASE("a rank that stays away is named when the time is over") {
     CHECK(outcome.status == 1 << 8);
     CHECK(outcome.seconds < 10);
   }
+}
+
+TEST_CASE("the time is the whole collective's, however many ranks are late") {
+  RankProcesses ranks(4, [](int rank, const Exchange& exchange) {
+    const auto communicator =
+        Communicator::connect(settings(rank, 4, milliseconds(1000)), exchange);
+    RankProcesses::tick(rank);
+    // Rank 0 waits for its neighbours one after the other.
+    usleep(static_cast<useconds_t>(rank == 3 ? 4000000 : rank * 800000 / 2));
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      all_reduce(*communicator, 10, DType::kFloat32, ReduceOp::kSum);
+    } catch (const ddp::Error&) {
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+      return std::to_string(waited.count());
+    }
+    return std::string("done");
+  });
+  const std::vector<ProcessOutcome> outcomes = ranks.wait();
+  INFO(outcomes[0].text);
+  const double waited_seconds = std::stod(outcomes[0].text);
+  CHECK(waited_seconds > 0.9);
+  CHECK(waited_seconds < 1.5);
 }
 
 TEST_CASE("a stopped rank is not a dead one, and is waited for until the time is over") {

@@ -20,7 +20,11 @@ c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d
     if (options.num_nodes == 1) {
       return make_shm_backend(store, options);
     }
+    // What a launcher calls nodes may well be one host.
     const Topology topology = find_topology(store, options);
+    if (topology.hosts.size() == 1) {
+      return make_shm_backend(store, options);
+    }
     if (has_two_levels(topology)) {
       wanted = "hierarchical";
       return make_hierarchical_backend(store, options, topology);

@@ -1,5 +1,7 @@
 #include "common/backends/collective_types.hpp"
 
+#include <cstdio>
+
 namespace ddp {
 
 size_t element_bytes(DType dtype) {
@@ -64,6 +66,12 @@ const char* to_string(ReduceOp op) {
 bool is_supported(DType dtype, ReduceOp op) {
   return op != ReduceOp::kAverage || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
          dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+std::string in_seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", static_cast<double>(time.count()) / 1000);
+  return text;
 }
 
 }  // namespace ddp

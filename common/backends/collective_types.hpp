@@ -1,6 +1,7 @@
 // common/backends/collective_types.hpp - what a collective can be asked to do.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,6 +29,9 @@ const char* to_string(DType dtype);
 const char* to_string(ReduceOp op);
 /// A mean of integers or truth values has no exact result, so it is not offered.
 bool is_supported(DType dtype, ReduceOp op);
+
+/// "0.5", for messages.
+std::string in_seconds(std::chrono::milliseconds time);
 
 /// How ranks that share no memory yet meet: returns every rank's text, by rank. A collective call.
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;

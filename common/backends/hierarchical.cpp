@@ -207,9 +207,9 @@ void HierarchicalCommunicator::broadcast(void* data, size_t count, DType dtype, 
       return leaders_->broadcast(tensors, options);
     });
   }
-  if (!is_here) {
-    hand_down(data, count, dtype);
-  }
+  // On the root's host nothing is left to hand down, but the others must not be in the next
+  // collective, where they would wait for their leader with less patience.
+  hand_down(data, is_here ? 0 : count, dtype);
 }
 
 void HierarchicalCommunicator::all_gather(const void* input, void* const* outputs, size_t count,

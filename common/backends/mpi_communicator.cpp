@@ -33,7 +33,8 @@ std::string key_of(int rank) {
 
 MpiCommunicator::MpiCommunicator(const MpiSettings& settings)
     : settings_(settings),
-      watchdog_(kSlowAfter, settings.timeout, {[this] { leave_word(); }, [this] { give_up(); }}) {
+      watchdog_(kSlowAfter, settings.timeout,
+                {[this] { leave_word(); }, [this](uint64_t call) { give_up(call); }}) {
   run({"connect", 0, DType::kUint8, "", -1}, [&] { return MPI_Comm_dup(MPI_COMM_WORLD, &world_); });
   MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
 }
@@ -123,8 +124,9 @@ std::string MpiCommunicator::who_is_missing() {
   return (elsewhere.empty() ? "nobody is missing, but it did not end" : elsewhere) + " within ";
 }
 
-/// The process ends here: the thread that waits is inside MPI and hears nothing.
-void MpiCommunicator::give_up() {
+/// The process ends here, as the thread that waits is inside MPI and hears nothing; unless the
+/// missing ranks come at the last moment.
+void MpiCommunicator::give_up(uint64_t watched) {
   std::this_thread::sleep_for(std::min(kSlowAfter + kPatience, settings_.timeout + kPatience));
   std::string who = "not all ranks arrived within ";
   try {
@@ -133,6 +135,9 @@ void MpiCommunicator::give_up() {
     // Nobody left to ask.
   }
   const std::string call = current();
+  if (watchdog_.has_ended(watched)) {
+    return;
+  }
   const size_t blank = call.find(' ');
   std::fflush(stdout);
   std::fprintf(stderr,

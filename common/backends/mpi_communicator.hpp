@@ -58,7 +58,7 @@ class MpiCommunicator : public Communicator {
   [[noreturn]] void fail(int mpi_error);
   std::string current();
   void leave_word();
-  [[noreturn]] void give_up();
+  void give_up(uint64_t watched);
   std::string who_is_missing();
 
   MpiSettings settings_;

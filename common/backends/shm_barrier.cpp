@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
 
@@ -26,12 +25,6 @@ void pause_briefly() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-std::string seconds(std::chrono::milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g", static_cast<double>(time.count()) / 1000);
-  return text;
 }
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds limit) {
@@ -124,6 +117,7 @@ bool Barrier::begin(const Call& call) {
   throw_if_failed();
   call_ = call;
   ++sequence_;
+  deadline_.reset();
   const Words own = pack(call, sequence_);
   pages_[static_cast<size_t>(rank_)]->progress.calls[sequence_ % 2] = own;
   meet();
@@ -196,7 +190,10 @@ void Barrier::wait_for_all() {
 }
 
 void Barrier::wait_slowly(int peer) {
-  const Clock::time_point deadline = Clock::now() + timeout_;
+  if (!deadline_) {
+    deadline_ = Clock::now() + timeout_;
+  }
+  const Clock::time_point deadline = *deadline_;
   while (!has_arrived(peer)) {
     throw_if_failed();
     const auto left =
@@ -235,7 +232,7 @@ void Barrier::check_peers(Clock::time_point deadline) {
     missing += (missing.empty() ? "" : ", ") + describe(peer);
   }
   if (late && !missing.empty()) {
-    fail(current() + ": " + missing + " did not arrive within " + seconds(timeout_) +
+    fail(current() + ": " + missing + " did not arrive within " + in_seconds(timeout_) +
          " s, expected all " + std::to_string(world_size()) + " ranks");
   }
 }

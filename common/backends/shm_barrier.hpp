@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,7 @@ class Barrier {
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;
   int spins_;
+  std::optional<Clock::time_point> deadline_;  // of the collective, once a wait takes long
 };
 
 }  // namespace ddp::shm

@@ -30,10 +30,9 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
           missing += (missing.empty() ? "" : ", ") + std::to_string(r);
         }
       }
-      throw TransientError("within " + std::to_string(timeout.count() / 1000) +
-                           " s the start of --backend " + backend + " lacks rank " + missing +
-                           " of world size " + std::to_string(world_size) +
-                           ", expected all of them");
+      throw TransientError("within " + in_seconds(timeout) + " s the start of --backend " +
+                           backend + " lacks rank " + missing + " of world size " +
+                           std::to_string(world_size) + ", expected all of them");
     }
     std::vector<std::string> texts;
     for (const std::string& key : keys) {

@@ -67,7 +67,7 @@ void Watchdog::run() {
     }
     if (age >= timeout_ && !told_late) {
       told_late = true;
-      actions_.late();
+      actions_.late(call);
     }
     lock.lock();
   }

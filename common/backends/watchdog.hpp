@@ -17,13 +17,16 @@ class Watchdog {
   /// Called by the thread.
   struct Actions {
     std::function<void()> slow;  ///< once per call that takes `slow_after`
-    std::function<void()> late;  ///< once per call that takes `timeout`, after `slow`
+    /// Once per call that takes `timeout`, after `slow`. @param call for has_ended()
+    std::function<void(uint64_t call)> late;
   };
   Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
            Actions actions);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
+
+  bool has_ended(uint64_t call) const { return calls_.load(std::memory_order_acquire) != call; }
 
   /// The watched call is the life of this object. One at a time.
   class Watch {

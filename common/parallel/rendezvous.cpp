@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "common/backends/collective_types.hpp"
 #include "common/exit_codes.hpp"
 #include "common/parallel/network.hpp"
 
@@ -28,8 +29,7 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, boo
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, store_options);
   } catch (const c10::Error& error) {
-    throw TransientError("no store at " + endpoint(host, port) + " within " +
-                         std::to_string(timeout.count() / 1000) +
+    throw TransientError("no store at " + endpoint(host, port) + " within " + in_seconds(timeout) +
                          " s, expected rank 0 (or the launcher's agent) to serve it");
   }
 }
@@ -47,7 +47,7 @@ std::string read_address(const std::string& file, std::chrono::milliseconds time
   while (!(std::ifstream(file) >> address)) {
     if (Clock::now() > deadline) {
       throw TransientError("rank 0 did not publish its address in " + file + " within " +
-                           std::to_string(timeout.count() / 1000) + " s");
+                           in_seconds(timeout) + " s");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -126,8 +126,8 @@ void wait_for_all(c10d::Store& store, const std::string& event, int rank, int wo
         missing += (missing.empty() ? "" : ", ") + std::to_string(r);
       }
     }
-    throw TransientError("within " + std::to_string(timeout.count() / 1000) + " s " + event +
-                         " lacks rank " + missing + " of world size " + std::to_string(world_size) +
+    throw TransientError("within " + in_seconds(timeout) + " s " + event + " lacks rank " +
+                         missing + " of world size " + std::to_string(world_size) +
                          ", expected all of them");
   }
 }

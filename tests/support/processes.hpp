@@ -1,0 +1,16 @@
+// tests/support/processes.hpp - which processes are there.
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+namespace ddp::test {
+
+std::vector<pid_t> children_of(pid_t parent);
+
+/// Whether none of them runs any more, or stops to within so many seconds. A process that has ended
+/// and that nobody has collected yet does not run.
+bool all_gone_within(const std::vector<pid_t>& pids, double seconds);
+
+}  // namespace ddp::test
