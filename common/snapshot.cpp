@@ -1,18 +1,13 @@
 #include "common/snapshot.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "common/exit_codes.hpp"
-#include "common/hash.hpp"
+#include "common/parse.hpp"
 #include "common/stop_request.hpp"
 
 namespace ddp {
@@ -20,215 +15,36 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using nlohmann::ordered_json;
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own limit
 const std::string kFormat = "ddp-snapshot-1";
-const std::string kNoHash(32, '0');
-
-const std::map<std::string, torch::ScalarType>& dtypes() {
-  static const std::map<std::string, torch::ScalarType> table = {
-      {"F64", torch::kFloat64},   {"F32", torch::kFloat32}, {"F16", torch::kFloat16},
-      {"BF16", torch::kBFloat16}, {"I64", torch::kInt64},   {"I32", torch::kInt32},
-      {"U8", torch::kUInt8},      {"BOOL", torch::kBool}};
-  return table;
-}
-
-std::string dtype_name(torch::ScalarType type) {
-  for (const auto& [name, candidate] : dtypes()) {
-    if (candidate == type) {
-      return name;
-    }
-  }
-  TORCH_CHECK(false, "Expected a dtype that safetensors has, got ", type);
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   throw Error(ExitCode::kSnapshotRefused, "snapshot " + path + " " + reason);
 }
 
-[[noreturn]] void fail_to_write(const std::string& path) {
-  throw Error(ExitCode::kTrainingFailed,
-              "snapshot " + path + " cannot be written: " + std::strerror(errno));
-}
-
-/// The checksum covers the file with the checksum's own digits as zeros.
-std::string file_hash(const std::string& header, const std::string& data) {
-  return Hash().update(header).update(data).hex();
-}
-
-void write_all(int fd, const char* bytes, size_t size, const std::string& path) {
-  while (size > 0) {
-    const ssize_t written = write(fd, bytes, size);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      fail_to_write(path);
-    }
-    bytes += written;
-    size -= static_cast<size_t>(written);
-  }
-}
-
-/// A file that is removed again unless it was renamed away.
-struct TemporaryFile {
-  explicit TemporaryFile(std::string name)
-      : path(std::move(name)),
-        fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644)) {
-    if (fd < 0) {
-      fail_to_write(path);
-    }
-  }
-  ~TemporaryFile() {
-    close(fd);
-    unlink(path.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  std::string path;
-  int fd;
+/// A whole file, but not this run's: no reason to take the one before.
+class OtherRun : public Error {
+ public:
+  OtherRun(const std::string& path, const std::string& reason)
+      : Error(ExitCode::kSnapshotRefused,
+              "snapshot " + path + " belongs to another run: it has " + reason) {}
 };
 
-void sync_folder(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd >= 0) {
-    fsync(fd);
-    close(fd);
-  }
+/// @return empty if it is not there
+std::string metadata_of(const TensorFile& file, const std::string& name) {
+  const auto found = file.metadata.find(name);
+  return found == file.metadata.end() ? "" : found->second;
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(in)), {});
-  if (!in) {
-    refuse(path, "cannot be read");
+int64_t epochs_done_in(const std::string& path, const TensorFile& file) {
+  try {
+    return parse_integer<int64_t>("epochs_done", metadata_of(file, "epochs_done"), 1);
+  } catch (const UsageError& error) {
+    refuse(path, std::string("does not say how far it got: ") + error.what());
   }
-  return bytes;
-}
-
-/// One tensor of the header, checked against what is there. @param position where its data must
-/// begin
-torch::Tensor read_tensor(const std::string& path, const std::string& name, const json& entry,
-                          const std::string& data, size_t& position) {
-  const auto type = dtypes().find(entry.at("dtype").get<std::string>());
-  if (type == dtypes().end()) {
-    refuse(path, "has tensor " + name + " of unknown dtype");
-  }
-  const auto shape = entry.at("shape").get<std::vector<int64_t>>();
-  const auto offsets = entry.at("data_offsets").get<std::vector<uint64_t>>();
-  size_t bytes = c10::elementSize(type->second);
-  for (const int64_t extent : shape) {
-    if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
-      refuse(path, "has tensor " + name + " of impossible shape");
-    }
-  }
-  if (offsets.size() != 2 || offsets[0] != position || offsets[1] < offsets[0] ||
-      offsets[1] - offsets[0] != bytes || offsets[1] > data.size()) {
-    refuse(path, "has tensor " + name + " outside of its data");
-  }
-  torch::Tensor tensor = torch::empty(shape, type->second);
-  if (bytes > 0) {
-    std::memcpy(tensor.mutable_data_ptr(), data.data() + position, bytes);
-  }
-  position += bytes;
-  return tensor;
-}
-
-TensorFile parse(const std::string& path, const std::string& header, const std::string& data) {
-  TensorFile file;
-  const ordered_json root = ordered_json::parse(header);
-  size_t position = 0;
-  for (const auto& [name, entry] : root.items()) {
-    if (name == "__metadata__") {
-      file.metadata = entry.get<std::map<std::string, std::string>>();
-    } else {
-      file.tensors.emplace_back(name, read_tensor(path, name, json(entry), data, position));
-    }
-  }
-  if (position != data.size()) {
-    refuse(path, "holds " + std::to_string(data.size()) + " bytes of data, expected " +
-                     std::to_string(position));
-  }
-  return file;
 }
 
 }  // namespace
-
-void write_tensor_file(const std::string& path, const TensorFile& file) {
-  std::string data;
-  ordered_json root;
-  root["__metadata__"] = file.metadata;
-  root["__metadata__"]["xxh3_128"] = kNoHash;
-  for (const auto& [name, tensor] : file.tensors) {
-    const torch::Tensor host = tensor.detach().to(torch::kCPU).contiguous();
-    const size_t begin = data.size();
-    data.append(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
-    root[name] = {{"dtype", dtype_name(host.scalar_type())},
-                  {"shape", host.sizes().vec()},
-                  {"data_offsets", {begin, data.size()}}};
-  }
-  std::string header = root.dump();
-  header.append((8 - header.size() % 8) % 8, ' ');  // so that the data is aligned
-  const std::string hash = file_hash(header, data);
-  header.replace(header.find(kNoHash), kNoHash.size(), hash);
-  const uint64_t header_bytes = header.size();  // little endian, as every machine LibTorch runs on
-
-  TemporaryFile temporary(path + ".tmp." + std::to_string(getpid()));
-  write_all(temporary.fd, reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes),
-            temporary.path);
-  write_all(temporary.fd, header.data(), header.size(), temporary.path);
-  write_all(temporary.fd, data.data(), data.size(), temporary.path);
-  if (fsync(temporary.fd) != 0) {
-    fail_to_write(temporary.path);
-  }
-  // The old file gets its second name first, so that there is no moment without a snapshot at
-  // `path`.
-  const std::string previous = path + ".prev";
-  const std::string link_name = previous + ".tmp." + std::to_string(getpid());
-  if (link(path.c_str(), link_name.c_str()) == 0) {
-    if (rename(link_name.c_str(), previous.c_str()) != 0) {
-      unlink(link_name.c_str());
-    }
-    unlink(link_name.c_str());  // still there if both names were the same file already
-  }
-  if (rename(temporary.path.c_str(), path.c_str()) != 0) {
-    fail_to_write(path);
-  }
-  sync_folder(path);
-}
-
-TensorFile read_tensor_file(const std::string& path) {
-  const std::string bytes = read_file(path);
-  uint64_t header_bytes = 0;
-  if (bytes.size() < sizeof(header_bytes)) {
-    refuse(path, "holds " + std::to_string(bytes.size()) + " bytes, expected a safetensors file");
-  }
-  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  if (header_bytes > kMaxHeaderBytes || header_bytes > bytes.size() - sizeof(header_bytes)) {
-    refuse(path, "is no safetensors file: its header claims " + std::to_string(header_bytes) +
-                     " of " + std::to_string(bytes.size()) + " bytes");
-  }
-  std::string header = bytes.substr(sizeof(header_bytes), header_bytes);
-  const std::string data = bytes.substr(sizeof(header_bytes) + header_bytes);
-  const std::string key = "\"xxh3_128\":\"";
-  const size_t found = header.find(key);
-  if (found == std::string::npos || found + key.size() + kNoHash.size() > header.size()) {
-    refuse(path, "has no checksum, expected a file that this suite wrote");
-  }
-  const std::string stored = header.substr(found + key.size(), kNoHash.size());
-  header.replace(found + key.size(), kNoHash.size(), kNoHash);
-  if (file_hash(header, data) != stored) {
-    refuse(path, "is damaged: its checksum does not match");
-  }
-  try {
-    return parse(path, header, data);
-  } catch (const json::exception& error) {
-    refuse(path, std::string("has a malformed header: ") + error.what());
-  }
-}
 
 Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
                    const Dataset& dataset, torch::nn::Module& model, Optimizer& optimizer)
@@ -238,14 +54,6 @@ Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
       model_(model),
       optimizer_(optimizer) {
   watch_for_stop_request();
-  if (environment.rank != 0) {
-    return;  // only rank 0 touches the file
-  }
-  const fs::path folder = fs::absolute(options.snapshot).parent_path();
-  if (fs::is_directory(options.snapshot) || access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw UsageError("--snapshot: got " + options.snapshot +
-                     ", expected a file in an existing, writable folder");
-  }
 }
 
 std::map<std::string, std::string> Snapshot::settings() const {
@@ -326,13 +134,17 @@ void Snapshot::leave_if(bool asked, int64_t epochs_done) {
 Snapshot::Stored Snapshot::read(const std::string& path) const {
   const torch::NoGradGuard no_grad;
   const TensorFile file = read_tensor_file(path);
+  if (metadata_of(file, "format") != kFormat) {
+    refuse(path, "has format " + quote(metadata_of(file, "format")) + ", expected " + kFormat);
+  }
   for (const auto& [name, value] : settings()) {
-    const auto found = file.metadata.find(name);
-    const std::string stored = found == file.metadata.end() ? "nothing" : found->second;
+    const std::string stored = metadata_of(file, name);
     if (stored != value) {
-      refuse(path, "belongs to another run: it has " + name + " " + stored + ", expected " + value);
+      throw OtherRun(path,
+                     name + " " + (stored.empty() ? "nothing" : stored) + ", expected " + value);
     }
   }
+  const int64_t epochs_done = epochs_done_in(path, file);
   const NamedTensors model = model_tensors();
   NamedTensors targets = model;
   for (const auto& [name, tensor] : optimizer_.state_layout()) {
@@ -355,7 +167,7 @@ Snapshot::Stored Snapshot::read(const std::string& path) const {
     torch::Tensor target = model[i].second;
     target.copy_(file.tensors[i].second);
   }
-  return {std::stoll(file.metadata.at("epochs_done")),
+  return {epochs_done,
           {file.tensors.begin() + static_cast<std::ptrdiff_t>(model.size()), file.tensors.end()}};
 }
 
@@ -368,11 +180,18 @@ Snapshot::Stored Snapshot::load_newest() const {
   }
   try {
     return read(options_.snapshot);
+  } catch (const OtherRun&) {
+    throw;
   } catch (const Error& newest) {
     if (!fs::exists(previous)) {
       throw;
     }
-    Stored stored = read(previous);
+    Stored stored;
+    try {
+      stored = read(previous);
+    } catch (const Error& older) {
+      throw Error(newest.code(), std::string(newest.what()) + "; " + older.what());
+    }
     std::fprintf(stderr, "%s: warning: %s; going on from %s\n", options_.program.c_str(),
                  newest.what(), previous.c_str());
     return stored;
@@ -397,12 +216,12 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const Error& error) {
-      process_group->share("snapshot", error.what());
-      throw;
+      outcome = error.what();
     }
   }
   outcome = process_group->share("snapshot", outcome);
   if (outcome.rfind("epoch ", 0) != 0) {
+    destroy_process_group(*process_group);  // rank 0 stays until the others have the answer
     throw Error(ExitCode::kSnapshotRefused, outcome);
   }
   const int64_t epochs_done = std::stoll(outcome.substr(6));

@@ -6,32 +6,14 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "common/dataset.hpp"
 #include "common/optimizer.hpp"
 #include "common/options.hpp"
 #include "common/parallel/process_group.hpp"
+#include "common/tensor_file.hpp"
 
 namespace ddp {
-
-/// Named tensors and text, as a safetensors file: Python's `safetensors` reads it, and no reader
-/// executes anything.
-struct TensorFile {
-  std::map<std::string, std::string> metadata;
-  std::vector<std::pair<std::string, torch::Tensor>> tensors;
-};
-
-/// Writes `file` so that a reader, or this program after a crash, finds the old file or the new
-/// one, never a part: temporary file, fsync, rename. What was at `path` is kept as `path` +
-/// ".prev".
-/// @throws Error (1) with the path and the reason
-void write_tensor_file(const std::string& path, const TensorFile& file);
-
-/// @throws Error (3) if the file is not a safetensors file, or its checksum (over all of it) does
-/// not match
-TensorFile read_tensor_file(const std::string& path);
 
 /// What a run needs to stop and go on: the model, the optimizer's state and the number of epochs
 /// done. The order of the data is a function of seed and epoch, so nothing else is needed for the
@@ -39,8 +21,8 @@ TensorFile read_tensor_file(const std::string& path);
 class Snapshot {
  public:
   /// Everything must outlive this object. From now on a signal to stop waits for the end of the
-  /// epoch, see leave_if().
-  /// @throws UsageError unless --snapshot names a file in an existing, writable folder
+  /// epoch, see leave_if(). Whether --snapshot can be written is known already, see
+  /// check_output_files().
   Snapshot(const Options& options, const LaunchEnvironment& environment, const Dataset& dataset,
            torch::nn::Module& model, Optimizer& optimizer);
 
@@ -48,7 +30,8 @@ class Snapshot {
   /// launcher restarted this job. If it is damaged the one before it is taken, and that is said on
   /// stderr. Rank 0 reads, all ranks receive.
   /// @return the epoch to go on with; 0 for a fresh start
-  /// @throws Error (3) if none of those there is whole, or it belongs to a run with other settings
+  /// @throws Error (3), on all ranks, if none of those there is whole, or it belongs to a run with
+  /// other settings
   int64_t load(ProcessGroup* process_group = nullptr);
 
   /// Rank 0 only, after every --save-every-th epoch. @throws Error (1) if it cannot be written

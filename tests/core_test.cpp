@@ -1,7 +1,10 @@
 // The pieces that no stage teaches: sampler, loader, loss, optimizer, data, snapshot,
 // data_parallel.
-#include <torch/torch.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
+
+#include <torch/torch.h>
 
 #include <cmath>
 #include <filesystem>
@@ -358,6 +361,62 @@ TEST_CASE("the snapshot before is kept, and no other file is left", "[snapshot]"
   CHECK(ddp::read_tensor_file(path).metadata.at("i") == "3");
   CHECK(ddp::read_tensor_file(path + ".prev").metadata.at("i") == "2");
   CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 2);
+}
+
+TEST_CASE("a snapshot of another format, or without an epoch, is refused, and changes nothing",
+          "[snapshot]") {
+  const TemporaryFolder folder;
+  ddp::Options options;
+  options.resume = "auto";
+  options.snapshot = folder.path / "s";
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  const ddp::LaunchEnvironment environment;
+  ddp::Mlp model(dataset.layers);
+  ddp::Optimizer optimizer(*model, options);
+  ddp::Snapshot snapshot(options, environment, dataset, *model, optimizer);
+  snapshot.save(1);
+  const ddp::TensorFile good = ddp::read_tensor_file(options.snapshot);
+  REQUIRE(snapshot.load() == 1);
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+           {"format", "ddp-snapshot-2"}, {"epochs_done", "one"}, {"epochs_done", ""}}) {
+    ddp::TensorFile bad = good;
+    bad.metadata[name] = value;
+    bad.tensors.front().second.fill_(7);
+    ddp::write_tensor_file(options.snapshot, bad);
+    std::filesystem::remove(options.snapshot + ".prev");
+    INFO(name << " " << value);
+    try {
+      snapshot.load();
+      FAIL("accepted");
+    } catch (const ddp::Error& error) {
+      CHECK(error.code() == ddp::ExitCode::kSnapshotRefused);
+      CHECK(std::string(error.what()).find(value.empty() ? "got" : value) != std::string::npos);
+    }
+    CHECK_FALSE(torch::any(model->parameters().front() == 7).item<bool>());
+  }
+}
+
+TEST_CASE("what a killed writer left is removed; a living one's and other files stay",
+          "[snapshot]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path / "s";
+  const std::vector<std::string> kept = {"s.tmp.notes", "s.tmp.0123456789abcdeg",
+                                         "t.tmp.0123456789abcdef", "s.tmp.aaaaaaaaaaaaaaaa"};
+  for (const std::string& name : kept) {
+    std::ofstream(folder.path / name) << "x";
+  }
+  for (const char* const name : {"s.tmp.0123456789abcdef", "s.prev.tmp.0123456789abcdef"}) {
+    std::ofstream(folder.path / name) << "x";
+  }
+  const int living = open((folder.path / kept.back()).c_str(), O_WRONLY);
+  REQUIRE(flock(living, LOCK_EX | LOCK_NB) == 0);
+  ddp::write_tensor_file(path, {{}, {{"t", torch::ones({1})}}});
+  close(living);
+  for (const std::string& name : kept) {
+    CHECK(fs::exists(folder.path / name));
+  }
+  CHECK(fs::exists(path));
+  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 5);
 }
 
 TEST_CASE("data_parallel computes what the module computes", "[data_parallel]") {
