@@ -1,7 +1,5 @@
 // bench: runs the stages at several world sizes, checks that they agree, measures and compares.
 
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <exception>
@@ -29,21 +27,10 @@
 #include "bench/subcommands.hpp"
 #include "bench/terminal_report.hpp"
 #include "common/exit_codes.hpp"
+#include "common/standard_streams.hpp"
 
 namespace ddp::bench {
 namespace {
-
-/// What is opened later must not get the number of a stream that was closed: a child would take it
-/// for its own. Opened the wrong way round, so that what is written there is an error as before.
-void fill_closed_streams() {
-  for (const auto& [descriptor, flags] :
-       {std::pair(STDIN_FILENO, O_WRONLY), std::pair(STDOUT_FILENO, O_RDONLY),
-        std::pair(STDERR_FILENO, O_WRONLY)}) {
-    if (fcntl(descriptor, F_GETFD) == -1) {
-      open("/dev/null", flags);  // takes the lowest that is free
-    }
-  }
-}
 
 /// One command a line. How many epochs the timed runs have is known after the parity runs.
 void print_commands(const Plan& plan, const Settings& settings) {
@@ -136,7 +123,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    ddp::bench::fill_closed_streams();
+    ddp::fill_closed_streams();
     const std::optional<int> code = ddp::bench::run_subcommand(argc, argv);
     const int result = code ? *code : ddp::bench::run(argc, argv);
     ddp::bench::flush_standard_output();

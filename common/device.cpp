@@ -22,6 +22,9 @@ int usable_cuda_devices(const Options& options) {
                                   : "--device cuda: this build has no CUDA support, expected one "
                                     "configured with DDP_CUDA=ON");
   }
+  if (!usable && !options.devices.empty()) {
+    throw UsageError("--devices was given, expected a CUDA device, found none that can be used");
+  }
   return usable ? devices : 0;
 }
 

@@ -34,6 +34,9 @@ constexpr int kMaxRanks = std::numeric_limits<int>::max();
 constexpr int kMaxPort = 65535;
 constexpr int kMaxProcesses = 1024;  // on one machine: more is a slip of the finger
 constexpr double kMaxBucketMib = 1 << 20;
+constexpr double kMaxLearningRate = 1e9;
+constexpr int64_t kMaxDatasetSize = 1'000'000'000'000;
+constexpr int64_t kMaxGlobalBatch = int64_t{1} << 62;  // so that twice as much is still a number
 constexpr double kMaxTimeout = 30 * 86400;  // longer overflows some clocks of the libraries below
 
 void add_training(CLI::App& app, Options& options) {
@@ -52,7 +55,7 @@ void add_training(CLI::App& app, Options& options) {
         options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
       });
   group
-      .integer("--global-batch", options.global_batch, int64_t{1}, kAny, "",
+      .integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
                "samples per optimizer step, over all processes and micro-batches; instead of "
                "--batch-size")
       ->excludes(batch);
@@ -64,7 +67,7 @@ void add_training(CLI::App& app, Options& options) {
                "linear: falls epoch by epoch to zero (default constant; linear for fashion-mnist)");
   group.value("--lr", "RATE", "the optimizer's own", "learning rate",
               [&options](const std::string& name, const std::string& text) {
-                options.learning_rate = parse_positive(name, text);
+                options.learning_rate = parse_positive(name, text, kMaxLearningRate);
               });
   group.integer("--seed", options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
                 std::to_string(options.seed),
@@ -87,9 +90,8 @@ void add_data_and_model(CLI::App& app, Options& options) {
                 options.dataset = text;
               });
   group.path("--data-dir", options.data_dir, "where it is installed", "folder of the data files");
-  group.integer("--dataset-size", options.dataset_size, int64_t{1},
-                std::numeric_limits<int64_t>::max(), std::to_string(options.dataset_size),
-                "training samples, synthetic only");
+  group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,
+                std::to_string(options.dataset_size), "training samples, synthetic only");
   CLI::Option* const hidden = group.widths("--hidden", options.hidden, 1, "the dataset's",
                                            "widths of the hidden layers, e.g. 128,128");
   group
@@ -327,8 +329,10 @@ void check_together(const Options& options, const CLI::App& app) {
                      std::to_string(options.devices.size()) + ", the number of --devices");
   }
   std::set<int> distinct(options.devices.begin(), options.devices.end());
-  if (options.launch != Launch::kAlone && distinct.size() != options.devices.size()) {
-    throw UsageError("--devices names a device twice, expected one device per process");
+  if (distinct.size() != options.devices.size()) {
+    // In stage 02 too: autograd has one thread per device, and there one replica's backward would
+    // wait for the other's.
+    throw UsageError("--devices names a device twice, expected different ones");
   }
   if (options.json && !options.dump_env) {
     throw UsageError("--json was given alone, expected it with --dump-env");
@@ -360,11 +364,11 @@ void parse_with(CLI::App& app, const std::vector<std::string>& arguments, const 
       parse(false);
     }
   } catch (const CLI::CallForHelp&) {
-    std::cout << app.help() << std::flush;
-    std::exit(static_cast<int>(ExitCode::kDone));
+    std::cout << app.help();
+    throw Answered();
   } catch (const CLI::CallForVersion&) {
-    std::cout << versions(options.program) << std::endl;
-    std::exit(static_cast<int>(ExitCode::kDone));
+    std::cout << versions(options.program) << '\n';
+    throw Answered();
   } catch (const CLI::ParseError& error) {
     refuse(app, error, options.program);
   }
@@ -377,7 +381,9 @@ std::string program_name(const char* argv0) {
   const ssize_t length = readlink("/proc/self/exe", buffer.data(), buffer.size());
   const std::string path = length > 0 ? std::string(buffer.data(), static_cast<size_t>(length))
                                       : std::string(argv0 == nullptr ? "ddp" : argv0);
-  return path.substr(path.rfind('/') + 1);
+  const std::string name = path.substr(path.rfind('/') + 1);
+  constexpr std::string_view kDeleted = " (deleted)";  // replaced by a newer build since it started
+  return name.ends_with(kDeleted) ? name.substr(0, name.size() - kDeleted.size()) : name;
 }
 
 Options parse_options(int argc, const char* const* argv, Launch launch) {
@@ -412,10 +418,10 @@ int64_t resolve_global_batch(const Options& options, int world_size) {
   const bool overflow =
       __builtin_mul_overflow(options.accumulate, int64_t{world_size}, &micro_batches) ||
       __builtin_mul_overflow(options.batch_per_rank, micro_batches, &samples);
-  if (overflow) {
+  if (overflow || samples > kMaxGlobalBatch) {
     throw UsageError("--batch-size " + std::to_string(options.batch_per_rank) + " x --accumulate " +
                      std::to_string(options.accumulate) + " x " + std::to_string(world_size) +
-                     " ranks is too large, expected a product below 2^63");
+                     " ranks is too large, expected a product of at most 2^62");
   }
   if (!options.global_batch) {
     return samples;

@@ -83,9 +83,11 @@ struct Options {
 /// Base name of the running executable, for messages and default file names.
 std::string program_name(const char* argv0);
 
-/// Parses `argv`. Dashes and underscores in option names are equal. Prints and exits with 0 for
-/// --help and
-/// --version.
+/// --help or --version was asked for, and answered on stdout: nothing is left to do.
+struct Answered {};
+
+/// Parses `argv`. Dashes and underscores in option names are equal.
+/// @throws Answered
 /// @throws UsageError naming the option that is unknown, malformed, out of range or not of this
 /// program
 Options parse_options(int argc, const char* const* argv, Launch launch);

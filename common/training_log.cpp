@@ -213,6 +213,7 @@ void TrainingLog::add_usage() {
 TrainingLog::Row TrainingLog::to_row(const Step& step) const {
   Row row{.epoch = epoch_,
           .step_ms = milliseconds(step.begin, step.end),
+          .samples = step.samples,
           .phase_ms = step.phase_ms,
           .exposed_comm_ms = step.wait.backward_ms() + step.wait.gather_ms(),
           .loss = device_.is_cuda() ? step.device_loss.item<double>() : step.loss};
@@ -263,7 +264,12 @@ void TrainingLog::end_epoch() {
   }
   // Ranks may be signalled at different moments, or only one of them: the wish travels with the
   // loss.
-  const torch::Tensor sums = sum_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0});
+  double weights_sum = 0;  // not finite if one weight is not
+  for (const torch::Tensor& parameter : model_->parameters()) {
+    weights_sum += parameter.sum().item<double>();
+  }
+  const torch::Tensor sums = sum_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0,
+                                             std::isfinite(weights_sum) ? 0.0 : 1.0});
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
   stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
@@ -274,6 +280,14 @@ void TrainingLog::end_epoch() {
     std::fflush(stdout);
   }
   steps_.clear();
+  const bool weights_finite = sums[2].item<double>() == 0;
+  if (!std::isfinite(loss) || !weights_finite) {
+    std::ostringstream message;
+    message << "training diverged in epoch " << epoch_ << ": its loss is " << loss
+            << (weights_finite ? "" : ", and a weight is not finite")
+            << ", expected finite numbers; a smaller --lr may help";
+    throw Error(ExitCode::kTrainingFailed, message.str());
+  }
 }
 
 double TrainingLog::slowest_median_step_ms() const {
@@ -284,6 +298,14 @@ double TrainingLog::slowest_median_step_ms() const {
   const torch::Tensor medians =
       gather_over_ranks(torch::tensor({median(std::move(step_ms))}, torch::kFloat64));
   return medians.max().item<double>();
+}
+
+double TrainingLog::median_step_samples() const {
+  std::vector<double> samples;
+  for (size_t i = warmup_steps(rows_.size()); i < rows_.size(); ++i) {
+    samples.push_back(rows_[i].samples);
+  }
+  return median(std::move(samples));
 }
 
 void TrainingLog::check_weights(double moved, const std::string& hash) const {
@@ -320,7 +342,7 @@ void TrainingLog::report(const Dataset& dataset) {
 
   const double step_ms = slowest_median_step_ms();
   const int64_t global_batch = resolve_global_batch(options_, world_size_);
-  const double samples_per_second = static_cast<double>(global_batch) / step_ms * 1000;
+  const double samples_per_second = median_step_samples() / step_ms * 1000;
   const std::string digest = hash.substr(0, 16);
   if (rank_ == 0) {
     char accuracy_text[32] = "";

@@ -44,6 +44,7 @@ class TrainingLog {
   void end(const Batch& batch, const torch::Tensor& loss);
   /// Prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123", the mean loss of the epoch
   /// over all ranks.
+  /// @throws Error (1), on all ranks, if it or a weight is not finite: nothing is worth saving then
   void end_epoch();
   /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
   bool stop_asked() const noexcept { return stop_asked_; }
@@ -77,6 +78,7 @@ class TrainingLog {
   struct Row {
     int64_t epoch;
     double step_ms;
+    double samples;  // of all ranks
     std::array<double, kPhases> phase_ms;
     double exposed_comm_ms;
     double loss;
@@ -97,6 +99,7 @@ class TrainingLog {
   torch::Tensor sum_over_ranks(std::vector<double> values) const;
   torch::Tensor gather_over_ranks(const torch::Tensor& rows) const;
   double slowest_median_step_ms() const;
+  double median_step_samples() const;  // fewer than the global batch if the data is
   void check_weights(double moved, const std::string& hash) const;
   void write_metrics(const std::string& summary) const;
 

@@ -1,9 +1,12 @@
 // A mistake is answered by one line on stderr, exit code 2, at once, and nothing is written.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
@@ -27,6 +30,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   const fs::path work = folder / "work";
   fs::create_directory(work);
   fs::create_directory(folder / "truncated");
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   fs::copy(fs::path(DDP_SOURCE_DIR) / "data" / "digits.csv.gz", folder / "truncated");
   fs::resize_file(folder / "truncated" / "digits.csv.gz", 20000);
 
@@ -50,6 +54,44 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
        {},
        {"--speedup graph", "cpu", "fused"}},
       {"01_single_gpu", {"5", "1", "--snapshot", "no/such/folder/x"}, {}, {"no/such/folder/x"}},
+      {"03_ddp_spawn",
+       {"5", "1", "--nprocs", "2", "--snapshot", "no/such/folder/x"},
+       {},
+       {"--snapshot", "no/such/folder/x"}},
+      {"01_single_gpu", {"5", "1", "--snapshot", (folder / "pipe").string()}, {}, {"pipe"}},
+      {"01_single_gpu",
+       {"5", "1", "--resume", "auto", "--snapshot", (folder / "pipe").string()},
+       {},
+       {"pipe"}},
+      {"01_single_gpu", {"5", "1", "--snapshot", "/dev/null"}, {}, {"--snapshot", "/dev/null"}},
+      {"01_single_gpu", {"5", "1", "--snapshot", "a\nb/x"}, {}, {"a\\x0ab/x", "folder"}},
+      {"01_single_gpu", {"5", "1", "--data-dir", "a\nb", "--dataset", "digits"}, {}, {"\\x0ab"}},
+      {"01_single_gpu", {"5", "1", "--metrics", "no/such/m"}, {}, {"--metrics", "no/such/m"}},
+      {"03_ddp_spawn",
+       {"5", "1", "--nprocs", "2", "--metrics", work.string()},
+       {},
+       {"--metrics", "work"}},
+      {"01_single_gpu", {"5", "1", "--lr", "1e308"}, {}, {"--lr", "1e308"}},
+      {"01_single_gpu",
+       {"5", "1", "--dataset-size", "9223372036854775807"},
+       {},
+       {"--dataset-size", "9223372036854775807"}},
+      {"01_single_gpu",
+       {"5", "1", "--batch-size", "9223372036854775807"},
+       {},
+       {"--batch-size", "9223372036854775807"}},
+      {"01_single_gpu",
+       {"5", "1", "--devices", "0"},
+       {{"CUDA_VISIBLE_DEVICES", ""}},
+       {"--devices"}},
+      {"02_data_parallel",
+       {"5", "1", "--devices", "0", "1"},
+       {{"CUDA_VISIBLE_DEVICES", ""}},
+       {"--devices"}},
+      {"03_ddp_spawn",
+       {"5", "1", "--devices", "0", "1"},
+       {{"CUDA_VISIBLE_DEVICES", ""}},
+       {"--devices"}},
       {"01_single_gpu",
        {"5", "1"},
        {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}},
@@ -129,4 +171,104 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
     CHECK(fs::is_empty(work));
   }
   fs::remove_all(folder);
+}
+
+namespace {
+
+/// A shell command on a program's command line, in a folder that is gone afterwards.
+ddp::test::RunResult shell(const std::string& script) {
+  std::string name = (fs::temp_directory_path() / "ddp-bad-XXXXXX").string();
+  ddp::test::RunOptions options;
+  options.cwd = mkdtemp(name.data());
+  options.environment = {{"BIN", DDP_BIN_DIR}};
+  ddp::test::RunResult result = ddp::test::run_program({"sh", "-c", script}, options);
+  fs::remove_all(options.cwd);
+  return result;
+}
+
+size_t lines(const std::string& text) {
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+}  // namespace
+
+TEST_CASE("what stdout does not take is an error", "[bad_input]") {
+  // /dev/full takes nothing, as a full disk.
+  for (const char* const command :
+       {"01_single_gpu 2 1 > /dev/full", "01_single_gpu --help > /dev/full",
+        "01_single_gpu --version > /dev/full", "02_data_parallel 2 1 > /dev/full",
+        "03_ddp_spawn 2 1 --nprocs 2 > /dev/full", "01_single_gpu 2 1 >&-"}) {
+    const ddp::test::RunResult result = shell(std::string("$BIN/") + command);
+    INFO(command << "\n" << result.err);
+    CHECK(result.exit_code == 1);
+    CHECK(result.err.find("cannot write to stdout") != std::string::npos);
+    CHECK(lines(result.err) == 1);
+  }
+}
+
+TEST_CASE("a closed stdin or stderr disturbs nothing", "[bad_input]") {
+  for (const char* const command : {"01_single_gpu 2 1 <&-", "03_ddp_spawn 2 1 --nprocs 2 <&-",
+                                    "01_single_gpu 2 1 2>&-", "03_ddp_spawn 2 1 --nprocs 2 2>&-"}) {
+    const ddp::test::RunResult result = shell(std::string("$BIN/") + command);
+    INFO(command << "\n" << result.err);
+    CHECK(result.exit_code == 0);
+    CHECK(result.err.empty());
+    CHECK(result.out.find("moved ") != std::string::npos);
+  }
+}
+
+TEST_CASE("training that diverges fails, in one line, and saves nothing of it", "[bad_input]") {
+  for (const char* const command :
+       {"01_single_gpu 3 1 --lr 5", "03_ddp_spawn 3 1 --nprocs 2 --lr 5",
+        "03_ddp_spawn 3 1 --nprocs 2 --lr 5 --speedup fused"}) {
+    const ddp::test::RunResult result =
+        shell(std::string("$BIN/") + command +
+              " --snapshot s; code=$?; [ ! -e s ] || exit 99; exit $code");
+    INFO(command << "\n" << result.out << result.err);
+    CHECK(result.exit_code == 1);
+    CHECK(result.err.find("diverged in epoch 0") != std::string::npos);
+    CHECK(lines(result.err) == 1);
+    CHECK(result.out.find("moved") == std::string::npos);
+  }
+}
+
+TEST_CASE("a damaged snapshot is refused by all ranks in one line", "[bad_input]") {
+  const ddp::test::RunResult result = shell(
+      "echo bad > s; echo worse > s.prev; $BIN/03_ddp_spawn 2 1 --nprocs 2 --resume auto "
+      "--snapshot s");
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 3);
+  CHECK(lines(result.err) == 1);
+  CHECK(result.err.find("snapshot s holds") != std::string::npos);
+  CHECK(result.err.find("snapshot s.prev holds") != std::string::npos);
+}
+
+TEST_CASE("another run's snapshot is refused by its name", "[bad_input]") {
+  const ddp::test::RunResult result = shell(
+      "for i in 1 2; do $BIN/01_single_gpu 2 1 --quiet --snapshot s > /dev/null; done; "
+      "$BIN/01_single_gpu 4 1 --lr 0.02 --resume auto --snapshot s");
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 3);
+  CHECK(result.err.find("snapshot s belongs to another run: it has lr") != std::string::npos);
+  CHECK(lines(result.err) == 1);
+}
+
+TEST_CASE("a rank that comes too late is named in one line", "[bad_input]") {
+  const ddp::test::RunResult result = shell("$BIN/03_ddp_spawn 2 1 --nprocs 2 --timeout 0.001");
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 75);
+  CHECK(lines(result.err) == 1);
+}
+
+TEST_CASE("samples per second are those that were there", "[bad_input]") {
+  const ddp::test::RunResult result = shell(
+      "$BIN/01_single_gpu 3 3 --batch-size 1000000 --quiet --snapshot s --metrics m && tail -n 1 "
+      "m");
+  INFO(result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  const nlohmann::json summary =
+      nlohmann::json::parse(result.out.substr(result.out.find('{'))).at("summary");
+  const double samples =
+      summary.at("samples_per_second").get<double>() * summary.at("step_ms").get<double>() / 1000;
+  CHECK(std::abs(samples - 2048) < 1);  // the whole data set
 }

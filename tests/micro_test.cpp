@@ -22,6 +22,7 @@
 #include "bench/micro_results.hpp"
 #include "common/exit_codes.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
@@ -29,6 +30,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace ddp::bench;
+using ddp::test::all_gone_within;
+using ddp::test::children_of;
 using ddp::test::Program;
 using ddp::test::run_program;
 using ddp::test::RunResult;
@@ -283,26 +286,6 @@ TEST_CASE("--benchmark_list_tests and --benchmark_filter know the exact names", 
 
 namespace {
 
-std::vector<pid_t> children_of(pid_t parent) {
-  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
-                     "/children");
-  return {std::istream_iterator<pid_t>(list), {}};
-}
-
-bool alive(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
-}
-
-bool all_gone(const std::vector<pid_t>& pids) {
-  for (int i = 0; i < 1000 && std::any_of(pids.begin(), pids.end(), alive); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return std::none_of(pids.begin(), pids.end(), alive);
-}
-
 /// A minute of all-reduces.
 std::vector<std::string> long_run() {
   std::string bytes = "4";
@@ -324,14 +307,14 @@ TEST_CASE("a rank that dies takes the others along, and so does the program itse
   const RunResult result = program.wait();
   CHECK(result.exit_code == 128 + SIGKILL);
   CHECK(result.err.find("bench_micro: error: rank 1 was killed by signal 9") != std::string::npos);
-  CHECK(all_gone(ranks));
+  CHECK(all_gone_within(ranks, 10));
 
   Program killed(long_run());
   REQUIRE(killed.wait_for_output("bytes:4\""));
   const std::vector<pid_t> orphans = children_of(killed.pid());
   REQUIRE(orphans.size() == 2);
   kill(killed.pid(), SIGKILL);
-  CHECK(all_gone(orphans));
+  CHECK(all_gone_within(orphans, 10));
 }
 
 namespace {

@@ -9,8 +9,9 @@
 #include <regex>
 #include <sstream>
 
-#include "common/snapshot.hpp"
+#include "common/tensor_file.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -473,6 +474,21 @@ TEST_CASE("at world size 2 the digest is the same over every CPU backend", "[par
       CHECK(folder.run({kBin + program}, two + std::vector<std::string>{"--backend", backend})
                 .digest == digest);
     }
+  }
+}
+
+TEST_CASE("no rank outlives a launcher that was killed", "[launcher]") {
+  for (const std::vector<std::string>& launcher : {torchrun(2), mpirun(2)}) {
+    const Folder folder;
+    Program program(launcher + std::vector<std::string>{kBin + "04_ddp_launcher", "1000000",
+                                                        "1000000", "--device", "cpu"},
+                    folder.run_options());
+    REQUIRE(program.wait_for_output("Epoch 3 "));
+    const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
+    REQUIRE(ranks.size() == 2);
+    kill(program.pid(), SIGKILL);
+    INFO(launcher[0]);
+    CHECK(ddp::test::all_gone_within(ranks, 2));
   }
 }
 

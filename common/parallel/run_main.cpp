@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -14,6 +15,8 @@
 
 #include "common/cpu_share.hpp"
 #include "common/exit_codes.hpp"
+#include "common/output_files.hpp"
+#include "common/standard_streams.hpp"
 #include "common/stop_request.hpp"
 
 namespace ddp {
@@ -23,6 +26,14 @@ namespace internal {
 namespace {
 
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
+
+/// A launcher that is killed cannot end its ranks any more: the kernel does it for spawn, torchrun
+/// and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
+void end_with_launcher(const std::string& launcher) {
+  if (launcher == "torchrun" || launcher == "openmpi") {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+  }
+}
 
 /// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
 /// itself fails on half a document.
@@ -46,50 +57,74 @@ void write_error_file(const std::string& message, const std::string& details) {
   }
 }
 
-/// Note [One line]: a mistake of the user's, a missing data file say, is seen by all ranks at once.
-/// The ranks of spawn() share a pipe with one byte; the one that reads it has the pen and writes
-/// the line, the others exit as silently as quickly.
+/// See Note [One line].
 bool has_pen() {
   const std::optional<std::string> fd = process_getenv("DDP_PEN_FD");
-  char byte = 0;
-  return !fd || read(std::atoi(fd->c_str()), &byte, 1) == 1;
+  return !fd || take_pen(std::atoi(fd->c_str()));
 }
 
-int report(const std::string& program, const std::string& who, const std::string& what, int code) {
-  if (code == static_cast<int>(ExitCode::kRunAgain)) {
-    if (!what.empty()) {
-      std::cerr << program + ": " + what + "\n" << std::flush;  // as asked: no error
-    }
+/// The first line of `what`, as LibTorch's errors carry a backtrace after it.
+std::string first_line(const std::string& what) {
+  return what.substr(0, what.find('\n'));
+}
+
+/// All of `what`: it may quote a path with a newline.
+std::string one_line(std::string what) {
+  for (size_t at = 0; (at = what.find('\n', at)) != std::string::npos;) {
+    what.replace(at, 1, "\\x0a");
+  }
+  return what;
+}
+
+/// @param what one line
+int report(const std::string& program, const std::string& who, const std::string& what, int code,
+           const std::string& details) {
+  if (what.empty()) {
     return code;
   }
-  // LibTorch's errors carry a backtrace after the first line.
-  const std::string line = program + ": error: " + who + what.substr(0, what.find('\n'));
-  if (code != static_cast<int>(ExitCode::kUsage) || has_pen()) {
+  if (code == static_cast<int>(ExitCode::kRunAgain)) {
+    std::cerr << program + ": " + what + "\n" << std::flush;  // as asked: no error
+    return code;
+  }
+  const std::string line = program + ": error: " + who + what;
+  if (has_pen()) {
     std::cerr << line + "\n" << std::flush;
   }
-  write_error_file(line, what);
+  write_error_file(line, details);
   return code;
 }
 
 }  // namespace
 
+bool take_pen(int fd) {
+  char byte = 0;
+  return read(fd, &byte, 1) == 1;
+}
+
 int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body) {
+  fill_closed_streams();
   const std::string program = program_name(argc > 0 ? argv[0] : nullptr);
   std::string who;
   int code = kFailed;
   try {
     code = body(who);
+  } catch (const Answered&) {
+    code = static_cast<int>(ExitCode::kDone);
   } catch (const Error& error) {
-    code = report(program, who, error.what(), static_cast<int>(error.code()));
+    code =
+        report(program, who, one_line(error.what()), static_cast<int>(error.code()), error.what());
   } catch (const std::exception& error) {
-    code = report(program, who, error.what(), kFailed);
+    code = report(program, who, first_line(error.what()), kFailed, error.what());
   } catch (...) {
-    code = report(program, who, "an exception of unknown type", kFailed);
+    const std::string what = "an exception of unknown type";
+    code = report(program, who, what, kFailed, what);
   }
   std::cout << std::flush;
-  const bool written = std::cout.good() && std::fflush(stdout) == 0;
+  // An earlier write may have failed, too.
+  const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (!written && code == 0) {
-    code = report(program, who, "cannot write to stdout, expected room on its device", kFailed);
+    const std::string what = "cannot write to stdout, expected room on its device";
+    code = report(program, who, what, kFailed, what);
   }
   return code;
 }
@@ -127,6 +162,10 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       std::cerr << options.program + ": note: " + environment.note + "\n";
     }
     resolve_batch_per_rank(options, environment.world_size);
+    if (environment.rank == 0) {
+      check_output_files(options);  // before the others wait for this rank
+    }
+    end_with_launcher(environment.launcher);
     remember_user_signals();
     if (environment.launcher == "slurm") {
       exit_on_sigterm();

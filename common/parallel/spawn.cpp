@@ -78,6 +78,7 @@ class Ranks {
   bool killed_ = false;
   bool run_again_ = false;
   int first_failure_ = 0;
+  std::optional<FileDescriptor> pen_;  ///< the pipe's end to read from
 };
 
 Ranks::Ranks(std::string program) : program_(std::move(program)) {
@@ -155,19 +156,19 @@ void Ranks::start(char** argv, int world_size) {
   if (pipe2(pen, O_CLOEXEC | O_NONBLOCK) != 0 || write(pen[1], "", 1) != 1) {
     throw TransientError(system_error("cannot make a pipe"));
   }
-  const FileDescriptor pen_to_take(pen[0]);
+  pen_.emplace(pen[0]);
   const FileDescriptor pen_to_give(pen[1]);
   std::cout << std::flush;
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<std::string> variables =
-        environment_of_rank(rank, world_size, port, listener.get(), pen_to_take.get());
+        environment_of_rank(rank, world_size, port, listener.get(), pen_->get());
     std::vector<char*> environment;
     environment.reserve(variables.size() + 1);
     for (std::string& variable : variables) {
       environment.push_back(variable.data());
     }
     environment.push_back(nullptr);
-    std::vector<int> inherited_fds = {pen_to_take.get()};
+    std::vector<int> inherited_fds = {pen_->get()};
     if (rank == 0) {
       inherited_fds.push_back(listener.get());
     }
@@ -247,8 +248,7 @@ void Ranks::fail(size_t rank, int status) {
                     : " was killed by signal " + std::to_string(signal) + " (" + strsignal(signal) +
                           ")";
   }
-  if (first_failure_ !=
-      static_cast<int>(ExitCode::kUsage)) {  // else the rank's own line says it all
+  if (internal::take_pen(pen_->get())) {  // else a rank's own line says it all
     std::cerr << text + "\n" << std::flush;
   }
   signal_all(SIGTERM);
@@ -296,6 +296,9 @@ int processes_to_start(const Options& options) {
   if (options.device == "cuda" && devices == 0) {
     throw UsageError(
         "--device cuda: found no CUDA device, expected at least one; use --device cpu");
+  }
+  if (!options.devices.empty() && devices == 0) {
+    throw UsageError("--devices was given, expected a CUDA device, found none; use --nprocs");
   }
   if (options.nprocs) {
     return *options.nprocs;
