@@ -41,9 +41,14 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
                                    "--ntasks-per-node=" + std::to_string(per_node),
                                    "--kill-on-bad-exit=1",
                                    "--chdir=" + plan.stage_dir};
-  if (const int cpus = environment_number("SLURM_CPUS_PER_TASK", 0); cpus > 0) {
-    argv.push_back("--cpus-per-task=" + std::to_string(cpus));
-  } else if (per_node > environment_number("SLURM_CPUS_ON_NODE", per_node)) {
+  const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
+  const int cpus_on_node = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
+  if (asked > 0) {
+    // GPUs may ask for more tasks than the job has CPUs for.
+    argv.push_back("--cpus-per-task=" +
+                   std::to_string(std::clamp(cpus_on_node / per_node, 1, asked)));
+  }
+  if (per_node > cpus_on_node) {
     argv.push_back("--overcommit");
   }
   if (configuration.device == "cuda") {

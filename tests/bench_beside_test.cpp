@@ -168,6 +168,23 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     CHECK(result.out.find("srun --relative=0 --nodes=1 --ntasks=2 --ntasks-per-node=2") !=
           std::string::npos);
   }
+  SECTION("ranks share the CPUs that the job has") {
+    struct Case {
+      std::string per_task;
+      std::string on_node;
+      std::string options;
+    };
+    for (const Case& c :
+         {Case{"12", "96", "--cpus-per-task=12 "}, Case{"2", "6", "--cpus-per-task=1 "},
+          Case{"1", "2", "--cpus-per-task=1 --overcommit "}}) {
+      bench.enter_allocation(
+          {{"SLURM_CPUS_PER_TASK", c.per_task}, {"SLURM_CPUS_ON_NODE", c.on_node}});
+      const auto result =
+          bench.run({"--models", "T", "--world-sizes", "4", "--launchers", "srun", "--dry-run"});
+      INFO(result.out);
+      CHECK(result.out.find(c.options + bench.bin().string()) != std::string::npos);
+    }
+  }
   SECTION("two nodes: stage 05") {
     bench.enter_allocation();
     const auto result =

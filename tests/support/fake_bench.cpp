@@ -225,7 +225,12 @@ RunResult FakeBench::run(const std::vector<std::string>& arguments,
   RunOptions options;
   options.environment["PATH"] = (root_ / "path").string() + ":/usr/bin:/bin";
   options.environment["TMPDIR"] = (root_ / "tmp").string();
-  options.environment["SLURM_JOB_ID"] = allocation_;
+  for (const char* const name : {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}) {
+    options.environment[name] = std::nullopt;
+  }
+  for (const auto& [name, value] : allocation_) {
+    options.environment[name] = value;
+  }
   options.cwd = root_.string();
   std::vector<std::string> argv = command(arguments);
   if (!redirections.empty()) {

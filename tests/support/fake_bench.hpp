@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -39,8 +40,11 @@ class FakeBench {
   void install_micro() const;
   /// The peer pytorch: a made-up stage, run by a shell instead of Python.
   void install_peer() const;
-  /// From here on bench runs inside an allocation of Slurm's.
-  void enter_allocation() { allocation_ = "4711"; }
+  /// From here on bench runs inside an allocation of Slurm's. @param variables more of Slurm's
+  void enter_allocation(const std::map<std::string, std::string>& variables = {}) {
+    allocation_ = variables;
+    allocation_["SLURM_JOB_ID"] = "4711";
+  }
 
   std::vector<std::string> command(const std::vector<std::string>& arguments) const;
   /// Only /usr/bin and /bin besides the test's own launchers: what is installed elsewhere does not
@@ -54,7 +58,7 @@ class FakeBench {
 
  private:
   std::filesystem::path root_;
-  std::string allocation_;  // none if empty
+  std::map<std::string, std::string> allocation_;  // none if empty
 };
 
 /// One workload, one world size, no launcher that needs more than the stages themselves.
