@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/backends/cuda_module.hpp"
 #include "common/flat_parameters.hpp"
 #include "common/fused/engine.hpp"
 #include "common/fused/graph_cache.hpp"
@@ -62,7 +63,8 @@ struct FusedStep::State {
       TORCH_CHECK(flat.data.is_cuda() && devices.size() == 1,
                   "Expected one CUDA device for --speedup graph, got ", devices.size(), " of ",
                   flat.data.device());
-      graphs = std::make_shared<fused::GraphCache>(flat.data.device());
+      graphs =
+          std::make_shared<fused::GraphCache>(cuda_module()->make_graph_stream(flat.data.device()));
       if (process_group != nullptr) {
         // Which of the two is destroyed first is the stage's affair.
         process_group->before_shutdown([cache = std::weak_ptr<fused::GraphCache>(graphs)] {

@@ -1,7 +1,5 @@
 #include "common/fused/graph_cache.hpp"
 
-#include "common/backends/cuda_module.hpp"
-
 namespace ddp::fused {
 namespace {
 
@@ -9,9 +7,6 @@ namespace {
 constexpr int kRunsBeforeCapture = 3;
 
 }  // namespace
-
-GraphCache::GraphCache(const torch::Device& device)
-    : stream_(cuda_module()->make_graph_stream(device)) {}
 
 void GraphCache::run(size_t kind, double learning_rate, const ProcessGroup* process_group,
                      c10::function_ref<void()> work) {

@@ -19,7 +19,7 @@ class GraphCache {
  public:
   static constexpr size_t kKinds = 4;
 
-  explicit GraphCache(const torch::Device& device);
+  explicit GraphCache(std::unique_ptr<GraphStream> stream) : stream_(std::move(stream)) {}
 
   /// Executes `work`: a few times as it is, then as a graph.
   /// @param kind in [0, kKinds); `work` must be the same for each kind
