@@ -1,5 +1,7 @@
 #include "common/flat_parameters.hpp"
 
+#include <cstddef>
+
 #include "common/hash.hpp"
 
 namespace ddp {
@@ -19,12 +21,16 @@ torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArray
 
 void FlatParameters::rebind_grad(size_t index) const {
   const torch::Tensor& parameter = parameters[index];
+  const torch::Tensor& current = parameter.grad();
+  // Before a view is made, as this is asked in every step: a tensor takes microseconds.
+  const void* const place = static_cast<const std::byte*>(grad.const_data_ptr()) +
+                            offsets[index] * static_cast<int64_t>(grad.element_size());
+  if (current.defined() && current.const_data_ptr() == place) {
+    return;
+  }
   const torch::Tensor view = on_storage(grad, offsets[index], parameter.sizes());
-  if (parameter.grad().defined()) {
-    if (parameter.grad().const_data_ptr() == view.const_data_ptr()) {
-      return;
-    }
-    view.copy_(parameter.grad().detach());
+  if (current.defined()) {
+    view.copy_(current.detach());
   } else {
     view.zero_();
   }
