@@ -49,7 +49,10 @@ GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup&
     : process_group_(process_group),
       compression_(options.compression),
       shard_(options.shard_optimizer),
-      divide_(scale == Scale::kDivide) {
+      division_(scale == Scale::kDivided                 ? Division::kNever
+                : compression_                           ? Division::kBeforeRounding
+                : process_group.has_average() && !shard_ ? Division::kWithinSum
+                                                         : Division::kAfterSum) {
   for (const BucketRange& range : bucket_ranges(flat, options)) {
     buckets_.push_back(
         {.range = range,
@@ -71,13 +74,16 @@ void GradientBuckets::start(size_t index) {
       travels = divide(process_group_.allocate(gradients.numel(), *compression_),
                        process_group_.world_size());
     }
-    if (divide_) {
+    if (division_ == Division::kBeforeRounding) {
       gradients.div_(process_group_.world_size());
     }
     travels.whole.front().copy_(gradients);
   }
-  bucket.work = shard_ ? process_group_.start_reduce_scatter(travels)
-                       : process_group_.start_all_reduce(travels.whole);
+  bucket.work = shard_
+                    ? process_group_.start_reduce_scatter(travels)
+                    : process_group_.start_all_reduce(
+                          travels.whole, division_ == Division::kWithinSum ? c10d::ReduceOp::AVG
+                                                                           : c10d::ReduceOp::SUM);
 }
 
 void GradientBuckets::finish() {
@@ -94,7 +100,7 @@ void GradientBuckets::finish() {
     };
     if (compression_) {
       needed(bucket.gradients).copy_(needed(bucket.rounded));
-    } else if (divide_) {
+    } else if (division_ == Division::kAfterSum) {
       needed(bucket.gradients).div_(process_group_.world_size());
     }
   }

@@ -83,10 +83,13 @@ class GradientBuckets {
     bool started = false;
   };
 
+  /// When this object divides by the number of ranks.
+  enum class Division { kNever, kBeforeRounding, kWithinSum, kAfterSum };
+
   const ProcessGroup& process_group_;
   std::optional<torch::ScalarType> compression_;
   bool shard_;
-  bool divide_;
+  Division division_;
   std::vector<Bucket> buckets_;
 };
 

@@ -94,10 +94,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(
-    std::vector<torch::Tensor>& tensors) const {
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensors,
+                                                              c10d::ReduceOp::RedOpType op) const {
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
   return start(static_cast<int64_t>(tensors.front().nbytes()),
-               [&] { return group_->getDefaultBackend()->allreduce(tensors); });
+               [&] { return group_->getDefaultBackend()->allreduce(tensors, options); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {

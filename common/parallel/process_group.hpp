@@ -57,7 +57,13 @@ class ProcessGroup {
     return start_all_reduce(tensors);
   }
   /// The same for a vector of one tensor, as c10d wants it, that the caller makes only once.
-  c10::intrusive_ptr<c10d::Work> start_all_reduce(std::vector<torch::Tensor>& tensors) const;
+  /// @param op SUM, or AVG if has_average()
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(
+      std::vector<torch::Tensor>& tensors,
+      c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
+  /// Whether the backend divides while it adds, with the bits of a division afterwards: to divide a
+  /// large tensor by itself takes about as long as to sum it over two ranks.
+  bool has_average() const noexcept { return backend_name_ == "shm"; }
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
   /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
   /// undefined. An all-reduce where the backend has nothing cheaper.
