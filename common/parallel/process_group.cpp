@@ -17,7 +17,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::chrono::milliseconds timeout_of(const Options& options) {
-  return std::chrono::milliseconds(static_cast<int64_t>(options.timeout_seconds * 1000));
+  // Up, as c10d takes zero for no timeout at all.
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::duration<double>(options.timeout_seconds));
 }
 
 /// What all ranks must have been told alike, one setting a line.
