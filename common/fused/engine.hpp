@@ -10,7 +10,7 @@
 
 #include "common/data_loader.hpp"
 #include "common/flat_parameters.hpp"
-#include "common/training_log.hpp"
+#include "common/step_timer.hpp"
 
 namespace ddp::fused {
 
