@@ -12,7 +12,7 @@ namespace ddp::bench {
 namespace {
 
 constexpr std::int64_t kMinSteps = 40;
-constexpr std::int64_t kMaxSteps = 1000;
+constexpr std::int64_t kMaxSteps = 4000;
 constexpr double kMinMeasuredSeconds = 0.1;  // of one run, start-up not counted
 constexpr double kMaxMeasuredSeconds = 1.0;
 
