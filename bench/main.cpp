@@ -1,6 +1,5 @@
 // bench: runs the stages at several world sizes, checks that they agree, measures and compares.
 
-
 #include <chrono>
 #include <exception>
 #include <iostream>
