@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "bench/child_failure.hpp"
@@ -54,10 +55,15 @@ StageRun StageRunner::run_once(const Configuration& configuration, std::int64_t 
   fs::remove_all(folder);
   fs::create_directory(folder);
   const std::string metrics_path = (folder / "metrics.jsonl").string();
+  // torchrun leaves a folder behind.
+  std::map<std::string, std::string> environment;
+  if (configuration.launcher == "torchrun") {
+    environment["TMPDIR"] = folder.string();
+  }
   const Command command = {
       .argv = command_line(configuration, plan_, global_batch, length, seed_, metrics_path,
                            (folder / "snapshot.safetensors").string()),
-      .env = {},
+      .env = environment,
       .cwd = folder.string(),
       .timeout_s = timeout_s_,
   };

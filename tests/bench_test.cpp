@@ -46,6 +46,7 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
                  "--steps", "50", "--repetitions", "3", "--json"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
+  CHECK(bench.is_clean());
   const json document = json::parse(result.out);  // the whole of standard output
   check_report(document);
   CHECK(document.at("ddp_scaling").at("partial") == false);

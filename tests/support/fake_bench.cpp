@@ -77,7 +77,9 @@ exec "$@"
 )sh";
 
 constexpr const char* kFakeTorchrun = R"sh(#!/bin/sh
-# torchrun --standalone --nproc_per_node=N --no-python PROGRAM ARGUMENTS: starts it once, for all.
+# torchrun --standalone --nproc_per_node=N --no-python PROGRAM ARGUMENTS: starts it once, for all, and
+# leaves a folder behind, as the real one does.
+mktemp -d "${TMPDIR:-/tmp}/torchelastic_XXXXXX" > /dev/null
 WORLD_SIZE=${2#*=}
 export WORLD_SIZE
 shift 3
