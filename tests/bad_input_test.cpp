@@ -268,6 +268,18 @@ TEST_CASE("a rank that stands still is named in one line", "[bad_input]") {
   }
 }
 
+TEST_CASE("a timeout below a millisecond is rounded up, not to nothing", "[bad_input]") {
+  const ddp::test::RunResult result = shell(
+      "port=$(python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); "
+      "print(s.getsockname()[1])'); timeout 30 $BIN/05_multinode 2 1 --rank 0 --world-size 2 "
+      "--local-rank 0 --local-world-size 2 --master-addr 127.0.0.1 --master-port $port "
+      "--timeout 0.0001");
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 75);
+  CHECK(lines(result.err) == 1);
+  CHECK(result.err.find("within 0.001 s") != std::string::npos);
+}
+
 TEST_CASE("samples per second are those that were there", "[bad_input]") {
   const ddp::test::RunResult result = shell(
       "$BIN/01_single_gpu 3 3 --batch-size 1000000 --quiet --snapshot s --metrics m && tail -n 1 "
