@@ -9,7 +9,6 @@
 #include "bench/analysis.hpp"
 #include "bench/child_process.hpp"
 #include "bench/google_benchmark.hpp"
-#include "bench/html_report.hpp"
 #include "bench/json_report.hpp"
 #include "bench/machine.hpp"
 #include "bench/machine_limits.hpp"
@@ -19,6 +18,7 @@
 #include "bench/peer_installation.hpp"
 #include "bench/plan.hpp"
 #include "bench/progress.hpp"
+#include "bench/report/page/page.hpp"
 #include "bench/results.hpp"
 #include "bench/scratch_folder.hpp"
 #include "bench/settings.hpp"
@@ -110,7 +110,7 @@ int run(int argc, char** argv) {
       write_json_file(settings.json_file, document);
     }
     if (!settings.html_file.empty()) {
-      write_html_file(settings.html_file, document);
+      write_page(settings.html_file, document);
     }
   }
   const bool failed = report.failed() || report.partial;
