@@ -6,14 +6,13 @@
 #include <optional>
 #include <utility>
 
-#include "bench/report/analysis.hpp"
 #include "bench/report/google_benchmark.hpp"
-#include "bench/report/page/page.hpp"
-#include "bench/report/json_report.hpp"
 #include "bench/report/output_file.hpp"
-#include "bench/report/results.hpp"
+#include "bench/report/page/page.hpp"
+#include "bench/report/record.hpp"
 #include "bench/report/subcommands.hpp"
 #include "bench/report/terminal_report.hpp"
+#include "bench/run/benchmark_flags.hpp"
 #include "bench/run/child_process.hpp"
 #include "bench/run/machine.hpp"
 #include "bench/run/machine_limits.hpp"
@@ -22,6 +21,7 @@
 #include "bench/run/peer_installation.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/progress.hpp"
+#include "bench/run/results.hpp"
 #include "bench/run/scratch_folder.hpp"
 #include "bench/run/settings.hpp"
 #include "bench/run/stage_runner.hpp"
@@ -58,13 +58,34 @@ void print_commands(const Plan& plan, const Settings& settings) {
   }
 }
 
+/// @param document what Google Benchmark's tools read @param benchmark_file for that alone
+void write_report(const Settings& settings, const Plan& plan, const Report& report,
+                  nlohmann::ordered_json document, const std::string& benchmark_file) {
+  if (!benchmark_file.empty()) {
+    write_json_file(benchmark_file, document);
+  }
+  print_terminal_report(settings.json_on_stdout() ? std::cerr : std::cout, report, plan.notes);
+  document["ddp_scaling"] = to_json(report);
+  if (settings.json_on_stdout()) {
+    write_json(std::cout, document);
+  }
+  if (!settings.json_file.empty()) {
+    write_json_file(settings.json_file, document);
+  }
+  if (!settings.html_file.empty()) {
+    write_page(settings.html_file, document);
+  }
+}
+
 int run(int argc, char** argv) {
   Interrupts interrupts;
   const Settings settings = parse_settings(argc, argv);
   Plan plan = make_plan(settings);
-  initialize_benchmark(settings);
+  const BenchmarkOutput output = benchmark_output(settings);
   if (settings.list_only) {
-    list_benchmarks(plan);
+    for (const Configuration& configuration : plan.configurations) {
+      std::cout << configuration.name() << kBenchmarkSuffix << '\n';
+    }
     return static_cast<int>(ExitCode::kDone);
   }
   if (settings.dry_run) {
@@ -75,45 +96,30 @@ int run(int argc, char** argv) {
   const auto start = std::chrono::steady_clock::now();
   const ScratchFolder scratch;
   Progress progress;
-  nlohmann::ordered_json machine = describe_machine();
+  const nlohmann::ordered_json machine = describe_machine();
   ask_launchers(plan, scratch.path(), interrupts);
-  nlohmann::ordered_json software = describe_software(plan, scratch.path(), interrupts);
+  const nlohmann::ordered_json software = describe_software(plan, scratch.path(), interrupts);
 
   install_peers(scratch.path(), interrupts, progress, plan);
 
   StageRunner runner(plan, scratch.path(), settings.timeout_s, settings.seed, interrupts,
                      progress.on_terminal() ? [&] { progress.tick(); } : std::function<void()>());
-  Report report = check_parity(plan, settings, runner, progress, interrupts);
-  measure_limits(settings, scratch.path(), interrupts, progress, plan, report);
+  Measurements measurements = check_parity(plan, settings, runner, progress, interrupts);
+  measure_limits(settings, scratch.path(), interrupts, progress, plan, measurements);
   const double used_s =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  choose_lengths(settings, used_s, report);
-  measure(settings, runner, progress, interrupts, report);
-  compare(report);
-  analyse(report);
-  nlohmann::ordered_json benchmark = report_through_benchmark(report);
+  choose_lengths(settings, used_s, measurements);
+  measure(settings, runner, progress, interrupts, measurements);
 
-  print_terminal_report(settings.json_on_stdout() ? std::cerr : std::cout, plan, report, machine);
-  if (settings.json || !settings.html_file.empty()) {
-    const nlohmann::ordered_json document = make_json_report({
-        .settings = settings,
-        .plan = plan,
-        .report = report,
-        .benchmark = std::move(benchmark),
-        .machine = std::move(machine),
-        .software = std::move(software),
-    });
-    if (settings.json_on_stdout()) {
-      write_json(std::cout, document);
-    }
-    if (!settings.json_file.empty()) {
-      write_json_file(settings.json_file, document);
-    }
-    if (!settings.html_file.empty()) {
-      write_page(settings.html_file, document);
-    }
-  }
-  const bool failed = report.failed() || report.partial;
+  Report report = make_report(measurements);
+  report.machine = machine;
+  report.software = software;
+  report.settings = describe_settings(settings);
+  report.not_run = plan.not_run;
+  write_report(settings, plan, report,
+               google_benchmark_document(measurements, settings.repetitions, machine, output),
+               output.file);
+  const bool failed = measurements.failed() || measurements.partial;
   return static_cast<int>(failed ? ExitCode::kTrainingFailed : ExitCode::kDone);
 }
 

@@ -5,17 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <tuple>
+#include <string>
+#include <utility>
 
-#include "bench/report/format.hpp"
+#include "bench/report/communication_model.hpp"
+#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace {
 
-const CommunicationModel* find_model(const Report& report, const Configuration& configuration,
+const CommunicationModel* find_model(const Report& report, const Run& run,
                                      AllReduceAlgorithm algorithm) {
   for (const CommunicationModel& model : report.communication_models) {
-    if (model.backend == configuration.backend && model.device == configuration.device &&
+    if (model.backend == run.backend && model.device == run.device &&
         model.algorithm == algorithm) {
       return &model;
     }
@@ -23,13 +25,13 @@ const CommunicationModel* find_model(const Report& report, const Configuration& 
   return nullptr;
 }
 
-std::optional<double> communication_ms(const CommunicationModel* model, const Result& result,
+std::optional<double> communication_ms(const CommunicationModel* model, const Run& run,
                                        int world_size) {
-  if (model == nullptr || result.bucket_bytes.empty()) {
+  if (model == nullptr || run.comm.bucket_bytes.empty()) {
     return std::nullopt;
   }
   double total_us = 0;
-  for (const double bytes : result.bucket_bytes) {
+  for (const double bytes : run.comm.bucket_bytes) {
     const std::optional<double> time_us = model->predict_us(bytes, world_size);
     if (!time_us) {
       return std::nullopt;
@@ -42,30 +44,27 @@ std::optional<double> communication_ms(const CommunicationModel* model, const Re
 void fit_models(Report& report) {
   report.communication_models.clear();
   std::set<std::pair<std::string, std::string>> measured;
-  for (const AllReduceSample& sample : report.micro.all_reduce) {
+  for (const AllReduceSample& sample : report.all_reduce) {
     measured.emplace(sample.backend, sample.device);
   }
   for (const auto& [backend, device] : measured) {
     for (const AllReduceAlgorithm algorithm :
          {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree}) {
       if (const auto model =
-              fit_communication_model(backend, device, algorithm, report.micro.all_reduce)) {
+              fit_communication_model(backend, device, algorithm, report.all_reduce)) {
         report.communication_models.push_back(*model);
       }
     }
   }
 }
 
-/// The best bus bandwidth that any backend reached at this world size, in bytes a second.
-std::optional<double> best_bus_bandwidth(const Report& report, const Configuration& configuration) {
+/// The best bus bandwidth that any backend reached at this world size, in GB/s (1e9).
+std::optional<double> best_bus_bandwidth_gbps(const Report& report, const Run& run) {
   std::optional<double> best;
-  const double ranks = configuration.world_size;
-  for (const AllReduceSample& sample : report.micro.all_reduce) {
-    if (sample.world_size == configuration.world_size && sample.device == configuration.device &&
-        sample.time_us.median && *sample.time_us.median > 0) {
-      const double bandwidth = static_cast<double>(sample.bytes) / (*sample.time_us.median / 1e6) *
-                               2 * (ranks - 1) / ranks;
-      best = std::max(best.value_or(0), bandwidth);
+  for (const AllReduceSample& sample : report.all_reduce) {
+    if (sample.world_size == run.world_size && sample.device == run.device &&
+        sample.bus_bandwidth_gbps) {
+      best = std::max(best.value_or(0), *sample.bus_bandwidth_gbps);
     }
   }
   return best;
@@ -90,103 +89,104 @@ double largest_cache_bytes(const std::string& device) {
       std::max({sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), 0L}));
 }
 
-std::optional<Floor> floor_of(const Report& report, const Result& result) {
-  const Configuration& configuration = result.configuration;
-  const Limit* limit = nullptr;
-  for (const Limit& candidate : report.micro.limits) {
-    if (candidate.device == configuration.device &&
-        candidate.world_size == configuration.world_size) {
-      limit = &candidate;
+void find_floor(const Report& report, Run& run) {
+  const auto limit =
+      std::find_if(report.limits.begin(), report.limits.end(), [&](const Limit& candidate) {
+        return candidate.device == run.device && candidate.world_size == run.world_size;
+      });
+  const Workload* const workload = find_workload(run.model);
+  if (!run.has_speed() || workload == nullptr || limit == report.limits.end() ||
+      !limit->fp32_gflops || !limit->memory_bandwidth_gbps) {
+    return;
+  }
+  const std::vector<std::int64_t>& layers = workload->layers;
+  const double batch_per_rank = static_cast<double>(run.global_batch) / run.world_size;
+  const double compute_ms = step_flop(layers, batch_per_rank) / (*limit->fp32_gflops * 1e9) * 1e3;
+  const bool in_cache = 2 * parameter_bytes(layers) <= largest_cache_bytes(run.device);
+  const double memory_ms =
+      in_cache ? 0 : step_bytes(layers) / (*limit->memory_bandwidth_gbps * 1e9) * 1e3;
+  double comm_ms = 0;
+  if (run.several_processes()) {
+    const std::optional<double> bandwidth_gbps = best_bus_bandwidth_gbps(report, run);
+    if (!bandwidth_gbps || !run.comm.bytes_per_step) {
+      return;
     }
+    comm_ms = *run.comm.bytes_per_step * bus_factor(run.world_size) / (*bandwidth_gbps * 1e9) * 1e3;
   }
-  if (limit == nullptr || !limit->fp32_gflops || !limit->memory_bandwidth_gbps ||
-      !result.has_speed()) {
-    return std::nullopt;
-  }
-  const std::vector<std::int64_t>& layers = configuration.workload.layers;
-  const double batch_per_rank =
-      static_cast<double>(configuration.global_batch) / configuration.world_size;
-  Floor floor;
-  floor.compute_ms = step_flop(layers, batch_per_rank) / (*limit->fp32_gflops * 1e9) * 1e3;
-  const bool in_cache = 2 * parameter_bytes(layers) <= largest_cache_bytes(configuration.device);
-  floor.memory_ms = in_cache ? 0 : step_bytes(layers) / (*limit->memory_bandwidth_gbps * 1e9) * 1e3;
-  if (configuration.communicates()) {
-    const std::optional<double> bandwidth = best_bus_bandwidth(report, configuration);
-    const std::optional<double> bytes = result.bytes_per_step();
-    if (!bandwidth || !bytes) {
-      return std::nullopt;
-    }
-    const double ranks = configuration.world_size;
-    floor.comm_ms = *bytes * 2 * (ranks - 1) / ranks / *bandwidth * 1e3;
-  }
-  return floor;
+  run.floor = {.compute_ms = compute_ms, .memory_ms = memory_ms, .comm_ms = comm_ms};
+  run.floor_ms = std::max(compute_ms, memory_ms) + comm_ms;
 }
 
-std::optional<Prediction> prediction_of(const Report& report, const Result& result) {
-  const Configuration& configuration = result.configuration;
-  const bool data_parallel_processes = configuration.program.start == Start::kSpawn ||
-                                       configuration.program.start == Start::kLauncher;
-  if (!result.has_speed() || !data_parallel_processes || configuration.role == Role::kPeer) {
+/// What communication adds to the step without it; nothing where that cannot be told.
+std::optional<Prediction> prediction_of(const Report& report, const Run& run) {
+  if (!run.has_speed() || run.launcher == "none" || run.is_peer()) {
     return std::nullopt;
   }
   Prediction prediction;
-  if (configuration.world_size == 1) {
-    // What stage 01 takes; communication is nothing.
-    const Result* const baseline = report.baseline_of(result);
-    const std::optional<double> median_ms =
-        baseline == nullptr ? std::nullopt : baseline->step_ms().median;
-    if (!median_ms) {
-      return std::nullopt;
-    }
-    prediction.compute_ms = *median_ms;
+  prediction.algorithm = AllReduceAlgorithm::kRing;
+  prediction.comm_ms = 0;
+  if (run.world_size == 1) {
+    const Run* const baseline = report.baseline_of(run);
+    prediction.compute_ms = baseline == nullptr ? std::nullopt : baseline->step_ms.median;
     return prediction;
   }
-  const CommunicationModel* const ring =
-      find_model(report, configuration, AllReduceAlgorithm::kRing);
-  const CommunicationModel* const tree =
-      find_model(report, configuration, AllReduceAlgorithm::kTree);
-  const std::optional<double> ring_ms = communication_ms(ring, result, configuration.world_size);
-  const std::optional<double> tree_ms = communication_ms(tree, result, configuration.world_size);
-  if (!result.no_comm_step_ms || (!ring_ms && !tree_ms)) {
+  prediction.compute_ms = run.no_comm_step_ms;
+  const CommunicationModel* const ring = find_model(report, run, AllReduceAlgorithm::kRing);
+  const CommunicationModel* const tree = find_model(report, run, AllReduceAlgorithm::kTree);
+  const std::optional<double> ring_ms = communication_ms(ring, run, run.world_size);
+  const std::optional<double> tree_ms = communication_ms(tree, run, run.world_size);
+  if (!prediction.compute_ms || (!ring_ms && !tree_ms)) {
     return std::nullopt;
   }
-  prediction.compute_ms = *result.no_comm_step_ms;
+  if (ring_ms) {
+    prediction.ring_step_ms = *prediction.compute_ms + *ring_ms;
+  }
+  if (tree_ms) {
+    prediction.tree_step_ms = *prediction.compute_ms + *tree_ms;
+  }
   const bool use_tree =
       tree_ms && (!ring_ms || tree->median_relative_error < ring->median_relative_error);
   prediction.algorithm = use_tree ? AllReduceAlgorithm::kTree : AllReduceAlgorithm::kRing;
   prediction.comm_ms = use_tree ? *tree_ms : *ring_ms;
-  if (ring_ms) {
-    prediction.ring_step_ms = prediction.compute_ms + *ring_ms;
-  }
-  if (tree_ms) {
-    prediction.tree_step_ms = prediction.compute_ms + *tree_ms;
-  }
   return prediction;
 }
 
-/// Only weak scaling: there the work of a rank stays what was measured.
-void extrapolate(const Result& result, Report& report) {
-  const Configuration& configuration = result.configuration;
-  if (configuration.scaling != "weak" || configuration.role != Role::kStage ||
-      !configuration.communicates() || !result.prediction) {
+void predict(const Report& report, Run& run) {
+  const std::optional<Prediction> prediction = prediction_of(report, run);
+  run.prediction = {};
+  run.predicted_step_ms.reset();
+  if (!prediction || !prediction->compute_ms) {
     return;
   }
-  const Result* const baseline = report.baseline_of(result);
+  run.prediction = *prediction;
+  run.predicted_step_ms = *prediction->compute_ms + *prediction->comm_ms;
+  if (*run.predicted_step_ms > 0) {
+    run.prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
+  }
+}
+
+/// Only weak scaling: there the work of a rank stays what was measured.
+void extrapolate(const Run& run, Report& report) {
+  if (run.scaling != "weak" || run.kind != "stage" || !run.several_processes() ||
+      !run.predicted_step_ms) {
+    return;
+  }
+  const Run* const baseline = report.baseline_of(run);
   for (const AllReduceAlgorithm algorithm :
        {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree}) {
-    const CommunicationModel* const model = find_model(report, configuration, algorithm);
+    const CommunicationModel* const model = find_model(report, run, algorithm);
     for (const int world_size : kExtrapolatedWorldSizes) {
-      const std::optional<double> comm_ms = communication_ms(model, result, world_size);
-      if (!comm_ms || world_size <= configuration.world_size) {
+      const std::optional<double> comm_ms = communication_ms(model, run, world_size);
+      if (!comm_ms || world_size <= run.world_size) {
         continue;
       }
       Extrapolation extrapolation;
-      extrapolation.from = configuration.name();
+      extrapolation.from = run.name;
       extrapolation.algorithm = algorithm;
       extrapolation.world_size = world_size;
-      extrapolation.step_ms = result.prediction->compute_ms + *comm_ms;
+      extrapolation.predicted_step_ms = *run.prediction.compute_ms + *comm_ms;
       if (baseline != nullptr) {
-        extrapolation.efficiency = *baseline->step_ms().median / extrapolation.step_ms;
+        extrapolation.efficiency = *baseline->step_ms.median / extrapolation.predicted_step_ms;
       }
       report.extrapolations.push_back(extrapolation);
     }
@@ -194,13 +194,34 @@ void extrapolate(const Result& result, Report& report) {
 }
 
 /// Of each program, launcher and backend the largest world size that was measured.
-bool is_largest(const Report& report, const Result& result) {
-  return std::none_of(report.results.begin(), report.results.end(), [&](const Result& other) {
-    Configuration same = other.configuration;
-    same.world_size = result.configuration.world_size;
-    return other.configuration.world_size > result.configuration.world_size && other.has_speed() &&
-           same.name() == result.configuration.name();
+bool is_largest(const Report& report, const Run& run) {
+  const auto series = [](const Run& of) { return of.name.substr(0, of.name.rfind("/ranks:")); };
+  return std::none_of(report.runs.begin(), report.runs.end(), [&](const Run& other) {
+    return other.world_size > run.world_size && other.has_speed() && other.kind == run.kind &&
+           series(other) == series(run);
   });
+}
+
+/// What the predictions and extrapolations take for granted.
+std::vector<std::string> assumptions(const Report& report) {
+  std::vector<std::string> lines = {
+      "A step is its time without communication at the measured world size, plus one all-reduce "
+      "after the other: no overlap.",
+      "Ring: 2 (n - 1) alpha + 2 (n - 1) / n x bytes x beta. Tree: 2 log2(n) alpha + 2 x bytes x "
+      "beta. alpha and beta are fitted to this report's all-reduce sweep, by range of sizes.",
+      "Beyond the measured world sizes: every further rank has processors, memory and links of its "
+      "own, as good as those measured here; no contention in the network, no stragglers.",
+      "Only weak scaling is extrapolated: there a rank's work stays what was measured.",
+  };
+  for (const CommunicationModel& model : report.communication_models) {
+    if (model.algorithm == AllReduceAlgorithm::kRing && model.world_sizes.size() == 1) {
+      lines.push_back("With " + model.backend + " only world size " +
+                      std::to_string(model.world_sizes.front()) +
+                      " was measured, at which ring and tree differ by a constant only: which of "
+                      "them holds at scale is not known.");
+    }
+  }
+  return lines;
 }
 
 }  // namespace
@@ -223,45 +244,23 @@ double step_bytes(const std::vector<std::int64_t>& layers) {
 void analyse(Report& report) {
   fit_models(report);
   report.extrapolations.clear();
-  for (Result& result : report.results) {
-    result.floor = floor_of(report, result);
-    result.prediction = prediction_of(report, result);
+  for (Run& run : report.runs) {
+    find_floor(report, run);
+    predict(report, run);
   }
-  for (const Result& result : report.results) {
-    if (is_largest(report, result)) {
-      extrapolate(result, report);
+  for (const Run& run : report.runs) {
+    if (is_largest(report, run)) {
+      extrapolate(run, report);
     }
   }
-}
-
-std::vector<std::string> assumptions(const Report& report) {
-  std::vector<std::string> lines = {
-      "A step is its time without communication at the measured world size, plus one all-reduce "
-      "after the other: no overlap.",
-      "Ring: 2 (n - 1) alpha + 2 (n - 1) / n x bytes x beta. Tree: 2 log2(n) alpha + 2 x bytes x "
-      "beta. alpha and beta are fitted to this report's all-reduce sweep, by range of sizes.",
-      "Beyond the measured world sizes: every further rank has processors, memory and links of its "
-      "own, as good as those measured here; no contention in the network, no stragglers.",
-      "Only weak scaling is extrapolated: there a rank's work stays what was measured.",
-  };
-  for (const CommunicationModel& model : report.communication_models) {
-    if (model.algorithm == AllReduceAlgorithm::kRing && model.world_sizes.size() == 1) {
-      lines.push_back("With " + model.backend + " only world size " +
-                      std::to_string(model.world_sizes.front()) +
-                      " was measured, at which ring and tree differ by a constant only: which of "
-                      "them holds at scale is not known.");
-    }
-  }
-  return lines;
+  report.assumptions = assumptions(report);
 }
 
 std::optional<double> median_residual(const Report& report) {
   std::vector<double> residuals;
-  for (const Result& result : report.results) {
-    const bool row = result.configuration.role == Role::kStage;
-    if (const std::optional<double> residual = result.residual();
-        row && residual && result.configuration.communicates()) {
-      residuals.push_back(std::abs(*residual));
+  for (const Run& run : report.runs) {
+    if (run.kind == "stage" && run.several_processes() && run.prediction.residual) {
+      residuals.push_back(std::abs(*run.prediction.residual));
     }
   }
   return median(residuals);

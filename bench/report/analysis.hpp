@@ -2,10 +2,11 @@
 // model.
 #pragma once
 
-#include <string>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "bench/report/results.hpp"
+#include "bench/report/record.hpp"
 
 namespace ddp::bench {
 
@@ -20,12 +21,9 @@ double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank)
 /// again with the weights by the update, which writes the weights. Activations are not counted.
 double step_bytes(const std::vector<std::int64_t>& layers);
 
-/// Fits the communication models to report.micro and fills each result's floor and prediction, and
-/// the extrapolations.
+/// Fits the communication models to report.all_reduce and fills each run's floor and prediction,
+/// the extrapolations, and what both take for granted.
 void analyse(Report& report);
-
-/// What the predictions and extrapolations take for granted.
-std::vector<std::string> assumptions(const Report& report);
 
 /// Median of |residual| over runs of several ranks; none without such a run.
 std::optional<double> median_residual(const Report& report);

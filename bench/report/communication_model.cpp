@@ -130,10 +130,6 @@ std::int64_t between(std::int64_t below, std::int64_t above) {
 
 }  // namespace
 
-const char* to_string(AllReduceAlgorithm algorithm) {
-  return algorithm == AllReduceAlgorithm::kRing ? "ring" : "tree";
-}
-
 std::optional<double> CommunicationModel::predict_us(double bytes, int world_size) const {
   if (world_size < 1 || !(bytes >= 0) || !std::isfinite(bytes) || regimes.empty()) {
     return std::nullopt;

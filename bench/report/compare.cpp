@@ -30,13 +30,16 @@ void flatten(const std::string& prefix, const ordered_json& value, ordered_json&
   }
 }
 
-std::vector<FieldChange> compare_fields(const ReportFile& a, const ReportFile& b) {
-  ordered_json fields_a = ordered_json::object();
-  ordered_json fields_b = ordered_json::object();
-  for (const char* section : {"machine", "software", "settings"}) {
-    flatten(section, a.scaling().at(section), fields_a);
-    flatten(section, b.scaling().at(section), fields_b);
-  }
+std::vector<FieldChange> compare_fields(const Report& a, const Report& b) {
+  const auto fields_of = [](const Report& report) {
+    ordered_json fields = ordered_json::object();
+    flatten("machine", report.machine, fields);
+    flatten("software", report.software, fields);
+    flatten("settings", report.settings, fields);
+    return fields;
+  };
+  const ordered_json fields_a = fields_of(a);
+  const ordered_json fields_b = fields_of(b);
   ordered_json all = fields_a;
   all.update(fields_b);
   std::vector<FieldChange> changes;
@@ -51,30 +54,23 @@ std::vector<FieldChange> compare_fields(const ReportFile& a, const ReportFile& b
 }
 
 /// Equal to what two runs of the same training may differ by.
-bool same_training(const MeasuredRun& a, const MeasuredRun& b) {
+bool same_training(const Parity& a, const Parity& b) {
   const bool same_end = a.moved && b.moved ? parity_holds(*b.moved, *a.moved)
                                            : a.moved.has_value() == b.moved.has_value();
-  return same_end && a.parity_ok == b.parity_ok;
+  return same_end && a.ok == b.ok;
 }
 
-void note_parity(const MeasuredRun& a, const MeasuredRun& b, std::vector<ParityChange>& changes) {
-  if (same_training(a, b)) {
+void note_parity(const Run& a, const Run& b, std::vector<ParityChange>& changes) {
+  if (same_training(a.parity, b.parity)) {
     return;
   }
-  const auto key = [](const ParityChange& change) {
-    return std::tie(change.moved_a, change.moved_b, change.ok_a, change.ok_b);
-  };
-  const ParityChange change = {
-      .moved_a = a.moved,
-      .moved_b = b.moved,
-      .ok_a = a.parity_ok,
-      .ok_b = b.parity_ok,
-      .runs = {},
-  };
-  auto found = std::find_if(changes.begin(), changes.end(),
-                            [&](const ParityChange& other) { return key(other) == key(change); });
+  const Ending end_a = {a.parity.moved, a.parity.ok};
+  const Ending end_b = {b.parity.moved, b.parity.ok};
+  auto found = std::find_if(changes.begin(), changes.end(), [&](const ParityChange& other) {
+    return other.a == end_a && other.b == end_b;
+  });
   if (found == changes.end()) {
-    found = changes.insert(changes.end(), change);
+    found = changes.insert(changes.end(), {{}, end_a, end_b});
   }
   found->runs.push_back(a.name);
 }
@@ -83,11 +79,16 @@ double log_deviation(const ControlRatio& control) {
   return std::abs(std::log(control.ratio));
 }
 
-std::array<std::optional<ControlRatio>, 2> worst_control(const ReportFile& a, const ReportFile& b) {
-  std::array<std::optional<ControlRatio>, 2> worst;
-  for (const ReportFile* report : {&a, &b}) {
-    for (const ControlRatio& control : report->controls) {
-      std::optional<ControlRatio>& so_far = worst[control.several_ranks ? 1 : 0];
+WorstControl worst_control(const Report& a, const Report& b) {
+  WorstControl worst;
+  for (const Report* report : {&a, &b}) {
+    for (const Comparison& comparison : report->comparisons) {
+      if (comparison.kind != "control" || !comparison.ratio_median) {
+        continue;
+      }
+      const ControlRatio control = {comparison.a, comparison.b, *comparison.ratio_median};
+      const bool several = report->find(comparison.b)->world_size > 1;
+      std::optional<ControlRatio>& so_far = several ? worst.several_ranks : worst.one_rank;
       if (!so_far || log_deviation(control) > log_deviation(*so_far)) {
         so_far = control;
       }
@@ -98,43 +99,42 @@ std::array<std::optional<ControlRatio>, 2> worst_control(const ReportFile& a, co
 
 /// Ranks that wait for each other are disturbed far more than one that is alone, so each kind of
 /// run has the controls of its kind, and the other's only for want of its own.
-double control_log_error(const std::array<std::optional<ControlRatio>, 2>& worst,
-                         const MeasuredRun& run) {
-  const std::size_t kind = run.world_size > 1 ? 1 : 0;
-  const std::optional<ControlRatio>& control = worst[kind] ? worst[kind] : worst[1 - kind];
+double control_log_error(const WorstControl& worst, const Run& run) {
+  const bool several = run.world_size > 1;
+  const std::optional<ControlRatio>& own = several ? worst.several_ranks : worst.one_rank;
+  const std::optional<ControlRatio>& other = several ? worst.one_rank : worst.several_ranks;
+  const std::optional<ControlRatio>& control = own ? own : other;
   return control ? log_deviation(*control) : 0;
 }
 
-std::string why_no_interval(const MeasuredRun& a, const MeasuredRun& b) {
+std::string why_no_interval(const Run& a, const Run& b) {
   for (const auto& [run, report] : {std::pair(&a, "A"), std::pair(&b, "B")}) {
-    if (!run->step_ms) {
+    if (!run->typical_step_ms()) {
       return std::string("not measured in ") + report;
     }
   }
   for (const auto& [run, report] : {std::pair(&a, "A"), std::pair(&b, "B")}) {
-    if (run->repetition_medians_ms.empty()) {
+    if (run->known_medians_ms().empty()) {
       return std::string("no repetition_medians_ms in ") + report;
     }
   }
   return "fewer than " + std::to_string(kMinPairsForInterval) + " repetitions";
 }
 
-RunChange compare_run(const MeasuredRun& a, const MeasuredRun& b, double extra_log_error,
-                      double threshold) {
+RunChange compare_run(const Run& a, const Run& b, double extra_log_error, double threshold) {
   RunChange change;
   change.name = a.name;
   change.kind = b.kind;
-  change.a_ms = a.step_ms;
-  change.b_ms = b.step_ms;
-  if (a.step_ms && b.step_ms) {
-    change.ratio = *b.step_ms / *a.step_ms;
-  }
+  change.a_ms = a.typical_step_ms();
+  change.b_ms = b.typical_step_ms();
   if (a.global_batch != b.global_batch) {
-    change.ratio = std::nullopt;
     change.reason = "not the same work: the global batch differs";
     return change;
   }
-  change.ci95 = welch_ratio_ci95(a.repetition_medians_ms, b.repetition_medians_ms, extra_log_error);
+  if (change.a_ms && change.b_ms) {
+    change.ratio = *change.b_ms / *change.a_ms;
+  }
+  change.ci95 = welch_ratio_ci95(a.known_medians_ms(), b.known_medians_ms(), extra_log_error);
   if (!change.ci95 || !change.ratio) {
     change.reason = why_no_interval(a, b);
     return change;
@@ -142,11 +142,11 @@ RunChange compare_run(const MeasuredRun& a, const MeasuredRun& b, double extra_l
   const double low = 1 - threshold;
   const double high = 1 + threshold;
   if (*change.ratio > high && change.ci95->low > 1) {
-    change.verdict = Verdict::kSlower;
+    change.verdict = "slower";
   } else if (*change.ratio < low && change.ci95->high < 1) {
-    change.verdict = Verdict::kFaster;
+    change.verdict = "faster";
   } else if (change.ci95->low >= low && change.ci95->high <= high) {
-    change.verdict = Verdict::kSame;
+    change.verdict = "same";
   } else {
     change.reason = "too noisy";
   }
@@ -156,29 +156,44 @@ RunChange compare_run(const MeasuredRun& a, const MeasuredRun& b, double extra_l
 /// Slower before faster before unknown before same; then the larger change.
 bool matters_more(const RunChange& a, const RunChange& b) {
   const auto key = [](const RunChange& change) {
-    constexpr std::array<int, 4> kOrder = {2, 3, 1, 0};  // by Verdict
-    return std::tuple(kOrder[static_cast<std::size_t>(change.verdict)],
-                      change.ratio ? -std::abs(std::log(*change.ratio)) : 0.0);
+    const int rank = change.verdict == "slower"   ? 0
+                     : change.verdict == "faster" ? 1
+                     : !change.verdict            ? 2
+                                                  : 3;
+    return std::tuple(rank, change.ratio ? -std::abs(std::log(*change.ratio)) : 0.0);
   };
   return key(a) < key(b);
 }
 
+Identity identity(const ReportFile& file) {
+  const Report& report = file.report;
+  const ordered_json null;
+  return {
+      .file = file.path,
+      .date = file.document.at("context").value("date", null),
+      .host = report.machine.value("host", null),
+      .git_commit = report.software.value("git_commit", null),
+      .command = report.settings.value("command", null),
+      .load_average = report.machine.value("load_average", null),
+      .partial = report.partial,
+  };
+}
+
 }  // namespace
 
-int ReportComparison::count(Verdict verdict) const {
+int ReportComparison::count(const std::optional<std::string>& verdict) const {
   return static_cast<int>(std::count_if(runs.begin(), runs.end(), [&](const RunChange& change) {
     return change.verdict == verdict && change.kind != "peer";
   }));
 }
 
-int ReportComparison::regressions() const {
-  return count(Verdict::kSlower) +
-         static_cast<int>(std::count_if(errors.begin(), errors.end(),
-                                        [](const ErrorChange& e) { return e.lost_speed; }));
-}
-
-ReportComparison compare_reports(const ReportFile& a, const ReportFile& b, double threshold) {
+ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& file_b,
+                                 double threshold) {
+  const Report& a = file_a.report;
+  const Report& b = file_b.report;
   ReportComparison result;
+  result.a = identity(file_a);
+  result.b = identity(file_b);
   result.threshold = threshold;
   result.changes = compare_fields(a, b);
   for (const FieldChange& change : result.changes) {
@@ -191,45 +206,44 @@ ReportComparison compare_reports(const ReportFile& a, const ReportFile& b, doubl
   result.worst_control = worst_control(a, b);
 
   bool any_in_both = false;
-  for (const MeasuredRun& run_a : a.runs) {
-    const MeasuredRun* const run_b = b.find(run_a.name);
+  for (const Run& run_a : a.runs) {
+    const Run* const run_b = b.find(run_a.name);
     if (run_b == nullptr) {
-      if (run_a.kind != "control") {
+      if (!run_a.is_control()) {
         result.only_in_a.push_back(run_a.name);
       }
       continue;
     }
     any_in_both = true;
+    const std::optional<double> a_ms = run_a.typical_step_ms();
+    const std::optional<double> b_ms = run_b->typical_step_ms();
     if (run_a.error.has_value() != run_b->error.has_value()) {
-      result.errors.push_back({
-          .name = run_a.name,
-          .a = run_a.error,
-          .b = run_b->error,
-          .lost_speed = run_b->error && run_a.step_ms,
-      });
+      result.errors.push_back({run_a.name, run_a.error, run_b->error, run_b->error && a_ms});
+      result.regressions += result.errors.back().lost_speed ? 1 : 0;
     }
     note_parity(run_a, *run_b, result.parity);
-    if (run_a.is_baseline() && run_a.step_ms && run_b->step_ms) {
-      result.drift.push_back({.name = run_a.name, .ratio = *run_b->step_ms / *run_a.step_ms});
+    if (run_a.is_baseline() && a_ms && b_ms) {
+      result.drift.push_back({.name = run_a.name, .ratio = *b_ms / *a_ms});
     }
     if (run_a.error && run_b->error) {
       ++result.errors_in_both;
     }
-    if (run_a.kind != "control" && !run_a.error && !run_b->error) {
+    if (!run_a.is_control() && !run_a.error && !run_b->error) {
       result.runs.push_back(
           compare_run(run_a, *run_b, control_log_error(result.worst_control, *run_b), threshold));
     }
   }
-  for (const MeasuredRun& run_b : b.runs) {
-    if (a.find(run_b.name) == nullptr && run_b.kind != "control") {
+  for (const Run& run_b : b.runs) {
+    if (a.find(run_b.name) == nullptr && !run_b.is_control()) {
       result.only_in_b.push_back(run_b.name);
     }
   }
   if (!any_in_both) {
-    throw UsageError(b.path + ": none of its " + std::to_string(b.runs.size()) +
-                     " runs has the name of one in " + a.path + ", expected some to compare");
+    throw UsageError(file_b.path + ": none of its " + std::to_string(b.runs.size()) +
+                     " runs has the name of one in " + file_a.path + ", expected some to compare");
   }
   std::stable_sort(result.runs.begin(), result.runs.end(), matters_more);
+  result.regressions += result.count("slower");
   return result;
 }
 

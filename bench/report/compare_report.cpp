@@ -1,27 +1,19 @@
 #include "bench/report/compare_report.hpp"
 
-#include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bench/report/field_json.hpp"
 #include "bench/report/format.hpp"
+#include "bench/report/output_file.hpp"
 #include "bench/report/text_table.hpp"
 
 namespace ddp::bench {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr std::array<const char*, 4> kVerdictNames = {"no verdict", "same", "faster", "slower"};
-
-const char* verdict_name(Verdict verdict) {
-  return kVerdictNames[static_cast<std::size_t>(verdict)];
-}
-
-std::string dump(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
 
 /// "+4.2 %" of a ratio of 1.042; "-" for nothing.
 std::string format_change(std::optional<double> ratio) {
@@ -43,8 +35,8 @@ std::string format_threshold(double share) {
 /// On one line if both are short.
 void append_field(const FieldChange& change, std::vector<std::string>& lines) {
   constexpr std::size_t kShort = 90;
-  const std::string a = dump(change.a);
-  const std::string b = dump(change.b);
+  const std::string a = dump_json(change.a);
+  const std::string b = dump_json(change.b);
   if (change.field.size() + a.size() + b.size() <= kShort) {
     lines.push_back(change.field + ": " + a + " -> " + b);
     return;
@@ -54,33 +46,17 @@ void append_field(const FieldChange& change, std::vector<std::string>& lines) {
   lines.push_back("  B: " + b);
 }
 
-/// What tells the report from others.
-ordered_json identity(const ReportFile& report) {
-  const ordered_json& scaling = report.scaling();
-  const ordered_json null;
-  return {
-      {"file", report.path},
-      {"date", report.document.at("context").value("date", null)},
-      {"host", scaling.at("machine").value("host", null)},
-      {"git_commit", scaling.at("software").value("git_commit", null)},
-      {"command", scaling.at("settings").value("command", null)},
-      {"load_average", scaling.at("machine").value("load_average", null)},
-      {"partial", scaling.at("partial")},
-  };
-}
-
-void print_identity(std::ostream& out, const char* letter, const ReportFile& report) {
-  const ordered_json all = identity(report);
-  out << letter << "  " << report.path;
-  for (const char* key : {"date", "host", "git_commit"}) {
-    if (all.at(key).is_string()) {
-      out << ", " << all.at(key).get<std::string>();
+void print_identity(std::ostream& out, const char* letter, const Identity& identity) {
+  out << letter << "  " << identity.file;
+  for (const ordered_json* part : {&identity.date, &identity.host, &identity.git_commit}) {
+    if (part->is_string()) {
+      out << ", " << part->get<std::string>();
     }
   }
-  if (all.at("load_average").is_array()) {
-    out << ", load before it " << dump(all.at("load_average"));
+  if (identity.load_average.is_array()) {
+    out << ", load before it " << dump_json(identity.load_average);
   }
-  out << (all.at("partial") == true ? ", INTERRUPTED before its end" : "") << '\n';
+  out << (identity.partial ? ", INTERRUPTED before its end" : "") << '\n';
 }
 
 void print_list(std::ostream& out, const std::string& title,
@@ -95,9 +71,9 @@ void print_list(std::ostream& out, const std::string& title,
 }
 
 std::string parity_line(const ParityChange& change) {
-  std::string line = "moved " + format_fixed(change.moved_a, 6) + " -> " +
-                     format_fixed(change.moved_b, 6) + (change.ok_a ? ", ok" : ", FAILED") +
-                     (change.ok_b ? " -> ok: " : " -> FAILED: ") + change.runs.front();
+  std::string line = "moved " + format_fixed(change.a.moved, 6) + " -> " +
+                     format_fixed(change.b.moved, 6) + (change.a.ok ? ", ok" : ", FAILED") +
+                     (change.b.ok ? " -> ok: " : " -> FAILED: ") + change.runs.front();
   if (change.runs.size() > 1) {
     line += " and " + std::to_string(change.runs.size() - 1) + " more";
   }
@@ -138,22 +114,20 @@ void print_changes(std::ostream& out, const ReportComparison& comparison) {
 
 void print_noise(std::ostream& out, const ReportComparison& comparison) {
   std::vector<std::string> lines;
-  lines.reserve(comparison.drift.size() + comparison.worst_control.size());
   for (const BaselineDrift& drift : comparison.drift) {
     lines.push_back("stage 01 itself, " + drift.name + ": " + format_change(drift.ratio) +
                     " (the machine, or what all stages share)");
   }
-  bool any = false;
-  for (const std::optional<ControlRatio>& control : comparison.worst_control) {
-    if (control) {
-      any = true;
-      lines.push_back(std::string("A/A control on ") +
-                      (control->several_ranks ? "several ranks: " : "one rank: ") +
-                      format_change(control->ratio) + " at most, " + control->b +
+  const WorstControl& worst = comparison.worst_control;
+  for (const auto& [ranks, control] :
+       {std::pair("one rank", &worst.one_rank), std::pair("several ranks", &worst.several_ranks)}) {
+    if (*control) {
+      lines.push_back(std::string("A/A control on ") + ranks + ": " +
+                      format_change((*control)->ratio) + " at most, " + (*control)->b +
                       "; the intervals allow for it");
     }
   }
-  if (!any) {
+  if (!worst.one_rank && !worst.several_ranks) {
     lines.push_back("no A/A controls: the intervals do not allow for what the machine does");
   }
   print_list(out, "Noise", lines);
@@ -178,7 +152,7 @@ void print_runs(std::ostream& out, const ReportComparison& comparison) {
         change.ci95 ? "[" + format_change(change.ci95->low) + " .. " +
                           format_change(change.ci95->high) + "]"
                     : "-",
-        verdict_name(change.verdict) + (change.reason.empty() ? "" : ": " + change.reason),
+        change.verdict.value_or("no verdict") + (change.reason ? ": " + *change.reason : ""),
     });
   }
   out << '\n';
@@ -187,93 +161,25 @@ void print_runs(std::ostream& out, const ReportComparison& comparison) {
   }
 }
 
-template <typename T>
-ordered_json or_null(const std::optional<T>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);
-}
-
-ordered_json run_to_json(const RunChange& change) {
-  ordered_json ci95 = nullptr;
-  if (change.ci95) {
-    ci95 = {change.ci95->low, change.ci95->high};
-  }
-  return {
-      {"name", change.name},
-      {"kind", change.kind},
-      {"a_ms", or_null(change.a_ms)},
-      {"b_ms", or_null(change.b_ms)},
-      {"ratio", or_null(change.ratio)},
-      {"ci95", ci95},
-      {"verdict", change.verdict == Verdict::kNone ? ordered_json(nullptr)
-                                                   : ordered_json(verdict_name(change.verdict))},
-      {"reason", change.reason.empty() ? ordered_json(nullptr) : ordered_json(change.reason)},
-  };
-}
-
 }  // namespace
 
-void print_comparison(std::ostream& out, const ReportFile& a, const ReportFile& b,
-                      const ReportComparison& comparison) {
-  print_identity(out, "A", a);
-  print_identity(out, "B", b);
+void print_comparison(std::ostream& out, const ReportComparison& comparison) {
+  print_identity(out, "A", comparison.a);
+  print_identity(out, "B", comparison.b);
   print_changes(out, comparison);
   print_noise(out, comparison);
   print_runs(out, comparison);
   out << '\n'
-      << comparison.count(Verdict::kSlower) << " slower beyond "
-      << format_threshold(comparison.threshold) << " %, " << comparison.count(Verdict::kSame)
-      << " unchanged, " << comparison.count(Verdict::kFaster) << " faster, "
-      << comparison.count(Verdict::kNone) << " without a verdict; " << comparison.regressions()
-      << (comparison.regressions() == 1 ? " regression" : " regressions") << '\n'
+      << comparison.count("slower") << " slower beyond " << format_threshold(comparison.threshold)
+      << " %, " << comparison.count("same") << " unchanged, " << comparison.count("faster")
+      << " faster, " << comparison.count(std::nullopt) << " without a verdict; "
+      << comparison.regressions << (comparison.regressions == 1 ? " regression" : " regressions")
+      << '\n'
       << std::flush;
 }
 
-ordered_json comparison_document(const ReportFile& a, const ReportFile& b,
-                                 const ReportComparison& comparison) {
-  ordered_json document;
-  document["schema_version"] = 1;
-  document["a"] = identity(a);
-  document["b"] = identity(b);
-  document["threshold"] = comparison.threshold;
-  document["changes"] = ordered_json::array();
-  for (const FieldChange& change : comparison.changes) {
-    document["changes"].push_back({{"field", change.field}, {"a", change.a}, {"b", change.b}});
-  }
-  document["machine_differs"] = comparison.machine_differs;
-  document["only_in_a"] = comparison.only_in_a;
-  document["only_in_b"] = comparison.only_in_b;
-  document["errors"] = ordered_json::array();
-  for (const ErrorChange& change : comparison.errors) {
-    document["errors"].push_back({{"name", change.name},
-                                  {"a", or_null(change.a)},
-                                  {"b", or_null(change.b)},
-                                  {"lost_speed", change.lost_speed}});
-  }
-  document["parity"] = ordered_json::array();
-  for (const ParityChange& change : comparison.parity) {
-    document["parity"].push_back(
-        {{"runs", change.runs},
-         {"a", {{"moved", or_null(change.moved_a)}, {"ok", change.ok_a}}},
-         {"b", {{"moved", or_null(change.moved_b)}, {"ok", change.ok_b}}}});
-  }
-  document["drift"] = ordered_json::array();
-  for (const BaselineDrift& drift : comparison.drift) {
-    document["drift"].push_back({{"name", drift.name}, {"ratio", drift.ratio}});
-  }
-  const auto control_to_json = [](const std::optional<ControlRatio>& control) {
-    return control ? ordered_json{{"a", control->a}, {"b", control->b}, {"ratio", control->ratio}}
-                   : ordered_json(nullptr);
-  };
-  document["worst_control"] = {
-      {"one_rank", control_to_json(comparison.worst_control[0])},
-      {"several_ranks", control_to_json(comparison.worst_control[1])},
-  };
-  document["runs"] = ordered_json::array();
-  for (const RunChange& change : comparison.runs) {
-    document["runs"].push_back(run_to_json(change));
-  }
-  document["regressions"] = comparison.regressions();
-  return document;
+ordered_json comparison_document(const ReportComparison& comparison) {
+  return as_json(comparison);
 }
 
 }  // namespace ddp::bench

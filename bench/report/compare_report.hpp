@@ -8,11 +8,8 @@
 
 namespace ddp::bench {
 
-void print_comparison(std::ostream& out, const ReportFile& a, const ReportFile& b,
-                      const ReportComparison& comparison);
+void print_comparison(std::ostream& out, const ReportComparison& comparison);
 
-/// docs/bench.md describes every field.
-nlohmann::ordered_json comparison_document(const ReportFile& a, const ReportFile& b,
-                                           const ReportComparison& comparison);
+nlohmann::ordered_json comparison_document(const ReportComparison& comparison);
 
 }  // namespace ddp::bench

@@ -18,24 +18,23 @@ constexpr double kSlowRankShare = 0.8;  // of the steps; by chance it would be 1
 constexpr double kSlowRankExcess = 0.1;
 constexpr std::size_t kMaxNamed = 3;
 
-std::string units(const Configuration& configuration, int count) {
-  const std::string unit = configuration.program.start == Start::kReplicas ? "replica" : "rank";
-  return format_small_number(count) + " " + unit + (count == 1 ? "" : "s");
+std::string units(const Run& run) {
+  const std::string unit = run.has_replicas() ? "replica" : "rank";
+  return format_small_number(run.world_size) + " " + unit + (run.world_size == 1 ? "" : "s");
+}
+
+/// "04_ddp_launcher under mpirun".
+std::string program_of(const Run& run) {
+  return run.title() + (run.has_launcher() ? " under " + run.launcher : "");
 }
 
 /// "04_ddp_launcher under mpirun on two ranks".
-std::string label(const Configuration& configuration) {
-  std::string text = configuration.title();
-  if (configuration.program.start == Start::kLauncher) {
-    text += " under " + configuration.launcher;
+std::string label(const Run& run) {
+  if (run.is_baseline()) {
+    return run.title() + " (one process)";
   }
-  if (configuration.is_baseline()) {
-    return text + " (one process)";
-  }
-  text += " on " + units(configuration, configuration.world_size);
-  return configuration.nodes == 1
-             ? text
-             : text + ", " + format_small_number(configuration.nodes) + " nodes";
+  const std::string text = program_of(run) + " on " + units(run);
+  return run.nodes == 1 ? text : text + ", " + format_small_number(run.nodes) + " nodes";
 }
 
 std::string capitalized(std::string text) {
@@ -60,41 +59,39 @@ std::string joined_few(std::vector<std::string> parts) {
   return joined(parts) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
 }
 
-/// The ratio of step times at which a configuration handles as many samples a second as stage 01.
-double break_even_ratio(const Result& result, const Result& baseline) {
-  return static_cast<double>(result.configuration.global_batch) /
-         static_cast<double>(baseline.configuration.global_batch);
-}
-
 bool contains(const Interval& interval, double value) {
   return interval.low <= value && value <= interval.high;
 }
 
-const Result* best_by(const std::vector<const Result*>& results,
-                      std::optional<double> (*value)(const Report&, const Result&),
-                      const Report& report) {
-  const Result* best = nullptr;
-  for (const Result* result : results) {
-    if (value(report, *result) && (!best || *value(report, *result) > *value(report, *best))) {
-      best = result;
+const Run* best_by(const std::vector<const Run*>& runs, std::optional<double> Run::*value) {
+  const Run* best = nullptr;
+  for (const Run* run : runs) {
+    if (run->*value && (best == nullptr || *(run->*value) > *(best->*value))) {
+      best = run;
     }
   }
   return best;
 }
 
-std::optional<double> speed_of(const Report&, const Result& result) {
-  return result.samples_per_second();
+/// "95 % interval 0.98 to 1.02".
+std::string format_interval(const Interval& interval) {
+  return "95 % interval " + format_significant(interval.low) + " to " +
+         format_significant(interval.high);
 }
 
-std::optional<double> efficiency_of(const Report& report, const Result& result) {
-  return report.efficiency(result);
+/// Whether it is too close to stage 01 to say which handles more samples a second.
+bool is_undecided(const Report& report, const Run& run) {
+  const Comparison* const comparison = report.comparison_of(run);
+  const Run* const baseline = report.baseline_of(run);
+  return comparison != nullptr && comparison->ci95 && baseline != nullptr &&
+         contains(*comparison->ci95, break_even_ratio(run, *baseline));
 }
 
 /// Which phase made the step longer than stage 01's, and what it spends that on. Empty if the
 /// phases are not known or none of them grew.
-std::string reason_for(const Result& result, const Result& baseline) {
-  const auto own_ms = result.phases_ms();
-  const auto base_ms = baseline.phases_ms();
+std::string reason_for(const Run& run, const Run& baseline) {
+  const PhaseTimes& own_ms = run.phases_ms;
+  const PhaseTimes& base_ms = baseline.phases_ms;
   double step_ms = 0;
   std::size_t most = kPhases;
   double most_growth_ms = 0;
@@ -116,8 +113,8 @@ std::string reason_for(const Result& result, const Result& baseline) {
     const double compute_ms = *own_ms[kForward] + *own_ms[kBackward] + *own_ms[kOptimizer];
     std::string text =
         format_percent(*own_ms[kExposedComm] / step_ms) + " of it waits for the all-reduce";
-    if (result.bytes_per_step()) {
-      text += " of " + format_bytes(*result.bytes_per_step());
+    if (run.comm.bytes_per_step) {
+      text += " of " + format_bytes(*run.comm.bytes_per_step);
     }
     return text + ", while forward, backward and update together take " +
            (compute_ms < *own_ms[kExposedComm] ? "only " : "") + format_significant(compute_ms) +
@@ -126,42 +123,35 @@ std::string reason_for(const Result& result, const Result& baseline) {
   std::string text = std::string("most of the difference is in ") + kPhaseNames[most] + ", " +
                      format_significant(own_ms[most]) + " ms instead of " +
                      format_significant(base_ms[most].value_or(0)) + " ms";
-  if (result.configuration.program.name == "02_data_parallel" && most == kForward) {
+  const bool splits_batches = run.stage == "02_data_parallel" && run.variant == "main";
+  if (splits_batches && most == kForward) {
     text += ", where the batch is split, the model copied and the outputs are collected";
-  } else if (result.configuration.program.name == "02_data_parallel" && most == kBackward) {
+  } else if (splits_batches && most == kBackward) {
     text += ", where the gradients of all replicas are computed and added up";
   }
   return text;
 }
 
-/// Why `result`, with several ranks, handles fewer samples a second than one process.
-std::string describe_loss(const Report& report, const Result& result) {
-  const Result& baseline = *report.baseline_of(result);
-  const Configuration& configuration = result.configuration;
-  const Comparison* const comparison = report.comparison_of(result);
-  const std::optional<double> ratio =
-      comparison != nullptr ? comparison->ratio_median : std::nullopt;
-  std::string text =
-      capitalized(units(configuration, configuration.world_size)) + " of " + configuration.title();
-  if (configuration.program.start == Start::kLauncher) {
-    text += " under " + configuration.launcher;
+/// Why `run`, with several ranks, handles fewer samples a second than one process.
+std::string describe_loss(const Report& report, const Run& run) {
+  const Comparison* const comparison = report.comparison_of(run);
+  const auto ratio = comparison != nullptr ? comparison->ratio_median : std::nullopt;
+  std::string text = capitalized(units(run)) + " of " + program_of(run) +
+                     " lose to one process: a step takes " + format_significant(ratio) +
+                     "x as long";
+  if (run.scaling == "weak") {
+    text += " for " + std::to_string(run.world_size) + "x the samples";
   }
-  text += " lose to one process: a step takes " + format_significant(ratio) + "x as long";
-  if (configuration.scaling == "weak") {
-    text += " for " + std::to_string(configuration.world_size) + "x the samples";
-  }
-  const std::string reason = reason_for(result, baseline);
+  const std::string reason = reason_for(run, *report.baseline_of(run));
   return text + (reason.empty() ? "." : "; " + reason + ".");
 }
 
-std::string describe_tax(const Result& result, const Result& baseline,
-                         const Comparison& comparison) {
-  std::string text = "With one rank, " + result.configuration.title() + " takes " +
+std::string describe_tax(const Run& run, const Run& baseline, const Comparison& comparison) {
+  std::string text = "With one rank, " + run.title() + " takes " +
                      format_significant(comparison.ratio_median) + "x the step of " +
-                     baseline.configuration.title();
+                     baseline.title();
   if (comparison.ci95) {
-    text += " (95 % interval " + format_significant(comparison.ci95->low) + " to " +
-            format_significant(comparison.ci95->high) + ")";
+    text += " (" + format_interval(*comparison.ci95) + ")";
   }
   if (comparison.ci95 && contains(*comparison.ci95, 1)) {
     return text + ": being distributed shows no cost before a second rank takes part.";
@@ -171,41 +161,27 @@ std::string describe_tax(const Result& result, const Result& baseline,
 
 /// The fastest stage against the fastest peer, at each world size that both have.
 std::vector<std::string> compare_with_peers(const Report& report,
-                                            const std::vector<const Result*>& results) {
-  std::map<int, std::pair<const Result*, const Result*>> best;  // stage and peer by world size
-  for (const Result* result : results) {
-    const std::optional<double> speed = result->samples_per_second();
-    if (!speed) {
-      continue;
-    }
-    auto& [stage, peer] = best[result->configuration.world_size];
-    const Result*& own = result->configuration.role == Role::kPeer ? peer : stage;
-    if (own == nullptr || *speed > *own->samples_per_second()) {
-      own = result;
-    }
+                                            const std::vector<const Run*>& runs) {
+  std::map<int, std::pair<const Run*, const Run*>> best;  // stage and peer by world size
+  for (const Run* run : runs) {
+    auto& [stage, peer] = best[run->world_size];
+    const Run*& own = run->is_peer() ? peer : stage;
+    own = best_by(own == nullptr ? std::vector{run} : std::vector{own, run},
+                  &Run::samples_per_second);
   }
   std::vector<std::string> lines;
   for (const auto& [world_size, pair] : best) {
     const auto& [stage, peer] = pair;
-    if (stage == nullptr || peer == nullptr) {
-      continue;
-    }
     for (const Comparison& comparison : report.comparisons) {
-      if (comparison.kind != Comparison::Kind::kPeer || !comparison.ratio_median ||
-          comparison.a != stage->configuration.name() ||
-          comparison.b != peer->configuration.name()) {
+      if (stage == nullptr || peer == nullptr || comparison.kind != "peer" ||
+          !comparison.ratio_median || comparison.a != stage->name || comparison.b != peer->name) {
         continue;
       }
-      std::string line = capitalized(units(stage->configuration, world_size)) + ": a step of " +
-                         stage->configuration.title() + " takes " +
-                         format_significant(comparison.ratio_median) + "x that of " +
-                         peer->configuration.program.name + " at its best (" +
-                         peer->configuration.program.variant + ")";
-      if (comparison.ci95) {
-        line += ", 95 % interval " + format_significant(comparison.ci95->low) + " to " +
-                format_significant(comparison.ci95->high);
-      }
-      lines.push_back(line + ".");
+      const std::string line = capitalized(units(*stage)) + ": a step of " + stage->title() +
+                               " takes " + format_significant(comparison.ratio_median) +
+                               "x that of " + peer->stage + " at its best (" + peer->variant + ")";
+      lines.push_back(line + (comparison.ci95 ? ", " + format_interval(*comparison.ci95) : "") +
+                      ".");
     }
   }
   return lines;
@@ -216,15 +192,14 @@ std::vector<std::string> without_control(const Report& report) {
   std::vector<std::string> kinds;
   for (const Comparison& comparison : report.comparisons) {
     for (const std::string& name : {comparison.a, comparison.b}) {
-      const Result* const result = report.find(name);
-      if (comparison.kind == Comparison::Kind::kControl || result == nullptr) {
+      const Run* const run = report.find(name);
+      if (comparison.kind == "control" || run == nullptr) {
         continue;
       }
-      const Configuration& configuration = result->configuration;
-      const bool several = configuration.processes() > 1;
+      const bool several = run->several_processes();
       const std::string kind = std::string(several ? "several processes (" : "one process (") +
-                               configuration.workload.name + " " + configuration.scaling + ")";
-      if (report.controls(*result, several) == Controls::kMissing &&
+                               run->model + " " + run->scaling + ")";
+      if (report.controls(*run, several) == Controls::kMissing &&
           std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
         kinds.push_back(kind);
       }
@@ -239,7 +214,7 @@ std::vector<std::string> describe_controls(const Report& report) {
   bool any = false;
   bool verdicts = false;
   for (const Comparison& comparison : report.comparisons) {
-    if (comparison.kind != Comparison::Kind::kControl) {
+    if (comparison.kind != "control") {
       verdicts = verdicts || comparison.verdict;
       continue;
     }
@@ -269,83 +244,72 @@ std::vector<std::string> describe_controls(const Report& report) {
 
 }  // namespace
 
-std::vector<std::string> conclude(const Report& report, const std::vector<const Result*>& results) {
+std::vector<std::string> conclude(const Report& report, const std::vector<const Run*>& runs) {
   std::vector<std::string> lines;
-  const Result* const fastest = best_by(results, speed_of, report);
+  const Run* const fastest = best_by(runs, &Run::samples_per_second);
   if (fastest == nullptr) {
     return {"Nothing could be measured."};
   }
-  std::string line = "Fastest: " + label(fastest->configuration) + ", " +
-                     format_count(fastest->samples_per_second()) + " samples/s";
-  const Result* const baseline = report.baseline_of(*fastest);
-  const Comparison* const to_one_process = report.comparison_of(*fastest);
-  if (baseline != nullptr && to_one_process != nullptr && to_one_process->ci95 &&
-      contains(*to_one_process->ci95, break_even_ratio(*fastest, *baseline))) {
-    line += ", too close to " + label(baseline->configuration) + ", " +
-            format_count(baseline->samples_per_second()) + ", to tell them apart";
+  std::string line = "Fastest: " + label(*fastest) + ", " +
+                     format_count(fastest->samples_per_second) + " samples/s";
+  const Run* const baseline = report.baseline_of(*fastest);
+  if (is_undecided(report, *fastest)) {
+    line += ", too close to " + label(*baseline) + ", " +
+            format_count(baseline->samples_per_second) + ", to tell them apart";
   } else if (baseline != nullptr && baseline != fastest) {
-    line += ", " + format_significant(report.relative_speedup(*fastest)) + "x one process";
+    line += ", " + format_significant(fastest->relative_speedup) + "x one process";
   }
   lines.push_back(line + ".");
 
-  std::vector<const Result*> several;
+  std::vector<const Run*> several;
   std::vector<std::string> scaled;
-  for (const Result* result : results) {
-    const std::optional<double> efficiency = report.efficiency(*result);
-    if (result->configuration.world_size > 1 && efficiency) {
-      several.push_back(result);
-      if (*efficiency >= kScaledEfficiency) {
-        scaled.push_back(label(result->configuration) + " (efficiency " +
-                         format_fixed(efficiency, 2) + ")");
+  for (const Run* run : runs) {
+    if (run->world_size > 1 && run->efficiency) {
+      several.push_back(run);
+      if (*run->efficiency >= kScaledEfficiency) {
+        scaled.push_back(label(*run) + " (efficiency " + format_fixed(run->efficiency, 2) + ")");
       }
     }
   }
   if (!scaled.empty()) {
     lines.push_back("Scaled: " + joined(scaled) + ".");
-  } else if (const Result* const best = best_by(several, efficiency_of, report); best != nullptr) {
-    lines.push_back("Nothing scaled: the best efficiency is " +
-                    format_fixed(report.efficiency(*best), 2) + ", of " +
-                    label(best->configuration) + "; " + format_fixed(kScaledEfficiency, 1) +
+  } else if (const Run* const best = best_by(several, &Run::efficiency); best != nullptr) {
+    lines.push_back("Nothing scaled: the best efficiency is " + format_fixed(best->efficiency, 2) +
+                    ", of " + label(*best) + "; " + format_fixed(kScaledEfficiency, 1) +
                     " would count as scaled.");
   }
 
   // The best of each way to use several devices tells the most; its slower siblings lose likewise.
   for (const bool replicas : {true, false}) {
-    std::vector<const Result*> candidates;
+    std::vector<const Run*> candidates;
     int largest = 0;
-    for (const Result* result : several) {
-      if ((result->configuration.program.start == Start::kReplicas) == replicas) {
-        candidates.push_back(result);
-        largest = std::max(largest, result->configuration.world_size);
+    for (const Run* run : several) {
+      if (run->has_replicas() == replicas) {
+        candidates.push_back(run);
+        largest = std::max(largest, run->world_size);
       }
     }
-    candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
-                                    [&](const Result* result) {
-                                      return result->configuration.world_size != largest;
-                                    }),
-                     candidates.end());
-    const Result* const best = best_by(candidates, speed_of, report);
-    if (best != nullptr && *report.relative_speedup(*best) < 1) {
+    std::erase_if(candidates, [&](const Run* run) { return run->world_size != largest; });
+    const Run* const best = best_by(candidates, &Run::samples_per_second);
+    if (best != nullptr && *best->relative_speedup < 1) {
       lines.push_back(describe_loss(report, *best));
     }
   }
-  for (const std::string& sentence : compare_with_peers(report, results)) {
+  for (const std::string& sentence : compare_with_peers(report, runs)) {
     lines.push_back(sentence);
   }
-  for (const Result* result : results) {
-    const Comparison* const comparison = report.comparison_of(*result);
-    if (result->configuration.role == Role::kStage &&
-        result->configuration.program.start == Start::kSpawn &&
-        result->configuration.program.variant == "main" && result->configuration.world_size == 1 &&
-        comparison != nullptr && comparison->ratio_median) {
-      lines.push_back(describe_tax(*result, *report.baseline_of(*result), *comparison));
+  for (const Run* run : runs) {
+    const Comparison* const comparison = report.comparison_of(*run);
+    if (run->kind == "stage" && run->launcher == "spawn" && run->variant == "main" &&
+        run->world_size == 1 && comparison != nullptr && comparison->ratio_median) {
+      lines.push_back(describe_tax(*run, *report.baseline_of(*run), *comparison));
     }
   }
   return lines;
 }
 
-std::vector<std::string> conclude_overall(const Plan& plan, const Report& report,
-                                          const nlohmann::ordered_json& machine) {
+std::vector<std::string> conclude_overall(const Report& report,
+                                          const std::vector<std::string>& notes) {
   std::vector<std::string> lines;
   std::map<std::string, std::vector<double>> startups_ms;
   std::vector<std::string> noisy;
@@ -353,41 +317,34 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
   std::vector<std::string> without_spread;
   std::vector<std::string> failed;
   std::size_t rows = 0;
-  for (const Result& result : report.results) {
-    const Configuration& configuration = result.configuration;
-    if (configuration.role == Role::kControl || configuration.role == Role::kNoCommunication) {
+  for (const Run& run : report.runs) {
+    if (run.is_control()) {
       continue;
     }
     ++rows;
-    if (!result.error.empty()) {
-      failed.push_back(configuration.name());
+    if (run.error) {
+      failed.push_back(run.name);
       continue;
     }
-    const std::optional<SlowestRank> slowest = result.slowest_rank();
-    if (slowest && slowest->share_of_steps >= kSlowRankShare &&
-        slowest->median_excess >= kSlowRankExcess) {
-      lines.push_back("Rank " + std::to_string(slowest->rank) + " of " + configuration.name() +
-                      " is slow: the busiest in " + format_percent(slowest->share_of_steps) +
-                      " of the steps, needing " + format_percent(slowest->median_excess) +
+    if (run.slowest_rank && run.slowest_rank->share_of_steps >= kSlowRankShare &&
+        run.slowest_rank->median_excess >= kSlowRankExcess) {
+      lines.push_back("Rank " + std::to_string(run.slowest_rank->rank) + " of " + run.name +
+                      " is slow: the busiest in " +
+                      format_percent(run.slowest_rank->share_of_steps) + " of the steps, needing " +
+                      format_percent(run.slowest_rank->median_excess) +
                       " more than the others besides waiting.");
     }
-    if (const std::optional<double> startup_ms = result.startup_ms()) {
-      const std::string by =
-          configuration.launcher == "none" ? "one process" : configuration.launcher;
-      startups_ms[by].push_back(*startup_ms);
+    if (run.startup_ms) {
+      startups_ms[run.launcher == "none" ? "one process" : run.launcher].push_back(*run.startup_ms);
     }
-    const Distribution step_ms = result.step_ms();
-    if (step_ms.p10 && step_ms.p90 && *step_ms.p90 > kNoisySpread * *step_ms.p10) {
-      noisy.push_back(configuration.name());
+    if (run.step_ms.p10 && run.step_ms.p90 && *run.step_ms.p90 > kNoisySpread * *run.step_ms.p10) {
+      noisy.push_back(run.name);
     }
-    if (!step_ms.p10) {
-      without_spread.push_back(configuration.name());
+    if (!run.step_ms.p10) {
+      without_spread.push_back(run.name);
     }
-    const Comparison* const comparison = report.comparison_of(result);
-    const Result* const baseline = report.baseline_of(result);
-    if (comparison != nullptr && comparison->ci95 && baseline != nullptr &&
-        contains(*comparison->ci95, break_even_ratio(result, *baseline))) {
-      undecided.push_back(configuration.name());
+    if (is_undecided(report, run)) {
+      undecided.push_back(run.name);
     }
   }
   if (startups_ms.size() > 1) {
@@ -412,8 +369,9 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
         "all-reduces, steps of several ranks come out within " +
         format_percent(*residual) + " (median).");
   }
-  const nlohmann::ordered_json load = machine.value("load_average", nlohmann::ordered_json());
-  const int cores = machine.value("cores", 1);
+  const nlohmann::ordered_json load =
+      report.machine.value("load_average", nlohmann::ordered_json());
+  const int cores = report.machine.value("cores", 1);
   if (load.is_array() && !load.empty() && load[0].get<double>() > kBusyLoadPerCore * cores) {
     lines.push_back("The machine was busy at the start (load average " +
                     format_fixed(load[0].get<double>(), 2) + " on " + std::to_string(cores) +
@@ -434,10 +392,10 @@ std::vector<std::string> conclude_overall(const Plan& plan, const Report& report
     lines.push_back("Fewer than " + std::to_string(kMinSamplesForSpread) +
                     " samples, so no spread: " + joined_few(without_spread) + ".");
   }
-  for (const std::string& note : plan.notes) {
+  for (const std::string& note : notes) {
     lines.push_back(capitalized(note) + ".");
   }
-  for (const NotRun& not_run : plan.not_run) {
+  for (const NotRun& not_run : report.not_run) {
     lines.push_back("Not run: " + not_run.what + " (" + not_run.reason + ").");
   }
   if (report.partial) {

@@ -1,119 +1,141 @@
 #include "bench/report/google_benchmark.hpp"
 
-#include <benchmark/benchmark.h>
+#include <unistd.h>
 
+#include <cmath>
+#include <ctime>
 #include <filesystem>
-#include <iostream>
-#include <sstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
-#include "bench/report/benchmark_json.hpp"
-#include "common/base/exit_codes.hpp"
+#include "bench/report/statistics.hpp"
 
 namespace ddp::bench {
 namespace {
 
-/// Google Benchmark insists on equal iteration counts over repetitions, failed ones included, so
-/// the error has to come from inside the loop.
-void fail(benchmark::State& state, const std::string& error) {
-  while (state.KeepRunning()) {
-    state.SkipWithError(error.c_str());
-    break;
-  }
+using nlohmann::ordered_json;
+
+/// "2026-01-31T12:00:00+00:00"
+std::string local_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char text[64];
+  std::strftime(text, sizeof(text), "%FT%T%z", &local);
+  return std::string(text).insert(22, ":");
 }
 
-/// @param k which repetition
-void replay(benchmark::State& state, const Result& result, std::size_t k) {
-  const Configuration& configuration = result.configuration;
-  if (!result.error.empty()) {
-    fail(state, result.error);
-    return;
-  }
-  if (k >= result.repetitions.size() || !result.repetitions[k]) {
-    fail(state, kInterrupted);
-    return;
-  }
-  const double step_s = result.repetitions[k]->median_ms / 1e3;
-  while (state.KeepRunning()) {
-    state.SetIterationTime(step_s);
-  }
-  state.counters["ranks"] = configuration.world_size;
-  state.counters["samples_per_second"] = static_cast<double>(configuration.global_batch) / step_s;
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-/// Google Benchmark's JSON, kept instead of printed.
-class CapturingReporter : public benchmark::BenchmarkReporter {
- public:
-  CapturingReporter() {
-    json_.SetOutputStream(&text_);
-    json_.SetErrorStream(&std::cerr);
-    SetOutputStream(&std::cout);  // for --benchmark_list_tests
-    SetErrorStream(&std::cerr);
+double standard_deviation(const std::vector<double>& values) {
+  const double center = mean(values);
+  double sum = 0;
+  for (const double value : values) {
+    sum += (value - center) * (value - center);
   }
-  bool ReportContext(const Context& context) override { return json_.ReportContext(context); }
-  void ReportRuns(const std::vector<Run>& runs) override { json_.ReportRuns(runs); }
-  void Finalize() override { json_.Finalize(); }
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
 
-  std::string text() const { return text_.str(); }
-
- private:
-  benchmark::JSONReporter json_;
-  std::ostringstream text_;
+struct Aggregate {
+  const char* name;
+  const char* unit;
+  double (*of)(const std::vector<double>& values);
 };
 
-template <typename Function>
-void register_benchmark(const Configuration& configuration, Function function) {
-  benchmark::RegisterBenchmark(configuration.name().c_str(), function)
-      ->Iterations(1)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+constexpr Aggregate kAggregates[] = {
+    {"mean", "time", mean},
+    {"median", "time",
+     [](const std::vector<double>& values) { return median(values).value_or(std::nan("")); }},
+    {"stddev", "time", standard_deviation},
+    {"cv", "percentage",
+     [](const std::vector<double>& values) { return standard_deviation(values) / mean(values); }},
+};
+
+/// What all entries of one configuration begin with.
+ordered_json heading(const std::string& name, std::size_t family, int repetitions) {
+  return {{"name", name},     {"family_index", family},  {"per_family_instance_index", 0},
+          {"run_name", name}, {"run_type", "iteration"}, {"repetitions", repetitions}};
+}
+
+void append_times(ordered_json& entry, std::size_t iterations, double step_ms, double ranks,
+                  double samples_per_second) {
+  entry["iterations"] = iterations;
+  entry["real_time"] = step_ms;
+  entry["cpu_time"] = 0.0;
+  entry["time_unit"] = "ms";
+  entry["ranks"] = ranks;
+  entry["samples_per_second"] = samples_per_second;
+}
+
+void append_result(const Result& result, std::size_t family, int repetitions, bool aggregates_only,
+                   ordered_json& benchmarks) {
+  const std::string name = result.configuration.name() + kBenchmarkSuffix;
+  const double ranks = result.configuration.world_size;
+  std::vector<double> medians_ms = result.repetition_medians_ms();
+  medians_ms.resize(static_cast<std::size_t>(repetitions), std::nan(""));
+  std::vector<double> known_ms;
+  std::vector<double> speeds;
+  ordered_json iterations = ordered_json::array();
+  for (std::size_t k = 0; k < medians_ms.size(); ++k) {
+    ordered_json entry = heading(name, family, repetitions);
+    entry["repetition_index"] = k;
+    entry["threads"] = 1;
+    if (std::isfinite(medians_ms[k])) {
+      known_ms.push_back(medians_ms[k]);
+      speeds.push_back(static_cast<double>(result.configuration.global_batch) /
+                       (medians_ms[k] / 1e3));
+      append_times(entry, 1, known_ms.back(), ranks, speeds.back());
+    } else {
+      entry.update({{"error_occurred", true},
+                    {"error_message", result.error.empty() ? kInterrupted : result.error},
+                    {"iterations", 1},
+                    {"real_time", 0.0},
+                    {"cpu_time", 0.0},
+                    {"time_unit", "ms"}});
+    }
+    iterations.push_back(entry);
+  }
+  const bool has_aggregates = known_ms.size() > 1;
+  if (!has_aggregates || !aggregates_only) {
+    benchmarks.insert(benchmarks.end(), iterations.begin(), iterations.end());
+  }
+  for (const Aggregate& aggregate : kAggregates) {
+    if (has_aggregates) {
+      ordered_json entry = heading(name, family, repetitions);
+      entry["name"] = name + "_" + aggregate.name;
+      entry["run_type"] = "aggregate";
+      entry["threads"] = 1;
+      entry["aggregate_name"] = aggregate.name;
+      entry["aggregate_unit"] = aggregate.unit;
+      append_times(entry, known_ms.size(), aggregate.of(known_ms),
+                   aggregate.of(std::vector<double>(known_ms.size(), ranks)), aggregate.of(speeds));
+      benchmarks.push_back(entry);
+    }
+  }
 }
 
 }  // namespace
 
-void initialize_benchmark(const Settings& settings) {
-  // Google Benchmark keeps a pointer to argv[0].
-  static std::vector<std::string> arguments;
-  arguments = {std::filesystem::read_symlink("/proc/self/exe").string(),
-               "--benchmark_repetitions=" + std::to_string(settings.repetitions)};
-  arguments.insert(arguments.end(), settings.benchmark_flags.begin(),
-                   settings.benchmark_flags.end());
-  // The runs have been made, in an order of our own, when Google Benchmark hears of them.
-  arguments.emplace_back("--benchmark_enable_random_interleaving=false");
-  std::vector<char*> pointers;
-  pointers.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) {
-    pointers.push_back(argument.data());
+ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
+                                       const ordered_json& machine, const BenchmarkOutput& output) {
+  ordered_json context = {
+      {"date", local_time()},
+      {"host_name", machine.at("host").is_null() ? "" : machine.at("host")},
+      {"executable", std::filesystem::read_symlink("/proc/self/exe").string()},
+      {"num_cpus", sysconf(_SC_NPROCESSORS_ONLN)},
+      {"load_avg", machine.at("load_average")},
+  };
+  for (const auto& [key, value] : output.context) {
+    context[key] = value;
   }
-  int count = static_cast<int>(pointers.size());
-  pointers.push_back(nullptr);
-  benchmark::Initialize(&count, pointers.data());
-  if (count > 1) {
-    throw UsageError(std::string("Google Benchmark does not know ") + pointers[1] +
-                     ", or its value");
+  ordered_json benchmarks = ordered_json::array();
+  for (std::size_t i = 0; i < measurements.results.size(); ++i) {
+    append_result(measurements.results[i], i, repetitions, output.aggregates_only, benchmarks);
   }
-}
-
-void list_benchmarks(const Plan& plan) {
-  for (const Configuration& configuration : plan.configurations) {
-    register_benchmark(configuration, [](benchmark::State& state) { fail(state, ""); });
-  }
-  CapturingReporter reporter;
-  benchmark::RunSpecifiedBenchmarks(&reporter);
-}
-
-nlohmann::ordered_json report_through_benchmark(const Report& report) {
-  std::vector<std::size_t> next(report.results.size());
-  for (std::size_t i = 0; i < report.results.size(); ++i) {
-    register_benchmark(report.results[i].configuration, [&report, &next, i](benchmark::State& s) {
-      replay(s, report.results[i], next[i]++);
-    });
-  }
-  CapturingReporter reporter;
-  // All of them: --benchmark_filter has chosen the stages' runs, whose controls would not match it.
-  benchmark::RunSpecifiedBenchmarks(&reporter, ".");
-  return parse_benchmark_json(reporter.text());
+  return {{"context", context}, {"benchmarks", benchmarks}};
 }
 
 }  // namespace ddp::bench

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "bench/report/format.hpp"
+#include "bench/run/catalog.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -14,66 +17,60 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// What follows a run's name in Google Benchmark's names.
-constexpr const char* kNameEnd = "/iterations:";
-
 /// Without these being equal, the numbers are not of one program.
 void check_same_build(const ReportFile& first, const ReportFile& other) {
-  const auto value = [](const ReportFile& report, const char* section, const char* key) {
-    return report.scaling().at(section).value(key, ordered_json());
-  };
-  struct Key {
-    const char* section;
-    const char* key;
-  };
-  for (const Key& key : {Key{"software", "git_commit"}, Key{"software", "compiler"},
-                         Key{"software", "libtorch"}, Key{"software", "assertions"},
-                         Key{"settings", "seed"}, Key{"settings", "parity_tolerance"}}) {
-    const ordered_json a = value(first, key.section, key.key);
-    const ordered_json b = value(other, key.section, key.key);
+  const auto check = [&](const std::string& section, ordered_json Report::*member,
+                         const char* key) {
+    const ordered_json a = (first.report.*member).value(key, ordered_json());
+    const ordered_json b = (other.report.*member).value(key, ordered_json());
     if (a != b) {
-      throw UsageError(other.path + ": " + key.section + "." + key.key + " is " + b.dump() +
+      throw UsageError(other.path + ": " + section + "." + key + " is " + b.dump() +
                        ", expected that of " + first.path + ", " + a.dump());
     }
+  };
+  for (const char* key : {"git_commit", "compiler", "libtorch", "assertions"}) {
+    check("software", &Report::software, key);
   }
-}
-
-bool is_of_baseline(const MeasuredRun& run) {
-  return run.stage == kBaselineStage && (run.kind == "stage" || run.kind == "control");
+  for (const char* key : {"seed", "parity_tolerance"}) {
+    check("settings", &Report::settings, key);
+  }
 }
 
 /// Where each name was first measured.
 struct Kept {
-  const ReportFile* report;
-  const MeasuredRun* run;
+  const ReportFile* file;
+  const Run* run;
 };
 
 /// @throws UsageError unless both are the same run of stage 01
-ordered_json dropped_note(const Kept& kept, const ReportFile& report, const MeasuredRun& run) {
-  if (!is_of_baseline(run) || !is_of_baseline(*kept.run)) {
-    throw UsageError(report.path + ": " + run.name + " is in " + kept.report->path +
+NotRun dropped_note(const Kept& kept, const ReportFile& file, const Run& run) {
+  const auto of_stage_01 = [](const Run& r) { return r.stage == kBaseline && !r.is_peer(); };
+  if (!of_stage_01(run) || !of_stage_01(*kept.run)) {
+    throw UsageError(file.path + ": " + run.name + " is in " + kept.file->path +
                      " too, expected each configuration once");
   }
   if (run.global_batch != kept.run->global_batch) {
-    throw UsageError(report.path + ": the global batch of " + run.name + " is " +
-                     format_fixed(run.global_batch, 0) + ", expected that of " + kept.report->path +
-                     ", " + format_fixed(kept.run->global_batch, 0) +
+    throw UsageError(file.path + ": the global batch of " + run.name + " is " +
+                     std::to_string(run.global_batch) + ", expected that of " + kept.file->path +
+                     ", " + std::to_string(kept.run->global_batch) +
                      " (strong scaling: measure both with the same largest world size)");
   }
-  std::string reason = "measured in " + kept.report->path + " already";
-  if (run.step_ms && kept.run->step_ms) {
-    reason += "; its step time here is " + format_significant(*run.step_ms / *kept.run->step_ms) +
-              " of that one";
+  std::string reason = "measured in " + kept.file->path + " already";
+  const std::optional<double> here_ms = run.typical_step_ms();
+  const std::optional<double> there_ms = kept.run->typical_step_ms();
+  if (here_ms && there_ms) {
+    reason +=
+        "; its step time here is " + format_significant(*here_ms / *there_ms) + " of that one";
   } else {
-    reason += run.step_ms ? ", without a speed there" : ", without a speed here";
+    reason += here_ms ? ", without a speed there" : ", without a speed here";
   }
-  return {{"what", run.name + " of " + report.path}, {"reason", reason}};
+  return {run.name + " of " + file.path, reason};
 }
 
 /// The name of the run that an entry of Google Benchmark's belongs to.
 std::string run_name(const ordered_json& entry) {
   const std::string text = entry.at("name").get<std::string>();
-  return text.substr(0, text.rfind(kNameEnd));
+  return text.substr(0, text.rfind(kBenchmarkSuffix));
 }
 
 /// Families are numbered from 0 in each report; tools sort by the number.
@@ -98,79 +95,79 @@ void append_benchmarks(const ordered_json& entries, const std::set<std::string>&
   }
 }
 
-/// Lists besides runs that hold what was measured, or assumed.
-void append_lists(const ordered_json& from, ordered_json& to) {
-  const auto append = [&](const char* key, bool once) {
-    if (!from.contains(key) || !from.at(key).is_array()) {
-      return;
+template <typename T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+template <typename T>
+void append_new(std::vector<T>& to, const std::vector<T>& from) {
+  for (const T& element : from) {
+    if (std::find(to.begin(), to.end(), element) == to.end()) {
+      to.push_back(element);
     }
-    ordered_json& all = to[key];
-    for (const ordered_json& element : from.at(key)) {
-      if (!once || std::find(all.begin(), all.end(), element) == all.end()) {
-        all.push_back(element);
-      }
-    }
-  };
-  for (const char* key :
-       {"comparisons", "limits", "all_reduce", "communication_models", "extrapolations", "micro"}) {
-    append(key, false);
   }
-  append("assumptions", true);
-  append("not_run", true);
+}
+
+/// Everything but the runs.
+void append_lists(const Report& from, Report& to) {
+  append(to.comparisons, from.comparisons);
+  append(to.limits, from.limits);
+  append(to.all_reduce, from.all_reduce);
+  append(to.communication_models, from.communication_models);
+  append(to.extrapolations, from.extrapolations);
+  append(to.micro, from.micro);
+  append_new(to.assumptions, from.assumptions);
+  append_new(to.not_run, from.not_run);
+  to.partial = to.partial || from.partial;
 }
 
 /// One entry per report that was measured; those of a merged report are kept.
-void append_origin(const ReportFile& report, ordered_json& merged_from) {
-  const ordered_json& scaling = report.scaling();
-  if (scaling.contains("merged_from") && scaling.at("merged_from").is_array()) {
-    for (const ordered_json& origin : scaling.at("merged_from")) {
-      merged_from.push_back(origin);
-    }
-    return;
+std::vector<Origin> origins_of(const Report& report) {
+  if (report.merged_from) {
+    return *report.merged_from;
   }
-  std::int64_t nodes = 1;
-  for (const ordered_json& run : scaling.at("runs")) {
-    if (const ordered_json value = run.value("nodes", ordered_json()); value.is_number_integer()) {
-      nodes = std::max(nodes, value.get<std::int64_t>());
-    }
+  const auto text = [](const ordered_json& object, const char* key) {
+    const auto found = object.find(key);
+    return found != object.end() && found->is_string() ? std::optional(found->get<std::string>())
+                                                       : std::nullopt;
+  };
+  Origin origin = {text(report.settings, "command"), text(report.machine, "host"), 1};
+  for (const Run& run : report.runs) {
+    origin.nodes = std::max(origin.nodes, run.nodes);
   }
-  merged_from.push_back({
-      {"command", scaling.at("settings").value("command", ordered_json())},
-      {"host", scaling.at("machine").value("host", ordered_json())},
-      {"nodes", nodes},
-  });
+  return {origin};
 }
 
 }  // namespace
 
-ordered_json merge_reports(const std::vector<ReportFile>& reports) {
-  const ReportFile& first = reports.front();
-  ordered_json merged = first.document;
-  ordered_json& scaling = merged["ddp_scaling"];
-  ordered_json merged_from = ordered_json::array();
+ordered_json merge_reports(const std::vector<ReportFile>& files) {
+  const ReportFile& first = files.front();
+  ordered_json document = first.document;
+  Report merged = first.report;
+  merged.runs.clear();
+  merged.merged_from.emplace();
   std::map<std::string, Kept> kept;
-  for (const ReportFile& report : reports) {
-    check_same_build(first, report);
-    append_origin(report, merged_from);
+  for (const ReportFile& file : files) {
+    check_same_build(first, file);
+    append(*merged.merged_from, origins_of(file.report));
     std::set<std::string> dropped;
-    for (std::size_t i = 0; i < report.runs.size(); ++i) {
-      const MeasuredRun& run = report.runs[i];
-      const auto [found, is_new] = kept.insert({run.name, {&report, &run}});
-      if (!is_new) {
-        scaling["not_run"].push_back(dropped_note(found->second, report, run));
+    for (const Run& run : file.report.runs) {
+      const auto [found, is_new] = kept.insert({run.name, {&file, &run}});
+      if (is_new) {
+        merged.runs.push_back(run);
+      } else {
+        merged.not_run.push_back(dropped_note(found->second, file, run));
         dropped.insert(run.name);
-      } else if (&report != &first) {
-        scaling["runs"].push_back(report.scaling().at("runs").at(i));
       }
     }
-    if (&report != &first) {
-      append_benchmarks(report.document.at("benchmarks"), dropped, merged["benchmarks"]);
-      append_lists(report.scaling(), scaling);
-      scaling["partial"] = scaling.at("partial") == true || report.scaling().at("partial") == true;
+    if (&file != &first) {
+      append_benchmarks(file.document.at("benchmarks"), dropped, document["benchmarks"]);
+      append_lists(file.report, merged);
     }
   }
-  scaling["merged_from"] = merged_from;
-  return merged;
+  document["ddp_scaling"] = to_json(merged);
+  return document;
 }
 
 }  // namespace ddp::bench

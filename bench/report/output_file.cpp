@@ -1,5 +1,6 @@
 #include "bench/report/output_file.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,36 @@
 namespace ddp::bench {
 
 namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+namespace {
+
+bool is_flat(const ordered_json& value) {
+  return value.is_primitive() ||
+         (value.is_array() && std::all_of(value.begin(), value.end(),
+                                          [](const ordered_json& e) { return e.is_primitive(); }));
+}
+
+void write_value(std::ostream& out, const ordered_json& value, const std::string& indent) {
+  if (is_flat(value) || value.empty()) {
+    out << dump_json(value);
+    return;
+  }
+  const std::string inner = indent + "  ";
+  const char* separator = "\n";
+  out << (value.is_object() ? '{' : '[');
+  for (const auto& [key, element] : value.items()) {
+    out << separator << inner;
+    if (value.is_object()) {
+      out << dump_json(key) << ": ";
+    }
+    write_value(out, element, inner);
+    separator = ",\n";
+  }
+  out << '\n' << indent << (value.is_object() ? '}' : ']');
+}
+
+}  // namespace
 
 void check_output_file(const std::string& option, const std::string& file) {
   // An empty path has no absolute one.
@@ -57,6 +88,19 @@ void write_output_file(const std::string& file, const std::function<void(std::os
   if (error) {
     throw Error(ExitCode::kTrainingFailed, "cannot write " + file + ": " + error.message());
   }
+}
+
+std::string dump_json(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+void write_json(std::ostream& out, const ordered_json& document) {
+  write_value(out, document, "");
+  out << '\n';
+}
+
+void write_json_file(const std::string& file, const ordered_json& document) {
+  write_output_file(file, [&](std::ostream& out) { write_json(out, document); });
 }
 
 }  // namespace ddp::bench

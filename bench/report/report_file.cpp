@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <set>
 #include <utility>
+#include <vector>
 
-#include "bench/report/statistics.hpp"
+#include "bench/report/field_json.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -20,110 +19,48 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr int kSchemaVersion = 1;
 constexpr int kDeepest = 50;  ///< a report has six levels; functions that recurse need some limit
 
-/// A value and where it stands, so that a message can say so.
-class Field {
- public:
-  Field(const std::string& path, const ordered_json& value, std::string where = "")
-      : path_(path), value_(value), where_(std::move(where)) {}
+constexpr const char* kExpected = "a report of bench";
 
-  const ordered_json& value() const { return value_; }
-  bool has(const char* key) const { return value_.contains(key); }
-  Field at(const char* key) const {
-    const std::string where = where_ + "/" + key;
-    if (!value_.is_object() || !value_.contains(key)) {
-      throw UsageError(path_ + ": no " + where + ", expected a report of bench");
-    }
-    return {path_, value_.at(key), where};
-  }
-  Field at(std::size_t index) const {
-    return {path_, value_.at(index), where_ + "/" + std::to_string(index)};
-  }
-
-  [[noreturn]] void refuse(const std::string& expected) const {
-    const std::string got =
-        value_.is_structured()
-            ? std::string("an ") + value_.type_name()
-            : value_.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-    throw UsageError(path_ + ": " + where_ + ": expected " + expected + ", got " + got);
-  }
-  void expect(bool ok, const std::string& expected) const {
-    if (!ok) {
-      refuse(expected);
-    }
-  }
-
-  std::string text() const {
-    expect(value_.is_string(), "text");
-    return value_.get<std::string>();
-  }
-  std::optional<std::string> text_or_null() const {
-    return value_.is_null() ? std::nullopt : std::optional<std::string>(text());
-  }
-  bool flag() const {
-    expect(value_.is_boolean(), "true or false");
-    return value_.get<bool>();
-  }
-  std::optional<double> number_or_null() const {
-    expect(value_.is_number() || value_.is_null(), "a number or null");
-    return value_.is_null() || !std::isfinite(value_.get<double>())
-               ? std::nullopt
-               : std::optional<double>(value_.get<double>());
-  }
-  std::optional<double> positive_or_null() const {
-    const std::optional<double> number = number_or_null();
-    expect(!number || *number > 0, "a number above 0, or null");
-    return number;
-  }
-  std::size_t list_size() const {
-    expect(value_.is_array(), "a list");
-    return value_.size();
-  }
-  void expect_object() const { expect(value_.is_object(), "an object"); }
-
- private:
-  const std::string& path_;
-  const ordered_json& value_;
-  std::string where_;
+/// What all of benchmarks[] have.
+struct BenchmarkEntry {
+  std::string name;
+  DDP_FIELDS(name);
 };
 
-/// The median of all samples; none if one of them is no number.
-std::optional<double> median_of(const Field& samples) {
-  std::vector<double> values;
-  for (std::size_t i = 0; i < samples.list_size(); ++i) {
-    values.push_back(
-        samples.at(i).positive_or_null().value_or(std::numeric_limits<double>::quiet_NaN()));
-  }
-  return median(values);
-}
-
-MeasuredRun parse_run(const Field& field) {
-  field.expect_object();
-  MeasuredRun run;
-  run.name = field.at("name").text();
-  run.kind = field.has("kind") ? field.at("kind").text() : "stage";
-  run.stage = field.at("stage").text();
-  run.error = field.at("error").text_or_null();
-  run.world_size = field.at("world_size").positive_or_null().value_or(1);
-  run.global_batch = field.at("global_batch").positive_or_null();
-  run.moved = field.at("parity").at("moved").number_or_null();
-  run.parity_ok = field.at("parity").at("ok").flag();
-  if (run.error) {
-    return run;
-  }
-  if (field.has("repetition_medians_ms")) {
-    const Field medians = field.at("repetition_medians_ms");
-    for (std::size_t i = 0; i < medians.list_size(); ++i) {
-      if (const std::optional<double> value = medians.at(i).positive_or_null()) {
-        run.repetition_medians_ms.push_back(*value);
-      }
+/// What types do not say.
+void check_values(const FieldReader& reader, const Report& report, const ordered_json& scaling) {
+  const auto expect = [&](bool ok, const std::string& where, const std::string& expected) {
+    reader.expect(ok, ok ? scaling : scaling.at(ordered_json::json_pointer(where)),
+                  "/ddp_scaling" + where, expected);
+  };
+  const auto expect_positive = [&](double value, const std::string& where) {
+    expect(!(value <= 0), where, "a number above 0, or null");
+  };
+  std::set<std::string> names;
+  for (std::size_t i = 0; i < report.runs.size(); ++i) {
+    const Run& run = report.runs[i];
+    const std::string where = "/runs/" + std::to_string(i);
+    expect(names.insert(run.name).second, where + "/name", "a name that no other run has");
+    expect(run.world_size > 0, where + "/world_size", "a number above 0");
+    expect(run.global_batch > 0, where + "/global_batch", "a number above 0");
+    for (std::size_t k = 0; k < run.samples_ms.size(); ++k) {
+      expect_positive(run.samples_ms[k], where + "/samples_ms/" + std::to_string(k));
+    }
+    for (std::size_t k = 0; k < run.repetition_medians_ms.size(); ++k) {
+      expect_positive(run.repetition_medians_ms[k],
+                      where + "/repetition_medians_ms/" + std::to_string(k));
     }
   }
-  run.step_ms = run.repetition_medians_ms.empty() ? median_of(field.at("samples_ms"))
-                                                  : median(run.repetition_medians_ms);
-  return run;
+  for (std::size_t i = 0; i < report.comparisons.size(); ++i) {
+    const Comparison& comparison = report.comparisons[i];
+    const std::string where = "/comparisons/" + std::to_string(i);
+    expect_positive(comparison.ratio_median.value_or(1), where + "/ratio_median");
+    if (comparison.kind == "control" && comparison.ratio_median) {
+      expect(report.find(comparison.b) != nullptr, where + "/b", "the name of a run");
+    }
+  }
 }
 
 std::string read_text(const std::string& path) {
@@ -142,59 +79,26 @@ std::string read_text(const std::string& path) {
 
 }  // namespace
 
-const MeasuredRun* ReportFile::find(const std::string& name) const {
-  const auto found = std::find_if(runs.begin(), runs.end(),
-                                  [&](const MeasuredRun& run) { return run.name == name; });
-  return found == runs.end() ? nullptr : &*found;
-}
-
 ReportFile parse_report(const std::string& path, ordered_json document) {
-  ReportFile report;
-  report.path = path;
-  report.document = std::move(document);
-  const Field top(report.path, report.document);
-  if (!top.value().is_object() || !top.has("ddp_scaling")) {
-    throw UsageError(path + ": no member \"ddp_scaling\", expected a report of bench");
+  const FieldReader reader(path, kExpected, ExitCode::kUsage);
+  if (!document.is_object() || !document.contains("ddp_scaling")) {
+    reader.fail(std::string("no member \"ddp_scaling\", expected ") + kExpected);
   }
-  top.at("context").expect_object();
-  const Field benchmarks = top.at("benchmarks");
-  for (std::size_t i = 0; i < benchmarks.list_size(); ++i) {
-    benchmarks.at(i).expect_object();
-    benchmarks.at(i).at("name").text();
-  }
-  const Field scaling = top.at("ddp_scaling");
-  scaling.expect_object();
-  const Field version = scaling.at("schema_version");
-  version.expect(version.value() == kSchemaVersion, std::to_string(kSchemaVersion));
-  for (const char* key : {"machine", "software", "settings"}) {
-    scaling.at(key).expect_object();
-  }
-  scaling.at("not_run").list_size();
-  scaling.at("partial").flag();
-
-  std::set<std::string> names;
-  const Field runs = scaling.at("runs");
-  for (std::size_t i = 0; i < runs.list_size(); ++i) {
-    report.runs.push_back(parse_run(runs.at(i)));
-    if (!names.insert(report.runs.back().name).second) {
-      runs.at(i).at("name").refuse("a name that no other run has");
-    }
-  }
-  const Field comparisons = scaling.at("comparisons");
-  for (std::size_t i = 0; i < comparisons.list_size(); ++i) {
-    const Field comparison = comparisons.at(i);
-    comparison.expect_object();
-    const std::string a = comparison.at("a").text();
-    const std::string b = comparison.at("b").text();
-    const std::optional<double> ratio = comparison.at("ratio_median").positive_or_null();
-    if (comparison.has("kind") && comparison.at("kind").text() == "control" && ratio) {
-      const MeasuredRun* const original = report.find(b);
-      comparison.at("b").expect(original != nullptr, "the name of a run");
-      report.controls.push_back(
-          {.a = a, .b = b, .ratio = *ratio, .several_ranks = original->world_size > 1});
-    }
-  }
-  return report;
+  ordered_json context;
+  std::vector<BenchmarkEntry> benchmarks;
+  reader.read_member(document, "", "context", context);
+  reader.read_member(document, "", "benchmarks", benchmarks);
+  const ordered_json& scaling = document.at("ddp_scaling");
+  reader.expect(scaling.is_object(), scaling, "/ddp_scaling", "an object");
+  ReportFile file;
+  reader.read_member(scaling, "/ddp_scaling", "schema_version", file.report.schema_version);
+  reader.expect(file.report.schema_version == kSchemaVersion, scaling.at("schema_version"),
+                "/ddp_scaling/schema_version", std::to_string(kSchemaVersion));
+  reader.read(scaling, "/ddp_scaling", file.report);
+  check_values(reader, file.report, scaling);
+  file.path = path;
+  file.document = std::move(document);
+  return file;
 }
 
 ReportFile read_report(const std::string& path) {

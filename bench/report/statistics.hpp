@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "bench/report/fields.hpp"
+
 namespace ddp::bench {
 
 /// Below this a spread would say more about luck than about the program, so none is given.
@@ -29,6 +31,7 @@ struct Distribution {
   std::optional<double> p90;
   std::optional<double> p95;
   std::size_t n = 0;
+  DDP_FIELDS(median, p10, p90, p95, n);
 };
 
 struct Interval {

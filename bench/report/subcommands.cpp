@@ -8,10 +8,9 @@
 
 #include "bench/report/compare.hpp"
 #include "bench/report/compare_report.hpp"
-#include "bench/report/html_command.hpp"
-#include "bench/report/json_report.hpp"
 #include "bench/report/merge.hpp"
 #include "bench/report/output_file.hpp"
+#include "bench/report/page/page.hpp"
 #include "bench/report/report_file.hpp"
 #include "common/base/exit_codes.hpp"
 
@@ -71,18 +70,17 @@ int compare(int argc, const char* const* argv) {
   const ReportFile b = read_report(file_b);
   const ReportComparison comparison = compare_reports(a, b, share);
   const bool on_stdout = json->count() > 0 && json_file.empty();
-  print_comparison(on_stdout ? std::cerr : std::cout, a, b, comparison);
+  print_comparison(on_stdout ? std::cerr : std::cout, comparison);
   if (on_stdout) {
-    write_json(std::cout, comparison_document(a, b, comparison));
+    write_json(std::cout, comparison_document(comparison));
   } else if (json->count() > 0) {
-    write_file("--json", json_file, comparison_document(a, b, comparison));
+    write_file("--json", json_file, comparison_document(comparison));
   }
   std::cout << std::flush;
   if (!std::cout) {
     throw UsageError("bench compare: cannot write to standard output");
   }
-  return static_cast<int>(comparison.regressions() > 0 ? ExitCode::kTrainingFailed
-                                                       : ExitCode::kDone);
+  return static_cast<int>(comparison.regressions > 0 ? ExitCode::kTrainingFailed : ExitCode::kDone);
 }
 
 /// Forgetting OUT would make the first report the one that is written over.
@@ -91,7 +89,7 @@ void refuse_to_replace_measurements(const std::string& file) {
     return;
   }
   try {
-    if (read_report(file).scaling().contains("merged_from")) {
+    if (read_report(file).report.merged_from) {
       return;
     }
   } catch (const UsageError&) {
@@ -121,6 +119,24 @@ int merge(int argc, const char* const* argv) {
   return static_cast<int>(ExitCode::kDone);
 }
 
+int html(int argc, const char* const* argv) {
+  CLI::App app("Makes the page of a report: plots, tables, and the document itself.", "bench html");
+  std::string report;
+  std::string page;
+  app.add_option("REPORT.json", report, "what bench --json has written")->required();
+  app.add_option("PAGE.html", page, "where the page goes (default: standard output)");
+  parse(app, argc, argv);
+
+  const ReportFile file = read_report(report);
+  if (page.empty()) {
+    std::cout << render_page(file.document);
+  } else {
+    check_output_file("PAGE.html", page);
+    write_page(page, file.document);
+  }
+  return static_cast<int>(ExitCode::kDone);
+}
+
 }  // namespace
 
 std::optional<int> run_subcommand(int argc, const char* const* argv) {
@@ -132,7 +148,7 @@ std::optional<int> run_subcommand(int argc, const char* const* argv) {
     return merge(argc, argv);
   }
   if (command == "html") {
-    return run_html_command(argc, argv);
+    return html(argc, argv);
   }
   return std::nullopt;
 }

@@ -9,6 +9,7 @@
 #include "bench/report/conclusions.hpp"
 #include "bench/report/format.hpp"
 #include "bench/report/text_table.hpp"
+#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -32,46 +33,43 @@ std::string format_efficiency(std::optional<double> efficiency) {
   return efficiency && *efficiency < 0.01 ? "<0.01" : format_fixed(efficiency, 2);
 }
 
-std::vector<std::string> cells(const Result& result, const Report& report) {
-  const Configuration& configuration = result.configuration;
-  const Distribution step_ms = result.step_ms();
-  const Comparison* const comparison = report.comparison_of(result);
+std::vector<std::string> cells(const Run& run, const Report& report) {
+  const Comparison* const comparison = report.comparison_of(run);
   std::optional<double> ratio = comparison == nullptr ? std::nullopt : comparison->ratio_median;
-  if (report.baseline_of(result) == &result) {
+  if (report.baseline_of(run) == &run) {
     ratio = 1.0;
   }
-  const std::string spread = step_ms.p10 ? "[" + format_significant(step_ms.p10) + " .. " +
-                                               format_significant(step_ms.p90) + "]"
-                                         : "";
-  const bool judged = result.parity.moved || result.parity.reference_moved;
+  const std::string spread = run.step_ms.p10 ? "[" + format_significant(run.step_ms.p10) + " .. " +
+                                                   format_significant(run.step_ms.p90) + "]"
+                                             : "";
+  const bool judged = run.parity.moved || run.parity.reference_moved;
   return {
-      configuration.title(),
-      dash_for_none(configuration.launcher),
-      dash_for_none(configuration.backend),
-      std::to_string(configuration.world_size),
-      format_significant(step_ms.median),
+      run.title(),
+      dash_for_none(run.launcher),
+      dash_for_none(run.backend),
+      std::to_string(run.world_size),
+      format_significant(run.step_ms.median),
       spread,
-      format_count(result.samples_per_second()),
+      format_count(run.samples_per_second),
       ratio ? format_significant(ratio) + "x" : "-",
-      format_efficiency(report.efficiency(result)),
-      result.parity.ok ? "ok"
-      : judged         ? "FAILED"
-                       : "-",
+      format_efficiency(run.efficiency),
+      run.parity.ok ? "ok"
+      : judged      ? "FAILED"
+                    : "-",
   };
 }
 
-void print_table(std::ostream& out, const std::vector<const Result*>& results,
-                 const Report& report) {
+void print_table(std::ostream& out, const std::vector<const Run*>& runs, const Report& report) {
   std::vector<std::vector<std::string>> rows;
-  rows.reserve(results.size());
-  for (const Result* result : results) {
-    rows.push_back(cells(*result, report));
+  rows.reserve(runs.size());
+  for (const Run* run : runs) {
+    rows.push_back(cells(*run, report));
   }
   const std::vector<std::string> lines = format_table(columns(), rows);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     out << lines[i] << '\n';
-    if (i > 0 && !results[i - 1]->error.empty()) {
-      out << "      error: " << results[i - 1]->error << '\n';
+    if (i > 0 && runs[i - 1]->error) {
+      out << "      error: " << *runs[i - 1]->error << '\n';
     }
   }
 }
@@ -86,33 +84,26 @@ const std::vector<Column>& limit_columns() {
 }
 
 /// What a step is made of and what it could be, of the runs that say so.
-void print_limits(std::ostream& out, const std::vector<const Result*>& results) {
+void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
   std::vector<std::vector<std::string>> rows;
-  for (const Result* result : results) {
-    const Configuration& configuration = result->configuration;
-    if (!result->has_speed() ||
-        (!result->floor && !result->prediction && !result->no_comm_step_ms)) {
+  for (const Run* run : runs) {
+    if (!run->has_speed() || (!run->floor_ms && !run->predicted_step_ms && !run->no_comm_step_ms)) {
       continue;
     }
-    const std::optional<double> step_ms = result->step_ms().median;
-    const std::optional<double> residual = result->residual();
-    std::string signed_residual = "-";
-    if (residual) {
-      signed_residual = (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual));
-    }
-    const auto floor_ms = result->floor ? std::optional(result->floor->total_ms()) : std::nullopt;
+    const std::optional<double>& step_ms = run->step_ms.median;
+    const std::optional<double>& residual = run->prediction.residual;
+    const std::optional<double>& floor_ms = run->floor_ms;
     rows.push_back({
-        configuration.title(),
-        dash_for_none(configuration.launcher),
-        dash_for_none(configuration.backend),
-        std::to_string(configuration.world_size),
+        run->title(),
+        dash_for_none(run->launcher),
+        dash_for_none(run->backend),
+        std::to_string(run->world_size),
         format_significant(step_ms),
-        format_significant(result->no_comm_step_ms),
-        format_significant(result->exposed_by_difference_ms()),
-        format_significant(result->alone_ms),
-        format_significant(result->prediction ? std::optional(result->prediction->step_ms())
-                                              : std::nullopt),
-        signed_residual,
+        format_significant(run->no_comm_step_ms),
+        format_significant(run->comm.exposed_by_difference_ms),
+        format_significant(run->comm.alone_ms),
+        format_significant(run->predicted_step_ms),
+        residual ? (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual)) : "-",
         format_significant(floor_ms),
         floor_ms && *floor_ms > 0 ? format_significant(*step_ms / *floor_ms) + "x" : "-",
     });
@@ -145,52 +136,52 @@ void print_item(std::ostream& out, const std::string& sentence) {
   out << line << '\n';
 }
 
-std::string batch_rule(const Configuration& configuration) {
-  return configuration.scaling == "weak"
-             ? std::to_string(configuration.workload.batch) + " samples per rank (weak scaling)"
-             : std::to_string(configuration.parity_batch) +
-                   " samples over all ranks (strong scaling)";
+std::string heading(const Run& run) {
+  const Workload* const workload = find_workload(run.model);
+  const std::string batch =
+      run.scaling == "weak"
+          ? std::to_string(run.global_batch / run.world_size) + " samples per rank (weak scaling)"
+          : std::to_string(run.global_batch) + " samples over all ranks (strong scaling)";
+  return run.model + ": " + (workload == nullptr ? "" : workload->description + ", ") + batch;
+}
+
+/// Runs of one workload and kind of scaling, without controls, which speak through other runs.
+std::vector<std::vector<const Run*>> group(const std::vector<Run>& runs) {
+  std::vector<std::vector<const Run*>> groups;
+  for (const Run& run : runs) {
+    if (run.is_control()) {
+      continue;
+    }
+    const auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+      return same_work(*group.front(), run);
+    });
+    if (found == groups.end()) {
+      groups.push_back({&run});
+    } else {
+      found->push_back(&run);
+    }
+  }
+  return groups;
 }
 
 }  // namespace
 
-void print_terminal_report(std::ostream& out, const Plan& plan, const Report& report,
-                           const nlohmann::ordered_json& machine) {
-  std::vector<std::vector<const Result*>> groups;
-  for (const Result& result : report.results) {
-    const Role role = result.configuration.role;
-    if (role == Role::kControl || role == Role::kNoCommunication) {
-      continue;  // they speak through other runs
-    }
-    const auto same_group = [&](const std::vector<const Result*>& group) {
-      const Configuration& other = group.front()->configuration;
-      return other.workload.name == result.configuration.workload.name &&
-             other.scaling == result.configuration.scaling;
-    };
-    const auto group = std::find_if(groups.begin(), groups.end(), same_group);
-    if (group == groups.end()) {
-      groups.push_back({&result});
-    } else {
-      group->push_back(&result);
-    }
-  }
-  for (const std::vector<const Result*>& group : groups) {
-    const Configuration& first = group.front()->configuration;
-    out << '\n'
-        << first.workload.name << ": " << first.workload.description << ", " << batch_rule(first)
-        << '\n';
-    print_table(out, group, report);
-    print_limits(out, group);
+void print_terminal_report(std::ostream& out, const Report& report,
+                           const std::vector<std::string>& notes) {
+  const std::vector<std::vector<const Run*>> groups = group(report.runs);
+  for (const std::vector<const Run*>& runs : groups) {
+    out << '\n' << heading(*runs.front()) << '\n';
+    print_table(out, runs, report);
+    print_limits(out, runs);
   }
   out << "\nWhat to conclude\n";
-  for (const std::vector<const Result*>& group : groups) {
-    const Configuration& first = group.front()->configuration;
-    out << first.workload.name << ", " << first.scaling << " scaling\n";
-    for (const std::string& sentence : conclude(report, group)) {
+  for (const std::vector<const Run*>& runs : groups) {
+    out << runs.front()->model << ", " << runs.front()->scaling << " scaling\n";
+    for (const std::string& sentence : conclude(report, runs)) {
       print_item(out, sentence);
     }
   }
-  const std::vector<std::string> overall = conclude_overall(plan, report, machine);
+  const std::vector<std::string> overall = conclude_overall(report, notes);
   if (!overall.empty()) {
     out << "All of it\n";
   }

@@ -2,15 +2,16 @@
 // conclude.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <ostream>
+#include <string>
+#include <vector>
 
-#include "bench/report/results.hpp"
-#include "bench/run/plan.hpp"
+#include "bench/report/record.hpp"
 
 namespace ddp::bench {
 
-void print_terminal_report(std::ostream& out, const Plan& plan, const Report& report,
-                           const nlohmann::ordered_json& machine);
+/// @param notes decisions that the reader should know
+void print_terminal_report(std::ostream& out, const Report& report,
+                           const std::vector<std::string>& notes);
 
 }  // namespace ddp::bench

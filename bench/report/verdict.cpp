@@ -1,8 +1,44 @@
 #include "bench/report/verdict.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
+#include <vector>
 
 namespace ddp::bench {
+namespace {
+
+constexpr std::string_view kControlSuffix = "/control";
+
+Comparison compare_two(const std::string& kind, const Run& a, const Run& b) {
+  std::vector<double> ratios;
+  const std::size_t count =
+      std::min(a.repetition_medians_ms.size(), b.repetition_medians_ms.size());
+  for (std::size_t k = 0; k < count; ++k) {
+    const double ratio = a.repetition_medians_ms[k] / b.repetition_medians_ms[k];
+    if (std::isfinite(ratio)) {
+      ratios.push_back(ratio);
+    }
+  }
+  return {
+      .kind = kind,
+      .a = a.name,
+      .b = b.name,
+      .ratio_median = median(ratios),
+      .ci95 = bootstrap_median_ci95(ratios),
+      .pairs = ratios.size(),
+      .verdict = std::nullopt,
+  };
+}
+
+/// Each side needs a control of its kind: ranks that wait for each other are disturbed far more
+/// than a process that is alone.
+bool controls_hold(const Report& report, const Run& a, const Run& b) {
+  return report.controls(a, a.several_processes()) == Controls::kHold &&
+         report.controls(b, b.several_processes()) == Controls::kHold;
+}
+
+}  // namespace
 
 bool is_control_good(const std::optional<double>& ratio) {
   return ratio && std::abs(*ratio - 1) <= kControlTolerance;
@@ -19,6 +55,47 @@ std::optional<std::string> judge(const std::optional<Interval>& ci95, double eve
     return "faster";
   }
   return ci95->low > even ? std::optional<std::string>("slower") : std::nullopt;
+}
+
+double break_even_ratio(const Run& run, const Run& baseline) {
+  return static_cast<double>(run.global_batch) / static_cast<double>(baseline.global_batch);
+}
+
+void compare(Report& report) {
+  report.comparisons.clear();
+  for (const Run& run : report.runs) {
+    if (!run.is_control() || !run.has_speed()) {
+      continue;
+    }
+    const Run* const original =
+        report.find(run.name.substr(0, run.name.size() - kControlSuffix.size()));
+    if (original != nullptr && original->has_speed()) {
+      report.comparisons.push_back(compare_two("control", run, *original));
+      report.comparisons.back().verdict = judge(report.comparisons.back().ci95, 1);
+    }
+  }
+  const auto add = [&](const std::string& kind, const Run& a, const Run& b, double even) {
+    Comparison comparison = compare_two(kind, a, b);
+    if (controls_hold(report, a, b)) {
+      comparison.verdict = judge(comparison.ci95, even);
+    }
+    report.comparisons.push_back(comparison);
+  };
+  for (const Run& run : report.runs) {
+    if (run.is_control() || !run.has_speed()) {
+      continue;
+    }
+    const Run* const baseline = report.baseline_of(run);
+    if (baseline != nullptr && baseline != &run) {
+      add("baseline", run, *baseline, break_even_ratio(run, *baseline));
+    }
+    for (const Run& peer : report.runs) {
+      if (!run.is_peer() && peer.is_peer() && peer.has_speed() && same_work(run, peer) &&
+          run.world_size == peer.world_size) {
+        add("peer", run, peer, 1);
+      }
+    }
+  }
 }
 
 }  // namespace ddp::bench

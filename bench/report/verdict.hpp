@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "bench/report/statistics.hpp"
+#include "bench/report/record.hpp"
 
 namespace ddp::bench {
 
@@ -23,5 +23,13 @@ bool is_control_good(const std::optional<double>& ratio);
 /// @return "same" if the whole interval lies within kControlTolerance of `even`, else "faster" or
 ///         "slower" if it lies on one side; nothing for one that could be either, or for none
 std::optional<std::string> judge(const std::optional<Interval>& ci95, double even);
+
+/// The ratio of step times at which `run` handles as many samples a second as `baseline`: with more
+/// samples in a step it may take longer and still be the faster one.
+double break_even_ratio(const Run& run, const Run& baseline);
+
+/// Fills report.comparisons: every run with its stage 01, originals with their controls, stages
+/// with peers of the same world size.
+void compare(Report& report);
 
 }  // namespace ddp::bench

@@ -1,13 +1,26 @@
 // bench/run/benchmark_flags.hpp - which of Google Benchmark's own flags mean something to bench.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "bench/run/settings.hpp"
 
 namespace ddp::bench {
 
-/// Takes from settings.benchmark_flags what bench does itself; the library gets them all the same.
-/// @throws UsageError naming a flag without effect here, or a value that the library would answer
-///         with its help text, with success, or at the end of the measurement
+/// What the flags ask of the part of the document that Google Benchmark's tools read.
+struct BenchmarkOutput {
+  std::string file;  ///< --benchmark_out: that part alone; empty: none
+  std::vector<std::pair<std::string, std::string>> context;  ///< --benchmark_context
+  bool aggregates_only = false;
+};
+
+/// Takes from settings.benchmark_flags what other settings say too.
+/// @throws UsageError naming a flag that is unknown or without effect here, or a bad value
 void read_benchmark_flags(Settings& settings);
+
+/// What the flags say besides. @throws UsageError as above
+BenchmarkOutput benchmark_output(const Settings& settings);
 
 }  // namespace ddp::bench

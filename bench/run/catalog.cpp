@@ -1,5 +1,7 @@
 #include "bench/run/catalog.hpp"
 
+#include <algorithm>
+
 namespace ddp::bench {
 namespace {
 
@@ -30,13 +32,15 @@ const std::vector<Workload>& known_workloads() {
   return workloads;
 }
 
+const Workload* find_workload(const std::string& name) {
+  const auto found = std::find_if(known_workloads().begin(), known_workloads().end(),
+                                  [&](const Workload& workload) { return workload.name == name; });
+  return found == known_workloads().end() ? nullptr : &*found;
+}
+
 std::string workload_description(const std::string& name) {
-  for (const Workload& workload : known_workloads()) {
-    if (workload.name == name) {
-      return workload.description + ", batch " + std::to_string(workload.batch);
-    }
-  }
-  return "";
+  const Workload* const found = find_workload(name);
+  return found == nullptr ? "" : found->description + ", batch " + std::to_string(found->batch);
 }
 
 const std::vector<StageProgram>& known_programs() {

@@ -14,6 +14,8 @@ inline constexpr const char* kBaseline = "01_single_gpu";
 inline constexpr const char* kMultinode = "05_multinode";
 
 const std::vector<Workload>& known_workloads();
+/// nullptr for a name that is not known.
+const Workload* find_workload(const std::string& name);
 /// For people, with the batch; empty for a name that is not known.
 std::string workload_description(const std::string& name);
 const std::vector<StageProgram>& known_programs();

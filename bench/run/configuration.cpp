@@ -81,15 +81,6 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
   return {};
 }
 
-std::string Configuration::title() const {
-  std::string text = program.name;
-  text += role == Role::kPeer ? " " + program.variant : "";
-  text += speedup == "none" ? "" : " " + speedup;
-  std::string more = gradients.suffix();
-  std::replace(more.begin(), more.end(), '/', ' ');
-  return text + more;
-}
-
 std::string Gradients::suffix() const {
   std::string text;
   if (bucket_mib != Gradients().bucket_mib) {

@@ -73,8 +73,6 @@ struct Configuration {
   std::string name() const;
   /// The name without what the role appends.
   std::string original_name() const;
-  /// The program with its variant and speed-up, for readers: "03_ddp_spawn fused", "pytorch tuned".
-  std::string title() const;
   /// Processes that write metrics.
   int processes() const;
   bool is_baseline() const { return role == Role::kStage && program.start == Start::kAlone; }

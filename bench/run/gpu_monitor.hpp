@@ -4,14 +4,9 @@
 #include <memory>
 #include <optional>
 
-namespace ddp::bench {
+#include "bench/report/record.hpp"
 
-/// Means over the samples of one run and over the GPUs; memory is the largest sum over the GPUs.
-struct GpuUsage {
-  double utilisation_percent = 0;
-  double power_w = 0;
-  double memory_mib = 0;
-};
+namespace ddp::bench {
 
 /// NVML is opened at run time, so that this program needs no driver. Where there is none, or no
 /// GPU, sample() does nothing and take() returns nothing.

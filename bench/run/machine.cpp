@@ -10,6 +10,8 @@
 #include <sstream>
 #include <thread>
 
+#include "bench/report/statistics.hpp"
+
 namespace ddp::bench {
 namespace {
 
@@ -199,6 +201,20 @@ ordered_json describe_software(const Plan& plan, const std::string& scratch,
   }
   software["launchers"] = launchers;
   return software;
+}
+
+ordered_json describe_settings(const Settings& settings) {
+  std::vector<std::string> command = {"bench"};
+  command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
+  return {
+      {"command", shell_quote(command)},
+      {"repetitions", settings.repetitions},
+      {"steps_asked", settings.steps ? ordered_json(*settings.steps) : nullptr},
+      {"budget_s", settings.budget_s},
+      {"timeout_s", settings.timeout_s},
+      {"seed", settings.seed},
+      {"parity_tolerance", kParityTolerance},
+  };
 }
 
 }  // namespace ddp::bench

@@ -18,6 +18,9 @@ nlohmann::ordered_json describe_machine();
 nlohmann::ordered_json describe_software(const Plan& plan, const std::string& scratch,
                                          Interrupts& interrupts);
 
+/// How the numbers were asked for.
+nlohmann::ordered_json describe_settings(const Settings& settings);
+
 /// Asks the launchers for their versions. An mpirun that is not Open MPI's is taken out of the
 /// plan, and named there: the stages know the identity of Open MPI's processes only.
 void ask_launchers(Plan& plan, const std::string& scratch, Interrupts& interrupts);

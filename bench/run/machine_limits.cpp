@@ -31,10 +31,10 @@ std::vector<std::int64_t> to_integers(const std::vector<double>& values) {
 
 class LimitRuns {
  public:
-  LimitRuns(const Settings& settings, const Plan& plan, Report& report)
+  LimitRuns(const Settings& settings, const Plan& plan, Measurements& measurements)
       : settings_(settings), plan_(plan) {
-    for (std::size_t i = 0; i < report.results.size(); ++i) {
-      Result& result = report.results[i];
+    for (std::size_t i = 0; i < measurements.results.size(); ++i) {
+      Result& result = measurements.results[i];
       const Configuration& configuration = result.configuration;
       if (!result.error.empty()) {
         continue;
@@ -138,7 +138,7 @@ double expected_seconds(const MicroRun& run) {
 }  // namespace
 
 void measure_limits(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
-                    Progress& progress, Plan& plan, Report& report) {
+                    Progress& progress, Plan& plan, Measurements& measurements) {
   const std::string program = (fs::path(plan.stage_dir) / "bench_micro").string();
   if (!is_executable(program)) {
     plan.not_run.push_back(
@@ -151,19 +151,19 @@ void measure_limits(const Settings& settings, const std::string& scratch, Interr
          "they are measured on one node only, and --nodes is " + std::to_string(settings.nodes)});
     return;
   }
-  const LimitRuns limit_runs(settings, plan, report);
+  const LimitRuns limit_runs(settings, plan, measurements);
   const std::vector<MicroRun> runs = limit_runs.runs();
   std::vector<double> expected_s;
   for (const MicroRun& run : runs) {
     expected_s.push_back(expected_seconds(run));
   }
   double later_s = 0;
-  for (const Result& result : report.results) {
+  for (const Result& result : measurements.results) {
     later_s += result.error.empty() ? settings.repetitions * (result.overhead_s + 0.3) : 0;
   }
   progress.begin("limits", expected_s, later_s);
   for (const MicroRun& run : runs) {
-    if (interrupts.requested() || report.partial) {
+    if (interrupts.requested() || measurements.partial) {
       break;
     }
     std::string label = run.suite + "/ranks:" + std::to_string(run.world_size.value_or(1));
@@ -191,7 +191,7 @@ void measure_limits(const Settings& settings, const std::string& scratch, Interr
       }
       const MicroResults measured = read_micro_results(out);
       limit_runs.hand_over(measured);
-      report.micro.append(measured);
+      measurements.micro.append(measured);
       for (const std::string& error : measured.errors) {
         plan.not_run.push_back({label, error});
       }
@@ -201,7 +201,7 @@ void measure_limits(const Settings& settings, const std::string& scratch, Interr
     }
   }
   progress.end();
-  report.partial = report.partial || interrupts.requested();
+  measurements.partial = measurements.partial || interrupts.requested();
 }
 
 }  // namespace ddp::bench

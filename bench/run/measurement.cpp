@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
 #include <random>
 
+#include "bench/report/statistics.hpp"
 #include "bench/run/parity.hpp"
 
 namespace ddp::bench {
@@ -25,34 +24,17 @@ double expected_seconds(const Result& result) {
   return result.overhead_s + steps * result.parity_step_ms / 1e3;
 }
 
-/// @return an error, or the empty string and `repetition` filled
-std::string summarise(const StageRun& run, Repetition& repetition) {
+/// Why nothing can be said of a run; empty if something can.
+std::string error_of(const StageRun& run) {
   if (!run.error.empty()) {
     return run.error;
   }
-  repetition.steps = run.metrics.timed_steps();
   if (!std::isfinite(run.metrics.moved)) {
     return "moved is not a number";
   }
-  if (repetition.steps.empty()) {
-    return "all of its " + std::to_string(run.metrics.steps.size()) + " steps are warm-up";
-  }
-  std::vector<double> step_ms;
-  step_ms.reserve(repetition.steps.size());
-  for (const Step& step : repetition.steps) {
-    step_ms.push_back(step.step_ms);
-  }
-  repetition.median_ms = median(step_ms).value_or(0);
-  const std::vector<double>& peak_rss_mib = run.metrics.peak_rss_mib;
-  repetition.peak_rss_mib = largest_or_zero(peak_rss_mib);
-  const bool all_told = peak_rss_mib.size() == static_cast<std::size_t>(run.metrics.ranks);
-  repetition.job_peak_rss_mib =
-      all_told ? std::accumulate(peak_rss_mib.begin(), peak_rss_mib.end(), 0.0) : 0;
-  repetition.startup_ms = run.startup_ms;
-  repetition.cpu_utilisation = run.metrics.cpu_utilisation();
-  repetition.slowest_rank = find_slowest_rank(run.metrics);
-  repetition.gpu = run.gpu;
-  return "";
+  return run.metrics.timed_steps().empty()
+             ? "all of its " + std::to_string(run.metrics.steps.size()) + " steps are warm-up"
+             : "";
 }
 
 /// @return false if the run was interrupted
@@ -64,24 +46,22 @@ bool run_once(Result& result, StageRunner& runner, Progress& progress) {
   if (run.interrupted) {
     return false;
   }
-  Repetition repetition;
-  result.error = summarise(run, repetition);
+  result.error = error_of(run);
   if (!result.error.empty()) {
     progress.note(configuration.name() + ": " + result.error);
     return true;
   }
-  result.steps = std::min(result.steps, static_cast<std::int64_t>(repetition.steps.size()));
-  result.repetitions.back() = std::move(repetition);
+  result.repetitions.back() = run;
   return true;
 }
 
 /// How fast it is without communication is a fact about the original.
-void hand_over_runs_without_communication(Report& report) {
-  for (const Result& without : report.results) {
-    if (without.configuration.role != Role::kNoCommunication || !without.has_speed()) {
+void hand_over_runs_without_communication(std::vector<Result>& results) {
+  for (const Result& without : results) {
+    if (without.configuration.role != Role::kNoCommunication || !without.was_measured()) {
       continue;
     }
-    for (Result& result : report.results) {
+    for (Result& result : results) {
       // Whoever started the ranks: torchrun's runs have none of their own.
       Configuration same = without.configuration;
       same.launcher = result.configuration.launcher;
@@ -90,7 +70,7 @@ void hand_over_runs_without_communication(Report& report) {
       const bool row = result.configuration.role != Role::kNoCommunication;
       if (row && (own || (!result.no_comm_step_ms &&
                           same.original_name() == result.configuration.original_name()))) {
-        result.no_comm_step_ms = without.step_ms().median;
+        result.no_comm_step_ms = median(step_times_ms(without.timed_steps()));
       }
     }
   }
@@ -105,10 +85,10 @@ RunLength planned_length(const Configuration& configuration) {
   };
 }
 
-void choose_lengths(const Settings& settings, double seconds_used, Report& report) {
+void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements) {
   double overhead_s = 0;
   int runs = 0;
-  for (const Result& result : report.results) {
+  for (const Result& result : measurements.results) {
     if (result.error.empty()) {
       overhead_s += settings.repetitions * result.overhead_s;
       runs += settings.repetitions;
@@ -117,24 +97,23 @@ void choose_lengths(const Settings& settings, double seconds_used, Report& repor
   const double measured_s =
       std::clamp((settings.budget_s - seconds_used - overhead_s) / std::max(runs, 1),
                  kMinMeasuredSeconds, kMaxMeasuredSeconds);
-  for (Result& result : report.results) {
+  for (Result& result : measurements.results) {
     if (!result.error.empty()) {
       continue;
     }
     const double wished = measured_s / std::max(1e-6, result.parity_step_ms / 1e3);
-    result.steps = settings.steps.value_or(static_cast<std::int64_t>(
+    const std::int64_t steps = settings.steps.value_or(static_cast<std::int64_t>(
         std::clamp(wished, static_cast<double>(kMinSteps), static_cast<double>(kMaxSteps))));
-    result.length.epochs = divide_up(result.steps + result.warmup_steps, result.steps_per_epoch);
-    result.steps = std::numeric_limits<std::int64_t>::max();  // from here on: what the runs had
+    result.length.epochs = divide_up(steps + result.warmup_steps, result.steps_per_epoch);
   }
 }
 
 void measure(const Settings& settings, StageRunner& runner, Progress& progress,
-             Interrupts& interrupts, Report& report) {
+             Interrupts& interrupts, Measurements& measurements) {
   std::vector<std::size_t> order;
   std::vector<double> expected_s;
-  for (std::size_t i = 0; i < report.results.size(); ++i) {
-    const Result& result = report.results[i];
+  for (std::size_t i = 0; i < measurements.results.size(); ++i) {
+    const Result& result = measurements.results[i];
     if (result.error.empty()) {
       order.push_back(i);
       expected_s.insert(expected_s.end(), static_cast<std::size_t>(settings.repetitions),
@@ -143,25 +122,25 @@ void measure(const Settings& settings, StageRunner& runner, Progress& progress,
   }
   progress.begin("timed", expected_s, 0);
   std::mt19937_64 generator(settings.seed);
-  for (int block = 0; block < settings.repetitions && !report.partial; ++block) {
+  for (int block = 0; block < settings.repetitions && !measurements.partial; ++block) {
     std::shuffle(order.begin(), order.end(), generator);
     for (const std::size_t i : order) {
-      Result& result = report.results[i];
+      Result& result = measurements.results[i];
       result.repetitions.emplace_back(std::nullopt);
       if (!result.error.empty()) {
         continue;
       }
-      report.partial =
-          report.partial || interrupts.requested() || !run_once(result, runner, progress);
+      measurements.partial =
+          measurements.partial || interrupts.requested() || !run_once(result, runner, progress);
     }
   }
   progress.end();
-  for (Result& result : report.results) {
-    if (result.error.empty() && !result.has_speed()) {
+  for (Result& result : measurements.results) {
+    if (result.error.empty() && !result.was_measured()) {
       result.error = kInterrupted;
     }
   }
-  hand_over_runs_without_communication(report);
+  hand_over_runs_without_communication(measurements.results);
 }
 
 }  // namespace ddp::bench

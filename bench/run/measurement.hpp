@@ -2,9 +2,9 @@
 // order.
 #pragma once
 
-#include "bench/report/results.hpp"
 #include "bench/run/child_process.hpp"
 #include "bench/run/progress.hpp"
+#include "bench/run/results.hpp"
 #include "bench/run/settings.hpp"
 #include "bench/run/stage_runner.hpp"
 
@@ -17,12 +17,12 @@ inline constexpr std::int64_t kUnknownEpochs = -1;
 RunLength planned_length(const Configuration& configuration);
 
 /// Chooses how long the timed runs are, before the first of them.
-void choose_lengths(const Settings& settings, double seconds_used, Report& report);
+void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements);
 
-/// Runs what is left of the report's configurations: in each of --repetitions blocks every
+/// Runs what is left of the configurations: in each of --repetitions blocks every
 /// configuration once, in an order drawn from the seed, so that the k-th runs of any two lie close
 /// together in time and can be compared as pairs.
 void measure(const Settings& settings, StageRunner& runner, Progress& progress,
-             Interrupts& interrupts, Report& report);
+             Interrupts& interrupts, Measurements& measurements);
 
 }  // namespace ddp::bench

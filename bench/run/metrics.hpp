@@ -7,12 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace ddp::bench {
+#include "bench/report/record.hpp"
 
-/// The parts of a step, in the order in which they happen.
-enum Phase : std::size_t { kData, kForward, kBackward, kExposedComm, kOptimizer, kPhases };
-inline constexpr std::array<const char*, kPhases> kPhaseNames = {"data", "forward", "backward",
-                                                                 "exposed_comm", "optimizer"};
+namespace ddp::bench {
 
 /// One step of the job. A job is as fast as its slowest rank, so this is that rank's row.
 struct Step {
@@ -46,14 +43,6 @@ struct StageMetrics {
   /// Processor time of all ranks over the time they had: 1 is one core busy per rank. Nothing if
   /// the stage did not say.
   std::optional<double> cpu_utilisation() const;
-};
-
-/// The rank that the others wait for. Waiting makes all steps equally long, so a slow rank shows
-/// in what it needs besides waiting.
-struct SlowestRank {
-  int rank = 0;
-  double share_of_steps = 0;  ///< in which it was the busiest
-  double median_excess = 0;  ///< its median over the median of the other ranks', minus 1
 };
 
 /// @return nothing for one rank, or if a wait is not known

@@ -30,15 +30,6 @@ std::int64_t steps_per_epoch(const Configuration& configuration, const StageMetr
   return std::max<std::int64_t>(1, least_samples / configuration.global_batch);
 }
 
-std::vector<double> step_times(const std::vector<Step>& steps) {
-  std::vector<double> result;
-  result.reserve(steps.size());
-  for (const Step& step : steps) {
-    result.push_back(step.step_ms);
-  }
-  return result;
-}
-
 std::optional<double> finite(double value) {
   return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
 }
@@ -69,7 +60,7 @@ void judge_parity(const StageRun& run, double reference_moved, Result& result) {
   }
   const std::vector<Step> timed = run.metrics.timed_steps();
   result.parity_step_ms =
-      median(step_times(timed.size() >= kMinSamplesForSpread ? timed : run.metrics.steps))
+      median(step_times_ms(timed.size() >= kMinSamplesForSpread ? timed : run.metrics.steps))
           .value_or(0);
   const double steps_ms =
       std::accumulate(run.metrics.steps.begin(), run.metrics.steps.end(), 0.0,
@@ -146,8 +137,8 @@ RunLength parity_length(const Configuration& configuration) {
   };
 }
 
-Report check_parity(const Plan& plan, const Settings& settings, StageRunner& runner,
-                    Progress& progress, Interrupts& interrupts) {
+Measurements check_parity(const Plan& plan, const Settings& settings, StageRunner& runner,
+                          Progress& progress, Interrupts& interrupts) {
   const std::vector<Configuration> order = parity_runs(plan);
   std::vector<double> expected_s;
   expected_s.reserve(order.size());
@@ -180,10 +171,10 @@ Report check_parity(const Plan& plan, const Settings& settings, StageRunner& run
   }
   progress.end();
 
-  Report report;
-  report.partial = interrupts.requested();
+  Measurements measurements;
+  measurements.partial = interrupts.requested();
   for (const Configuration& configuration : plan.configurations) {
-    Result& result = report.results.emplace_back();
+    Result& result = measurements.results.emplace_back();
     result.configuration = configuration;
     const auto own = runs.find(key(configuration));
     const auto reference = runs.find(key(reference_of(configuration)));
@@ -197,11 +188,11 @@ Report check_parity(const Plan& plan, const Settings& settings, StageRunner& run
       judge_parity(own->second, reference->second.metrics.moved, result);
     }
     const bool own_row = configuration.role == Role::kStage || configuration.role == Role::kPeer;
-    if (!result.error.empty() && !report.partial && own_row) {
+    if (!result.error.empty() && !measurements.partial && own_row) {
       progress.note(configuration.name() + ": " + result.error);
     }
   }
-  return report;
+  return measurements;
 }
 
 }  // namespace ddp::bench

@@ -2,10 +2,10 @@
 // is timed.
 #pragma once
 
-#include "bench/report/results.hpp"
 #include "bench/run/child_process.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/progress.hpp"
+#include "bench/run/results.hpp"
 #include "bench/run/settings.hpp"
 #include "bench/run/stage_runner.hpp"
 
@@ -22,7 +22,7 @@ double assumed_seconds(const Configuration& configuration);
 /// Trains every configuration with the same data, batch and seed, and compares `moved` with
 /// stage 01's. Nothing is timed in there.
 /// @throws UsageError if stage 01 refuses the options
-Report check_parity(const Plan& plan, const Settings& settings, StageRunner& runner,
-                    Progress& progress, Interrupts& interrupts);
+Measurements check_parity(const Plan& plan, const Settings& settings, StageRunner& runner,
+                          Progress& progress, Interrupts& interrupts);
 
 }  // namespace ddp::bench

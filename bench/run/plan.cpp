@@ -236,9 +236,6 @@ std::vector<int> world_sizes_of(const StageProgram& program, const Settings& set
   return is_sampled(program, settings) ? std::vector<int>{two ? 2 : all.back()} : all;
 }
 
-/// Google Benchmark appends this to the name of what is registered with Iterations and manual time.
-constexpr const char* kBenchmarkSuffix = "/iterations:1/manual_time";
-
 /// The same answer that Google Benchmark gives, before anything is run.
 void apply_filter(const std::string& filter, Plan& plan) {
   if (filter.empty() || filter == "all") {

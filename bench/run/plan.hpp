@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/report/record.hpp"
 #include "bench/run/configuration.hpp"
 #include "bench/run/settings.hpp"
 
@@ -15,12 +16,6 @@ namespace ddp::bench {
 struct Launcher {
   std::string path;
   std::optional<std::string> version;
-};
-
-/// Something that a reader may miss in the report, and why it is not there.
-struct NotRun {
-  std::string what;
-  std::string reason;
 };
 
 struct Plan {

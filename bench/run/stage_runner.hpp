@@ -3,26 +3,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "bench/run/child_process.hpp"
 #include "bench/run/gpu_monitor.hpp"
-#include "bench/run/metrics.hpp"
 #include "bench/run/plan.hpp"
+#include "bench/run/results.hpp"
 
 namespace ddp::bench {
-
-/// One run of a stage program.
-struct StageRun {
-  std::string error;  ///< empty: it ran, and `metrics` are complete
-  bool usage_error = false;  ///< it refused its command line or its environment
-  bool interrupted = false;  ///< it was stopped; then it says nothing about the stage
-  StageMetrics metrics;
-  double wall_s = 0;
-  double startup_ms = 0;  ///< from the start of the command to the end of the first step
-  std::optional<GpuUsage> gpu;
-};
 
 class StageRunner {
  public:

@@ -1,0 +1,98 @@
+#include "bench/report/record.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench/report/field_json.hpp"
+#include "bench/report/verdict.hpp"
+#include "bench/run/catalog.hpp"
+
+namespace ddp::bench {
+
+const char* to_string(AllReduceAlgorithm algorithm) {
+  return algorithm == AllReduceAlgorithm::kRing ? "ring" : "tree";
+}
+
+bool Run::is_baseline() const {
+  return kind == "stage" && stage == kBaseline;
+}
+
+bool Run::has_replicas() const {
+  return launcher == "none" && stage != kBaseline;
+}
+
+std::string Run::title() const {
+  std::string text = stage;
+  text += is_peer() ? " " + variant : variant == "main" ? "" : "_" + variant;
+  text += speedup == "none" ? "" : " " + speedup;
+  std::string more = Gradients{bucket_mib, gradient_compression, shard_optimizer}.suffix();
+  std::replace(more.begin(), more.end(), '/', ' ');
+  return text + more;
+}
+
+std::vector<double> Run::known_medians_ms() const {
+  std::vector<double> known;
+  for (const double median_ms : repetition_medians_ms) {
+    if (!error && std::isfinite(median_ms)) {
+      known.push_back(median_ms);
+    }
+  }
+  return known;
+}
+
+std::optional<double> Run::typical_step_ms() const {
+  const std::vector<double> medians_ms = known_medians_ms();
+  return error ? std::nullopt : median(medians_ms.empty() ? samples_ms : medians_ms);
+}
+
+bool same_work(const Run& a, const Run& b) {
+  return a.model == b.model && a.scaling == b.scaling && a.device == b.device;
+}
+
+const Run* Report::baseline_of(const Run& run) const {
+  const auto found = std::find_if(runs.begin(), runs.end(), [&](const Run& candidate) {
+    return candidate.is_baseline() && same_work(candidate, run) &&
+           candidate.speedup == run.speedup && candidate.has_speed();
+  });
+  return found == runs.end() ? nullptr : &*found;
+}
+
+const Run* Report::find(const std::string& name) const {
+  const auto found =
+      std::find_if(runs.begin(), runs.end(), [&](const Run& run) { return run.name == name; });
+  return found == runs.end() ? nullptr : &*found;
+}
+
+const Comparison* Report::comparison_of(const Run& run) const {
+  const auto found =
+      std::find_if(comparisons.begin(), comparisons.end(), [&](const Comparison& comparison) {
+        return comparison.kind == "baseline" && comparison.a == run.name;
+      });
+  return found == comparisons.end() ? nullptr : &*found;
+}
+
+Controls Report::controls(const Run& run, bool several) const {
+  Controls result = Controls::kMissing;
+  for (const Comparison& comparison : comparisons) {
+    const Run* const control = comparison.kind == "control" ? find(comparison.a) : nullptr;
+    if (control == nullptr || !same_work(*control, run) ||
+        control->several_processes() != several) {
+      continue;
+    }
+    if (!is_control_good(comparison.ratio_median)) {
+      return Controls::kDiffer;
+    }
+    result = Controls::kHold;
+  }
+  return result;
+}
+
+nlohmann::ordered_json to_json(const Report& report) {
+  nlohmann::ordered_json json = as_json(report);
+  if (!report.merged_from) {
+    json.erase("merged_from");
+  }
+  return json;
+}
+
+}  // namespace ddp::bench

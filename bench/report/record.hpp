@@ -1,0 +1,296 @@
+// bench/report/record.hpp - the record of a report: every field of the JSON object ddp_scaling,
+// named once. The terminal, the document, compare and merge all read these structs;
+// docs/bench.md and report.schema.json say what each field means.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/report/fields.hpp"
+#include "bench/report/statistics.hpp"
+
+namespace ddp::bench {
+
+inline constexpr int kSchemaVersion = 1;
+
+/// What follows a run's name in the names that Google Benchmark's tools see.
+inline constexpr const char* kBenchmarkSuffix = "/iterations:1/manual_time";
+
+/// The parts of a step, in the order in which they happen.
+enum Phase : std::size_t { kData, kForward, kBackward, kExposedComm, kOptimizer, kPhases };
+inline constexpr std::array<const char*, kPhases> kPhaseNames = {"data", "forward", "backward",
+                                                                 "exposed_comm", "optimizer"};
+using PhaseTimes = std::array<std::optional<double>, kPhases>;
+
+/// Of an all-reduce, in a model; see communication_model.hpp.
+enum class AllReduceAlgorithm { kRing, kTree };
+/// "ring" or "tree".
+const char* to_string(AllReduceAlgorithm algorithm);
+
+/// nccl-tests' bus bandwidth over bytes / time: comparable between world sizes.
+inline double bus_factor(int world_size) {
+  return 2.0 * (world_size - 1) / world_size;
+}
+
+/// What one rank can do while `world_size` of them do it at the same time.
+struct Limit {
+  std::string device;  ///< "cpu" or "cuda"
+  int world_size = 1;
+  std::optional<double> fp32_gflops{};
+  std::optional<double> memory_bandwidth_gbps{};  ///< read and written, GB/s (1e9)
+  DDP_FIELDS(device, world_size, fp32_gflops, memory_bandwidth_gbps);
+};
+
+/// One all-reduce of fp32 values, on its slowest rank.
+struct AllReduceSample {
+  std::string backend;
+  std::string device;
+  int world_size = 2;
+  std::int64_t bytes = 0;
+  Distribution time_us{};
+  std::optional<double> algorithm_bandwidth_gbps{};
+  std::optional<double> bus_bandwidth_gbps{};
+  DDP_FIELDS(backend, device, world_size, bytes, time_us, algorithm_bandwidth_gbps,
+             bus_bandwidth_gbps);
+};
+
+/// A piece of a step, timed alone.
+struct PieceResult {
+  std::string name;  ///< "optimizer/sgd/flat/S"
+  Distribution time_us{};
+  std::optional<std::int64_t> bytes{};  ///< that must at least be read and written
+  std::optional<double> bandwidth_gbps{};
+  DDP_FIELDS(name, time_us, bytes, bandwidth_gbps);
+};
+
+/// Sizes over which alpha and beta are the same: a backend may switch its protocol, and data may
+/// outgrow a cache.
+struct AlphaBetaRegime {
+  std::int64_t from_bytes = 0;  ///< to the next regime's
+  double alpha_us = 0;
+  double beta_us_per_mib = 0;
+  DDP_FIELDS(from_bytes, alpha_us, beta_us_per_mib);
+};
+
+struct CommunicationModel {
+  std::string backend;
+  std::string device;
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
+  std::vector<int> world_sizes;  ///< that were measured, ascending
+  std::vector<AlphaBetaRegime> regimes;  ///< ascending, from 0 bytes
+  double median_relative_error = 0;  ///< of the model at the measured points: 0.1 is 10 %
+  std::size_t points = 0;
+  DDP_FIELDS(backend, device, algorithm, world_sizes, regimes, median_relative_error, points);
+
+  /// Microseconds, 0 for one rank. Beyond what was measured it is an extrapolation.
+  /// @return nothing for fewer ranks than one, or for bytes that are negative or not a number
+  std::optional<double> predict_us(double bytes, int world_size) const;
+};
+
+/// The all-reduces of a run's steps.
+struct Communication {
+  std::optional<double> alone_ms;  ///< with nothing else going on
+  /// 1 - exposed / alone. Negative if the step waits longer than communication alone takes.
+  std::optional<double> hidden_share;
+  std::optional<double> bytes_per_step;  ///< 0 with one process
+  std::optional<double> bus_bandwidth_gbps;
+  std::optional<double> exposed_by_difference_ms;  ///< the step minus the one without communication
+  std::vector<double> bucket_bytes;  ///< in the order in which they start
+  DDP_FIELDS(alone_ms, hidden_share, bytes_per_step, bus_bandwidth_gbps, exposed_by_difference_ms,
+             bucket_bytes);
+};
+
+/// The step without communication, and alpha-beta models of what communication adds.
+struct Prediction {
+  std::optional<AllReduceAlgorithm> algorithm;  ///< that fits the sweep better
+  std::optional<double> compute_ms;
+  std::optional<double> comm_ms;
+  std::optional<double> ring_step_ms;
+  std::optional<double> tree_step_ms;
+  std::optional<double> residual;  ///< measured over predicted, minus 1
+  DDP_FIELDS(algorithm, compute_ms, comm_ms, ring_step_ms, tree_step_ms, residual);
+};
+
+/// What a step cannot be faster than, from this machine's measured limits.
+struct Floor {
+  std::optional<double> compute_ms;  ///< its multiplications and additions at the GEMM rate
+  std::optional<double> memory_ms;  ///< its least memory traffic at the measured bandwidth
+  std::optional<double> comm_ms;  ///< its gradients at the best bandwidth of any backend and size
+  DDP_FIELDS(compute_ms, memory_ms, comm_ms);
+};
+
+/// Means over the samples of a run and over the GPUs; memory is the largest sum over the GPUs.
+struct GpuUsage {
+  double utilisation_percent = 0;
+  double power_w = 0;
+  double memory_mib = 0;
+  DDP_FIELDS(utilisation_percent, power_w, memory_mib);
+};
+
+/// The rank that the others wait for. Waiting makes all steps equally long, so a slow rank shows
+/// in what it needs besides waiting.
+struct SlowestRank {
+  int rank = 0;
+  double share_of_steps = 0;  ///< in which it was the busiest
+  double median_excess = 0;  ///< its median over the median of the other ranks', minus 1
+  DDP_FIELDS(rank, share_of_steps, median_excess);
+};
+
+struct Parity {
+  std::optional<double> moved;  ///< none: the run failed, or it is not a number
+  std::optional<double> reference_moved;  ///< stage 01's
+  bool ok = false;
+  DDP_FIELDS(moved, reference_moved, ok);
+};
+
+/// What is known about one configuration. With an error, no speed of it is reported.
+struct Run {
+  std::string name;  ///< unique
+  std::string kind = "stage";  ///< "stage", "peer", "control"
+  std::string stage;  ///< the folder, or the peer's name
+  std::string variant = "main";
+  std::string launcher = "none";
+  std::string backend = "none";
+  std::string speedup = "none";
+  double bucket_mib = 25;
+  std::string gradient_compression = "none";
+  bool shard_optimizer = false;
+  std::string device = "cpu";
+  std::string model;
+  std::string scaling = "weak";
+  int nodes = 1;
+  int world_size = 1;
+  std::int64_t global_batch = 0;  ///< samples per step, over all ranks
+  std::optional<std::int64_t> steps;  ///< timed ones of the shortest repetition
+  std::vector<double> samples_ms;  ///< every timed step, in order
+  std::vector<double> repetition_medians_ms;  ///< one per block; not a number: it was not run
+  Distribution step_ms;
+  std::optional<double> no_comm_step_ms;
+  std::optional<double> samples_per_second;
+  std::optional<double> relative_speedup;
+  std::optional<double> efficiency;
+  PhaseTimes phases_ms;  ///< the median step, divided as the steps around it are
+  Communication comm;
+  std::optional<double> predicted_step_ms;
+  Prediction prediction;
+  std::optional<double> floor_ms;
+  Floor floor;
+  std::optional<double> peak_rss_mib;
+  std::optional<double> job_peak_rss_mib;
+  std::optional<double> cpu_utilisation;
+  std::optional<GpuUsage> gpu;
+  std::optional<double> startup_ms;
+  std::optional<SlowestRank> slowest_rank;
+  Parity parity;
+  std::optional<std::string> error;
+  DDP_FIELDS(name, kind, stage, variant, launcher, backend, speedup, bucket_mib,
+             gradient_compression, shard_optimizer, device, model, scaling, nodes, world_size,
+             global_batch, steps, samples_ms, repetition_medians_ms, step_ms, no_comm_step_ms,
+             samples_per_second, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms,
+             prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib, cpu_utilisation, gpu,
+             startup_ms, slowest_rank, parity, error);
+
+  bool has_speed() const { return !error && step_ms.median; }
+  /// A run of stage 01 that others are measured against.
+  bool is_baseline() const;
+  bool is_control() const { return kind == "control"; }
+  bool is_peer() const { return kind == "peer"; }
+  /// Stage 02: one process with `world_size` replicas.
+  bool has_replicas() const;
+  bool has_launcher() const { return launcher != "none" && launcher != "spawn"; }
+  bool several_processes() const { return launcher != "none" && world_size > 1; }
+  /// The program with its variant and speed-up, for readers: "03_ddp_spawn fused", "pytorch tuned".
+  std::string title() const;
+  /// Of those repetitions that were run; none with an error.
+  std::vector<double> known_medians_ms() const;
+  /// Median of the repetitions' medians; of all samples if they are not told apart.
+  std::optional<double> typical_step_ms() const;
+};
+
+/// The step times' ratio a / b, one pair per repetition.
+struct Comparison {
+  std::string kind = "baseline";  ///< "baseline", "control", "peer"
+  std::string a;
+  std::string b;
+  std::optional<double> ratio_median;
+  std::optional<Interval> ci95;
+  std::size_t pairs = 0;
+  /// "faster", "slower" or "same" (see judge()); none where the A/A controls do not hold.
+  std::optional<std::string> verdict;
+  DDP_FIELDS(kind, a, b, ratio_median, ci95, pairs, verdict);
+};
+
+/// What a job of many ranks would take if nothing changed but their number.
+struct Extrapolation {
+  std::string from;  ///< name of the run
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
+  int world_size = 0;
+  double predicted_step_ms = 0;
+  std::optional<double> efficiency;
+  DDP_FIELDS(from, algorithm, world_size, predicted_step_ms, efficiency);
+};
+
+/// Something that a reader may miss in the report, and why it is not there.
+struct NotRun {
+  std::string what;
+  std::string reason;
+  bool operator==(const NotRun&) const = default;
+  DDP_FIELDS(what, reason);
+};
+
+/// A report that another one was merged from.
+struct Origin {
+  std::optional<std::string> command;
+  std::optional<std::string> host;
+  int nodes = 1;  ///< the most of any run
+  DDP_FIELDS(command, host, nodes);
+};
+
+/// What the A/A controls say about runs of one workload.
+enum class Controls {
+  kHold,
+  kDiffer,  ///< the same command took another time
+  kMissing,  ///< none was measured
+};
+
+/// The same model, scaling and device.
+bool same_work(const Run& a, const Run& b);
+
+struct Report {
+  int schema_version = kSchemaVersion;
+  // Objects whose fields are named where they are found out, and which readers show as they are.
+  nlohmann::ordered_json machine = nlohmann::ordered_json::object();
+  nlohmann::ordered_json software = nlohmann::ordered_json::object();
+  nlohmann::ordered_json settings = nlohmann::ordered_json::object();
+  std::vector<Limit> limits;
+  std::vector<AllReduceSample> all_reduce;
+  std::vector<CommunicationModel> communication_models;
+  std::vector<Run> runs;
+  std::vector<Comparison> comparisons;
+  std::vector<Extrapolation> extrapolations;
+  std::vector<std::string> assumptions;
+  std::vector<PieceResult> micro;
+  std::vector<NotRun> not_run;
+  bool partial = false;  ///< interrupted
+  std::optional<std::vector<Origin>> merged_from;  ///< none: it was measured
+  DDP_FIELDS(schema_version, machine, software, settings, limits, all_reduce, communication_models,
+             runs, comparisons, extrapolations, assumptions, micro, not_run, partial, merged_from);
+
+  /// The stage 01 run that `run` is measured against; nullptr without one that has a speed.
+  const Run* baseline_of(const Run& run) const;
+  /// By name; nullptr if there is none.
+  const Run* find(const std::string& name) const;
+  /// With its stage 01.
+  const Comparison* comparison_of(const Run& run) const;
+  /// Of the workload of `run`: the controls with one process, or those with several.
+  Controls controls(const Run& run, bool several) const;
+};
+
+/// The object ddp_scaling.
+nlohmann::ordered_json to_json(const Report& report);
+
+}  // namespace ddp::bench

@@ -1,0 +1,250 @@
+#include "bench/run/results.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "bench/report/analysis.hpp"
+#include "bench/report/verdict.hpp"
+
+namespace ddp::bench {
+namespace {
+
+std::optional<double> positive(double value) {
+  return value > 0 ? std::optional(value) : std::nullopt;
+}
+
+/// What `known` says of those repetitions of which it knows something.
+std::vector<double> values_of(const Result& result,
+                              std::optional<double> (*known)(const StageRun&)) {
+  std::vector<double> values;
+  for (const std::optional<StageRun>& repetition : result.repetitions) {
+    if (const auto value = repetition ? known(*repetition) : std::nullopt) {
+      values.push_back(*value);
+    }
+  }
+  return values;
+}
+
+std::optional<double> largest(const std::vector<double>& values) {
+  return values.empty() ? std::nullopt
+                        : std::optional(*std::max_element(values.begin(), values.end()));
+}
+
+/// Nothing unless all ranks told theirs.
+std::optional<double> job_peak_rss_mib(const StageRun& run) {
+  const std::vector<double>& ranks = run.metrics.peak_rss_mib;
+  return ranks.size() == static_cast<std::size_t>(run.metrics.ranks)
+             ? positive(std::accumulate(ranks.begin(), ranks.end(), 0.0))
+             : std::nullopt;
+}
+
+/// The median step, divided as the steps around it are.
+PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) {
+  const std::vector<double> durations_ms = step_times_ms(steps);
+  const std::vector<std::size_t> middle = around_median(durations_ms);
+  double steps_sum_ms = 0;
+  for (const std::size_t index : middle) {
+    steps_sum_ms += durations_ms[index];
+  }
+  PhaseTimes parts_ms;
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    double sum_ms = 0;
+    for (const std::size_t index : middle) {
+      sum_ms += steps[index].phase_ms[phase];
+    }
+    const double part_ms = median_ms * sum_ms / steps_sum_ms;
+    if (std::isfinite(part_ms)) {
+      parts_ms[phase] = part_ms;
+    }
+  }
+  return parts_ms;
+}
+
+std::optional<GpuUsage> gpu_of(const Result& result) {
+  std::vector<double> utilisation;
+  std::vector<double> power;
+  std::vector<double> memory;
+  for (const std::optional<StageRun>& repetition : result.repetitions) {
+    if (repetition && repetition->gpu) {
+      utilisation.push_back(repetition->gpu->utilisation_percent);
+      power.push_back(repetition->gpu->power_w);
+      memory.push_back(repetition->gpu->memory_mib);
+    }
+  }
+  return utilisation.empty()
+             ? std::nullopt
+             : std::optional(GpuUsage{*median(utilisation), *median(power), *largest(memory)});
+}
+
+/// Of the repetition in which it stood out most clearly by its share of steps.
+std::optional<SlowestRank> slowest_rank_of(const Result& result) {
+  std::optional<SlowestRank> clearest;
+  for (const std::optional<StageRun>& repetition : result.repetitions) {
+    const auto slowest = repetition ? find_slowest_rank(repetition->metrics) : std::nullopt;
+    if (slowest && (!clearest || slowest->share_of_steps > clearest->share_of_steps)) {
+      clearest = slowest;
+    }
+  }
+  return clearest;
+}
+
+Communication communication_of(const Result& result, const std::optional<double>& step_ms) {
+  const int world_size = result.configuration.world_size;
+  Communication comm;
+  comm.alone_ms = result.alone_ms;
+  comm.bucket_bytes = result.bucket_bytes;
+  if (result.configuration.processes() == 1) {
+    comm.bytes_per_step = 0;
+  } else if (result.bucket_bytes.empty()) {
+    comm.bytes_per_step = result.told_bytes_per_step;
+  } else {
+    comm.bytes_per_step =
+        std::accumulate(result.bucket_bytes.begin(), result.bucket_bytes.end(), 0.0);
+  }
+  if (step_ms && result.no_comm_step_ms) {
+    comm.exposed_by_difference_ms = *step_ms - *result.no_comm_step_ms;
+  }
+  if (result.alone_ms && *result.alone_ms > 0) {
+    if (comm.exposed_by_difference_ms) {
+      comm.hidden_share = 1 - *comm.exposed_by_difference_ms / *result.alone_ms;
+    }
+    if (comm.bytes_per_step && world_size > 1) {
+      comm.bus_bandwidth_gbps =
+          *comm.bytes_per_step / (*result.alone_ms / 1e3) * bus_factor(world_size) / 1e9;
+    }
+  }
+  return comm;
+}
+
+Run make_run(const Result& result) {
+  const Configuration& configuration = result.configuration;
+  Run run;
+  run.name = configuration.name();
+  run.kind = configuration.role == Role::kPeer      ? "peer"
+             : configuration.role == Role::kControl ? "control"
+                                                    : "stage";
+  run.stage = configuration.program.stage;
+  run.variant = configuration.program.variant;
+  run.launcher = configuration.launcher;
+  run.backend = configuration.backend;
+  run.speedup = configuration.speedup;
+  run.bucket_mib = configuration.gradients.bucket_mib;
+  run.gradient_compression = configuration.gradients.compression;
+  run.shard_optimizer = configuration.gradients.shard_optimizer;
+  run.device = configuration.device;
+  run.model = configuration.workload.name;
+  run.scaling = configuration.scaling;
+  run.nodes = configuration.nodes;
+  run.world_size = configuration.world_size;
+  run.global_batch = configuration.global_batch;
+  run.parity = result.parity;
+  if (!result.error.empty()) {
+    run.error = result.error;
+  }
+  const std::vector<Step> steps = result.timed_steps();
+  run.samples_ms = step_times_ms(steps);
+  run.step_ms = summarize(run.samples_ms);
+  run.repetition_medians_ms = result.repetition_medians_ms();
+  run.no_comm_step_ms = result.no_comm_step_ms;
+  run.comm = communication_of(result, run.step_ms.median);
+  if (!run.has_speed()) {
+    return run;
+  }
+  run.samples_per_second =
+      static_cast<double>(configuration.global_batch) / (*run.step_ms.median / 1e3);
+  run.phases_ms = divide_median_step(steps, *run.step_ms.median);
+  run.steps = std::numeric_limits<std::int64_t>::max();
+  for (const std::optional<StageRun>& repetition : result.repetitions) {
+    if (repetition) {
+      run.steps =
+          std::min(*run.steps, static_cast<std::int64_t>(repetition->metrics.timed_steps().size()));
+    }
+  }
+  run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
+    return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
+  }));
+  run.job_peak_rss_mib = largest(values_of(result, job_peak_rss_mib));
+  run.cpu_utilisation = median(values_of(
+      result, [](const StageRun& repetition) { return repetition.metrics.cpu_utilisation(); }));
+  run.startup_ms = median(values_of(
+      result, [](const StageRun& repetition) { return positive(repetition.startup_ms); }));
+  run.gpu = gpu_of(result);
+  run.slowest_rank = slowest_rank_of(result);
+  return run;
+}
+
+/// What stage 01 of the same report says of each run.
+void rate(Report& report) {
+  for (Run& run : report.runs) {
+    const Run* const baseline = report.baseline_of(run);
+    if (baseline != nullptr && run.samples_per_second) {
+      run.relative_speedup = *run.samples_per_second / *baseline->samples_per_second;
+      run.efficiency = *run.relative_speedup / run.world_size;
+    }
+  }
+}
+
+}  // namespace
+
+bool Result::was_measured() const {
+  return error.empty() && parity.ok &&
+         std::any_of(repetitions.begin(), repetitions.end(),
+                     [](const std::optional<StageRun>& r) { return r.has_value(); });
+}
+
+std::vector<Step> Result::timed_steps() const {
+  std::vector<Step> all;
+  for (const std::optional<StageRun>& repetition : repetitions) {
+    if (was_measured() && repetition) {
+      const std::vector<Step> steps = repetition->metrics.timed_steps();
+      all.insert(all.end(), steps.begin(), steps.end());
+    }
+  }
+  return all;
+}
+
+std::vector<double> Result::repetition_medians_ms() const {
+  std::vector<double> medians_ms;
+  for (const std::optional<StageRun>& repetition : repetitions) {
+    const auto known = was_measured() && repetition
+                           ? median(step_times_ms(repetition->metrics.timed_steps()))
+                           : std::nullopt;
+    medians_ms.push_back(known.value_or(std::nan("")));
+  }
+  return medians_ms;
+}
+
+bool Measurements::failed() const {
+  return std::any_of(results.begin(), results.end(),
+                     [](const Result& result) { return !result.error.empty(); });
+}
+
+std::vector<double> step_times_ms(const std::vector<Step>& steps) {
+  std::vector<double> times_ms;
+  times_ms.reserve(steps.size());
+  for (const Step& step : steps) {
+    times_ms.push_back(step.step_ms);
+  }
+  return times_ms;
+}
+
+Report make_report(const Measurements& measurements) {
+  Report report;
+  report.limits = measurements.micro.limits;
+  report.all_reduce = measurements.micro.all_reduce;
+  report.micro = measurements.micro.pieces;
+  report.partial = measurements.partial;
+  for (const Result& result : measurements.results) {
+    if (result.configuration.role != Role::kNoCommunication) {
+      report.runs.push_back(make_run(result));
+    }
+  }
+  rate(report);
+  compare(report);
+  analyse(report);
+  return report;
+}
+
+}  // namespace ddp::bench
