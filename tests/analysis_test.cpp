@@ -9,9 +9,10 @@
 
 #include "bench/report/analysis.hpp"
 #include "bench/report/conclusions.hpp"
-#include "bench/report/results.hpp"
+#include "bench/report/record.hpp"
 #include "bench/report/verdict.hpp"
 #include "bench/run/catalog.hpp"
+#include "bench/run/results.hpp"
 #include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 
@@ -45,21 +46,21 @@ Result make_result(const std::string& program, int world_size, const std::vector
   }
   result.parity.ok = true;
   for (const double block_ms : median_ms) {
-    Repetition repetition;
+    StageRun repetition;
     for (const double share : {0.98, 0.99, 1.0, 1.01, 1.02}) {
       Step step;
       step.step_ms = block_ms * share;
       step.phase_ms = {0.1 * step.step_ms, 0.2 * step.step_ms, 0.3 * step.step_ms,
                        0.3 * step.step_ms, 0.1 * step.step_ms};
-      repetition.steps.push_back(step);
+      repetition.metrics.steps.push_back(step);
     }
-    repetition.median_ms = block_ms;
     result.repetitions.emplace_back(repetition);
   }
   return result;
 }
 
-const Comparison& comparison_of(const Report& report, Comparison::Kind kind, const std::string& a) {
+const Comparison& comparison_of(const Report& report, const std::string& kind,
+                                const std::string& a) {
   for (const Comparison& comparison : report.comparisons) {
     if (comparison.kind == kind && comparison.a == a) {
       return comparison;
@@ -73,25 +74,29 @@ const std::string kOneProcess = "T/weak/01_single_gpu/ranks:1";
 const std::string kTwoRanks = "T/weak/03_ddp_spawn/spawn/gloo/ranks:2";
 
 /// One process, two ranks that take `ratio` times as long, and a control of each.
-Report make_report(double ratio, double control) {
-  Report report;
-  report.results.push_back(make_result("01_single_gpu", 1, {1.0, 1.1, 0.9, 1.05, 0.95}));
-  report.results.push_back(make_result(
-      "03_ddp_spawn", 2, {1.01 * ratio, 1.09 * ratio, 0.91 * ratio, 1.04 * ratio, 0.96 * ratio}));
-  for (const auto& [original, factor] : {std::pair(0, control), std::pair(1, 1.0)}) {
-    report.results.push_back(report.results[static_cast<std::size_t>(original)]);
-    report.results.back().configuration.role = Role::kControl;
-    for (std::optional<Repetition>& repetition : report.results.back().repetitions) {
-      repetition->median_ms *= factor;
+Measurements measure(double ratio, double control) {
+  const std::vector<double> one_ms = {1.0, 1.1, 0.9, 1.05, 0.95};
+  const std::vector<double> two_ms = {1.01, 1.09, 0.91, 1.04, 0.96};
+  const auto times = [](double factor, std::vector<double> values) {
+    for (double& value : values) {
+      value *= factor;
     }
-  }
-  compare(report);
-  return report;
+    return values;
+  };
+  return {.results = {make_result("01_single_gpu", 1, one_ms),
+                      make_result("03_ddp_spawn", 2, times(ratio, two_ms)),
+                      make_result("01_single_gpu", 1, times(control, one_ms), Role::kControl),
+                      make_result("03_ddp_spawn", 2, times(ratio, two_ms), Role::kControl)},
+          .micro = {}};
+}
+
+Report report_of(const std::vector<Result>& results) {
+  return make_report({.results = results, .micro = {}});
 }
 
 std::string overall(const Report& report) {
   std::string text;
-  for (const std::string& line : conclude_overall({}, report, nlohmann::ordered_json::object())) {
+  for (const std::string& line : conclude_overall(report, {})) {
     text += line + "\n";
   }
   return text;
@@ -117,8 +122,8 @@ TEST_CASE("same is what lies within 3 % of even, interval and all", "[analysis]"
 
 TEST_CASE("a verdict is by samples per second, and only if the controls agree", "[analysis]") {
   const auto verdict = [&](double ratio, double control) {
-    const Report report = make_report(ratio, control);
-    return comparison_of(report, Comparison::Kind::kBaseline, kTwoRanks).verdict;
+    const Report report = make_report(measure(ratio, control));
+    return comparison_of(report, "baseline", kTwoRanks).verdict;
   };
   CHECK(verdict(1.2, 1.0) == "faster");  // 1.2x the time for 2x the samples
   CHECK(verdict(2.5, 1.0) == "slower");
@@ -126,50 +131,49 @@ TEST_CASE("a verdict is by samples per second, and only if the controls agree", 
   CHECK(verdict(1.2, 1.02) == "faster");
   CHECK(verdict(1.2, 1.04) == std::nullopt);
   CHECK(verdict(1.2, 0.96) == std::nullopt);
-  const Report report = make_report(1.2, 1.04);
-  const Comparison& control =
-      comparison_of(report, Comparison::Kind::kControl, kOneProcess + "/control");
+  const Report report = make_report(measure(1.2, 1.04));
+  const Comparison& control = comparison_of(report, "control", kOneProcess + "/control");
   CHECK(std::abs(*control.ratio_median - 1.04) < 1e-9);
   CHECK(control.verdict == "slower");
   CHECK(overall(report).find("No verdict on what these stand for") != std::string::npos);
-  CHECK(overall(make_report(1.2, 1.0)).find("so the verdicts stand") != std::string::npos);
+  CHECK(overall(make_report(measure(1.2, 1.0))).find("so the verdicts stand") != std::string::npos);
 }
 
 TEST_CASE("a verdict needs a control of its kind that was measured", "[analysis]") {
-  Report report = make_report(1.2, 1.0);
+  Measurements measurements = measure(1.2, 1.0);
+  std::vector<Result>& results = measurements.results;
   const auto verdict = [&] {
-    compare(report);
-    return comparison_of(report, Comparison::Kind::kBaseline, kTwoRanks).verdict;
+    const Report report = make_report(measurements);
+    return comparison_of(report, "baseline", kTwoRanks).verdict;
   };
   CHECK(verdict() == "faster");
   SECTION("none of several processes") {
-    report.results.pop_back();
+    results.pop_back();
   }
   SECTION("none of one process") {
-    report.results.erase(report.results.begin() + 2);
+    results.erase(results.begin() + 2);
   }
   SECTION("one that failed") {
-    report.results.back().error = "exit code 1";
+    results.back().error = "exit code 1";
   }
   SECTION("one that was never run") {
-    report.results.back().repetitions.assign(5, std::nullopt);
+    results.back().repetitions.assign(5, std::nullopt);
   }
   SECTION("one of another workload") {
-    report.results.back().configuration.workload = known_workloads().back();
+    results.back().configuration.workload = known_workloads().back();
   }
   SECTION("none at all") {
-    report.results.resize(2);
+    results.resize(2);
   }
   CHECK(verdict() == std::nullopt);
-  CHECK(overall(report).find("verdicts stand") == std::string::npos);
-  CHECK(overall(report).find("No verdict without an A/A control") != std::string::npos);
+  CHECK(overall(make_report(measurements)).find("verdicts stand") == std::string::npos);
+  CHECK(overall(make_report(measurements)).find("No verdict without an A/A control") !=
+        std::string::npos);
 }
 
 TEST_CASE("two repetitions are no verdict", "[analysis]") {
-  Report report;
-  report.results.push_back(make_result("01_single_gpu", 1, {1.0, 1.0}));
-  report.results.push_back(make_result("03_ddp_spawn", 2, {1.0, 1.0}));
-  compare(report);
+  const Report report = report_of(
+      {make_result("01_single_gpu", 1, {1.0, 1.0}), make_result("03_ddp_spawn", 2, {1.0, 1.0})});
   REQUIRE(report.comparisons.size() == 1);
   CHECK(report.comparisons[0].pairs == 2);
   CHECK(!report.comparisons[0].ci95);
@@ -177,15 +181,13 @@ TEST_CASE("two repetitions are no verdict", "[analysis]") {
 }
 
 TEST_CASE("stages are compared with peers of the same world size", "[analysis]") {
-  Report report;
-  report.results.push_back(make_result("03_ddp_spawn", 1, {1, 1, 1}));
-  report.results.push_back(make_result("03_ddp_spawn", 2, {1, 1, 1}));
-  report.results.push_back(make_result("pytorch", 2, {4, 4, 4}, Role::kPeer));
-  report.results.push_back(make_result("03_ddp_spawn", 2, {1, 1, 1}, Role::kControl));
-  compare(report);
+  const Report report = report_of({make_result("03_ddp_spawn", 1, {1, 1, 1}),
+                                   make_result("03_ddp_spawn", 2, {1, 1, 1}),
+                                   make_result("pytorch", 2, {4, 4, 4}, Role::kPeer),
+                                   make_result("03_ddp_spawn", 2, {1, 1, 1}, Role::kControl)});
   REQUIRE(report.comparisons.size() == 2);
   const Comparison& comparison = report.comparisons[1];
-  CHECK(comparison.kind == Comparison::Kind::kPeer);
+  CHECK(comparison.kind == "peer");
   CHECK(comparison.a == "T/weak/03_ddp_spawn/spawn/gloo/ranks:2");
   CHECK(comparison.b == "T/weak/pytorch_tuned/spawn/gloo/ranks:2");
   CHECK(*comparison.ratio_median == 0.25);
@@ -195,23 +197,21 @@ TEST_CASE("stages are compared with peers of the same world size", "[analysis]")
 TEST_CASE("the phases of the median step add up to it", "[analysis]") {
   // Two kinds of steps, so that nothing lies at the median itself.
   Result result = make_result("03_ddp_spawn", 2, {1.0, 10.0, 1.0, 10.0});
-  const auto phases_ms = result.phases_ms();
+  const Run run = report_of({result}).runs.at(0);
   double sum_ms = 0;
-  for (const std::optional<double>& phase_ms : phases_ms) {
+  for (const std::optional<double>& phase_ms : run.phases_ms) {
     REQUIRE(phase_ms);
     sum_ms += *phase_ms;
   }
-  CHECK(std::abs(sum_ms / *result.step_ms().median - 1) < 1e-9);
-  CHECK(std::abs(*phases_ms[kForward] / sum_ms - 0.2) < 1e-9);
+  CHECK(std::abs(sum_ms / *run.step_ms.median - 1) < 1e-9);
+  CHECK(std::abs(*run.phases_ms[kForward] / sum_ms - 0.2) < 1e-9);
 
-  result.repetitions[0]->steps[0].phase_ms[kForward] = kNan;
-  for (Step& step : result.repetitions[0]->steps) {
-    step.phase_ms[kForward] = kNan;
+  for (const std::size_t block : {0U, 1U}) {
+    for (Step& step : result.repetitions[block]->metrics.steps) {
+      step.phase_ms[kForward] = kNan;
+    }
   }
-  for (Step& step : result.repetitions[1]->steps) {
-    step.phase_ms[kForward] = kNan;
-  }
-  CHECK(!result.phases_ms()[kForward]);
+  CHECK(!report_of({result}).runs.at(0).phases_ms[kForward]);
 }
 
 TEST_CASE("arithmetic and traffic of a step", "[analysis]") {
@@ -230,6 +230,7 @@ AllReduceSample sample(int world_size, std::int64_t bytes, double time_us) {
   result.bytes = bytes;
   result.time_us.median = time_us;
   result.time_us.n = 10;
+  result.bus_bandwidth_gbps = static_cast<double>(bytes) / (time_us * 1e3) * bus_factor(world_size);
   return result;
 }
 
@@ -240,77 +241,75 @@ TEST_CASE("predictions are the step without communication plus the model's all-r
   const auto ring_us = [&](double bytes, double n) {
     return 2 * (n - 1) * kAlphaUs + 2 * (n - 1) / n * bytes / (1 << 20) * kBetaUsPerMib;
   };
-  Report report;
-  report.results.push_back(make_result("01_single_gpu", 1, {1, 1, 1}));
-  report.results.push_back(make_result("03_ddp_spawn", 1, {1.1, 1.1, 1.1}));
-  report.results.push_back(make_result("03_ddp_spawn", 2, {2, 2, 2}));
-  report.results[2].bucket_bytes = {1 << 20, 1 << 22};
-  report.results[2].no_comm_step_ms = 1.2;
-  report.results[2].alone_ms = 1.0;
+  Measurements measurements;
+  measurements.results = {make_result("01_single_gpu", 1, {1, 1, 1}),
+                          make_result("03_ddp_spawn", 1, {1.1, 1.1, 1.1}),
+                          make_result("03_ddp_spawn", 2, {2, 2, 2})};
+  measurements.results[2].bucket_bytes = {1 << 20, 1 << 22};
+  measurements.results[2].no_comm_step_ms = 1.2;
+  measurements.results[2].alone_ms = 1.0;
   for (const int world_size : {2, 4}) {
     for (std::int64_t bytes = 4; bytes <= (1 << 24); bytes *= 4) {
       const double time_us = ring_us(static_cast<double>(bytes), world_size);
-      report.micro.all_reduce.push_back(sample(world_size, bytes, time_us));
+      measurements.micro.all_reduce.push_back(sample(world_size, bytes, time_us));
     }
   }
   for (const int world_size : {1, 2}) {
-    report.micro.limits.push_back({world_size, "cpu", 100.0, 10.0});
+    measurements.micro.limits.push_back({"cpu", world_size, 100.0, 10.0});
   }
-  compare(report);
-  analyse(report);
+  const Report report = make_report(measurements);
 
-  const Result& two_ranks = report.results[2];
-  REQUIRE(two_ranks.prediction);
+  const Run& two_ranks = report.runs[2];
+  REQUIRE(two_ranks.predicted_step_ms);
   const double comm_ms = (ring_us(1 << 20, 2) + ring_us(1 << 22, 2)) / 1e3;
-  CHECK(two_ranks.prediction->algorithm == AllReduceAlgorithm::kRing);
-  CHECK(std::abs(two_ranks.prediction->step_ms() / (1.2 + comm_ms) - 1) < 0.01);
-  CHECK(std::abs(*two_ranks.residual() - (2 / (1.2 + comm_ms) - 1)) < 0.01);
-  CHECK(std::abs(*median_residual(report) - std::abs(*two_ranks.residual())) < 1e-12);
-  CHECK(std::abs(*two_ranks.exposed_by_difference_ms() - 0.8) < 1e-9);
-  CHECK(std::abs(*two_ranks.hidden_share() - 0.2) < 1e-9);
+  CHECK(two_ranks.prediction.algorithm == AllReduceAlgorithm::kRing);
+  CHECK(std::abs(*two_ranks.predicted_step_ms / (1.2 + comm_ms) - 1) < 0.01);
+  CHECK(std::abs(*two_ranks.prediction.residual - (2 / (1.2 + comm_ms) - 1)) < 0.01);
+  CHECK(std::abs(*median_residual(report) - std::abs(*two_ranks.prediction.residual)) < 1e-12);
+  CHECK(std::abs(*two_ranks.comm.exposed_by_difference_ms - 0.8) < 1e-9);
+  CHECK(std::abs(*two_ranks.comm.hidden_share - 0.2) < 1e-9);
   // 5 MiB in 1 ms, two ranks: each byte once over the bus.
-  CHECK(std::abs(*two_ranks.bus_bandwidth_gbps() - 5.24288) < 1e-6);
-  CHECK(std::abs(*report.results[1].residual() - 0.1) < 1e-9);  // stage 01 is the prediction
-  CHECK(!report.results[0].prediction);
+  CHECK(std::abs(*two_ranks.comm.bus_bandwidth_gbps - 5.24288) < 1e-6);
+  CHECK(std::abs(*report.runs[1].prediction.residual - 0.1) < 1e-9);  // stage 01 is the prediction
+  CHECK(!report.runs[0].predicted_step_ms);
 
-  REQUIRE(two_ranks.floor);
-  CHECK(std::abs(two_ranks.floor->compute_ms - 2560 / 100e9 * 1e3) < 1e-12);
-  CHECK(two_ranks.floor->comm_ms > 0);
-  CHECK(two_ranks.floor->total_ms() < 2);
+  REQUIRE(two_ranks.floor_ms);
+  CHECK(std::abs(*two_ranks.floor.compute_ms - 2560 / 100e9 * 1e3) < 1e-12);
+  CHECK(*two_ranks.floor.comm_ms > 0);
+  CHECK(*two_ranks.floor_ms < 2);
 
   int checked = 0;
   for (const Extrapolation& extrapolation : report.extrapolations) {
-    CHECK(extrapolation.from == two_ranks.configuration.name());
+    CHECK(extrapolation.from == two_ranks.name);
     if (extrapolation.algorithm == AllReduceAlgorithm::kRing) {
       const double n = extrapolation.world_size;
       const double expected_ms = 1.2 + (ring_us(1 << 20, n) + ring_us(1 << 22, n)) / 1e3;
-      CHECK(std::abs(extrapolation.step_ms / expected_ms - 1) < 0.01);
-      CHECK(std::abs(*extrapolation.efficiency * extrapolation.step_ms - 1) < 1e-9);
+      CHECK(std::abs(extrapolation.predicted_step_ms / expected_ms - 1) < 0.01);
+      CHECK(std::abs(*extrapolation.efficiency * extrapolation.predicted_step_ms - 1) < 1e-9);
       ++checked;
     }
   }
   CHECK(checked == 4);
-  CHECK(assumptions(report).size() == 4);
+  CHECK(report.assumptions.size() == 4);
 }
 
 TEST_CASE("what was not measured is not predicted", "[analysis]") {
-  Report report;
-  report.results.push_back(make_result("01_single_gpu", 1, {1, 1, 1}));
-  report.results.push_back(make_result("03_ddp_spawn", 2, {2, 2, 2}));
-  report.results[1].bucket_bytes = {4096};
-  report.results[1].no_comm_step_ms = 1;
-  compare(report);
-  analyse(report);  // no sweep
+  Measurements measurements;
+  measurements.results = {make_result("01_single_gpu", 1, {1, 1, 1}),
+                          make_result("03_ddp_spawn", 2, {2, 2, 2})};
+  measurements.results[1].bucket_bytes = {4096};
+  measurements.results[1].no_comm_step_ms = 1;
+  const Report report = make_report(measurements);  // no sweep
   CHECK(report.communication_models.empty());
-  CHECK(!report.results[1].prediction);
-  CHECK(!report.results[1].floor);
+  CHECK(!report.runs[1].predicted_step_ms);
+  CHECK(!report.runs[1].prediction.algorithm);
+  CHECK(!report.runs[1].floor_ms);
   CHECK(report.extrapolations.empty());
   CHECK(!median_residual(report));
-
   for (const double bad : {kNan, 0.0, -1.0}) {
-    report.micro.all_reduce = {sample(2, 4, bad), sample(2, 4096, bad), sample(2, 65536, bad)};
-    analyse(report);
-    CHECK(!report.results[1].prediction);
+    measurements.micro.all_reduce = {sample(2, 4, bad), sample(2, 4096, bad),
+                                     sample(2, 65536, bad)};
+    CHECK(!make_report(measurements).runs[1].predicted_step_ms);
   }
 }
 
@@ -343,11 +342,10 @@ TEST_CASE("a slow rank is named by what it needs besides waiting", "[analysis]")
   CHECK(std::abs(slowest->median_excess - 0.99) < 1e-6);
   CHECK(std::abs(*metrics.cpu_utilisation() - 0.75) < 1e-12);
 
-  Report report;
-  report.results.push_back(make_result("03_ddp_spawn", 2, {2}));
-  report.results[0].repetitions[0]->slowest_rank = slowest;
-  CHECK(overall(report).find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") !=
-        std::string::npos);
+  Result result = make_result("03_ddp_spawn", 2, {2});
+  result.repetitions[0]->metrics = metrics;
+  CHECK(overall(report_of({result}))
+            .find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") != std::string::npos);
 }
 
 TEST_CASE("each rank writes each step once", "[analysis]") {

@@ -1,49 +1,42 @@
 #include "bench/report/benchmark_json.hpp"
 
+#include <algorithm>
 #include <cctype>
 
 namespace ddp::bench {
+namespace {
 
-using nlohmann::ordered_json;
+bool is_letter(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) != 0;
+}
 
-ordered_json parse_benchmark_json(const std::string& text) {
+}  // namespace
+
+nlohmann::ordered_json parse_benchmark_json(const std::string& text) {
   std::string valid;
-  bool in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      valid += c;
-      if (c == '\\' && i + 1 < text.size()) {
-        valid += text[++i];
-      } else if (c == '"') {
-        in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t end = i + 1;
+    if (text[i] == '"') {
+      while (end < text.size() && text[end] != '"') {
+        end += text[end] == '\\' ? 2U : 1U;
       }
-      continue;
-    }
-    if (c == '"') {
-      in_string = true;
-      valid += c;
-      continue;
-    }
-    // Outside of strings letters are literals: true, false, null, NaN, Infinity, inf, nan.
-    std::size_t end = i;
-    while (end < text.size() && std::isalpha(static_cast<unsigned char>(text[end])) != 0) {
-      ++end;
-    }
-    const std::string word = text.substr(i, end - i);
-    const bool exponent = (word == "e" || word == "E") && i > 0 &&
-                          std::isdigit(static_cast<unsigned char>(text[i - 1])) != 0;
-    if (word.empty() || exponent || word == "true" || word == "false" || word == "null") {
-      valid += word.empty() ? std::string(1, c) : word;
-    } else {
-      if (!valid.empty() && valid.back() == '-') {
-        valid.pop_back();
+      end = std::min(end + 1, text.size());
+    } else if (is_letter(text[i]) && (i == 0 || text[i - 1] < '0' || text[i - 1] > '9')) {
+      // Outside of strings, and not the e of an exponent: true, false, null, NaN, inf.
+      while (end < text.size() && is_letter(text[end])) {
+        ++end;
       }
-      valid += "null";
+      const std::string word = text.substr(i, end - i);
+      if (word != "true" && word != "false" && word != "null") {
+        valid.erase(valid.find_last_not_of('-') + 1);
+        valid += "null";
+        i = end;
+      }
     }
-    i = word.empty() ? i : end - 1;
+    valid.append(text, i, end - i);
+    i = end;
   }
-  return ordered_json::parse(valid);
+  return nlohmann::ordered_json::parse(valid);
 }
 
 }  // namespace ddp::bench

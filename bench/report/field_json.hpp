@@ -81,8 +81,8 @@ nlohmann::ordered_json as_json(const T& value) {
 
 /// Reads one document. Whatever in it is missing or of another type is an error that names the
 /// file, the place in the document, the value there and what was expected. What a struct has as
-/// std::optional may be null or missing; null is not a number where a number is wanted; fields that
-/// the struct does not have are passed over.
+/// std::optional may be null or missing, and what it lists in kMayLack may be missing; null is
+/// not a number where a number is wanted; fields that the struct does not have are passed over.
 class FieldReader {
  public:
   using Json = nlohmann::ordered_json;
@@ -97,7 +97,9 @@ class FieldReader {
     if constexpr (HasFields<T>) {
       expect(json.is_object(), json, where, "an object");
       for_each_field(value, [&](const std::string& name, auto& member) {
-        read_member(json, where, name, member);
+        if (json.contains(name) || !may_lack<T>(name)) {
+          read_member(json, where, name, member);
+        }
       });
     } else if constexpr (kIsOptional<T>) {
       value.reset();
@@ -175,6 +177,14 @@ class FieldReader {
   }
 
  private:
+  template <typename T>
+  static bool may_lack(const std::string& name) {
+    if constexpr (requires { T::kMayLack; }) {
+      return (std::string(" ") + T::kMayLack + ",").find(" " + name + ",") != std::string::npos;
+    }
+    return false;
+  }
+
   /// Google Benchmark writes all counters as floating point numbers: 2e0 is whole.
   template <typename Integer>
   void read_whole_number(const Json& json, const std::string& where, Integer& value) const {

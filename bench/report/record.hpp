@@ -193,6 +193,9 @@ struct Run {
              samples_per_second, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms,
              prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib, cpu_utilisation, gpu,
              startup_ms, slowest_rank, parity, error);
+  /// Earlier reports lack these; the defaults are what they mean.
+  static constexpr const char* kMayLack =
+      "kind, bucket_mib, gradient_compression, shard_optimizer, repetition_medians_ms";
 
   bool has_speed() const { return !error && step_ms.median; }
   /// A run of stage 01 that others are measured against.

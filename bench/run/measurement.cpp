@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 
 #include "bench/report/statistics.hpp"
 #include "bench/run/parity.hpp"
@@ -41,7 +42,7 @@ std::string error_of(const StageRun& run) {
 bool run_once(Result& result, StageRunner& runner, Progress& progress) {
   const Configuration& configuration = result.configuration;
   progress.start_run(configuration.name(), expected_seconds(result));
-  const StageRun run = runner.run(configuration, configuration.global_batch, result.length);
+  StageRun run = runner.run(configuration, configuration.global_batch, result.length);
   progress.finish_run(run.wall_s);
   if (run.interrupted) {
     return false;
@@ -51,7 +52,7 @@ bool run_once(Result& result, StageRunner& runner, Progress& progress) {
     progress.note(configuration.name() + ": " + result.error);
     return true;
   }
-  result.repetitions.back() = run;
+  result.repetitions.back() = std::move(run);
   return true;
 }
 

@@ -28,8 +28,6 @@ struct StageMetrics {
   std::int64_t global_batch = 0;
   int ranks = 0;  ///< processes that wrote rows
   double moved = 0;  ///< not a number if the weights are not
-  std::string backend;
-  std::string device;
   std::vector<double> all_reduce_bytes;  ///< of a step, in the order in which they start
   std::optional<double> bytes_per_step;  ///< their sum, which peers tell that know no more
   std::vector<double> peak_rss_mib;  ///< per rank
@@ -37,6 +35,12 @@ struct StageMetrics {
   std::vector<double> cpu_time_ms;  ///< per rank, of all its threads while it made steps
   std::vector<double> timed_wall_ms;  ///< per rank, of the same steps
   std::optional<double> first_step_unix_ms;
+  /// The fields of the last line, the summary.
+  DDP_FIELDS(warmup_steps, epochs, global_batch, moved, all_reduce_bytes, bytes_per_step,
+             peak_rss_mib, startup_ms, cpu_time_ms, timed_wall_ms, first_step_unix_ms);
+  /// Peers know less than stages.
+  static constexpr const char* kMayLack =
+      "all_reduce_bytes, peak_rss_mib, startup_ms, cpu_time_ms, timed_wall_ms";
 
   /// The steps that count.
   std::vector<Step> timed_steps() const;

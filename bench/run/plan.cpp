@@ -133,14 +133,6 @@ std::vector<int> pick_world_sizes(const Settings& settings, Plan& plan) {
   return sizes;
 }
 
-std::string join(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) {
-    text += part;
-  }
-  return text;
-}
-
 void find_launchers(const Settings& settings, Plan& plan) {
   const auto wanted = [&](const std::string& name) {
     return settings.launchers.empty() || contains(settings.launchers, name);
@@ -163,8 +155,8 @@ void find_launchers(const Settings& settings, Plan& plan) {
     if (path) {
       plan.launchers[name] = {*path, std::nullopt};
     } else if (!settings.launchers.empty()) {
-      throw UsageError(join({"--launchers ", name, ": ", where, ", expected ",
-                             srun ? "to run inside an allocation" : "an executable"}));
+      throw UsageError("--launchers " + name + ": " + where + ", expected " +
+                       (srun ? "to run inside an allocation" : "an executable"));
     } else {
       plan.not_run.push_back({name, where});
     }

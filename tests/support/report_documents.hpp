@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/report/field_json.hpp"
+#include "bench/report/record.hpp"
+
 namespace ddp::test {
 
 using Json = nlohmann::ordered_json;
@@ -35,24 +38,18 @@ class NormalNoise {
   std::mt19937_64 engine_;
 };
 
-/// One of runs[], with what the commands on reports read and a little more.
+/// One of runs[].
 inline Json make_run(const std::string& program, int ranks, const std::vector<double>& medians_ms) {
-  Json run = {
-      {"name", "T/weak/" + program + "/ranks:" + std::to_string(ranks)},
-      {"kind", "stage"},
-      {"stage", program},
-      {"variant", "main"},
-      {"model", "T"},
-      {"scaling", "weak"},
-      {"nodes", 1},
-      {"world_size", ranks},
-      {"global_batch", 32 * ranks},
-      {"samples_ms", medians_ms},
-      {"repetition_medians_ms", medians_ms},
-      {"parity", {{"moved", 1.408}, {"reference_moved", 1.408}, {"ok", true}}},
-      {"error", nullptr},
-  };
-  return run;
+  bench::Run run;
+  run.name = "T/weak/" + program + "/ranks:" + std::to_string(ranks);
+  run.stage = program;
+  run.model = "T";
+  run.world_size = ranks;
+  run.global_batch = 32 * ranks;
+  run.samples_ms = medians_ms;
+  run.repetition_medians_ms = medians_ms;
+  run.parity = {1.408, 1.408, true};
+  return bench::as_json(run);
 }
 
 inline Json with_error(Json run, const std::string& error) {
@@ -63,34 +60,33 @@ inline Json with_error(Json run, const std::string& error) {
 }
 
 inline Json make_control(const Json& run, double ratio) {
-  return {{"kind", "control"},   {"a", run.at("name").get<std::string>() + "/control"},
-          {"b", run.at("name")}, {"ratio_median", ratio},
-          {"ci95", nullptr},     {"pairs", 5}};
+  bench::Comparison control;
+  control.kind = "control";
+  control.a = run.at("name").get<std::string>() + "/control";
+  control.b = run.at("name");
+  control.ratio_median = ratio;
+  control.pairs = 5;
+  return bench::as_json(control);
 }
 
 inline Json make_report(const std::vector<Json>& runs, const std::vector<Json>& comparisons = {}) {
   Json benchmarks = Json::array();
   for (const Json& run : runs) {
-    benchmarks.push_back({{"name", run.at("name").get<std::string>() + "/iterations:1/manual_time"},
+    benchmarks.push_back({{"name", run.at("name").get<std::string>() + bench::kBenchmarkSuffix},
                           {"family_index", benchmarks.size()},
                           {"real_time", 1.0}});
   }
-  return {
-      {"context", {{"date", "2026-11-21T05:35:39+00:00"}}},
-      {"benchmarks", benchmarks},
-      {"ddp_scaling",
-       {
-           {"schema_version", 1},
-           {"machine", {{"host", "here"}, {"cores", 2}, {"load_average", {0.1, 0.2, 0.3}}}},
-           {"software",
-            {{"compiler", "g++ 12"}, {"git_commit", "abc"}, {"launchers", {{"mpirun", nullptr}}}}},
-           {"settings", {{"command", "bench --json"}, {"repetitions", 5}, {"seed", 42}}},
-           {"runs", runs},
-           {"comparisons", comparisons},
-           {"not_run", Json::array()},
-           {"partial", false},
-       }},
-  };
+  bench::Report report;
+  report.machine = {{"host", "here"}, {"cores", 2}, {"load_average", {0.1, 0.2, 0.3}}};
+  report.software = {
+      {"compiler", "g++ 12"}, {"git_commit", "abc"}, {"launchers", {{"mpirun", nullptr}}}};
+  report.settings = {{"command", "bench --json"}, {"repetitions", 5}, {"seed", 42}};
+  Json scaling = bench::to_json(report);
+  scaling["runs"] = runs;
+  scaling["comparisons"] = comparisons;
+  return {{"context", {{"date", "2026-11-21T05:35:39+00:00"}}},
+          {"benchmarks", benchmarks},
+          {"ddp_scaling", scaling}};
 }
 
 }  // namespace ddp::test
