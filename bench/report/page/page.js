@@ -45,14 +45,14 @@
   };
   const showTick = (value) => {
     const size = Math.abs(value);
-    if (size > 0 && (size >= 1e7 || size < 1e-4)) return value.toExponential().replace("e+", "e");
+    if (size > 0 && (size >= 1e7 || size < 1e-4)) return Number(value.toPrecision(3)).toExponential();
     return Number(value.toPrecision(9)).toLocaleString("en", { maximumFractionDigits: 9 });
   };
   const showBytes = (bytes) => {
     const unit = Math.max(0, Math.min(4, Math.floor(Math.log2(bytes) / 10)));
     return `${show(bytes / 1024 ** unit)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
-  const showRanks = (ranks) => (ranks === 1 ? "one rank" : `${ranks} ranks`);
+  const showRanks = (ranks) => (ranks === 1 ? "one rank" : `${ranks ?? "unknown"} ranks`);
   const percent = (share) => (number(share) === null ? nothing : `${share > 0 ? "+" : ""}${(100 * share).toFixed(1)} %`);
   const spread = ({ p10, p90 }) => (number(p10) !== null && number(p90) !== null ? ` (p10 ${show(p10)}, p90 ${show(p90)})` : "");
 
@@ -88,8 +88,9 @@
     return multiples(niceStep((high - low) / (most - 1)), low, high);
   };
 
-  // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach.
-  const makeAxis = ({ kind, title, values, ticks, most = 6, label = kind === "bytes" ? showBytes : showTick }) => {
+  // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach; line: a
+// tick that stands out.
+  const makeAxis = ({ kind, title, values, ticks, most = 6, line, label = kind === "bytes" ? showBytes : showTick }) => {
     const logarithmic = kind === "log" || kind === "bytes";
     const usable = values.filter((value) => (logarithmic ? positive(value) : number(value)) !== null);
     let low = Math.min(...usable), high = Math.max(...usable);
@@ -100,12 +101,12 @@
       const margin = 0.06 * (high - low || Math.abs(high) || 1);
       [low, high] = [kind === "zero" ? Math.min(0, low) : low - margin, high + margin];
     }
-    const tickValues = ticks ?? ticksOf(kind, low, high, most);
+    const tickValues = (ticks ?? ticksOf(kind, low, high, most)).filter((value) => value >= low && value <= high);
     return {
       type: logarithmic ? "logarithmic" : "linear", min: low, max: high, bounds: "data",
       title: { display: Boolean(title), text: title, color: color("muted") },
       border: { color: color("muted") },
-      grid: { color: color("grid"), drawTicks: false },
+      grid: { color: ({ tick }) => color(tick?.value === line ? "muted" : "grid"), drawTicks: false },
       ticks: { color: color("muted"), padding: 6, autoSkip: false, maxRotation: 0, callback: (value) => label(value) },
       afterBuildTicks: (axis) => { axis.ticks = tickValues.map((value) => ({ value })); },
     };
@@ -185,19 +186,27 @@
       ctx.save();
       ctx.font = `11.5px ${Chart.defaults.font.family}`;
       ctx.textBaseline = "middle";
-      // At the last point of each curve, moved apart from below.
+      // Right of the last point of each curve, moved apart; beside a point that is far from there.
       const labels = data.datasets.flatMap((dataset, i) => {
         const last = chart.getDatasetMeta(i).data.at(-1);
         return dataset.label && dataset.showLine && last ? [{ text: dataset.label, x: last.x, y: last.y, color: dataset.labelColor ?? dataset.borderColor }] : [];
       }).sort((a, b) => a.y - b.y);
-      labels.reduceRight((below, one) => (one.at = Math.min(one.y, below - 14)), chart.height - 20 + 14);
-      labels.reduce((above, one) => (one.at = Math.max(one.at, above + 14)), chartArea.top - 14);
+      const isFar = ({ x }) => x < chartArea.left + 0.3 * chartArea.width;
+      const atRight = labels.filter((one) => !isFar(one));
+      atRight.reduceRight((below, one) => (one.at = Math.min(one.y, below - 14)), chart.height - 6);
+      atRight.reduce((above, one) => (one.at = Math.max(one.at, above + 14)), chartArea.top - 14);
       for (const one of labels) {
         ctx.strokeStyle = ctx.fillStyle = one.color;
+        if (isFar(one)) {
+          ctx.fillText(one.text, one.x + 7, one.y - 9);
+          continue;
+        }
         ctx.lineWidth = 0.6;
+        ctx.globalAlpha = 0.4;
         ctx.beginPath();
         ctx.moveTo(one.x + 6, one.y); ctx.lineTo(chartArea.right + 10, one.at);
         ctx.stroke();
+        ctx.globalAlpha = 1;
         ctx.fillText(one.text, chartArea.right + 13, one.at);
       }
       ctx.fillStyle = color("ink");
@@ -228,7 +237,7 @@
     caption.append(title, detail);
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", [place.id.replace("plot-", "").replace("-", " "), title, note].filter(Boolean).join(", "));
-    box.style.height = `${rows ? 54 + 24 * rows.length : Math.max(300, 60 + 14 * endLabels.length)}px`;
+    box.style.height = `${rows ? 64 + 24 * rows.length : Math.max(300, 60 + 14 * endLabels.length)}px`;
     box.append(canvas);
     figure.append(caption, box);
     place.append(figure);
@@ -239,7 +248,7 @@
       options: {
         indexAxis: rows ? "y" : "x",
         maintainAspectRatio: false, animation: false, devicePixelRatio: Math.max(2, globalThis.devicePixelRatio ?? 1),
-        layout: { padding: { top: 6, right: widest > 0 ? 16 + 6.2 * widest : 8 } },
+        layout: { padding: { top: 6, right: widest > 0 ? 22 + 6.4 * widest : 8 } },
         scales: { x: { ...makeAxis(x), stacked }, y: rows ? { ...rowAxis(rows), stacked } : makeAxis(y) },
         interaction: { mode: "nearest", intersect: true },
         plugins: {
@@ -443,7 +452,7 @@
         makeMarks(even, { label: "even", pointBorderColor: color("muted"), order: 1 }),
       ];
       const band = kind === "control" ? [1 - tolerance, 1 + tolerance] : null;
-      const x = { kind: kind === "control" ? "linear" : "log", title: axisTitle, values: [1, ...xs(datasets), ...(band ?? [])], most: 5 };
+      const x = { kind: kind === "control" ? "linear" : "log", title: axisTitle, values: [1, ...xs(datasets), ...(band ?? [])], most: 5, line: 1 };
       draw(place, {
         title, note, datasets, band, x,
         rows: all.map((one) => (kind === "control" ? `${one.a.workload ?? ""}, ` : "") + one.a.label + (kind === "peer" ? ` / ${one.b.label ?? ""}` : "")),
