@@ -37,21 +37,24 @@
   // -------------------------------------------------------------------------------------------------------------
   // Numbers as text
 
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 9 });
   const show = (value) => {
     if (number(value) === null) return nothing;
     const size = Math.abs(value);
     if (size >= 1e7 || (size > 0 && size < 1e-4)) return value.toExponential(2);
-    return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+    return size >= 1000 ? whole.format(value) : String(Number(value.toPrecision(3)));
   };
   const showTick = (value) => {
     const size = Math.abs(value);
     if (size > 0 && (size >= 1e7 || size < 1e-4)) return Number(value.toPrecision(3)).toExponential();
-    return Number(value.toPrecision(9)).toLocaleString("en", { maximumFractionDigits: 9 });
+    return exact.format(value);
   };
   const showBytes = (bytes) => {
     const unit = Math.max(0, Math.min(4, Math.floor(Math.log2(bytes) / 10)));
     return `${show(bytes / 1024 ** unit)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
+  const shortened = (label) => (label.length > 30 ? `${label.slice(0, 29)}…` : label);
   const showRanks = (ranks) => (ranks === 1 ? "one rank" : `${ranks ?? "unknown"} ranks`);
   const percent = (share) => (number(share) === null ? nothing : `${share > 0 ? "+" : ""}${(100 * share).toFixed(1)} %`);
   const spread = ({ p10, p90 }) => (number(p10) !== null && number(p90) !== null ? ` (p10 ${show(p10)}, p90 ${show(p90)})` : "");
@@ -88,10 +91,11 @@
     return multiples(niceStep((high - low) / (most - 1)), low, high);
   };
 
+  const isLogarithmic = ({ kind }) => kind === "log" || kind === "bytes";
   // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach; line: a
 // tick that stands out.
   const makeAxis = ({ kind, title, values, ticks, most = 6, line, label = kind === "bytes" ? showBytes : showTick }) => {
-    const logarithmic = kind === "log" || kind === "bytes";
+    const logarithmic = isLogarithmic({ kind });
     const usable = values.filter((value) => (logarithmic ? positive(value) : number(value)) !== null);
     let low = Math.min(...usable), high = Math.max(...usable);
     if (logarithmic) {
@@ -225,7 +229,13 @@
 
   const charts = [];
   // A figure in `place`; x and y are what makeAxis takes, rows the labels of a plot that has rows instead of a y axis.
-  const draw = (place, { title, note = "", x, y, rows, rowNotes, band, stacked = false, datasets }) => {
+  const draw = (place, { title, note = "", x, y, band, stacked = false, ...all }) => {
+    const [rows, rowNotes] = [all.rows?.map(shortened), all.rowNotes?.map(shortened)];
+    const fits = (axis, value) => !axis || (isLogarithmic(axis) ? positive(value) : number(value)) !== null;
+    const datasets = all.datasets.map((dataset) => ({
+      ...dataset, label: shortened(dataset.label ?? ""), data: dataset.data.filter((point) => fits(x, point.x) && fits(y, point.y)),
+    }));
+    if (!datasets.some(({ data }) => data.some(({ tip }) => tip))) return;
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
     const detail = document.createElement("span");
@@ -367,13 +377,12 @@
           });
         });
         const datasets = [...known, ...predicted];
-        if (ys(datasets).some(positive)) {
-          draw(place, {
-            title: workload, note, datasets,
-            x: { kind: "log", title: "ranks", values: xs(datasets), ticks: logTicks(1, Math.max(...xs(datasets).filter(positive)), 6, 2, [[1]]) },
-            y: { kind, title, values: kind === "zero" ? [1, ...ys(datasets)] : ys(datasets) },
-          });
-        }
+        if (group.length === 0) continue;
+        draw(place, {
+          title: workload, note, datasets,
+          x: { kind: "log", title: "ranks", values: xs(datasets), ticks: logTicks(1, Math.max(...xs(datasets).filter(positive)), 6, 2, [[1]]) },
+          y: { kind, title, values: kind === "zero" ? [1, ...ys(datasets)] : ys(datasets) },
+        });
       }
     }
   };
@@ -455,7 +464,7 @@
       const x = { kind: kind === "control" ? "linear" : "log", title: axisTitle, values: [1, ...xs(datasets), ...(band ?? [])], most: 5, line: 1 };
       draw(place, {
         title, note, datasets, band, x,
-        rows: all.map((one) => (kind === "control" ? `${one.a.workload ?? ""}, ` : "") + one.a.label + (kind === "peer" ? ` / ${one.b.label ?? ""}` : "")),
+        rows: all.map((one) => (kind === "control" ? `${text(one.a.model)} ${text(one.a.scaling)}, ` : "") + one.a.label + (kind === "peer" ? ` / ${one.b.label ?? ""}` : "")),
         rowNotes: all.map((one) => `${show(one.ratio_median)}× ${kind === "control" ? (isTooFar(one) ? "too far" : "") : text(one.verdict)}`),
       });
     };
