@@ -68,7 +68,7 @@
   };
   const multiples = (step, low, high) => {
     const values = [];
-    for (let i = Math.ceil(low / step - 1e-6); i * step <= high * (1 + 1e-9) + step * 1e-6; ++i) values.push(i * step);
+    for (let i = Math.ceil(low / step - 1e-6); i * step <= high * (1 + 1e-9) + step * 1e-6; ++i) values.push(i * step + 0);  // not -0
     return values;
   };
   // Powers of `base` times the first list of factors that gives few enough, from low to high.
@@ -94,7 +94,7 @@
   const isLogarithmic = ({ kind }) => kind === "log" || kind === "bytes";
   // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach; line: a
 // tick that stands out.
-  const makeAxis = ({ kind, title, values, ticks, most = 6, line, label = kind === "bytes" ? showBytes : showTick }) => {
+  const makeAxis = ({ kind, title, values, ticks, most = kind === "bytes" ? 5 : 6, line, label = kind === "bytes" ? showBytes : showTick }) => {
     const logarithmic = isLogarithmic({ kind });
     const usable = values.filter((value) => (logarithmic ? positive(value) : number(value)) !== null);
     let low = Math.min(...usable), high = Math.max(...usable);
@@ -228,6 +228,7 @@
   };
 
   const charts = [];
+  let onPaper = false;  // where all are drawn at one size, and the style sheet makes them fit
   // A figure in `place`; x and y are what makeAxis takes, rows the labels of a plot that has rows instead of a y axis.
   const draw = (place, { title, note = "", x, y, band, stacked = false, ...all }) => {
     const [rows, rowNotes] = [all.rows?.map(shortened), all.rowNotes?.map(shortened)];
@@ -249,6 +250,7 @@
     canvas.setAttribute("aria-label", [place.id.replace("plot-", "").replace("-", " "), title, note].filter(Boolean).join(", "));
     box.style.height = `${rows ? 64 + 24 * rows.length : Math.max(300, 60 + 14 * endLabels.length)}px`;
     box.append(canvas);
+    if (onPaper) [canvas.width, canvas.height] = [480, parseInt(box.style.height, 10)];
     figure.append(caption, box);
     place.append(figure);
     charts.push(new Chart(canvas, {
@@ -257,7 +259,7 @@
       plugins: [additions],
       options: {
         indexAxis: rows ? "y" : "x",
-        maintainAspectRatio: false, animation: false, devicePixelRatio: Math.max(2, globalThis.devicePixelRatio ?? 1),
+        responsive: !onPaper, maintainAspectRatio: false, animation: false, devicePixelRatio: Math.max(2, globalThis.devicePixelRatio ?? 1),
         layout: { padding: { top: 6, right: widest > 0 ? 22 + 6.4 * widest : 8 } },
         scales: { x: { ...makeAxis(x), stacked }, y: rows ? { ...rowAxis(rows), stacked } : makeAxis(y) },
         interaction: { mode: "nearest", intersect: true },
@@ -518,7 +520,7 @@
     "plot-step-time": byRanks("log", "step time, ms", ({ step_ms }) => ({
       y: step_ms.median, low: positive(step_ms.p10), high: positive(step_ms.p90), tip: `${show(step_ms.median)} ms${spread(step_ms)}`,
     }), idealStepTime, { spread: true }),
-    "plot-speed-up": byRanks("log", "samples per second, relative to one process",
+    "plot-speed-up": byRanks("log", "samples/s, relative to one process",
       ({ relative_speedup }) => ({ y: positive(relative_speedup), tip: `${show(relative_speedup)}× one process` }),
       () => [["ideal", (ranks) => ranks], ["one process", () => 1]]),
     "plot-efficiency": byRanks("zero", "efficiency", ({ efficiency }) => ({ y: efficiency, tip: show(efficiency) }), () => [["ideal", () => 1]]),
@@ -568,8 +570,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   // Paper is white whatever the theme.
   const onScreen = () => (themes.includes(stored("theme")) ? stored("theme") : "auto");
-  addEventListener("beforeprint", () => showTheme("light"));
-  addEventListener("afterprint", () => showTheme(onScreen()));
+  const setPaper = (isPaper) => {
+    onPaper = isPaper;
+    showTheme(isPaper ? "light" : onScreen());
+  };
+  addEventListener("beforeprint", () => setPaper(true));
+  addEventListener("afterprint", () => setPaper(false));
 
   const download = document.getElementById("download");
   download.addEventListener("click", () => {
