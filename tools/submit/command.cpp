@@ -15,7 +15,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

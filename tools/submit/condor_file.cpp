@@ -1,6 +1,6 @@
 #include <sstream>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/submission_file.hpp"
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <vector>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/submission_file.hpp"
 #include "tools/submit/text.hpp"
 

@@ -13,7 +13,7 @@
 #include <optional>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/local_process.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/state.hpp"

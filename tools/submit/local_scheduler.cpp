@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/scheduler.hpp"
 
 namespace ddp::submit {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 

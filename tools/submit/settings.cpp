@@ -11,7 +11,7 @@
 #include <iterator>
 #include <system_error>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 

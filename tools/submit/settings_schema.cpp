@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/settings.hpp"
 #include "tools/submit/text.hpp"

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <thread>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/job_json.hpp"
 #include "tools/submit/text.hpp"
 

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/command.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/submission_file.hpp"

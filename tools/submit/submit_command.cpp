@@ -6,7 +6,7 @@
 #include <iostream>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/command.hpp"
 #include "tools/submit/commands.hpp"
 #include "tools/submit/local_runner.hpp"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::submit {
 namespace {

@@ -3,7 +3,7 @@
 #include <iostream>
 #include <iterator>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/command.hpp"
 #include "tools/submit/commands.hpp"
 #include "tools/submit/scheduler.hpp"

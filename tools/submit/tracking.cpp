@@ -9,7 +9,7 @@
 #include <set>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/settings.hpp"
 #include "tools/submit/submission.hpp"

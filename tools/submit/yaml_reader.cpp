@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

@@ -7,13 +7,13 @@
 #include <set>
 #include <vector>
 
-#include "bench/catalog.hpp"
-#include "bench/output_file.hpp"
+#include "bench/report/output_file.hpp"
 #include "bench/report/page/assets.hpp"
 #include "bench/report/page/series.hpp"
 #include "bench/report/page/table.hpp"
 #include "bench/report/page/values.hpp"
-#include "bench/verdict.hpp"
+#include "bench/report/verdict.hpp"
+#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace page {

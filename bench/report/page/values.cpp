@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "bench/format.hpp"
+#include "bench/report/format.hpp"
 
 namespace ddp::bench::page {
 namespace {
