@@ -9,9 +9,10 @@ packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
     libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libxxhash-dev zlib1g-dev libgloo-dev
-    libopenmpi-dev libbenchmark-dev catch2
-    # to run: mpirun, the 70,000 images; to test: Google Benchmark's compare.py, this script, clusters of Slurm and HTCondor
-    openmpi-bin dataset-fashion-mnist libbenchmark-tools shellcheck slurm-wlm debootstrap iproute2
+    libopenmpi-dev libbenchmark-dev catch2 libkainjow-mustache-dev libjs-chart.js
+    # to run: mpirun, the 70,000 images
+    # to test: Google Benchmark's compare.py, this script, the script in a report's page, clusters of Slurm and HTCondor
+    openmpi-bin dataset-fashion-mnist libbenchmark-tools shellcheck nodejs slurm-wlm debootstrap iproute2
 )
 # What requirements.txt has wheels for.
 python_oldest="3, 10"

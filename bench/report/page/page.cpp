@@ -7,13 +7,13 @@
 #include <set>
 #include <vector>
 
-#include "bench/run/catalog.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/assets.hpp"
 #include "bench/report/page/series.hpp"
 #include "bench/report/page/table.hpp"
 #include "bench/report/page/values.hpp"
 #include "bench/report/verdict.hpp"
+#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace page {
@@ -59,8 +59,9 @@ bool has_failed(const Json& run) {
 /// "03_ddp_spawn on 4 ranks (shm)".
 std::string describe(const Json& run) {
   const std::string how = text_at(run, "/how");
+  const std::string ranks = show_count(at(run, "/world_size"));
   return text_at(run, "/program") +
-         (is_baseline(run) ? "" : " on " + show_count(at(run, "/world_size")) + " ranks") +
+         (is_baseline(run) ? "" : " on " + (ranks == "1" ? "one rank" : ranks + " ranks")) +
          (how.empty() ? "" : " (" + how + ")");
 }
 
@@ -191,7 +192,7 @@ Data summary_table(const Runs& runs) {
     return std::any_of(runs.begin(), runs.end(),
                        [&](const Json& run) { return at(run, pointer) != usual; });
   };
-  std::vector<Column> columns = {{"program", "/program", show_text, kText},
+  std::vector<Column> columns = {{"program", "/program", show_text, "program"},
                                  {"launcher", "/launcher", show_text, kText},
                                  {"backend", "/backend", show_text, kText}};
   if (differs("/speedup", "")) {

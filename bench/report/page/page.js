@@ -37,22 +37,25 @@
   // -------------------------------------------------------------------------------------------------------------
   // Numbers as text
 
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 9 });
   const show = (value) => {
     if (number(value) === null) return nothing;
     const size = Math.abs(value);
     if (size >= 1e7 || (size > 0 && size < 1e-4)) return value.toExponential(2);
-    return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+    return size >= 1000 ? whole.format(value) : String(Number(value.toPrecision(3)));
   };
   const showTick = (value) => {
     const size = Math.abs(value);
-    if (size > 0 && (size >= 1e7 || size < 1e-4)) return value.toExponential().replace("e+", "e");
-    return Number(value.toPrecision(9)).toLocaleString("en", { maximumFractionDigits: 9 });
+    if (size > 0 && (size >= 1e7 || size < 1e-4)) return Number(value.toPrecision(3)).toExponential();
+    return exact.format(value);
   };
   const showBytes = (bytes) => {
     const unit = Math.max(0, Math.min(4, Math.floor(Math.log2(bytes) / 10)));
     return `${show(bytes / 1024 ** unit)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
-  const showRanks = (ranks) => (ranks === 1 ? "one rank" : `${ranks} ranks`);
+  const shortened = (label) => (label.length > 30 ? `${label.slice(0, 29)}…` : label);
+  const showRanks = (ranks) => (ranks === 1 ? "one rank" : `${ranks ?? "unknown"} ranks`);
   const percent = (share) => (number(share) === null ? nothing : `${share > 0 ? "+" : ""}${(100 * share).toFixed(1)} %`);
   const spread = ({ p10, p90 }) => (number(p10) !== null && number(p90) !== null ? ` (p10 ${show(p10)}, p90 ${show(p90)})` : "");
 
@@ -65,7 +68,7 @@
   };
   const multiples = (step, low, high) => {
     const values = [];
-    for (let i = Math.ceil(low / step - 1e-6); i * step <= high * (1 + 1e-9) + step * 1e-6; ++i) values.push(i * step);
+    for (let i = Math.ceil(low / step - 1e-6); i * step <= high * (1 + 1e-9) + step * 1e-6; ++i) values.push(i * step + 0);  // not -0
     return values;
   };
   // Powers of `base` times the first list of factors that gives few enough, from low to high.
@@ -88,9 +91,11 @@
     return multiples(niceStep((high - low) / (most - 1)), low, high);
   };
 
-  // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach.
-  const makeAxis = ({ kind, title, values, ticks, most = 6, label = kind === "bytes" ? showBytes : showTick }) => {
-    const logarithmic = kind === "log" || kind === "bytes";
+  const isLogarithmic = ({ kind }) => kind === "log" || kind === "bytes";
+  // kind: "log", "bytes" (logarithmic too), "linear" or "zero", which starts there; values: all that it has to reach; line: a
+// tick that stands out.
+  const makeAxis = ({ kind, title, values, ticks, most = kind === "bytes" ? 5 : 6, line, label = kind === "bytes" ? showBytes : showTick }) => {
+    const logarithmic = isLogarithmic({ kind });
     const usable = values.filter((value) => (logarithmic ? positive(value) : number(value)) !== null);
     let low = Math.min(...usable), high = Math.max(...usable);
     if (logarithmic) {
@@ -100,12 +105,12 @@
       const margin = 0.06 * (high - low || Math.abs(high) || 1);
       [low, high] = [kind === "zero" ? Math.min(0, low) : low - margin, high + margin];
     }
-    const tickValues = ticks ?? ticksOf(kind, low, high, most);
+    const tickValues = (ticks ?? ticksOf(kind, low, high, most)).filter((value) => value >= low && value <= high);
     return {
       type: logarithmic ? "logarithmic" : "linear", min: low, max: high, bounds: "data",
       title: { display: Boolean(title), text: title, color: color("muted") },
       border: { color: color("muted") },
-      grid: { color: color("grid"), drawTicks: false },
+      grid: { color: ({ tick }) => color(tick?.value === line ? "muted" : "grid"), drawTicks: false },
       ticks: { color: color("muted"), padding: 6, autoSkip: false, maxRotation: 0, callback: (value) => label(value) },
       afterBuildTicks: (axis) => { axis.ticks = tickValues.map((value) => ({ value })); },
     };
@@ -185,19 +190,27 @@
       ctx.save();
       ctx.font = `11.5px ${Chart.defaults.font.family}`;
       ctx.textBaseline = "middle";
-      // At the last point of each curve, moved apart from below.
+      // Right of the last point of each curve, moved apart; beside a point that is far from there.
       const labels = data.datasets.flatMap((dataset, i) => {
         const last = chart.getDatasetMeta(i).data.at(-1);
         return dataset.label && dataset.showLine && last ? [{ text: dataset.label, x: last.x, y: last.y, color: dataset.labelColor ?? dataset.borderColor }] : [];
       }).sort((a, b) => a.y - b.y);
-      labels.reduceRight((below, one) => (one.at = Math.min(one.y, below - 14)), chart.height - 20 + 14);
-      labels.reduce((above, one) => (one.at = Math.max(one.at, above + 14)), chartArea.top - 14);
+      const isFar = ({ x }) => x < chartArea.left + 0.3 * chartArea.width;
+      const atRight = labels.filter((one) => !isFar(one));
+      atRight.reduceRight((below, one) => (one.at = Math.min(one.y, below - 14)), chart.height - 6);
+      atRight.reduce((above, one) => (one.at = Math.max(one.at, above + 14)), chartArea.top - 14);
       for (const one of labels) {
         ctx.strokeStyle = ctx.fillStyle = one.color;
+        if (isFar(one)) {
+          ctx.fillText(one.text, one.x + 7, one.y - 9);
+          continue;
+        }
         ctx.lineWidth = 0.6;
+        ctx.globalAlpha = 0.4;
         ctx.beginPath();
         ctx.moveTo(one.x + 6, one.y); ctx.lineTo(chartArea.right + 10, one.at);
         ctx.stroke();
+        ctx.globalAlpha = 1;
         ctx.fillText(one.text, chartArea.right + 13, one.at);
       }
       ctx.fillStyle = color("ink");
@@ -215,8 +228,15 @@
   };
 
   const charts = [];
+  let onPaper = false;  // where all are drawn at one size, and the style sheet makes them fit
   // A figure in `place`; x and y are what makeAxis takes, rows the labels of a plot that has rows instead of a y axis.
-  const draw = (place, { title, note = "", x, y, rows, rowNotes, band, stacked = false, datasets }) => {
+  const draw = (place, { title, note = "", x, y, band, stacked = false, ...all }) => {
+    const [rows, rowNotes] = [all.rows?.map(shortened), all.rowNotes?.map(shortened)];
+    const fits = (axis, value) => !axis || (isLogarithmic(axis) ? positive(value) : number(value)) !== null;
+    const datasets = all.datasets.map((dataset) => ({
+      ...dataset, label: shortened(dataset.label ?? ""), data: dataset.data.filter((point) => fits(x, point.x) && fits(y, point.y)),
+    }));
+    if (!datasets.some(({ data }) => data.some(({ tip }) => tip))) return;
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
     const detail = document.createElement("span");
@@ -228,8 +248,9 @@
     caption.append(title, detail);
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", [place.id.replace("plot-", "").replace("-", " "), title, note].filter(Boolean).join(", "));
-    box.style.height = `${rows ? 54 + 24 * rows.length : Math.max(300, 60 + 14 * endLabels.length)}px`;
+    box.style.height = `${rows ? 64 + 24 * rows.length : Math.max(300, 60 + 14 * endLabels.length)}px`;
     box.append(canvas);
+    if (onPaper) [canvas.width, canvas.height] = [480, parseInt(box.style.height, 10)];
     figure.append(caption, box);
     place.append(figure);
     charts.push(new Chart(canvas, {
@@ -238,8 +259,8 @@
       plugins: [additions],
       options: {
         indexAxis: rows ? "y" : "x",
-        maintainAspectRatio: false, animation: false, devicePixelRatio: Math.max(2, globalThis.devicePixelRatio ?? 1),
-        layout: { padding: { top: 6, right: widest > 0 ? 16 + 6.2 * widest : 8 } },
+        responsive: !onPaper, maintainAspectRatio: false, animation: false, devicePixelRatio: Math.max(2, globalThis.devicePixelRatio ?? 1),
+        layout: { padding: { top: 6, right: widest > 0 ? 22 + 6.4 * widest : 8 } },
         scales: { x: { ...makeAxis(x), stacked }, y: rows ? { ...rowAxis(rows), stacked } : makeAxis(y) },
         interaction: { mode: "nearest", intersect: true },
         plugins: {
@@ -358,13 +379,12 @@
           });
         });
         const datasets = [...known, ...predicted];
-        if (ys(datasets).some(positive)) {
-          draw(place, {
-            title: workload, note, datasets,
-            x: { kind: "log", title: "ranks", values: xs(datasets), ticks: logTicks(1, Math.max(...xs(datasets).filter(positive)), 6, 2, [[1]]) },
-            y: { kind, title, values: kind === "zero" ? [1, ...ys(datasets)] : ys(datasets) },
-          });
-        }
+        if (group.length === 0) continue;
+        draw(place, {
+          title: workload, note, datasets,
+          x: { kind: "log", title: "ranks", values: xs(datasets), ticks: logTicks(1, Math.max(...xs(datasets).filter(positive)), 6, 2, [[1]]) },
+          y: { kind, title, values: kind === "zero" ? [1, ...ys(datasets)] : ys(datasets) },
+        });
       }
     }
   };
@@ -443,10 +463,10 @@
         makeMarks(even, { label: "even", pointBorderColor: color("muted"), order: 1 }),
       ];
       const band = kind === "control" ? [1 - tolerance, 1 + tolerance] : null;
-      const x = { kind: kind === "control" ? "linear" : "log", title: axisTitle, values: [1, ...xs(datasets), ...(band ?? [])], most: 5 };
+      const x = { kind: kind === "control" ? "linear" : "log", title: axisTitle, values: [1, ...xs(datasets), ...(band ?? [])], most: 5, line: 1 };
       draw(place, {
         title, note, datasets, band, x,
-        rows: all.map((one) => (kind === "control" ? `${one.a.workload ?? ""}, ` : "") + one.a.label + (kind === "peer" ? ` / ${one.b.label ?? ""}` : "")),
+        rows: all.map((one) => (kind === "control" ? `${text(one.a.model)} ${text(one.a.scaling)}, ` : "") + one.a.label + (kind === "peer" ? ` / ${one.b.label ?? ""}` : "")),
         rowNotes: all.map((one) => `${show(one.ratio_median)}× ${kind === "control" ? (isTooFar(one) ? "too far" : "") : text(one.verdict)}`),
       });
     };
@@ -500,7 +520,7 @@
     "plot-step-time": byRanks("log", "step time, ms", ({ step_ms }) => ({
       y: step_ms.median, low: positive(step_ms.p10), high: positive(step_ms.p90), tip: `${show(step_ms.median)} ms${spread(step_ms)}`,
     }), idealStepTime, { spread: true }),
-    "plot-speed-up": byRanks("log", "samples per second, relative to one process",
+    "plot-speed-up": byRanks("log", "samples/s, relative to one process",
       ({ relative_speedup }) => ({ y: positive(relative_speedup), tip: `${show(relative_speedup)}× one process` }),
       () => [["ideal", (ranks) => ranks], ["one process", () => 1]]),
     "plot-efficiency": byRanks("zero", "efficiency", ({ efficiency }) => ({ y: efficiency, tip: show(efficiency) }), () => [["ideal", () => 1]]),
@@ -550,8 +570,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   // Paper is white whatever the theme.
   const onScreen = () => (themes.includes(stored("theme")) ? stored("theme") : "auto");
-  addEventListener("beforeprint", () => showTheme("light"));
-  addEventListener("afterprint", () => showTheme(onScreen()));
+  const setPaper = (isPaper) => {
+    onPaper = isPaper;
+    showTheme(isPaper ? "light" : onScreen());
+  };
+  addEventListener("beforeprint", () => setPaper(true));
+  addEventListener("afterprint", () => setPaper(false));
 
   const download = document.getElementById("download");
   download.addEventListener("click", () => {

@@ -77,7 +77,7 @@ std::string known_hue(const Json& run) {
   const std::string program = text_at(run, "/program");
   const std::string number = program.substr(0, 2);
   if (is_stage_number(program) && number >= "01" && number <= "05") {
-    return number + (variant_of(run).empty() ? "" : "b");
+    return number + (variant_of(run).empty() || number == "01" ? "" : "b");
   }
   for (const char* peer : {"accelerate", "fabric", "tensorflow", "pytorch"}) {
     if (!is_stage_number(program) && program.find(peer) != std::string::npos) {
