@@ -95,7 +95,8 @@ class Training final : private StepObserver {
   void end_batch(const Batch& batch) override { log_.end_batch(batch); }
   void end_epoch() override { log_.end_epoch(); }
 
-  bool is_due() const { return (epoch_ + 1) % options_.save_every == 0; }
+  /// Whether the epoch at hand is a --save-every-th one; with 0 none is.
+  bool is_due() const { return options_.save_every > 0 && (epoch_ + 1) % options_.save_every == 0; }
   void set_epoch(int64_t epoch);
   void finish_epoch();
   void train_by_fused_step();
