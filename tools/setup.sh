@@ -13,6 +13,7 @@ packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
     libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev
+    libkainjow-mustache-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin
 )
@@ -24,9 +25,10 @@ case ${1:-all} in
         packages+=(
             # submit
             libyaml-cpp-dev
-            # the 70,000 images; the tests' framework, Google Benchmark's compare.py, this script's checker, clusters of Slurm
-            # and HTCondor
-            dataset-fashion-mnist catch2 libbenchmark-tools shellcheck slurm-wlm debootstrap iproute2
+            # the tests' data, their framework, Google Benchmark's compare.py, what reads this script and the page's
+            dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
+            # clusters of Slurm and HTCondor
+            slurm-wlm debootstrap iproute2
         )
         requirements+=(tests/requirements.txt)
         target=all
