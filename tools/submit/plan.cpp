@@ -1,8 +1,13 @@
+// tools/submit/plan.cpp - the jobs of a sweep, and what a scheduler or a program cannot do.
 #include "tools/submit/plan.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "common/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
@@ -98,9 +103,42 @@ std::string point_name(const SweepPoint& point, const std::string& program) {
   return slug(name);
 }
 
+void check_program(const std::string& path) {
+  const auto refuse = [&path](const std::string& expected) {
+    throw UsageError("script_path: got " + quote_bytes(path) + ", expected a program" + expected);
+  };
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) {
+    refuse(" (" + std::generic_category().message(errno) + ")");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    refuse(S_ISDIR(status.st_mode) ? ", not a folder" : ", not a special file");
+  }
+  // Not access(): root may execute anything that anybody may.
+  if ((status.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
+    refuse(", or a script with a #! line, that is executable (chmod +x)");
+  }
+}
+
+/// What holds whatever came from the file or from the command line.
+void check_devices(const Settings& settings, Scheduler scheduler) {
+  const Resources& resources = settings.resources;
+  if (settings.device == "cpu" && resources.gpus > 0) {
+    throw UsageError("num_gpus: got " + std::to_string(resources.gpus) +
+                     " with device cpu, expected 0: they would stand idle");
+  }
+  if (resources.gpu_memory_mb && resources.gpus == 0) {
+    throw UsageError("memory_gpus: got " + std::to_string(*resources.gpu_memory_mb) +
+                     " with num_gpus 0, expected at least one GPU");
+  }
+  if (scheduler != Scheduler::kLocal && settings.device == "cuda" && resources.gpus == 0) {
+    throw UsageError("device: got cuda with num_gpus 0, expected at least one GPU, or device auto");
+  }
+}
+
 void check_can_run(const Settings& settings, const Program& program, const PlanOptions& options) {
   const Resources& resources = settings.resources;
-  check_program("script_path", settings.script_path);
+  check_program(settings.script_path);
   if (resources.nodes > 1 && options.scheduler == Scheduler::kLocal) {
     throw UsageError("nodes: got " + std::to_string(resources.nodes) +
                      " with --scheduler local, expected 1");
@@ -245,11 +283,7 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
 }
 
 std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& options) {
-  check_settings(settings);
-  if (options.scheduler != Scheduler::kLocal && settings.device == "cuda" &&
-      settings.resources.gpus == 0) {
-    throw UsageError("device: got cuda with num_gpus 0, expected at least one GPU, or device auto");
-  }
+  check_devices(settings, options.scheduler);
   const Program program = describe_program(settings.script_path);
   check_can_run(settings, program, options);
   std::vector<JobRequest> jobs;
