@@ -7,19 +7,19 @@
 
 #include <torch/torch.h>
 
-#include "common/data_loader.hpp"
-#include "common/dataset.hpp"
-#include "common/device.hpp"
-#include "common/fused_step.hpp"
-#include "common/mlp.hpp"
-#include "common/optimizer.hpp"
-#include "common/options.hpp"
+#include "common/backends/device.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
+#include "common/fused/fused_step.hpp"
+#include "common/launch/options.hpp"
+#include "common/launch/spawn.hpp"
+#include "common/model/mlp.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/process_group.hpp"
-#include "common/parallel/spawn.hpp"
-#include "common/snapshot.hpp"
-#include "common/training_log.hpp"
+#include "common/training/optimizer.hpp"
+#include "common/training/snapshot.hpp"
+#include "common/training/training_log.hpp"
 
 namespace {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "bench/analysis.hpp"
-#include "bench/catalog.hpp"
-#include "bench/conclusions.hpp"
-#include "bench/results.hpp"
-#include "bench/verdict.hpp"
-#include "common/exit_codes.hpp"
+#include "bench/report/analysis.hpp"
+#include "bench/report/conclusions.hpp"
+#include "bench/report/results.hpp"
+#include "bench/report/verdict.hpp"
+#include "bench/run/catalog.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // Alpha and beta: recovered from points that are known to follow them, in spite of noise and of
 // points far off, and nothing at all where there is too little.
-#include "bench/communication_model.hpp"
+#include "bench/report/communication_model.hpp"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // bench compare: verdicts, what is listed besides, bad input, and how often its intervals hold.
-#include "bench/compare.hpp"
+#include "bench/report/compare.hpp"
 
 #include <stdlib.h>
 
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/report_file.hpp"
-#include "common/exit_codes.hpp"
+#include "bench/report/report_file.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/report_documents.hpp"
 #include "tests/support/run_program.hpp"

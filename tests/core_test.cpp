@@ -12,15 +12,15 @@
 #include <numeric>
 #include <set>
 
-#include "common/data_loader.hpp"
-#include "common/dataset.hpp"
-#include "common/exit_codes.hpp"
-#include "common/flat_parameters.hpp"
-#include "common/mlp.hpp"
-#include "common/optimizer.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/model/mlp.hpp"
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
-#include "common/snapshot.hpp"
+#include "common/training/optimizer.hpp"
+#include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
 
 namespace {

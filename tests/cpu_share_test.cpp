@@ -1,4 +1,4 @@
-#include "common/cpu_share.hpp"
+#include "common/launch/cpu_share.hpp"
 
 #include <unistd.h>
 

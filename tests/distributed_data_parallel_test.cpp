@@ -7,8 +7,8 @@
 #include <random>
 
 #include "bench/peers/reducer.hpp"
-#include "common/exit_codes.hpp"
-#include "common/flat_parameters.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "common/fused/worker_pool.hpp"
-#include "common/optimizer.hpp"
+#include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // --speedup fused against autograd: the same gradients, the same weights, and no allocation.
-#include "common/fused_step.hpp"
+#include "common/fused/fused_step.hpp"
 
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -8,9 +8,9 @@
 #include <limits>
 #include <random>
 
-#include "common/dataset.hpp"
-#include "common/flat_parameters.hpp"
+#include "common/data/dataset.hpp"
 #include "common/fused/engine.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"

@@ -1,5 +1,5 @@
 // NVML as bench uses it, with a library of that name whose answers are known.
-#include "bench/gpu_monitor.hpp"
+#include "bench/run/gpu_monitor.hpp"
 
 #include <cmath>
 

@@ -7,15 +7,15 @@
 #include <limits>
 #include <mutex>
 
-#include "common/data_loader.hpp"
-#include "common/dataset.hpp"
-#include "common/exit_codes.hpp"
-#include "common/flat_parameters.hpp"
-#include "common/fused_step.hpp"
-#include "common/optimizer.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
+#include "common/fused/fused_step.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
-#include "common/training_log.hpp"
+#include "common/training/optimizer.hpp"
+#include "common/training/training_log.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"

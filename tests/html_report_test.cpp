@@ -1,6 +1,6 @@
 // The page of a report: it holds what the document says, needs nothing else, and survives documents
 // that are old, hostile or damaged.
-#include "bench/html_report.hpp"
+#include "bench/report/html_report.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -17,7 +17,7 @@
 
 #include "bench/html/svg.hpp"
 #include "bench/html/text.hpp"
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/page.hpp"
 #include "tests/support/run_program.hpp"

@@ -1,6 +1,6 @@
 // Who am I: every launcher's good environment, and what is missing, malformed or contradictory in
 // it.
-#include "common/parallel/launch_environment.hpp"
+#include "common/launch/launch_environment.hpp"
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/bad_environments.hpp"
 

@@ -1,5 +1,5 @@
 // bench merge: what is kept, what is dropped with a word, and what is refused.
-#include "bench/merge.hpp"
+#include "bench/report/merge.hpp"
 
 #include <stdlib.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/report_file.hpp"
-#include "common/exit_codes.hpp"
+#include "bench/report/report_file.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/report_documents.hpp"
 #include "tests/support/run_program.hpp"

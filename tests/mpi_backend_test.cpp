@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <regex>
 
-#include "common/backends/mpi.hpp"
+#include "common/backends/mpi/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 

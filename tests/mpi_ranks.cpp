@@ -6,10 +6,10 @@
 #include <iostream>
 #include <thread>
 
-#include "common/backends/mpi_module.hpp"
-#include "common/exit_codes.hpp"
+#include "common/backends/mpi/mpi_module.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/run_main.hpp"
 #include "common/parallel/process_group.hpp"
-#include "common/parallel/run_main.hpp"
 #include "tests/support/collective_checks.hpp"
 
 namespace {

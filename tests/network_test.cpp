@@ -1,12 +1,12 @@
 // Which of a host's addresses its peers are told. Several hosts are in slurm_test.py.
-#include "common/parallel/network.hpp"
+#include "common/launch/network.hpp"
 
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -3,8 +3,8 @@
 #include <iostream>
 #include <string>
 
-#include "common/exit_codes.hpp"
-#include "common/parallel/launch_environment.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/launch_environment.hpp"
 
 int main() {
   for (std::string list; std::getline(std::cin, list);) {

@@ -1,12 +1,12 @@
 // The command line: what is accepted, what is refused and in which words, and batch arithmetic.
-#include "common/options.hpp"
+#include "common/launch/options.hpp"
 
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "common/exit_codes.hpp"
-#include "common/parse.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <regex>
 #include <sstream>
 
-#include "common/tensor_file.hpp"
+#include "common/data/tensor_file.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"

@@ -14,8 +14,8 @@
 #include <set>
 #include <sstream>
 
-#include "common/exit_codes.hpp"
-#include "common/flat_parameters.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"

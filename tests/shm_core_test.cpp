@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "common/backends/shm_kernels.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/shm_ranks.hpp"
 

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/backends/shm_communicator.hpp"
-#include "common/backends/shm_kernels.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
 
 namespace {
 

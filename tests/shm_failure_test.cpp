@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm_communicator.hpp"
-#include "common/exit_codes.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/shm_ranks.hpp"
 

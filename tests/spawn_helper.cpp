@@ -13,8 +13,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "common/exit_codes.hpp"
-#include "common/parallel/spawn.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Medians, percentiles, bootstrap intervals and the parity check, fed with too little and with NaN.
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
 
 #include <cmath>
 #include <cstdint>

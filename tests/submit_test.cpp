@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 #include "tools/submit/command.hpp"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/settings.hpp"
 
 namespace {

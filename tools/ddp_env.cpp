@@ -3,10 +3,10 @@
 #include <iostream>
 #include <string_view>
 
-#include "common/exit_codes.hpp"
-#include "common/parallel/launch_environment.hpp"
-#include "common/parallel/run_main.hpp"
-#include "common/parse.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
+#include "common/launch/launch_environment.hpp"
+#include "common/launch/run_main.hpp"
 
 namespace {
 

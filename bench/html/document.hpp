@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bench/html/text.hpp"
-#include "bench/metrics.hpp"
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
+#include "bench/run/metrics.hpp"
 
 namespace ddp::bench::html {
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <set>
 
-#include "bench/catalog.hpp"
 #include "bench/html/sections.hpp"
+#include "bench/run/catalog.hpp"
 
 namespace ddp::bench::html {
 namespace {

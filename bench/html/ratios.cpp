@@ -1,6 +1,6 @@
 #include "bench/html/row_plot.hpp"
 #include "bench/html/sections.hpp"
-#include "bench/verdict.hpp"
+#include "bench/report/verdict.hpp"
 
 namespace ddp::bench::html {
 namespace {

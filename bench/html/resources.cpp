@@ -4,7 +4,7 @@
 
 #include "bench/html/row_plot.hpp"
 #include "bench/html/sections.hpp"
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
 
 namespace ddp::bench::html {
 namespace {

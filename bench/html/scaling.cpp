@@ -5,9 +5,9 @@
 #include <map>
 #include <set>
 
-#include "bench/conclusions.hpp"
 #include "bench/html/line_plot.hpp"
 #include "bench/html/sections.hpp"
+#include "bench/report/conclusions.hpp"
 
 namespace ddp::bench::html {
 namespace {

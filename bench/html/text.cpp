@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "bench/format.hpp"
+#include "bench/report/format.hpp"
 
 namespace ddp::bench::html {
 namespace {

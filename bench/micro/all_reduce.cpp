@@ -3,7 +3,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
 
 namespace ddp::micro {
 namespace {

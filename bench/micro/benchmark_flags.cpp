@@ -8,9 +8,9 @@
 #include <regex>
 #include <utility>
 
-#include "bench/output_file.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parse.hpp"
+#include "bench/report/output_file.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "bench/statistics.hpp"
+#include "bench/report/statistics.hpp"
 
 namespace ddp::micro {
 namespace {

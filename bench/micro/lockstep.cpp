@@ -9,7 +9,7 @@
 #include <cstring>
 #include <new>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -7,10 +7,10 @@
 #include "bench/micro/runner.hpp"
 #include "bench/micro/suites.hpp"
 #include "bench/micro/team.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parallel/launch_environment.hpp"
-#include "common/parallel/run_main.hpp"
-#include "common/parallel/spawn.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/launch_environment.hpp"
+#include "common/launch/run_main.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -8,9 +8,9 @@
 #include <sstream>
 
 #include "bench/micro/benchmark_flags.hpp"
-#include "common/exit_codes.hpp"
-#include "common/option_group.hpp"
-#include "common/parse.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/option_group.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/options.hpp"
+#include "common/launch/options.hpp"
 
 namespace ddp::micro {
 

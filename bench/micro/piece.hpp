@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bench/micro/exercise.hpp"
-#include "common/mlp.hpp"
+#include "common/model/mlp.hpp"
 
 namespace ddp::micro {
 

@@ -1,9 +1,9 @@
 // How a batch comes to the model, and how stage 02 shares it among devices.
 #include "bench/micro/piece.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/data_loader.hpp"
-#include "common/dataset.hpp"
-#include "common/device.hpp"
+#include "common/backends/device.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
 #include "common/parallel/data_parallel.hpp"
 
 namespace ddp::micro {

@@ -5,12 +5,12 @@
 #include <filesystem>
 
 #include "bench/micro/suites.hpp"
-#include "bench/statistics.hpp"
-#include "common/dataset.hpp"
-#include "common/exit_codes.hpp"
-#include "common/flat_parameters.hpp"
-#include "common/optimizer.hpp"
-#include "common/snapshot.hpp"
+#include "bench/report/statistics.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/data/dataset.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/training/optimizer.hpp"
+#include "common/training/snapshot.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "bench/micro/benchmark_flags.hpp"
-#include "bench/statistics.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parse.hpp"
+#include "bench/report/statistics.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::micro {
 namespace {

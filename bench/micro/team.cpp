@@ -7,9 +7,9 @@
 #include <sstream>
 
 #include "common/backends/backend.hpp"
-#include "common/device.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parallel/spawn.hpp"
+#include "common/backends/device.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp::micro {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "common/backends/cuda_module.hpp"
 #include "common/backends/hierarchical.hpp"
-#include "common/backends/mpi.hpp"
-#include "common/backends/mpi_module.hpp"
+#include "common/backends/mpi/mpi.hpp"
+#include "common/backends/mpi/mpi_module.hpp"
 #include "common/backends/shm.hpp"
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "common/backends/backend.hpp"
-#include "common/backends/cuda_graph.hpp"
+#include "common/backends/cuda/cuda_graph.hpp"
 
 namespace ddp {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/backends/shm_kernels.hpp"
-#include "common/exit_codes.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/backends/backend.hpp"
-#include "common/backends/communicator.hpp"
-#include "common/backends/shm_communicator.hpp"
-#include "common/backends/shm_host.hpp"
+#include "common/backends/shm/communicator.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_host.hpp"
 
 namespace ddp {
 

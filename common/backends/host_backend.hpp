@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-#include "common/backends/communicator.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp {
 

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 

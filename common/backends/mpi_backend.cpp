@@ -1,8 +1,8 @@
 #include "common/backends/host_backend.hpp"
 #include "common/backends/module.hpp"
-#include "common/backends/mpi.hpp"
-#include "common/backends/mpi_module.hpp"
-#include "common/exit_codes.hpp"
+#include "common/backends/mpi/mpi.hpp"
+#include "common/backends/mpi/mpi_module.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/backends/backend.hpp"
-#include "common/backends/shm_communicator.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
 
 namespace ddp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {

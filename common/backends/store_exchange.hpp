@@ -7,7 +7,7 @@
 #include <chrono>
 #include <string>
 
-#include "common/backends/collective_types.hpp"
+#include "common/backends/shm/collective_types.hpp"
 
 namespace ddp {
 

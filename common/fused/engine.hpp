@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "common/data_loader.hpp"
-#include "common/flat_parameters.hpp"
-#include "common/step_timer.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/training/step_timer.hpp"
 
 namespace ddp::fused {
 

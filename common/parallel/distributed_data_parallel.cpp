@@ -12,7 +12,7 @@
 #include <sstream>
 #include <vector>
 
-#include "common/flat_parameters.hpp"
+#include "common/model/flat_parameters.hpp"
 
 namespace ddp {
 namespace {

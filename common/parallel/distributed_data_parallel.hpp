@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "common/options.hpp"
+#include "common/launch/options.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 

@@ -1,9 +1,9 @@
 // common/parallel/distributed_sampler.hpp - every rank reads its own part of every global batch.
 #pragma once
 
-#include "common/data_loader.hpp"
-#include "common/dataset.hpp"
-#include "common/options.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
+#include "common/launch/options.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {

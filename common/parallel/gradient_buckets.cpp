@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 

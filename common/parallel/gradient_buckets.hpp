@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "common/flat_parameters.hpp"
-#include "common/options.hpp"
+#include "common/launch/options.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {

@@ -7,8 +7,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/backend.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parallel/network.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/network.hpp"
 #include "common/parallel/rendezvous.hpp"
 
 namespace ddp {

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/options.hpp"
+#include "common/launch/launch_environment.hpp"
+#include "common/launch/options.hpp"
 #include "common/parallel/divided_tensor.hpp"
-#include "common/parallel/launch_environment.hpp"
 
 namespace ddp {
 

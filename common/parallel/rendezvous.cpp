@@ -8,9 +8,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "common/backends/collective_types.hpp"
-#include "common/exit_codes.hpp"
-#include "common/parallel/network.hpp"
+#include "common/backends/shm/collective_types.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/network.hpp"
 
 namespace ddp {
 namespace {

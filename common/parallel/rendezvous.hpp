@@ -6,7 +6,7 @@
 #include <chrono>
 #include <string>
 
-#include "common/parallel/launch_environment.hpp"
+#include "common/launch/launch_environment.hpp"
 
 namespace ddp {
 

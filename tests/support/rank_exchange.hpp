@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm_types.hpp"
+#include "common/backends/shm/shm_types.hpp"
 
 namespace ddp::test {
 

@@ -15,7 +15,7 @@
 #include <mutex>
 #include <thread>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tests/support/rank_exchange.hpp"
 
 namespace ddp::test {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm_communicator.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
 
 namespace ddp::test {
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/handover.hpp"
 #include "tools/submit/local_runner.hpp"
 #include "tools/submit/process.hpp"

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

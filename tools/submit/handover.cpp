@@ -4,7 +4,7 @@
 #include <ctime>
 #include <set>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/files.hpp"
 #include "tools/submit/process.hpp"
 #include "tools/submit/scheduler.hpp"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

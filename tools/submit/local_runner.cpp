@@ -14,7 +14,7 @@
 #include <optional>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/files.hpp"
 #include "tools/submit/handover.hpp"
 #include "tools/submit/process.hpp"

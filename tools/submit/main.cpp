@@ -1,8 +1,8 @@
 // submit - writes a job's submission file, submits it, and keeps track of it. See condor/README.md.
 #include <csignal>
 
-#include "common/exit_codes.hpp"
-#include "common/parallel/run_main.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/run_main.hpp"
 #include "tools/submit/commands.hpp"
 
 int main(int argc, char** argv) {

@@ -9,7 +9,7 @@
 #include <set>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 

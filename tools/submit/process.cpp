@@ -16,7 +16,7 @@
 #include <system_error>
 #include <thread>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

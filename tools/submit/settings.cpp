@@ -15,7 +15,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "common/parse.hpp"
+#include "common/base/parse.hpp"
 #include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "common/exit_codes.hpp"
-#include "common/hash.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/hash.hpp"
 #include "tools/submit/files.hpp"
 #include "tools/submit/presence.hpp"
 #include "tools/submit/text.hpp"

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <sstream>
 
-#include "common/exit_codes.hpp"
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
 
 namespace ddp::submit {

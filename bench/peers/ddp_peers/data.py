@@ -1,6 +1,6 @@
 """The stages' data, sample for sample, and two ways to read it in the stages' order.
 
-The generator calls are those of common/dataset.cpp and common/data_loader.cpp: a change there belongs here too.
+The generator calls are those of common/data/dataset.cpp and common/data/data_loader.cpp: a change there belongs here too.
 """
 
 import gzip
@@ -111,7 +111,7 @@ def load_dataset(options):
 
 def step_shares(size, options):
     """The samples of each step of an epoch, divided by the ranks: what a sum of losses is divided by, so that the mean
-    of the ranks' gradients is that of the global batch (Note [Averaging] in common/mlp.hpp)."""
+    of the ranks' gradients is that of the global batch (Note [Averaging] in common/model/mlp.hpp)."""
     return [min(options.global_batch, size - begin) / options.processes
             for begin in range(0, size, options.global_batch)]
 

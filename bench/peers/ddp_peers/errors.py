@@ -1,4 +1,4 @@
-"""Errors that know their exit code: the stages' own codes, see common/exit_codes.hpp."""
+"""Errors that know their exit code: the stages' own codes, see common/base/exit_codes.hpp."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""The stages' model, its loss and its evaluation: see common/mlp.hpp."""
+"""The stages' model, its loss and its evaluation: see common/model/mlp.hpp."""
 
 import torch
 import torch.nn.functional as F

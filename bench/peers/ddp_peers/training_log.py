@@ -1,4 +1,4 @@
-"""Times the steps and reports them as the stages do: see Note [Timing] in common/step_timer.hpp.
+"""Times the steps and reports them as the stages do: see Note [Timing] in common/training/step_timer.hpp.
 
 What is timed, and which fields must be there, is the contract in bench/peers/README.md.
 """

@@ -1,0 +1,33 @@
+// bench/report/analysis.hpp - sets what was measured against the machine's limits and against a
+// model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/report/results.hpp"
+
+namespace ddp::bench {
+
+/// World sizes that the model is asked about beyond the measured ones.
+inline constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
+
+/// Arithmetic of one training step of a multi-layer perceptron on one rank: forward 2 b in out for
+/// each layer, as much again for the weights' gradients, and for the inputs' except in the first.
+double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank);
+
+/// Least memory traffic of a step: weights read forward and backward, gradients written, and read
+/// again with the weights by the update, which writes the weights. Activations are not counted.
+double step_bytes(const std::vector<std::int64_t>& layers);
+
+/// Fits the communication models to report.micro and fills each result's floor and prediction, and
+/// the extrapolations.
+void analyse(Report& report);
+
+/// What the predictions and extrapolations take for granted.
+std::vector<std::string> assumptions(const Report& report);
+
+/// Median of |residual| over runs of several ranks; none without such a run.
+std::optional<double> median_residual(const Report& report);
+
+}  // namespace ddp::bench

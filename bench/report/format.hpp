@@ -1,0 +1,21 @@
+// bench/report/format.hpp - numbers as people read them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace ddp::bench {
+
+/// Three significant digits without an exponent: "0.0412", "1.23", "1230"; "-" for nothing.
+std::string format_significant(std::optional<double> value);
+std::string format_fixed(std::optional<double> value, int decimals);
+/// "1,234,567".
+std::string format_count(std::optional<double> value);
+/// "84 bytes", "102 KB", "2.7 MB".
+std::string format_bytes(double bytes);
+/// "71 %".
+std::string format_percent(double share);
+/// "one", "two", ... "ten", then digits.
+std::string format_small_number(int number);
+
+}  // namespace ddp::bench

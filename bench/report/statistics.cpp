@@ -1,0 +1,165 @@
+#include "bench/report/statistics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+namespace ddp::bench {
+namespace {
+
+bool all_finite(const std::vector<double>& values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](double value) { return std::isfinite(value); });
+}
+
+constexpr double kNormal95 = 1.959964;  ///< standard errors within which 95 % of a normal lies
+
+double percentile_of_sorted(const std::vector<double>& sorted, double q) {
+  const double position = q * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  const double weight = position - static_cast<double>(below);
+  return sorted[below] + weight * (sorted[above] - sorted[below]);
+}
+
+}  // namespace
+
+std::optional<double> percentile(std::vector<double> values, double q) {
+  if (values.empty() || !all_finite(values)) {
+    return std::nullopt;
+  }
+  std::sort(values.begin(), values.end());
+  return percentile_of_sorted(values, std::clamp(q, 0.0, 1.0));
+}
+
+std::optional<double> median(const std::vector<double>& values) {
+  return percentile(values, 0.5);
+}
+
+double largest_or_zero(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
+Distribution summarize(const std::vector<double>& values) {
+  Distribution result;
+  result.n = values.size();
+  if (values.empty() || !all_finite(values)) {
+    return result;
+  }
+  std::vector<double> sorted = values;
+  std::sort(sorted.begin(), sorted.end());
+  result.median = percentile_of_sorted(sorted, 0.5);
+  if (sorted.size() >= kMinSamplesForSpread) {
+    result.p10 = percentile_of_sorted(sorted, 0.10);
+    result.p90 = percentile_of_sorted(sorted, 0.90);
+    result.p95 = percentile_of_sorted(sorted, 0.95);
+  }
+  return result;
+}
+
+std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values, int resamples,
+                                              std::uint64_t seed) {
+  if (values.size() < kMinPairsForInterval || !all_finite(values) || resamples < 1) {
+    return std::nullopt;
+  }
+  std::mt19937_64 engine(seed);
+  std::vector<double> medians;
+  medians.reserve(static_cast<std::size_t>(resamples));
+  std::vector<double> resample(values.size());
+  for (int i = 0; i < resamples; ++i) {
+    // The engine's own numbers, because a library's distributions differ between compilers.
+    for (double& value : resample) {
+      value = values[engine() % values.size()];
+    }
+    std::sort(resample.begin(), resample.end());
+    medians.push_back(percentile_of_sorted(resample, 0.5));
+  }
+  std::sort(medians.begin(), medians.end());
+  return Interval{
+      .low = percentile_of_sorted(medians, 0.025),
+      .high = percentile_of_sorted(medians, 0.975),
+  };
+}
+
+double student_t95(double degrees_of_freedom) {
+  // With t = sqrt(df) tan(angle) the density becomes cos(angle)^(df - 1): nothing but an integral
+  // over a quarter turn, and the quantile is where 95 % of it is reached.
+  constexpr int kCells = 1024;
+  const double width = std::acos(-1.0) / 2 / kCells;
+  const auto density = [&](int half_cells) {
+    return std::pow(std::cos(half_cells * width / 2), degrees_of_freedom - 1);
+  };
+  std::vector<double> reached = {0};
+  for (int cell = 0; cell < kCells; ++cell) {
+    // Simpson's rule.
+    reached.push_back(reached.back() + density(2 * cell) + 4 * density(2 * cell + 1) +
+                      density(2 * cell + 2));
+  }
+  const double wanted = 0.95 * reached.back();
+  const auto above = std::upper_bound(reached.begin(), reached.end(), wanted);
+  const double share = (wanted - *(above - 1)) / (*above - *(above - 1));
+  const double angle = width * (static_cast<double>(above - 1 - reached.begin()) + share);
+  return std::sqrt(degrees_of_freedom) * std::tan(angle);
+}
+
+std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std::vector<double>& b,
+                                         double extra_log_error) {
+  struct Side {
+    double mean = 0;
+    double squared_error = 0;  ///< of the mean
+    double degrees_of_freedom = 0;
+  };
+  const auto side_of = [](const std::vector<double>& values) {
+    const auto n = static_cast<double>(values.size());
+    Side side;
+    for (const double value : values) {
+      side.mean += std::log(value) / n;
+    }
+    for (const double value : values) {
+      side.squared_error += std::pow(std::log(value) - side.mean, 2) / (n - 1) / n;
+    }
+    side.degrees_of_freedom = n - 1;
+    return side;
+  };
+  for (const std::vector<double>* values : {&a, &b}) {
+    if (values->size() < kMinPairsForInterval || !all_finite(*values) ||
+        !std::all_of(values->begin(), values->end(), [](double value) { return value > 0; })) {
+      return std::nullopt;
+    }
+  }
+  const Side from = side_of(a);
+  const Side to = side_of(b);
+  const double squared_error = from.squared_error + to.squared_error;
+  double half = 0;
+  if (squared_error > 0) {
+    const double degrees_of_freedom =
+        std::pow(squared_error, 2) / (std::pow(from.squared_error, 2) / from.degrees_of_freedom +
+                                      std::pow(to.squared_error, 2) / to.degrees_of_freedom);
+    half = student_t95(degrees_of_freedom) * std::sqrt(squared_error);
+  }
+  half = std::hypot(half, kNormal95 * extra_log_error);
+  const double center = to.mean - from.mean;
+  const double ratio = *median(b) / *median(a);
+  return Interval{
+      .low = std::min(std::exp(center - half), ratio),
+      .high = std::max(std::exp(center + half), ratio),
+  };
+}
+
+std::vector<std::size_t> around_median(const std::vector<double>& values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return values[a] < values[b]; });
+  const std::size_t wanted = std::max(kMinSamplesForSpread, values.size() / 10);
+  const std::size_t cut = values.size() > wanted ? (values.size() - wanted) / 2 : 0;
+  return {order.begin() + static_cast<std::ptrdiff_t>(cut),
+          order.end() - static_cast<std::ptrdiff_t>(cut)};
+}
+
+bool parity_holds(double moved, double reference, double tolerance) {
+  return std::abs(moved - reference) <= tolerance * std::abs(reference);
+}
+
+}  // namespace ddp::bench

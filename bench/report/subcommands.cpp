@@ -1,0 +1,140 @@
+#include "bench/report/subcommands.hpp"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "bench/report/compare.hpp"
+#include "bench/report/compare_report.hpp"
+#include "bench/report/html_command.hpp"
+#include "bench/report/json_report.hpp"
+#include "bench/report/merge.hpp"
+#include "bench/report/output_file.hpp"
+#include "bench/report/report_file.hpp"
+#include "common/base/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Prints and exits with 0 for --help. @throws UsageError
+void parse(CLI::App& app, int argc, const char* const* argv) {
+  try {
+    app.parse(argc - 1, argv + 1);
+  } catch (const CLI::Success& help) {
+    const int code = app.exit(help);
+    flush_standard_output();
+    std::exit(code);
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(app.get_name() + ": " + error.what());
+  }
+}
+
+/// A file that cannot be written is the user's mistake; 1 would say that something is slower.
+void write_file(const std::string& option, const std::string& file,
+                const nlohmann::ordered_json& document) {
+  check_output_file(option, file);
+  try {
+    write_json_file(file, document);
+  } catch (const Error& error) {
+    throw UsageError(option + ": " + error.what());
+  }
+}
+
+int compare(int argc, const char* const* argv) {
+  CLI::App app(
+      "Says what changed between two reports and which runs are faster or slower by more than\n"
+      "noise. A is the one before, B the one after.",
+      "bench compare");
+  app.footer("Exit codes: 0 no regression, 1 a run is slower or has an error now, 2 usage.");
+  std::string file_a;
+  std::string file_b;
+  std::string threshold = "5%";
+  std::string json_file;
+  app.add_option("A", file_a, "report written by bench --json")->required();
+  app.add_option("B", file_b, "the one to judge")->required();
+  app.add_option("--threshold", threshold, "changes up to this are not worth a verdict")
+      ->type_name("PERCENT")
+      ->capture_default_str();
+  const CLI::Option* const json =
+      app.add_option("--json", json_file,
+                     "the comparison as one JSON document, to standard output without FILE")
+          ->expected(0, 1)
+          ->type_name("[FILE]");
+  parse(app, argc, argv);
+
+  const double share = parse_threshold(threshold);
+  const ReportFile a = read_report(file_a);
+  const ReportFile b = read_report(file_b);
+  const ReportComparison comparison = compare_reports(a, b, share);
+  const bool on_stdout = json->count() > 0 && json_file.empty();
+  print_comparison(on_stdout ? std::cerr : std::cout, a, b, comparison);
+  if (on_stdout) {
+    write_json(std::cout, comparison_document(a, b, comparison));
+  } else if (json->count() > 0) {
+    write_file("--json", json_file, comparison_document(a, b, comparison));
+  }
+  std::cout << std::flush;
+  if (!std::cout) {
+    throw UsageError("bench compare: cannot write to standard output");
+  }
+  return static_cast<int>(comparison.regressions() > 0 ? ExitCode::kTrainingFailed
+                                                       : ExitCode::kDone);
+}
+
+/// Forgetting OUT would make the first report the one that is written over.
+void refuse_to_replace_measurements(const std::string& file) {
+  if (!fs::is_regular_file(file)) {
+    return;
+  }
+  try {
+    if (read_report(file).scaling().contains("merged_from")) {
+      return;
+    }
+  } catch (const UsageError&) {
+    // Not a report: nothing that could be merged is lost, but it is somebody's file all the same.
+  }
+  throw UsageError("OUT: " + file + " exists and is no merged report, expected a new file first");
+}
+
+int merge(int argc, const char* const* argv) {
+  CLI::App app("Merges reports of several node counts of one allocation into one report.",
+               "bench merge");
+  app.footer("Exit codes: 0 done, 2 usage.");
+  std::string out;
+  std::vector<std::string> files;
+  app.add_option("OUT", out, "file to write")->required();
+  app.add_option("REPORT", files, "reports written by bench --json; the first one's stage 01 stays")
+      ->required();
+  parse(app, argc, argv);
+
+  refuse_to_replace_measurements(out);
+  std::vector<ReportFile> reports;
+  reports.reserve(files.size());
+  for (const std::string& file : files) {
+    reports.push_back(read_report(file));
+  }
+  write_file("OUT", out, merge_reports(reports));
+  return static_cast<int>(ExitCode::kDone);
+}
+
+}  // namespace
+
+std::optional<int> run_subcommand(int argc, const char* const* argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (command == "compare") {
+    return compare(argc, argv);
+  }
+  if (command == "merge") {
+    return merge(argc, argv);
+  }
+  if (command == "html") {
+    return run_html_command(argc, argv);
+  }
+  return std::nullopt;
+}
+
+}  // namespace ddp::bench

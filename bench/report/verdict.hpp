@@ -1,0 +1,24 @@
+// bench/report/verdict.hpp - what may be said of two runs whose ratio was measured.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "bench/report/statistics.hpp"
+
+namespace ddp::bench {
+
+/// Two equal things may differ by this; if they differ by more, no verdict is given.
+inline constexpr double kControlTolerance = 0.03;
+
+/// Whether two runs of one command are close enough to believe other differences. A ratio that is
+/// not there says nothing good.
+bool is_control_good(const std::optional<double>& ratio);
+
+/// @param ci95 of a ratio of step times
+/// @param even the ratio at which neither side is faster
+/// @return "same" if the whole interval lies within kControlTolerance of `even`, else "faster" or
+///         "slower" if it lies on one side; nothing for one that could be either, or for none
+std::optional<std::string> judge(const std::optional<Interval>& ci95, double even);
+
+}  // namespace ddp::bench

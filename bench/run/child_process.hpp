@@ -1,0 +1,72 @@
+// bench/run/child_process.hpp - runs one command with a time limit and leaves no process behind.
+#pragma once
+
+#include <signal.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ddp::bench {
+
+/// Turns SIGINT, SIGTERM and SIGHUP into a question that can be asked between two steps of the
+/// work. Nothing is done inside a signal handler: the signals stay blocked in this process (the
+/// children get the mask back that this process was started with). One instance, made first in
+/// main, lives as long as the program.
+class Interrupts {
+ public:
+  Interrupts();
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  /// True from the first signal on.
+  bool requested();
+
+  /// Sleeps until a child changes state, a signal comes, or the time is over.
+  void wait_for_child(double seconds);
+
+  /// Sleeps until one of the three signals comes or the time is over.
+  /// @return true if one came
+  bool wait_for_signal(double seconds);
+
+  const sigset_t& original_mask() const { return original_mask_; }
+
+ private:
+  sigset_t original_mask_;
+  bool requested_ = false;
+};
+
+struct Command {
+  std::vector<std::string> argv;  ///< argv[0] is a path, or a name looked up in PATH
+  std::map<std::string, std::string> env;  ///< set on top of this process's environment
+  std::string cwd;  ///< empty: this process's
+  double timeout_s = 120;
+};
+
+struct ChildResult {
+  int exit_code = -1;  ///< -1 if it did not exit by itself
+  int signal = 0;  ///< that killed it
+  bool timed_out = false;
+  bool interrupted = false;  ///< stopped because this program is to end
+  double seconds = 0;
+  double start_unix_ms = 0;
+  std::string out;  ///< the end of its standard output, 64 KiB at most
+  std::string err;
+
+  bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }
+};
+
+/// Runs `command` in its own process group with its output in files below `scratch`. Variables by
+/// which a launcher tells a process its rank are taken out of its environment: a stage that is
+/// started here is started by nobody else. When the time is over, or on an interrupt, it gets
+/// SIGTERM, a few seconds later whatever descends from it gets SIGKILL.
+/// @param tick called now and then while waiting; may be empty
+/// @throws Error if the process cannot be made
+ChildResult run_child(const Command& command, const std::string& scratch, Interrupts& interrupts,
+                      const std::function<void()>& tick = {});
+
+/// One line that a shell would read back as `argv`.
+std::string shell_quote(const std::vector<std::string>& argv);
+
+}  // namespace ddp::bench

@@ -1,0 +1,22 @@
+// bench/run/machine_limits.hpp - measures what this machine can do at best, with the program
+// bench_micro.
+#pragma once
+
+#include <string>
+
+#include "bench/report/results.hpp"
+#include "bench/run/child_process.hpp"
+#include "bench/run/plan.hpp"
+#include "bench/run/progress.hpp"
+#include "bench/run/settings.hpp"
+
+namespace ddp::bench {
+
+/// Runs bench_micro for every world size of the plan: arithmetic, memory, all-reduces of many sizes
+/// on every backend, the all-reduces of each configuration's step, and with --micro the pieces.
+/// Fills report.micro and each result's alone_ms. What cannot be measured stays unknown and is
+/// named in plan.not_run: without limits the report is still one.
+void measure_limits(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
+                    Progress& progress, Plan& plan, Report& report);
+
+}  // namespace ddp::bench

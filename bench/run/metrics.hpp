@@ -1,0 +1,67 @@
+// bench/run/metrics.hpp - reads what a stage wrote with --metrics.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp::bench {
+
+/// The parts of a step, in the order in which they happen.
+enum Phase : std::size_t { kData, kForward, kBackward, kExposedComm, kOptimizer, kPhases };
+inline constexpr std::array<const char*, kPhases> kPhaseNames = {"data", "forward", "backward",
+                                                                 "exposed_comm", "optimizer"};
+
+/// One step of the job. A job is as fast as its slowest rank, so this is that rank's row.
+struct Step {
+  double step_ms = 0;
+  std::array<double, kPhases> phase_ms{};  ///< not a number where the stage wrote null
+};
+
+/// One run of a stage.
+struct StageMetrics {
+  std::vector<Step> steps;  ///< in order, warm-up included
+  /// What each rank needed for each step besides waiting for the others: [rank][step]. Not a
+  /// number where the wait is not known.
+  std::vector<std::vector<double>> busy_ms_of_rank;
+  std::int64_t warmup_steps = 0;
+  std::int64_t epochs = 0;
+  std::int64_t global_batch = 0;
+  int ranks = 0;  ///< processes that wrote rows
+  double moved = 0;  ///< not a number if the weights are not
+  std::string backend;
+  std::string device;
+  std::vector<double> all_reduce_bytes;  ///< of a step, in the order in which they start
+  std::optional<double> bytes_per_step;  ///< their sum, which peers tell that know no more
+  std::vector<double> peak_rss_mib;  ///< per rank
+  std::vector<double> startup_ms;  ///< per rank, from the start of the process
+  std::vector<double> cpu_time_ms;  ///< per rank, of all its threads while it made steps
+  std::vector<double> timed_wall_ms;  ///< per rank, of the same steps
+  std::optional<double> first_step_unix_ms;
+
+  /// The steps that count.
+  std::vector<Step> timed_steps() const;
+  /// Processor time of all ranks over the time they had: 1 is one core busy per rank. Nothing if
+  /// the stage did not say.
+  std::optional<double> cpu_utilisation() const;
+};
+
+/// The rank that the others wait for. Waiting makes all steps equally long, so a slow rank shows
+/// in what it needs besides waiting.
+struct SlowestRank {
+  int rank = 0;
+  double share_of_steps = 0;  ///< in which it was the busiest
+  double median_excess = 0;  ///< its median over the median of the other ranks', minus 1
+};
+
+/// @return nothing for one rank, or if a wait is not known
+std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics);
+
+/// @param expected_ranks processes that must have written a row for every step
+/// @throws Error (1) in one line if the file is missing, cut off, malformed, or has not exactly one
+///         row for each rank and step
+StageMetrics read_metrics(const std::string& path, int expected_ranks);
+
+}  // namespace ddp::bench

@@ -1,0 +1,36 @@
+// bench/run/micro_command.hpp - the command line of bench_micro.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp::bench {
+
+/// One run of bench_micro. Empty and unset members: its defaults.
+struct MicroRun {
+  struct Step {
+    std::string name;
+    std::vector<std::int64_t> bucket_bytes;  ///< in the order in which they are started
+  };
+  std::string suite;  ///< "limits", "all_reduce" or "pieces"
+  std::optional<int> world_size = std::nullopt;
+  std::string device = "";
+  std::vector<std::string> backends = {};
+  /// Sizes of single all-reduces; an empty list: none of them.
+  std::optional<std::vector<std::int64_t>> bytes = std::nullopt;
+  std::vector<Step> steps = {};
+  std::optional<double> min_seconds = std::nullopt;
+  std::optional<int> repetitions = std::nullopt;
+  std::optional<double> timeout_s = std::nullopt;
+  std::optional<int> threads = std::nullopt;
+  std::string filter = "";  ///< regular expression over the names
+};
+
+/// @param program path of bench_micro @param out file that read_micro_results() will read
+/// @return arguments for run_child(); a launcher's own go in front, as in "mpirun -np 2"
+std::vector<std::string> micro_command(const std::string& program, const MicroRun& run,
+                                       const std::string& out);
+
+}  // namespace ddp::bench

@@ -1,0 +1,61 @@
+// bench/run/settings.hpp - the command line of bench.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp::bench {
+
+inline constexpr int kMaxRepetitions = 1000;
+
+struct Settings {
+  // What is compared. An empty list: bench decides.
+  std::vector<std::string> stages;  ///< program names, or numbers: "03" is all of stage 03
+  std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
+  std::vector<std::string> backends;  ///< "gloo", "hierarchical", "mpi", "nccl", "shm"
+  std::vector<std::string> peers;  ///< "pytorch", "c10d"
+  std::vector<std::string> models;  ///< "T", "S", "M", "L", "digits"
+  std::vector<int> world_sizes;
+  std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
+  std::vector<std::string> speedups = {"none"};  ///< "none", "fused", "graph"
+  std::vector<double> bucket_mib = {25};
+  std::vector<std::string> gradient_compressions = {"none"};  ///< "none", "bf16", "fp16"
+  std::vector<std::string> shard_optimizer = {"no"};  ///< "no", "yes"
+  int nodes = 1;  ///< that srun starts ranks on
+  std::string device = "auto";  ///< "auto", "cpu", "cuda"
+  std::uint64_t seed = 42;
+
+  // How it is measured.
+  std::optional<std::int64_t> steps;  ///< timed steps per run, at least; none: bench decides
+  int repetitions = 5;
+  bool quick = false;
+  bool micro = false;  ///< the pieces too, not only whole steps
+  double budget_s = 180;  ///< that the step counts are chosen for
+  double timeout_s = 120;  ///< for one run
+
+  // What is written.
+  bool dry_run = false;
+  bool list_only = false;  ///< --benchmark_list_tests
+  bool format_json = false;  ///< --benchmark_format=json: to standard output, whatever --json says
+  bool json = false;
+  std::string json_file;  ///< empty with json: standard output
+  std::string html_file;  ///< empty: no page
+  std::string filter;  ///< --benchmark_filter
+
+  std::string stage_dir;  ///< empty: where this program lies
+  std::string peers_dir;  ///< empty: bench/peers of the checkout it was built from
+  std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, as given
+  std::vector<std::string> arguments;  ///< as given
+
+  /// True if the document goes to standard output, which then holds nothing else.
+  bool json_on_stdout() const { return format_json || (json && json_file.empty()); }
+};
+
+/// Dashes and underscores in option names are equal. Prints and exits with 0 for --help and
+/// --version.
+/// @throws UsageError naming the option that is unknown, malformed, out of range or not available
+Settings parse_settings(int argc, const char* const* argv);
+
+}  // namespace ddp::bench

@@ -1,0 +1,109 @@
+#include "common/backends/device.hpp"
+
+#include <cstdlib>
+#include <string>
+
+#include "common/backends/cuda_module.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/device_count.hpp"
+
+namespace ddp {
+namespace {
+
+/// 0 if the run is on the CPU. @throws UsageError if CUDA was asked for and is not there
+int usable_cuda_devices(const Options& options) {
+  if (options.device == "cpu") {
+    return 0;
+  }
+  const int devices = count_cuda_devices();
+  const bool usable = devices > 0 && cuda_module() != nullptr;
+  if (options.device == "cuda" && !usable) {
+    throw UsageError(devices == 0 ? "--device cuda: found no CUDA device, expected at least one"
+                                  : "--device cuda: this build has no CUDA support, expected one "
+                                    "configured with DDP_CUDA=ON");
+  }
+  if (!usable && !options.devices.empty()) {
+    throw UsageError("--devices was given, expected a CUDA device, found none that can be used");
+  }
+  return usable ? devices : 0;
+}
+
+/// Capturing needs one GPU that one process has to itself.
+void refuse_graph(const Options& options, const std::string& got) {
+  if (options.speedup == "graph") {
+    throw UsageError("--speedup graph: got " + got +
+                     ", expected one CUDA device per process; use --speedup fused");
+  }
+}
+
+torch::Device cuda_device(int index, int devices) {
+  if (index < 0 || index >= devices) {
+    throw UsageError("--devices: got " + std::to_string(index) + ", expected 0 to " +
+                     std::to_string(devices - 1));
+  }
+  return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+void apply_settings(const Options& options) {
+  at::set_num_threads(options.threads);
+  if (options.deterministic) {
+    // Must be set before cuBLAS is first used.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setBenchmarkCuDNN(false);
+  }
+}
+
+}  // namespace
+
+torch::Device pick_device(const Options& options, int local_rank) {
+  if (options.launch == Launch::kAlone &&
+      (options.nprocs.value_or(1) != 1 || options.devices.size() > 1)) {
+    throw UsageError(options.devices.size() > 1
+                         ? "--devices: got " + std::to_string(options.devices.size()) +
+                               " devices, expected one; stages 02 and 03 use several"
+                         : "--nprocs: got " + std::to_string(*options.nprocs) +
+                               ", expected 1; stages 02 and 03 use several");
+  }
+  apply_settings(options);
+  const int devices = usable_cuda_devices(options);
+  if (devices == 0) {
+    refuse_graph(options, "device cpu");
+    return torch::kCPU;
+  }
+  const auto usable =
+      options.devices.empty() ? static_cast<size_t>(devices) : options.devices.size();
+  const auto index = static_cast<size_t>(local_rank);
+  if (index >= usable) {
+    throw UsageError("local rank " + std::to_string(local_rank) +
+                     " has no device of its own: got " + std::to_string(usable) +
+                     " CUDA devices, expected one per process on this node");
+  }
+  const torch::Device device =
+      cuda_device(options.devices.empty() ? local_rank : options.devices[index], devices);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device;
+}
+
+std::vector<torch::Device> pick_devices(const Options& options) {
+  apply_settings(options);
+  const int devices = usable_cuda_devices(options);
+  refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
+  if (devices == 0) {
+    constexpr int kCpuReplicas = 2;  // enough to see everything
+    return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
+  }
+  std::vector<torch::Device> picked;
+  if (options.devices.empty()) {
+    for (int index = 0; index < options.nprocs.value_or(devices); ++index) {
+      picked.push_back(cuda_device(index, devices));
+    }
+  } else {
+    for (const int index : options.devices) {
+      picked.push_back(cuda_device(index, devices));
+    }
+  }
+  return picked;
+}
+
+}  // namespace ddp

@@ -1,0 +1,28 @@
+// common/backends/device.hpp - which device a process computes on.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "common/launch/options.hpp"
+
+namespace ddp {
+
+/// The device of process `local_rank`: CUDA if there is any, else the CPU. Also sets what belongs
+/// to it: the number of compute threads, --deterministic, the current CUDA device.
+///
+/// Note [Threads]: a CPU "device" is --threads threads, one by default, under every launcher. The
+/// launchers' own defaults differ, and a matrix product may round differently when it is split
+/// differently. `--threads auto` is a rank's share of the cores. Ranks are not bound to cores
+/// unless
+/// `--bind cores` says so: over shared memory it made no step faster, Gloo's threads lose by it,
+/// and two jobs of one host would be bound to the same cores.
+/// @throws UsageError if --device cuda finds none, or if there are fewer devices than processes
+torch::Device pick_device(const Options& options, int local_rank);
+
+/// The devices of stage 02's replicas: --devices, else --nprocs of them, else all GPUs, else two
+/// CPU replicas.
+std::vector<torch::Device> pick_devices(const Options& options);
+
+}  // namespace ddp

@@ -1,0 +1,146 @@
+// common/backends/shm/shm_barrier.hpp - how ranks wait for one another, and what ends the wait.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/backends/shm/shm_types.hpp"
+
+namespace ddp::shm {
+
+enum class Operation : uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kGather,
+  kReduceScatter,
+  kBarrier,
+};
+
+/// A collective call, as each rank tells the others, who compare it with their own.
+struct Call {
+  Operation operation = Operation::kBarrier;
+  DType dtype = DType::kUint8;
+  ReduceOp reduce_op = ReduceOp::kSum;  ///< of kAllReduce and kReduceScatter
+  uint8_t root = 0;  ///< of kBroadcast and kGather
+  uint64_t count = 0;  ///< elements of each rank
+  // Where the rank's elements lie; may differ between ranks.
+  uint32_t region = 0;  ///< 0: in memory that is not shared
+  uint64_t region_offset = 0;  ///< bytes
+
+  bool same_call(const Call& other) const;
+};
+
+/// "all_reduce sum of 100 float32"
+std::string to_string(const Call& call);
+
+/// The beginning of every rank's part of the shared memory. A rank writes its own; only `sleepers`
+/// is written by the others.
+struct ControlPage {
+  static constexpr size_t kCallWords = 7;
+
+  /// One line, so that the others fetch the counter and the call together. There are two calls
+  /// because a fast rank announces its next one while a slow rank still reads the last.
+  struct alignas(64) Progress {
+    std::atomic<uint32_t> arrivals;  ///< how many times this rank came to a barrier; wraps
+    std::array<std::array<uint32_t, kCallWords>, 2> calls;
+  };
+  struct alignas(64) Sleepers {
+    std::atomic<uint32_t> count;  ///< ranks that the kernel must wake when this one arrives
+  };
+  struct alignas(64) Failure {
+    std::atomic<uint32_t> state;  ///< 0, 1: being written, 2: written. Rank 0's page counts
+    int32_t rank;
+    std::array<char, 1000> reason;
+  };
+
+  Progress progress;
+  // Processors fetch lines in pairs; nobody's waiting may disturb another's counter.
+  alignas(128) Sleepers sleepers;
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> has_left;
+  Failure failure;
+};
+static_assert(sizeof(ControlPage::Progress) == 64);
+static_assert(sizeof(ControlPage) <= 4096);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+/// How long to spin before sleeping in the kernel. Spinning is fastest while every rank has a
+/// processor, and takes it from those who are waited for when there are more ranks than that. There
+/// is no sched_yield() in between: on a busy machine the kernel lets a thread that yields wait for
+/// all others, and one that slept and is woken run at once.
+struct WaitPolicy {
+  int fewest_spins = 0;
+  int most_spins = 0;  ///< between the two, by how often spinning was enough lately
+};
+WaitPolicy wait_policy(int world_size, int cpus);
+
+/// The ranks' meeting point. Every wait ends: with all ranks there, when the timeout has passed,
+/// when a missing rank's process has ended, or when another rank has failed. The last three throw
+/// ddp::Error (1) with one line that names the operation and the rank, and make every later call on
+/// any rank fail with the first failure's reason.
+class Barrier {
+ public:
+  /// @param pages by rank, all zero at first; they must outlive this object
+  /// @param is_alive false once that rank's process cannot come any more
+  /// @param names what messages call the ranks, where these are part of a larger job; empty: as
+  /// they are
+  Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
+          WaitPolicy policy, std::function<bool(int rank)> is_alive, std::vector<int> names = {});
+  /// Whoever still waits for this rank learns that it has left.
+  ~Barrier();
+  Barrier(const Barrier&) = delete;
+  Barrier& operator=(const Barrier&) = delete;
+
+  /// Begins a collective: meets the others, and compares.
+  /// @return whether all ranks' elements lie at the same place of the same region
+  bool begin(const Call& call);
+  /// Meets the others again, within the collective that begin() began.
+  void meet();
+
+  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
+
+  /// @param reason one line. Marks the job as failed and throws
+  [[noreturn]] void fail(const std::string& reason);
+
+  uint64_t sequence() const noexcept { return sequence_; }  ///< collectives so far
+  int rank() const noexcept { return rank_; }
+  int world_size() const noexcept { return static_cast<int>(pages_.size()); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void arrive();
+  void wait_for_all();
+  void wait_slowly(int peer);
+  void sleep_until_arrival(int peer, std::chrono::microseconds limit);
+  bool has_arrived(int peer) const;
+  void check_peers(Clock::time_point deadline);
+  void throw_if_failed();
+  [[noreturn]] void fail_mismatch(int peer);
+  std::string name(int rank) const;
+  std::string describe(int peer) const;
+  std::string current() const;
+
+  int rank_;
+  std::vector<ControlPage*> pages_;
+  std::chrono::milliseconds timeout_;
+  WaitPolicy policy_;
+  std::function<bool(int)> is_alive_;
+  std::vector<int> names_;
+  Call call_;
+  uint64_t sequence_ = 0;
+  uint32_t arrivals_ = 0;
+  int spins_;
+  std::optional<Clock::time_point> deadline_;  // of the collective, once a wait takes long
+};
+
+}  // namespace ddp::shm

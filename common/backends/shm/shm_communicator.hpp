@@ -1,0 +1,110 @@
+// common/backends/shm/shm_communicator.hpp - the collectives of one host's ranks, on plain memory.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "common/backends/shm/communicator.hpp"
+#include "common/backends/shm/shm_barrier.hpp"
+#include "common/backends/shm/shm_host.hpp"
+#include "common/backends/shm/shm_segment.hpp"
+#include "common/backends/shm/shm_types.hpp"
+
+namespace ddp::shm {
+
+/// Note [How data moves]
+/// Each rank's part of the shared memory is a control page, two slots and a mailbox.
+/// - Up to kSlotBytes: everyone writes its slot, meets the others once, and combines all slots by
+///   itself. Two slots take turns, so that nobody waits for the slow readers of the last one.
+/// - More, in private memory: pieces go through the mailboxes. Rank r combines stripe r of every
+///   mailbox, writes the result into its own, and everyone collects the stripes.
+/// - More, in a region (see allocate()): rank r combines its stripe of all ranks' tensors where
+/// they
+///   are and writes the result to each. Nothing is copied.
+/// Whoever combines does so in the order of the ranks, so all ranks hold the same bits, in every
+/// run.
+///
+/// The calling thread does the work: with a rank on every core there is none left for a helper.
+class Communicator : public ddp::Communicator {
+ public:
+  static constexpr size_t kSlotBytes = 8192;
+
+  struct Settings {
+    int rank = 0;
+    int world_size = 1;
+    std::chrono::milliseconds timeout{120000};  ///< of every wait for another rank
+    HostIdentity identity = read_host_identity();
+    std::vector<Sharing> ways = {Sharing::kDescriptor, Sharing::kName};
+    std::vector<int> names = {};  ///< what messages call the ranks; empty: as they are
+  };
+
+  /// Collective. Blocks until all ranks are there.
+  /// @throws SegmentError on all ranks alike if they are not on one host, too many, or cannot share
+  /// memory
+  static std::unique_ptr<Communicator> connect(const Settings& settings, const Exchange& exchange);
+
+  /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero
+  Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
+               WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names = {});
+  static size_t part_bytes(int world_size);
+
+  int rank() const noexcept override { return barrier_.rank(); }
+  int world_size() const noexcept override { return barrier_.world_size(); }
+  uint64_t sequence() const noexcept override { return barrier_.sequence(); }
+
+  std::chrono::milliseconds timeout() const noexcept { return barrier_.timeout(); }
+  /// For the waits that follow, of this rank alone.
+  void set_timeout(std::chrono::milliseconds timeout) noexcept { barrier_.set_timeout(timeout); }
+
+  // Calls that differ between the ranks are refused: see Barrier.
+
+  void barrier() override;
+  void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) override;
+  void broadcast(void* data, size_t count, DType dtype, int root) override;
+  void all_gather(const void* input, void* const* outputs, size_t count, DType dtype) override;
+  void all_gather(const void* input, void* const* outputs, const size_t* counts,
+                  DType dtype) override;
+  void gather(const void* input, void* const* outputs, size_t count, DType dtype,
+              int root) override;
+  void reduce_scatter(const void* const* inputs, void* output, size_t count, DType dtype,
+                      ReduceOp op) override;
+  void reduce_scatter(const void* const* inputs, void* output, const size_t* counts, DType dtype,
+                      ReduceOp op) override;
+
+  bool has_average() const noexcept override { return true; }
+  /// @return nullptr on all ranks if their sizes differ or there is no memory to share
+  std::shared_ptr<void> allocate(size_t bytes) override;
+  /// Makes memory that is shared already known as a region. @param parts by rank
+  void add_region(const std::vector<std::byte*>& parts, size_t bytes,
+                  std::weak_ptr<const void> owner);
+
+ private:
+  struct Region {
+    uint32_t id;
+    std::vector<std::byte*> parts;
+    size_t bytes;
+    std::weak_ptr<const void> owner;  // a region ends with its memory
+  };
+
+  const Region* find_region(const void* data, size_t bytes) const;
+  std::byte* slot(int rank) const;
+  std::byte* mailbox(int rank) const;
+  size_t largest_in_slot() const;
+
+  void reduce_slots(void* data, size_t count, DType dtype, ReduceOp op);
+  void reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype, ReduceOp op);
+  void reduce_through_mailboxes(std::byte* data, size_t count, DType dtype, ReduceOp op);
+  /// Sends the elements of `input` (if not null) to whoever reads: outputs[r] receives rank r's.
+  /// @param counts elements of each rank, none above `call.count`; null: as many as that
+  void exchange(const Call& call, const void* input, void* const* outputs,
+                const size_t* counts = nullptr);
+
+  std::vector<std::byte*> parts_;
+  Barrier barrier_;
+  mutable std::vector<Region> regions_;
+  uint32_t next_region_ = 1;
+};
+
+}  // namespace ddp::shm

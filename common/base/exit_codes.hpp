@@ -1,0 +1,43 @@
+// common/base/exit_codes.hpp - what a program's exit code means, and the errors that lead to one.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ddp {
+
+/// Every program of the suite exits with one of these, so that scripts and schedulers can act on
+/// it.
+enum class ExitCode : int {
+  kDone = 0,
+  kTrainingFailed = 1,
+  kUsage = 2,  ///< command line, environment, configuration or data
+  kSnapshotRefused = 3,  ///< a snapshot is there, but it is damaged or belongs to another run
+  kTransient = 75,  ///< port or rendezvous: the same command may work later
+  kRunAgain = 85,  ///< stopped with a good snapshot: start the same command again
+};
+
+/// An error that knows its exit code. `what()` is one line: what is wrong, its value, what was
+/// expected.
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ExitCode code() const noexcept { return code_; }
+
+ private:
+  ExitCode code_;
+};
+
+/// The user's mistake: exit code 2.
+class UsageError : public Error {
+ public:
+  explicit UsageError(const std::string& message) : Error(ExitCode::kUsage, message) {}
+};
+
+/// A port, a peer or a rendezvous that was not there: exit code 75.
+class TransientError : public Error {
+ public:
+  explicit TransientError(const std::string& message) : Error(ExitCode::kTransient, message) {}
+};
+
+}  // namespace ddp

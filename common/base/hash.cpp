@@ -1,0 +1,33 @@
+#include "common/base/hash.hpp"
+
+#include <cinttypes>
+#include <cstdio>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ddp {
+
+struct Hash::State {
+  XXH3_state_t xxh3;
+};
+
+Hash::Hash() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->xxh3);
+}
+Hash::~Hash() = default;
+
+Hash& Hash::update(const void* bytes, size_t size) {
+  XXH3_128bits_update(&state_->xxh3, bytes, size);
+  return *this;
+}
+
+std::string Hash::hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
+  char text[33];
+  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, static_cast<uint64_t>(hash.high64),
+                static_cast<uint64_t>(hash.low64));
+  return text;
+}
+
+}  // namespace ddp

@@ -1,0 +1,28 @@
+// common/base/hash.hpp - one hash for everything that is compared: digests, data files, snapshots.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace ddp {
+
+/// XXH3-128 of a sequence of byte ranges, as 32 hex digits (what `xxh128sum` prints). Finds damage
+/// and disagreement; it is no defence against an attacker.
+class Hash {
+ public:
+  Hash();
+  ~Hash();
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
+
+  Hash& update(const void* bytes, size_t size);
+  Hash& update(const std::string& text) { return update(text.data(), text.size()); }
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ddp

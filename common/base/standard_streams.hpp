@@ -1,0 +1,23 @@
+// common/base/standard_streams.hpp - stdin, stdout and stderr that were closed before this program
+// began.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace ddp {
+
+/// The first thing in main(). The next file or socket would get the number of a stream that was
+/// closed: the program would print into it, and its children take it for their own. It is opened
+/// the wrong way round, so that using it is an error as before.
+inline void fill_closed_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(descriptor, F_GETFD) == -1) {
+      // Takes the lowest number that is free.
+      [[maybe_unused]] const int opened =
+          open("/dev/null", descriptor == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
+    }
+  }
+}
+
+}  // namespace ddp

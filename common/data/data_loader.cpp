@@ -1,0 +1,148 @@
+#include "common/data/data_loader.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace ddp {
+namespace {
+
+/// One that is copied, one that is filled.
+constexpr size_t kStagingBuffers = 2;
+
+/// to[i] = from[order[i]]. Both contiguous.
+void gather_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
+                 const torch::Tensor& to) {
+  const int64_t all_rows = from.size(0);
+  const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
+  const char* const source = static_cast<const char*>(from.const_data_ptr());
+  char* target = static_cast<char*>(to.mutable_data_ptr());
+  for (int64_t i = 0; i < rows; ++i, target += row_bytes) {
+    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
+                "), got ", order[i]);
+    std::memcpy(target, source + static_cast<size_t>(order[i]) * row_bytes, row_bytes);
+  }
+}
+
+}  // namespace
+
+torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch) {
+  at::Generator generator = at::detail::createCPUGenerator(seed + static_cast<uint64_t>(epoch));
+  return torch::randperm(size, generator, torch::kInt64);
+}
+
+RandomSampler::RandomSampler(int64_t dataset_size, uint64_t seed)
+    : dataset_size_(dataset_size), seed_(seed) {
+  set_epoch(0);
+}
+
+void RandomSampler::set_epoch(int64_t epoch) {
+  indices_ = shuffled_indices(dataset_size_, seed_, epoch);
+}
+
+DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
+    : samples_{samples.input.contiguous(), samples.target.contiguous()},
+      sampler_(&sampler),
+      options_(options) {
+  TORCH_CHECK(options.batch_per_rank >= 1, "Expected batch_per_rank >= 1, got ",
+              options.batch_per_rank);
+  TORCH_CHECK(options.accumulate >= 1, "Expected accumulate >= 1, got ", options.accumulate);
+  reserve(std::min(options.batch_per_rank, sampler.indices().size(0)));
+}
+
+void DataLoader::reserve(int64_t samples) {
+  const bool on_host = options_.device.is_cpu();
+  const auto room = [samples](const torch::Tensor& all, const torch::TensorOptions& options) {
+    std::vector<int64_t> sizes = all.sizes().vec();
+    sizes[0] = samples;
+    return torch::empty(sizes, all.options().merge_in(options));
+  };
+  const auto buffers = [&](const torch::TensorOptions& options) {
+    const Tensors whole{room(samples_.input, options), room(samples_.target, options)};
+    return Buffers{whole, {whole.input.narrow(0, 0, 0), whole.target.narrow(0, 0, 0)}};
+  };
+  for (const Staging& staging : staging_) {
+    if (staging.copied) {
+      staging.copied->synchronize();
+    }
+  }
+  staging_.clear();
+  for (size_t i = 0; i < (on_host ? 1 : kStagingBuffers); ++i) {
+    staging_.push_back(
+        {buffers(torch::TensorOptions().pinned_memory(!on_host)),
+         on_host ? std::nullopt : std::make_optional<c10::Event>(options_.device.type())});
+  }
+  turn_ = 0;
+  if (!on_host) {
+    device_ = buffers(options_.device);
+  }
+}
+
+const DataLoader::Tensors& DataLoader::Buffers::first(int64_t samples) {
+  if (samples == whole.input.size(0)) {
+    return whole;
+  }
+  if (samples != rest.input.size(0)) {
+    rest = {whole.input.narrow(0, 0, samples), whole.target.narrow(0, 0, samples)};
+  }
+  return rest;
+}
+
+const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
+  if (staging_.empty() || samples > staging_.front().buffers.whole.input.size(0)) {
+    reserve(samples);  // the sampler's epochs differ in length
+  }
+  Staging& staging = staging_[turn_];
+  turn_ = (turn_ + 1) % staging_.size();
+  if (staging.copied) {
+    staging.copied->synchronize();  // at once, unless the device is two batches behind
+  }
+  const Tensors& host = staging.buffers.first(samples);
+  const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
+  gather_rows(samples_.input, order, samples, host.input);
+  gather_rows(samples_.target, order, samples, host.target);
+  if (!staging.copied) {
+    return host;
+  }
+  const Tensors& device = device_.first(samples);
+  device.input.copy_(host.input, /*non_blocking=*/true);
+  device.target.copy_(host.target, /*non_blocking=*/true);
+  staging.copied->record(
+      c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device));
+  return device;
+}
+
+DataLoader::Iterator DataLoader::begin() {
+  step_ = 0;
+  position_ = 0;
+  next();
+  return Iterator(this);
+}
+
+void DataLoader::next() {
+  const torch::Tensor& indices = sampler_->indices();
+  const int64_t step_per_rank = options_.batch_per_rank * options_.accumulate;
+  const int64_t step_samples = step_per_rank * sampler_->num_replicas();
+  const int64_t step_begin = step_ * step_samples;
+  has_batch_ = step_begin < sampler_->epoch_samples();
+  if (!has_batch_) {
+    return;
+  }
+  const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
+  const int64_t samples = std::clamp(step_end - position_, int64_t{0}, options_.batch_per_rank);
+  const Tensors& tensors = gather(samples);
+  batch_.input = tensors.input;
+  batch_.target = tensors.target;
+  batch_.epoch_steps = (sampler_->epoch_samples() + step_samples - 1) / step_samples;
+  batch_.step_samples_per_rank =
+      static_cast<double>(std::min(step_samples, sampler_->epoch_samples() - step_begin)) /
+      sampler_->num_replicas();
+
+  position_ += samples;
+  batch_.completes_step = position_ >= step_end;
+  if (batch_.completes_step) {
+    ++step_;
+  }
+}
+
+}  // namespace ddp

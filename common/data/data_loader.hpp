@@ -1,0 +1,130 @@
+// common/data/data_loader.hpp - which samples a process reads, in what order, and how they become
+// batches.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/data/dataset.hpp"
+
+namespace ddp {
+
+/// What one process computes on at a time.
+struct Batch {
+  torch::Tensor
+      input;  ///< (samples, in_features) float32, on the loader's device; reused by the next batch
+  torch::Tensor target;  ///< (samples) int64 or (samples, 1) float32
+  double step_samples_per_rank =
+      0;  ///< samples of the whole optimizer step / ranks, see Note [Averaging]
+  bool completes_step = true;  ///< false while --accumulate has more of this step to come
+  int64_t epoch_steps = 0;  ///< optimizer steps of this epoch, so that a log can make room for them
+};
+
+/// The order in which this process reads the samples of an epoch. The order is a function of seed
+/// and epoch alone, so that a resumed run continues as if it had never stopped.
+class Sampler {
+ public:
+  virtual ~Sampler() = default;
+  /// Reshuffles. Without this call every epoch would have the order of epoch 0.
+  virtual void set_epoch(int64_t epoch) = 0;
+  /// @return (samples of this process) int64, on the host
+  virtual const torch::Tensor& indices() const = 0;
+  /// Samples of the epoch over all processes that share it, and how many those are.
+  virtual int64_t epoch_samples() const = 0;
+  virtual int num_replicas() const = 0;
+};
+
+/// All samples, shuffled: stages 01 and 02.
+class RandomSampler : public Sampler {
+ public:
+  RandomSampler(int64_t dataset_size, uint64_t seed);
+  void set_epoch(int64_t epoch) override;
+  const torch::Tensor& indices() const override { return indices_; }
+  int64_t epoch_samples() const override { return dataset_size_; }
+  int num_replicas() const override { return 1; }
+
+ private:
+  int64_t dataset_size_;
+  uint64_t seed_;
+  torch::Tensor indices_;
+};
+
+/// The permutation of epoch `epoch`: the same on every rank, and the same as Python's
+/// `torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))`.
+torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
+
+struct DataLoaderOptions {
+  int64_t batch_per_rank;
+  int64_t accumulate = 1;  ///< batches per optimizer step
+  torch::Device device = torch::kCPU;
+};
+
+/// Iterates over this process's batches of one epoch. A batch is gathered into memory that every
+/// batch of its size uses again: no allocation but for an epoch's last, smaller batch. The last
+/// step of an epoch takes what is left; all processes make the same number of steps, if need be
+/// with an empty batch.
+class DataLoader {
+ public:
+  /// Both must outlive the loader.
+  DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options);
+  void set_epoch(int64_t epoch) { sampler_->set_epoch(epoch); }
+  int64_t batch_per_rank() const noexcept { return options_.batch_per_rank; }
+
+  class Iterator {
+   public:
+    explicit Iterator(DataLoader* loader) : loader_(loader) {}
+    const Batch& operator*() const { return loader_->batch_; }
+    Iterator& operator++() {
+      loader_->next();
+      return *this;
+    }
+    bool operator!=(std::nullptr_t) const { return loader_->has_batch_; }
+
+   private:
+    DataLoader* loader_;
+  };
+  Iterator begin();
+  std::nullptr_t end() const { return nullptr; }
+
+ private:
+  struct Tensors {
+    torch::Tensor input;
+    torch::Tensor target;
+  };
+  /// Room for the largest batch, and views of its beginning for the last batch that was smaller.
+  struct Buffers {
+    Tensors whole;
+    Tensors rest;
+    const Tensors& first(int64_t samples);
+  };
+  /// Where the host gathers. On a GPU pinned, with the moment when the copy to the device was over.
+  struct Staging {
+    Buffers buffers;
+    std::optional<c10::Event> copied;
+  };
+
+  void next();
+  void reserve(int64_t samples);
+  /// The samples of indices [position_, position_ + samples), on the device.
+  const Tensors& gather(int64_t samples);
+
+  Samples samples_;  // contiguous
+  Sampler* sampler_;
+  DataLoaderOptions options_;
+  Batch batch_;
+  // Note [Staging]: on a GPU the host does not wait for a copy. It gathers the next batch into the
+  // other staging buffer, while the stream copies and computes; the device's buffer needs no second
+  // one, because a stream's copies wait for what it computed before. On the host there is one
+  // staging buffer, and it is the batch.
+  std::vector<Staging> staging_;
+  size_t turn_ = 0;  // of the staging buffers
+  Buffers device_;
+  bool has_batch_ = false;
+  int64_t step_ = 0;
+  int64_t position_ = 0;  // first sample of the next batch in sampler_->indices()
+};
+
+}  // namespace ddp

@@ -1,0 +1,227 @@
+#include "common/data/dataset.hpp"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/hash.hpp"
+
+namespace ddp {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Where a file of the published data is, and what must be in it once unpacked.
+struct DataFile {
+  const char* name;
+  size_t bytes;
+  const char* hash;
+};
+
+constexpr DataFile kDigits{"digits.csv", 264712, "c0190c36d374a46af13d279cdb7a84f5"};
+constexpr DataFile kFashionTrainImages{"train-images-idx3-ubyte", 47040016,
+                                       "e5a664e2905b9295ca72265d7c26283b"};
+constexpr DataFile kFashionTrainLabels{"train-labels-idx1-ubyte", 60008,
+                                       "48a2c630b815ef5a775518db990ebf87"};
+constexpr DataFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
+                                      "00620a3fbea59460a60baf710224b311"};
+constexpr DataFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
+                                      "ca8383985fa2cbc620515cb4512a5b03"};
+
+/// Reads NAME.gz or NAME. The size is known, so a file that claims to be larger is never unpacked.
+std::string read_data_file(const fs::path& folder, const DataFile& file) {
+  fs::path path = folder / (std::string(file.name) + ".gz");
+  if (!fs::exists(path)) {
+    path = folder / file.name;
+  }
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
+  if (in == nullptr) {
+    throw UsageError("data file " + path.string() + " cannot be opened, expected " + file.name +
+                     " or " + file.name + ".gz in the folder that --data-dir names");
+  }
+  std::string bytes(file.bytes + 1, '\0');  // one more than expected: a longer file must be noticed
+  const int got = gzread(in.get(), bytes.data(), static_cast<unsigned>(bytes.size()));
+  bytes.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  if (bytes.size() != file.bytes) {
+    throw UsageError("data file " + path.string() + " holds " +
+                     (got < 0                     ? "damaged gzip data"
+                      : bytes.size() > file.bytes ? "too much data"
+                                                  : std::to_string(got) + " bytes") +
+                     ", expected " + std::to_string(file.bytes) + " bytes unpacked");
+  }
+  const std::string hash = Hash().update(bytes).hex();
+  if (hash != file.hash) {
+    throw UsageError("data file " + path.string() + " has checksum " + hash + ", expected " +
+                     file.hash);
+  }
+  return bytes;
+}
+
+/// The first of the candidates that has the file, else the first, so that the error names a likely
+/// place.
+fs::path find_data_dir(const Options& options, const DataFile& file,
+                       const std::vector<fs::path>& candidates) {
+  if (!options.data_dir.empty()) {
+    return options.data_dir;
+  }
+  for (const fs::path& folder : candidates) {
+    if (fs::exists(folder / (std::string(file.name) + ".gz")) || fs::exists(folder / file.name)) {
+      return folder;
+    }
+  }
+  return candidates.front();
+}
+
+std::string hash_samples(const Samples& samples) {
+  return Hash()
+      .update(samples.input.const_data_ptr(), samples.input.nbytes())
+      .update(samples.target.const_data_ptr(), samples.target.nbytes())
+      .hex();
+}
+
+/// y = w.x + b + 0.1 * noise for one output; for more, classes drawn from softmax(w.x + b).
+Dataset synthetic(const Options& options) {
+  constexpr double kNoise = 0.1;
+  constexpr double kLogitScale = 3.0;  // sharp enough that most labels can be learned
+  Dataset dataset;
+  dataset.name = "synthetic";
+  dataset.layers = options.layers;
+  if (dataset.layers.empty()) {
+    dataset.layers = options.hidden;
+    dataset.layers.insert(dataset.layers.begin(), 20);
+    dataset.layers.push_back(1);
+  }
+  const int64_t in_features = dataset.layers.front();
+  const int64_t out_features = dataset.layers.back();
+  const int64_t test_size = std::max<int64_t>(options.dataset_size / 4, 1);
+  const int64_t size = options.dataset_size + test_size;
+
+  at::Generator generator = at::detail::createCPUGenerator(options.seed);
+  const torch::Tensor input = torch::randn({size, in_features}, generator);
+  // Divided by sqrt(in_features), so that outputs have a variance near 1 at any width.
+  const torch::Tensor weight =
+      torch::randn({in_features, out_features}, generator) / std::sqrt(double(in_features));
+  const torch::Tensor bias = torch::randn({out_features}, generator);
+  torch::Tensor target = input.matmul(weight) + bias;
+  if (dataset.classification()) {
+    const torch::Tensor probability = torch::softmax(kLogitScale * target.to(torch::kFloat64), 1);
+    target = probability.multinomial(1, /*replacement=*/false, generator).squeeze(1);
+    const torch::Tensor entropy = -(probability * probability.clamp_min(1e-300).log()).sum(1);
+    dataset.loss_floor = entropy.mean().item<double>();
+  } else {
+    target = target + kNoise * torch::randn({size, 1}, generator);
+    dataset.loss_floor = kNoise * kNoise;
+  }
+  dataset.train = {input.narrow(0, 0, options.dataset_size),
+                   target.narrow(0, 0, options.dataset_size)};
+  dataset.test = {input.narrow(0, options.dataset_size, test_size),
+                  target.narrow(0, options.dataset_size, test_size)};
+  return dataset;
+}
+
+/// Mean 0 and variance 1 over the training pixels; both parts get the same transformation.
+void normalize(Dataset& dataset) {
+  const torch::Tensor pixels = dataset.train.input;
+  const double mean = pixels.mean(torch::kFloat64).item<double>();
+  const double deviation =
+      std::sqrt(pixels.to(torch::kFloat64).sub_(mean).square_().mean().item<double>());
+  for (Samples* samples : {&dataset.train, &dataset.test}) {
+    samples->input.sub_(mean).div_(deviation);
+  }
+}
+
+std::vector<int64_t> image_layers(int64_t pixels, const Options& options,
+                                  const std::vector<int64_t>& default_hidden) {
+  std::vector<int64_t> layers = options.hidden.empty() ? default_hidden : options.hidden;
+  layers.insert(layers.begin(), pixels);
+  layers.push_back(10);
+  return layers;
+}
+
+/// 1,797 8x8 images of 10 people's handwritten digits; every fifth is held out.
+Dataset digits(const Options& options) {
+  constexpr int64_t kImages = 1797;
+  constexpr int64_t kPixels = 64;
+  constexpr int64_t kHeldOutStride = 5;
+  const fs::path folder = find_data_dir(
+      options, kDigits,
+      {fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "share", DDP_DATA_DIR});
+  const std::string csv = read_data_file(folder, kDigits);
+
+  const torch::Tensor table = torch::empty({kImages, kPixels + 1}, torch::kInt64);
+  int64_t* value = table.mutable_data_ptr<int64_t>();
+  const char* position = csv.data();
+  const char* const end = csv.data() + csv.size();
+  for (int64_t i = 0; i < table.numel(); ++i) {
+    position = std::from_chars(position, end, value[i]).ptr + 1;  // skips the comma or newline
+  }
+  const torch::Tensor held_out = torch::arange(kImages).remainder(kHeldOutStride).eq(0);
+  const auto part = [&](const torch::Tensor& mask) {
+    const torch::Tensor rows = table.index({mask});
+    return Samples{rows.narrow(1, 0, kPixels).to(torch::kFloat32).contiguous(),
+                   rows.select(1, kPixels).contiguous()};
+  };
+  Dataset dataset{.name = "digits",
+                  .train = part(~held_out),
+                  .test = part(held_out),
+                  .layers = image_layers(kPixels, options, {128, 128}),
+                  .loss_floor = std::numeric_limits<double>::quiet_NaN(),
+                  .fingerprint = {}};
+  normalize(dataset);
+  return dataset;
+}
+
+/// IDX: a header of big-endian numbers, here checked by the file's hash, then the bytes.
+Samples idx_samples(const std::string& images, const std::string& labels) {
+  constexpr size_t kImageHeader = 16;
+  constexpr size_t kLabelHeader = 8;
+  const auto size = static_cast<int64_t>(labels.size() - kLabelHeader);
+  const auto bytes = [](const std::string& file, size_t offset) {
+    return torch::from_blob(const_cast<char*>(file.data() + offset),
+                            {static_cast<int64_t>(file.size() - offset)}, torch::kUInt8);
+  };
+  return {bytes(images, kImageHeader).to(torch::kFloat32).view({size, -1}),
+          bytes(labels, kLabelHeader).to(torch::kInt64)};
+}
+
+/// 60,000 + 10,000 28x28 images of clothing, the published split.
+Dataset fashion_mnist(const Options& options) {
+  const fs::path folder = find_data_dir(options, kFashionTrainImages,
+                                        {"/usr/share/datasets/fashion-mnist", DDP_DATA_DIR});
+  const auto part = [&](const DataFile& images_file, const DataFile& labels_file) {
+    const std::string images = read_data_file(folder, images_file);
+    return idx_samples(images, read_data_file(folder, labels_file));
+  };
+  Dataset dataset{.name = "fashion-mnist",
+                  .train = part(kFashionTrainImages, kFashionTrainLabels),
+                  .test = part(kFashionTestImages, kFashionTestLabels),
+                  .layers = image_layers(784, options, {256, 128}),
+                  .loss_floor = std::numeric_limits<double>::quiet_NaN(),
+                  .fingerprint = {}};
+  normalize(dataset);
+  return dataset;
+}
+
+}  // namespace
+
+Dataset load_dataset(const Options& options) {
+  const torch::NoGradGuard no_grad;
+  Dataset dataset = options.dataset == "digits"          ? digits(options)
+                    : options.dataset == "fashion-mnist" ? fashion_mnist(options)
+                                                         : synthetic(options);
+  dataset.fingerprint = dataset.name + " " + std::to_string(dataset.train.size()) + "+" +
+                        std::to_string(dataset.test.size()) + " samples, hash " +
+                        hash_samples(dataset.train).substr(0, 16);
+  return dataset;
+}
+
+}  // namespace ddp

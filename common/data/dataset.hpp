@@ -1,0 +1,39 @@
+// common/data/dataset.hpp - the data: a synthetic teacher, or real images that need no download.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/launch/options.hpp"
+
+namespace ddp {
+
+/// Samples in host memory.
+struct Samples {
+  torch::Tensor input;  ///< (size, in_features) float32
+  torch::Tensor target;  ///< (size) int64 classes, or (size, 1) float32 values
+  int64_t size() const { return input.size(0); }
+};
+
+struct Dataset {
+  std::string name;
+  Samples train;
+  Samples test;  ///< held out: never trained on
+  std::vector<int64_t> layers;  ///< widths of the MLP that fits, --hidden included
+  /// The loss that no model can beat: the variance of the noise (regression) or the entropy of the
+  /// labels (classification) of synthetic data. Not a number for real data.
+  double loss_floor;
+  std::string
+      fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks of one job
+
+  bool classification() const { return layers.back() > 1; }
+};
+
+/// @throws UsageError if a file is missing, truncated or not the published one, or if the options
+/// do not fit
+Dataset load_dataset(const Options& options);
+
+}  // namespace ddp

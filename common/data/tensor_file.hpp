@@ -1,0 +1,31 @@
+// common/data/tensor_file.hpp - named tensors in a safetensors file that is there whole or not at
+// all.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp {
+
+/// Named tensors and text, as a safetensors file: Python's `safetensors` reads it, and no reader
+/// executes anything.
+struct TensorFile {
+  std::map<std::string, std::string> metadata;
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+};
+
+/// Writes `file` so that a reader, or this program after a crash, finds the old file or the new
+/// one, never a part: temporary file, fsync, rename. What was at `path` is kept as `path` +
+/// ".prev". What a writer that was killed has left beside it is removed.
+/// @throws Error (1) with the path and the reason
+void write_tensor_file(const std::string& path, const TensorFile& file);
+
+/// @throws Error (3) if the file is not a safetensors file, or its checksum (over all of it) does
+/// not match
+TensorFile read_tensor_file(const std::string& path);
+
+}  // namespace ddp

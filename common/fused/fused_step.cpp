@@ -1,0 +1,249 @@
+#include "common/fused/fused_step.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "common/backends/cuda_module.hpp"
+#include "common/fused/engine.hpp"
+#include "common/fused/graph_cache.hpp"
+#include "common/fused/kernels.hpp"
+#include "common/fused/worker_pool.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/parallel/gradient_buckets.hpp"
+
+namespace ddp {
+namespace {
+
+using fused::Engine;
+using fused::Progress;
+using fused::Work;
+
+/// One device's copy of the MLP.
+struct Replica {
+  torch::Device device;
+  torch::Tensor data;  // flat; the model's own on the model's device
+  torch::Tensor grad;  // flat; the model's own for the first replica
+  std::unique_ptr<Engine> engine;
+};
+
+}  // namespace
+
+struct FusedStep::State {
+  State(const Options& options, Mlp mlp, Optimizer& the_optimizer, const ProcessGroup* group,
+        const std::vector<torch::Device>& devices)
+      : model(std::move(mlp)),
+        optimizer(the_optimizer),
+        process_group(group),
+        world_size(group == nullptr ? 1 : group->world_size()),
+        batch_size(resolve_batch_per_rank(options, world_size)),
+        whole_step_samples(static_cast<double>(batch_size * options.accumulate)),
+        flat(flatten_parameters(*model)),
+        threads(devices.size()) {
+    const torch::NoGradGuard no_grad;
+    if (world_size > 1) {
+      buckets.emplace(flat, *process_group, distributed_options(options),
+                      GradientBuckets::Scale::kDivided);
+    }
+    const auto count = static_cast<int64_t>(devices.size());
+    const int64_t largest_share = (batch_size + count - 1) / count;
+    for (const torch::Device& device : devices) {
+      Replica replica{.device = device,
+                      .data = device == flat.data.device() ? flat.data : flat.data.to(device),
+                      .grad = replicas.empty() ? flat.grad : torch::zeros_like(flat.grad, device),
+                      .engine = nullptr};
+      const fused::MlpStorage storage = fused::mlp_storage(flat, replica.data, replica.grad);
+      replica.engine = device.is_cpu()
+                           ? fused::make_host_engine(storage, largest_share,
+                                                     static_cast<size_t>(options.threads))
+                           : fused::make_aten_engine(storage, largest_share);
+      replicas.push_back(std::move(replica));
+    }
+    if (options.speedup == "graph") {
+      TORCH_CHECK(flat.data.is_cuda() && devices.size() == 1,
+                  "Expected one CUDA device for --speedup graph, got ", devices.size(), " of ",
+                  flat.data.device());
+      graphs =
+          std::make_shared<fused::GraphCache>(cuda_module()->make_graph_stream(flat.data.device()));
+      if (process_group != nullptr) {
+        // Which of the two is destroyed first is the stage's affair.
+        process_group->before_shutdown([cache = std::weak_ptr<fused::GraphCache>(graphs)] {
+          if (const auto still_there = cache.lock()) {
+            still_there->release();
+          }
+        });
+      }
+    }
+  }
+
+  void run(const Batch& batch, TrainingLog& log) {
+    const torch::NoGradGuard no_grad;
+    // All ranks must choose alike: in an epoch's last, smaller step some may have a whole batch.
+    if (graphs && batch.step_samples_per_rank == whole_step_samples) {
+      run_graph(batch, log);
+    } else {
+      compute_replicas(batch, log);
+      if (batch.completes_step) {
+        average();
+        log.begin(Phase::kOptimizer);
+        update();
+      }
+    }
+    step_begun = !batch.completes_step;
+    // On a GPU the log reads losses when the epoch is over, and the next step overwrites this one.
+    const torch::Tensor& loss = replicas.front().engine->loss();
+    log.end(batch, flat.data.is_cuda() ? loss.clone() : loss);
+  }
+
+  Work work_of(const Batch& batch, int64_t begin, int64_t samples) const {
+    // Divided by the number of ranks here, where it costs nothing, and not after the all-reduce.
+    return {batch, begin, samples, 1 / (batch.step_samples_per_rank * world_size), step_begun};
+  }
+
+  void compute_replicas(const Batch& batch, TrainingLog& log) {
+    if (replicas.size() == 1) {
+      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), &log);
+      return;
+    }
+    threads.run([&](size_t i) {
+      Replica& replica = replicas[i];
+      if (replica.data.data_ptr() != flat.data.data_ptr()) {
+        replica.data.copy_(flat.data, /*non_blocking=*/true);
+      }
+      const auto count = static_cast<int64_t>(replicas.size());
+      const auto index = static_cast<int64_t>(i);
+      const int64_t samples = batch.input.size(0);
+      const int64_t begin = index * (samples / count) + std::min(index, samples % count);
+      compute(replica, work_of(batch, begin, samples / count + (index < samples % count ? 1 : 0)),
+              i == 0 ? &log : nullptr);
+    });
+    torch::Tensor loss = replicas.front().engine->loss();
+    for (size_t i = 1; i < replicas.size(); ++i) {
+      loss.add_(replicas[i].engine->loss().to(loss.device()));
+    }
+    if (batch.completes_step) {
+      add_gradients();
+    }
+  }
+
+  /// @param log of the one replica whose phases count
+  void compute(const Replica& replica, const Work& work, TrainingLog* log) {
+    const c10::DeviceGuard device_guard(replica.device);
+    const torch::NoGradGuard no_grad;  // thread-local
+    model->announce({work.samples, work.batch.input.size(1)}, replica.device);
+    const auto begin_phase = [&](Phase phase) {
+      if (log != nullptr) {
+        log->begin(phase);
+      }
+    };
+    const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, work.batch); };
+    replica.engine->run(work, {begin_phase, gradient_ready});
+  }
+
+  /// Of the buckets that this layer's gradients complete, if the batch completes the step.
+  void start_all_reduce(size_t layer, const Batch& batch) {
+    if (!buckets || !batch.completes_step) {
+      return;
+    }
+    for (size_t bucket = 0; bucket < buckets->size(); ++bucket) {
+      // A layer has two parameters.
+      if (buckets->range(bucket).first_parameter / 2 == layer) {
+        buckets->start(bucket);
+      }
+    }
+  }
+
+  /// In the replicas' order, which fixes the bits.
+  void add_gradients() {
+    for (size_t i = 1; i < replicas.size(); ++i) {
+      if (!flat.grad.is_cpu()) {
+        flat.grad.add_(replicas[i].grad.to(flat.grad.device()));
+      }
+    }
+    if (flat.grad.is_cpu()) {
+      threads.run([&](size_t thread) {
+        const auto count = static_cast<int64_t>(threads.size());
+        const auto t = static_cast<int64_t>(thread);
+        for (size_t i = 1; i < replicas.size(); ++i) {
+          fused::kernels().add(flat.grad.mutable_data_ptr<float>(),
+                               replicas[i].grad.const_data_ptr<float>(),
+                               flat.grad.numel() * t / count, flat.grad.numel() * (t + 1) / count);
+        }
+      });
+    }
+  }
+
+  /// Waits until the sums over the ranks are there; they are means already, see work_of().
+  void average() {
+    if (buckets) {
+      buckets->finish();
+    }
+  }
+
+  void update() {
+    if (flat.data.is_cpu()) {
+      optimizer.fused_step();
+    } else {
+      optimizer.step();
+    }
+  }
+
+  /// All phases count as forward: nobody can tell when in a graph one ends.
+  void run_graph(const Batch& batch, TrainingLog& log) {
+    model->announce(batch.input.sizes(), flat.data.device());
+    log.begin(Phase::kForward);
+    auto& engine = static_cast<fused::RepeatableEngine&>(*replicas.front().engine);
+    engine.load(work_of(batch, 0, batch_size));
+    const size_t kind = (step_begun ? 2U : 0U) + (batch.completes_step ? 1U : 0U);
+    graphs->run(kind, optimizer.learning_rate(), process_group, [&] {
+      const auto begin_phase = [](Phase) {};
+      const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, batch); };
+      engine.compute(batch_size, step_begun, {begin_phase, gradient_ready});
+      if (batch.completes_step) {
+        average();
+        update();
+      }
+    });
+  }
+
+  Mlp model;
+  Optimizer& optimizer;
+  const ProcessGroup* process_group;
+  int world_size;
+  int64_t batch_size;  // per rank and micro-batch
+  double whole_step_samples;  // per rank
+  FlatParameters flat;
+  std::optional<GradientBuckets> buckets;  // in the order in which backward fills them
+  std::vector<Replica> replicas;
+  fused::WorkerPool threads;  // one per replica
+  std::shared_ptr<fused::GraphCache> graphs;
+  bool step_begun = false;  // gradients of this step's earlier micro-batches are there
+};
+
+FusedStep::FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
+                     const ProcessGroup* process_group) {
+  if (options.speedup != "none") {
+    const torch::Device device = model->parameters().front().device();
+    state_ = std::make_unique<State>(options, std::move(model), optimizer, process_group,
+                                     std::vector<torch::Device>{device});
+  }
+}
+
+FusedStep::FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
+                     const std::vector<torch::Device>& devices) {
+  if (options.speedup != "none") {
+    state_ = std::make_unique<State>(options, std::move(model), optimizer, nullptr, devices);
+  }
+}
+
+FusedStep::~FusedStep() = default;
+
+bool FusedStep::run(const Batch& batch, TrainingLog& log) {
+  if (state_ == nullptr) {
+    return false;
+  }
+  state_->run(batch, log);
+  return true;
+}
+
+}  // namespace ddp

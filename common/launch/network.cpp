@@ -1,0 +1,218 @@
+#include "common/launch/network.hpp"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
+
+namespace ddp {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+/// The addresses of `host`, in the order in which they are to be tried.
+Addresses resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    throw UsageError("MASTER_ADDR=" + host + " cannot be resolved (" + gai_strerror(error) +
+                     "), expected a host name or address that every rank can reach");
+  }
+  return {found, freeaddrinfo};
+}
+
+/// "10.77.0.11", "fd00::11", "fe80::1%eth0".
+std::string to_text(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
+}
+
+int family_of(const std::string& address) {
+  return address.find(':') == std::string::npos ? AF_INET : AF_INET6;
+}
+
+/// One address of one interface.
+struct Interface {
+  std::string name;
+  std::string address;
+};
+
+/// Those that are up and have an address that means something to other hosts, loopback included.
+std::vector<Interface> interfaces() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    throw TransientError(std::string("cannot list the network interfaces: ") +
+                         std::strerror(errno));
+  }
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
+  std::vector<Interface> found;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0U) {
+      continue;
+    }
+    const int family = entry->ifa_addr->sa_family;
+    if (family == AF_INET) {
+      found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in))});
+    } else if (family == AF_INET6) {
+      const auto* const address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+      if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) {
+        found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in6))});
+      }
+    }
+  }
+  return found;
+}
+
+/// Closed unless it is released.
+class Socket {
+ public:
+  Socket(int family, int type) : fd_(socket(family, type | SOCK_CLOEXEC, 0)) {}
+  ~Socket() {
+    if (fd_ >= 0) {
+      close(fd_);
+    }
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+std::string endpoint(const std::string& host, int port) {
+  const bool bare = host.find(':') != std::string::npos;
+  return (bare ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+HostAndPort split_endpoint(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) {
+    throw UsageError("address of rank 0: got " + quote(text) + ", expected host:port");
+  }
+  std::string host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+  }
+  constexpr int kMaxPort = 65535;
+  return {host, parse_integer<int>("port of rank 0", text.substr(colon + 1), 1, kMaxPort)};
+}
+
+bool is_loopback_address(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
+}
+
+void require_resolvable(const std::string& host) {
+  resolve(host, 0);
+}
+
+std::string address_of_interface(const std::string& name, const std::string& like) {
+  const std::vector<Interface> all = interfaces();
+  const int wanted = family_of(like);
+  std::string address;
+  std::string list;
+  for (const Interface& interface : all) {
+    list += (list.empty() ? "" : ", ") + interface.name + " (" + interface.address + ")";
+    if (interface.name == name && (address.empty() || (family_of(address) != wanted &&
+                                                       family_of(interface.address) == wanted))) {
+      address = interface.address;
+    }
+  }
+  if (address.empty()) {
+    const bool exists = if_nametoindex(name.c_str()) != 0;
+    throw UsageError("--interface: " + quote(name) +
+                     (exists ? " has no address or is down" : " is no network interface") +
+                     " of this host, expected one of: " + (list.empty() ? "none" : list));
+  }
+  return address;
+}
+
+std::string address_towards(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port);
+  int reason = 0;
+  for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
+    // A datagram socket: connecting it only looks the route up.
+    const Socket probe(target->ai_family, SOCK_DGRAM);
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    auto* const generic = reinterpret_cast<sockaddr*>(&own);
+    if (probe.get() >= 0 && connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 &&
+        getsockname(probe.get(), generic, &length) == 0) {
+      return to_text(generic, length);
+    }
+    reason = errno;
+  }
+  throw UsageError("no route leads from this host to " + endpoint(host, port) + " (" +
+                   std::strerror(reason) + "), expected one; --interface names the network to use");
+}
+
+Listener listen_on(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port);
+  Socket listener(addresses->ai_family, SOCK_STREAM);
+  const int on = 1;
+  setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_storage bound{};
+  socklen_t length = sizeof(bound);
+  if (listener.get() < 0 || bind(listener.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
+      listen(listener.get(), SOMAXCONN) != 0 ||
+      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    throw TransientError("cannot listen on " + endpoint(host, port) + " (" + std::strerror(errno) +
+                         "), expected a free port of this host; another job may hold it");
+  }
+  const in_port_t network_port = bound.ss_family == AF_INET6
+                                     ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port;
+  return {listener.release(), ntohs(network_port)};
+}
+
+std::string address_to_serve(const std::string& host, const std::string& interface,
+                             const std::string& peer) {
+  const Addresses addresses = resolve(host, 0);
+  for (const addrinfo* own = addresses.get(); own != nullptr; own = own->ai_next) {
+    const std::string address = to_text(own->ai_addr, own->ai_addrlen);
+    if (!is_loopback_address(address)) {
+      return address;
+    }
+  }
+  if (!interface.empty()) {
+    return address_of_interface(interface);
+  }
+  return peer.empty() ? to_text(addresses->ai_addr, addresses->ai_addrlen)
+                      : address_towards(peer, 0);
+}
+
+std::string address_to_publish(const std::string& host, const std::string& interface) {
+  if (!interface.empty()) {
+    return address_of_interface(interface);
+  }
+  std::string address = address_to_serve(host, interface, "");
+  for (const Interface& other : interfaces()) {
+    if (is_loopback_address(address) && !is_loopback_address(other.address)) {
+      address = other.address;
+    }
+  }
+  return address;
+}
+
+}  // namespace ddp

@@ -1,0 +1,57 @@
+// common/launch/network.hpp - this host's addresses, and by which of them other hosts reach it.
+#pragma once
+
+#include <string>
+
+namespace ddp {
+
+/// "n1:29500", "[fd00::1]:29500".
+std::string endpoint(const std::string& host, int port);
+
+/// The other way round. @throws UsageError if there is no port
+struct HostAndPort {
+  std::string host;
+  int port;
+};
+HostAndPort split_endpoint(const std::string& text);
+
+/// True for addresses, as numbers, that lead no further than this host.
+bool is_loopback_address(const std::string& address);
+
+/// @throws UsageError if `host` has no address
+void require_resolvable(const std::string& host);
+
+/// The address, as a number, of this host's network interface `name`: of the family of `like`, if
+/// it has one, else IPv4 before IPv6. Link-local IPv6 does not count: other hosts would need to
+/// know the link.
+/// @throws UsageError listing the interfaces that there are
+std::string address_of_interface(const std::string& name, const std::string& like = "");
+
+/// The address, as a number, from which this host talks to `host`. Sends nothing.
+/// @throws UsageError if it cannot be resolved, or no route leads there
+std::string address_towards(const std::string& host, int port);
+
+/// A socket that listens.
+struct Listener {
+  int fd;
+  int port;
+};
+
+/// Listens on `host` alone: left to itself, TCPStore listens on every interface of the machine.
+/// @param port 0: any that is free
+/// @throws TransientError if the port is taken or the address is another host's
+Listener listen_on(const std::string& host, int port);
+
+/// The address at which rank 0 of a job on several hosts serves, so that the others reach it under
+/// `host`: where that name leads. /etc/hosts of some distributions makes a host's own name a
+/// loopback address; then it is that of `interface`, else the way to `peer`, another host of the
+/// job, tells. Of the last two any may be empty; without both it stays a loopback address.
+/// @throws UsageError if a name cannot be resolved
+std::string address_to_serve(const std::string& host, const std::string& interface,
+                             const std::string& peer);
+
+/// For a rank 0 that tells the others its address: as above, but any network of this host will do
+/// if nothing says which.
+std::string address_to_publish(const std::string& host, const std::string& interface);
+
+}  // namespace ddp

@@ -1,0 +1,102 @@
+// common/launch/options.hpp - everything a stage can be told on the command line.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// Who starts the processes of a program. It decides which options exist and what the default world
+/// is.
+enum class Launch {
+  kAlone,  ///< stages 01 and 02: one process, whatever the number of devices
+  kSpawn,  ///< stage 03: the program starts one process per device itself
+  kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
+};
+
+/// Options::threads of `--threads auto`, until with_cpu_share() settles it.
+inline constexpr int kAutomaticThreads = 0;
+
+/// The defaults are the official tutorial's workload: 2048 samples of 20 features, one linear
+/// layer.
+struct Options {
+  std::string program;  ///< base name of the executable, "01_single_gpu"
+  Launch launch = Launch::kAlone;
+
+  // Training.
+  int64_t total_epochs = 0;
+  int64_t save_every = 0;  ///< epochs between snapshots
+  int64_t batch_per_rank = 32;  ///< samples per process and micro-batch; see resolve_batch()
+  std::optional<int64_t>
+      global_batch;  ///< samples per optimizer step, over all ranks and micro-batches
+  int64_t accumulate = 1;  ///< micro-batches per optimizer step
+  std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
+  std::optional<double>
+      learning_rate;  ///< none: the optimizer's default, see default_learning_rate()
+  std::string lr_schedule;  ///< "constant" or "linear"; empty: the dataset's default
+  uint64_t seed = 42;  ///< weights, data and order; the same on every rank
+  bool deterministic = false;
+
+  // Data and model.
+  std::string dataset = "synthetic";  ///< "synthetic", "digits" or "fashion-mnist"
+  std::string data_dir;  ///< folder with the data files; empty: where the dataset is installed
+  int64_t dataset_size = 2048;  ///< training samples, synthetic only
+  std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
+  std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
+  std::string sampler = "distributed";  ///< "distributed", "padded" or "none"
+  bool verbose = false;  ///< the model prints the input shape on each device
+
+  // Devices and processes.
+  std::string device = "auto";  ///< "auto", "cpu" or "cuda"
+  std::vector<int> devices;  ///< CUDA device indices to use; empty: all
+  std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
+  int threads = 1;  ///< compute threads of each rank (of each replica in stage 02)
+  std::string bind = "none";  ///< "none" or "cores"
+  std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
+  std::string speedup = "none";  ///< "none", "fused" or "graph", see FusedStep
+  double bucket_mib = 25;  ///< gradients that are all-reduced together, see GradientBuckets
+  std::string gradient_compression = "none";  ///< "none", "bf16" or "fp16"
+  bool shard_optimizer = false;  ///< each rank keeps and computes 1/n of the optimizer
+  double timeout_seconds = 120;  ///< for rendezvous and for every collective
+
+  // Explicit identity: overrides what a launcher says.
+  std::optional<int> rank;
+  std::optional<int> local_rank;
+  std::optional<int> world_size;
+  std::optional<int> local_world_size;
+  std::string master_addr;
+  std::optional<int> master_port;
+  std::string interface;  ///< network interface for the collectives; empty: see --help
+
+  // Output.
+  std::string snapshot;  ///< default "<program>.safetensors"
+  std::string resume = "restart";  ///< "restart", "auto" or "never"
+  std::string metrics;  ///< JSON lines file; empty: none
+  bool no_communication = false;  ///< measuring only: gradients are not exchanged
+  bool quiet = false;
+  bool dump_env = false;  ///< print the launch environment and exit
+  bool json = false;  ///< with --dump-env: as JSON
+};
+
+/// Base name of the running executable, for messages and default file names.
+std::string program_name(const char* argv0);
+
+/// --help or --version was asked for, and answered on stdout: nothing is left to do.
+struct Answered {};
+
+/// Parses `argv`. Dashes and underscores in option names are equal.
+/// @throws Answered
+/// @throws UsageError naming the option that is unknown, malformed, out of range or not of this
+/// program
+Options parse_options(int argc, const char* const* argv, Launch launch);
+
+/// @throws UsageError unless --global-batch is divisible by world_size * accumulate
+/// @return samples per process and micro-batch
+int64_t resolve_batch_per_rank(const Options& options, int world_size);
+
+/// Samples per optimizer step over all ranks and micro-batches.
+int64_t resolve_global_batch(const Options& options, int world_size);
+
+}  // namespace ddp

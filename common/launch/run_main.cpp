@@ -1,0 +1,190 @@
+// common/launch/run_main.cpp - the only place that catches exceptions.
+#include "common/launch/run_main.hpp"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/standard_streams.hpp"
+#include "common/launch/cpu_share.hpp"
+#include "common/launch/output_files.hpp"
+#include "common/launch/stop_request.hpp"
+
+namespace ddp {
+
+namespace internal {
+
+namespace {
+
+constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
+
+/// A launcher that is killed cannot end its ranks any more: the kernel does it for spawn, torchrun
+/// and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
+void end_with_launcher(const std::string& launcher) {
+  if (launcher == "torchrun" || launcher == "openmpi") {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+  }
+}
+
+/// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
+/// itself fails on half a document.
+void write_error_file(const std::string& message, const std::string& details) {
+  const std::optional<std::string> path = process_getenv("TORCHELASTIC_ERROR_FILE");
+  if (!path || path->empty()) {
+    return;
+  }
+  const nlohmann::json document = {
+      {"message",
+       {{"message", message},
+        {"extraInfo",
+         {{"py_callstack", details}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  const std::string temporary = *path + "." + std::to_string(getpid());
+  std::ofstream file(temporary);
+  // Messages may quote bytes that are not UTF-8.
+  file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::flush;
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path->c_str()) != 0) {
+    std::remove(temporary.c_str());  // the message is on stderr, and that is what counts
+  }
+}
+
+/// See Note [One line].
+bool has_pen() {
+  const std::optional<std::string> fd = process_getenv("DDP_PEN_FD");
+  return !fd || take_pen(std::atoi(fd->c_str()));
+}
+
+/// The first line of `what`, as LibTorch's errors carry a backtrace after it.
+std::string first_line(const std::string& what) {
+  return what.substr(0, what.find('\n'));
+}
+
+/// All of `what`: it may quote a path with a newline.
+std::string one_line(std::string what) {
+  for (size_t at = 0; (at = what.find('\n', at)) != std::string::npos;) {
+    what.replace(at, 1, "\\x0a");
+  }
+  return what;
+}
+
+/// @param what one line
+int report(const std::string& program, const std::string& who, const std::string& what, int code,
+           const std::string& details) {
+  if (what.empty()) {
+    return code;
+  }
+  if (code == static_cast<int>(ExitCode::kRunAgain)) {
+    std::cerr << program + ": " + what + "\n" << std::flush;  // as asked: no error
+    return code;
+  }
+  const std::string line = program + ": error: " + who + what;
+  if (has_pen()) {
+    std::cerr << line + "\n" << std::flush;
+  }
+  write_error_file(line, details);
+  return code;
+}
+
+}  // namespace
+
+bool take_pen(int fd) {
+  char byte = 0;
+  return read(fd, &byte, 1) == 1;
+}
+
+int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body) {
+  fill_closed_streams();
+  const std::string program = program_name(argc > 0 ? argv[0] : nullptr);
+  std::string who;
+  int code = kFailed;
+  try {
+    code = body(who);
+  } catch (const Answered&) {
+    code = static_cast<int>(ExitCode::kDone);
+  } catch (const Error& error) {
+    code =
+        report(program, who, one_line(error.what()), static_cast<int>(error.code()), error.what());
+  } catch (const std::exception& error) {
+    code = report(program, who, first_line(error.what()), kFailed, error.what());
+  } catch (...) {
+    const std::string what = "an exception of unknown type";
+    code = report(program, who, what, kFailed, what);
+  }
+  std::cout << std::flush;
+  // An earlier write may have failed, too.
+  const bool written = std::cout.good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (!written && code == 0) {
+    const std::string what = "cannot write to stdout, expected room on its device";
+    code = report(program, who, what, kFailed, what);
+  }
+  return code;
+}
+
+int leave_if_refused(int code) {
+  if (code == static_cast<int>(ExitCode::kUsage)) {
+    std::_Exit(code);  // LibTorch's destructors take a third of the time of a refused start
+  }
+  return code;
+}
+
+int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
+  bool trains = false;
+  const int code = guarded(argc, argv, [&](std::string& who) {
+    const Options options = parse_options(argc, argv, launch);
+    const LaunchEnvironment environment = read_launch_environment(options);
+    if (environment.world_size > 1) {
+      who = "[rank " + std::to_string(environment.rank) + "] ";
+    }
+    if (environment.launcher == "spawn") {
+      // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
+      prctl(PR_SET_NAME, options.program.c_str());
+    }
+    if (options.dump_env) {
+      std::cout << describe(environment, options.json) << std::flush;
+      return 0;
+    }
+    if (launch == Launch::kAlone && environment.world_size > 1) {
+      throw UsageError("world size " + std::to_string(environment.world_size) + " (" +
+                       environment.launcher + "): " + options.program +
+                       " is one process, expected it to be started once; use 04_ddp_launcher "
+                       "under torchrun, mpirun or srun");
+    }
+    if (launch == Launch::kLauncher && !environment.note.empty()) {
+      std::cerr << options.program + ": note: " + environment.note + "\n";
+    }
+    resolve_batch_per_rank(options, environment.world_size);
+    if (environment.rank == 0) {
+      check_output_files(options);  // before the others wait for this rank
+    }
+    end_with_launcher(environment.launcher);
+    remember_user_signals();
+    if (environment.launcher == "slurm") {
+      exit_on_sigterm();
+    }
+    trains = true;
+    train(with_cpu_share(options, environment), environment);
+    return 0;
+  });
+  return trains ? code : leave_if_refused(code);
+}
+
+}  // namespace internal
+
+int run_alone(int argc, char** argv, TrainFunction train) {
+  return internal::run_main(argc, argv, Launch::kAlone, train);
+}
+
+int run_rank(int argc, char** argv, TrainFunction train) {
+  return internal::run_main(argc, argv, Launch::kLauncher, train);
+}
+
+}  // namespace ddp

@@ -1,0 +1,41 @@
+// common/launch/spawn.hpp - the program starts itself once per rank, and the two other ways to
+// enter a stage.
+#pragma once
+
+#include <string>
+
+#include "common/launch/launch_environment.hpp"
+#include "common/launch/options.hpp"
+
+namespace ddp {
+
+/// What a stage does: `environment` says which rank it is.
+using TrainFunction = void (*)(const Options& options, const LaunchEnvironment& environment);
+
+/// Stages 01 and 02: this process is the only one. Refuses to run under a launcher that started
+/// several.
+/// @return the exit code; an error is one line on stderr
+int run_alone(int argc, char** argv, TrainFunction train);
+
+/// Stage 03: starts this program once per rank, with RANK, LOCAL_RANK, WORLD_SIZE and the store's
+/// address in the environment, and waits. The first failure ends the other ranks; SIGTERM, SIGINT,
+/// SIGUSR1 and SIGUSR2 are forwarded; no rank outlives this process, even if it is killed.
+/// @return the first failing rank's exit code (128 + signal if it was killed), else 0
+int spawn(int argc, char** argv, TrainFunction train);
+
+/// The part of spawn() that starts this program `world_size` times and waits, for a program with a
+/// command line of its own. Every rank gets `argv`, and finds out by read_launch_environment() that
+/// it is one. Before any thread exists.
+/// @param program name that stands before messages
+/// @return as spawn() @throws TransientError if there is no port or no process to be had
+int start_ranks(const std::string& program, char** argv, int world_size);
+
+/// Makes the socket `listener` serve a free port of 127.0.0.1: no other machine can connect.
+/// @return the port @throws TransientError
+int listen_on_loopback(int listener);
+
+/// Stages 04 and 05: a launcher started this process and says which rank it is.
+/// @return as run_alone()
+int run_rank(int argc, char** argv, TrainFunction train);
+
+}  // namespace ddp

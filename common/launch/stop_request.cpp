@@ -1,0 +1,57 @@
+#include "common/launch/stop_request.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+
+#include "common/base/exit_codes.hpp"
+
+namespace ddp {
+namespace {
+
+// Atomic, because the handler may run in any thread; lock-free, because it may run at any moment.
+std::atomic<int> requested{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void remember(int signal) {
+  requested = signal;
+}
+
+void leave(int) {
+  _exit(static_cast<int>(ExitCode::kTrainingFailed));
+}
+
+void handle(int signal, void (*handler)(int)) {
+  struct sigaction old {};
+  sigaction(signal, nullptr, &old);
+  if (old.sa_handler == SIG_IGN) {
+    return;
+  }
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;  // LibTorch's reads and writes are not to see it
+  sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
+void remember_user_signals() {
+  handle(SIGUSR1, remember);
+  handle(SIGUSR2, remember);
+}
+
+void watch_for_stop_request() {
+  remember_user_signals();
+  handle(SIGTERM, remember);
+}
+
+int stop_request() {
+  return requested;
+}
+
+void exit_on_sigterm() {
+  handle(SIGTERM, leave);
+}
+
+}  // namespace ddp

@@ -1,0 +1,21 @@
+// common/launch/stop_request.hpp - a signal asks the run to stop with a good snapshot.
+#pragma once
+
+namespace ddp {
+
+/// From now on SIGUSR1 and SIGUSR2 no longer end this process: they ask the run to stop at the end
+/// of the epoch. A signal that was ignored stays ignored.
+void remember_user_signals();
+
+/// From now on SIGTERM does the same. Not before there is something to save.
+void watch_for_stop_request();
+
+/// The signal that asked, 0 if none did.
+int stop_request();
+
+/// Note [Slurm's exit code]: when a task fails, `srun --kill-on-bad-exit` ends the others with
+/// SIGTERM, and its own exit code is the highest of all: 143 for each task that the signal ended,
+/// which hides the failure. So a rank that has nothing to save yet leaves with 1 instead.
+void exit_on_sigterm();
+
+}  // namespace ddp

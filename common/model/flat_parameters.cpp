@@ -1,0 +1,119 @@
+#include "common/model/flat_parameters.hpp"
+
+#include <cstddef>
+
+#include "common/base/hash.hpp"
+
+namespace ddp {
+namespace {
+
+/// 64 bytes: a cache line and the widest vector, so that no parameter starts in the middle of one.
+constexpr int64_t kAlignmentBytes = 64;
+
+/// A tensor on `storage` that is no autograd view: in-place operations on it are nobody else's
+/// business.
+torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes) {
+  return torch::empty({0}, flat.options())
+      .set_(flat.storage(), flat.storage_offset() + offset, sizes);
+}
+
+}  // namespace
+
+void FlatParameters::rebind_grad(size_t index) const {
+  const torch::Tensor& parameter = parameters[index];
+  const torch::Tensor& current = parameter.grad();
+  // Before a view is made, as this is asked in every step: a tensor takes microseconds.
+  const void* const place = static_cast<const std::byte*>(grad.const_data_ptr()) +
+                            offsets[index] * static_cast<int64_t>(grad.element_size());
+  if (current.defined() && current.const_data_ptr() == place) {
+    return;
+  }
+  const torch::Tensor view = on_storage(grad, offsets[index], parameter.sizes());
+  if (current.defined()) {
+    view.copy_(current.detach());
+  } else {
+    view.zero_();
+  }
+  parameter.mutable_grad() = view;
+}
+
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients) {
+  const torch::NoGradGuard no_grad;
+  FlatParameters flat;
+  int64_t total = 0;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    if (!parameter.requires_grad()) {
+      continue;
+    }
+    if (!flat.parameters.empty()) {
+      const torch::Tensor& first = flat.parameters.front();
+      TORCH_CHECK(
+          parameter.options().type_equal(first.options()) && parameter.device() == first.device(),
+          "Expected all trainable parameters to be ", first.toString(), " on ", first.device(),
+          ", got ", parameter.toString(), " on ", parameter.device());
+    }
+    flat.parameters.push_back(parameter);
+    flat.offsets.push_back(total);
+    const int64_t alignment = kAlignmentBytes / parameter.element_size();
+    total += (parameter.numel() + alignment - 1) / alignment * alignment;
+  }
+  TORCH_CHECK(total > 0, "Expected a module with parameters that require a gradient, got none");
+
+  const torch::Tensor& first = flat.parameters.front();
+  const auto laid_out = [&](const auto& tensor_of) {
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      const torch::Tensor tensor = tensor_of(flat.parameters[i]);
+      if (!tensor.defined() || !tensor_of(first).defined() ||
+          !tensor.storage().is_alias_of(tensor_of(first).storage()) ||
+          tensor.storage_offset() != flat.offsets[i] || !tensor.is_contiguous()) {
+        return false;
+      }
+    }
+    return tensor_of(first).storage().nbytes() == static_cast<size_t>(total * first.element_size());
+  };
+
+  const torch::TensorOptions plain = first.options().requires_grad(false);
+  if (laid_out([](const torch::Tensor& parameter) { return parameter.detach(); })) {
+    flat.data = on_storage(first.detach(), 0, {total});
+  } else {
+    flat.data = torch::zeros({total}, plain);
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      const torch::Tensor view = on_storage(flat.data, flat.offsets[i], flat.parameters[i].sizes());
+      view.copy_(flat.parameters[i]);
+      flat.parameters[i].set_data(view);
+    }
+  }
+  if (laid_out([](const torch::Tensor& parameter) { return parameter.grad(); })) {
+    flat.grad = on_storage(first.grad(), 0, {total});
+  } else {
+    flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
+                                   : torch::empty({total}, plain);
+    flat.grad.zero_();
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      flat.rebind_grad(i);
+    }
+  }
+  return flat;
+}
+
+torch::Tensor parameter_vector(const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> parts;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    parts.push_back(parameter.detach().to(torch::kCPU, torch::kFloat64).flatten());
+  }
+  return torch::cat(parts);
+}
+
+std::string parameter_hash(const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  Hash hash;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    const torch::Tensor host = parameter.detach().to(torch::kCPU).contiguous();
+    hash.update(host.const_data_ptr(), host.nbytes());
+  }
+  return hash.hex();
+}
+
+}  // namespace ddp

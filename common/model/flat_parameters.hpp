@@ -1,0 +1,45 @@
+// common/model/flat_parameters.hpp - all parameters of a module in one tensor, all gradients in
+// another.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// With one tensor for all weights and one for all gradients an optimizer step is one operation,
+/// and a communication bucket is a range: nothing is copied together before an all-reduce or apart
+/// after it.
+struct FlatParameters {
+  torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
+  torch::Tensor grad;  ///< (total) likewise; every parameter's .grad() is a view of it
+  std::vector<torch::Tensor> parameters;  ///< those that require a gradient
+  std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
+
+  /// Makes parameter `index`'s .grad() a view of `grad` again if something replaced it, keeping its
+  /// value.
+  void rebind_grad(size_t index) const;
+};
+
+/// (numel) elements on the module's device, whose values do not matter.
+using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
+
+/// Moves the parameters (and zeroed gradients) into flat storage, or finds them there from an
+/// earlier call.
+/// @param allocate_gradients where new gradients' storage comes from; empty: from LibTorch
+/// @throws c10::Error unless all trainable parameters have one dtype and one device
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients = {});
+
+/// All parameters, frozen ones too, in order: (total) float64, on the host.
+torch::Tensor parameter_vector(const torch::nn::Module& module);
+
+/// Hash of the parameters' bytes in order, without gaps: 32 hex digits. Equal digests are equal
+/// bits.
+std::string parameter_hash(const torch::nn::Module& module);
+
+}  // namespace ddp

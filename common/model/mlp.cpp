@@ -1,0 +1,78 @@
+#include "common/model/mlp.hpp"
+
+#include <cstdio>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace ddp {
+
+MlpImpl::MlpImpl(std::vector<int64_t> widths, bool verbose)
+    : widths_(std::move(widths)), verbose_(verbose) {
+  TORCH_CHECK(widths_.size() >= 2, "Expected at least 2 layer widths, got ", widths_.size());
+  reset();
+}
+
+void MlpImpl::reset() {
+  layers_.clear();
+  for (size_t i = 0; i + 1 < widths_.size(); ++i) {
+    layers_.push_back(register_module("layer" + std::to_string(i),
+                                      torch::nn::Linear(widths_[i], widths_[i + 1])));
+  }
+}
+
+void MlpImpl::announce(at::IntArrayRef input_sizes, const torch::Device& device) const {
+  if (verbose_) {
+    // One string, one write: replicas print from several threads.
+    std::ostringstream line;
+    line << "In model: input " << input_sizes << " on " << device << "\n";
+    std::fputs(line.str().c_str(), stdout);
+  }
+}
+
+torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
+  announce(input.sizes(), input.device());
+  torch::Tensor activation = layers_.front()->forward(input);
+  for (size_t i = 1; i < layers_.size(); ++i) {
+    activation = layers_[i]->forward(torch::relu(activation));
+  }
+  return activation;
+}
+
+torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
+  const bool regression = output.size(1) == 1;
+  const auto samples = static_cast<double>(output.size(0));
+  // The usual case is one operation; the two forms differ in the last bit, so the choice must not
+  // depend on anything but the batch.
+  const bool full = samples == batch.step_samples_per_rank;
+  const auto reduction = full ? at::Reduction::Mean : at::Reduction::Sum;
+  const torch::Tensor reduced =
+      regression ? at::mse_loss(output, batch.target, reduction)
+                 : at::cross_entropy_loss(output, batch.target, /*weight=*/{}, reduction);
+  return full ? reduced : reduced / batch.step_samples_per_rank;
+}
+
+Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
+                    const torch::Device& device) {
+  constexpr int64_t kChunkSamples = 4096;
+  const torch::NoGradGuard no_grad;
+  Evaluation sums;
+  for (int64_t begin = 0; begin < input.size(0); begin += kChunkSamples) {
+    const int64_t samples = std::min(kChunkSamples, input.size(0) - begin);
+    const torch::Tensor chunk_target = target.narrow(0, begin, samples).to(device);
+    const torch::Tensor output =
+        model->forward(input.narrow(0, begin, samples).to(device)).to(torch::kFloat64);
+    if (output.size(1) == 1) {
+      sums.loss_sum +=
+          at::mse_loss(output, chunk_target.to(torch::kFloat64), at::Reduction::Sum).item<double>();
+    } else {
+      sums.loss_sum +=
+          at::cross_entropy_loss(output, chunk_target, {}, at::Reduction::Sum).item<double>();
+      sums.correct += output.argmax(1).eq(chunk_target).sum().item<double>();
+    }
+    sums.samples += static_cast<double>(samples);
+  }
+  return sums;
+}
+
+}  // namespace ddp

@@ -1,0 +1,57 @@
+// common/model/mlp.hpp - the one model that all stages train, and its loss.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "common/data/data_loader.hpp"
+
+namespace ddp {
+
+/// Linear layers with ReLU between them. Cloneable, because stage 02 makes a replica per device.
+class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
+ public:
+  /// @param widths  features of the input, of each hidden layer, and of the output: {64, 128, 128,
+  /// 10}
+  /// @param verbose print the input's shape at every forward, to see who computes what
+  explicit MlpImpl(std::vector<int64_t> widths, bool verbose = false);
+  void reset() override;
+
+  /// @param  input (batch, widths.front()) float32, on the model's device; batch may be 0
+  /// @return       (batch, widths.back()) float32; the last layer is linear
+  torch::Tensor forward(const torch::Tensor& input);
+  /// Prints the shape of what is about to be computed on, if this model is verbose.
+  void announce(at::IntArrayRef input_sizes, const torch::Device& device) const;
+
+ private:
+  std::vector<int64_t> widths_;
+  bool verbose_;
+  std::vector<torch::nn::Linear> layers_;
+};
+TORCH_MODULE(Mlp);
+
+/// This batch's share of the step's loss: mean squared error for one output, cross entropy for
+/// more.
+///
+/// Note [Averaging]: the sum over the samples is divided by the step's samples *per rank*, not by
+/// the samples at hand. The two differ only in the last step of an epoch, when the ranks' shares
+/// are unequal, and with --accumulate. Dividing so, the mean of the gradients over ranks is exactly
+/// the gradient of the mean loss over the global batch, at any world size.
+torch::Tensor loss(const torch::Tensor& output, const Batch& batch);
+
+/// Sums over samples, float64 arithmetic: they can be added over ranks.
+struct Evaluation {
+  double loss_sum = 0;
+  double correct = 0;  ///< samples whose largest output is the target class; 0 for regression
+  double samples = 0;
+};
+
+/// Without gradients, in chunks that bound the memory.
+/// @param input  (samples, in_features), @param target (samples) int64 or (samples, 1) float32,
+/// both on the host
+Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
+                    const torch::Device& device);
+
+}  // namespace ddp

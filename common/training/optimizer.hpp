@@ -1,0 +1,98 @@
+// common/training/optimizer.hpp - SGD, momentum, Adam and AdamW as one operation over all
+// parameters.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/launch/options.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/parallel/divided_tensor.hpp"
+#include "common/parallel/gradient_buckets.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
+
+/// The arithmetic is LibTorch's own (its fused kernels), the storage is flat: step() and
+/// zero_grad() are one operation each, whatever the number of layers.
+///
+/// Note [Sharding]: with --shard-optimizer (ZeRO-1) each rank keeps the state of 1/n of the
+/// parameters, updates these, and all ranks gather the weights. The parts are those of the buckets:
+/// rank r owns the r-th part of each, see DividedTensor, so that every bucket keeps all ranks busy.
+/// A snapshot holds the whole state in the order of the parameters, whoever kept it.
+class Optimizer {
+ public:
+  /// Flattens the module's parameters if nothing has done so before.
+  /// @param options --optimizer, --lr, --lr-schedule; --shard-optimizer and --bucket-mib
+  /// @param process_group must outlive this object; none: nothing is sharded
+  Optimizer(const torch::nn::Module& module, const Options& options,
+            const ProcessGroup* process_group = nullptr);
+
+  /// Sets the learning rate of this epoch, see resolve_lr_schedule().
+  void set_epoch(int64_t epoch);
+  /// Collective if is_sharded(); then gradients are read in this rank's parts only.
+  void step();
+  /// The same step by our own kernel, on the CPU: no ATen operator, no allocation.
+  void fused_step();
+  void zero_grad() { flat_.grad.zero_(); }
+
+  double learning_rate() const noexcept { return learning_rate_; }
+  bool is_sharded() const noexcept { return process_group_ != nullptr; }
+
+  /// Named tensors a snapshot must hold for the run to continue as if never stopped. Empty for
+  /// plain SGD. Collective if is_sharded(): whole on rank 0, of no use on the others.
+  NamedTensors state() const;
+  /// Tensors of the same names, types and sizes, on any rank, without values.
+  NamedTensors state_layout() const;
+  /// Takes rank 0's `state`, of that layout; what the others give is ignored. Collective with a
+  /// process group.
+  void load_state(const NamedTensors& state, const ProcessGroup* process_group);
+  /// What this rank keeps.
+  int64_t state_bytes() const;
+
+ private:
+  /// A range of the flat parameters that this rank updates, and where its state lies in state_.
+  struct Part {
+    int64_t begin;
+    int64_t size;
+    int64_t state_begin;
+  };
+
+  void find_parts(const Options& options);
+  void make_state();
+  /// Views of this rank's parts of a flat tensor.
+  std::vector<torch::Tensor> parts_of(const torch::Tensor& flat) const;
+  void gather_weights();
+
+  FlatParameters flat_;
+  std::string kind_;
+  double initial_learning_rate_;
+  double learning_rate_;  // of this epoch
+  bool linear_;
+  int64_t total_epochs_;
+  const ProcessGroup* process_group_ = nullptr;  // only if sharded
+  std::vector<BucketRange> buckets_;  // likewise
+  std::vector<DividedTensor> weights_;  // of each bucket, likewise
+  std::vector<Part> parts_;  // else all parameters are one
+  NamedTensors state_;  // of parts_, one after the other
+  // What LibTorch's fused kernels are called with, made once.
+  std::vector<torch::Tensor> part_data_;
+  std::vector<torch::Tensor> part_grad_;
+  std::vector<std::vector<torch::Tensor>> part_state_;  // of each of state_
+};
+
+/// The learning rate of a run's first epoch: --lr, or 0.1 (sgd; 0.05 for fashion-mnist), 0.02
+/// (momentum 0.9), 0.001 (adam, adamw).
+double resolve_learning_rate(const Options& options);
+
+/// "constant", or "linear": epoch e of E trains with the first rate times (1 - e / E). Without
+/// --lr-schedule constant, but linear for fashion-mnist, where a constant rate makes the accuracy
+/// jump by half a percent from epoch to epoch.
+std::string resolve_lr_schedule(const Options& options);
+
+}  // namespace ddp

@@ -1,0 +1,241 @@
+#include "common/training/snapshot.hpp"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
+#include "common/launch/stop_request.hpp"
+
+namespace ddp {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const std::string kFormat = "ddp-snapshot-1";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
+  throw Error(ExitCode::kSnapshotRefused, "snapshot " + path + " " + reason);
+}
+
+/// A whole file, but not this run's: no reason to take the one before.
+class OtherRun : public Error {
+ public:
+  OtherRun(const std::string& path, const std::string& reason)
+      : Error(ExitCode::kSnapshotRefused,
+              "snapshot " + path + " belongs to another run: it has " + reason) {}
+};
+
+/// @return empty if it is not there
+std::string metadata_of(const TensorFile& file, const std::string& name) {
+  const auto found = file.metadata.find(name);
+  return found == file.metadata.end() ? "" : found->second;
+}
+
+int64_t epochs_done_in(const std::string& path, const TensorFile& file) {
+  try {
+    return parse_integer<int64_t>("epochs_done", metadata_of(file, "epochs_done"), 1);
+  } catch (const UsageError& error) {
+    refuse(path, std::string("does not say how far it got: ") + error.what());
+  }
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
+                   const Dataset& dataset, torch::nn::Module& model, Optimizer& optimizer)
+    : options_(options),
+      environment_(environment),
+      dataset_(dataset),
+      model_(model),
+      optimizer_(optimizer) {
+  watch_for_stop_request();
+}
+
+std::map<std::string, std::string> Snapshot::settings() const {
+  std::string layers;
+  for (const int64_t width : dataset_.layers) {
+    layers += layers.empty() ? "" : ",";
+    layers += std::to_string(width);
+  }
+  // A rate that falls to zero at the last epoch makes runs of different length different runs.
+  std::string schedule = resolve_lr_schedule(options_);
+  if (schedule == "linear") {
+    schedule += " over " + std::to_string(options_.total_epochs) + " epochs";
+  }
+  return {
+      {"layers", layers},
+      {"lr-schedule", schedule},
+      {"dataset", dataset_.fingerprint},
+      {"optimizer", options_.optimizer},
+      {"lr", json(resolve_learning_rate(options_)).dump()},
+      {"seed", std::to_string(options_.seed)},
+      {"sampler", options_.sampler},
+      {"global-batch", std::to_string(resolve_global_batch(options_, environment_.world_size))}};
+}
+
+NamedTensors Snapshot::model_tensors() const {
+  NamedTensors all;
+  for (const auto& item : model_.named_parameters()) {
+    all.emplace_back(item.key(), item.value().detach());
+  }
+  for (const auto& item : model_.named_buffers()) {
+    all.emplace_back(item.key(), item.value());
+  }
+  return all;
+}
+
+void Snapshot::save(int64_t epochs_done) {
+  // The other ranks know by the same arithmetic when to give their parts, see leave_if().
+  TORCH_CHECK(!optimizer_.is_sharded() || epochs_done % options_.save_every == 0,
+              "Expected --shard-optimizer to save every ", options_.save_every, " epochs, got ",
+              epochs_done);
+  write(epochs_done);
+}
+
+void Snapshot::write(int64_t epochs_done) {
+  TensorFile file{.metadata = settings(), .tensors = model_tensors()};
+  for (const auto& [name, tensor] : optimizer_.state()) {
+    file.tensors.emplace_back("optimizer." + name, tensor);
+  }
+  file.metadata["format"] = kFormat;
+  file.metadata["epochs_done"] = std::to_string(epochs_done);
+  write_tensor_file(options_.snapshot, file);
+  saved_epochs_ = epochs_done;
+}
+
+void Snapshot::leave_if(bool asked, int64_t epochs_done) {
+  const bool leaves = asked && epochs_done < options_.total_epochs;
+  const bool saves = environment_.rank == 0;
+  if (saves && leaves && saved_epochs_ != epochs_done) {
+    write(epochs_done);
+  } else if (!saves && optimizer_.is_sharded() &&
+             (leaves || epochs_done % options_.save_every == 0)) {
+    optimizer_.state();
+  }
+  if (!leaves) {
+    return;
+  }
+  if (process_group_ != nullptr) {
+    // Waits for rank 0: a launcher that sees one rank leave may end the others at once.
+    destroy_process_group(*process_group_);
+  }
+  throw Error(ExitCode::kRunAgain,
+              saves ? "stopped on request after epoch " + std::to_string(epochs_done - 1) +
+                          " with snapshot " + options_.snapshot +
+                          "; a restart by the launcher, or --resume auto, goes on from there"
+                    : "");
+}
+
+Snapshot::Stored Snapshot::read(const std::string& path) const {
+  const torch::NoGradGuard no_grad;
+  const TensorFile file = read_tensor_file(path);
+  if (metadata_of(file, "format") != kFormat) {
+    refuse(path, "has format " + quote(metadata_of(file, "format")) + ", expected " + kFormat);
+  }
+  for (const auto& [name, value] : settings()) {
+    const std::string stored = metadata_of(file, name);
+    if (stored != value) {
+      throw OtherRun(path,
+                     name + " " + (stored.empty() ? "nothing" : stored) + ", expected " + value);
+    }
+  }
+  const int64_t epochs_done = epochs_done_in(path, file);
+  const NamedTensors model = model_tensors();
+  NamedTensors targets = model;
+  for (const auto& [name, tensor] : optimizer_.state_layout()) {
+    targets.emplace_back("optimizer." + name, tensor);
+  }
+  if (file.tensors.size() != targets.size()) {
+    refuse(path, "holds " + std::to_string(file.tensors.size()) + " tensors, expected " +
+                     std::to_string(targets.size()));
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto& [name, target] = targets[i];
+    const auto& [stored_name, stored] = file.tensors[i];
+    if (stored_name != name || stored.sizes() != target.sizes() ||
+        stored.scalar_type() != target.scalar_type()) {
+      refuse(path, "holds " + stored_name + ", expected " + name + " of the model's shape");
+    }
+  }
+  // Only now, when all of it is known to fit, is anything changed.
+  for (size_t i = 0; i < model.size(); ++i) {
+    torch::Tensor target = model[i].second;
+    target.copy_(file.tensors[i].second);
+  }
+  return {epochs_done,
+          {file.tensors.begin() + static_cast<std::ptrdiff_t>(model.size()), file.tensors.end()}};
+}
+
+Snapshot::Stored Snapshot::load_newest() const {
+  const bool wanted =
+      options_.resume == "auto" || (options_.resume == "restart" && environment_.restart_count > 0);
+  const std::string previous = options_.snapshot + ".prev";
+  if (!wanted || (!fs::exists(options_.snapshot) && !fs::exists(previous))) {
+    return {};
+  }
+  try {
+    return read(options_.snapshot);
+  } catch (const OtherRun&) {
+    throw;
+  } catch (const Error& newest) {
+    if (!fs::exists(previous)) {
+      throw;
+    }
+    Stored stored;
+    try {
+      stored = read(previous);
+    } catch (const Error& older) {
+      throw Error(newest.code(), std::string(newest.what()) + "; " + older.what());
+    }
+    std::fprintf(stderr, "%s: warning: %s; going on from %s\n", options_.program.c_str(),
+                 newest.what(), previous.c_str());
+    return stored;
+  }
+}
+
+int64_t Snapshot::load(ProcessGroup* process_group) {
+  process_group_ = process_group;
+  Stored stored;
+  if (process_group == nullptr) {
+    stored = load_newest();
+    if (stored.epochs_done > 0) {
+      optimizer_.load_state(stored.optimizer_state, nullptr);
+    }
+    return stored.epochs_done;
+  }
+  // Through the store, so that a refusal reaches every rank as the same error and none waits for a
+  // collective.
+  std::string outcome;
+  if (process_group->rank() == 0) {
+    try {
+      stored = load_newest();
+      outcome = "epoch " + std::to_string(stored.epochs_done);
+    } catch (const Error& error) {
+      outcome = error.what();
+    }
+  }
+  outcome = process_group->share("snapshot", outcome);
+  if (outcome.rfind("epoch ", 0) != 0) {
+    destroy_process_group(*process_group);  // rank 0 stays until the others have the answer
+    throw Error(ExitCode::kSnapshotRefused, outcome);
+  }
+  const int64_t epochs_done = std::stoll(outcome.substr(6));
+  if (epochs_done > 0) {
+    const torch::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : model_tensors()) {
+      const torch::Tensor on_device = tensor.to(process_group->device());
+      process_group->broadcast(on_device);
+      torch::Tensor target = tensor;
+      target.copy_(on_device);
+    }
+    optimizer_.load_state(stored.optimizer_state, process_group);
+  }
+  return epochs_done;
+}
+
+}  // namespace ddp

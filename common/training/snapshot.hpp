@@ -1,0 +1,71 @@
+// common/training/snapshot.hpp - model, optimizer and epoch in one file, and how a run continues
+// from it.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "common/data/dataset.hpp"
+#include "common/data/tensor_file.hpp"
+#include "common/launch/options.hpp"
+#include "common/parallel/process_group.hpp"
+#include "common/training/optimizer.hpp"
+
+namespace ddp {
+
+/// What a run needs to stop and go on: the model, the optimizer's state and the number of epochs
+/// done. The order of the data is a function of seed and epoch, so nothing else is needed for the
+/// same weights, bit for bit, as an unbroken run.
+class Snapshot {
+ public:
+  /// Everything must outlive this object. From now on a signal to stop waits for the end of the
+  /// epoch, see leave_if(). Whether --snapshot can be written is known already, see
+  /// check_output_files().
+  Snapshot(const Options& options, const LaunchEnvironment& environment, const Dataset& dataset,
+           torch::nn::Module& model, Optimizer& optimizer);
+
+  /// Loads --snapshot if --resume says so: `auto` if it is there, `restart` if in addition the
+  /// launcher restarted this job. If it is damaged the one before it is taken, and that is said on
+  /// stderr. Rank 0 reads, all ranks receive.
+  /// @return the epoch to go on with; 0 for a fresh start
+  /// @throws Error (3), on all ranks, if none of those there is whole, or it belongs to a run with
+  /// other settings
+  int64_t load(ProcessGroup* process_group = nullptr);
+
+  /// Rank 0 only, after every --save-every-th epoch. @throws Error (1) if it cannot be written
+  void save(int64_t epochs_done);
+
+  /// Every rank calls it after every epoch with the same `asked`: if true, and epochs are left,
+  /// rank 0 saves, and when the file is there all ranks leave the process group and the program
+  /// with exit code 85. It is here that the other ranks give rank 0 their parts of a sharded
+  /// optimizer's state, for which it waits in save().
+  /// @throws Error (85), to be caught by main
+  void leave_if(bool asked, int64_t epochs_done);
+
+ private:
+  std::map<std::string, std::string> settings() const;
+  /// What a file holds.
+  struct Stored {
+    int64_t epochs_done = 0;
+    NamedTensors optimizer_state;
+  };
+
+  NamedTensors model_tensors() const;
+  void write(int64_t epochs_done);
+  /// Changes the model once all of the file is known to fit.
+  Stored read(const std::string& path) const;
+  Stored load_newest() const;
+
+  const Options& options_;
+  const LaunchEnvironment& environment_;
+  const Dataset& dataset_;
+  torch::nn::Module& model_;
+  Optimizer& optimizer_;
+  ProcessGroup* process_group_ = nullptr;  // known from load() on
+  int64_t saved_epochs_ = -1;  // that the file holds, as far as this run wrote it
+};
+
+}  // namespace ddp

@@ -1,0 +1,84 @@
+// common/training/training_log.hpp - what training prints and writes: a line per epoch, the last
+// line,
+// --metrics.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "common/base/process_usage.hpp"
+#include "common/data/data_loader.hpp"
+#include "common/data/dataset.hpp"
+#include "common/launch/options.hpp"
+#include "common/model/mlp.hpp"
+#include "common/parallel/process_group.hpp"
+#include "common/training/step_timer.hpp"
+
+namespace ddp {
+
+class TrainingLog {
+ public:
+  /// @param model already holds its initial weights: `moved` is measured from here
+  /// @param process_group losses and times are reduced over it; none: this is the only process
+  TrainingLog(const Options& options, Mlp model, const torch::Device& device,
+              ProcessGroup* process_group = nullptr);
+
+  void begin_epoch(int64_t epoch);
+  /// Ends the phase before and starts `phase`.
+  void begin(Phase phase) { timer_.begin(phase); }
+  /// Ends a batch, and the step if the batch completes it. @param loss scalar, see ddp::loss()
+  void end(const Batch& batch, const torch::Tensor& loss);
+  /// Prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123", the mean loss of the epoch
+  /// over all ranks.
+  /// @throws Error (1), on all ranks, if it or a weight is not finite: nothing is worth saving then
+  void end_epoch();
+  /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
+  bool stop_asked() const noexcept { return stop_asked_; }
+
+  /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
+  /// weights, prints the last line on rank 0 and writes --metrics.
+  /// @throws Error (1) if a weight is not finite, or if the ranks' weights differ
+  void report(const Dataset& dataset);
+
+ private:
+  /// What the last line says; the same on every rank.
+  struct Result {
+    double moved;
+    double loss;
+    double accuracy;  // not a number in a regression
+    std::string hash;
+    double step_ms;  // not a number if no step was made, likewise the next
+    double samples_per_second;
+  };
+
+  bool weights_are_finite() const;
+  void check_weights(double moved, const std::string& hash) const;
+  Result result(const Dataset& dataset);
+  void print(const Result& result) const;
+  nlohmann::json summary(const Dataset& dataset, const Result& result) const;
+  void add_usage();
+  torch::Tensor sum_over_ranks(std::vector<double> values) const;
+  torch::Tensor gather_over_ranks(const torch::Tensor& rows) const;
+
+  const Options& options_;
+  Mlp model_;
+  torch::Device device_;
+  ProcessGroup* process_group_;
+  int rank_;
+  int world_size_;
+  std::string label_;  // "CPU0"
+  torch::Tensor initial_weights_;
+  StepTimer timer_;
+
+  int64_t epoch_ = 0;
+  bool stop_asked_ = false;
+  std::vector<StepTimes> steps_;  // of all epochs
+  ProcessTimes epoch_begin_;
+  ProcessTimes usage_;  // without the first epoch, which warms up, if there are more
+};
+
+}  // namespace ddp
