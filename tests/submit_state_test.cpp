@@ -224,8 +224,12 @@ TEST_CASE("submit: killed while the scheduler takes the job", "[submit][crash]")
     const Workplace place;
     place.make_slurm(trouble);
     INFO(trouble);
-    const std::string line = Workplace::argv({})[0] + " --settings-file s.yaml >/dev/null 2>&1";
-    CHECK(run_program({"/bin/sh", "-c", line + "; echo $?"}, place.options()).out == "137\n");
+    // The shell stays, and with it sbatch.
+    const std::string line =
+        Workplace::argv({})[0] +
+        " --settings-file s.yaml >/dev/null 2>&1; echo ended with $?; exec sleep 100";
+    Program shell({"/bin/sh", "-c", line}, place.options());
+    REQUIRE(shell.wait_for_output("ended with 137\n"));
     CHECK(place.states() == Words{"maybe-submitted"});
     if (contains(trouble, until_told)) {
       CHECK(place.run({"resubmit", "--failed", "out"}).out == "nothing to resubmit\n");
