@@ -104,7 +104,7 @@ std::vector<std::string> check_names(const CLI::App& app, const std::vector<std:
       // Taken as it is, even if it starts with a dash; --gpus may have more of them.
       arguments.back() += "=" + given[++i];
     } else if (!takes_value && has_value) {
-      throw UsageError(name + ": got a value, expected none");
+      refuse_value(name, "a value", "none");
     }
     if (arguments.back().size() == name.size() + 1) {
       throw UsageError(name + " is empty, expected " + option->get_option_text());
@@ -137,7 +137,7 @@ void add_submission(CLI::App& app, CommandLine& line) {
     for (const std::string& gpu : gpus) {
       line.gpus->push_back(parse_integer<int>("--gpus", gpu, 0, kMostGpus - 1));
       if (!distinct.insert(line.gpus->back()).second) {
-        throw UsageError("--gpus: got " + gpu + " twice, expected different devices");
+        refuse_value("--gpus", gpu + " twice", "different devices");
       }
     }
   };

@@ -88,8 +88,7 @@ struct Reader {
     const std::string text = document.at(name).get<std::string>();
     const auto* const known = std::find(kStates.begin(), kStates.end(), text);
     if (known == kStates.end()) {
-      throw UsageError(std::string(name) + ": got " + quote_bytes(text) +
-                       ", expected one that submit knows");
+      refuse_value(std::string(name), quote_bytes(text), "one that submit knows");
     }
     state = static_cast<JobState>(known - kStates.begin());
   }
@@ -117,8 +116,7 @@ Scheduler parse_scheduler(const std::string& name, const std::string& text) {
       return static_cast<Scheduler>(i);
     }
   }
-  throw UsageError(name + ": got " + quote_bytes(text) + ", expected " +
-                   any_of({kSchedulers.begin(), kSchedulers.end()}));
+  refuse_value(name, quote_bytes(text), any_of({kSchedulers.begin(), kSchedulers.end()}));
 }
 
 std::string_view state_name(JobState state) {

@@ -25,8 +25,8 @@ std::string escape_dollars(const std::string& name, std::string_view text) {
       escaped += "$$(DOLLARDOLLAR)";
       ++i;
     } else if (lower_case(text.substr(i + 1, kUnspeakable.size())) == kUnspeakable) {
-      throw UsageError(name + ": got " + quote_bytes(text) +
-                       ", expected no $(DOLLAR), which HTCondor replaces however it is written");
+      refuse_value(name, quote_bytes(text),
+                   "no $(DOLLAR), which HTCondor replaces however it is written");
     } else {
       escaped += "$(DOLLAR)";
     }
@@ -57,12 +57,12 @@ std::string condor_word(std::string_view text) {
 void check_argument(const std::string& name, std::string_view text) {
   constexpr std::size_t kLongest = 65536;
   if (text.size() > kLongest) {
-    throw UsageError(name + ": got " + std::to_string(text.size()) + " bytes, expected at most " +
-                     std::to_string(kLongest));
+    refuse_value(name, std::to_string(text.size()) + " bytes",
+                 "at most " + std::to_string(kLongest));
   }
   for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
     if (utf8_length(rest) == 0) {
-      throw UsageError(name + ": got " + quote_bytes(text) + ", expected UTF-8 text");
+      refuse_value(name, quote_bytes(text), "UTF-8 text");
     }
   }
   const auto is_refused = [](char c) {
@@ -70,14 +70,13 @@ void check_argument(const std::string& name, std::string_view text) {
     return (byte < 0x20 && c != '\t') || byte == 0x7f;
   };
   if (std::any_of(text.begin(), text.end(), is_refused)) {
-    throw UsageError(name + ": got " + quote_bytes(text) +
-                     ", expected text on one line without control characters");
+    refuse_value(name, quote_bytes(text), "text on one line without control characters");
   }
 }
 
 void check_text(const std::string& name, std::string_view text) {
   if (text.empty()) {
-    throw UsageError(name + ": got an empty text, expected a value");
+    refuse_value(name, "an empty text", "a value");
   }
   check_argument(name, text);
 }
@@ -94,13 +93,12 @@ std::string condor_arguments(const std::vector<std::string>& arguments) {
 std::string condor_path(const std::string& name, const std::string& path) {
   // Where condor_submit opens or looks at the file itself, the second expansion has not been yet.
   if (path.find("$$") != std::string::npos) {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a path without $$, which HTCondor replaces");
+    refuse_value(name, quote_bytes(path), "a path without $$, which HTCondor replaces");
   }
   if (path.back() == '\\') {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a path that does not end in a backslash, which continues the line "
-                     "for HTCondor");
+    refuse_value(name, quote_bytes(path),
+                 "a path that does not end in a backslash, which continues the line "
+                 "for HTCondor");
   }
   return escape_dollars(name, path);
 }

@@ -456,8 +456,7 @@ std::int64_t parse_time(const std::string& name, const std::string& text) {
   static const std::regex kTime("(?:(\\d{1,4})-)?(\\d{2,4}):(\\d\\d):(\\d\\d)");
   static const std::regex kNumbers("(\\d+)(:\\d+)?");
   const auto refuse_time = [&](const std::string& hint) {
-    throw UsageError(name + ": got " + quote(text) +
-                     ", expected HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00" + hint);
+    refuse_value(name, quote(text), "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00" + hint);
   };
   std::smatch parts;
   if (matches(text, parts, kNumbers)) {
@@ -489,8 +488,7 @@ void check_name(const std::string& name, const std::string& text, std::string_vi
     for (const char c : others) {
       allowed += std::string(" ") + c;
     }
-    throw UsageError(name + ": got " + quote_bytes(text) +
-                     ", expected a name of letters, digits and" + allowed);
+    refuse_value(name, quote_bytes(text), "a name of letters, digits and" + allowed);
   }
 }
 
@@ -504,8 +502,7 @@ void check_path(const std::string& name, const std::string& path) {
                      (blank_end ? "blanks at its ends" : "tabs"));
   }
   if (path.size() > 2000) {
-    throw UsageError(name + ": got " + std::to_string(path.size()) +
-                     " bytes, expected a path of at most 2000");
+    refuse_value(name, std::to_string(path.size()) + " bytes", "a path of at most 2000");
   }
 }
 

@@ -46,9 +46,9 @@ void read_sealed(const std::string& path, const std::function<void(const json&)>
   const std::size_t end = std::min(text->find('\n'), text->size());
   const std::string body = text->substr(std::min(end + 1, text->size()));
   if (text->substr(0, end) != seal(body)) {
-    throw UsageError(quote_path(path) + ":1: got " +
-                     quote_bytes(text->substr(0, std::min<std::size_t>(end, 80))) +
-                     ", expected \"" + seal(body) + "\": it was damaged or changed");
+    refuse_value(quote_path(path) + ":1",
+                 quote_bytes(text->substr(0, std::min<std::size_t>(end, 80))),
+                 "\"" + seal(body) + "\": it was damaged or changed");
   }
   try {
     take(json::parse(body));

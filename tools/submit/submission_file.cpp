@@ -2,6 +2,7 @@
 #include "tools/submit/submission_file.hpp"
 
 #include <cstdio>
+#include <optional>
 #include <sstream>
 
 #include "common/base/exit_codes.hpp"
@@ -26,20 +27,21 @@ std::string format_time(std::int64_t seconds) {
   return (days > 0 ? std::to_string(days) + "-" : "") + time;
 }
 
-void write_requests(std::ostringstream& file, const JobRequest& job, int parts) {
-  const Resources& resources = job.resources;
-  // At least one per process was checked; a remainder would ask for more than the node was to give.
-  file << "request_cpus = " << resources.cpus.value_or(1) / parts << '\n';
-  if (resources.memory_mb) {
-    file << "request_memory = " << (*resources.memory_mb + parts - 1) / parts << '\n';
-  }
-  if (resources.gpus > 0) {
-    file << "request_gpus = " << resources.gpus / parts << '\n';
-    if (resources.gpu_memory_mb) {
-      file << "gpus_minimum_memory = " << *resources.gpu_memory_mb << '\n';
+/// Lines "<start><name><between><value>", for values that are there.
+struct Lines {
+  std::ostringstream& file;
+  const char* start;
+  const char* between;
+
+  void operator()(const char* name, const std::string& value) const {
+    if (!value.empty()) {
+      file << start << name << between << value << '\n';
     }
   }
-}
+  void operator()(const char* name, std::optional<std::int64_t> value) const {
+    (*this)(name, value ? std::to_string(*value) : "");
+  }
+};
 
 // Before the time limit. Slurm may send the signal up to a minute early.
 constexpr int kWarningSeconds = 120;
@@ -49,36 +51,21 @@ constexpr int kMostRestarts = 1000;
 
 void write_directives(std::ostringstream& file, const JobRequest& job, const std::string& token) {
   const Resources& resources = job.resources;
-  const int cpus_per_task = resources.cpus.value_or(1) / job.processes_per_node;
-  const auto line = [&file](const std::string& name, const std::string& value) {
-    file << "#SBATCH --" << name << '=' << value << '\n';
-  };
+  const Lines line = {file, "#SBATCH --", "="};
   line("job-name", job.name);
   line("comment", token);
   // Relative to the job's folder, where sbatch is run.
   line("output", job_files(job, 1).out);
   line("open-mode", "append");
-  line("nodes", std::to_string(resources.nodes));
-  line("ntasks-per-node", std::to_string(job.processes_per_node));
-  line("cpus-per-task", std::to_string(cpus_per_task));
-  if (resources.memory_mb) {
-    line("mem", std::to_string(*resources.memory_mb) + "M");
-  }
-  if (resources.gpus > 0) {
-    line("gpus-per-node", std::to_string(resources.gpus));
-  }
-  if (resources.time_s) {
-    line("time", format_time(*resources.time_s));
-  }
-  if (!resources.account.empty()) {
-    line("account", resources.account);
-  }
-  if (!resources.partition.empty()) {
-    line("partition", resources.partition);
-  }
-  if (!resources.constraint.empty()) {
-    line("constraint", resources.constraint);
-  }
+  line("nodes", resources.nodes);
+  line("ntasks-per-node", job.processes_per_node);
+  line("cpus-per-task", resources.cpus.value_or(1) / job.processes_per_node);
+  line("mem", resources.memory_mb ? std::to_string(*resources.memory_mb) + "M" : "");
+  line("gpus-per-node", resources.gpus > 0 ? std::to_string(resources.gpus) : "");
+  line("time", resources.time_s ? format_time(*resources.time_s) : "");
+  line("account", resources.account);
+  line("partition", resources.partition);
+  line("constraint", resources.constraint);
   file << "#SBATCH --requeue\n";
   line("signal", "B:USR1@" + std::to_string(kWarningSeconds));
 }
@@ -99,64 +86,69 @@ std::string condor_file(const JobRequest& job, const std::string& out_dir, int a
   const JobFiles files = job_files(job, attempt);
   const bool transfers = !resources.transfer_files.empty();
   const std::string per_node = job.several ? ".$(Node)" : "";
+  // What the file asks for is of one slot: of a node, or of each process of several.
+  const int slots = job.several ? job.processes_per_node : 1;
 
   std::ostringstream file;
+  const Lines line = {file, "", " = "};
   file << "# Job " << job.index << ", made by submit.\n";
   if (job.several) {
     file << "# " << resources.nodes << " nodes with " << job.processes_per_node
-         << " processes each. A process sees its slot only, so each has a slot of its own.\n"
-         << "universe = parallel\n"
-         << "machine_count = " << resources.nodes * job.processes_per_node << '\n';
+         << " processes each. A process sees its slot only, so each has a slot of its own.\n";
+    line("universe", "parallel");
+    line("machine_count", resources.nodes * job.processes_per_node);
   } else {
-    file << "universe = vanilla\n";
+    line("universe", "vanilla");
   }
-  file << "executable = " << condor_path("script_path", job.command.front()) << '\n'
-       << "transfer_executable = " << (transfers ? "True" : "False") << '\n'
-       << "arguments = " << condor_arguments({job.command.begin() + 1, job.command.end()}) << '\n'
-       << "environment = "
-       << "\"DDP_JOB_ID=$(ClusterId)"
-       // A job that is started again has the same cluster id, and in its folder the address of the
-       // last start: its processes find each other by the number of the start too.
-       << (job.several ? ".$$([NumJobStarts])\"\n" : "\"\n")
-       << "initialdir = " << condor_path("out_dir", out_dir + "/" + job.folder) << '\n'
-       << "output = " << files.out << per_node << '\n'
-       << "error = " << files.err << per_node << '\n'
-       << "log = " << files.log << '\n';
+  line("executable", condor_path("script_path", job.command.front()));
+  line("transfer_executable", transfers ? "True" : "False");
+  line("arguments", condor_arguments({job.command.begin() + 1, job.command.end()}));
+  // A job that is started again has the same cluster id, and in its folder the address of the last
+  // start: its processes find each other by the number of the start too.
+  line("environment",
+       std::string("\"DDP_JOB_ID=$(ClusterId)") + (job.several ? ".$$([NumJobStarts])\"" : "\""));
+  line("initialdir", condor_path("out_dir", out_dir + "/" + job.folder));
+  line("output", files.out + per_node);
+  line("error", files.err + per_node);
+  line("log", files.log);
   if (transfers) {
     std::string list;
     for (const std::string& path : resources.transfer_files) {
       list += (list.empty() ? "" : ",") + condor_path("transfer_files", path);
     }
-    file << "should_transfer_files = YES\n"
-         << "when_to_transfer_output = ON_EXIT_OR_EVICT\n"
-         << "transfer_input_files = " << list << '\n';
+    line("should_transfer_files", "YES");
+    line("when_to_transfer_output", "ON_EXIT_OR_EVICT");
+    line("transfer_input_files", list);
   } else {
-    file << "# Program, data and folder are those of this machine: only nodes that see them suit.\n"
-         << "should_transfer_files = NO\n";
+    file
+        << "# Program, data and folder are those of this machine: only nodes that see them suit.\n";
+    line("should_transfer_files", "NO");
   }
-  write_requests(file, job, job.several ? job.processes_per_node : 1);
+  // At least one per process was checked; a remainder would ask for more than the node was to give.
+  line("request_cpus", resources.cpus.value_or(1) / slots);
+  if (resources.memory_mb) {
+    line("request_memory", (*resources.memory_mb + slots - 1) / slots);
+  }
+  if (resources.gpus > 0) {
+    line("request_gpus", resources.gpus / slots);
+    line("gpus_minimum_memory", resources.gpu_memory_mb);
+  }
   if (job.several) {
-    file << "# Without this the end of the first process ends the others where they are.\n"
-         << "+ParallelShutdownPolicy = \"WAIT_FOR_ALL\"\n"
-         << "# Stopped with a good snapshot: back into the queue.\n"
-         << "on_exit_remove = ExitCode =!= " << kAgain << '\n';
+    file << "# Without this the end of the first process ends the others where they are.\n";
+    line("+ParallelShutdownPolicy", "\"WAIT_FOR_ALL\"");
+    file << "# Stopped with a good snapshot: back into the queue.\n";
+    line("on_exit_remove", "ExitCode =!= " + std::to_string(kAgain));
   } else {
-    file << "# Stopped with a good snapshot: started again.\n"
-         << "checkpoint_exit_code = " << kAgain << '\n';
+    file << "# Stopped with a good snapshot: started again.\n";
+    line("checkpoint_exit_code", kAgain);
   }
-  if (resources.time_s) {
-    file << "allowed_execute_duration = " << *resources.time_s << '\n';
-  }
-  if (!resources.account.empty()) {
-    file << "accounting_group = " << resources.account << '\n';
-  }
-  if (resources.bid) {
-    file << "+Bid = " << *resources.bid << '\n';
-  }
-  file << "batch_name = " << job.name << '\n'
-       << "+SubmitToken = " << '"' << token << "\"\n"
-       << "notification = Never\n"
-       << "queue\n";
+  line("allowed_execute_duration", resources.time_s);
+  line("accounting_group", resources.account);
+  line("+Bid", resources.bid);
+  line("batch_name", job.name);
+  line("+SubmitToken", "\"" + token + "\"");
+  line("notification", "Never");
+  file << "queue\n";
   return file.str();
 }
 

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "common/base/exit_codes.hpp"
+
 namespace ddp::submit {
 namespace {
 
@@ -87,6 +89,10 @@ std::string quote_path(const std::string& path) {
     rest.remove_prefix(length);
   }
   return path;
+}
+
+void refuse_value(const std::string& name, const std::string& got, const std::string& expected) {
+  throw UsageError(name + ": got " + got + ", expected " + expected);
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {

@@ -19,6 +19,11 @@ std::string quote_bytes(std::string_view text);
 /// `path` for the start of a message: as it is where that is readable, else like quote_bytes.
 std::string quote_path(const std::string& path);
 
+/// A value that cannot be: "nodes: got 2 with --scheduler local, expected 1".
+/// @throws UsageError
+[[noreturn]] void refuse_value(const std::string& name, const std::string& got,
+                               const std::string& expected);
+
 /// The word that was probably meant, or an empty string.
 std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
