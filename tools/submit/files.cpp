@@ -75,7 +75,6 @@ void replace_file(const std::string& path, const std::string& text) {
     unlink(temporary.c_str());
     fail("write", path, error);
   }
-  sync_folder_of(path);
 }
 
 bool create_file(const std::string& path, const std::string& text) {

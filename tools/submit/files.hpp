@@ -8,7 +8,8 @@ namespace ddp::submit {
 // Each writes under another name that starts with a dot, has the disk take it (fsync), and then
 // gives it its name in one step. A process that is killed leaves such a dot file behind at most.
 
-/// Whoever reads `path` finds the old text or the new one.
+/// Whoever reads `path` finds the old text or the new one; after a power failure too, and then it
+/// may be the old one. That is never wrong here, only late: the scheduler is asked again.
 /// @throws Error if it cannot be written
 void replace_file(const std::string& path, const std::string& text);
 

@@ -199,7 +199,7 @@ bool State::begin(int index, const Finding& finding, const std::string& id) {
 
 void State::write_attempt(int index, const Attempt& attempt) {
   replace_file(attempt_path(index, attempt.number), sealed(to_json(attempt)));
-  jobs_[static_cast<std::size_t>(index)].attempt = attempt;
+  read_again(index);  // a reason's bytes may have become UTF-8 on the way
 }
 
 void State::update(int index, const Finding& finding) {
