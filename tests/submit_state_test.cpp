@@ -833,4 +833,20 @@ TEST_CASE("submit: what lies in the way is not overwritten", "[submit]") {
   CHECK(place.slurm_jobs().empty());
   CHECK_FALSE(State::exists(place.out().string()));  // nor is it planned
   CHECK(place.submit({"--dry-run"}).exit_code == 2);
+  // Nor is there a state where no folder can be.
+  fs::remove_all(place.out());
+  for (const fs::path& file : {place.out() / "submissions", place.out()}) {
+    fs::remove_all(place.out());
+    fs::create_directories(file.parent_path());
+    write(file, "precious\n");
+    result = place.submit();
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(contains(result.err, "expected"));
+    CHECK(read(file) == "precious\n");
+  }
+  write(place.folder() / "s.yaml", "script_path: program\nout_dir: /proc/none/out\n");
+  result = place.submit();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "cannot make /proc/none/out/submissions: "));
 }

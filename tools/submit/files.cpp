@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
   throw Error(ExitCode::kTrainingFailed, "cannot " + what + " " + quote_path(path) + ": " +
                                              std::generic_category().message(error) +
-                                             ", expected a folder with room");
+                                             ", expected an out_dir that can be written");
 }
 
 /// "a/b" -> "a/.b.<random>"

@@ -165,10 +165,14 @@ bool State::plan(const std::vector<JobRequest>& requests) {
     document["jobs"].push_back(to_json(request));
   }
   const std::string folder = submissions_folder(out_dir_);
-  make_folders(folder);
   const int first = static_cast<int>(jobs_.size());
-  if (!create_folder(folder + "/" + std::to_string(first), kJobsFile, sealed(document))) {
-    return false;
+  try {
+    make_folders(folder);
+    if (!create_folder(folder + "/" + std::to_string(first), kJobsFile, sealed(document))) {
+      return false;
+    }
+  } catch (const Error& error) {
+    throw UsageError(error.what());
   }
   firsts_.push_back(first);
   for (const JobRequest& request : requests) {

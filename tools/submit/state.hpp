@@ -21,7 +21,7 @@ namespace ddp::submit {
 /// else does; its changes replace it. So readers wait for nobody, and no file system needs locks.
 ///
 /// An attempt that is "submitting" is looked for in the scheduler, by its token, once it is known
-/// that no process hands it over any more: see presence.hpp, and settle() in handover.hpp.
+/// that no process hands it over any more: see presence.hpp, and refresh() in handover.hpp.
 class State {
  public:
   /// Reads what is there, which may be nothing yet.
@@ -41,6 +41,7 @@ class State {
 
   /// Records jobs that will be submitted, all of them or none.
   /// @return false if another submit took these numbers: read the state anew
+  /// @throws UsageError if the out_dir cannot be written
   bool plan(const std::vector<JobRequest>& requests);
 
   /// Begins the next attempt of a job. Only who gets true may have it run.
