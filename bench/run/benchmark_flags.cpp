@@ -1,10 +1,10 @@
 #include "bench/run/benchmark_flags.hpp"
 
-#include <string>
+#include <algorithm>
+#include <utility>
 
 #include "bench/report/output_file.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/base/parse.hpp"
+#include "common/base/command_line.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -63,6 +63,21 @@ void read_flag(const std::string& flag, Settings& settings) {
 }
 
 }  // namespace
+
+BenchmarkArguments split_arguments(int argc, const char* const* argv) {
+  BenchmarkArguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = with_dashes(argv[i]);
+    if (argument.starts_with("--benchmark-")) {
+      std::replace(argument.begin() + 2, std::find(argument.begin(), argument.end(), '='), '-',
+                   '_');
+      arguments.benchmark_flags.push_back(std::move(argument));
+    } else {
+      arguments.own.push_back(std::move(argument));
+    }
+  }
+  return arguments;
+}
 
 void read_benchmark_flags(Settings& settings) {
   for (const std::string& flag : settings.benchmark_flags) {

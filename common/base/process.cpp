@@ -175,7 +175,7 @@ std::string signal_name(int signal) {
   return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
 }
 
-BlockedSignals::BlockedSignals(std::initializer_list<int> signals, Until until) : until_(until) {
+BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : until_(until) {
   sigemptyset(&blocked_);
   for (const int signal : signals) {
     sigaddset(&blocked_, signal);

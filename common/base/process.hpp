@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
-#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -99,7 +98,7 @@ std::string signal_name(int signal);
 class BlockedSignals {
  public:
   enum class Until { kEnd, kForever };
-  explicit BlockedSignals(std::initializer_list<int> signals, Until until = Until::kEnd);
+  explicit BlockedSignals(const std::vector<int>& signals, Until until = Until::kEnd);
   ~BlockedSignals();
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
