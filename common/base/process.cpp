@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,7 +12,9 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <thread>
 
 namespace ddp {
@@ -107,6 +110,24 @@ Pipe::Pipe(int flags) {
   }
   read_end.reset(ends[0]);
   write_end.reset(ends[1]);
+}
+
+bool is_executable(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         access(path.c_str(), X_OK) == 0;
+}
+
+std::optional<std::string> find_in_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = folder + (folder.ends_with('/') ? "" : "/") + name;
+    if (!folder.empty() && is_executable(candidate)) {
+      return candidate;
+    }
+  }
+  return std::nullopt;
 }
 
 pid_t start_process(const std::vector<std::string>& argv, const StartOptions& options) {

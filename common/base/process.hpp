@@ -65,6 +65,11 @@ class CannotRun : public std::system_error {
   using std::system_error::system_error;
 };
 
+/// Whether it is a file that this user may execute.
+bool is_executable(const std::string& path);
+/// The path of a program, looked up in PATH.
+std::optional<std::string> find_in_path(const std::string& name);
+
 /// Starts a program, without a shell and with nothing to read from its standard input.
 /// @return once it runs
 /// @throws CannotRun
