@@ -63,6 +63,13 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
       (best.empty() ? ", expected one that --help lists" : ", did you mean " + best + "?"));
 }
 
+/// In CLI11's words, on one line.
+[[noreturn]] void refuse(const CLI::ParseError& error, const std::string& hint) {
+  std::string text = error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  throw UsageError(text + hint);
+}
+
 }  // namespace
 
 std::string join(const Choices& choices) {
@@ -246,9 +253,7 @@ void CommandLine::parse(std::vector<std::string> arguments, const std::string& h
   try {
     run(std::move(arguments));
   } catch (const CLI::ParseError& error) {
-    std::string text = error.what();
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    throw UsageError(text + hint);
+    refuse(error, hint);
   }
 }
 
@@ -277,21 +282,16 @@ void CommandLine::parse_strictly(int argc, const char* const* argv) {
                  [this](const std::string& name) { return !given(name); });
     throw UsageError(joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") +
                      " missing, expected e.g. \"" + app_->get_name() + " " + example_ + "\"");
-  } catch (const CLI::ExtrasError& error) {
-    const std::vector<std::string> unexpected = app_->remaining();
-    throw UsageError(unexpected.empty()
-                         ? std::string(error.what()) + kSeeHelp
-                         : "unexpected argument " + quote(unexpected.front()) + ", expected only " +
-                               joined(required_, " and ") + " before the options");
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError("unexpected argument " + quote(app_->remaining().front()) +
+                     ", expected only " + joined(required_, " and ") + " before the options");
   } catch (const CLI::ParseError& error) {
     for (const std::string& name : required_) {
       if (app_->count(name) > 1) {
         throw UsageError(name + " was given twice, expected once");
       }
     }
-    std::string text = error.what();
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    throw UsageError(text + kSeeHelp);
+    refuse(error, kSeeHelp);
   }
 }
 
