@@ -8,9 +8,9 @@
 
 #include "bench/report/analysis.hpp"
 #include "bench/report/google_benchmark.hpp"
-#include "bench/report/html_report.hpp"
 #include "bench/report/json_report.hpp"
 #include "bench/report/output_file.hpp"
+#include "bench/report/page/page.hpp"
 #include "bench/report/results.hpp"
 #include "bench/report/subcommands.hpp"
 #include "bench/report/terminal_report.hpp"
@@ -110,7 +110,7 @@ int run(int argc, char** argv) {
       write_json_file(settings.json_file, document);
     }
     if (!settings.html_file.empty()) {
-      write_html_file(settings.html_file, document);
+      write_page(settings.html_file, document);
     }
   }
   const bool failed = report.failed() || report.partial;

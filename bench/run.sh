@@ -5,7 +5,7 @@ set -euo pipefail
 
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # To stderr: with --json and no file, standard output is the JSON document.
-"$root/tools/setup.sh" >&2
+"$root/tools/setup.sh" bench >&2
 
 cd "$root"
 # torchrun and Python are those of the environment.

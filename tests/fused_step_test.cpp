@@ -14,6 +14,7 @@
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"
@@ -137,32 +138,20 @@ std::pair<torch::Tensor, torch::Tensor> train(const Options& options, size_t rep
   const std::vector<torch::Device> devices(replicas, torch::kCPU);
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::RandomSampler sampler(dataset.train.size(), options.seed);
-  ddp::DataLoader loader(
-      dataset.train, sampler,
-      {ddp::resolve_batch_per_rank(options, 1), options.accumulate, torch::kCPU});
+  ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers);
   ddp::Optimizer optimizer(*model, options);
-  ddp::FusedStep fused_step(options, model, optimizer, devices);
-  ddp::TrainingLog log(options, model, torch::kCPU);
   const torch::Tensor before = ddp::parameter_vector(*model);
-  for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
-    loader.set_epoch(epoch);
-    optimizer.set_epoch(epoch);
-    log.begin_epoch(epoch);
+  const ddp::LaunchEnvironment launch;
+  ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
+  for (const int64_t epoch : training.epochs()) {
+    sampler.set_epoch(epoch);
     for (const Batch& batch : loader) {
-      if (fused_step.run(batch, log)) {
-        continue;
-      }
-      const torch::Tensor loss = ddp::loss(ddp::data_parallel(model, batch.input, devices), batch);
-      loss.backward();
-      if (batch.completes_step) {
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-      log.end(batch, loss);
+      ddp::loss(ddp::data_parallel(model, batch.input, devices), batch).backward();
+      optimizer.step();
+      optimizer.zero_grad();
     }
-    log.end_epoch();
   }
   return {before, ddp::parameter_vector(*model)};
 }
@@ -387,23 +376,21 @@ TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fu
         ddp::DataLoader loader(dataset.train, sampler, {2, options.accumulate, torch::kCPU});
         ddp::DistributedDataParallel parallel_model(model, process_group);
         ddp::Optimizer optimizer(*model, options);
-        ddp::FusedStep fused_step(options, model, optimizer, &process_group);
-        ddp::TrainingLog log(options, model, torch::kCPU);  // the ranks' logs would collide
+        ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
+                                  [&] { optimizer.fused_step(); });
         for (int64_t epoch = 0; epoch < 2; ++epoch) {
-          loader.set_epoch(epoch);
-          log.begin_epoch(epoch);
+          sampler.set_epoch(epoch);
           for (const Batch& batch : loader) {
-            if (fused_step.run(batch, log)) {
+            if (speedup == "fused") {
+              fused_step.run(batch, optimizer.learning_rate());
               continue;
             }
             const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
-            const torch::Tensor loss = ddp::loss(parallel_model.forward(batch.input), batch);
-            loss.backward();
+            ddp::loss(parallel_model.forward(batch.input), batch).backward();
             if (batch.completes_step) {
               optimizer.step();
               optimizer.zero_grad();
             }
-            log.end(batch, loss);
           }
         }
         const auto rank = static_cast<size_t>(process_group.rank());
@@ -430,8 +417,7 @@ TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fu
 TEST_CASE("graph is refused without a GPU", "[fused]") {
   Options options = options_for({3, 1}, 4, "graph");
   ddp::Mlp model(std::vector<int64_t>{3, 1});
-  ddp::Optimizer optimizer(*model, options);
-  CHECK_THROWS_AS(ddp::FusedStep(options, model, optimizer), c10::Error);
+  CHECK_THROWS_AS(ddp::FusedStep(options, model, {torch::kCPU}, nullptr, [] {}), c10::Error);
 }
 
 TEST_CASE("in the steady state a fused step allocates nothing and touches no new page",
@@ -465,10 +451,11 @@ TEST_CASE("in the steady state a fused step allocates nothing and touches no new
                            {workload.batch, workload.accumulate, torch::kCPU});
     ddp::Mlp model(dataset.layers);
     ddp::Optimizer optimizer(*model, options);
-    ddp::FusedStep fused_step(options, model, optimizer,
-                              std::vector<torch::Device>(workload.replicas, torch::kCPU));
+    ddp::FusedStep fused_step(options, model,
+                              std::vector<torch::Device>(workload.replicas, torch::kCPU), nullptr,
+                              [&] { optimizer.fused_step(); });
     ddp::TrainingLog log(options, model, torch::kCPU);
-    log.begin_epoch(0);
+    loader.set_observer(&log);
     constexpr int64_t kWarmupSteps = 20;
     int64_t steps = 0;
     uint64_t allocations_before = 0;
@@ -476,7 +463,7 @@ TEST_CASE("in the steady state a fused step allocates nothing and touches no new
     int64_t faults_before = 0;
     int64_t faults_after = 0;
     for (const Batch& batch : loader) {
-      fused_step.run(batch, log);
+      fused_step.run(batch, optimizer.learning_rate());
       steps += batch.completes_step ? 1 : 0;
       if (steps == kWarmupSteps) {
         allocations_before = ddp::test::allocations();

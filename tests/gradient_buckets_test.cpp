@@ -15,7 +15,6 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/training/optimizer.hpp"
-#include "common/training/training_log.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"
@@ -318,26 +317,25 @@ Training train(Options options, int world_size, const std::string& backend) {
         }
         ddp::DistributedSampler sampler(dataset, process_group, options);
         ddp::DataLoader loader(dataset.train, sampler, {2, options.accumulate, torch::kCPU});
-        ddp::DistributedDataParallel parallel_model(model, process_group, options);
+        ddp::DistributedDataParallel parallel_model(model, process_group,
+                                                    ddp::distributed_options(options));
         ddp::Optimizer optimizer(*model, options, &process_group);
-        ddp::FusedStep fused_step(options, model, optimizer, &process_group);
-        ddp::TrainingLog log(options, model, torch::kCPU);  // the ranks' logs would collide
+        ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
+                                  [&] { optimizer.fused_step(); });
         process_group.take_wait();
         for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
-          loader.set_epoch(epoch);
-          log.begin_epoch(epoch);
+          sampler.set_epoch(epoch);
           for (const ddp::Batch& batch : loader) {
-            if (fused_step.run(batch, log)) {
+            if (options.speedup != "none") {
+              fused_step.run(batch, optimizer.learning_rate());
               continue;
             }
             const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
-            const torch::Tensor loss = ddp::loss(parallel_model.forward(batch.input), batch);
-            loss.backward();
+            ddp::loss(parallel_model.forward(batch.input), batch).backward();
             if (batch.completes_step) {
               optimizer.step();
               optimizer.zero_grad();
             }
-            log.end(batch, loss);
           }
         }
         const auto rank = static_cast<size_t>(process_group.rank());

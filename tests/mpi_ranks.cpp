@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
     const ddp::LaunchEnvironment environment = ddp::read_launch_environment(options);
     who = "[rank " + std::to_string(environment.rank) + "] ";
     at::set_num_threads(1);
-    ddp::ProcessGroup group = ddp::init_process_group(options, environment, torch::kCPU);
+    ddp::ProcessGroup group = ddp::create_process_group(options, environment, torch::kCPU);
     if (what == "collectives") {
       const int count = ddp::test::check_collectives(*group.c10d_group()->getDefaultBackend());
       const torch::Tensor counts = group.all_gather(torch::tensor({count}));

@@ -1,32 +1,22 @@
 #!/usr/bin/env python3
-"""Runs every command that a README shows in a ```console block after `$ `, as a reader would: from the checkout.
+"""Runs every command that a page shows in a ```console block after `$ `, as a reader would, in a copy of the checkout.
 
 Lines below a command, up to the next one, are its expected output: numbers may differ, words may not, and `...` stands for any lines.
 """
 
-import os
 import pathlib
 import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+
+from stage_diffs import ROOT, pages  # noqa: E402
+from transcripts import CONSOLE, TIMEOUT_S, commands, copy_of_checkout  # noqa: E402
+
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # These are what runs this test, or take minutes and are tested elsewhere.
-NOT_HERE = ("./tests/run.sh", "./bench/run.sh", "git clone", "cd ", "cmake ", "sbatch ")
-
-
-def commands(text):
-    for block in BLOCK.findall(text):
-        command, output = None, []
-        for line in block.splitlines() + ["$ "]:
-            if line.startswith("$ "):
-                if command:
-                    yield command, output
-                command, output = line[2:].strip(), []
-            else:
-                output.append(line)
+NOT_HERE = ("./tests/run.sh", "./bench/run.sh", "git clone", "cd ", "cmake ", "sbatch ", "build/bin/bench ")
 
 
 def pattern(line):
@@ -34,39 +24,31 @@ def pattern(line):
     return r"\S+".join(re.escape(part) for part in NUMBER.split(line.strip()))
 
 
-def matches(expected, got):
-    """Expected lines appear in order; without `...` between them, one after the other. Ranks may print in any order, so
-    lines that start with [CPU or [GPU are looked up anywhere."""
-    missing = []
-    for line in expected:
-        if not line.strip() or line.strip() == "...":
-            continue
-        if not any(re.fullmatch(pattern(line), other.strip()) for other in got):
-            missing.append(line)
-    return missing
+def missing_lines(expected, got):
+    """The expected lines that were not printed, wherever: ranks print in any order."""
+    return [line for line in expected if line.strip() not in ("", "...")
+            and not any(re.fullmatch(pattern(line), other.strip()) for other in got)]
 
 
 def main():
-    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                       PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
-    before = set(ROOT.glob("*.safetensors*"))
-    count = failed = 0
-    for readme in [ROOT / "README.md", *sorted(ROOT.glob("0?_*/README.md")), ROOT / "docs" / "speedup.md"]:
-        for command, expected in commands(readme.read_text()):
-            if command.startswith(NOT_HERE):
-                continue
-            count += 1
-            result = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, timeout=300,
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            missing = matches(expected, result.stdout.splitlines())
-            ok = result.returncode == 0 and not missing
-            print(f"{'ok    ' if ok else 'FAILED'} {readme.relative_to(ROOT)}: {command}")
-            if not ok:
-                failed += 1
-                print(f"exit code {result.returncode}; not in the output: {missing}; output:\n{result.stdout[-2000:]}")
-    for snapshot in set(ROOT.glob("*.safetensors*")) - before:
-        snapshot.unlink()
-    if count == 0:
+    failed = 0
+    printed = {}  # a command that several pages show runs once
+    with copy_of_checkout() as (folder, environment):
+        for page in pages():
+            for command, expected in (shown for block in CONSOLE.findall(page.read_text()) for shown in commands(block)):
+                if command.startswith(NOT_HERE):
+                    continue
+                if command not in printed:
+                    printed[command] = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, timeout=TIMEOUT_S,
+                                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                result = printed[command]
+                missing = missing_lines(expected, result.stdout.splitlines())
+                ok = result.returncode == 0 and not missing
+                print(f"{'ok    ' if ok else 'FAILED'} {page.relative_to(ROOT)}: {command}")
+                if not ok:
+                    failed += 1
+                    print(f"exit code {result.returncode}; not in the output: {missing}; output:\n{result.stdout[-2000:]}")
+    if not printed:
         print("found no command, expected some")
         return 1
     return 1 if failed else 0

@@ -1,6 +1,6 @@
 """Hostile text in every field that reaches a submission file: it arrives unchanged or is refused in one line.
 
-Usage: submit_files.py SUBMIT_PROGRAM
+Usage: submit_files.py SUBMIT_CALLS     the program of tests/support/submit_calls.cpp
 
 HTCondor's own library (PyPI htcondor) reads the .sub files: its keys, its macro expansion, its
 splitting of arguments. bash runs the .sbatch scripts, with an srun that writes down its arguments.
@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import classad2
@@ -43,30 +42,70 @@ def check(holds, what):
         raise Failure(what)
 
 
+class Server:
+    """A process that is asked again and again, by one thread."""
+
+    def __init__(self, argv, **options):
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+
+    def ask(self, question):
+        self.process.stdin.write(question)
+        self.process.stdin.flush()
+        return self.process.stdout
+
+
 class Submit:
+    """submit's functions in a process that stays. What main() makes of an error is other tests' matter."""
+
     def __init__(self, program, folder):
-        self.program = program
-        self.folder = folder
-        self.runs = 0
+        self.server = Server([program], cwd=folder)
+        self.settings = folder / "settings.yaml"
 
     def __call__(self, settings, arguments, scheduler):
         """The submission file as text, or None if it was refused, properly."""
-        self.runs += 1
-        file = self.folder / f"settings-{self.runs}-{os.urandom(4).hex()}.yaml"
-        file.write_bytes(settings)
-        argv = [self.program, "--settings-file", file, "--scheduler", scheduler, "--dry-run", *arguments]
-        result = subprocess.run(argv, capture_output=True, cwd=self.folder, timeout=60)
-        file.unlink()
-        if result.returncode == 0:
-            match = re.fullmatch(rb"# file [^\n]*\n(.*?)# in folder [^\n]*\n[^\n]*\n", result.stdout, re.DOTALL)
-            check(match, f"unexpected output {result.stdout[:500]!r}")
+        self.settings.write_bytes(settings)
+        argv = ["--settings-file", self.settings, "--scheduler", scheduler, "--dry-run", *arguments]
+        out = self.server.ask(b"%d\n" % len(argv) + b"".join(os.fsencode(word) + b"\0" for word in argv))
+        code, out_bytes, error_bytes = map(int, out.readline().split())
+        printed, error = out.read(out_bytes), out.read(error_bytes)
+        if code == 0:
+            match = re.fullmatch(rb"# file [^\n]*\n(.*?)# in folder [^\n]*\n[^\n]*\n", printed, re.DOTALL)
+            check(match, f"unexpected output {printed[:500]!r}")
             return match.group(1).decode()
-        check(result.returncode == 2, f"exit code {result.returncode}, {result.stderr!r}")
-        check(result.stdout == b"", f"refused, but printed {result.stdout[:200]!r}")
-        check(result.stderr.count(b"\n") == 1, f"more than one line: {result.stderr!r}")
-        check(result.stderr.startswith(b"submit: error: "), f"{result.stderr!r}")
-        check(not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", result.stderr), f"control characters: {result.stderr!r}")
+        check(code == 2, f"exit code {code}, {error!r}")
+        check(printed == b"", f"refused, but printed {printed[:200]!r}")
+        check(error != b"" and not re.search(rb"[\x00-\x1f\x7f]", error), f"control characters: {error!r}")
         return None
+
+
+# Each script in a subshell of one bash, with an srun that writes down its arguments and its folder.
+BASH = r"""
+srun() { printf '%s\0' "$@" "$PWD" >"$OUT"; }
+export SLURM_JOB_ID=17
+while IFS= read -r script; do
+  (OUT=$script.argv; . "$script") </dev/null >"$script.said" 2>&1
+  echo $?
+done
+"""
+
+
+class Bash:
+    """(program and arguments, working directory) as bash passes them to srun."""
+
+    def __init__(self, folder):
+        self.script = folder / "script.sbatch"
+        self.server = Server(["/bin/bash", "-c", BASH], cwd=folder, env={"PATH": "/usr/bin:/bin"})
+
+    def __call__(self, text):
+        self.script.write_text(text)
+        code = int(self.server.ask(bytes(self.script) + b"\n").readline())
+        said = Path(f"{self.script}.said").read_bytes()
+        check(code == 0 and said == b"", f"script: {code}, said {said!r}")
+        argv = Path(f"{self.script}.argv")
+        got = argv.read_bytes().split(b"\0")
+        argv.unlink()
+        check(got[:2] == [b"--kill-on-bad-exit=1", b"--cpus-per-task=1"], f"srun's own options {got[:2]}")
+        return got[2:-2], got[-2]
 
 
 def condor_argv(text):
@@ -90,21 +129,6 @@ def condor_argv(text):
     return submit.expand("executable"), list(arguments), submit.expand("initialdir"), submit
 
 
-def slurm_argv(text, folder, stub_path):
-    """(program and arguments, working directory) as bash passes them to srun."""
-    script = folder / f"script-{os.urandom(4).hex()}.sbatch"
-    script.write_text(text)
-    environment = {"PATH": f"{stub_path}:/usr/bin:/bin", "SLURM_JOB_ID": "17", "OUT": str(script) + ".argv"}
-    result = subprocess.run(["/bin/bash", script], env=environment, cwd=folder, capture_output=True, timeout=60)
-    script.unlink()
-    check(result.returncode == 0, f"script: {result.returncode}, {result.stderr!r}")
-    check(result.stderr == b"" and result.stdout == b"", f"script said {result.stdout!r} {result.stderr!r}")
-    got = Path(environment["OUT"]).read_bytes().split(b"\0")
-    Path(environment["OUT"]).unlink()
-    check(got[:2] == [b"--kill-on-bad-exit=1", b"--cpus-per-task=1"], f"srun's own options {got[:2]}")
-    return got[2:-2], got[-2]
-
-
 def directives(text):
     return [line for line in text.split("\n") if line.startswith("#SBATCH")]
 
@@ -115,11 +139,7 @@ class Fields:
     def __init__(self, program, folder):
         self.folder = folder
         self.submit = Submit(program, folder)
-        self.stub_path = folder / "stubs"
-        self.stub_path.mkdir()
-        stub = self.stub_path / "srun"
-        stub.write_text('#!/bin/bash\n{ printf "%s\\0" "$@"; printf "%s\\0" "$PWD"; } >"$OUT"\n')
-        stub.chmod(0o755)
+        self.slurm_argv = Bash(folder)
         self.target = folder / "target"
         self.target.write_text("#!/bin/sh\n")
         self.target.chmod(0o755)
@@ -127,11 +147,6 @@ class Fields:
         # A dry run refuses a folder that is there already; the scripts change into it.
         self.base = (f"script_path: {self.target}\nout_dir: {folder}/dry\n").encode()
         (folder / "dry/jobs").mkdir(parents=True)
-
-    def run_slurm(self, text):
-        job = re.search(r"^cd -- (.*) \|\| exit 2$", text, re.MULTILINE)
-        check(job, "no cd in the script")
-        return slurm_argv(text, self.folder, self.stub_path)
 
     def arguments(self, texts, by_yaml):
         """Several at a time, all of them carried or exactly one that is to be refused."""
@@ -166,7 +181,7 @@ class Fields:
         places = [i for i, line in enumerate(lines) if line in (f"cd -- {quoted} || exit 2", f"cd -- {job_folder} || exit 2")]
         check(len(places) == 1, f"no cd to {job_folder}")
         lines[places[0]] = f"cd -- {alias} || exit 2"
-        argv, cwd = slurm_argv("\n".join(lines), self.folder, self.stub_path)
+        argv, cwd = self.slurm_argv("\n".join(lines))
         check(argv == wanted, f"bash: got {argv!r}, expected {wanted!r}")
         check(cwd == str(alias).encode(), f"ran in {cwd!r}")
         for path in alias.iterdir():
@@ -207,7 +222,7 @@ class Fields:
         else:
             job = place + b"/jobs/0-target"
             os.makedirs(job)
-            argv, cwd = slurm_argv(file, self.folder, self.stub_path)
+            argv, cwd = self.slurm_argv(file)
             check(argv == [str(self.target).encode()], f"bash: got {argv!r}")
             check(cwd == job, f"ran in {cwd!r}, expected {job!r}")
             check(os.listdir(job) == [b"exit_code"], f"{os.listdir(job)!r} appeared")
@@ -287,11 +302,11 @@ def main():
     def guarded(what, text, call):
         try:
             return call()
-        except (Failure, ValueError, OSError, subprocess.TimeoutExpired) as error:
+        except (Failure, ValueError, OSError) as error:
             failures.append(f"{what}: {str(error)[:1000]} for {str(text)[:1000]}")
             return False
 
-    with tempfile.TemporaryDirectory(prefix="ddp-submit-") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with tempfile.TemporaryDirectory(prefix="ddp-submit-") as folder:
         folder = Path(folder).resolve()
         fields = Fields(program, folder)
 
@@ -325,13 +340,13 @@ def main():
                 strings = [text.replace(b"\0", b"") for text in strings]
             name = "arguments, " + ("settings" if by_yaml else "command line")
             groups = batches(strings)
-            carried = list(pool.map(lambda group: guarded(name, group, lambda: fields.arguments(group, by_yaml)), groups))
+            carried = [guarded(name, group, lambda: fields.arguments(group, by_yaml)) for group in groups]
             number = sum(len(group) for group, was in zip(groups, carried) if was)
             print(f"{name}: {len(strings)} strings, {number} carried unchanged, the others refused")
             check(STRINGS_PER_FIELD / 4 < number < STRINGS_PER_FIELD or failures, f"{name}: {number} of {len(strings)} carried")
         for name, method in singles.items():
             strings = [hostile(rng) for _ in range(STRINGS_PER_FIELD)]
-            carried = sum(pool.map(lambda text: guarded(name, text, lambda: method(text)), strings))
+            carried = sum(guarded(name, text, lambda: method(text)) for text in strings)
             print(f"{name}: {len(strings)} strings, {carried} carried unchanged, the others refused")
         canaries = [path for path in folder.rglob("*canary*") if path.name == "canary"]
         if canaries:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The README's performance tables, from a report of bench and a sweep of bench_micro.
+"""The tables of docs/performance.md, from a report of bench and a sweep of bench_micro.
 
 usage: performance_table.py REPORT.json [SWEEP.json...]
 

@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
 # Sets up this checkout: system packages, LibTorch in .venv/, the release build in build/.
+#
+#   tools/setup.sh [bench|all]
+#
+# bench: what ./bench/run.sh needs, the stages and the benchmark. all (the default): also submit and the tests.
 # Each step first looks whether anything is left to do, so that a second run takes seconds.
 # LIBTORCH=/path uses a LibTorch that is already there; no .venv/ is made then.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
@@ -8,11 +12,32 @@ set -euo pipefail
 packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
-    libcli11-dev nlohmann-json3-dev libyaml-cpp-dev libxxhash-dev zlib1g-dev libgloo-dev
-    libopenmpi-dev libbenchmark-dev catch2
-    # to run: mpirun, the 70,000 images; to test: Google Benchmark's compare.py, this script, clusters of Slurm and HTCondor
-    openmpi-bin dataset-fashion-mnist libbenchmark-tools shellcheck slurm-wlm debootstrap iproute2
+    libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev
+    libkainjow-mustache-dev libjs-chart.js
+    # to run: mpirun
+    openmpi-bin
 )
+requirements=(requirements.txt)
+target=benchmark
+case ${1:-all} in
+    bench) ;;
+    all)
+        packages+=(
+            # submit
+            libyaml-cpp-dev
+            # the tests' data, their framework, Google Benchmark's compare.py, what reads this script and the page's
+            dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
+            # clusters of Slurm and HTCondor
+            slurm-wlm debootstrap iproute2
+        )
+        requirements+=(tests/requirements.txt)
+        target=all
+        ;;
+    *)
+        printf 'setup: got "%s", expected bench or all\n' "$1" >&2
+        exit 2
+        ;;
+esac
 # What requirements.txt has wheels for.
 python_oldest="3, 10"
 python_newest="3, 13"
@@ -130,10 +155,16 @@ trap stop_reporter EXIT
 
 free_mb() { df -Pm "$1" | awk 'NR == 2 { print $4 }'; }
 
+# Of the files that are needed, those whose present text is not what was installed.
+missing_requirements() {
+    sha256sum "${requirements[@]}" | grep -vxFf "$stamp" || true
+}
+
 install_venv() {
-    local start=$SECONDS expected why="" in_place=false
-    # The scripts in .venv/bin hold their own path: a checkout that was moved needs new ones.
-    expected=$(sha256sum <requirements.txt | cut -d' ' -f1)$'\n'$venv
+    local start=$SECONDS why="" in_place=false file arguments=()
+    for file in "${requirements[@]}"; do
+        arguments+=(--requirement "$file")
+    done
 
     if [[ ! -e $venv/pyvenv.cfg ]]; then
         why="new"
@@ -141,10 +172,11 @@ install_venv() {
         why="anew, the last installation was interrupted"
     elif ! "$venv/bin/python" -I -c 'import pip' 2>/dev/null; then
         why="anew, its Python does not run any more"
-    elif [[ -e $stamp && $(tail -n +2 "$stamp") != "$venv" ]]; then
+    elif [[ -e $stamp ]] && ! grep -qxF "$venv" "$stamp"; then
+        # The scripts in .venv/bin hold their own path.
         why="anew, the checkout was moved"
-    elif [[ ! -e $stamp || $(<"$stamp") != "$expected" ]]; then
-        why="bringing it up to requirements.txt"
+    elif [[ ! -e $stamp ]] || [[ -n $(missing_requirements) ]]; then
+        why="bringing it up to ${requirements[*]}"
         in_place=true
     else
         say "LibTorch: .venv is up to date"
@@ -168,7 +200,7 @@ install_venv() {
         die 2 "not enough disk space for LibTorch: $((free / 1000)) GB free in $venv, expected $((need / 1000)) GB;" \
             "free some, link .venv to a larger disk, or set LIBTORCH=/path"
 
-    say "LibTorch: installing requirements.txt into .venv ($why)"
+    say "LibTorch: installing ${requirements[*]} into .venv ($why)"
     [[ $in_place == true ]] ||
         say "LibTorch: about 3 GB to download, 5 GB on disk, 1 to 5 minutes"
     touch "$unfinished"
@@ -187,21 +219,21 @@ install_venv() {
     local code=0 interrupted=false
     trap 'interrupted=true' INT
     TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --only-binary :all: \
-        --requirement requirements.txt </dev/null || code=$?
+        "${arguments[@]}" </dev/null || code=$?
     trap - INT
     stop_reporter
     [[ $interrupted == false ]] || die 130 "interrupted while installing into .venv; run this again to start that anew"
     if ((code != 0)); then
         # pip refused (no network, no such version) before it changed anything: what was there still works.
         [[ $in_place == false || $code -gt 2 ]] || rm "$unfinished"
-        die 1 "pip could not install requirements.txt (its reason stands above; run this again when it is gone)"
+        die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
     fi
     "$venv/bin/python" -I -c 'import torch; print("    torch", torch.__version__)' ||
         die 1 "the installed torch does not load (its reason stands above)"
 
     # In this order an interruption costs a repetition, and never looks like success.
     rm -rf "$venv/tmp"
-    printf '%s\n' "$expected" >"$stamp.new"
+    { printf '%s\n' "$venv" && sha256sum "${requirements[@]}"; } >"$stamp.new"
     mv "$stamp.new" "$stamp"
     rm "$unfinished"
     say "LibTorch: installed ($((SECONDS - start)) s)"
@@ -209,6 +241,22 @@ install_venv() {
 
 # ---------------------------------------------------------------------------------------------------------------
 # Build
+
+# Of Ninja's lines "[steps/all seconds] what": one every 15 s, with the minutes that are left. All else passes.
+report_build() {
+    awk '
+        match($0, /^\[[0-9]+\/[0-9]+ [0-9.]+\] /) {
+            split(substr($0, 2, RLENGTH - 3), at, /[\/ ]/)
+            if (at[3] - said >= 15) {
+                said = at[3]
+                left = at[3] / at[1] * (at[2] - at[1]) / 60
+                printf "    %d of %d build steps, about %.0f min left\n", at[1], at[2], left + 0.5
+                fflush()
+            }
+            next
+        }
+        { print; fflush() }'
+}
 
 build() {
     local start=$SECONDS key
@@ -218,7 +266,14 @@ build() {
     if [[ -e build/CMakeCache.txt && (! -e build/.setup-key || $(<build/.setup-key) != "$key") ]]; then
         rm -rf build/CMakeCache.txt build/CMakeFiles build/.setup-key
     fi
-    cmake --preset release -DLIBTORCH="${LIBTORCH:-}" ||
+    # What was once configured with tests stays so, and only less of it is built.
+    local parts=()
+    if [[ $target == all ]]; then
+        parts=(-DBUILD_TESTING=ON -DDDP_SUBMIT=ON)
+    elif [[ ! -e build/CMakeCache.txt ]]; then
+        parts=(-DBUILD_TESTING=OFF -DDDP_SUBMIT=OFF)
+    fi
+    cmake --preset release -DLIBTORCH="${LIBTORCH:-}" "${parts[@]}" ||
         die 1 "cmake could not configure the build (its reason stands above)"
     printf '%s\n' "$key" >build/.setup-key
 
@@ -227,7 +282,8 @@ build() {
     jobs=$(nproc)
     memory=$(awk '/^MemAvailable:/ { print int($2 / 2000000) }' /proc/meminfo)
     ((memory >= jobs)) || jobs=$((memory > 0 ? memory : 1))
-    CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs} cmake --build --preset release ||
+    CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs} NINJA_STATUS='[%f/%t %e] ' \
+        cmake --build --preset release --target "$target" | report_build ||
         die 1 "the build failed (its reason stands above)"
     say "Build: build/bin is up to date ($((SECONDS - start)) s)"
 }

@@ -97,7 +97,7 @@ std::vector<Entry> data_pieces(const MicroOptions& options) {
   for (const Model& model : models()) {
     const std::string name = std::string("/") + model.name;
     const auto replicated = [&options, &model] {
-      return std::make_shared<Replicated>(model, pick_devices(options.stage));
+      return std::make_shared<Replicated>(model, set_devices(options.stage));
     };
     entries.push_back({"pieces/data_loader" + name, "",
                        [&model](Team& team) { return load_batch(model, team.device()); }});
@@ -109,7 +109,7 @@ std::vector<Entry> data_pieces(const MicroOptions& options) {
         {"pieces/gather" + name, "", [replicated](Team&) { return gather_outputs(replicated()); }});
   }
   entries.push_back({"pieces/parallel_apply", "", [&options](Team&) {
-                       const size_t replicas = pick_devices(options.stage).size();
+                       const size_t replicas = set_devices(options.stage).size();
                        return std::make_unique<Piece>(
                            [replicas] { parallel_apply(replicas, [](size_t) {}); }, 0);
                      }});

@@ -21,7 +21,7 @@ constexpr const char* kDismissed = "dismissed";
 Team::Team(const MicroOptions& options, LaunchEnvironment environment)
     : options_(options),
       environment_(std::move(environment)),
-      device_(pick_device(options.stage, environment_.local_rank)) {
+      device_(set_device(options.stage, environment_.local_rank)) {
   if (world_size() == 1) {
     lockstep_ = std::make_unique<Lockstep>(device_);
     return;
@@ -62,7 +62,7 @@ void Team::open(const std::string& backend) {
   }
   const Options options = stage_options(options_, backend);
   // No make_unique: a process group can be neither copied nor moved.
-  group_.reset(new ProcessGroup(init_process_group(options, environment, device_)));
+  group_.reset(new ProcessGroup(create_process_group(options, environment, device_)));
   lockstep_ = std::make_unique<Lockstep>(
       *group_, std::chrono::milliseconds(static_cast<int64_t>(options.timeout_seconds * 1e3)));
 }

@@ -82,49 +82,45 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
         "got --optimizer, --accumulate or --speedup, expected the defaults: peer_c10d trains by "
         "plain SGD");
   }
-  const torch::Device device = ddp::pick_device(options, environment.rank);
-  ddp::ProcessGroup process_group = ddp::init_process_group(options, environment, device);
+  const torch::Device device = ddp::set_device(options, environment.rank);
+  ddp::init_process_group(options, environment, device);
 
   const ddp::Dataset dataset = ddp::load_dataset(options);
-  const int64_t batch_per_rank = ddp::resolve_batch_per_rank(options, environment.world_size);
-  ddp::DistributedSampler sampler(dataset, process_group, options);
-  ddp::DataLoader loader(dataset.train, sampler, {batch_per_rank, options.accumulate, device});
+  ddp::DistributedSampler sampler(dataset, options);
+  ddp::DataLoader loader(dataset.train, sampler, options, device);
 
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
   const std::vector<torch::Tensor> parameters = model->parameters();
   for (const torch::Tensor& parameter : parameters) {
-    process_group.broadcast(parameter.detach());
+    ddp::broadcast(parameter.detach());
   }
-  ddp::ReducerPeer reducer(*model, process_group, /*find_unused_parameters=*/false);
+  ddp::ReducerPeer reducer(*model, ddp::default_process_group(), /*find_unused_parameters=*/false);
 
-  ddp::TrainingLog log(options, model, device, &process_group);
+  ddp::TrainingLog log(options, model, device, &ddp::default_process_group());
+  loader.set_observer(&log);
   for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
-    loader.set_epoch(epoch);
-    log.begin_epoch(epoch);
+    sampler.set_epoch(epoch);
+    log.set_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
-      log.begin(ddp::Phase::kForward);
       reducer.before_forward();
       const torch::Tensor output = model->forward(batch.input);
       const torch::Tensor loss = ddp::loss(output, batch);
       reducer.prepare_for_backward({output});
-      log.begin(ddp::Phase::kBackward);
       loss.backward();
       log.begin(ddp::Phase::kOptimizer);
       step(parameters, ddp::resolve_learning_rate(options));
       for (const torch::Tensor& parameter : parameters) {
         parameter.mutable_grad().reset();
       }
-      log.end(batch, loss);
     }
-    log.end_epoch();
   }
   log.report(dataset);
   if (environment.rank == 0 && !options.metrics.empty()) {
     mark_unknown(options.metrics);
   }
-  ddp::destroy_process_group(process_group);
+  ddp::destroy_process_group();
 }
 
 }  // namespace

@@ -11,9 +11,6 @@
 
 namespace ddp::bench {
 
-/// Efficiency from which a configuration is said to have scaled.
-inline constexpr double kScaledEfficiency = 0.8;
-
 /// Which of one workload and one kind of scaling was fastest, which scaled, and why several
 /// processes lost to one where they did.
 /// @param results of that workload and scaling

@@ -4,8 +4,8 @@
 #include <iostream>
 #include <string>
 
-#include "bench/report/html_report.hpp"
 #include "bench/report/output_file.hpp"
+#include "bench/report/page/page.hpp"
 #include "bench/report/report_file.hpp"
 #include "common/base/exit_codes.hpp"
 
@@ -26,10 +26,10 @@ int run_html_command(int argc, const char* const* argv) {
   }
   const ReportFile file = read_report(report);
   if (page.empty()) {
-    std::cout << make_html_report(file.document);
+    std::cout << render_page(file.document);
   } else {
     check_output_file("PAGE.html", page);
-    write_html_file(page, file.document);
+    write_page(page, file.document);
   }
   return static_cast<int>(ExitCode::kDone);
 }

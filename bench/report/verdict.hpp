@@ -11,6 +11,9 @@ namespace ddp::bench {
 /// Two equal things may differ by this; if they differ by more, no verdict is given.
 inline constexpr double kControlTolerance = 0.03;
 
+/// Efficiency from which a configuration is said to have scaled.
+inline constexpr double kScaledEfficiency = 0.8;
+
 /// Whether two runs of one command are close enough to believe other differences. A ratio that is
 /// not there says nothing good.
 bool is_control_good(const std::optional<double>& ratio);

@@ -56,7 +56,7 @@ void apply_settings(const Options& options) {
 
 }  // namespace
 
-torch::Device pick_device(const Options& options, int local_rank) {
+torch::Device set_device(const Options& options, int local_rank) {
   if (options.launch == Launch::kAlone &&
       (options.nprocs.value_or(1) != 1 || options.devices.size() > 1)) {
     throw UsageError(options.devices.size() > 1
@@ -85,7 +85,7 @@ torch::Device pick_device(const Options& options, int local_rank) {
   return device;
 }
 
-std::vector<torch::Device> pick_devices(const Options& options) {
+std::vector<torch::Device> set_devices(const Options& options) {
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
   refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");

@@ -15,14 +15,13 @@ namespace ddp {
 /// Note [Threads]: a CPU "device" is --threads threads, one by default, under every launcher. The
 /// launchers' own defaults differ, and a matrix product may round differently when it is split
 /// differently. `--threads auto` is a rank's share of the cores. Ranks are not bound to cores
-/// unless
-/// `--bind cores` says so: over shared memory it made no step faster, Gloo's threads lose by it,
-/// and two jobs of one host would be bound to the same cores.
+/// unless `--bind cores` says so: over shared memory it made no step faster, Gloo's threads lose by
+/// it, and two jobs of one host would be bound to the same cores.
 /// @throws UsageError if --device cuda finds none, or if there are fewer devices than processes
-torch::Device pick_device(const Options& options, int local_rank);
+torch::Device set_device(const Options& options, int local_rank);
 
 /// The devices of stage 02's replicas: --devices, else --nprocs of them, else all GPUs, else two
 /// CPU replicas.
-std::vector<torch::Device> pick_devices(const Options& options);
+std::vector<torch::Device> set_devices(const Options& options);
 
 }  // namespace ddp

@@ -115,8 +115,17 @@ const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
 DataLoader::Iterator DataLoader::begin() {
   step_ = 0;
   position_ = 0;
+  if (batch_.observer != nullptr) {
+    batch_.observer->begin_epoch();
+  }
   next();
   return Iterator(this);
+}
+
+void DataLoader::finish_batch() const {
+  if (batch_.observer != nullptr) {
+    batch_.observer->end_batch(batch_);
+  }
 }
 
 void DataLoader::next() {
@@ -126,6 +135,9 @@ void DataLoader::next() {
   const int64_t step_begin = step_ * step_samples;
   has_batch_ = step_begin < sampler_->epoch_samples();
   if (!has_batch_) {
+    if (batch_.observer != nullptr) {
+      batch_.observer->end_epoch();
+    }
     return;
   }
   const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
@@ -142,6 +154,10 @@ void DataLoader::next() {
   batch_.completes_step = position_ >= step_end;
   if (batch_.completes_step) {
     ++step_;
+  }
+  if (batch_.observer != nullptr) {
+    batch_.observer->begin_batch(batch_);
+    batch_.observer->begin(Phase::kForward);
   }
 }
 

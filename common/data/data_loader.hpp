@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "common/data/dataset.hpp"
+#include "common/data/step_observer.hpp"
+#include "common/launch/options.hpp"
 
 namespace ddp {
 
@@ -21,6 +23,7 @@ struct Batch {
       0;  ///< samples of the whole optimizer step / ranks, see Note [Averaging]
   bool completes_step = true;  ///< false while --accumulate has more of this step to come
   int64_t epoch_steps = 0;  ///< optimizer steps of this epoch, so that a log can make room for them
+  StepObserver* observer = nullptr;  ///< the loader's; none: nobody measures
 };
 
 /// The order in which this process reads the samples of an epoch. The order is a function of seed
@@ -40,6 +43,9 @@ class Sampler {
 /// All samples, shuffled: stages 01 and 02.
 class RandomSampler : public Sampler {
  public:
+  /// As the command line says: --seed.
+  RandomSampler(const Dataset& dataset, const Options& options)
+      : RandomSampler(dataset.train.size(), options.seed) {}
   RandomSampler(int64_t dataset_size, uint64_t seed);
   void set_epoch(int64_t epoch) override;
   const torch::Tensor& indices() const override { return indices_; }
@@ -70,6 +76,12 @@ class DataLoader {
  public:
   /// Both must outlive the loader.
   DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options);
+  /// As the command line says: --batch-size or --global-batch, and --accumulate.
+  DataLoader(const Samples& samples, Sampler& sampler, const Options& options,
+             const torch::Device& device)
+      : DataLoader(samples, sampler, {options.batch_per_rank, options.accumulate, device}) {}
+  /// @param observer is told of every batch from now on, and must outlive the loader or be replaced
+  void set_observer(StepObserver* observer) { batch_.observer = observer; }
   void set_epoch(int64_t epoch) { sampler_->set_epoch(epoch); }
   int64_t batch_per_rank() const noexcept { return options_.batch_per_rank; }
 
@@ -78,6 +90,7 @@ class DataLoader {
     explicit Iterator(DataLoader* loader) : loader_(loader) {}
     const Batch& operator*() const { return loader_->batch_; }
     Iterator& operator++() {
+      loader_->finish_batch();
       loader_->next();
       return *this;
     }
@@ -106,6 +119,7 @@ class DataLoader {
     std::optional<c10::Event> copied;
   };
 
+  void finish_batch() const;
   void next();
   void reserve(int64_t samples);
   /// The samples of indices [position_, position_ + samples), on the device.

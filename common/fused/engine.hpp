@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/data/data_loader.hpp"
+#include "common/data/step_observer.hpp"
 #include "common/model/flat_parameters.hpp"
-#include "common/training/step_timer.hpp"
 
 namespace ddp::fused {
 

@@ -30,10 +30,10 @@ struct Replica {
 }  // namespace
 
 struct FusedStep::State {
-  State(const Options& options, Mlp mlp, Optimizer& the_optimizer, const ProcessGroup* group,
-        const std::vector<torch::Device>& devices)
+  State(const Options& options, Mlp mlp, const std::vector<torch::Device>& devices,
+        const ProcessGroup* group, std::function<void()> weight_update)
       : model(std::move(mlp)),
-        optimizer(the_optimizer),
+        update(std::move(weight_update)),
         process_group(group),
         world_size(group == nullptr ? 1 : group->world_size()),
         batch_size(resolve_batch_per_rank(options, world_size)),
@@ -76,23 +76,27 @@ struct FusedStep::State {
     }
   }
 
-  void run(const Batch& batch, TrainingLog& log) {
+  void run(const Batch& batch, double learning_rate) {
     const torch::NoGradGuard no_grad;
     // All ranks must choose alike: in an epoch's last, smaller step some may have a whole batch.
     if (graphs && batch.step_samples_per_rank == whole_step_samples) {
-      run_graph(batch, log);
+      run_graph(batch, learning_rate);
     } else {
-      compute_replicas(batch, log);
+      compute_replicas(batch);
       if (batch.completes_step) {
         average();
-        log.begin(Phase::kOptimizer);
+        if (batch.observer != nullptr) {
+          batch.observer->begin(Phase::kOptimizer);
+        }
         update();
       }
     }
     step_begun = !batch.completes_step;
-    // On a GPU the log reads losses when the epoch is over, and the next step overwrites this one.
-    const torch::Tensor& loss = replicas.front().engine->loss();
-    log.end(batch, flat.data.is_cuda() ? loss.clone() : loss);
+    if (batch.observer != nullptr) {
+      // On a GPU losses are read when the epoch is over, and the next step overwrites this one.
+      const torch::Tensor& loss = replicas.front().engine->loss();
+      batch.observer->add_loss(flat.data.is_cuda() ? loss.clone() : loss);
+    }
   }
 
   Work work_of(const Batch& batch, int64_t begin, int64_t samples) const {
@@ -100,9 +104,9 @@ struct FusedStep::State {
     return {batch, begin, samples, 1 / (batch.step_samples_per_rank * world_size), step_begun};
   }
 
-  void compute_replicas(const Batch& batch, TrainingLog& log) {
+  void compute_replicas(const Batch& batch) {
     if (replicas.size() == 1) {
-      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), &log);
+      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), batch.observer);
       return;
     }
     threads.run([&](size_t i) {
@@ -115,7 +119,7 @@ struct FusedStep::State {
       const int64_t samples = batch.input.size(0);
       const int64_t begin = index * (samples / count) + std::min(index, samples % count);
       compute(replica, work_of(batch, begin, samples / count + (index < samples % count ? 1 : 0)),
-              i == 0 ? &log : nullptr);
+              i == 0 ? batch.observer : nullptr);
     });
     torch::Tensor loss = replicas.front().engine->loss();
     for (size_t i = 1; i < replicas.size(); ++i) {
@@ -126,14 +130,14 @@ struct FusedStep::State {
     }
   }
 
-  /// @param log of the one replica whose phases count
-  void compute(const Replica& replica, const Work& work, TrainingLog* log) {
+  /// @param observer of the one replica whose phases count
+  void compute(const Replica& replica, const Work& work, StepObserver* observer) {
     const c10::DeviceGuard device_guard(replica.device);
     const torch::NoGradGuard no_grad;  // thread-local
     model->announce({work.samples, work.batch.input.size(1)}, replica.device);
     const auto begin_phase = [&](Phase phase) {
-      if (log != nullptr) {
-        log->begin(phase);
+      if (observer != nullptr) {
+        observer->begin(phase);
       }
     };
     const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, work.batch); };
@@ -180,22 +184,13 @@ struct FusedStep::State {
     }
   }
 
-  void update() {
-    if (flat.data.is_cpu()) {
-      optimizer.fused_step();
-    } else {
-      optimizer.step();
-    }
-  }
-
   /// All phases count as forward: nobody can tell when in a graph one ends.
-  void run_graph(const Batch& batch, TrainingLog& log) {
+  void run_graph(const Batch& batch, double learning_rate) {
     model->announce(batch.input.sizes(), flat.data.device());
-    log.begin(Phase::kForward);
     auto& engine = static_cast<fused::RepeatableEngine&>(*replicas.front().engine);
     engine.load(work_of(batch, 0, batch_size));
     const size_t kind = (step_begun ? 2U : 0U) + (batch.completes_step ? 1U : 0U);
-    graphs->run(kind, optimizer.learning_rate(), process_group, [&] {
+    graphs->run(kind, learning_rate, process_group, [&] {
       const auto begin_phase = [](Phase) {};
       const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, batch); };
       engine.compute(batch_size, step_begun, {begin_phase, gradient_ready});
@@ -207,7 +202,7 @@ struct FusedStep::State {
   }
 
   Mlp model;
-  Optimizer& optimizer;
+  std::function<void()> update;
   const ProcessGroup* process_group;
   int world_size;
   int64_t batch_size;  // per rank and micro-batch
@@ -220,30 +215,15 @@ struct FusedStep::State {
   bool step_begun = false;  // gradients of this step's earlier micro-batches are there
 };
 
-FusedStep::FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
-                     const ProcessGroup* process_group) {
-  if (options.speedup != "none") {
-    const torch::Device device = model->parameters().front().device();
-    state_ = std::make_unique<State>(options, std::move(model), optimizer, process_group,
-                                     std::vector<torch::Device>{device});
-  }
-}
-
-FusedStep::FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
-                     const std::vector<torch::Device>& devices) {
-  if (options.speedup != "none") {
-    state_ = std::make_unique<State>(options, std::move(model), optimizer, nullptr, devices);
-  }
-}
+FusedStep::FusedStep(const Options& options, Mlp model, const std::vector<torch::Device>& devices,
+                     const ProcessGroup* process_group, std::function<void()> update)
+    : state_(std::make_unique<State>(options, std::move(model), devices, process_group,
+                                     std::move(update))) {}
 
 FusedStep::~FusedStep() = default;
 
-bool FusedStep::run(const Batch& batch, TrainingLog& log) {
-  if (state_ == nullptr) {
-    return false;
-  }
-  state_->run(batch, log);
-  return true;
+void FusedStep::run(const Batch& batch, double learning_rate) {
+  state_->run(batch, learning_rate);
 }
 
 }  // namespace ddp

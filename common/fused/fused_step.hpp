@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -10,8 +11,6 @@
 #include "common/launch/options.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/process_group.hpp"
-#include "common/training/optimizer.hpp"
-#include "common/training/training_log.hpp"
 
 namespace ddp {
 
@@ -27,26 +26,26 @@ namespace ddp {
 /// - graph: that GPU step, all-reduce and update included, captured once in a CUDA Graph.
 class FusedStep {
  public:
-  /// With `--speedup none` this is nothing. All arguments must outlive it; the process group's
-  /// ranks must hold the same weights.
-  /// @throws UsageError for `--speedup graph` without a GPU
-  FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
-            const ProcessGroup* process_group = nullptr);
-  /// Stage 02: a replica per device computes its share of every batch, on a thread of its own.
-  FusedStep(const Options& options, Mlp model, Optimizer& optimizer,
-            const std::vector<torch::Device>& devices);
+  /// Everything must outlive it; the process group's ranks must hold the same weights.
+  /// @param devices several, in one process: a replica on each computes its share of every batch,
+  /// on a thread of its own
+  /// @param process_group gradients are averaged over it; none: this is the only process
+  /// @param update changes the weights by the gradients that are there
+  /// @throws c10::Error for `--speedup graph` without a GPU
+  FusedStep(const Options& options, Mlp model, const std::vector<torch::Device>& devices,
+            const ProcessGroup* process_group, std::function<void()> update);
   ~FusedStep();
   FusedStep(const FusedStep&) = delete;
   FusedStep& operator=(const FusedStep&) = delete;
 
   /// Computes the batch's gradients; if the batch completes the step, averages them over the ranks
-  /// and updates the weights. Tells the log.
-  /// @return false, having done nothing, with `--speedup none`
-  bool run(const Batch& batch, TrainingLog& log);
+  /// and updates the weights. Tells the batch's observer.
+  /// @param learning_rate of the update, which a graph repeats as it was captured
+  void run(const Batch& batch, double learning_rate);
 
  private:
   struct State;
-  std::unique_ptr<State> state_;  // none with --speedup none
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace ddp

@@ -28,7 +28,8 @@ struct Options {
   // Training.
   int64_t total_epochs = 0;
   int64_t save_every = 0;  ///< epochs between snapshots
-  int64_t batch_per_rank = 32;  ///< samples per process and micro-batch; see resolve_batch()
+  int64_t batch_per_rank = 32;  ///< samples per process and micro-batch; train() gets it with
+                                ///< --global-batch resolved
   std::optional<int64_t>
       global_batch;  ///< samples per optimizer step, over all ranks and micro-batches
   int64_t accumulate = 1;  ///< micro-batches per optimizer step

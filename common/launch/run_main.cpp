@@ -162,7 +162,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     if (launch == Launch::kLauncher && !environment.note.empty()) {
       std::cerr << options.program + ": note: " + environment.note + "\n";
     }
-    resolve_batch_per_rank(options, environment.world_size);
+    const int64_t batch_per_rank = resolve_batch_per_rank(options, environment.world_size);
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank
     }
@@ -172,7 +172,9 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       exit_on_sigterm();
     }
     trains = true;
-    train(with_cpu_share(options, environment), environment);
+    Options settled = with_cpu_share(options, environment);
+    settled.batch_per_rank = batch_per_rank;
+    train(settled, environment);
     return 0;
   });
   return trains ? code : leave_if_refused(code);

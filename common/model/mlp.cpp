@@ -49,7 +49,12 @@ torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
   const torch::Tensor reduced =
       regression ? at::mse_loss(output, batch.target, reduction)
                  : at::cross_entropy_loss(output, batch.target, /*weight=*/{}, reduction);
-  return full ? reduced : reduced / batch.step_samples_per_rank;
+  torch::Tensor share = full ? reduced : reduced / batch.step_samples_per_rank;
+  if (batch.observer != nullptr) {
+    batch.observer->add_loss(share);
+    batch.observer->begin(Phase::kBackward);
+  }
+  return share;
 }
 
 Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,

@@ -39,6 +39,8 @@ TORCH_MODULE(Mlp);
 /// the samples at hand. The two differ only in the last step of an epoch, when the ranks' shares
 /// are unequal, and with --accumulate. Dividing so, the mean of the gradients over ranks is exactly
 /// the gradient of the mean loss over the global batch, at any world size.
+///
+/// The batch's observer learns the loss, and that backward begins.
 torch::Tensor loss(const torch::Tensor& output, const Batch& batch);
 
 /// Sums over samples, float64 arithmetic: they can be added over ranks.

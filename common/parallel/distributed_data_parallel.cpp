@@ -66,7 +66,7 @@ struct GradientReducer::State : std::enable_shared_from_this<State> {
   }
 
   void gradient_ready(size_t parameter) {
-    if (!synchronize || process_group.world_size() == 1) {
+    if (!synchronize || process_group.is_accumulating() || process_group.world_size() == 1) {
       return;
     }
     // With several GPUs in one process autograd has a thread for each.
@@ -137,7 +137,8 @@ GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::before_forward() {
   state_->in_backward = false;  // if a backward threw, its callback never ran
-  if (!state_->synchronize || !state_->options.broadcast_buffers) {
+  if (!state_->synchronize || state_->process_group.is_accumulating() ||
+      !state_->options.broadcast_buffers) {
     return;
   }
   const torch::NoGradGuard no_grad;

@@ -45,7 +45,7 @@ class GradientReducer {
 };
 
 /// While it lives, backward only accumulates: no communication. Put it round all but the last
-/// micro-batch of a step.
+/// micro-batch of a step, in a loop without ddp::Training, which sees to that itself.
 class NoSync {
  public:
   NoSync(GradientReducer& reducer, bool active)
@@ -71,10 +71,10 @@ class DistributedDataParallel {
   DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), reducer_(*module_, process_group, options) {}
-  /// As the command line says.
-  DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
-                          const Options& options)
-      : DistributedDataParallel(std::move(module), process_group, distributed_options(options)) {}
+  /// Over the default group, as the command line says.
+  DistributedDataParallel(ModuleHolder module, const Options& options)
+      : DistributedDataParallel(std::move(module), default_process_group(),
+                                distributed_options(options)) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {

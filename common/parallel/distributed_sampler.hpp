@@ -30,7 +30,10 @@ class DistributedSampler : public Sampler {
  public:
   /// The sampler of a stage: --seed and --sampler. With `--sampler none` every rank reads all
   /// samples, as a program does that forgot its sampler.
+  /// Over the default group, or over `process_group`.
   /// @throws UsageError if the ranks' datasets differ
+  DistributedSampler(const Dataset& dataset, const Options& options)
+      : DistributedSampler(dataset, default_process_group(), options) {}
   DistributedSampler(const Dataset& dataset, const ProcessGroup& process_group,
                      const Options& options);
   /// @throws c10::Error unless 0 <= rank < num_replicas and dataset_size >= 0

@@ -3,6 +3,7 @@
 #include <c10/util/Logging.h>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -271,8 +272,8 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
   group.setGroupName("world");
 }
 
-ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
-                                const torch::Device& device) {
+ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,
+                                  const torch::Device& device) {
   // c10d logs, with backtraces, what it then throws; the exception makes one line of it.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
@@ -306,6 +307,42 @@ void destroy_process_group(ProcessGroup& process_group) {
     release();
   }
   process_group.group_->getDefaultBackend()->shutdown();
+}
+
+namespace {
+
+/// See Note [Default group]. A process' first thread destroys it before static objects, LibTorch's
+/// among them, are gone.
+thread_local std::unique_ptr<ProcessGroup> default_group;
+
+}  // namespace
+
+void init_process_group(const Options& options, const LaunchEnvironment& environment,
+                        const torch::Device& device) {
+  default_group.reset();
+  // No make_unique: a process group can be neither copied nor moved.
+  default_group.reset(new ProcessGroup(create_process_group(options, environment, device)));
+}
+
+ProcessGroup* find_default_process_group() {
+  return default_group.get();
+}
+
+ProcessGroup& default_process_group() {
+  TORCH_CHECK(default_group, "Expected init_process_group() to have been called, got no group");
+  return *default_group;
+}
+
+void destroy_process_group() {
+  destroy_process_group(default_process_group());
+}
+
+void all_reduce(torch::Tensor tensor) {
+  default_process_group().all_reduce(std::move(tensor));
+}
+
+void broadcast(torch::Tensor tensor, int root) {
+  default_process_group().broadcast(std::move(tensor), root);
 }
 
 }  // namespace ddp

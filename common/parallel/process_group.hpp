@@ -33,6 +33,10 @@ struct CommunicationWait {
 /// c10d's process group with its store, and a clock that adds up how long this rank waited for
 /// communication. Every rank must make the same calls in the same order; a call throws when
 /// --timeout has passed.
+///
+/// Note [Default group]: as in Python, init_process_group() makes a group that whatever is given
+/// none uses. There is one per thread, since a rank may be a thread (in tests); a stage has one
+/// thread.
 class ProcessGroup {
  public:
   ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
@@ -95,6 +99,10 @@ class ProcessGroup {
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
   /// communication were free?
   void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }
+  /// While accumulating, DistributedDataParallel only adds gradients up, as under no_sync(): this
+  /// micro-batch does not complete its step.
+  void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
+  bool is_accumulating() const noexcept { return accumulating_; }
 
   /// Has `release` called when the process group is destroyed, before its connections are: NCCL
   /// waits there, for ever, until no CUDA Graph holds one of its collectives any more.
@@ -120,16 +128,33 @@ class ProcessGroup {
   torch::Device device_;
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
+  bool accumulating_ = false;
   mutable CommunicationWait wait_;
   mutable std::vector<std::function<void()>> before_shutdown_;
 };
 
 /// Meets the other ranks at the store that `environment` names, checks that all were started with
-/// the same settings, and connects the backend.
+/// the same settings, connects the backend, and makes the group the default one.
 /// @throws TransientError naming the missing ranks, or the port that is taken
 /// @throws UsageError if the ranks' settings differ or a host name cannot be resolved
-ProcessGroup init_process_group(const Options& options, const LaunchEnvironment& environment,
-                                const torch::Device& device);
+void init_process_group(const Options& options, const LaunchEnvironment& environment,
+                        const torch::Device& device);
+/// Destroys the default group. Its object stays until the thread ends, for those who refer to it.
+void destroy_process_group();
+
+/// The default group; null before init_process_group() and where there is none, as in stage 01.
+ProcessGroup* find_default_process_group();
+/// @throws c10::Error if there is none
+ProcessGroup& default_process_group();
+
+/// Sums `tensor` over the ranks of the default group, in place.
+void all_reduce(torch::Tensor tensor);
+/// Copies the root's `tensor` to all ranks of the default group, in place.
+void broadcast(torch::Tensor tensor, int root = 0);
+
+/// As init_process_group(), for a group of one's own.
+ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,
+                                  const torch::Device& device);
 
 /// Makes `backend` the one through which `group` works on `device`.
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

@@ -198,6 +198,36 @@ void Optimizer::set_epoch(int64_t epoch) {
 }
 
 void Optimizer::step() {
+  if (accumulating_) {
+    return;
+  }
+  if (observer_ != nullptr) {
+    observer_->begin(Phase::kOptimizer);
+  }
+  update_by_aten();
+  gather_weights();
+}
+
+void Optimizer::zero_grad() {
+  if (!accumulating_) {
+    flat_.grad.zero_();
+  }
+  if (observer_ != nullptr) {
+    observer_->begin(
+        Phase::kData);  // what is left is to free this batch's graph and fetch the next
+  }
+}
+
+void Optimizer::fused_step() {
+  if (flat_.data.is_cpu()) {
+    update_by_kernel();
+  } else {
+    update_by_aten();
+  }
+  gather_weights();
+}
+
+void Optimizer::update_by_aten() {
   const torch::NoGradGuard no_grad;
   if (kind_ == "sgd") {
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -221,10 +251,9 @@ void Optimizer::step() {
                         /*amsgrad=*/false, /*maximize=*/false);
     }
   }
-  gather_weights();
 }
 
-void Optimizer::fused_step() {
+void Optimizer::update_by_kernel() {
   fused::Update update{.rate = static_cast<float>(learning_rate_)};
   if (kind_ == "momentum") {
     update.rule = fused::Update::Rule::kMomentum;
@@ -254,7 +283,6 @@ void Optimizer::fused_step() {
     }
     fused::kernels().update(update, 0, update.size);
   }
-  gather_weights();
 }
 
 }  // namespace ddp

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/data/step_observer.hpp"
 #include "common/launch/options.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/divided_tensor.hpp"
@@ -29,17 +30,26 @@ class Optimizer {
  public:
   /// Flattens the module's parameters if nothing has done so before.
   /// @param options --optimizer, --lr, --lr-schedule; --shard-optimizer and --bucket-mib
-  /// @param process_group must outlive this object; none: nothing is sharded
+  Optimizer(const torch::nn::Module& module, const Options& options)
+      : Optimizer(module, options, find_default_process_group()) {}
+  /// @param process_group instead of the default one; must outlive this object; none: nothing is
+  /// sharded
   Optimizer(const torch::nn::Module& module, const Options& options,
-            const ProcessGroup* process_group = nullptr);
+            const ProcessGroup* process_group);
 
   /// Sets the learning rate of this epoch, see resolve_lr_schedule().
   void set_epoch(int64_t epoch);
   /// Collective if is_sharded(); then gradients are read in this rank's parts only.
   void step();
-  /// The same step by our own kernel, on the CPU: no ATen operator, no allocation.
+  void zero_grad();
+  /// While accumulating, step() and zero_grad() do nothing: the gradients of more micro-batches are
+  /// to be added up.
+  void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
+  /// @param observer learns from step() that backward is over, from zero_grad() that the update is
+  void set_observer(StepObserver* observer) { observer_ = observer; }
+  /// The same step for FusedStep: on the CPU by our own kernel, without an ATen operator and
+  /// without an allocation.
   void fused_step();
-  void zero_grad() { flat_.grad.zero_(); }
 
   double learning_rate() const noexcept { return learning_rate_; }
   bool is_sharded() const noexcept { return process_group_ != nullptr; }
@@ -63,6 +73,8 @@ class Optimizer {
     int64_t state_begin;
   };
 
+  void update_by_aten();
+  void update_by_kernel();
   void find_parts(const Options& options);
   void make_state();
   /// Views of this rank's parts of a flat tensor.
@@ -70,6 +82,8 @@ class Optimizer {
   void gather_weights();
 
   FlatParameters flat_;
+  bool accumulating_ = false;
+  StepObserver* observer_ = nullptr;
   std::string kind_;
   double initial_learning_rate_;
   double learning_rate_;  // of this epoch

@@ -1,14 +1,11 @@
 #include "common/training/snapshot.hpp"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/launch/stop_request.hpp"
 
 namespace ddp {
 namespace {
@@ -52,9 +49,7 @@ Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
       environment_(environment),
       dataset_(dataset),
       model_(model),
-      optimizer_(optimizer) {
-  watch_for_stop_request();
-}
+      optimizer_(optimizer) {}
 
 std::map<std::string, std::string> Snapshot::settings() const {
   std::string layers;
@@ -90,14 +85,6 @@ NamedTensors Snapshot::model_tensors() const {
 }
 
 void Snapshot::save(int64_t epochs_done) {
-  // The other ranks know by the same arithmetic when to give their parts, see leave_if().
-  TORCH_CHECK(!optimizer_.is_sharded() || epochs_done % options_.save_every == 0,
-              "Expected --shard-optimizer to save every ", options_.save_every, " epochs, got ",
-              epochs_done);
-  write(epochs_done);
-}
-
-void Snapshot::write(int64_t epochs_done) {
   TensorFile file{.metadata = settings(), .tensors = model_tensors()};
   for (const auto& [name, tensor] : optimizer_.state()) {
     file.tensors.emplace_back("optimizer." + name, tensor);
@@ -108,27 +95,10 @@ void Snapshot::write(int64_t epochs_done) {
   saved_epochs_ = epochs_done;
 }
 
-void Snapshot::leave_if(bool asked, int64_t epochs_done) {
-  const bool leaves = asked && epochs_done < options_.total_epochs;
-  const bool saves = environment_.rank == 0;
-  if (saves && leaves && saved_epochs_ != epochs_done) {
-    write(epochs_done);
-  } else if (!saves && optimizer_.is_sharded() &&
-             (leaves || epochs_done % options_.save_every == 0)) {
+void Snapshot::give_parts() const {
+  if (optimizer_.is_sharded()) {
     optimizer_.state();
   }
-  if (!leaves) {
-    return;
-  }
-  if (process_group_ != nullptr) {
-    // Waits for rank 0: a launcher that sees one rank leave may end the others at once.
-    destroy_process_group(*process_group_);
-  }
-  throw Error(ExitCode::kRunAgain,
-              saves ? "stopped on request after epoch " + std::to_string(epochs_done - 1) +
-                          " with snapshot " + options_.snapshot +
-                          "; a restart by the launcher, or --resume auto, goes on from there"
-                    : "");
 }
 
 Snapshot::Stored Snapshot::read(const std::string& path) const {
@@ -199,7 +169,6 @@ Snapshot::Stored Snapshot::load_newest() const {
 }
 
 int64_t Snapshot::load(ProcessGroup* process_group) {
-  process_group_ = process_group;
   Stored stored;
   if (process_group == nullptr) {
     stored = load_newest();

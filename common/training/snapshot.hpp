@@ -21,8 +21,7 @@ namespace ddp {
 /// same weights, bit for bit, as an unbroken run.
 class Snapshot {
  public:
-  /// Everything must outlive this object. From now on a signal to stop waits for the end of the
-  /// epoch, see leave_if(). Whether --snapshot can be written is known already, see
+  /// Everything must outlive this object. Whether --snapshot can be written is known already, see
   /// check_output_files().
   Snapshot(const Options& options, const LaunchEnvironment& environment, const Dataset& dataset,
            torch::nn::Module& model, Optimizer& optimizer);
@@ -35,15 +34,13 @@ class Snapshot {
   /// other settings
   int64_t load(ProcessGroup* process_group = nullptr);
 
-  /// Rank 0 only, after every --save-every-th epoch. @throws Error (1) if it cannot be written
+  /// Rank 0 only. With a sharded optimizer the other ranks call give_parts() meanwhile.
+  /// @throws Error (1) if it cannot be written
   void save(int64_t epochs_done);
-
-  /// Every rank calls it after every epoch with the same `asked`: if true, and epochs are left,
-  /// rank 0 saves, and when the file is there all ranks leave the process group and the program
-  /// with exit code 85. It is here that the other ranks give rank 0 their parts of a sharded
-  /// optimizer's state, for which it waits in save().
-  /// @throws Error (85), to be caught by main
-  void leave_if(bool asked, int64_t epochs_done);
+  /// Every other rank's side of save().
+  void give_parts() const;
+  /// How many epochs the file holds, as far as this run wrote it; -1 if it did not.
+  int64_t saved_epochs() const noexcept { return saved_epochs_; }
 
  private:
   std::map<std::string, std::string> settings() const;
@@ -54,7 +51,6 @@ class Snapshot {
   };
 
   NamedTensors model_tensors() const;
-  void write(int64_t epochs_done);
   /// Changes the model once all of the file is known to fit.
   Stored read(const std::string& path) const;
   Stored load_newest() const;
@@ -64,8 +60,7 @@ class Snapshot {
   const Dataset& dataset_;
   torch::nn::Module& model_;
   Optimizer& optimizer_;
-  ProcessGroup* process_group_ = nullptr;  // known from load() on
-  int64_t saved_epochs_ = -1;  // that the file holds, as far as this run wrote it
+  int64_t saved_epochs_ = -1;
 };
 
 }  // namespace ddp

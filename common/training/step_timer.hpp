@@ -1,5 +1,4 @@
-// common/training/step_timer.hpp - how long steps and their phases take: the only clock in the
-// project.
+// common/training/step_timer.hpp - how long a run's steps and their phases take.
 #pragma once
 
 #include <torch/torch.h>
@@ -11,14 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/data/step_observer.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
-
-/// The parts of a step. kData, fetching the batch, comes first and needs no call: it lasts until
-/// begin(kForward).
-enum class Phase : size_t { kData, kForward, kBackward, kOptimizer };
-inline constexpr size_t kPhases = 4;
 
 /// A step of this rank.
 struct StepTimes {
@@ -43,7 +38,8 @@ class StepTimer {
   StepTimer(const torch::Device& device, ProcessGroup* process_group, bool with_phases);
 
   void begin_epoch();
-  /// Ends the phase before and starts `phase`.
+  /// Ends the phase before and starts `phase`. kData, fetching the batch, comes first and needs no
+  /// call.
   void begin(Phase phase);
   /// @param loss scalar, of a micro-batch of the step at hand
   void add_loss(const torch::Tensor& loss);

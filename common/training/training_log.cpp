@@ -58,8 +58,7 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
   label_ = (device.is_cuda() ? "GPU" : "CPU") + std::to_string(number);
 }
 
-void TrainingLog::begin_epoch(int64_t epoch) {
-  epoch_ = epoch;
+void TrainingLog::begin_epoch() {
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(options_.no_communication);
   }
@@ -67,8 +66,7 @@ void TrainingLog::begin_epoch(int64_t epoch) {
   timer_.begin_epoch();
 }
 
-void TrainingLog::end(const Batch& batch, const torch::Tensor& loss) {
-  timer_.add_loss(loss);
+void TrainingLog::end_batch(const Batch& batch) {
   if (batch.completes_step) {
     timer_.end_step(batch.step_samples_per_rank * world_size_, batch.epoch_steps);
   } else {

@@ -20,22 +20,25 @@
 
 namespace ddp {
 
-class TrainingLog {
+/// See Note [The clock] in training.hpp.
+class TrainingLog final : public StepObserver {
  public:
   /// @param model already holds its initial weights: `moved` is measured from here
   /// @param process_group losses and times are reduced over it; none: this is the only process
   TrainingLog(const Options& options, Mlp model, const torch::Device& device,
               ProcessGroup* process_group = nullptr);
 
-  void begin_epoch(int64_t epoch);
-  /// Ends the phase before and starts `phase`.
-  void begin(Phase phase) { timer_.begin(phase); }
-  /// Ends a batch, and the step if the batch completes it. @param loss scalar, see ddp::loss()
-  void end(const Batch& batch, const torch::Tensor& loss);
+  /// The epoch that begin_epoch() is about to begin.
+  void set_epoch(int64_t epoch) { epoch_ = epoch; }
+  void begin_epoch() override;
+  void begin_batch(const Batch&) override {}
+  void begin(Phase phase) override { timer_.begin(phase); }
+  void add_loss(const torch::Tensor& loss) override { timer_.add_loss(loss); }
+  void end_batch(const Batch& batch) override;
   /// Prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123", the mean loss of the epoch
   /// over all ranks.
   /// @throws Error (1), on all ranks, if it or a weight is not finite: nothing is worth saving then
-  void end_epoch();
+  void end_epoch() override;
   /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
   bool stop_asked() const noexcept { return stop_asked_; }
 

@@ -5,14 +5,9 @@
 
 namespace ddp::submit {
 
-/// Each prints on standard output, notes on standard error.
+/// Prints on standard output, notes on standard error.
 /// @return the program's exit code
 /// @throws Error
-int submit(const CommandLine& line);
-int list(const CommandLine& line);
-int status(const CommandLine& line);
-int logs(const CommandLine& line);
-int cancel(const CommandLine& line);
-int resubmit(const CommandLine& line);
+int run(const CommandLine& line);
 
 }  // namespace ddp::submit

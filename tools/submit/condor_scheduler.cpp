@@ -1,36 +1,26 @@
-// tools/submit/condor_scheduler.cpp - what HTCondor says about jobs.
+// tools/submit/condor_scheduler.cpp - what HTCondor's queue, history and job logs say about jobs.
 #include <algorithm>
-#include <charconv>
+#include <regex>
 
-#include "tools/submit/command.hpp"
-#include "tools/submit/quoting.hpp"
+#include "tools/submit/process.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/submission_file.hpp"
+#include "tools/submit/text.hpp"
 
 namespace ddp::submit {
 namespace {
 
-constexpr std::string_view kDigits = "0123456789";
-
-std::optional<int> to_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional<int>(value)
-                                                                  : std::nullopt;
-}
-
-Finding ended(std::optional<int> exit_code, const std::string& signal) {
+Finding ended(std::optional<int> exit_code, std::optional<int> signal) {
   if (exit_code) {
     return {*exit_code == 0 ? JobState::kDone : JobState::kFailed, exit_code, ""};
   }
   return {JobState::kFailed, std::nullopt,
-          signal.empty() ? "ended in an unknown way" : "ended by signal " + signal};
+          signal ? "ended by signal " + std::to_string(*signal) : "ended in an unknown way"};
 }
 
 /// JobStatus of a job in the queue.
-std::optional<Finding> queued(std::string_view status, const std::string& hold_reason) {
-  const std::optional<int> code = to_int(status);
-  switch (code.value_or(0)) {
+std::optional<Finding> queued(const std::string& status, const std::string& hold_reason) {
+  switch (to_int(status).value_or(0)) {
     case 1:
       return Finding{JobState::kPending, std::nullopt, ""};
     case 2:  // running
@@ -40,7 +30,7 @@ std::optional<Finding> queued(std::string_view status, const std::string& hold_r
     case 3:
       return Finding{JobState::kCancelled, std::nullopt, ""};
     case 5:
-      return Finding{JobState::kHeld, std::nullopt, hold_reason};
+      return Finding{JobState::kHeld, std::nullopt, hold_reason == "undefined" ? "" : hold_reason};
     default:
       return std::nullopt;  // 4, completed, is about to be in the history
   }
@@ -48,15 +38,27 @@ std::optional<Finding> queued(std::string_view status, const std::string& hold_r
 
 /// "(1) Normal termination (return value 3)" or "(0) Abnormal termination (signal 9)"
 Finding parse_termination(std::string_view event) {
-  const auto number_after = [event](std::string_view words) -> std::string {
+  const auto number_after = [event](std::string_view words) -> std::optional<int> {
     const std::size_t start = event.find(words);
-    if (start == std::string_view::npos) {
-      return "";
-    }
-    const std::string_view rest = event.substr(start + words.size());
-    return std::string(rest.substr(0, rest.find_first_not_of(kDigits)));
+    return start == std::string_view::npos
+               ? std::nullopt
+               : to_int(split(event.substr(start + words.size()), ')', 2)[0]);
   };
-  return ended(to_int(number_after("(return value ")), number_after("(signal "));
+  return ended(number_after("(return value "), number_after("(signal "));
+}
+
+/// The words behind the start of an event's second line.
+std::string hold_reason(std::string_view event) {
+  const std::vector<std::string> lines = split(event, '\n', 3);
+  const std::size_t start =
+      lines.size() > 1 ? lines[1].find_first_not_of(" \t") : std::string::npos;
+  return start == std::string::npos ? "" : lines[1].substr(start);
+}
+
+std::optional<CondorLog> read_log(const Job& job, const std::string& out_dir) {
+  const std::optional<std::string> text = read_text(out_dir + "/" + job.request.folder + "/" +
+                                                    job_files(job.request, job.attempt.number).log);
+  return text ? parse_condor_log(*text) : std::nullopt;
 }
 
 using ById = std::map<std::string, const Job*>;
@@ -70,28 +72,25 @@ void ask_history(const ById& missing, Answer& answer) {
   argv.insert(argv.end(), {"-limit", std::to_string(missing.size()), "-af", "ClusterId",
                            "JobStatus", "ExitCode", "ExitSignal"});
   const CommandResult history = run_command(argv);
-  if (!history.ok()) {
-    return;
-  }
-  for (const std::string& line : split(history.out, '\n', history.out.size() + 1)) {
+  for (const std::string& line : split(history.ok() ? history.out : "", '\n')) {
     const std::vector<std::string> words = split(line, ' ', 4);
     const auto found = missing.find(words[0]);
     if (words.size() == 4 && found != missing.end()) {
       answer.findings[found->second->request.index] =
           words[1] == "3" ? Finding{JobState::kCancelled, std::nullopt, ""}
-                          : ended(to_int(words[2]), to_int(words[3]) ? words[3] : "");
+                          : ended(to_int(words[2]), to_int(words[3]));
     }
   }
 }
 
 }  // namespace
 
-std::optional<std::string> parse_condor_id(std::string_view out) {
-  // "12.0 - 12.0": first and last job of the cluster.
-  const std::string id(out.substr(0, out.find_first_not_of(kDigits)));
-  const std::string range = id + ".0 - " + id + ".0";
-  const bool is_all = out == range || out == range + "\n";
-  return is_all && !id.empty() ? std::optional<std::string>(id) : std::nullopt;
+std::optional<std::string> parse_condor_id(const std::string& out) {
+  // First and last job of the cluster.
+  static const std::regex kRange("(\\d+)\\.0 - \\1\\.0\n?");
+  std::smatch parts;
+  const bool is_all = out.size() < 100 && std::regex_match(out, parts, kRange);
+  return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
 }
 
 std::optional<CondorLog> parse_condor_log(std::string_view text) {
@@ -126,10 +125,7 @@ std::optional<CondorLog> parse_condor_log(std::string_view text) {
     } else if (kind == "009") {
       log->finding = {JobState::kCancelled, std::nullopt, ""};
     } else if (kind == "012") {
-      const std::vector<std::string> lines = split(event, '\n', 3);
-      const std::size_t start = lines.size() > 1 ? lines[1].find_first_not_of(" \t") : 0;
-      log->finding = {JobState::kHeld, std::nullopt,
-                      lines.size() > 1 && start != std::string::npos ? lines[1].substr(start) : ""};
+      log->finding = {JobState::kHeld, std::nullopt, hold_reason(event)};
     }
   }
   return log;
@@ -140,63 +136,52 @@ Answer ask_condor(const std::vector<const Job*>& jobs, const std::string& out_di
   ById missing;
   std::vector<std::string> argv = {"condor_q"};
   for (const Job* const job : jobs) {
-    missing[job->id] = job;
-    argv.push_back(job->id);
+    missing[job->attempt.id] = job;
+    argv.push_back(job->attempt.id);
   }
   argv.insert(argv.end(), {"-af", "ClusterId", "JobStatus", "HoldReason"});
   const CommandResult queue = run_command(argv);
-  if (queue.ok()) {
-    for (const std::string& line : split(queue.out, '\n', queue.out.size() + 1)) {
-      const std::vector<std::string> words = split(line, ' ', 3);
-      const auto found = missing.find(words[0]);
-      if (words.size() < 3 || found == missing.end()) {
-        continue;
-      }
-      if (const auto finding = queued(words[1], words[2] == "undefined" ? "" : words[2])) {
-        answer.findings[found->second->request.index] = *finding;
-        missing.erase(found);
-      }
+  answer.unreachable = queue.failure;
+  for (const std::string& line : split(queue.ok() ? queue.out : "", '\n')) {
+    const std::vector<std::string> words = split(line, ' ', 3);
+    const auto found = missing.find(words[0]);
+    if (words.size() < 3 || found == missing.end()) {
+      continue;
     }
-    if (!missing.empty()) {
-      ask_history(missing, answer);
+    if (const auto finding = queued(words[1], words[2])) {
+      answer.findings[found->second->request.index] = *finding;
+      missing.erase(found);
     }
-  } else {
-    answer.unreachable = queue.failure;
+  }
+  if (queue.ok() && !missing.empty()) {
+    ask_history(missing, answer);
   }
   // Its own log needs nobody to answer, and outlives the history.
   for (const auto& [id, job] : missing) {
-    if (answer.findings.count(job->request.index) > 0) {
+    const int index = job->request.index;
+    if (answer.findings.count(index) > 0) {
       continue;
     }
-    const std::string path =
-        out_dir + "/" + job->request.folder + "/" + job_files(job->request, job->attempt).log;
-    const std::optional<std::string> text = read_text(path);
-    const std::optional<CondorLog> log = text ? parse_condor_log(*text) : std::nullopt;
+    const std::optional<CondorLog> log = read_log(*job, out_dir);
     if (log && log->id == id) {
-      answer.findings[job->request.index] = log->finding;
+      answer.findings[index] = log->finding;
     } else if (queue.ok()) {
-      answer.findings[job->request.index] = {JobState::kLost, std::nullopt,
-                                             "neither HTCondor nor the job's log knows it"};
+      answer.findings[index] = {JobState::kLost, std::nullopt,
+                                "neither HTCondor nor the job's log knows it"};
     }
   }
   return answer;
 }
 
 Search find_in_condor(const Job& job, const std::string& out_dir) {
-  const std::string path =
-      out_dir + "/" + job.request.folder + "/" + job_files(job.request, job.attempt).log;
-  const std::optional<std::string> text = read_text(path);
-  if (const std::optional<CondorLog> log = text ? parse_condor_log(*text) : std::nullopt) {
+  if (const std::optional<CondorLog> log = read_log(job, out_dir)) {
     return {log->id, ""};
   }
   const CommandResult queue =
-      run_command({"condor_q", "-constraint", "SubmitToken == " + classad_string(job.token), "-af",
+      run_command({"condor_q", "-constraint", "SubmitToken == \"" + job.attempt.token + "\"", "-af",
                    "ClusterId"});
-  if (!queue.ok()) {
-    return {"", queue.failure};
-  }
-  const std::string id = queue.out.substr(0, queue.out.find('\n'));
-  return {!id.empty() && id.find_first_not_of(kDigits) == std::string::npos ? id : "", ""};
+  const std::string id = split(queue.out, '\n')[0];
+  return {queue.ok() && is_digits(id) ? id : "", queue.failure};
 }
 
 }  // namespace ddp::submit

@@ -1,6 +1,9 @@
+// tools/submit/job.cpp - the names of schedulers and states, and jobs as JSON.
 #include "tools/submit/job.hpp"
 
+#include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/base/parse.hpp"
@@ -9,63 +12,115 @@
 namespace ddp::submit {
 namespace {
 
-constexpr std::array<std::pair<Scheduler, std::string_view>, 3> kSchedulers = {{
-    {Scheduler::kCondor, "condor"},
-    {Scheduler::kSlurm, "slurm"},
-    {Scheduler::kLocal, "local"},
-}};
+using nlohmann::json;
+using nlohmann::ordered_json;
 
-constexpr std::array<std::pair<JobState, std::string_view>, 10> kStates = {{
-    {JobState::kPlanned, "planned"},
-    {JobState::kSubmitting, "maybe-submitted"},
-    {JobState::kRefused, "refused"},
-    {JobState::kPending, "pending"},
-    {JobState::kRunning, "running"},
-    {JobState::kHeld, "held"},
-    {JobState::kDone, "done"},
-    {JobState::kFailed, "failed"},
-    {JobState::kCancelled, "cancelled"},
-    {JobState::kLost, "lost"},
-}};
+// In the enumerations' order.
+constexpr std::array<std::string_view, 3> kSchedulers = {"condor", "slurm", "local"};
+constexpr std::array<std::string_view, 10> kStates = {
+    "planned", "maybe-submitted", "refused",   "pending", "running", "held",
+    "done",    "failed",          "cancelled", "lost"};
+
+/// Every field with its name, for reading and for writing.
+template <typename Request, typename Visit>
+void each_field(Request& request, const Visit& visit) {
+  visit("job", request.index);
+  visit("name", request.name);
+  visit("folder", request.folder);
+  visit("scheduler", request.scheduler);
+  visit("command", request.command);
+  visit("processes_per_node", request.processes_per_node);
+  visit("several", request.several);
+  visit("single", request.single);
+  auto& resources = request.resources;
+  visit("nodes", resources.nodes);
+  visit("cpus", resources.cpus);
+  visit("memory_mb", resources.memory_mb);
+  visit("gpus", resources.gpus);
+  visit("gpu_memory_mb", resources.gpu_memory_mb);
+  visit("time_s", resources.time_s);
+  visit("account", resources.account);
+  visit("partition", resources.partition);
+  visit("constraint", resources.constraint);
+  visit("bid", resources.bid);
+  visit("transfer_files", resources.transfer_files);
+}
+
+template <typename AttemptType, typename Visit>
+void each_attempt_field(AttemptType& attempt, const Visit& visit) {
+  visit("attempt", attempt.number);
+  visit("token", attempt.token);
+  visit("machine", attempt.machine);
+  visit("id", attempt.id);
+  visit("earlier_ids", attempt.earlier_ids);
+  visit("submitted_unix_s", attempt.submitted_unix_s);
+  visit("state", attempt.finding.state);
+  visit("exit_code", attempt.finding.exit_code);
+  visit("reason", attempt.finding.reason);
+}
+
+struct Writer {
+  ordered_json& document;
+
+  void operator()(const char* name, Scheduler scheduler) const {
+    document[name] = scheduler_name(scheduler);
+  }
+  void operator()(const char* name, JobState state) const { document[name] = state_name(state); }
+  template <typename Field>
+  void operator()(const char* name, const Field& field) const {
+    document[name] = field;
+  }
+  template <typename Field>
+  void operator()(const char* name, const std::optional<Field>& field) const {
+    if (field) {
+      document[name] = *field;
+    }
+  }
+};
+
+struct Reader {
+  const json& document;
+
+  void operator()(const char* name, Scheduler& scheduler) const {
+    scheduler = parse_scheduler(name, document.at(name).get<std::string>());
+  }
+  void operator()(const char* name, JobState& state) const {
+    const std::string text = document.at(name).get<std::string>();
+    const auto* const known = std::find(kStates.begin(), kStates.end(), text);
+    if (known == kStates.end()) {
+      refuse_value(std::string(name), quote_bytes(text), "one that submit knows");
+    }
+    state = static_cast<JobState>(known - kStates.begin());
+  }
+  template <typename Field>
+  void operator()(const char* name, Field& field) const {
+    document.at(name).get_to(field);
+  }
+  template <typename Field>
+  void operator()(const char* name, std::optional<Field>& field) const {
+    if (document.contains(name)) {
+      field = document.at(name).get<Field>();
+    }
+  }
+};
 
 }  // namespace
 
 std::string_view scheduler_name(Scheduler scheduler) {
-  for (const auto& [known, name] : kSchedulers) {
-    if (known == scheduler) {
-      return name;
-    }
-  }
-  return "";
+  return kSchedulers.at(static_cast<std::size_t>(scheduler));
 }
 
 Scheduler parse_scheduler(const std::string& name, const std::string& text) {
-  std::vector<std::string> names;
-  for (const auto& [known, known_name] : kSchedulers) {
-    if (known_name == text) {
-      return known;
+  for (std::size_t i = 0; i < kSchedulers.size(); ++i) {
+    if (kSchedulers[i] == text) {
+      return static_cast<Scheduler>(i);
     }
-    names.emplace_back(known_name);
   }
-  throw UsageError(name + ": got " + quote_bytes(text) + ", expected " + any_of(names));
+  refuse_value(name, quote_bytes(text), any_of({kSchedulers.begin(), kSchedulers.end()}));
 }
 
 std::string_view state_name(JobState state) {
-  for (const auto& [known, name] : kStates) {
-    if (known == state) {
-      return name;
-    }
-  }
-  return "";
-}
-
-std::optional<JobState> parse_state(std::string_view name) {
-  for (const auto& [known, known_name] : kStates) {
-    if (known_name == name) {
-      return known;
-    }
-  }
-  return std::nullopt;
+  return kStates.at(static_cast<std::size_t>(state));
 }
 
 bool is_over(JobState state) {
@@ -73,21 +128,32 @@ bool is_over(JobState state) {
 }
 
 bool needs_resubmission(JobState state) {
-  switch (state) {
-    case JobState::kPlanned:
-    case JobState::kRefused:
-    case JobState::kFailed:
-    case JobState::kLost:
-      return true;
-    case JobState::kSubmitting:
-    case JobState::kPending:
-    case JobState::kRunning:
-    case JobState::kHeld:
-    case JobState::kDone:
-    case JobState::kCancelled:
-      break;
-  }
-  return false;
+  return state == JobState::kPlanned || state == JobState::kRefused || state == JobState::kFailed ||
+         state == JobState::kLost;
+}
+
+ordered_json to_json(const JobRequest& request) {
+  ordered_json document;
+  each_field(request, Writer{document});
+  return document;
+}
+
+ordered_json to_json(const Attempt& attempt) {
+  ordered_json document;
+  each_attempt_field(attempt, Writer{document});
+  return document;
+}
+
+JobRequest request_from_json(const json& document) {
+  JobRequest request;
+  each_field(request, Reader{document});
+  return request;
+}
+
+Attempt attempt_from_json(const json& document) {
+  Attempt attempt;
+  each_attempt_field(attempt, Reader{document});
+  return attempt;
 }
 
 }  // namespace ddp::submit

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,7 +27,7 @@ struct JobRequest {
   std::vector<std::string> command;  ///< the program (or the launcher it needs) and its arguments
   int processes_per_node = 1;  ///< that the scheduler starts
   bool several = false;  ///< the scheduler starts several processes that find each other
-  bool single = true;  ///< not of a sweep: its submission file lies in out_dir itself
+  bool single = true;  ///< not of a sweep: its submission file lies in out_dir too
   Resources resources;
 };
 
@@ -45,24 +46,46 @@ enum class JobState {
 };
 
 std::string_view state_name(JobState state);
-std::optional<JobState> parse_state(std::string_view name);
 
 /// Nothing more will happen to it, so it may be submitted again.
 bool is_over(JobState state);
 /// Over, but not as wished. What the user cancelled is.
 bool needs_resubmission(JobState state);
 
-/// A job with what has happened to it.
-struct Job {
-  JobRequest request;
+/// What is known of a job by now.
+struct Finding {
   JobState state = JobState::kPlanned;
-  int attempt = 0;  ///< 0: never submitted
-  std::string token;  ///< names this attempt to the scheduler: a job that carries it is this one
-  std::string id;  ///< the scheduler's, of this attempt; empty: not known
-  std::vector<std::string> earlier_ids;
   std::optional<int> exit_code;
   std::string reason;  ///< of the state, if there is one
-  std::int64_t submitted_unix_s = 0;
+
+  bool operator==(const Finding&) const = default;
 };
+
+/// One attempt to have a job run.
+struct Attempt {
+  int number = 0;  ///< 0: never submitted
+  std::string token;  ///< names this attempt to the scheduler: a job that carries it is this one
+  std::string machine;  ///< whose submit hands it over, or runs it
+  std::string id;  ///< the scheduler's; empty: not known
+  std::vector<std::string> earlier_ids;
+  std::int64_t submitted_unix_s = 0;
+  Finding finding;
+
+  bool operator==(const Attempt&) const = default;
+};
+
+struct Job {
+  JobRequest request;
+  Attempt attempt;  ///< the latest
+
+  JobState state() const { return attempt.finding.state; }
+};
+
+/// For the state's files. What comes back is what was written.
+nlohmann::ordered_json to_json(const JobRequest& request);
+nlohmann::ordered_json to_json(const Attempt& attempt);
+/// @throws nlohmann::json::exception or UsageError if something is missing or of another type
+JobRequest request_from_json(const nlohmann::json& json);
+Attempt attempt_from_json(const nlohmann::json& json);
 
 }  // namespace ddp::submit

@@ -1,22 +1,24 @@
+// tools/submit/local_runner.cpp - the processes of local jobs: started, told to stop, waited for.
 #include "tools/submit/local_runner.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <system_error>
 
 #include "common/base/exit_codes.hpp"
-#include "tools/submit/local_process.hpp"
-#include "tools/submit/scheduler.hpp"
-#include "tools/submit/state.hpp"
+#include "tools/submit/files.hpp"
+#include "tools/submit/handover.hpp"
+#include "tools/submit/process.hpp"
+#include "tools/submit/submission_file.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {
@@ -25,86 +27,129 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRestarts = 1000;
+constexpr int kAgain = static_cast<int>(ExitCode::kRunAgain);
+constexpr auto kGrace = std::chrono::seconds(30);  // between the signal and SIGKILL
+constexpr auto kLookPeriod = std::chrono::milliseconds(500);  // whether it was cancelled
 
-/// An open file that others can see to be in use.
-class LockedFile {
+/// Nothing is done in a handler: the signals stay blocked here and are waited for.
+class SignalWait {
  public:
-  explicit LockedFile(const std::string& path)
-      : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)),
-        is_ours_(fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) == 0) {
-    if (const int error = errno; !is_ours_ && (fd_ < 0 || error != EWOULDBLOCK)) {
-      close(fd_);
-      throw UsageError("cannot lock " + quote_path(path) + ": " +
-                       std::generic_category().message(error) +
-                       ", expected an out_dir that can be written, with locks");
+  SignalWait() {
+    sigemptyset(&set_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
+      sigaddset(&set_, signal);
     }
+    sigprocmask(SIG_BLOCK, &set_, &before_);
   }
-  ~LockedFile() { close(fd_); }
-  LockedFile(const LockedFile&) = delete;
-  LockedFile& operator=(const LockedFile&) = delete;
+  ~SignalWait() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalWait(const SignalWait&) = delete;
+  SignalWait& operator=(const SignalWait&) = delete;
 
-  /// False if another process has it.
-  bool is_ours() const { return is_ours_; }
+  /// @return the signal, or 0 after a while without one
+  int wait() const {
+    const timespec timeout = {0, 200'000'000};
+    return std::max(sigtimedwait(&set_, nullptr, &timeout), 0);
+  }
+  const sigset_t& before() const { return before_; }
 
  private:
-  int fd_;
-  bool is_ours_;
+  sigset_t set_{};
+  sigset_t before_{};
 };
 
-/// Note [Handed over]: between the plan and a job's turn hours may pass, in which others cancel the
-/// job or submit it. So it runs only if it is, under the lock, as it was when it was handed over.
-/// @return why it is not to be run; empty: it is recorded as running, and `running` is locked
-std::string take_over(const std::string& out_dir, Job& job, std::optional<LockedFile>& running) {
-  const int index = job.request.index;
-  StateFile state(out_dir, StateFile::Access::kWrite);
-  const Job& now = state.job(index);
-  if (now.state != job.state || now.attempt != job.attempt) {
-    return "it is " + std::string(state_name(now.state)) + " by now";
-  }
-  std::filesystem::create_directories(out_dir + "/" + now.request.folder);
-  running.emplace(running_lock_path(now.request, out_dir));
-  if (!running->is_ours()) {
-    return "its last start has not ended yet";
-  }
-  state.submitting(index, state.token(index, now.attempt + 1));
-  state.submitted(index, std::to_string(getpid()));
-  state.update(index, JobState::kRunning, std::nullopt, "");
-  job = state.job(index);
-  return "";
-}
-
-struct Outcome {
-  ProcessEnd end;
+struct Ending {
+  Finding finding;
+  bool interrupted = false;  ///< by the user, who wants no further job either
   std::string left_out;  ///< why it did not run; empty: it did
 };
 
-Outcome run_job(const std::string& out_dir, Job job, const SignalWait& signals) {
-  std::optional<LockedFile> running;
-  const std::string left_out = take_over(out_dir, job, running);
-  if (!left_out.empty()) {
-    return {{}, left_out};
+pid_t start_job(const Job& job, const std::string& folder, const SignalWait& signals) {
+  const JobFiles files = job_files(job.request, job.attempt.number);
+  ProcessOptions options;
+  options.cwd = folder;
+  options.own_group = true;
+  options.signal_mask = signals.before();
+  const auto open_output = [&folder](const std::string& name) {
+    const std::string path = folder + "/" + name;
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) {
+      throw Error(ExitCode::kTrainingFailed, "cannot write " + quote_path(path) + ": " +
+                                                 std::generic_category().message(errno));
+    }
+    return fd;
+  };
+  options.out = open_output(files.out);
+  options.err = open_output(files.err);
+  const pid_t pid = start_process(job.request.command, options);
+  close(options.out);
+  close(options.err);
+  return pid;
+}
+
+/// Ends the process as the user wishes, or the record of the job, and what it left behind.
+/// @throws Error if nobody can know how it ended
+Ending wait_for(pid_t pid, const SignalWait& signals, State& state, int index) {
+  Ending ending;
+  std::optional<Clock::time_point> kill_at;
+  const auto stop = [&](int signal) {
+    kill(-pid, signal);
+    kill_at = kill_at.value_or(Clock::now() + kGrace);
+  };
+  int status = 0;
+  auto look_at = Clock::now() + kLookPeriod;
+  for (pid_t ended = 0; (ended = waitpid(pid, &status, WNOHANG)) != pid;) {
+    if (ended < 0 && errno != EINTR) {
+      throw Error(ExitCode::kTrainingFailed, "cannot wait for process " + std::to_string(pid) +
+                                                 ": " + std::generic_category().message(errno));
+    }
+    if (const int signal = signals.wait(); signal != 0 && signal != SIGCHLD) {
+      ending.interrupted = true;
+      stop(signal);
+    }
+    if (Clock::now() > look_at) {
+      look_at = Clock::now() + kLookPeriod;
+      if (!kill_at && state.read_again(index).state() == JobState::kCancelled) {
+        stop(SIGTERM);
+      }
+    }
+    if (kill_at && Clock::now() > *kill_at) {
+      kill(-pid, SIGKILL);
+    }
   }
-  ProcessEnd ending;
+  kill(-pid, SIGKILL);  // what it left behind
+  if (WIFEXITED(status)) {
+    const int code = WEXITSTATUS(status);
+    ending.finding = {code == 0 ? JobState::kDone : JobState::kFailed, code, ""};
+  } else {
+    ending.finding = {JobState::kFailed, std::nullopt,
+                      "ended by signal " + std::to_string(WTERMSIG(status))};
+  }
+  return ending;
+}
+
+Ending run_job(State& state, int index, const SignalWait& signals) {
+  std::optional<Presence> presence;
+  Ending ending;
+  ending.left_out = take(state, index, {JobState::kRunning, std::nullopt, ""},
+                         std::to_string(getpid()), presence);
+  if (!ending.left_out.empty()) {
+    return ending;
+  }
+  const Job job = state.job(index);
+  const std::string folder = state.out_dir() + "/" + job.request.folder;
+  make_folders(folder);
   for (int restarts = 0; restarts < kMostRestarts; ++restarts) {
-    ending = wait_for(start_process(job, out_dir + "/" + job.request.folder, signals), signals);
-    if (ending.terminated || ending.interrupted ||
-        ending.finding.exit_code != static_cast<int>(ExitCode::kRunAgain)) {
+    ending = wait_for(start_job(job, folder, signals), signals, state, index);
+    const bool is_cancelled = state.read_again(index).state() == JobState::kCancelled;
+    if (is_cancelled) {
+      ending.finding.state = JobState::kCancelled;
+    }
+    if (is_cancelled || ending.interrupted || ending.finding.exit_code != kAgain) {
       break;
     }
   }
-  const int index = job.request.index;
-  StateFile state(out_dir, StateFile::Access::kWrite);
-  if (state.job(index).state == JobState::kCancelled) {
-    // The SIGTERM was for this job alone, and may have come just after its end.
-    if (!ending.terminated) {
-      SignalWait::forget_sigterm();
-    }
-    ending.finding.state = JobState::kCancelled;
-  } else {
-    ending.interrupted = ending.interrupted || ending.terminated;
-  }
-  state.update(index, ending.finding.state, ending.finding.exit_code, ending.finding.reason);
-  return {ending, ""};
+  state.update(index, ending.finding);
+  return ending;
 }
 
 std::string describe(const Finding& finding) {
@@ -117,33 +162,30 @@ std::string describe(const Finding& finding) {
 
 }  // namespace
 
-int run_local_jobs(const std::string& out_dir, const std::vector<Job>& jobs) {
+int run_local_jobs(State& state, const std::vector<int>& indices) {
   const SignalWait signals;
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const JobRequest& request = jobs[i].request;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const JobRequest request = state.job(indices[i]).request;
     const Clock::time_point start = Clock::now();
-    const auto [ending, left_out] = run_job(out_dir, jobs[i], signals);
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    std::cout << "job " << request.index << " (" << i + 1 << " of " << jobs.size() << ") "
-              << request.name << ": ";
-    if (!left_out.empty()) {
-      std::cout << "left out, " << left_out << "\n" << std::flush;
-      continue;
-    }
+    const Ending ending = run_job(state, request.index, signals);
     char time[32];
-    std::snprintf(time, sizeof(time), "%.1f s", seconds);
-    std::cout << describe(ending.finding) << ", " << time << ", output in "
-              << quote_path(out_dir + "/" + request.folder) << "\n"
+    std::snprintf(time, sizeof(time), "%.1f s",
+                  std::chrono::duration<double>(Clock::now() - start).count());
+    std::cout << "job " << request.index << " (" << i + 1 << " of " << indices.size() << ") "
+              << request.name << ": "
+              << (ending.left_out.empty()
+                      ? describe(ending.finding) + ", " + time + ", output in " +
+                            quote_path(state.out_dir() + "/" + request.folder)
+                      : "left out, " + ending.left_out)
+              << "\n"
               << std::flush;
     if (ending.interrupted) {
-      return ending.finding.exit_code == static_cast<int>(ExitCode::kRunAgain)
-                 ? static_cast<int>(ExitCode::kRunAgain)
-                 : static_cast<int>(ExitCode::kTrainingFailed);
+      return static_cast<int>(ending.finding.exit_code == kAgain ? ExitCode::kRunAgain
+                                                                 : ExitCode::kTrainingFailed);
     }
   }
-  const StateFile state(out_dir, StateFile::Access::kRead);
-  const bool all_done = std::all_of(jobs.begin(), jobs.end(), [&state](const Job& job) {
-    return state.job(job.request.index).state == JobState::kDone;
+  const bool all_done = std::all_of(indices.begin(), indices.end(), [&state](int index) {
+    return state.read_again(index).state() == JobState::kDone;
   });
   return static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kTrainingFailed);
 }

@@ -1,8 +1,13 @@
+// tools/submit/plan.cpp - the jobs of a sweep, and what a scheduler or a program cannot do.
 #include "tools/submit/plan.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "common/base/exit_codes.hpp"
 #include "tools/submit/quoting.hpp"
@@ -11,31 +16,21 @@
 namespace ddp::submit {
 namespace {
 
-/// Who starts the processes of a program when there are several devices.
-enum class Starter {
-  kItself,  ///< stages 01 to 03: one process is started, it does the rest
-  kLauncher,  ///< stages 04 and 05
-  kUnknown,  ///< another program: one process on one node, one per GPU on several
-};
-
+/// What is known of the programs of this suite. Another one is started once on one node, and once
+/// per GPU on several.
 struct Program {
   std::string name;
-  bool is_stage = false;
-  Starter starter = Starter::kUnknown;
+  bool starts_itself = false;  ///< stages 01 to 03: one process is started, it does the rest
+  bool needs_launcher = false;  ///< stages 04 and 05: all processes are started
+
+  bool is_stage() const { return starts_itself || needs_launcher; }
 };
 
 Program describe_program(const std::string& path) {
-  Program program;
-  program.name = std::filesystem::path(path).filename().string();
-  const auto is = [&program](std::string_view stage) { return program.name.starts_with(stage); };
-  if (is("01_single_gpu") || is("02_data_parallel") || is("03_ddp_spawn")) {
-    program.is_stage = true;
-    program.starter = Starter::kItself;
-  } else if (is("04_ddp_launcher") || is("05_multinode")) {
-    program.is_stage = true;
-    program.starter = Starter::kLauncher;
-  }
-  return program;
+  const std::string name = std::filesystem::path(path).filename().string();
+  const auto is = [&name](std::string_view stage) { return name.starts_with(stage); };
+  return {name, is("01_single_gpu") || is("02_data_parallel") || is("03_ddp_spawn"),
+          is("04_ddp_launcher") || is("05_multinode")};
 }
 
 /// "--batch_size=32" -> "batch-size"; empty if `argument` is no option with a name.
@@ -98,21 +93,53 @@ std::string point_name(const SweepPoint& point, const std::string& program) {
   return slug(name);
 }
 
+void check_program(const std::string& path) {
+  const auto refuse = [&path](const std::string& expected) {
+    refuse_value("script_path", quote_bytes(path), "a program" + expected);
+  };
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) {
+    refuse(" (" + std::generic_category().message(errno) + ")");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    refuse(S_ISDIR(status.st_mode) ? ", not a folder" : ", not a special file");
+  }
+  // Not access(): root may execute anything that anybody may.
+  if ((status.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
+    refuse(", or a script with a #! line, that is executable (chmod +x)");
+  }
+}
+
+/// What holds whatever came from the file or from the command line.
+void check_devices(const Settings& settings, Scheduler scheduler) {
+  const Resources& resources = settings.resources;
+  if (settings.device == "cpu" && resources.gpus > 0) {
+    refuse_value("num_gpus", std::to_string(resources.gpus) + " with device cpu",
+                 "0: they would stand idle");
+  }
+  if (resources.gpu_memory_mb && resources.gpus == 0) {
+    refuse_value("memory_gpus", std::to_string(*resources.gpu_memory_mb) + " with num_gpus 0",
+                 "at least one GPU");
+  }
+  if (scheduler != Scheduler::kLocal && settings.device == "cuda" && resources.gpus == 0) {
+    refuse_value("device", "cuda with num_gpus 0", "at least one GPU, or device auto");
+  }
+}
+
 void check_can_run(const Settings& settings, const Program& program, const PlanOptions& options) {
   const Resources& resources = settings.resources;
-  check_program("script_path", settings.script_path);
+  check_program(settings.script_path);
   if (resources.nodes > 1 && options.scheduler == Scheduler::kLocal) {
-    throw UsageError("nodes: got " + std::to_string(resources.nodes) +
-                     " with --scheduler local, expected 1");
+    refuse_value("nodes", std::to_string(resources.nodes) + " with --scheduler local", "1");
   }
-  if (resources.nodes > 1 && program.starter == Starter::kItself) {
-    throw UsageError("nodes: got " + std::to_string(resources.nodes) + ", expected 1 because " +
-                     program.name + " runs on one node; 05_multinode runs on several");
+  if (resources.nodes > 1 && program.starts_itself) {
+    refuse_value("nodes", std::to_string(resources.nodes),
+                 "1 because " + program.name + " runs on one node; 05_multinode runs on several");
   }
-  if (options.scheduler == Scheduler::kLocal && !options.gpus.empty() && !program.is_stage) {
-    throw UsageError("--gpus: got devices for " + quote_bytes(program.name) +
-                     " with --scheduler local, expected a stage of this suite; for other programs "
-                     "set CUDA_VISIBLE_DEVICES");
+  if (options.scheduler == Scheduler::kLocal && !options.gpus.empty() && !program.is_stage()) {
+    refuse_value("--gpus", "devices for " + quote_bytes(program.name) + " with --scheduler local",
+                 "a stage of this suite; for other programs "
+                 "set CUDA_VISIBLE_DEVICES");
   }
   if (options.scheduler == Scheduler::kSlurm) {
     if (resources.gpu_memory_mb && resources.constraint.empty()) {
@@ -122,31 +149,34 @@ void check_can_run(const Settings& settings, const Program& program, const PlanO
                        "memory_gpus");
     }
     if (!resources.transfer_files.empty()) {
-      throw UsageError("transfer_files: got " + std::to_string(resources.transfer_files.size()) +
-                       " files with --scheduler slurm, expected none: nodes must see them");
+      refuse_value(
+          "transfer_files",
+          std::to_string(resources.transfer_files.size()) + " files with --scheduler slurm",
+          "none: nodes must see them");
     }
     if (settings.out_dir.find_first_of("%\\") != std::string::npos) {
-      throw UsageError("out_dir: got " + quote_bytes(settings.out_dir) +
-                       ", expected a path without % and \\, which Slurm replaces in the names of "
-                       "output files");
+      refuse_value("out_dir", quote_bytes(settings.out_dir),
+                   "a path without % and \\, which Slurm replaces in the names of "
+                   "output files");
     }
   }
   if (options.scheduler == Scheduler::kCondor) {
     condor_path("script_path", settings.script_path);
     condor_path("out_dir", settings.out_dir);
     if (!resources.transfer_files.empty() && resources.nodes > 1) {
-      throw UsageError("transfer_files: got " + std::to_string(resources.transfer_files.size()) +
-                       " files with nodes " + std::to_string(resources.nodes) +
-                       ", expected none: the processes meet through a file that all nodes see");
+      refuse_value("transfer_files",
+                   std::to_string(resources.transfer_files.size()) + " files with nodes " +
+                       std::to_string(resources.nodes),
+                   "none: the processes meet through a file that all nodes see");
     }
     for (const std::string& file : resources.transfer_files) {
       condor_path("transfer_files", file);
       if (file.find(',') != std::string::npos) {
-        throw UsageError("transfer_files: got " + quote_bytes(file) +
-                         ", expected a path without commas, which separate files for HTCondor");
+        refuse_value("transfer_files", quote_bytes(file),
+                     "a path without commas, which separate files for HTCondor");
       }
       if (!std::filesystem::exists(file)) {
-        throw UsageError("transfer_files: got " + quote_bytes(file) + ", expected a file");
+        refuse_value("transfer_files", quote_bytes(file), "a file");
       }
     }
   }
@@ -156,7 +186,7 @@ void check_can_run(const Settings& settings, const Program& program, const PlanO
 void choose_processes(JobRequest& job, const Program& program, const PlanOptions& options) {
   const Resources& resources = job.resources;
   const int per_device = std::max(1, resources.gpus);
-  const bool by_launcher = program.starter == Starter::kLauncher;
+  const bool by_launcher = program.needs_launcher;
   int processes = 1;
   if (resources.nodes > 1 || (by_launcher && job.scheduler == Scheduler::kSlurm)) {
     processes = per_device;
@@ -176,8 +206,8 @@ void choose_processes(JobRequest& job, const Program& program, const PlanOptions
     job.command.insert(job.command.begin(), launcher.begin(), launcher.end());
   }
   if (resources.cpus && *resources.cpus < processes) {
-    throw UsageError("num_cpus: got " + std::to_string(*resources.cpus) + ", expected at least " +
-                     std::to_string(processes) + ", one for each process of a node");
+    refuse_value("num_cpus", std::to_string(*resources.cpus),
+                 "at least " + std::to_string(processes) + ", one for each process of a node");
   }
   job.resources.cpus = resources.cpus.value_or(per_device);
 }
@@ -192,15 +222,13 @@ SweepAxis parse_sweep(const std::string& text) {
     axis.key.erase(0, 1);
   }
   if (equals == std::string::npos || axis.key.empty() || !is_plain(axis.key, "_-")) {
-    throw UsageError("--sweep: got " + quote_bytes(text) +
-                     ", expected an option and its values, e.g. lr=0.1,0.01");
+    refuse_value("--sweep", quote_bytes(text), "an option and its values, e.g. lr=0.1,0.01");
   }
   std::string value;
   const auto finish = [&] {
     check_text("--sweep " + axis.key, value);
     if (std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end()) {
-      throw UsageError("--sweep " + axis.key + ": got " + quote_bytes(value) +
-                       " twice, expected different values");
+      refuse_value("--sweep " + axis.key, quote_bytes(value) + " twice", "different values");
     }
     axis.values.push_back(std::move(value));
     value.clear();
@@ -229,8 +257,7 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
       throw UsageError("--sweep " + axis.key + " was given twice, expected all values in one");
     }
     if (points.size() * axis.values.size() > kMostJobs) {
-      throw UsageError("--sweep: got more than " + std::to_string(kMostJobs) +
-                       " combinations, expected fewer");
+      refuse_value("--sweep", "more than " + std::to_string(kMostJobs) + " combinations", "fewer");
     }
     std::vector<SweepPoint> product;
     for (const SweepPoint& point : points) {
@@ -245,11 +272,7 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
 }
 
 std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& options) {
-  check_settings(settings);
-  if (options.scheduler != Scheduler::kLocal && settings.device == "cuda" &&
-      settings.resources.gpus == 0) {
-    throw UsageError("device: got cuda with num_gpus 0, expected at least one GPU, or device auto");
-  }
+  check_devices(settings, options.scheduler);
   const Program program = describe_program(settings.script_path);
   check_can_run(settings, program, options);
   std::vector<JobRequest> jobs;
@@ -262,7 +285,7 @@ std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& o
       }
       arguments.add({"--" + key, value});
     }
-    if (program.is_stage) {
+    if (program.is_stage()) {
       if (settings.device != "auto") {
         arguments.add_unless_given("device", settings.device);
       }

@@ -1,3 +1,4 @@
+// tools/submit/quoting.cpp - HTCondor's and the shell's spelling of any text.
 #include "tools/submit/quoting.hpp"
 
 #include <algorithm>
@@ -11,14 +12,8 @@ namespace {
 /// Besides letters and digits: what neither HTCondor nor a shell treats as anything else.
 constexpr std::string_view kPlainOthers = "_-+=./:,@%";
 
-/// "(DOLLAR)", in any case: behind a dollar the one text that HTCondor has no spelling for.
-bool starts_with_dollar_macro(std::string_view text) {
-  constexpr std::string_view kMacro = "(dollar)";
-  return text.size() >= kMacro.size() &&
-         std::equal(kMacro.begin(), kMacro.end(), text.begin(), [](char expected, char c) {
-           return expected == (c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c);
-         });
-}
+/// Behind a dollar, in any case: the one text that HTCondor has no spelling for.
+constexpr std::string_view kUnspeakable = "(dollar)";
 
 /// See Note [Dollars].
 std::string escape_dollars(const std::string& name, std::string_view text) {
@@ -29,9 +24,9 @@ std::string escape_dollars(const std::string& name, std::string_view text) {
     } else if (i + 1 < text.size() && text[i + 1] == '$') {
       escaped += "$$(DOLLARDOLLAR)";
       ++i;
-    } else if (starts_with_dollar_macro(text.substr(i + 1))) {
-      throw UsageError(name + ": got " + quote_bytes(text) +
-                       ", expected no $(DOLLAR), which HTCondor replaces however it is written");
+    } else if (lower_case(text.substr(i + 1, kUnspeakable.size())) == kUnspeakable) {
+      refuse_value(name, quote_bytes(text),
+                   "no $(DOLLAR), which HTCondor replaces however it is written");
     } else {
       escaped += "$(DOLLAR)";
     }
@@ -39,13 +34,11 @@ std::string escape_dollars(const std::string& name, std::string_view text) {
   return escaped;
 }
 
-std::string doubled(std::string_view text, char quote) {
+/// `text` with every `from` replaced.
+std::string replaced(std::string_view text, char from, std::string_view to) {
   std::string result;
   for (const char c : text) {
-    result += c;
-    if (c == quote) {
-      result += c;
-    }
+    result += c == from ? std::string(to) : std::string(1, c);
   }
   return result;
 }
@@ -56,7 +49,7 @@ std::string condor_word(std::string_view text) {
   if (!text.empty() && is_plain(text, kPlainOthers)) {
     return std::string(text);
   }
-  return "'" + doubled(doubled(text, '\''), '"') + "'";
+  return "'" + replaced(replaced(text, '\'', "''"), '"', "\"\"") + "'";
 }
 
 }  // namespace
@@ -64,25 +57,26 @@ std::string condor_word(std::string_view text) {
 void check_argument(const std::string& name, std::string_view text) {
   constexpr std::size_t kLongest = 65536;
   if (text.size() > kLongest) {
-    throw UsageError(name + ": got " + std::to_string(text.size()) + " bytes, expected at most " +
-                     std::to_string(kLongest));
+    refuse_value(name, std::to_string(text.size()) + " bytes",
+                 "at most " + std::to_string(kLongest));
   }
-  if (!is_utf8(text)) {
-    throw UsageError(name + ": got " + quote_bytes(text) + ", expected UTF-8 text");
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
+    if (utf8_length(rest) == 0) {
+      refuse_value(name, quote_bytes(text), "UTF-8 text");
+    }
   }
   const auto is_refused = [](char c) {
     const auto byte = static_cast<unsigned char>(c);
     return (byte < 0x20 && c != '\t') || byte == 0x7f;
   };
   if (std::any_of(text.begin(), text.end(), is_refused)) {
-    throw UsageError(name + ": got " + quote_bytes(text) +
-                     ", expected text on one line without control characters");
+    refuse_value(name, quote_bytes(text), "text on one line without control characters");
   }
 }
 
 void check_text(const std::string& name, std::string_view text) {
   if (text.empty()) {
-    throw UsageError(name + ": got an empty text, expected a value");
+    refuse_value(name, "an empty text", "a value");
   }
   check_argument(name, text);
 }
@@ -96,48 +90,24 @@ std::string condor_arguments(const std::vector<std::string>& arguments) {
   return line + "\"";
 }
 
-std::string condor_environment(const std::vector<std::string>& assignments) {
-  std::string line = "\"";
-  for (const std::string& assignment : assignments) {
-    line += (line.size() > 1 ? " " : "") + assignment;
-  }
-  return line + "\"";
-}
-
 std::string condor_path(const std::string& name, const std::string& path) {
   // Where condor_submit opens or looks at the file itself, the second expansion has not been yet.
   if (path.find("$$") != std::string::npos) {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a path without $$, which HTCondor replaces");
+    refuse_value(name, quote_bytes(path), "a path without $$, which HTCondor replaces");
   }
   if (path.back() == '\\') {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a path that does not end in a backslash, which continues the line "
-                     "for HTCondor");
+    refuse_value(name, quote_bytes(path),
+                 "a path that does not end in a backslash, which continues the line "
+                 "for HTCondor");
   }
   return escape_dollars(name, path);
-}
-
-std::string classad_string(std::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-    }
-    quoted += c;
-  }
-  return quoted + "\"";
 }
 
 std::string shell_quote(std::string_view text) {
   if (!text.empty() && is_plain(text, kPlainOthers)) {
     return std::string(text);
   }
-  std::string quoted = "'";
-  for (const char c : text) {
-    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  }
-  return quoted + "'";
+  return "'" + replaced(text, '\'', "'\\''") + "'";
 }
 
 std::string shell_line(const std::vector<std::string>& argv) {

@@ -28,16 +28,9 @@ void check_argument(const std::string& name, std::string_view text);
 /// @throws UsageError if one of them holds the text $(DOLLAR), for which there is no spelling
 std::string condor_arguments(const std::vector<std::string>& arguments);
 
-/// The value of `environment`, in the same syntax. Values may use $(ClusterId), so they are taken
-/// as they are.
-std::string condor_environment(const std::vector<std::string>& assignments);
-
 /// A path as the value of a submit command that condor_submit uses itself.
 /// @throws UsageError starting with `name` if no spelling of it survives condor_submit
 std::string condor_path(const std::string& name, const std::string& path);
-
-/// A string literal of a ClassAd.
-std::string classad_string(std::string_view text);
 
 /// One word of bash (or of any other POSIX shell), whatever `text` holds.
 std::string shell_quote(std::string_view text);

@@ -1,14 +1,18 @@
+// tools/submit/settings.cpp - the settings file: which keys it has and what their values may be.
 #include "tools/submit/settings.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
 #include <system_error>
 
 #include "common/base/parse.hpp"
@@ -18,127 +22,413 @@
 namespace ddp::submit {
 namespace {
 
-bool is_digits(std::string_view text) {
-  return !text.empty() &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+constexpr int kDeepest = 8;
+constexpr std::int64_t kMostMegabytes = 1'000'000'000;
+constexpr std::int64_t kHighestBid = 1'000'000'000;
+constexpr std::int64_t kMostCpus = 65536;  // of one node
+constexpr std::size_t kMostArguments = 10000;
+
+// Behind the text. yaml-cpp takes the end of a file for a closing quotation mark; then this comment
+// is in a value.
+constexpr std::string_view kEnd = "# The end of the settings, of 4f1d0c6e.";
+
+[[noreturn]] void refuse(const std::string& file, int line, int column, const std::string& what) {
+  throw UsageError(quote_path(file) + ":" + std::to_string(line) + ":" + std::to_string(column) +
+                   ": " + what);
+}
+[[noreturn]] void refuse(const std::string& file, const YAML::Mark& mark, const std::string& what) {
+  refuse(file, std::max(mark.line, 0) + 1, std::max(mark.column, 0) + 1, what);
 }
 
-std::int64_t seconds_of(std::int64_t days, std::int64_t hours, std::int64_t minutes,
-                        std::int64_t seconds) {
-  return ((days * 24 + hours) * 60 + minutes) * 60 + seconds;
+/// What yaml-cpp would let through or report without a position.
+void check_bytes(const std::string& file, std::string_view text) {
+  if (text.size() > kMostBytes) {
+    refuse(file, 1, 1,
+           "got " + std::to_string(text.size()) + " bytes, expected settings of at most " +
+               std::to_string(kMostBytes));
+  }
+  int line = 1;
+  std::size_t line_start = 0;
+  bool indentation = true;
+  for (std::size_t i = 0; i < text.size();) {
+    const int column = static_cast<int>(i - line_start) + 1;
+    const std::size_t length = utf8_length(text.substr(i));
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (length == 0) {
+      refuse(file, line, column,
+             "got the byte " + quote_bytes(text.substr(i, 1)) + ", expected UTF-8");
+    }
+    if (byte == '\n') {
+      ++line;
+      line_start = i + 1;
+      indentation = true;
+    } else if (byte == '\t' && indentation) {
+      refuse(file, line, column, "got a tab in the indentation, expected blanks");
+    } else if (byte == '\r' ? text.substr(i, 2) != "\r\n"
+                            : (byte < 0x20 && byte != '\t') || byte == 0x7f) {
+      refuse(file, line, column,
+             "got the control character " + quote_bytes(text.substr(i, 1)) + ", expected text");
+    } else if (byte != ' ') {
+      indentation = false;
+    }
+    i += length;
+  }
 }
 
-std::string two_digits(std::int64_t number) {
-  return (number < 10 ? "0" : "") + std::to_string(number);
+/// Refuses the YAML whose nodes would not show that it was there, or are too many.
+class Guard : public YAML::EventHandler {
+ public:
+  explicit Guard(const std::string& file) : file_(file) {}
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (documents_++ > 0) {
+      refuse(file_, mark, "got a second document, expected one");
+    }
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { check(mark, "", anchor); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
+    refuse(file_, mark, "got an alias (*name), expected the value itself");
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    check(mark, tag, anchor);
+    if (value.find(kEnd) != std::string::npos) {
+      refuse(file_, mark, "got a quotation mark that is never closed, expected a second one");
+    }
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value /*style*/) override {
+    check(mark, tag, anchor);
+    if (++depth_ > kDeepest) {
+      refuse(file_, mark, "got more than " + std::to_string(kDeepest) + " levels, expected fewer");
+    }
+  }
+  void OnSequenceEnd() override { --depth_; }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value style) override {
+    OnSequenceStart(mark, tag, anchor, style);
+  }
+  void OnMapEnd() override { --depth_; }
+
+ private:
+  void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
+    if (anchor != YAML::NullAnchor) {
+      refuse(file_, mark, "got an anchor (&name), expected the value alone");
+    }
+    // yaml-cpp's own: "?" on what is plain, "!" on a scalar in quotes or in a block.
+    if (!tag.empty() && tag != "?" && tag != "!") {
+      refuse(file_, mark, "got the tag " + quote(tag) + ", expected the value alone");
+    }
+  }
+
+  const std::string& file_;
+  int documents_ = 0;
+  int depth_ = 0;
+};
+
+YAML::Node read_yaml(const std::string& file, std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) {
+    text.remove_prefix(kByteOrderMark.size());
+  }
+  check_bytes(file, text);
+  const std::string guarded = std::string(text) + "\n" + std::string(kEnd) + "\n";
+  YAML::Node root;
+  try {
+    std::istringstream stream(guarded);
+    YAML::Parser parser(stream);
+    Guard guard(file);
+    while (parser.HandleNextDocument(guard)) {
+    }
+    root = YAML::Load(guarded);
+  } catch (const YAML::Exception& error) {
+    refuse(file, error.mark, "not YAML: " + error.msg);
+  }
+  if (!root.IsMap()) {
+    refuse(file, root.Mark(),
+           "got " + std::string(root.IsNull() ? "an empty file" : "no map") +
+               ", expected settings, e.g. script_path: /path/to/program");
+  }
+  return root;
+}
+
+/// Words that YAML takes for something else than text, in one version of it or another.
+bool is_boolean_or_null(const std::string& word) {
+  static const std::set<std::string> kWords = {"yes",   "no",   "on", "off", "true",
+                                               "false", "null", "y",  "n"};
+  return kWords.count(lower_case(word)) > 0;
+}
+
+bool looks_like_number(const std::string& text) {
+  return text.find_first_of("0123456789") != std::string::npos &&
+         text.find_first_not_of("0123456789+-._:eExXoOabcdefABCDEF") == std::string::npos &&
+         text.find_first_of("+-.0123456789") == 0;
+}
+
+/// One value of the file: where it stands, what it is called, and what it may be read as.
+class Value {
+ public:
+  Value(const std::string& file, const YAML::Node& node, const YAML::Mark& mark, std::string name)
+      : file_(file), node_(node), mark_(mark), name_(std::move(name)) {}
+
+  [[noreturn]] void refuse(const std::string& got, const std::string& expected) const {
+    submit::refuse(file_, mark_, name_ + ": got " + got + ", expected " + expected);
+  }
+
+  /// Repeats a refusal of another part with the place in front.
+  template <typename Check>
+  auto at_place(const Check& check) const {
+    try {
+      return check();
+    } catch (const UsageError& error) {
+      submit::refuse(file_, mark_, error.what());
+    }
+  }
+
+  const std::string& scalar(const std::string& expected) const {
+    if (!node_.IsScalar()) {
+      refuse(node_.IsNull() ? "nothing" : node_.IsMap() ? "a map" : "a list", expected);
+    }
+    return node_.Scalar();
+  }
+
+  std::int64_t integer(std::int64_t minimum, std::int64_t maximum) const {
+    const std::string range =
+        "an integer from " + std::to_string(minimum) + " to " + std::to_string(maximum);
+    const std::string& text = scalar(range);
+    if (is_quoted()) {
+      refuse("the text " + quote(text), range + ", without quotation marks");
+    }
+    if (text.size() > 1 && text.front() == '0' && is_digits(text)) {
+      refuse(quote(text), range + ", without a leading 0 (YAML 1.1 reads it as octal)");
+    }
+    try {
+      return parse_integer<std::int64_t>(name_, text, minimum, maximum);
+    } catch (const UsageError&) {
+      refuse(quote(text), range + ", in plain digits");
+    }
+  }
+
+  std::string text(const std::string& expected) const {
+    const std::string& text = scalar(expected);
+    if (!is_quoted() && is_boolean_or_null(text)) {
+      refuse(quote(text), expected +
+                              " (YAML 1.1 reads this word as a truth value: put it in quotation "
+                              "marks)");
+    }
+    if (!is_quoted() && looks_like_number(text)) {
+      refuse(quote(text), expected + " (this is a number to YAML: put it in quotation marks)");
+    }
+    if (text.empty()) {
+      refuse("an empty text", expected);
+    }
+    return text;
+  }
+
+  std::string plain_name(const std::string& expected, std::string_view others) const {
+    const std::string name = text(expected);
+    at_place([&] { check_name(name_, name, others); });
+    return name;
+  }
+
+  std::string path(const std::string& folder, const std::string& expected) const {
+    const std::string given = text(expected);
+    at_place([&] { check_path(name_, given); });
+    if (given.front() == '~') {
+      refuse(quote(given), expected + " (no shell expands ~ here)");
+    }
+    std::string absolute = (std::filesystem::path(folder) / given).lexically_normal().string();
+    if (absolute.size() > 1 && absolute.back() == '/') {
+      absolute.pop_back();
+    }
+    at_place([&] { check_path(name_, absolute); });
+    return absolute;
+  }
+
+  /// One of an argument's words: as it is written, so numbers and words need no quotation marks.
+  std::string argument() const {
+    const std::string& text = scalar("a word or a number");
+    at_place([&] { check_argument(name_, text); });
+    return text;
+  }
+
+  std::vector<Value> list(const std::string& expected) const {
+    if (!node_.IsSequence()) {
+      refuse(node_.IsScalar() ? quote(node_.Scalar())
+             : node_.IsNull() ? "nothing"
+                              : "a map",
+             expected);
+    }
+    if (node_.size() > kMostArguments) {
+      refuse(std::to_string(node_.size()) + " arguments",
+             "at most " + std::to_string(kMostArguments));
+    }
+    std::vector<Value> values;
+    for (const YAML::Node& item : node_) {
+      values.emplace_back(file_, item, item.Mark(),
+                          name_ + "[" + std::to_string(values.size()) + "]");
+    }
+    return values;
+  }
+
+ private:
+  bool is_quoted() const { return node_.Tag() == "!"; }
+
+  const std::string& file_;
+  YAML::Node node_;
+  YAML::Mark mark_;
+  std::string name_;
+};
+
+/// Full names, "local.condor.bid", and who takes the value.
+using Keys = std::map<std::string, std::function<void(const Value&)>>;
+
+[[noreturn]] void refuse_key(const std::string& file, const YAML::Mark& mark,
+                             const std::string& prefix, const std::string& key, const Keys& keys) {
+  std::set<std::string> siblings;
+  std::string elsewhere;
+  for (const auto& [name, take] : keys) {
+    if (name.starts_with(prefix)) {
+      siblings.insert(split(name.substr(prefix.size()), '.')[0]);
+    }
+    if (("." + name).ends_with("." + key)) {
+      elsewhere = name.find('.') == std::string::npos ? name + " at the top" : name;
+    } else if (name.find("." + key + ".") != std::string::npos) {
+      elsewhere = name.substr(0, name.find("." + key + ".") + 1 + key.size());
+    }
+  }
+  const std::vector<std::string> known(siblings.begin(), siblings.end());
+  const std::string guess = nearest(key, known);
+  refuse(file, mark,
+         "unknown key " + quote(prefix + key) +
+             (!elsewhere.empty() ? ", expected " + elsewhere
+              : guess.empty()    ? ", expected " + any_of(known)
+                                 : ", did you mean " + prefix + guess + "?"));
+}
+
+/// @param prefix "local.condor." in front of the keys' names
+void read_map(const std::string& file, const YAML::Node& map, const std::string& prefix,
+              const Keys& keys) {
+  std::map<std::string, int> lines;
+  for (const auto& entry : map) {
+    const YAML::Node key = entry.first;
+    const YAML::Mark mark = key.Mark();
+    if (!key.IsScalar()) {
+      refuse(file, mark,
+             std::string("got ") +
+                 (key.IsNull() ? "an empty key" : "a key that is a list or a map") +
+                 ", expected a name");
+    }
+    const std::string& name = key.Scalar();
+    if (name == "<<" && key.Tag() != "!") {
+      refuse(file, mark, "got a merge key (<<), expected every key to be written out");
+    }
+    const auto [first, is_new] = lines.emplace(name, mark.line + 1);
+    if (!is_new) {
+      refuse(file, mark,
+             quote(name) + " was given before, in line " + std::to_string(first->second) +
+                 ", expected every key once");
+    }
+  }
+  for (const auto& entry : map) {
+    const YAML::Node key = entry.first;
+    const YAML::Node value = entry.second;
+    const std::string name = prefix + key.Scalar();
+    // A value that is not there has the place of its key.
+    const YAML::Mark mark = value.IsNull() ? key.Mark() : value.Mark();
+    const auto below = keys.lower_bound(name + ".");
+    if (const auto known = keys.find(name); known != keys.end()) {
+      known->second(Value(file, value, mark, name));
+    } else if (below == keys.end() || !below->first.starts_with(name + ".")) {
+      refuse_key(file, key.Mark(), prefix, key.Scalar(), keys);
+    } else if (!value.IsMap()) {
+      const std::string got = value.IsScalar() ? quote(value.Scalar())
+                              : value.IsNull() ? "nothing"
+                                               : "a list";
+      refuse(file, mark, name + ": got " + got + ", expected keys and values below it");
+    } else {
+      read_map(file, value, name + ".", keys);
+    }
+  }
+}
+
+/// Whether the text matches, unless it is longer than what std::regex can take.
+bool matches(const std::string& text, std::smatch& parts, const std::regex& pattern) {
+  return text.size() < 100 && std::regex_match(text, parts, pattern);
 }
 
 }  // namespace
 
-std::int64_t parse_time(const std::string& name, std::string_view text) {
-  const auto refuse = [&](const std::string& hint) {
-    throw UsageError(name + ": got " + quote(text) +
-                     ", expected HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00" + hint);
+Settings parse_settings(const std::string& file, std::string_view text, const std::string& folder) {
+  const YAML::Node root = read_yaml(file, text);
+  Settings settings;
+  Resources& resources = settings.resources;
+  const auto integer = [](auto& target, std::int64_t minimum, std::int64_t maximum) {
+    return [&target, minimum, maximum](const Value& value) {
+      using Target = std::remove_reference_t<decltype(target)>;
+      constexpr bool kLong = std::is_same_v<Target, std::optional<std::int64_t>>;
+      target = static_cast<std::conditional_t<kLong, std::int64_t, int>>(
+          value.integer(minimum, maximum));
+    };
   };
-  const std::size_t dash = text.find('-');
-  const bool has_days = dash != std::string_view::npos;
-  const std::string_view days = has_days ? text.substr(0, dash) : "0";
-  std::vector<std::string_view> parts;
-  for (std::string_view rest = has_days ? text.substr(dash + 1) : text;;) {
-    const std::size_t colon = rest.find(':');
-    parts.push_back(rest.substr(0, colon));
-    if (colon == std::string_view::npos) {
-      break;
-    }
-    rest.remove_prefix(colon + 1);
-  }
-  if (parts.size() < 3 && std::all_of(parts.begin(), parts.end(), is_digits)) {
-    refuse(parts.size() == 1 ? " (a number alone is minutes to Slurm, seconds to others)"
-                             : " (Slurm reads this as MM:SS, others as HH:MM)");
-  }
-  constexpr std::size_t kMostDigits = 4;
-  const bool formed = parts.size() == 3 && is_digits(days) && days.size() <= kMostDigits &&
-                      is_digits(parts[0]) && parts[0].size() >= 2 &&
-                      parts[0].size() <= kMostDigits && is_digits(parts[1]) &&
-                      parts[1].size() == 2 && is_digits(parts[2]) && parts[2].size() == 2;
-  if (!formed) {
-    refuse("");
-  }
-  const auto number = [](std::string_view digits) {
-    return static_cast<std::int64_t>(std::stoll(std::string(digits)));
+  const auto name = [](std::string& target, const char* expected, std::string_view others) {
+    return [&target, expected, others](const Value& value) {
+      target = value.plain_name(expected, others);
+    };
   };
-  if (number(parts[1]) > 59 || number(parts[2]) > 59 || (has_days && number(parts[0]) > 23)) {
-    refuse(" (at most 59 minutes and seconds, and 23 hours after days)");
-  }
-  const std::int64_t seconds =
-      seconds_of(number(days), number(parts[0]), number(parts[1]), number(parts[2]));
-  if (seconds == 0) {
-    refuse(" (not zero)");
-  }
-  return seconds;
-}
-
-std::string format_time(std::int64_t seconds) {
-  const std::int64_t days = seconds / 86400;
-  return (days > 0 ? std::to_string(days) + "-" : "") + two_digits(seconds / 3600 % 24) + ":" +
-         two_digits(seconds / 60 % 60) + ":" + two_digits(seconds % 60);
-}
-
-void check_name(const std::string& name, const std::string& text, std::string_view others) {
-  constexpr std::size_t kLongest = 256;
-  const bool starts_well = !text.empty() && (is_plain(text.substr(0, 1), "_[(") || text[0] == '*');
-  if (text.size() > kLongest || !starts_well || !is_plain(text, others)) {
-    std::string allowed;
-    for (const char c : others) {
-      allowed += std::string(" ") + c;
+  const auto path = [&folder](std::string& target, const char* expected) {
+    return
+        [&target, expected, &folder](const Value& value) { target = value.path(folder, expected); };
+  };
+  const Keys keys = {
+      {"script_path", path(settings.script_path, "the path of a program")},
+      {"out_dir", path(settings.out_dir, "the path of a folder")},
+      {"arguments",
+       [&](const Value& value) {
+         for (const Value& item : value.list("a list, e.g. [50, 10, --lr, 0.1]")) {
+           settings.arguments.push_back(item.argument());
+         }
+       }},
+      {"nodes", integer(resources.nodes, 1, kMostNodes)},
+      {"time",
+       [&](const Value& value) {
+         const std::string& time = value.scalar("HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00");
+         resources.time_s = value.at_place([&] { return parse_time("time", time); });
+       }},
+      {"account", name(resources.account, "an account's name", kAccountOthers)},
+      {"partition", name(resources.partition, "partitions' names", kPartitionOthers)},
+      {"constraint", name(resources.constraint, "features", kConstraintOthers)},
+      {"local.device",
+       [&](const Value& value) {
+         const std::vector<std::string> devices = {"auto", "cpu", "cuda"};
+         settings.device = value.text(any_of(devices));
+         if (std::find(devices.begin(), devices.end(), settings.device) == devices.end()) {
+           value.refuse(quote(settings.device), any_of(devices));
+         }
+       }},
+      {"local.condor.bid", integer(resources.bid, 0, kHighestBid)},
+      {"local.condor.num_cpus", integer(resources.cpus, 1, kMostCpus)},
+      {"local.condor.memory_cpus", integer(resources.memory_mb, 1, kMostMegabytes)},
+      {"local.condor.num_gpus", integer(resources.gpus, 0, kMostGpus)},
+      {"local.condor.memory_gpus", integer(resources.gpu_memory_mb, 1, kMostMegabytes)},
+      {"local.condor.transfer_files",
+       [&](const Value& value) {
+         for (const Value& item : value.list("a list of files")) {
+           resources.transfer_files.push_back(item.path(folder, "a file"));
+         }
+       }},
+  };
+  read_map(file, root, "", keys);
+  const auto need = [&](const std::string& value, const std::string& what) {
+    if (value.empty()) {
+      refuse(file, root.Mark(), what);
     }
-    throw UsageError(name + ": got " + quote_bytes(text) +
-                     ", expected a name of letters, digits and" + allowed);
-  }
-}
-
-void check_path(const std::string& name, const std::string& path) {
-  check_text(name, path);
-  if (path.front() == ' ' || path.front() == '\t' || path.back() == ' ' || path.back() == '\t') {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a path without blanks at its ends");
-  }
-  if (path.find('\t') != std::string::npos) {
-    throw UsageError(name + ": got " + quote_bytes(path) + ", expected a path without tabs");
-  }
-  if (path.size() > 2000) {
-    throw UsageError(name + ": got " + std::to_string(path.size()) +
-                     " bytes, expected a path of at most 2000");
-  }
-}
-
-void check_program(const std::string& name, const std::string& path) {
-  struct stat status = {};
-  if (stat(path.c_str(), &status) != 0) {
-    throw UsageError(name + ": got " + quote_bytes(path) + ", expected a program (" +
-                     std::generic_category().message(errno) + ")");
-  }
-  if (!S_ISREG(status.st_mode)) {
-    throw UsageError(name + ": got " + quote_bytes(path) + ", expected a program, not a " +
-                     (S_ISDIR(status.st_mode) ? "folder" : "special file"));
-  }
-  // Not access(): root may execute anything that anybody may.
-  if ((status.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
-    throw UsageError(name + ": got " + quote_bytes(path) +
-                     ", expected a program, or a script with a #! line, that is executable "
-                     "(chmod +x)");
-  }
-}
-
-void check_settings(const Settings& settings) {
-  const Resources& resources = settings.resources;
-  if (settings.device == "cpu" && resources.gpus > 0) {
-    throw UsageError("num_gpus: got " + std::to_string(resources.gpus) +
-                     " with device cpu, expected 0: they would stand idle");
-  }
-  if (resources.gpu_memory_mb && resources.gpus == 0) {
-    throw UsageError("memory_gpus: got " + std::to_string(*resources.gpu_memory_mb) +
-                     " with num_gpus 0, expected at least one GPU");
-  }
+  };
+  need(settings.script_path, "script_path is missing, expected the path of a program");
+  need(settings.out_dir, "out_dir is missing, expected the path of a folder");
+  return settings;
 }
 
 Settings read_settings(const std::string& file) {
@@ -152,10 +442,8 @@ Settings read_settings(const std::string& file) {
     throw UsageError("cannot read " + quote_path(file) + ": " +
                      std::generic_category().message(errno) + ", expected a settings file");
   }
-  std::string text;
-  constexpr std::size_t kEnough = (std::size_t{1} << 20) + 1;  // what is longer is refused anyway
-  text.resize(kEnough);
-  stream.read(text.data(), static_cast<std::streamsize>(kEnough));
+  std::string text(kMostBytes + 1, '\0');  // what is longer is refused anyway
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(stream.gcount()));
   const fs::path folder = fs::absolute(file, error).lexically_normal().parent_path();
   if (error) {
@@ -164,8 +452,58 @@ Settings read_settings(const std::string& file) {
   return parse_settings(file, text, folder.string());
 }
 
-std::string read_out_dir(const std::string& file) {
-  return read_settings(file).out_dir;
+std::int64_t parse_time(const std::string& name, const std::string& text) {
+  static const std::regex kTime("(?:(\\d{1,4})-)?(\\d{2,4}):(\\d\\d):(\\d\\d)");
+  static const std::regex kNumbers("(\\d+)(:\\d+)?");
+  const auto refuse_time = [&](const std::string& hint) {
+    refuse_value(name, quote(text), "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00" + hint);
+  };
+  std::smatch parts;
+  if (matches(text, parts, kNumbers)) {
+    refuse_time(parts[2].matched ? " (Slurm reads this as MM:SS, others as HH:MM)"
+                                 : " (a number alone is minutes to Slurm, seconds to others)");
+  }
+  if (!matches(text, parts, kTime)) {
+    refuse_time("");
+  }
+  const auto number = [&parts](std::size_t i) {
+    return parts[i].matched ? std::int64_t{std::stoi(parts[i].str())} : 0;
+  };
+  const bool has_days = parts[1].matched;
+  if (number(3) > 59 || number(4) > 59 || (has_days && number(2) > 23)) {
+    refuse_time(" (at most 59 minutes and seconds, and 23 hours after days)");
+  }
+  const std::int64_t seconds = ((number(1) * 24 + number(2)) * 60 + number(3)) * 60 + number(4);
+  if (seconds == 0) {
+    refuse_time(" (not zero)");
+  }
+  return seconds;
+}
+
+void check_name(const std::string& name, const std::string& text, std::string_view others) {
+  constexpr std::size_t kLongest = 256;
+  const bool starts_well = !text.empty() && (is_plain(text.substr(0, 1), "_[(") || text[0] == '*');
+  if (text.size() > kLongest || !starts_well || !is_plain(text, others)) {
+    std::string allowed;
+    for (const char c : others) {
+      allowed += std::string(" ") + c;
+    }
+    refuse_value(name, quote_bytes(text), "a name of letters, digits and" + allowed);
+  }
+}
+
+void check_path(const std::string& name, const std::string& path) {
+  check_text(name, path);
+  const std::string_view blanks = " \t";
+  const bool blank_end = blanks.find(path.front()) != std::string_view::npos ||
+                         blanks.find(path.back()) != std::string_view::npos;
+  if (blank_end || path.find('\t') != std::string::npos) {
+    throw UsageError(name + ": got " + quote_bytes(path) + ", expected a path without " +
+                     (blank_end ? "blanks at its ends" : "tabs"));
+  }
+  if (path.size() > 2000) {
+    refuse_value(name, std::to_string(path.size()) + " bytes", "a path of at most 2000");
+  }
 }
 
 }  // namespace ddp::submit

@@ -35,6 +35,9 @@ struct Settings {
   Resources resources;
 };
 
+/// Reads the part of YAML that settings need. Nothing is converted behind the reader's back: "010",
+/// "yes" and "1:30" are refused where a number or a text is asked for, and so are anchors, aliases,
+/// tags, merge keys, keys given twice, more than one document, 1 MiB or 8 levels.
 /// @param file    named in the messages, which say file:line:column, the key, its value and what
 ///                was expected
 /// @param folder  absolute, where relative paths start
@@ -44,19 +47,9 @@ Settings parse_settings(const std::string& file, std::string_view text, const st
 /// @throws UsageError also if the file cannot be read
 Settings read_settings(const std::string& file);
 
-/// Only the out_dir of a settings file, for what comes after a submission.
-std::string read_out_dir(const std::string& file);
-
 /// "12:00:00" or "1-06:00:00", in seconds.
 /// @throws UsageError starting with `name`
-std::int64_t parse_time(const std::string& name, std::string_view text);
-
-/// "1-06:00:00"
-std::string format_time(std::int64_t seconds);
-
-/// Checks that hold for the whole, whatever came from the file or from the command line.
-/// @throws UsageError
-void check_settings(const Settings& settings);
+std::int64_t parse_time(const std::string& name, const std::string& text);
 
 /// An account, a partition or a constraint: letters, digits and `others`.
 /// @throws UsageError starting with `name`
@@ -69,9 +62,6 @@ inline constexpr std::string_view kConstraintOthers = "_.-,|&*[]()";
 /// at its ends.
 /// @throws UsageError starting with `name`
 void check_path(const std::string& name, const std::string& path);
-
-/// @throws UsageError unless `path` is a file that may be executed
-void check_program(const std::string& name, const std::string& path);
 
 inline constexpr int kMostNodes = 65536;
 inline constexpr int kMostGpus = 1024;  // of one node

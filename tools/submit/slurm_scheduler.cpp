@@ -1,12 +1,10 @@
-// tools/submit/slurm_scheduler.cpp - what Slurm says about jobs.
+// tools/submit/slurm_scheduler.cpp - what Slurm's controller and accounting say about jobs.
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <filesystem>
+#include <regex>
 #include <system_error>
-#include <utility>
 
-#include "tools/submit/command.hpp"
+#include "tools/submit/process.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/submission_file.hpp"
 #include "tools/submit/text.hpp"
@@ -14,48 +12,46 @@
 namespace ddp::submit {
 namespace {
 
-constexpr std::string_view kDigits = "0123456789";
-
-struct QueueLine {
-  std::string id;
-  std::string state;
-  std::string reason;
-  std::string comment;
-};
-
+/// All of this user's jobs that the controller still knows, over or not: id, state, reason,
+/// comment.
 struct Queue {
-  std::vector<QueueLine> lines;
+  std::vector<std::vector<std::string>> lines;
   std::string unreachable;
 };
 
-/// All of this user's jobs that the controller still knows, over or not.
 Queue ask_queue() {
   const CommandResult squeue =
       run_command({"squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%k"});
   Queue queue;
   queue.unreachable = squeue.failure;
-  if (squeue.ok()) {
-    for (const std::string& line : split(squeue.out, '\n', squeue.out.size() + 1)) {
-      std::vector<std::string> parts = split(line, '|', 4);
-      if (parts.size() == 4) {
-        queue.lines.push_back(
-            {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])});
-      }
+  for (const std::string& line : split(squeue.ok() ? squeue.out : "", '\n')) {
+    if (std::vector<std::string> parts = split(line, '|', 4); parts.size() == 4) {
+      queue.lines.push_back(std::move(parts));
     }
   }
   return queue;
 }
 
-/// An id may have the cluster behind a semicolon, as sbatch prints it.
-std::string number_of(const std::string& id) {
-  return id.substr(0, id.find(';'));
-}
-
-std::optional<int> to_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional<int>(value)
-                                                                  : std::nullopt;
+/// Slurm's word for a job's state. @param reason of the state, as squeue prints it
+Finding slurm_finding(const std::string& state, const std::string& reason) {
+  static const std::map<std::string, JobState> kStates = {
+      {"PENDING", JobState::kPending},    {"CONFIGURING", JobState::kPending},
+      {"REQUEUED", JobState::kPending},   {"REQUEUE_FED", JobState::kPending},
+      {"REQUEUE_HOLD", JobState::kHeld},  {"SPECIAL_EXIT", JobState::kHeld},
+      {"RESV_DEL_HOLD", JobState::kHeld}, {"RUNNING", JobState::kRunning},
+      {"COMPLETING", JobState::kRunning}, {"SUSPENDED", JobState::kRunning},
+      {"STOPPED", JobState::kRunning},    {"SIGNALING", JobState::kRunning},
+      {"COMPLETED", JobState::kDone},     {"CANCELLED", JobState::kCancelled},
+  };
+  const auto found = kStates.find(state);
+  if (found == kStates.end()) {
+    return {JobState::kFailed, std::nullopt, "Slurm says " + state};
+  }
+  const JobState known = found->second;
+  const bool waits = known == JobState::kPending || known == JobState::kHeld;
+  return {waits && reason.starts_with("JobHeld") ? JobState::kHeld : known,
+          known == JobState::kDone ? std::optional<int>(0) : std::nullopt,
+          waits && reason != "None" ? reason : ""};
 }
 
 using ById = std::map<std::string, const Job*>;
@@ -68,85 +64,41 @@ void ask_accounting(const ById& jobs, Answer& answer) {
   }
   const CommandResult sacct = run_command({"sacct", "--noheader", "--parsable2", "--allocations",
                                            "--format=JobIDRaw,State,ExitCode", "--jobs=" + ids});
-  if (!sacct.ok()) {
-    return;
-  }
-  for (const std::string& line : split(sacct.out, '\n', sacct.out.size() + 1)) {
+  for (const std::string& line : split(sacct.ok() ? sacct.out : "", '\n')) {
     const std::vector<std::string> parts = split(line, '|', 3);
     const auto found = jobs.find(parts[0]);
-    if (parts.size() != 3 || found == jobs.end()) {
-      continue;
+    if (parts.size() == 3 && found != jobs.end()) {
+      // "CANCELLED by 1000", "1:0" is code and signal.
+      Finding finding = slurm_finding(split(parts[1], ' ', 2)[0], "");
+      if (finding.state == JobState::kFailed || finding.state == JobState::kDone) {
+        finding.exit_code = to_int(split(parts[2], ':', 2)[0]);
+      }
+      answer.findings[found->second->request.index] = finding;
     }
-    // "CANCELLED by 1000", "1:0" is code and signal.
-    Finding finding = slurm_finding(split(parts[1], ' ', 2)[0], "");
-    const std::vector<std::string> code = split(parts[2], ':', 2);
-    if (finding.state == JobState::kFailed || finding.state == JobState::kDone) {
-      finding.exit_code = to_int(code[0]);
-    }
-    answer.findings[found->second->request.index] = finding;
   }
 }
 
 /// What the job's own script has written down.
 std::optional<int> own_exit_code(const Job& job, const std::string& out_dir) {
-  const std::string path =
-      out_dir + "/" + job.request.folder + "/" + job_files(job.request, job.attempt).exit_code;
-  const std::optional<std::string> text = read_text(path);
-  if (!text) {
-    return std::nullopt;
-  }
-  const std::vector<std::string> words = split(text->substr(0, text->find('\n')), ' ', 2);
-  return words.size() == 2 && words[0] == number_of(job.id) ? to_int(words[1]) : std::nullopt;
+  const std::optional<std::string> text =
+      read_text(out_dir + "/" + job.request.folder + "/" + job_files(job.request, 1).exit_code);
+  const std::vector<std::string> words = split(split(text.value_or(""), '\n')[0], ' ', 2);
+  const bool is_its = words.size() == 2 && words[0] == slurm_number(job.attempt.id);
+  return is_its ? to_int(words[1]) : std::nullopt;
 }
 
 }  // namespace
 
-std::optional<std::string> parse_slurm_id(std::string_view out) {
-  // "1234" or, on a federation, "1234;cluster"
-  const std::string_view line = out.substr(0, out.find('\n'));
-  const std::string_view number = line.substr(0, line.find_first_not_of(kDigits));
-  std::string_view cluster = line.substr(number.size());
-  const bool named = !cluster.empty();
-  const bool ends_well = out.size() <= line.size() + 1;
-  if (named) {
-    cluster.remove_prefix(1);
-  }
-  const bool formed =
-      !number.empty() && number.front() != '0' && ends_well &&
-      (!named || (line[number.size()] == ';' && !cluster.empty() && is_plain(cluster, "_.-")));
-  return formed ? std::optional<std::string>(line) : std::nullopt;
+std::string slurm_number(const std::string& id) {
+  return id.substr(0, id.find(';'));
 }
 
-Finding slurm_finding(std::string_view state, const std::string& reason) {
-  static constexpr std::array<std::pair<std::string_view, JobState>, 14> kStates = {{
-      {"PENDING", JobState::kPending},
-      {"CONFIGURING", JobState::kPending},
-      {"REQUEUED", JobState::kPending},
-      {"REQUEUE_FED", JobState::kPending},
-      {"REQUEUE_HOLD", JobState::kHeld},
-      {"SPECIAL_EXIT", JobState::kHeld},
-      {"RESV_DEL_HOLD", JobState::kHeld},
-      {"RUNNING", JobState::kRunning},
-      {"COMPLETING", JobState::kRunning},
-      {"SUSPENDED", JobState::kRunning},
-      {"STOPPED", JobState::kRunning},
-      {"SIGNALING", JobState::kRunning},
-      {"COMPLETED", JobState::kDone},
-      {"CANCELLED", JobState::kCancelled},
-  }};
-  for (const auto& [name, known] : kStates) {
-    if (name == state) {
-      const bool is_held = known == JobState::kPending && reason.starts_with("JobHeld");
-      const bool waits = known == JobState::kPending || known == JobState::kHeld;
-      Finding finding = {is_held ? JobState::kHeld : known, std::nullopt,
-                         waits && reason != "None" ? reason : ""};
-      if (known == JobState::kDone) {
-        finding.exit_code = 0;
-      }
-      return finding;
-    }
-  }
-  return {JobState::kFailed, std::nullopt, "Slurm says " + std::string(state)};
+std::optional<std::string> parse_slurm_id(const std::string& out) {
+  // "1234" or, on a federation, "1234;cluster"
+  static const std::regex kId("([1-9]\\d*(;[\\w.-]+)?)\n?");
+  std::smatch parts;
+  const bool is_all = out.size() < 200 && std::regex_match(out, parts, kId);
+  return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
 }
 
 Answer ask_slurm(const std::vector<const Job*>& jobs, const std::string& out_dir) {
@@ -155,18 +107,16 @@ Answer ask_slurm(const std::vector<const Job*>& jobs, const std::string& out_dir
   answer.unreachable = queue.unreachable;
   ById missing;
   for (const Job* const job : jobs) {
-    missing[number_of(job->id)] = job;
+    missing[slurm_number(job->attempt.id)] = job;
   }
-  for (const QueueLine& line : queue.lines) {
-    const auto found = missing.find(line.id);
-    if (found == missing.end()) {
-      continue;
-    }
-    const Finding finding = slurm_finding(line.state, line.reason);
-    answer.findings[found->second->request.index] = finding;
-    // squeue does not tell the exit code.
-    if (finding.state != JobState::kFailed) {
-      missing.erase(found);
+  for (const std::vector<std::string>& line : queue.lines) {
+    if (const auto found = missing.find(line[0]); found != missing.end()) {
+      const Finding finding = slurm_finding(line[1], line[2]);
+      answer.findings[found->second->request.index] = finding;
+      // squeue does not tell the exit code.
+      if (finding.state != JobState::kFailed) {
+        missing.erase(found);
+      }
     }
   }
   if (!missing.empty() && queue.unreachable.empty()) {
@@ -193,28 +143,23 @@ Answer ask_slurm(const std::vector<const Job*>& jobs, const std::string& out_dir
 
 Search find_in_slurm(const Job& job, const std::string& out_dir) {
   const Queue queue = ask_queue();
-  for (const QueueLine& line : queue.lines) {
-    if (line.comment == job.token) {
-      return {line.id, ""};
+  for (const std::vector<std::string>& line : queue.lines) {
+    if (line[3] == job.attempt.token) {
+      return {line[0], ""};
     }
   }
   // It may be over and forgotten: then its output is there, under a name with the id.
   std::error_code error;
   for (const auto& entry :
        std::filesystem::directory_iterator(out_dir + "/" + job.request.folder, error)) {
-    constexpr std::string_view kStart = "job-";
-    constexpr std::string_view kEnd = ".out";
+    static const std::regex kOutput("job-(\\d+)\\.out");
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kStart) || !name.ends_with(kEnd) ||
-        name.size() <= kStart.size() + kEnd.size()) {
-      continue;
-    }
-    const std::string id = name.substr(kStart.size(), name.size() - kStart.size() - kEnd.size());
-    const bool is_earlier =
-        std::any_of(job.earlier_ids.begin(), job.earlier_ids.end(),
-                    [&id](const std::string& earlier) { return number_of(earlier) == id; });
-    if (id.find_first_not_of(kDigits) == std::string::npos && !is_earlier) {
-      return {id, ""};
+    std::smatch parts;
+    const auto is_its = [&parts](const std::string& id) { return slurm_number(id) == parts[1]; };
+    const std::vector<std::string>& earlier = job.attempt.earlier_ids;
+    if (std::regex_match(name, parts, kOutput) &&
+        std::none_of(earlier.begin(), earlier.end(), is_its)) {
+      return {parts[1], ""};
     }
   }
   return {"", queue.unreachable};

@@ -1,8 +1,6 @@
 // tools/submit/state.hpp - which jobs an out_dir has, on disk, whatever happens to this program.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,29 +8,27 @@
 
 namespace ddp::submit {
 
-/// The file out_dir/submissions.jsonl: one event per line, only ever appended to, each line on the
-/// disk (fsync) before anything follows from it.
+/// Note [No locks]: A call of submit with new jobs makes one folder, whose name is the number of
+/// its first job, and each attempt to have a job run is one file in it:
 ///
-/// Note [Write-ahead]: that a job is about to be submitted is written before the scheduler is
-/// asked, its id after the scheduler has answered. So after a crash a job is either not submitted,
-/// or recorded, or "submitting": then the scheduler is asked for a job with its token. The lock
-/// makes that safe: it is inherited by the command that submits, so whoever gets it knows that no
-/// submission is under way any more, even if the program that started it was killed. A line that
-/// was cut off by a crash is dropped: nothing has followed from it.
-class StateFile {
+///     out_dir/submissions/0/jobs.json     what was asked for: jobs 0 to 3, say; never changes
+///     out_dir/submissions/0/2.1.json      how far the first attempt of job 2 has come
+///     out_dir/submissions/4/jobs.json     jobs 4 and up
+///
+/// Folders and files appear whole or not at all (files.hpp). A folder that takes its name plans all
+/// of its jobs; of two that want the same numbers, one fails and takes the next. The file of an
+/// attempt is there before the scheduler is asked: whoever makes it submits the job, and nobody
+/// else does; its changes replace it. So readers wait for nobody, and no file system needs locks.
+///
+/// An attempt that is "submitting" is looked for in the scheduler, by its token, once it is known
+/// that no process hands it over any more: see presence.hpp, and refresh() in handover.hpp.
+class State {
  public:
-  enum class Access {
-    kRead,  ///< the file must be there; nothing is created or locked
-    kWrite,  ///< locked against others; folder and file are made if need be
-  };
+  /// Reads what is there, which may be nothing yet.
+  /// @throws UsageError if it is damaged, or of an earlier version
+  explicit State(const std::string& out_dir);
 
-  /// @throws UsageError if there is no state to read or what is there is no state,
-  ///         TransientError if another program holds the lock too long
-  StateFile(const std::string& out_dir, Access access);
-  ~StateFile();
-  StateFile(const StateFile&) = delete;
-  StateFile& operator=(const StateFile&) = delete;
-
+  /// Whether anything was ever submitted there.
   static bool exists(const std::string& out_dir);
 
   const std::string& out_dir() const { return out_dir_; }
@@ -44,30 +40,30 @@ class StateFile {
   std::string token(int index, int attempt) const;
 
   /// Records jobs that will be submitted, all of them or none.
-  void plan(const std::vector<JobRequest>& requests);
-  void submitting(int index, const std::string& token);
-  void submitted(int index, const std::string& id);
-  /// The scheduler did not take it.
-  void refused(int index, const std::string& reason);
-  /// What became of it; nothing is written if that is known already.
-  void update(int index, JobState state, std::optional<int> exit_code, const std::string& reason);
+  /// @return false if another submit took these numbers: read the state anew
+  /// @throws UsageError if the out_dir cannot be written
+  bool plan(const std::vector<JobRequest>& requests);
 
-  /// The lock, for a child that submits: see Note [Write-ahead].
-  int lock_fd() const { return lock_fd_; }
+  /// Begins the next attempt of a job. Only who gets true may have it run.
+  /// @param id of the process that runs it, if it is local
+  bool begin(int index, const Finding& finding, const std::string& id = "");
+  /// What has become of the latest attempt. Nothing is written if that is known already, or if
+  /// others have written meanwhile: then their word counts.
+  void update(int index, const Finding& finding);
+  void submitted(int index, const std::string& id);
+
+  /// What others have written meanwhile about one job.
+  const Job& read_again(int index);
 
  private:
-  void take_lock();
-  void read_all(bool repair);
-  void apply(const std::string& line, std::size_t number);
-  void apply_event(const nlohmann::json& event);
-  void append(const nlohmann::ordered_json& event);
+  void read_submission(int first);
+  std::string attempt_path(int index, int attempt) const;
+  void write_attempt(int index, const Attempt& attempt);
 
   std::string out_dir_;
-  std::string path_;
   std::string id_;
+  std::vector<int> firsts_;  ///< numbers of the folders, ascending
   std::vector<Job> jobs_;
-  int lock_fd_ = -1;
-  int fd_ = -1;
 };
 
 }  // namespace ddp::submit

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tools/submit/job.hpp"
 
@@ -29,7 +30,13 @@ std::string condor_file(const JobRequest& job, const std::string& out_dir, int a
 std::string slurm_file(const JobRequest& job, const std::string& out_dir, int attempt,
                        const std::string& token);
 
-/// Where the file goes: for a single job into out_dir itself.
+/// Of the job's scheduler, which is not local.
+std::string submission_text(const JobRequest& job, const std::string& out_dir, int attempt,
+                            const std::string& token);
+
+/// "submission_file.sub" or "submission_file.sbatch"
+std::string submission_name(const JobRequest& job);
+/// In the job's own folder: no other submission writes there.
 std::string submission_path(const JobRequest& job, const std::string& out_dir);
 
 /// What hands it over. The scheduler's answer on standard output is the job's id, nothing else.

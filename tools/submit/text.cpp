@@ -1,9 +1,13 @@
+// tools/submit/text.cpp - small things about text: UTF-8, messages, near misses, words.
 #include "tools/submit/text.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 
-#include "common/base/parse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::submit {
 namespace {
@@ -26,8 +30,10 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-bool is_control(unsigned char byte) {
-  return byte < 0x20 || byte == 0x7f;
+/// Bytes of `text` that can be shown: one character, or 0 for a control character or no UTF-8.
+std::size_t readable_length(std::string_view text) {
+  const auto byte = static_cast<unsigned char>(text.front());
+  return byte < 0x20 || byte == 0x7f ? 0 : utf8_length(text);
 }
 
 }  // namespace
@@ -57,54 +63,48 @@ std::size_t utf8_length(std::string_view text) {
   return overlong || surrogate || code > 0x10ffff ? 0 : length;
 }
 
-bool is_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (length == 0) {
-      return false;
-    }
-    text.remove_prefix(length);
-  }
-  return true;
-}
-
 std::string quote_bytes(std::string_view text) {
   constexpr std::size_t kLongest = 200;
   constexpr std::string_view kHexDigits = "0123456789abcdef";
   std::string quoted = "\"";
   std::size_t i = 0;
   while (i < text.size() && i < kLongest) {
-    const std::size_t length = utf8_length(text.substr(i));
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (length == 0 || is_control(byte)) {
-      quoted += {'\\', 'x', kHexDigits[byte >> 4U], kHexDigits[byte & 15U]};
-      ++i;
-    } else {
+    if (const std::size_t length = readable_length(text.substr(i)); length > 0) {
       quoted += text.substr(i, length);
       i += length;
+    } else {
+      const auto byte = static_cast<unsigned char>(text[i++]);
+      quoted += {'\\', 'x', kHexDigits[byte >> 4U], kHexDigits[byte & 15U]};
     }
   }
   return quoted + (i < text.size() ? "...\"" : "\"");
 }
 
 std::string quote_path(const std::string& path) {
-  const bool readable = is_utf8(path) && std::none_of(path.begin(), path.end(), [](char c) {
-                          return is_control(static_cast<unsigned char>(c));
-                        });
-  return readable ? path : quote_bytes(path);
+  for (std::string_view rest = path; !rest.empty();) {
+    const std::size_t length = readable_length(rest);
+    if (length == 0) {
+      return quote_bytes(path);
+    }
+    rest.remove_prefix(length);
+  }
+  return path;
+}
+
+void refuse_value(const std::string& name, const std::string& got, const std::string& expected) {
+  throw UsageError(name + ": got " + got + ", expected " + expected);
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  std::string lower = word;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c == '-' ? '_' : c;
-  });
+  const auto spelled = [](const std::string& text) {
+    std::string result = lower_case(text);
+    std::replace(result.begin(), result.end(), '-', '_');
+    return result;
+  };
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : known) {
-    std::string spelled = candidate;
-    std::replace(spelled.begin(), spelled.end(), '-', '_');
-    const std::size_t distance = edit_distance(lower, spelled);
+    const std::size_t distance = edit_distance(spelled(word), spelled(candidate));
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;
@@ -126,6 +126,44 @@ bool is_plain(std::string_view text, std::string_view others) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            others.find(c) != std::string_view::npos;
   });
+}
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return lower;
+}
+
+std::optional<int> to_int(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole ? std::optional<int>(value) : std::nullopt;
+}
+
+std::vector<std::string> split(std::string_view text, char separator, std::size_t most_parts) {
+  std::vector<std::string> parts;
+  for (std::size_t end;
+       parts.size() + 1 < most_parts && (end = text.find(separator)) != std::string_view::npos;) {
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  parts.emplace_back(text);
+  return parts;
+}
+
+std::optional<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return std::nullopt;
+  }
+  return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 }  // namespace ddp::submit

@@ -1,0 +1,39 @@
+// common/data/step_observer.hpp - what the parts of a training step tell whoever measures it.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstddef>
+
+namespace ddp {
+
+struct Batch;
+
+/// The parts of a step.
+enum class Phase : size_t { kData, kForward, kBackward, kOptimizer };
+inline constexpr size_t kPhases = 4;
+
+/// The loader, the loss and the optimizer know the clock of a training run by this interface only,
+/// and do without one: a loop needs no line for being measured.
+///
+/// In an epoch: begin_epoch(), then for every batch begin_batch(), begin(kForward), add_loss(),
+/// begin(kBackward), begin(kOptimizer) if the batch completes its step, begin(kData), end_batch();
+/// at last end_epoch().
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  /// The loader is about to fetch the first batch.
+  virtual void begin_epoch() = 0;
+  /// The batch is there.
+  virtual void begin_batch(const Batch& batch) = 0;
+  /// The phase before is over.
+  virtual void begin(Phase phase) = 0;
+  /// @param loss scalar, this batch's share of the step's loss, see ddp::loss()
+  virtual void add_loss(const torch::Tensor& loss) = 0;
+  /// All that was to be done with the batch is done: the loader is asked for the next one.
+  virtual void end_batch(const Batch& batch) = 0;
+  /// There is no next one.
+  virtual void end_epoch() = 0;
+};
+
+}  // namespace ddp

@@ -1,0 +1,115 @@
+#include "common/training/training.hpp"
+
+#include <string>
+#include <utility>
+
+#include "common/base/exit_codes.hpp"
+#include "common/launch/stop_request.hpp"
+
+namespace ddp {
+
+Training::Training(const Options& options, const LaunchEnvironment& launch, const Dataset& dataset,
+                   DataLoader& loader, Mlp model, Optimizer& optimizer,
+                   std::vector<torch::Device> devices)
+    : options_(options),
+      launch_(launch),
+      dataset_(dataset),
+      loader_(loader),
+      optimizer_(optimizer),
+      process_group_(find_default_process_group()),
+      log_(options, model, model->parameters().front().device(), process_group_),
+      snapshot_(options, launch, dataset, *model, optimizer) {
+  if (options.speedup != "none") {
+    if (devices.empty()) {
+      devices.push_back(model->parameters().front().device());
+    }
+    fused_step_ = std::make_unique<FusedStep>(options, std::move(model), devices, process_group_,
+                                              [this] { optimizer_.fused_step(); });
+  }
+  loader_.set_observer(this);
+  optimizer_.set_observer(this);
+  watch_for_stop_request();
+}
+
+Training::~Training() {
+  loader_.set_observer(nullptr);
+  optimizer_.set_observer(nullptr);
+}
+
+void Training::begin_batch(const Batch& batch) {
+  const bool accumulates = !batch.completes_step;
+  optimizer_.set_accumulating(accumulates);
+  if (process_group_ != nullptr) {
+    process_group_->set_accumulating(accumulates);
+  }
+}
+
+Training::Epochs Training::epochs() {
+  set_epoch(snapshot_.load(process_group_));
+  if (fused_step_ != nullptr) {
+    train_by_fused_step();
+  }
+  return Epochs(*this);
+}
+
+Training::Epochs& Training::Epochs::operator++() {
+  training_.finish_epoch();
+  return *this;
+}
+
+bool Training::Epochs::operator!=(std::nullptr_t) const {
+  return training_.epoch_ < training_.options_.total_epochs;
+}
+
+void Training::set_epoch(int64_t epoch) {
+  epoch_ = epoch;
+  optimizer_.set_epoch(epoch);
+  log_.set_epoch(epoch);
+}
+
+void Training::train_by_fused_step() {
+  for (; epoch_ < options_.total_epochs; finish_epoch()) {
+    loader_.set_epoch(epoch_);
+    for (const Batch& batch : loader_) {
+      fused_step_->run(batch, optimizer_.learning_rate());
+    }
+    if (launch_.rank == 0 && is_due()) {
+      save_snapshot();
+    }
+  }
+}
+
+void Training::save_snapshot() {
+  // The other ranks know by the same arithmetic when to give their parts.
+  TORCH_CHECK(!optimizer_.is_sharded() || is_due(), "Expected --shard-optimizer to save every ",
+              options_.save_every, " epochs, got ", epoch_ + 1);
+  snapshot_.save(epoch_ + 1);
+}
+
+void Training::finish_epoch() {
+  const int64_t epochs_done = epoch_ + 1;
+  const bool stops = log_.stop_asked() && epochs_done < options_.total_epochs;
+  if (launch_.rank != 0) {
+    if (stops || is_due()) {
+      snapshot_.give_parts();
+    }
+  } else if (stops && snapshot_.saved_epochs() != epochs_done) {
+    snapshot_.save(epochs_done);
+  }
+  if (!stops) {
+    set_epoch(epochs_done);
+    return;
+  }
+  if (process_group_ != nullptr) {
+    // Waits for rank 0: a launcher that sees one rank leave may end the others at once.
+    destroy_process_group(*process_group_);
+  }
+  throw Error(ExitCode::kRunAgain,
+              launch_.rank == 0 ? "stopped on request after epoch " + std::to_string(epoch_) +
+                                      " with snapshot " + options_.snapshot +
+                                      "; a restart by the launcher, or --resume auto, goes on from "
+                                      "there"
+                                : "");
+}
+
+}  // namespace ddp

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Holds the order of the folders of common/: a file includes from its own folder or from those below it.
+
+usage: include_order.py [ROOT]
+Also: every folder of common/ is in the order, and stage.hpp is all that a stage's main.cpp includes of common/.
+"""
+import re
+import sys
+from pathlib import Path
+
+# From the bottom to the top; what a name on a line may use stands on the lines before it.
+ORDER = ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"]
+# Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
+WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench/run", "bench/report", "tools"]
+
+
+def included(source):
+    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', source.read_text(), re.MULTILINE)
+
+
+def violations(root):
+    common = root / "common"
+    for folder in sorted(path.name for path in common.iterdir() if path.is_dir()):
+        if folder not in ORDER:
+            yield f"common/{folder}: is not in the order, expected one of {', '.join(ORDER)}"
+    for source in sorted(common.rglob("*.[ch]pp")):
+        name = source.relative_to(root).as_posix()
+        own = name.split("/")[1]
+        for header in included(source):
+            top, _, rest = header.partition("/")
+            if top in ("bench", "tools", "tests"):
+                yield f"{name}: includes {header}, expected nothing from outside common/"
+            if top != "common" or own not in ORDER:
+                continue
+            other = rest.split("/")[0]
+            if other not in ORDER or ORDER.index(other) > ORDER.index(own):
+                yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(ORDER[:ORDER.index(own)])}"
+    for folder in WITHOUT_TORCH:
+        for source in sorted((root / folder).rglob("*.[ch]pp")):
+            for header in included(source):
+                if re.match(r"(torch|ATen|c10)/", header):
+                    yield f"{source.relative_to(root)}: includes {header}, expected no LibTorch in {folder}"
+
+
+def main():
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    found = list(violations(root))
+    for line in found:
+        print(line, file=sys.stderr)
+    print(f"include_order: {len(found)} violations")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py."""
+
+import contextlib
+import io
+import json
+import math
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import unittest
+import xml.dom.minidom
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import pictures  # noqa: E402
+import stage_diffs  # noqa: E402
+import transcripts  # noqa: E402
+
+TWO_RANKS = "build/bin/03_ddp_spawn 50 10 --nprocs 2"
+BY_HAND = "build/bin/03_ddp_spawn_by_hand 50 10 --nprocs 2"
+SUMMARY = "moved 1.40743 | loss 0.0115 | digest e140e1c0f8c962d2 | step 0.040 ms | 1600000 samples/s"
+OUTPUT = ["...", "[CPU0] Epoch 49 | Batchsize: 32 | Steps: 32 | Loss: 0.0108",
+          "[CPU1] Epoch 49 | Batchsize: 32 | Steps: 32 | Loss: 0.0108", SUMMARY]
+
+
+class TemporaryTree(unittest.TestCase):
+    """The scripts work on a tree of the test's own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ddp-pages-test-")
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        (self.root / "docs").mkdir()
+        for module in (stage_diffs, transcripts, pictures):
+            self.addCleanup(setattr, module, "ROOT", module.ROOT)
+            module.ROOT = self.root
+
+    def write(self, path, text):
+        (self.root / path).parent.mkdir(exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def run_quietly(self, function, *arguments):
+        """What it returned, and what it wrote."""
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+            result = function(*arguments)
+        return result, written.getvalue()
+
+
+class Transcripts(TemporaryTree):
+    def page(self, attributes, command, output):
+        return f"<!-- transcript {attributes} -->\n```console\n$ {command}\n" + "".join(f"{line}\n" for line in output) + "```\n"
+
+    def write_pages(self, output=OUTPUT, other_summary=SUMMARY):
+        origin = "All outputs on these pages are from one run."
+        outputs = [(TWO_RANKS, output), (BY_HAND, [other_summary])]
+        self.write("README.md", self.page("lines=3 same_digest=two_ranks same_moved=two_ranks", TWO_RANKS, output) +
+                   f"<!-- transcripts {transcripts.fingerprint(origin, outputs)} -->\n{origin}\n<!-- end of transcripts -->\n")
+        self.write("03_ddp_spawn/README.md",
+                   self.page("lines=1 same_digest=two_ranks same_moved=two_ranks", BY_HAND, [other_summary]))
+
+    def test_an_output_that_can_be_true_passes(self):
+        self.assertEqual(transcripts.wrong_output(TWO_RANKS, OUTPUT, 3), [])
+        self.write_pages()
+        self.assertEqual(transcripts.wrong_pages(), [])
+
+    def test_an_output_that_cannot_be_true_is_seen(self):
+        for what, output in {
+            "no output": [],
+            "another batch": [*OUTPUT[:3], SUMMARY.replace("1600000", "800000")],
+            "NaN": [*OUTPUT[:3], SUMMARY.replace("0.0115", "nan")],
+            "NaN as a step": [*OUTPUT[:3], SUMMARY.replace("0.040", "nan")],
+            "NaN in a log line": [OUTPUT[0], OUTPUT[1].replace("0.0108", "nan"), *OUTPUT[2:]],
+            "infinite": [*OUTPUT[:3], SUMMARY.replace("1.40743", "inf")],
+            "no number": [*OUTPUT[:3], SUMMARY.replace("1.40743", "far")],
+            "ranks out of order": [OUTPUT[0], OUTPUT[2], OUTPUT[1], SUMMARY],
+            "a line twice": [OUTPUT[0], OUTPUT[1], OUTPUT[1], SUMMARY],
+            "summary first": [OUTPUT[0], SUMMARY, OUTPUT[1], OUTPUT[2]],
+            "another batch in the log": [OUTPUT[0], OUTPUT[1].replace(": 32 | Steps", ": 64 | Steps"), *OUTPUT[2:]],
+            "too many lines": [OUTPUT[0], OUTPUT[1].replace("49", "48"), *OUTPUT[1:]],
+            "something else": [OUTPUT[0], "Segmentation fault", SUMMARY],
+        }.items():
+            with self.subTest(what):
+                self.assertNotEqual(transcripts.wrong_output(TWO_RANKS, output, 3), [])
+
+    def test_the_batch_is_that_of_the_command(self):
+        for command, batch in {
+            "build/bin/01_single_gpu 50 10": 32,
+            "build/bin/02_data_parallel 50 10 --nprocs 2": 32,
+            TWO_RANKS: 64,
+            TWO_RANKS + " --global-batch 32": 32,
+            "mpirun -np 3 build/bin/04_ddp_launcher 50 10 --batch_size 16": 48,
+            "torchrun --standalone --nproc_per_node=2 --no-python build/bin/04_ddp_launcher 50 10": 64,
+            "torchrun --nnodes=2 --node_rank=0 --no-python build/bin/05_multinode 50 10": 64,
+        }.items():
+            with self.subTest(command):
+                self.assertEqual(transcripts.batch_of(command), batch)
+
+    def test_ranks_are_shown_in_order_however_they_were_printed(self):
+        printed = ["[CPU1] Epoch 48 | Batchsize: 32 | Steps: 32 | Loss: 0.0108", OUTPUT[2], SUMMARY, OUTPUT[1]]
+        self.assertEqual(transcripts.shown_lines(printed, 3), OUTPUT)
+        with self.assertRaises(ValueError):
+            transcripts.shown_lines(OUTPUT[1:3], 3)
+
+    def test_a_page_of_another_run_is_seen(self):
+        for what, change in {
+            "a number": (SUMMARY.replace("0.0115", "0.0116"), SUMMARY),
+            "the fingerprint": ("<!-- transcripts ", "<!-- transcripts 0"),
+            "when it was": ("from one run", "from one good run"),
+            "an output without a marker": ("<!-- transcripts ", f"```console\n$ {TWO_RANKS}\n{SUMMARY}\n```\n<!-- transcripts "),
+        }.items():
+            with self.subTest(what):
+                self.write_pages()
+                readme = self.root / "README.md"
+                before = readme.read_text()
+                readme.write_text(before.replace(change[1], change[0]) if what == "a number" else before.replace(*change))
+                self.assertNotEqual(readme.read_text(), before)
+                self.assertNotEqual(transcripts.wrong_pages(), [])
+
+    def test_another_digest_or_distance_is_seen(self):
+        for other in (SUMMARY.replace("e140", "e141"), SUMMARY.replace("1.40743", "1.40843")):
+            self.write_pages(other_summary=other)
+            self.assertEqual(len(transcripts.wrong_pages()), 1)
+        self.write_pages(other_summary=SUMMARY.replace("1.40743", "1.40744"))
+        self.assertEqual(transcripts.wrong_pages(), [])
+
+    def test_a_command_over_several_lines_is_one(self):
+        self.assertEqual(list(transcripts.commands("$ a --b \\\n    --c\nout\n$ d\n")), [("a --b --c", ["out"]), ("d", [])])
+
+
+class StageDiffs(TemporaryTree):
+    def setUp(self):
+        super().setUp()
+        for after, before, _ in stage_diffs.DIFFS:
+            for path in (after, before):
+                self.write(path, "// A stage.\n#include \"common/stage.hpp\"\nint a;\nint b;\nint c;\nint d;\nint e;\nint f;\n")
+        self.stage = self.root / "02_data_parallel/main.cpp"
+        self.write("README.md", "")
+
+    def complaints(self):
+        return self.run_quietly(stage_diffs.wrong_stages)[0]
+
+    def test_a_short_stage_with_a_small_diff_passes(self):
+        self.assertEqual(self.complaints(), [])
+
+    def test_a_long_stage_a_large_diff_and_a_word_are_seen(self):
+        text = self.stage.read_text()
+        for what, added in {"lines": "int x;\n" * 65, "diff": "int x;\n" * 9, "word": "fused();\n", "ifdef": "#ifdef X\n"}.items():
+            with self.subTest(what):
+                self.stage.write_text(text + added)
+                self.assertNotEqual(self.complaints(), [])
+        self.stage.write_text(text)
+        self.write(stage_diffs.MAY_NAME_THEM, text + "completes_step();\n")
+        self.assertEqual(self.complaints(), [])
+
+    def test_a_hunk_stays_under_its_heading(self):
+        page = self.root / "02_data_parallel/README.md"
+        marker = "<!-- hunk 02_data_parallel/main.cpp: int {} -->\n"
+        page.write_text("# First\n\n" + marker.format("aa") + "\n# Last\n\n" + marker.format("ff"))
+        for text in ("int aa;\nint b;\nint c;\nint d;\nint e;\nint ff;\n", "int aa;\nint new;\nint b;\nint c;\nint d;\nint e;\nint ff;\n"):
+            self.stage.write_text("// A stage.\n#include \"common/stage.hpp\"\n" + text)
+            _, expected, complaints = stage_diffs.update_page(page)
+            self.assertEqual(complaints, [])
+            self.assertNotEqual(page.read_text(), expected)
+            page.write_text(expected)
+            first, last = expected.split("# Last")
+            self.assertIn("+int aa;", first)
+            self.assertIn("+int ff;", last)
+
+    def test_a_hunk_without_or_with_two_places_is_seen(self):
+        page = self.root / "02_data_parallel/README.md"
+        self.stage.write_text(self.stage.read_text().replace("int a;", "int aa;"))
+        for count in (0, 2):
+            page.write_text("<!-- hunk 02_data_parallel/main.cpp: int aa -->\n" * count)
+            self.assertNotEqual(stage_diffs.update_page(page)[2], [])
+        page.write_text("<!-- hunk 02_data_parallel/main.cpp: int zz -->\n")
+        self.assertNotEqual(stage_diffs.update_page(page)[2], [])
+
+
+class Pictures(TemporaryTree):
+    def setUp(self):
+        super().setUp()
+        for stage in ROOT.glob("0?_*"):
+            shutil.copytree(stage, self.root / stage.name)
+        self.document = json.loads((ROOT / "tests/support/full_report.json").read_text())
+        self.failed = [run for run in self.runs() if run["error"]]
+        self.document["ddp_scaling"]["runs"] = [run for run in self.runs() if not run["error"]]
+
+    def runs(self):
+        return self.document["ddp_scaling"]["runs"]
+
+    def test_it_shows_the_stages_and_the_reports_numbers(self):
+        svg = pictures.picture(self.document, pictures.LIGHT)
+        texts = [node.firstChild.data for node in xml.dom.minidom.parseString(svg).getElementsByTagName("text")]
+        for stage, _ in pictures.STAGES:
+            self.assertIn(stage, texts)
+        self.assertIn("2.29", texts)  # of stage 03 at 4 ranks
+        self.assertEqual(texts.count("not measured"), 3)
+        between = stage_diffs.changed_code_lines("03_ddp_spawn/main.cpp", "04_ddp_launcher/main.cpp")
+        self.assertIn(f"{between} lines", texts)
+        self.assertTrue(any("AMD EPYC" in line and "2026-01-02" in line for line in texts))
+
+    def test_a_report_that_says_nothing_is_refused(self):
+        run = next(run for run in self.runs() if run["stage"] == "03_ddp_spawn")
+        for field, value in (("parity", {"ok": False}), ("parity", {"ok": None}), ("error", "exit code 1"),
+                             ("relative_speedup", math.nan), ("relative_speedup", None), ("relative_speedup", 0)):
+            before, run[field] = run[field], value
+            with self.subTest(f"{field} {value}"), self.assertRaises(pictures.Refused):
+                pictures.picture(self.document, pictures.DARK)
+            run[field] = before
+        self.assertTrue(self.failed)
+        self.document["ddp_scaling"]["runs"] += self.failed
+        with self.assertRaises(pictures.Refused):
+            pictures.picture(self.document, pictures.DARK)
+
+    def test_another_picture_is_seen(self):
+        report = self.root / "report.json"
+        report.write_text(json.dumps(self.document))
+        arguments = [str(report)]
+        self.assertEqual(self.run_quietly(pictures.main, ["--check", *arguments])[0], 1)
+        self.assertEqual(pictures.main(arguments), 0)
+        self.assertEqual(pictures.main(["--check", *arguments]), 0)
+        dark = self.root / "docs/stages_dark.svg"
+        dark.write_text(dark.read_text().replace("2.29", "3.29"))
+        self.assertEqual(self.run_quietly(pictures.main, ["--check", *arguments])[0], 1)
+        report.write_text("{")
+        self.assertEqual(self.run_quietly(pictures.main, arguments)[0], 1)
+
+
+class Links(unittest.TestCase):
+    def anchors(self, page):
+        """As GitHub makes them of headings."""
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+    def test_every_link_within_the_repository_leads_somewhere(self):
+        count = 0
+        for page in [*stage_diffs.pages(), *(ROOT / folder / "README.md" for folder in ("bench/peers", "common", "condor", "data", "results"))]:
+            text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+            for link in re.findall(r"\]\(([^)]+)\)", text):
+                if link.startswith("http"):
+                    continue
+                count += 1
+                path, _, anchor = link.partition("#")
+                target = (page.parent / path).resolve() if path else page
+                with self.subTest(f"{page.relative_to(ROOT)}: {link}"):
+                    self.assertTrue(target.exists())
+                    if anchor:
+                        self.assertIn(anchor, self.anchors(target))
+        self.assertGreater(count, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,852 @@
+// submit with schedulers that only pretend: its commands, and the state that survives whatever
+// happens.
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "common/base/exit_codes.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+#include "tools/submit/local_runner.hpp"
+#include "tools/submit/state.hpp"
+#include "tools/submit/submission_file.hpp"
+#include "tools/submit/text.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace ddp::submit;
+using ddp::test::Program;
+using ddp::test::run_program;
+using ddp::test::RunOptions;
+using ddp::test::RunResult;
+using Words = std::vector<std::string>;
+
+std::string read(const fs::path& path) {
+  return read_text(path.string()).value_or("");
+}
+
+void write(const fs::path& path, const std::string& text, bool executable = false) {
+  std::ofstream(path, std::ios::binary) << text;
+  if (executable) {
+    fs::permissions(path, fs::perms::owner_all);
+  }
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Waits at most ten seconds. @return whether it came true
+template <typename Condition>
+bool wait_until(const Condition& condition) {
+  for (int i = 0; i < 1000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return condition();
+}
+
+/// A folder with settings, a program, and schedulers that only pretend.
+class Workplace {
+ public:
+  Workplace() {
+    std::string name = (fs::temp_directory_path() / "ddp-submit-XXXXXX").string();
+    folder_ = fs::canonical(mkdtemp(name.data()));
+    fs::create_directory(folder_ / "bin");
+    // Nothing else is on PATH: this machine may have a scheduler of its own.
+    for (const char* const tool : {"cat", "flock", "mv", "sed", "sleep"}) {
+      const fs::path path = fs::path("/usr/bin") / tool;
+      fs::create_symlink(fs::exists(path) ? path : fs::path("/bin") / tool, folder_ / "bin" / tool);
+    }
+    program("exit 0");
+    settings("");
+  }
+  ~Workplace() { fs::remove_all(folder_); }
+  Workplace(const Workplace&) = delete;
+  Workplace& operator=(const Workplace&) = delete;
+
+  const fs::path& folder() const { return folder_; }
+  fs::path out() const { return folder_ / "out"; }
+  fs::path job(const std::string& name) const { return out() / "jobs" / name; }
+
+  void settings(const std::string& more, const std::string& program = "program") const {
+    write(folder_ / "s.yaml", "script_path: " + program + "\nout_dir: out\n" + more);
+  }
+  void program(const std::string& script, const std::string& name = "program") const {
+    write(folder_ / name, "#!/bin/sh\n" + script + "\n", true);
+  }
+  /// A program that writes its process id into the file `pid` and ends when the file `end` is in
+  /// its folder.
+  void waiting_program() const { program("echo $$ >pid\nwhile ! [ -e end ]; do sleep 0.05; done"); }
+  pid_t wait_for_pid(const std::string& name) const {
+    REQUIRE(wait_until([&] { return contains(read(job(name) / "pid"), "\n"); }));
+    return std::stoi(read(job(name) / "pid"));
+  }
+  void end(const std::string& name) const { write(job(name) / "end", ""); }
+  void tool(const std::string& name, const std::string& script) const {
+    write(folder_ / "bin" / name, "#!/bin/bash\n" + script, true);
+  }
+
+  RunOptions options() const {
+    RunOptions options;
+    options.environment["PATH"] = (folder_ / "bin").string();
+    options.environment["WORKPLACE"] = folder_.string();
+    options.cwd = folder_.string();
+    return options;
+  }
+  static Words argv(const Words& arguments) {
+    Words argv = {std::string(DDP_BIN_DIR) + "/submit"};
+    argv.insert(argv.end(), arguments.begin(), arguments.end());
+    return argv;
+  }
+  static Words with_settings(Words arguments) {
+    arguments.insert(arguments.begin(), {"--settings-file", "s.yaml"});
+    return arguments;
+  }
+  RunResult run(const Words& arguments) const { return run_program(argv(arguments), options()); }
+  RunResult submit(const Words& arguments = {}) const { return run(with_settings(arguments)); }
+  nlohmann::json jobs() const {
+    const RunResult result = run({"list", "--json", "--out-dir", "out"});
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    return nlohmann::json::parse(result.out).at("jobs");
+  }
+  Words states() const {
+    Words states;
+    for (const nlohmann::json& job : jobs()) {
+      states.push_back(job.at("state").get<std::string>());
+    }
+    return states;
+  }
+
+  /// A Slurm that numbers jobs, remembers them with their comments, and knows their states.
+  /// @param trouble shell code that runs in sbatch before ($1 = before) and after taking the job
+  void make_slurm(const std::string& trouble = ":") const {
+    tool("sbatch", R"(trouble() { )" + trouble + R"(; }
+[[ $# == 2 && $1 == --parsable ]] || { echo "unexpected arguments: $*" >&2; exit 9; }
+comment=$(sed -n 's/^#SBATCH --comment=//p' "$2")
+trouble before
+exec 8>"$WORKPLACE/slurm.lock"; flock 8
+id=$(($(cat "$WORKPLACE/slurm.last" 2>/dev/null || echo 100) + 1))
+printf '%s|PENDING|Priority|%s\n' "$id" "$comment" >>"$WORKPLACE/slurm.jobs"
+echo "$id" >"$WORKPLACE/slurm.last"
+flock -u 8
+trouble after
+echo "$id"
+)");
+    tool("squeue", "cat \"$WORKPLACE/slurm.jobs\" 2>/dev/null || true\n");
+    tool("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1\n");
+    tool("scancel", "echo \"$@\" >>\"$WORKPLACE/cancelled\"\n");
+  }
+  /// "id|state|reason|comment" of every job that the pretended Slurm has taken.
+  std::vector<Words> slurm_jobs() const {
+    std::vector<Words> jobs;
+    std::ifstream file(folder_ / "slurm.jobs");
+    for (std::string line; std::getline(file, line);) {
+      jobs.push_back(split(line, '|', 4));
+    }
+    return jobs;
+  }
+  void set_slurm_state(const std::string& id, const std::string& state) const {
+    std::string text;
+    for (const auto& job : slurm_jobs()) {
+      text += job[0] + "|" + (job[0] == id ? state : job[1]) + "|" + job[2] + "|" + job[3] + "\n";
+    }
+    write(folder_ / "slurm.jobs", text);
+  }
+  /// Every job of the state is in Slurm, under the id that the state knows, and no other is.
+  void check_each_is_submitted_once(std::size_t count) const {
+    const nlohmann::json known = jobs();
+    CHECK(known.size() == count);
+    CHECK(slurm_jobs().size() == count);
+    std::set<std::string> numbers;
+    for (const Words& taken : slurm_jobs()) {
+      const std::string number = split(taken[3], '-', 4).at(2);  // submit-ID-JOB-ATTEMPT
+      numbers.insert(number);
+      CHECK(known.at(static_cast<std::size_t>(std::stoi(number))).at("id") == taken[0]);
+    }
+    CHECK(numbers.size() == count);
+    CHECK(states() == Words(count, "pending"));
+  }
+
+ private:
+  fs::path folder_;
+};
+
+}  // namespace
+
+TEST_CASE("submit: killed before every step, no job is lost or doubled", "[submit][crash]") {
+  bool was_killed = true;
+  int step = 0;
+  while (was_killed) {
+    ++step;
+    const Workplace place;
+    place.make_slurm();
+    RunOptions killed = place.options();
+    killed.environment["LD_PRELOAD"] = DDP_KILL_AT;
+    killed.environment["DDP_KILL_AT"] = std::to_string(step);
+    INFO("killed before step " << step);
+    const Words sweep = Workplace::with_settings({"--sweep", "x=1,2"});
+    // Whoever goes on is killed at the same step once, and then may go on to the end.
+    for (int start = 0; start < 3; ++start) {
+      const RunResult list = place.run({"list", "--json", "out"});
+      const bool has_jobs =
+          list.exit_code == 0 && !nlohmann::json::parse(list.out).at("jobs").empty();
+      CHECK((list.exit_code == 0 || contains(list.err, "no submissions in")));
+      const RunResult result =
+          run_program(Workplace::argv(has_jobs ? Words{"resubmit", "--failed", "out"} : sweep),
+                      start < 2 ? killed : place.options());
+      INFO(result.out << result.err);
+      CHECK((result.exit_code == 0 || result.signal == SIGKILL));
+      was_killed = start == 0 ? result.signal == SIGKILL : was_killed;
+    }
+    place.check_each_is_submitted_once(2);
+  }
+  CHECK(step > 25);
+}
+
+TEST_CASE("submit: killed while the scheduler takes the job", "[submit][crash]") {
+  const std::string until_told = "until [[ -e $WORKPLACE/go ]]; do sleep 0.02; done";
+  for (const std::string& trouble :
+       {std::string("[[ $1 == before ]] && { kill -9 $PPID; kill -9 $$; }"),
+        std::string("[[ $1 == after ]] && { kill -9 $PPID; kill -9 $$; }"),
+        // sbatch goes on alone, and takes the job later: nobody may submit it again meanwhile.
+        "[[ $1 == before ]] && { kill -9 $PPID; " + until_told + "; }"}) {
+    const Workplace place;
+    place.make_slurm(trouble);
+    INFO(trouble);
+    // The shell stays, and with it sbatch.
+    const std::string line =
+        Workplace::argv({})[0] +
+        " --settings-file s.yaml >/dev/null 2>&1; echo ended with $?; exec sleep 100";
+    Program shell({"/bin/sh", "-c", line}, place.options());
+    REQUIRE(shell.wait_for_output("ended with 137\n"));
+    CHECK(place.states() == Words{"maybe-submitted"});
+    if (contains(trouble, until_told)) {
+      CHECK(place.run({"resubmit", "--failed", "out"}).out == "nothing to resubmit\n");
+      CHECK(place.run({"status", "out"}).exit_code == 0);
+      CHECK(place.states() == Words{"maybe-submitted"});
+      write(place.folder() / "go", "");
+      REQUIRE(wait_until([&] { return !place.slurm_jobs().empty(); }));
+    }
+    place.make_slurm();
+    REQUIRE(wait_until([&] {
+      CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+      return place.states() == Words{"pending"};
+    }));
+    place.check_each_is_submitted_once(1);
+  }
+}
+
+TEST_CASE("submit: several at once lose nothing and submit nothing twice", "[submit][crash]") {
+  const Workplace place;
+  place.make_slurm();
+  const auto at_once = [&place](const std::vector<Words>& lines) {
+    std::vector<std::thread> threads;
+    std::vector<RunResult> results(lines.size());
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      threads.emplace_back([&, i] { results[i] = place.run(lines[i]); });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    for (const RunResult& result : results) {
+      INFO(result.out << result.err);
+      CHECK(result.exit_code == 0);
+    }
+  };
+  at_once(std::vector<Words>(6, Workplace::with_settings({})));
+  place.check_each_is_submitted_once(6);
+  // Jobs that wait for their turn in a sweep, and whoever comes to help.
+  std::vector<Words> lines(3, {"resubmit", "--failed", "out"});
+  lines.insert(lines.begin(), Workplace::with_settings({"--sweep", "x=1,2,3,4,5,6,7,8"}));
+  at_once(lines);
+  place.check_each_is_submitted_once(14);
+}
+
+TEST_CASE("submit: nobody waits for a sweep that is being submitted", "[submit]") {
+  const Workplace place;
+  place.make_slurm("[[ $1 == after ]] || until [[ -e $WORKPLACE/go ]]; do sleep 0.02; done");
+  Program sweep(Workplace::argv(Workplace::with_settings({"--sweep", "x=1,2,3"})), place.options());
+  REQUIRE(wait_until([&] {
+    return State::exists(place.out().string()) && !place.jobs().empty() &&
+           place.states()[0] == "maybe-submitted";
+  }));
+  // All of these while sbatch does not answer.
+  CHECK(place.run({"status", "out"}).exit_code == 0);
+  CHECK(place.states() == Words{"maybe-submitted", "planned", "planned"});
+  const RunResult early = place.run({"cancel", "0", "out"});
+  CHECK(early.exit_code == 1);
+  CHECK(contains(early.err, "job 0: it is maybe-submitted, expected a known id"));
+  CHECK(place.run({"cancel", "1", "out"}).out == "job 1 cancelled\n");
+  CHECK(place.submit({"--dry-run"}).exit_code == 0);
+  CHECK(place.slurm_jobs().empty());
+  write(place.folder() / "go", "");
+  const RunResult result = sweep.wait();
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(contains(result.out, "job 1 x-2: left out, it is cancelled by now\n"));
+  CHECK(place.states() == Words{"pending", "cancelled", "pending"});
+  CHECK(place.slurm_jobs().size() == 2);
+}
+
+TEST_CASE("submit: ten thousand jobs are listed", "[submit]") {
+  // In memory, where there is some: to have the disk take each record is not what is tested.
+  const fs::path home = fs::exists("/dev/shm") ? "/dev/shm" : fs::temp_directory_path();
+  std::string name = (home / "ddp-submit-XXXXXX").string();
+  const fs::path out = mkdtemp(name.data());
+  constexpr int kJobs = 10000;
+  {
+    State state(out.string());
+    std::vector<JobRequest> requests;
+    for (int i = 0; i < kJobs; ++i) {
+      JobRequest job;
+      job.index = i;
+      job.name = "x-" + std::to_string(i);
+      job.folder = "jobs/" + std::to_string(i) + "-" + job.name;
+      job.command = {"/bin/p", "--x", std::to_string(i)};
+      requests.push_back(job);
+    }
+    REQUIRE(state.plan(requests));
+    for (int i = 0; i < kJobs; i += 2) {
+      REQUIRE(state.begin(i, {JobState::kSubmitting, std::nullopt, ""}));
+      state.submitted(i, std::to_string(i + 100));
+    }
+  }
+  RunOptions options;
+  options.cwd = out.string();
+  const RunResult result = run_program(Workplace::argv({"list", "--json"}), options);
+  fs::remove_all(out);
+  REQUIRE(result.exit_code == 0);
+  const nlohmann::json jobs = nlohmann::json::parse(result.out).at("jobs");
+  REQUIRE(jobs.size() == kJobs);
+  for (int i = 0; i < kJobs; ++i) {
+    const nlohmann::json& job = jobs[static_cast<std::size_t>(i)];
+    const bool is_right =
+        job.at("job") == i && job.at("command").at(2) == std::to_string(i) &&
+        (i % 2 == 0 ? job.at("state") == "pending" && job.at("id") == std::to_string(i + 100)
+                    : job.at("state") == "planned" && job.at("id").is_null());
+    INFO(job.dump());
+    REQUIRE(is_right);
+  }
+}
+
+TEST_CASE("submit: a state that submit did not write is refused, and left alone", "[submit]") {
+  const Workplace place;
+  place.make_slurm("[[ $1 == before ]] && exit 1");
+  REQUIRE(place.submit().exit_code == 1);
+  const fs::path submissions = place.out() / "submissions";
+  const auto check_refused = [&place](const std::string& named) {
+    for (const Words& line : {Words{"list", "out"}, Words{"resubmit", "--failed", "out"},
+                              Words{"cancel", "--all", "out"}, Workplace::with_settings({})}) {
+      const RunResult result = place.run(line);
+      INFO(line[0] << ": " << result.signal << " " << result.err);
+      CHECK(result.exit_code == 2);
+      CHECK(contains(result.err, named));
+      CHECK(contains(result.err, "expected"));
+      CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+    }
+    CHECK(place.slurm_jobs().empty());
+  };
+  for (const char* const name : {"0/jobs.json", "0/0.1.json"}) {
+    const std::string whole = read(submissions / name);
+    struct Change {
+      std::size_t at;
+      std::size_t length;
+      std::string text;
+    };
+    const std::size_t half = whole.size() / 2;
+    for (const Change& change : std::vector<Change>{{0, whole.size(), ""},
+                                                    {half, whole.size() - half, ""},
+                                                    {0, whole.find('\n') + 1, ""},
+                                                    {half, 1, "\x01"},
+                                                    {whole.size() - 1, 1, ""},
+                                                    {whole.size(), 0, "{}\n"},
+                                                    {whole.find("state 2"), 7, "state 3"}}) {
+      std::string damaged = whole;
+      damaged.replace(change.at, change.length, change.text);
+      INFO(name << ": " << change.at << " " << change.length << " " << change.text);
+      write(submissions / name, damaged);
+      check_refused(std::string("submissions/") + name + ":1:");
+      CHECK(read(submissions / name) == damaged);
+    }
+    write(submissions / name, whole);
+  }
+  // Every number that a scheduler's file is made of is under the checksum.
+  const std::string whole = read(submissions / "0/jobs.json");
+  for (const auto& [from, to] :
+       std::map<std::string, std::string>{{"\"processes_per_node\":1", "\"processes_per_node\":0"},
+                                          {"\"cpus\":1", "\"cpus\":-1"},
+                                          {"jobs/0-program", "../../evil"},
+                                          {"\"scheduler\":\"slurm\"", "\"scheduler\":\"pbs\""}}) {
+    std::string changed = whole;
+    REQUIRE(contains(changed, from));
+    changed.replace(changed.find(from), from.size(), to);
+    write(submissions / "0/jobs.json", changed);
+    check_refused("submissions/0/jobs.json:1:");
+  }
+  write(submissions / "0/jobs.json", whole);
+  fs::rename(submissions / "0", submissions / "1");
+  check_refused("submissions/1 begins with job 1, expected 0");
+  fs::rename(submissions / "1", submissions / "0");
+  write(place.out() / "submissions.jsonl", "{\"event\":\"created\"}\n");
+  check_refused("submissions.jsonl is of an earlier version");
+  fs::remove(place.out() / "submissions.jsonl");
+  // What a killed submit leaves behind is not in the way.
+  write(submissions / "0" / ".0.2.json.0123", "half");
+  fs::create_directory(submissions / ".1.0123");
+  place.make_slurm();
+  CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+  CHECK(place.states() == Words{"pending"});
+}
+
+TEST_CASE("submit: a dry run prints what a real one does, and does nothing", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.settings("arguments: [50, 'a b']\n");
+  const Words options = {"--scheduler", "slurm", "--time", "01:00:00"};
+  Words dry = options;
+  dry.emplace_back("--dry-run");
+  const RunResult before = place.submit(dry);
+  CHECK(before.exit_code == 0);
+  CHECK(before.err.empty());
+  CHECK_FALSE(fs::exists(place.out()));
+
+  REQUIRE(place.submit(options).exit_code == 0);
+  const std::string written = read(place.out() / "submission_file.sbatch");
+  CHECK(read(place.job("0-program") / "submission_file.sbatch") == written);
+  // The same but for the number that the out_dir got.
+  std::string expected = before.out;
+  const std::string token = place.slurm_jobs().at(0).at(3);
+  expected.replace(expected.find("submit-NEW-0-1"), std::string("submit-NEW-0-1").size(), token);
+  CHECK(contains(expected, written));
+  CHECK(contains(expected, "\nsbatch --parsable " +
+                               (place.job("0-program") / "submission_file.sbatch").string()));
+
+  // From now on it is exact: the next job, with its number.
+  dry.insert(dry.end(), {"--sweep", "x=1,2"});
+  const RunResult after = place.submit(dry);
+  CHECK(contains(after.out, token.substr(0, token.size() - 3) + "1-1"));
+  CHECK(contains(after.out, "jobs/2-x-2"));
+  CHECK_FALSE(fs::exists(place.job("1-x-1")));
+}
+
+TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything after", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.program("exit 0", "01_single_gpu");
+  place.settings("arguments: [50, 10]\nlocal: {device: cpu}\n", "01_single_gpu");
+  const RunResult result = place.submit(
+      {"--sweep", "lr=0.1,0.01", "--sweep", "seed=1,2", "--", "5", "1", "--snapshot=x"});
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  nlohmann::json jobs = place.jobs();
+  place.check_each_is_submitted_once(4);
+  CHECK(jobs[1].at("name") == "lr-0.1_seed-2");
+  CHECK(jobs[1].at("command") == Words{(place.folder() / "01_single_gpu").string(), "5", "1",
+                                       "--snapshot=x", "--lr", "0.1", "--seed", "2", "--device",
+                                       "cpu", "--metrics", "metrics.jsonl", "--resume", "auto"});
+  Words folders;
+  for (const nlohmann::json& job : jobs) {
+    folders.push_back(job.at("folder"));
+    CHECK(fs::exists(folders.back() + "/submission_file.sbatch"));
+  }
+  CHECK(std::set<std::string>(folders.begin(), folders.end()).size() == 4);
+  CHECK_FALSE(fs::exists(place.out() / "submission_file.sbatch"));
+
+  // status asks: the queue, then what the job's script left, then nobody knows.
+  place.set_slurm_state("101", "RUNNING");
+  place.set_slurm_state("102", "COMPLETED");
+  place.set_slurm_state("103", "FAILED");
+  write(folders[2] + "/exit_code", "103 7\n");
+  RunResult status = place.run({"status", "out"});
+  INFO(status.out << status.err);
+  CHECK(status.exit_code == 0);
+  CHECK(place.states() == Words{"running", "done", "failed", "pending"});
+  CHECK(place.jobs()[2].at("exit_code") == 7);
+  CHECK(contains(status.out, "exit code 7"));
+
+  // Without an answer the last known states stay, and the exit code says so.
+  place.tool("squeue",
+             "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n");
+  status = place.run({"status", "--json", "--out-dir", "out"});
+  CHECK(status.exit_code == 75);
+  CHECK(contains(status.err, "Unable to contact"));
+  const nlohmann::json document = nlohmann::json::parse(status.out);
+  CHECK(document.at("unreachable").size() == 1);
+  CHECK(document.at("jobs")[0].at("state") == "running");
+  place.make_slurm();
+
+  // What failed is submitted again, as the same job in the same folder.
+  CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+  jobs = place.jobs();
+  CHECK(jobs[2].at("state") == "pending");
+  CHECK(jobs[2].at("attempt") == 2);
+  CHECK(jobs[2].at("id") == "105");
+  CHECK(place.slurm_jobs().size() == 5);
+  CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+  CHECK(place.slurm_jobs().size() == 5);
+  CHECK(place.run({"resubmit", "0", "out"}).exit_code == 2);  // it runs
+
+  write(folders[0] + "/job-101.out", "one\ntwo\nthree\n");
+  const RunResult tail = place.run({"logs", "0", "out", "--lines", "2"});
+  CHECK(contains(tail.out, "<==\ntwo\nthree\n"));
+  CHECK_FALSE(contains(tail.out, "one"));
+  CHECK(place.run({"logs", "3", "out"}).exit_code == 1);
+
+  CHECK(place.run({"cancel", "0", "3", "out"}).exit_code == 0);
+  CHECK(read(place.folder() / "cancelled") == "101\n104\n");
+  CHECK(place.states()[3] == "cancelled");
+  CHECK(place.run({"cancel", "9", "out"}).exit_code == 2);
+
+  // What the user has cancelled comes back only by its number.
+  CHECK(contains(place.run({"resubmit", "--failed", "out"}).out, "nothing to resubmit"));
+  CHECK(place.slurm_jobs().size() == 5);
+  CHECK(place.run({"resubmit", "3", "out"}).exit_code == 0);
+  CHECK(place.states()[3] == "pending");
+  CHECK(place.slurm_jobs().size() == 6);
+}
+
+TEST_CASE("submit: HTCondor is asked for jobs, and its log where it does not answer", "[submit]") {
+  const Workplace place;
+  place.tool("condor_submit", "[[ $1 == -terse && $# == 2 ]] || exit 9\necho '7.0 - 7.0'\n");
+  place.tool("condor_q", "[[ $1 == 7 ]] && cat \"$WORKPLACE/queue\"\n");
+  place.tool("condor_history", "cat \"$WORKPLACE/history\"\n");
+  write(place.folder() / "queue", "7 5 The job has no legs\n");
+  write(place.folder() / "history", "");
+  REQUIRE(place.submit().exit_code == 0);
+  CHECK(fs::exists(place.out() / "submission_file.sub"));
+  REQUIRE(place.run({"status", "out"}).exit_code == 0);
+  CHECK(place.states()[0] == "held");
+  CHECK(place.jobs()[0].at("reason") == "The job has no legs");
+  write(place.folder() / "queue", "");
+  write(place.folder() / "history", "7 4 3 undefined\n");
+  REQUIRE(place.run({"status", "out"}).exit_code == 0);
+  CHECK(place.states()[0] == "failed");
+  CHECK(place.jobs()[0].at("exit_code") == 3);
+
+  place.tool("condor_submit", "echo '8.0 - 8.0'\n");
+  REQUIRE(place.submit().exit_code == 0);
+  place.tool("condor_q", "echo 'Failed to connect to the schedd' >&2; exit 1\n");
+  write(place.job("1-program") / "job.log",
+        "000 (008.000.000) x\n...\n005 (008.000.000) x\n\t(1) Normal termination (return value "
+        "0)\n...\n");
+  const RunResult status = place.run({"status", "out"});
+  CHECK(status.exit_code == 75);
+  CHECK(contains(status.err, "Failed to connect"));
+  CHECK(place.states()[1] == "done");
+}
+
+TEST_CASE("submit: a scheduler that fails, lies or is slow", "[submit]") {
+  struct Case {
+    std::string trouble;  ///< of sbatch
+    bool answers;  ///< squeue does
+    int code;
+    std::string state;
+    std::string named;
+  };
+  const std::vector<Case> cases = {
+      // Refused, and squeue knows no such job.
+      {"[[ $1 == before ]] && { echo 'sbatch: error: invalid partition' >&2; exit 1; }", true, 1,
+       "refused", "invalid partition"},
+      // Taken, though sbatch reports an error: no second job may come of it.
+      {"[[ $1 == after ]] && { echo 'Socket timed out' >&2; exit 1; }", true, 0, "pending", ""},
+      // Taken, but the answer is no id.
+      {"[[ $1 == after ]] && echo 'Welcome to the cluster!'", true, 0, "pending", ""},
+      // Nobody knows.
+      {"[[ $1 == after ]] && exit 1", false, 75, "maybe-submitted", "not known"},
+  };
+  for (const Case& one : cases) {
+    const Workplace place;
+    place.make_slurm(one.trouble);
+    if (!one.answers) {
+      place.tool("squeue", "echo 'no controller' >&2; exit 1\n");
+    }
+    const RunResult result = place.submit();
+    INFO(one.trouble << "\n" << result.err);
+    CHECK(result.exit_code == one.code);
+    CHECK(contains(result.err, one.named));
+    CHECK(place.states() == Words{one.state});
+    if (one.state != "refused") {
+      // The one that nobody knew is found as soon as squeue answers.
+      place.make_slurm();
+      CHECK(place.run({"resubmit", "--failed", "out"}).exit_code == 0);
+      place.check_each_is_submitted_once(1);
+    }
+  }
+  const Workplace none;
+  const RunResult result = none.submit({"--scheduler", "slurm"});
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "sbatch is not on PATH"));
+  CHECK(none.submit().exit_code == 2);
+}
+
+TEST_CASE("submit: local jobs run here, one after another", "[submit]") {
+  const Workplace place;
+  place.program(
+      "for a in \"$@\"; do printf '[%s]' \"$a\"; done\necho \" in ${PWD##*/}\"\n"
+      "n=$(cat runs 2>/dev/null || echo 0); echo $((n + 1)) >runs\n"
+      "[ \"$2\" != 2 ] || exit 3\n[ \"$2\" != 3 ] || [ $n -ge 2 ] || exit 85");
+  RunResult result = place.submit({"--scheduler", "local", "--sweep", "x=1,2,3"});
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 1);
+  // The third one is done in its third start, after two that ended with 85.
+  CHECK(place.states() == Words{"done", "failed", "done"});
+  CHECK(place.jobs()[1].at("exit_code") == 3);
+  CHECK(read(place.job("0-x-1") / "job.out") == "[--x][1] in 0-x-1\n");
+  CHECK(read(place.job("2-x-3") / "runs") == "3\n");
+  CHECK(contains(place.run({"logs", "0", "out"}).out, "[--x][1]"));
+
+  // A job whose submit is gone is lost, not running for ever; its process is gone with it.
+  place.program("echo $$ >pid\nexec sleep 100");
+  {
+    Program program(Workplace::argv(Workplace::with_settings({"--scheduler", "local"})),
+                    place.options());
+    const pid_t child = place.wait_for_pid("3-program");
+    CHECK(place.run({"status", "out"}).exit_code == 0);
+    CHECK(place.states()[3] == "running");
+    kill(program.pid(), SIGKILL);
+    program.wait();
+    CHECK(wait_until([child] { return kill(child, 0) != 0; }));
+  }
+  CHECK(place.run({"status", "out"}).exit_code == 0);
+  CHECK(place.states()[3] == "lost");
+
+  // Ctrl-C ends the job that runs and keeps the others for later.
+  Program program(
+      Workplace::argv(Workplace::with_settings({"--scheduler", "local", "--sweep", "y=1,2"})),
+      place.options());
+  place.wait_for_pid("4-y-1");
+  kill(program.pid(), SIGINT);
+  CHECK(program.wait().exit_code == 1);
+  CHECK(place.states()[4] == "failed");
+  CHECK(place.states()[5] == "planned");
+}
+
+TEST_CASE("submit: what happens to a local job whose turn has not come counts", "[submit]") {
+  const Workplace place;
+  place.waiting_program();
+  Program first(
+      Workplace::argv(Workplace::with_settings({"--scheduler", "local", "--sweep", "x=1,2,3"})),
+      place.options());
+  place.wait_for_pid("0-x-1");
+
+  SECTION("cancelled: it does not run") {
+    CHECK(place.run({"cancel", "1", "out"}).exit_code == 0);
+    place.end("0-x-1");
+    place.wait_for_pid("2-x-3");
+    place.end("2-x-3");
+    const RunResult result = first.wait();
+    CHECK(result.exit_code == 1);
+    CHECK(contains(result.out, "job 1 (2 of 3) x-2: left out, it is cancelled by now\n"));
+    CHECK(place.states() == Words{"done", "cancelled", "done"});
+    CHECK_FALSE(fs::exists(place.job("1-x-2")));
+  }
+  SECTION("submitted by another: it runs there, and the ones behind it run") {
+    Program second(Workplace::argv({"resubmit", "--failed", "out"}), place.options());
+    place.wait_for_pid("1-x-2");
+    place.end("0-x-1");
+    place.wait_for_pid("2-x-3");
+    place.end("2-x-3");
+    const RunResult result = first.wait();
+    INFO(result.out << result.err);
+    CHECK(result.err.empty());
+    CHECK(contains(result.out, "job 1 (2 of 3) x-2: left out, it is running by now\n"));
+    CHECK(result.exit_code == 1);  // not all are done yet
+    place.end("1-x-2");
+    const RunResult others = second.wait();
+    INFO(others.out << others.err);
+    CHECK(others.exit_code == 0);
+    CHECK(contains(others.out, "job 2 (2 of 2) x-3: left out, it is done by now\n"));
+    for (const nlohmann::json& job : place.jobs()) {
+      CHECK(job.at("state") == "done");
+      CHECK(job.at("attempt") == 1);
+    }
+  }
+}
+
+TEST_CASE("submit: a running local job is cancelled, and the next one's turn comes", "[submit]") {
+  const Workplace place;
+  // It takes its time to end: until then its folder is in use.
+  place.program(
+      "trap 'while ! [ -e end ]; do sleep 0.05; done; exit 9' TERM\necho $$ >pid\n"
+      "while ! [ -e end ]; do sleep 0.05; done");
+  Program program(
+      Workplace::argv(Workplace::with_settings({"--scheduler", "local", "--sweep", "x=1,2"})),
+      place.options());
+  const pid_t child = place.wait_for_pid("0-x-1");
+  const RunResult cancel = place.run({"cancel", "0", "out"});
+  CHECK(cancel.exit_code == 0);
+  CHECK(cancel.out == "job 0 cancelled\n");
+  CHECK(place.states()[0] == "cancelled");
+  CHECK(contains(place.run({"resubmit", "0", "out"}).out,
+                 "job 0 (1 of 1) x-1: left out, its last start has not ended yet\n"));
+  place.end("0-x-1");
+  CHECK(wait_until([child] { return kill(child, 0) != 0; }));
+  place.wait_for_pid("1-x-2");
+  place.end("1-x-2");
+  const RunResult result = program.wait();
+  CHECK(result.exit_code == 1);
+  CHECK(contains(result.out, "job 0 (1 of 2) x-1: cancelled, "));
+  CHECK(contains(result.out, "job 1 (2 of 2) x-2: done, "));
+  CHECK(place.states() == Words{"cancelled", "done"});
+  CHECK(contains(place.run({"resubmit", "--failed", "out"}).out, "nothing to resubmit"));
+}
+
+TEST_CASE("submit: whoever starts it may ignore the ends of its children", "[submit]") {
+  const Workplace place;
+  place.program("exit 3");
+  place.tool("condor_submit", "echo 'no schedd' >&2; exit 1\n");
+  place.tool("condor_q", "exit 0\n");
+  place.tool("condor_history", "exit 0\n");
+  const auto deaf = [&](const std::string& scheduler) {
+    Words argv = Workplace::argv(Workplace::with_settings({"--scheduler", scheduler}));
+    argv.insert(argv.begin(), {"env", "--ignore-signal=CHLD"});
+    return run_program(argv, place.options());
+  };
+  const RunResult local = deaf("local");
+  INFO(local.out << local.err);
+  CHECK(local.exit_code == 1);
+  CHECK(place.states() == Words{"failed"});
+  CHECK(place.jobs()[0].at("exit_code") == 3);
+  const RunResult condor = deaf("condor");
+  CHECK(condor.exit_code == 1);
+  CHECK(contains(condor.err, "no schedd"));
+  CHECK(place.states() == Words{"failed", "refused"});
+
+  // Nor is a child whose end nobody can know about a success.
+  State state((place.folder() / "other").string());
+  JobRequest job;
+  job.name = "true";
+  job.folder = "jobs/0-true";
+  job.scheduler = Scheduler::kLocal;
+  job.command = {"/bin/true"};
+  REQUIRE(state.plan({job}));
+  const auto before = signal(SIGCHLD, SIG_IGN);
+  std::string failure;
+  try {
+    run_local_jobs(state, {0});
+  } catch (const ddp::Error& error) {
+    failure = error.what();
+  }
+  signal(SIGCHLD, before);
+  CHECK(contains(failure, "cannot wait for process"));
+}
+
+TEST_CASE("submit: what cannot be printed is no success", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  REQUIRE(place.submit().exit_code == 0);
+  for (const std::string program : {"submit", "ddp-env"}) {
+    for (const std::string arguments :
+         {program == "submit" ? "list out" : "--json", "--help", "--version"}) {
+      RunOptions options = place.options();
+      options.environment["PATH"] = std::nullopt;
+      const RunResult result =
+          run_program({"/bin/sh", "-c",
+                       std::string(DDP_BIN_DIR) + "/" + program + " " + arguments + " >/dev/full"},
+                      options);
+      INFO(program << " " << arguments);
+      CHECK(result.exit_code == 1);
+      CHECK(result.err ==
+            program + ": error: cannot write to stdout, expected room on its device\n");
+    }
+    const RunResult version = run_program({std::string(DDP_BIN_DIR) + "/" + program, "--version"});
+    CHECK(version.exit_code == 0);
+    CHECK(version.out.starts_with(program + " "));
+    CHECK(version.out.find_first_of("0123456789") != std::string::npos);
+    CHECK(std::count(version.out.begin(), version.out.end(), '\n') == 1);
+  }
+}
+
+TEST_CASE("submit: a Slurm script asks to be started again as often as allowed", "[submit]") {
+  const Workplace place;
+  fs::create_directories(place.job("0-name"));
+  place.tool("srun", "exit 85\n");
+  place.tool("scontrol",
+             "echo \"$1\" >>\"$WORKPLACE/asked\"\n[[ $1 != --oneliner ]] || echo 'x "
+             "JobState=RUNNING y'\n");
+  JobRequest job;
+  job.name = "name";
+  job.folder = "jobs/0-name";
+  job.scheduler = Scheduler::kSlurm;
+  job.command = {"/bin/true"};
+  const std::string script = (place.folder() / "script").string();
+  write(script, slurm_file(job, place.out().string(), 1, "token"));
+  struct Case {
+    std::optional<std::string> most;
+    std::string restarts;
+    bool again;
+  };
+  for (const Case& one : std::vector<Case>{{std::nullopt, "999", true},
+                                           {std::nullopt, "1000", false},
+                                           {"3", "2", true},
+                                           {"3", "3", false},
+                                           {"08", "7", true},
+                                           {"08", "8", false},
+                                           {"0", "0", false},
+                                           {"000000009", "9", false}}) {
+    RunOptions options = place.options();
+    options.environment["SLURM_JOB_ID"] = "7";
+    options.environment["SLURM_RESTART_COUNT"] = one.restarts;
+    options.environment["DDP_MAX_REQUEUES"] = one.most;
+    write(place.folder() / "asked", "");
+    const RunResult result = run_program({"/bin/bash", script}, options);
+    INFO(one.most.value_or("unset") << " " << one.restarts << ": " << result.err);
+    CHECK(result.exit_code == 85);
+    CHECK(contains(read(place.folder() / "asked"), "requeue") == one.again);
+    CHECK(fs::exists(place.job("0-name") / "exit_code") == !one.again);
+    CHECK(result.err.empty());
+    fs::remove(place.job("0-name") / "exit_code");
+  }
+  for (const std::string bad : {"x", "-1", "3 ", "1e3", "99999999999999999999"}) {
+    RunOptions options = place.options();
+    options.environment["DDP_MAX_REQUEUES"] = bad;
+    const RunResult result = run_program({"/bin/bash", script}, options);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err == "DDP_MAX_REQUEUES: got \"" + bad + "\", expected a number\n");
+  }
+}
+
+TEST_CASE("submit: what lies in the way is not overwritten", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  fs::create_directories(place.job("0-program"));
+  RunResult result = place.submit();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "jobs/0-program"));
+  fs::remove_all(place.out() / "jobs");
+  write(place.out() / "submission_file.sbatch", "precious\n");
+  result = place.submit();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "submission_file.sbatch"));
+  CHECK(read(place.out() / "submission_file.sbatch") == "precious\n");
+  CHECK(place.slurm_jobs().empty());
+  CHECK_FALSE(State::exists(place.out().string()));  // nor is it planned
+  CHECK(place.submit({"--dry-run"}).exit_code == 2);
+  // Nor is there a state where no folder can be.
+  fs::remove_all(place.out());
+  for (const fs::path& file : {place.out() / "submissions", place.out()}) {
+    fs::remove_all(place.out());
+    fs::create_directories(file.parent_path());
+    write(file, "precious\n");
+    result = place.submit();
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(contains(result.err, "expected"));
+    CHECK(read(file) == "precious\n");
+  }
+  write(place.folder() / "s.yaml", "script_path: program\nout_dir: /proc/none/out\n");
+  result = place.submit();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "cannot make /proc/none/out/submissions: "));
+}
