@@ -22,10 +22,10 @@
 #include "bench/run/plan.hpp"
 #include "bench/run/progress.hpp"
 #include "bench/run/results.hpp"
-#include "bench/run/scratch_folder.hpp"
 #include "bench/run/settings.hpp"
 #include "bench/run/stage_runner.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
 #include "common/base/standard_streams.hpp"
 
 namespace ddp::bench {
@@ -94,7 +94,7 @@ int run(int argc, char** argv) {
   }
 
   const auto start = std::chrono::steady_clock::now();
-  const ScratchFolder scratch;
+  const ScratchFolder scratch("ddp-bench");
   Progress progress;
   const nlohmann::ordered_json machine = describe_machine();
   ask_launchers(plan, scratch.path(), interrupts);

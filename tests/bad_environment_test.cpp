@@ -4,11 +4,11 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <thread>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/bad_environments.hpp"
 #include "tests/support/run_program.hpp"
@@ -139,14 +139,13 @@ TEST_CASE("a good environment does come to the socket, and the limit does see it
 }
 
 TEST_CASE("a stage in a batch script that no srun has started says so, and trains") {
-  namespace fs = std::filesystem;
   const std::string note =
       ": note: SLURM_NTASKS is 4, but this process is in no step of the job and trains alone; "
       "start me with srun\n";
   const Variables batch = {{"SLURM_JOB_ID", "5"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}};
-  std::string name = (fs::temp_directory_path() / "ddp-batch-XXXXXX").string();
+  const ddp::ScratchFolder folder("ddp-batch");
   RunOptions options;
-  options.cwd = mkdtemp(name.data());
+  options.cwd = folder.path();
   options.clear_environment = true;
   for (const std::string program : {"04_ddp_launcher", "05_multinode", "01_single_gpu"}) {
     const bool wants_launcher = program != "01_single_gpu";
@@ -162,5 +161,4 @@ TEST_CASE("a stage in a batch script that no srun has started says so, and train
       CHECK(result.err == (told ? program + note : ""));
     }
   }
-  fs::remove_all(options.cwd);
 }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -25,8 +26,8 @@ struct BadInput {
 }  // namespace
 
 TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
-  std::string name = (fs::temp_directory_path() / "ddp-bad-XXXXXX").string();
-  const fs::path folder = mkdtemp(name.data());
+  const ddp::ScratchFolder scratch("ddp-bad");
+  const fs::path folder = scratch.path();
   const fs::path work = folder / "work";
   fs::create_directory(work);
   fs::create_directory(folder / "truncated");
@@ -170,20 +171,17 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
     CHECK(fs::is_empty(work));
   }
-  fs::remove_all(folder);
 }
 
 namespace {
 
 /// A shell command on a program's command line, in a folder that is gone afterwards.
 ddp::test::RunResult shell(const std::string& script) {
-  std::string name = (fs::temp_directory_path() / "ddp-bad-XXXXXX").string();
+  const ddp::ScratchFolder folder("ddp-bad");
   ddp::test::RunOptions options;
-  options.cwd = mkdtemp(name.data());
+  options.cwd = folder.path();
   options.environment = {{"BIN", DDP_BIN_DIR}};
-  ddp::test::RunResult result = ddp::test::run_program({"sh", "-c", script}, options);
-  fs::remove_all(options.cwd);
-  return result;
+  return ddp::test::run_program({"sh", "-c", script}, options);
 }
 
 size_t lines(const std::string& text) {

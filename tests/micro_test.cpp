@@ -21,6 +21,7 @@
 #include "bench/report/micro_results.hpp"
 #include "bench/run/micro_command.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
@@ -30,6 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace ddp::bench;
+using ddp::ScratchFolder;
 using ddp::test::all_gone_within;
 using ddp::test::children_of;
 using ddp::test::Program;
@@ -40,27 +42,17 @@ constexpr auto kTimeout = std::chrono::seconds(30);
 
 const std::string kProgram = std::string(DDP_BIN_DIR) + "/bench_micro";
 
-struct Folder {
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "ddp-micro-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  fs::path path;
-};
-
 std::string read_file(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
 /// Runs it to its end. @return what it wrote, which must be whole
-MicroResults run_micro(const MicroRun& run, const Folder& folder, nlohmann::json* raw = nullptr) {
-  const fs::path out = folder.path / "out.json";
+MicroResults run_micro(const MicroRun& run, const ScratchFolder& folder,
+                       nlohmann::json* raw = nullptr) {
+  const fs::path out = fs::path(folder.path()) / "out.json";
   ddp::test::RunOptions options;
-  options.environment["TMPDIR"] = folder.path.string();
+  options.environment["TMPDIR"] = folder.path();
   const RunResult result = run_program(micro_command(kProgram, run, out.string()), options);
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
@@ -82,7 +74,7 @@ void check_times(const Distribution& time_us) {
 }  // namespace
 
 TEST_CASE("all-reduces: exact names, bytes, ranks, percentiles, bandwidths, steps", "[micro]") {
-  const Folder folder;
+  const ScratchFolder folder("ddp-micro");
   nlohmann::json raw;
   const MicroResults results = run_micro({.suite = "all_reduce",
                                           .world_size = 3,
@@ -127,7 +119,7 @@ TEST_CASE("all-reduces: exact names, bytes, ranks, percentiles, bandwidths, step
 
 TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions become one",
           "[micro]") {
-  const Folder folder;
+  const ScratchFolder folder("ddp-micro");
   nlohmann::json raw;
   MicroResults results = run_micro({.suite = "limits",
                                     .world_size = 2,
@@ -164,7 +156,7 @@ TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions be
 }
 
 TEST_CASE("pieces: one process, times and bandwidths, and no file left", "[micro]") {
-  const Folder folder;
+  const ScratchFolder folder("ddp-micro");
   const MicroResults results =
       run_micro({.suite = "pieces",
                  .device = "cpu",
@@ -188,8 +180,8 @@ TEST_CASE("pieces: one process, times and bandwidths, and no file left", "[micro
                                           "parallel_apply", "optimizer/adam/flat/S",
                                           "optimizer/adam/torch/S", "flatten_parameters/S",
                                           "snapshot_save/S", "snapshot_load/S"});
-  fs::remove(folder.path / "out.json");
-  CHECK(fs::is_empty(folder.path));
+  fs::remove(fs::path(folder.path()) / "out.json");
+  CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
@@ -498,8 +490,8 @@ TEST_CASE("nobody leaves the start line before all are there", "[micro]") {
 }
 
 TEST_CASE("documents: what is missing is named, what is not a number is null", "[micro]") {
-  const Folder folder;
-  const std::string path = (folder.path / "results.json").string();
+  const ScratchFolder folder("ddp-micro");
+  const std::string path = (fs::path(folder.path()) / "results.json").string();
   const auto error_of = [&](const std::string& text) {
     std::ofstream(path) << text;
     try {
@@ -519,7 +511,7 @@ TEST_CASE("documents: what is missing is named, what is not a number is null", "
          "time_us_p90": 3.0, "time_us_p95": NaN, "time_us_n": 1.2e1)";
   const std::string sum = R"({"name": "all_reduce/shm/ranks:2/bytes:8", "time_us_median": )";
 
-  CHECK_THROWS_AS(read_micro_results((folder.path / "missing").string()), ddp::Error);
+  CHECK_THROWS_AS(read_micro_results((fs::path(folder.path()) / "missing").string()), ddp::Error);
   CHECK(error_of("").find("is no JSON (0 bytes)") != std::string::npos);
   CHECK(error_of(document(sum)).find("is no JSON") != std::string::npos);
   CHECK(error_of("[]").find("/context") != std::string::npos);

@@ -58,16 +58,6 @@ void check_benchmark_flag(const std::string& flag) {
 
 }  // namespace
 
-std::optional<std::string> as_benchmark_flag(const std::string& argument) {
-  const size_t end = std::min(argument.find('='), argument.size());
-  std::string name = argument.substr(0, end);
-  std::replace(name.begin(), name.end(), '-', '_');
-  if (!name.starts_with("__benchmark_")) {
-    return std::nullopt;
-  }
-  return "--" + name.substr(2) + argument.substr(end);
-}
-
 std::optional<std::string> flag_value(const std::vector<std::string>& flags,
                                       const std::string& name) {
   std::optional<std::string> value;

@@ -7,9 +7,6 @@
 
 namespace ddp::micro {
 
-/// "--benchmark-out=FILE" or "--benchmark_out=FILE" -> the latter; nothing for any other argument.
-std::optional<std::string> as_benchmark_flag(const std::string& argument);
-
 /// The value of the last NAME=VALUE among `flags`; nothing if there is none.
 std::optional<std::string> flag_value(const std::vector<std::string>& flags,
                                       const std::string& name);

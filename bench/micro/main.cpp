@@ -32,7 +32,7 @@ int run(int argc, char** argv, std::string& who) {
   initialize_benchmark(options.benchmark_flags, options.repetitions);
   const LaunchEnvironment environment = read_launch_environment(options.stage);
   if (environment.launcher == "none" && options.suite != Suite::kPieces) {
-    return start_ranks(options.stage.program, argv, options.processes());
+    return start_ranks(options.stage.program, {argv, argv + argc}, options.processes());
   }
   if (environment.launcher == "spawn") {
     // It was executed as /proc/self/exe, and would be called "exe" in ps and top.

@@ -1,44 +1,28 @@
 #include "bench/micro/options.hpp"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <set>
 #include <sstream>
 
 #include "bench/micro/benchmark_flags.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/base/option_group.hpp"
-#include "common/base/parse.hpp"
+#include "bench/run/benchmark_flags.hpp"
+#include "common/base/command_line.hpp"
 
 namespace ddp::micro {
 namespace {
-
-using internal::OptionGroup;
 
 constexpr int kMaxProcesses = 1024;  // as the stages'
 constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;
 constexpr std::int64_t kFloatBytes = sizeof(float);
 constexpr double kMaxSeconds = 3600;
-constexpr const char* kSuites[] = {"limits", "all_reduce", "pieces"};
+const Choices kSuites = {"limits", "all_reduce", "pieces"};
 
 constexpr const char* kFooter =
     "Google Benchmark's own flags work too (--benchmark_out=FILE, --benchmark_filter=REGEX, ...).\n"
     "How often a benchmark is repeated follows from --min-seconds: 10 to 10,000 times, after a\n"
     "warm-up. Under mpirun or another launcher the launcher's processes are the ranks.\n"
     "Exit codes: 0 done, 1 a sum was wrong or a rank failed, 2 usage, 75 port or rendezvous.";
-
-std::string replaced(std::string text, char from, char to) {
-  std::replace(text.begin(), text.end(), from, to);
-  return text;
-}
-
-/// The name with dashes; the value keeps its underscores.
-std::string with_dashes(const std::string& argument) {
-  const size_t end = std::min(argument.find('='), argument.size());
-  return replaced(argument.substr(0, end), '_', '-') + argument.substr(end);
-}
 
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -117,9 +101,9 @@ struct Texts {
   std::string timeout = "120";
 };
 
-void add_options(CLI::App& app, MicroOptions& options, Texts& texts) {
-  OptionGroup what(app, "What is measured");
-  what.choice("--suite", texts.suite, {std::begin(kSuites), std::end(kSuites)}, {},
+void add_options(CommandLine& line, MicroOptions& options, Texts& texts) {
+  OptionGroup what = line.group("What is measured");
+  what.choice("--suite", texts.suite, kSuites,
               "the machine's limits, the backends' all-reduce, or pieces of a step");
   what.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "1; all_reduce: 2",
                "ranks, all busy at the same time");
@@ -139,36 +123,23 @@ void add_options(CLI::App& app, MicroOptions& options, Texts& texts) {
              [&options](const std::string& name, const std::string& text) {
                options.steps.push_back(parse_step(name, text));
              })
-      ->trigger_on_parse()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      .repeatable();
 
-  OptionGroup how(app, "How it is measured");
-  const auto keep = [](std::string& target) {
-    return [&target](const std::string&, const std::string& text) { target = text; };
-  };
-  how.value("--device", "auto, cpu or cuda", texts.device, "what computes", keep(texts.device));
-  how.value("--threads", "N", texts.threads, "CPU threads of each rank", keep(texts.threads));
-  how.value("--min-seconds", "SECONDS", "0.2", "how long each benchmark is repeated, at least",
-            [&options](const std::string& name, const std::string& text) {
-              options.min_seconds = parse_positive(name, text, kMaxSeconds);
-            });
+  OptionGroup how = line.group("How it is measured");
+  how.text("--device", "auto, cpu or cuda", texts.device, texts.device, "what computes");
+  how.text("--threads", "N", texts.threads, texts.threads, "CPU threads of each rank");
+  how.positive("--min-seconds", "SECONDS", options.min_seconds, kMaxSeconds, "0.2",
+               "how long each benchmark is repeated, at least");
   how.integer("--repetitions", options.repetitions, 1, 1000, "1", "of all that, with aggregates");
-  how.value("--timeout", "SECONDS", texts.timeout, "for the rendezvous and for every collective",
-            keep(texts.timeout));
-}
-
-Suite find_suite(const CLI::App& app, const std::string& name) {
-  if (app.count("--suite") == 0) {
-    throw UsageError("--suite is missing, expected limits, all_reduce or pieces");
-  }
-  const auto* const found = std::find(std::begin(kSuites), std::end(kSuites), name);
-  return static_cast<Suite>(found - std::begin(kSuites));
+  how.text("--timeout", "SECONDS", texts.timeout, texts.timeout,
+           "for the rendezvous and for every collective");
 }
 
 /// What depends on more than one option.
-void check_together(const CLI::App& app, const MicroOptions& options, const std::string& suite) {
+void check_together(const CommandLine& line, const MicroOptions& options,
+                    const std::string& suite) {
   for (const char* const name : {"--backends", "--bytes", "--step"}) {
-    if (options.suite != Suite::kAllReduce && app.count(name) > 0) {
+    if (options.suite != Suite::kAllReduce && line.given(name)) {
       throw UsageError(std::string(name) + " was given with --suite " + suite +
                        ", expected it only with --suite all_reduce");
     }
@@ -225,37 +196,25 @@ Options stage_options(const MicroOptions& options, const std::string& backend) {
 MicroOptions parse_micro_options(int argc, const char* const* argv) {
   MicroOptions options;
   options.bytes = default_sweep();
-  std::vector<std::string> own_arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (const std::optional<std::string> flag = as_benchmark_flag(argument)) {
-      options.benchmark_flags.push_back(*flag);
-    } else {
-      own_arguments.push_back(argument.starts_with("--") ? with_dashes(argument) : argument);
-    }
-  }
-  CLI::App app("Google Benchmark for the machine's limits, the backends, and pieces of a step.",
-               program_name(argc > 0 ? argv[0] : nullptr));
-  app.footer(kFooter);
-  app.get_formatter()->column_width(40);
-  app.set_version_flag("--version", "bench_micro " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION);
+  bench::BenchmarkArguments arguments = bench::split_arguments(argc, argv);
+  options.benchmark_flags = std::move(arguments.benchmark_flags);
+  CommandLine line(program_name(argc > 0 ? argv[0] : nullptr),
+                   "Google Benchmark for the machine's limits, the backends, and pieces of a step.",
+                   "bench_micro " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION, kFooter, 40);
   Texts texts;
-  add_options(app, options, texts);
-  try {
-    std::reverse(own_arguments.begin(), own_arguments.end());  // CLI11 takes them from the back
-    app.parse(own_arguments);
-  } catch (const CLI::Success& help_or_version) {
-    std::exit(app.exit(help_or_version));
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(replaced(error.what(), '\n', ' ') + ", expected what --help lists");
+  add_options(line, options, texts);
+  line.parse(std::move(arguments.own), ", expected what --help lists");
+  if (!line.given("--suite")) {
+    throw UsageError("--suite is missing, expected " + join(kSuites));
   }
-  options.suite = find_suite(app, texts.suite);
+  options.suite =
+      static_cast<Suite>(std::find(kSuites.begin(), kSuites.end(), texts.suite) - kSuites.begin());
   if (texts.threads == "auto") {
     throw UsageError("--threads: got \"auto\", expected a number: pieces are compared by it");
   }
   options.stage = parse_as_stage(argv[0], {"--device=" + texts.device, "--threads=" + texts.threads,
                                            "--timeout=" + texts.timeout});
-  check_together(app, options, texts.suite);
+  check_together(line, options, texts.suite);
   check_benchmark_flags(options.benchmark_flags);
   return options;
 }

@@ -39,8 +39,8 @@ struct MicroOptions {
   int processes() const;
 };
 
-/// Dashes and underscores in option names are equal. Prints and exits with 0 for --help and
-/// --version.
+/// Dashes and underscores in option names are equal.
+/// @throws Answered after --help and --version
 /// @throws UsageError naming the option that is unknown, malformed, out of range or of another
 /// suite
 MicroOptions parse_micro_options(int argc, const char* const* argv);

@@ -1,8 +1,10 @@
 #include "bench/run/benchmark_flags.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "bench/report/output_file.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/base/parse.hpp"
+#include "common/base/command_line.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -77,6 +79,21 @@ void read_flag(const std::string& flag, Settings& settings, BenchmarkOutput& out
 }
 
 }  // namespace
+
+BenchmarkArguments split_arguments(int argc, const char* const* argv) {
+  BenchmarkArguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = with_dashes(argv[i]);
+    if (argument.starts_with("--benchmark-")) {
+      std::replace(argument.begin() + 2, std::find(argument.begin(), argument.end(), '='), '-',
+                   '_');
+      arguments.benchmark_flags.push_back(std::move(argument));
+    } else {
+      arguments.own.push_back(std::move(argument));
+    }
+  }
+  return arguments;
+}
 
 void read_benchmark_flags(Settings& settings) {
   BenchmarkOutput ignored;

@@ -9,6 +9,14 @@
 
 namespace ddp::bench {
 
+struct BenchmarkArguments {
+  std::vector<std::string> own;  ///< with dashes in the names of options
+  std::vector<std::string> benchmark_flags;  ///< as the library spells them, "--benchmark_out=FILE"
+};
+
+/// Tells Google Benchmark's own flags from the others. Dashes and underscores are equal.
+BenchmarkArguments split_arguments(int argc, const char* const* argv);
+
 /// What the flags ask of the part of the document that Google Benchmark's tools read.
 struct BenchmarkOutput {
   std::string file;  ///< --benchmark_out: that part alone; empty: none

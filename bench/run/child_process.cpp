@@ -8,13 +8,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <sstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "common/base/exit_codes.hpp"
 
@@ -26,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 constexpr double kGraceSeconds = 5;  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;  // how often `tick` is called
 constexpr std::streamoff kMaxOutputBytes = 65536;
+constexpr std::size_t kMaxReasonBytes = 300;
+constexpr int kCannotRun = 127;  // as a shell
 
 // What torchrun, Open MPI, other PMIs, Slurm and HTCondor say to one process of a job.
 constexpr std::string_view kIdentityPrefixes[] = {
@@ -35,54 +39,13 @@ constexpr std::string_view kIdentityPrefixes[] = {
     "_CONDOR_NPROCS=", "ROLE_RANK=",   "ROLE_WORLD_SIZE=", "GROUP_WORLD_SIZE=",
 };
 
+bool is_identity(std::string_view variable) {
+  return std::any_of(std::begin(kIdentityPrefixes), std::end(kIdentityPrefixes),
+                     [&](std::string_view prefix) { return variable.starts_with(prefix); });
+}
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-timespec to_timespec(double seconds) {
-  const double whole = std::floor(std::max(seconds, 0.0));
-  timespec result{};
-  result.tv_sec = static_cast<time_t>(whole);
-  result.tv_nsec = static_cast<long>((std::max(seconds, 0.0) - whole) * 1e9);
-  return result;
-}
-
-sigset_t make_set(std::initializer_list<int> signals) {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : signals) {
-    sigaddset(&set, signal);
-  }
-  return set;
-}
-
-std::vector<std::string> child_environment(const std::map<std::string, std::string>& extra) {
-  std::vector<std::string> result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const bool is_identity = std::any_of(
-        std::begin(kIdentityPrefixes), std::end(kIdentityPrefixes),
-        [&](std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; });
-    const bool is_replaced = extra.count(std::string(text.substr(0, text.find('=')))) > 0;
-    if (!is_identity && !is_replaced) {
-      result.emplace_back(text);
-    }
-  }
-  for (const auto& [name, value] : extra) {
-    result.push_back(name);
-    result.back().append("=").append(value);
-  }
-  return result;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (std::string& text : strings) {
-    result.push_back(text.data());
-  }
-  result.push_back(nullptr);
-  return result;
 }
 
 std::string read_tail(const std::string& path) {
@@ -106,8 +69,7 @@ std::vector<pid_t> descendants(pid_t root) {
     }
     std::ifstream file(entry.path() / "stat");
     std::string stat;
-    std::getline(file,
-                 stat);  // fails, where an iterator would throw, if the process is gone by now
+    std::getline(file, stat);  // where an iterator would throw if the process is gone by now
     const std::size_t after_name = stat.rfind(") ");  // the name itself may hold any character
     if (after_name == std::string::npos || stat.size() < after_name + 5) {
       continue;
@@ -140,43 +102,75 @@ void end_leftovers() {
     for (const pid_t pid : rest) {
       kill(pid, SIGKILL);
     }
-    const timespec pause = to_timespec(0.01);
-    nanosleep(&pause, nullptr);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 
-[[noreturn]] void exec_child(const std::vector<char*>& argv, const std::vector<char*>& env,
-                             const char* cwd, int out_fd, int err_fd, const sigset_t& mask,
-                             pid_t parent) {
-  // Only async-signal-safe calls from here to exec.
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != parent) {
-    _exit(127);  // the parent died before the line above
+FileDescriptor open_output(const std::string& path) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    throw std::system_error(errno, std::generic_category());
   }
-  const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  dup2(null_fd, STDIN_FILENO);
-  dup2(out_fd, STDOUT_FILENO);
-  dup2(err_fd, STDERR_FILENO);
-  sigprocmask(SIG_SETMASK, &mask, nullptr);
-  if (cwd[0] == '\0' || chdir(cwd) == 0) {
-    execvpe(argv[0], argv.data(), env.data());
+  return FileDescriptor(fd);
+}
+
+/// Waits for `pid` and stops it when the time is over or on an interrupt.
+void watch(pid_t pid, double timeout_s, Interrupts& interrupts, const std::function<void()>& tick,
+           ChildResult& result) {
+  const Clock::time_point start = Clock::now();
+  double give_up_s = timeout_s;
+  bool asked_to_end = false;
+  std::optional<ProcessEnd> end;
+  while (!(end = poll_process(pid))) {
+    const double elapsed_s = seconds_since(start);
+    const bool interrupted_now = interrupts.requested() && !result.interrupted;
+    if (asked_to_end && elapsed_s >= give_up_s) {
+      for (const pid_t descendant : descendants(pid)) {
+        kill(descendant, SIGKILL);
+      }
+      kill(-pid, SIGKILL);
+      kill(pid, SIGKILL);  // it may have left its group
+      give_up_s = elapsed_s + 1;
+    } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {
+      result.interrupted = interrupted_now;
+      result.timed_out = !interrupted_now;
+      kill(-pid, SIGTERM);
+      asked_to_end = true;
+      give_up_s = elapsed_s + kGraceSeconds;
+    }
+    const double wait_s = std::max(0.001, give_up_s - seconds_since(start));
+    interrupts.wait_for_child(tick ? std::min(wait_s, kTickSeconds) : wait_s);
+    if (tick) {
+      tick();
+    }
   }
-  const char* reason = std::strerror(errno);
-  for (const char* part : {"cannot run ", static_cast<const char*>(argv[0]), ": ", reason, "\n"}) {
-    if (write(STDERR_FILENO, part, std::strlen(part)) < 0) {
+  static_cast<ProcessEnd&>(result) = *end;
+}
+
+/// The line of a program's standard error that most likely tells what was wrong. Launchers wrap
+/// it in pages of their own, so the first line that speaks of an error counts, else the last one.
+std::string reason_in(const std::string& err) {
+  std::istringstream lines(err);
+  std::string last;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find_first_not_of(" \t\r-=*") == std::string::npos) {
+      continue;
+    }
+    last = line;
+    if (line.find("error:") != std::string::npos) {
       break;
     }
   }
-  _exit(127);
+  for (char& c : last) {
+    c = static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e ? '?' : c;
+  }
+  if (last.size() > kMaxReasonBytes) {
+    last = last.substr(0, kMaxReasonBytes) + "...";
+  }
+  return last;
 }
 
 }  // namespace
-
-Interrupts::Interrupts() {
-  const sigset_t blocked = make_set({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
-  sigprocmask(SIG_BLOCK, &blocked, &original_mask_);
-}
 
 bool Interrupts::requested() {
   wait_for_signal(0);
@@ -184,16 +178,12 @@ bool Interrupts::requested() {
 }
 
 void Interrupts::wait_for_child(double seconds) {
-  const sigset_t waited = make_set({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
-  const timespec timeout = to_timespec(seconds);
-  const int signal = sigtimedwait(&waited, nullptr, &timeout);
+  const int signal = signals_.wait(seconds).si_signo;
   requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
 }
 
 bool Interrupts::wait_for_signal(double seconds) {
-  const sigset_t waited = make_set({SIGINT, SIGTERM, SIGHUP});
-  const timespec timeout = to_timespec(seconds);
-  const bool came = sigtimedwait(&waited, nullptr, &timeout) > 0;
+  const bool came = signals_.wait(seconds, SIGCHLD).si_signo > 0;
   requested_ = requested_ || came;
   return came;
 }
@@ -211,75 +201,52 @@ ChildResult run_child(const Command& command, const std::string& scratch, Interr
 
   const std::string out_path = scratch + "/stdout";
   const std::string err_path = scratch + "/stderr";
-  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
-  const int out_fd = open(out_path.c_str(), flags, 0600);
-  const int err_fd = open(err_path.c_str(), flags, 0600);
-  std::vector<std::string> argv = command.argv;
-  std::vector<std::string> env = child_environment(command.env);
-  const std::vector<char*> argv_pointers = pointers(argv);
-  const std::vector<char*> env_pointers = pointers(env);
-
   const Clock::time_point start = Clock::now();
   result.start_unix_ms =
       std::chrono::duration<double, std::milli>(std::chrono::system_clock::now().time_since_epoch())
           .count();
-  const pid_t parent = getpid();
-  const pid_t pid = out_fd < 0 || err_fd < 0 ? -1 : fork();
-  if (pid == 0) {
-    exec_child(argv_pointers, env_pointers, command.cwd.c_str(), out_fd, err_fd,
-               interrupts.original_mask(), parent);
-  }
-  const int error = errno;
-  close(out_fd);
-  close(err_fd);
-  if (pid < 0) {
-    throw Error(ExitCode::kTrainingFailed, "cannot start a process in " + scratch + ": " +
-                                               std::generic_category().message(error));
-  }
-  setpgid(pid, pid);  // also here: the child may not have run yet when the group is needed
-
-  int status = 0;
-  bool ended = false;
-  double give_up_s = command.timeout_s;
-  bool asked_to_end = false;
-  while (!ended) {
-    const pid_t waited = waitpid(pid, &status, WNOHANG);
-    ended = waited == pid || (waited < 0 && errno == ECHILD);
-    if (ended) {
-      break;
-    }
-    const double elapsed_s = seconds_since(start);
-    const bool interrupted_now = interrupts.requested() && !result.interrupted;
-    if (asked_to_end && elapsed_s >= give_up_s) {
-      for (const pid_t descendant : descendants(pid)) {
-        kill(descendant, SIGKILL);
-      }
-      kill(-pid, SIGKILL);
-      kill(pid, SIGKILL);
-      give_up_s = elapsed_s + 1;
-    } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {
-      result.interrupted = interrupted_now;
-      result.timed_out = !interrupted_now;
-      kill(-pid, SIGTERM);
-      asked_to_end = true;
-      give_up_s = elapsed_s + kGraceSeconds;
-    }
-    const double wait_s = std::max(0.001, give_up_s - seconds_since(start));
-    interrupts.wait_for_child(tick ? std::min(wait_s, kTickSeconds) : wait_s);
-    if (tick) {
-      tick();
-    }
+  try {
+    const FileDescriptor out = open_output(out_path);
+    const FileDescriptor err = open_output(err_path);
+    StartOptions options;
+    options.environment = environment_with({command.env.begin(), command.env.end()}, is_identity);
+    options.cwd = command.cwd;
+    options.out_fd = out.get();
+    options.err_fd = err.get();
+    options.parent_death_signal = SIGTERM;
+    options.signal_mask = interrupts.original_mask();
+    watch(start_process(command.argv, options), command.timeout_s, interrupts, tick, result);
+  } catch (const CannotRun& error) {
+    result.exit_code = kCannotRun;
+    result.err = error.what();
+    return result;
+  } catch (const std::system_error& error) {
+    throw Error(ExitCode::kTrainingFailed,
+                "cannot start a process in " + scratch + ": " + error.code().message());
   }
   result.seconds = seconds_since(start);
   end_leftovers();
-  if (WIFEXITED(status)) {
-    result.exit_code = WEXITSTATUS(status);
-  } else if (WIFSIGNALED(status)) {
-    result.signal = WTERMSIG(status);
-  }
   result.out = read_tail(out_path);
   result.err = read_tail(err_path);
   return result;
+}
+
+std::string describe_failure(const ChildResult& result, double timeout_s) {
+  std::string text;
+  if (result.timed_out) {
+    char buffer[64];
+    std::snprintf(buffer, sizeof(buffer), "still running after %g s", timeout_s);
+    text = buffer;
+  } else if (result.signal != 0) {
+    text = "killed by " + signal_name(result.signal);
+  } else {
+    text = "exit code " + std::to_string(result.exit_code);
+  }
+  std::string reason = reason_in(result.err);
+  if (result.timed_out && reason.find("error:") == std::string::npos) {
+    reason.clear();  // what a launcher says about having been stopped is not why it hung
+  }
+  return reason.empty() ? text : text + ": " + reason;
 }
 
 std::string shell_quote(const std::vector<std::string>& argv) {

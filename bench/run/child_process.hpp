@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/process.hpp"
+
 namespace ddp::bench {
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a question that can be asked between two steps of the
@@ -16,9 +18,7 @@ namespace ddp::bench {
 /// main, lives as long as the program.
 class Interrupts {
  public:
-  Interrupts();
-  Interrupts(const Interrupts&) = delete;
-  Interrupts& operator=(const Interrupts&) = delete;
+  Interrupts() { signal(SIGCHLD, SIG_DFL); }  // ignored, it would make the exit codes vanish
 
   /// True from the first signal on.
   bool requested();
@@ -30,10 +30,10 @@ class Interrupts {
   /// @return true if one came
   bool wait_for_signal(double seconds);
 
-  const sigset_t& original_mask() const { return original_mask_; }
+  const sigset_t& original_mask() const { return signals_.original(); }
 
  private:
-  sigset_t original_mask_;
+  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}, BlockedSignals::Until::kForever};
   bool requested_ = false;
 };
 
@@ -44,9 +44,7 @@ struct Command {
   double timeout_s = 120;
 };
 
-struct ChildResult {
-  int exit_code = -1;  ///< -1 if it did not exit by itself
-  int signal = 0;  ///< that killed it
+struct ChildResult : ProcessEnd {
   bool timed_out = false;
   bool interrupted = false;  ///< stopped because this program is to end
   double seconds = 0;
@@ -65,6 +63,9 @@ struct ChildResult {
 /// @throws Error if the process cannot be made
 ChildResult run_child(const Command& command, const std::string& scratch, Interrupts& interrupts,
                       const std::function<void()>& tick = {});
+
+/// How it ended, and the line of its standard error that most likely tells why. Never empty.
+std::string describe_failure(const ChildResult& result, double timeout_s);
 
 /// One line that a shell would read back as `argv`.
 std::string shell_quote(const std::vector<std::string>& argv);

@@ -1,36 +1,18 @@
 #include "bench/run/discovery.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
-#include <sstream>
-#include <system_error>
+
+#include "common/base/process.hpp"
 
 namespace ddp::bench {
 
 namespace fs = std::filesystem;
 
-bool is_executable(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored) && access(path.c_str(), X_OK) == 0;
-}
-
-std::optional<std::string> find_in_path(const std::string& name) {
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.empty() && is_executable(fs::path(folder) / name)) {
-      return (fs::path(folder) / name).string();
-    }
-  }
-  return std::nullopt;
-}
-
 std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
   for (fs::path folder = stage_dir;; folder = folder.parent_path()) {
     const fs::path candidate = folder / ".venv" / "bin" / "torchrun";
-    if (is_executable(candidate)) {
+    if (is_executable(candidate.string())) {
       return candidate.string();
     }
     if (folder == folder.parent_path()) {

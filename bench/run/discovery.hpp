@@ -1,4 +1,4 @@
-// bench/run/discovery.hpp - which programs, launchers and GPUs this machine has.
+// bench/run/discovery.hpp - which launchers and GPUs this machine has.
 #pragma once
 
 #include <filesystem>
@@ -6,9 +6,6 @@
 #include <string>
 
 namespace ddp::bench {
-
-bool is_executable(const std::filesystem::path& path);
-std::optional<std::string> find_in_path(const std::string& name);
 
 /// The checkout's own environment first: its torchrun belongs to the LibTorch that was built with.
 std::optional<std::string> find_torchrun(const std::filesystem::path& stage_dir);

@@ -7,10 +7,10 @@
 #include <set>
 #include <utility>
 
-#include "bench/run/child_failure.hpp"
-#include "bench/run/discovery.hpp"
+#include "bench/run/child_process.hpp"
 #include "bench/run/micro_command.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 
 namespace ddp::bench {
 namespace {

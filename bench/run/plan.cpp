@@ -10,6 +10,7 @@
 #include "bench/run/discovery.hpp"
 #include "bench/run/machine.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 
 #ifndef DDP_PEERS_DIR
 #define DDP_PEERS_DIR "bench/peers"
@@ -35,7 +36,7 @@ std::string pick_device(const std::string& asked, const fs::path& stage_dir) {
 
 std::vector<StageProgram> pick_programs(const Settings& settings, Plan& plan) {
   const auto exists = [&](const StageProgram& program) {
-    return is_executable(fs::path(plan.stage_dir) / program.name);
+    return is_executable((fs::path(plan.stage_dir) / program.name).string());
   };
   for (const std::string& asked : settings.stages) {
     bool known = false;

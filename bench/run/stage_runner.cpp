@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "bench/report/statistics.hpp"
-#include "bench/run/child_failure.hpp"
+#include "bench/run/child_process.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {

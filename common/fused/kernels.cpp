@@ -4,10 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-// Note [Instruction sets]
-// The bodies are written once, with the compiler's portable vectors, and inlined into one function
-// per instruction set: `target` says what the compiler may use in there, and the processor decides
-// at run time which is called. Nothing is compiled with -march=native, so one binary serves all.
+#include "common/base/instruction_set.hpp"
 
 // Note [Tiles]
 // A product is computed in tiles of c that stay in registers: 6 rows by up to 4 vectors. For each
@@ -354,8 +351,9 @@ struct Body {
   }
 };
 
-// One set of functions per instruction set: (namespace, target, lanes of a vector, vectors of a
-// tile). A tile and the vectors it reads must fit the registers: 32 with AVX-512 and NEON, else 16.
+// One set of functions per instruction set, see Note [Instruction sets]: (namespace, target, lanes
+// of a vector, vectors of a tile). A tile and the vectors it reads must fit the registers: 32 with
+// AVX-512 and NEON, else 16.
 #define DDP_KERNELS(NAME, TARGET, LANES, VECTORS)                                                 \
   namespace NAME {                                                                                \
   using B = Body<LANES, VECTORS>;                                                                 \
@@ -399,26 +397,14 @@ DDP_KERNELS(avx512, [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma")]], 1
 DDP_KERNELS(portable, , 4, 4)
 #endif
 
-std::vector<const Kernels*> find_kernels() {
-  std::vector<const Kernels*> usable{&portable::kKernels};
-#if defined(__x86_64__)
-  // These ask the operating system too, not only the processor.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    usable.push_back(&avx2::kKernels);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      usable.push_back(&avx512::kKernels);
-    }
-  }
-#endif
-  return usable;
-}
-
 }  // namespace
 
-const std::vector<const Kernels*>& all_kernels() {
-  static const std::vector<const Kernels*> all = find_kernels();
-  return all;
+std::vector<const Kernels*> all_kernels() {
+#if defined(__x86_64__)
+  return usable_kernels({&portable::kKernels, &avx2::kKernels, &avx512::kKernels});
+#else
+  return usable_kernels({&portable::kKernels});
+#endif
 }
 
 const Kernels& kernels() {

@@ -95,6 +95,6 @@ struct Kernels {
 /// The fastest that this machine can run.
 const Kernels& kernels();
 /// All that this machine can run, for tests: "portable" first.
-const std::vector<const Kernels*>& all_kernels();
+std::vector<const Kernels*> all_kernels();
 
 }  // namespace ddp::fused

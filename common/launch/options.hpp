@@ -84,11 +84,8 @@ struct Options {
 /// Base name of the running executable, for messages and default file names.
 std::string program_name(const char* argv0);
 
-/// --help or --version was asked for, and answered on stdout: nothing is left to do.
-struct Answered {};
-
 /// Parses `argv`. Dashes and underscores in option names are equal.
-/// @throws Answered
+/// @throws Answered after --help and --version
 /// @throws UsageError naming the option that is unknown, malformed, out of range or not of this
 /// program
 Options parse_options(int argc, const char* const* argv, Launch launch);

@@ -13,6 +13,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/standard_streams.hpp"
 #include "common/launch/cpu_share.hpp"

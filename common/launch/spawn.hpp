@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
@@ -28,7 +29,7 @@ int spawn(int argc, char** argv, TrainFunction train);
 /// it is one. Before any thread exists.
 /// @param program name that stands before messages
 /// @return as spawn() @throws TransientError if there is no port or no process to be had
-int start_ranks(const std::string& program, char** argv, int world_size);
+int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size);
 
 /// Makes the socket `listener` serve a free port of 127.0.0.1: no other machine can connect.
 /// @return the port @throws TransientError

@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "common/base/instruction_set.hpp"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,11 +17,7 @@
 #endif
 #endif
 
-// Note [Instruction sets]
-// The same source is compiled once per instruction set, each in a namespace of its own and with the
-// target as an attribute of every function. A source of its own with -mavx512f would do too, but
-// then inline functions of the standard library, compiled with AVX-512, could be the copy that the
-// linker keeps for the whole program.
+// The same source once per instruction set: see Note [Instruction sets].
 
 #define DDP_SHM_LEVEL 0
 #define DDP_SHM_NAMESPACE portable
@@ -53,19 +51,11 @@
 namespace ddp::shm {
 
 std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> usable{&portable::kKernels};
 #if defined(__x86_64__)
-  // These ask the operating system too, not only the processor.
-  // Every processor with AVX2 has F16C, about which clang cannot ask.
-  if (__builtin_cpu_supports("avx2")) {
-    usable.push_back(&avx2::kKernels);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      usable.push_back(&avx512::kKernels);
-    }
-  }
+  return usable_kernels({&portable::kKernels, &avx2::kKernels, &avx512::kKernels});
+#else
+  return usable_kernels({&portable::kKernels});
 #endif
-  return usable;
 }
 
 const Kernels& kernels() {

@@ -1,14 +1,14 @@
-// bench/run/scratch_folder.hpp - a private temporary folder that goes when its owner goes.
+// common/base/scratch_folder.hpp - a private temporary folder that goes when its owner goes.
 #pragma once
 
 #include <string>
 
-namespace ddp::bench {
+namespace ddp {
 
 class ScratchFolder {
  public:
   /// Below TMPDIR, else /tmp. @throws Error (1) if it cannot be made
-  ScratchFolder();
+  explicit ScratchFolder(const std::string& name);
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
@@ -19,4 +19,4 @@ class ScratchFolder {
   std::string path_;
 };
 
-}  // namespace ddp::bench
+}  // namespace ddp

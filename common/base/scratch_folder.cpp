@@ -1,4 +1,4 @@
-#include "bench/run/scratch_folder.hpp"
+#include "common/base/scratch_folder.hpp"
 
 #include <cerrno>
 #include <cstdlib>
@@ -7,11 +7,12 @@
 
 #include "common/base/exit_codes.hpp"
 
-namespace ddp::bench {
+namespace ddp {
 
-ScratchFolder::ScratchFolder() {
+ScratchFolder::ScratchFolder(const std::string& name) {
   const char* const tmpdir = std::getenv("TMPDIR");
-  path_ = std::string(tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir) + "/ddp-bench-XXXXXX";
+  path_ =
+      std::string(tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir) + "/" + name + "-XXXXXX";
   if (mkdtemp(path_.data()) == nullptr) {
     throw Error(ExitCode::kTrainingFailed, "cannot make a temporary folder " + path_ + ": " +
                                                std::generic_category().message(errno));
@@ -23,4 +24,4 @@ ScratchFolder::~ScratchFolder() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-}  // namespace ddp::bench
+}  // namespace ddp

@@ -1,0 +1,298 @@
+#include "common/base/command_line.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <set>
+#include <string_view>
+
+namespace ddp {
+namespace {
+
+constexpr const char* kSeeHelp = ", expected what --help lists";
+
+std::string first_name(const std::string& names) {
+  return names.substr(0, names.find(','));
+}
+
+std::string joined(const std::vector<std::string>& words, const std::string& last_separator) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == words.size() ? last_separator : ", ") + words[i];
+  }
+  return text;
+}
+
+/// Levenshtein's.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) {
+    row[j] = j;
+  }
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& name) {
+  constexpr std::size_t kShortestPart = 4;
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& known_name : option->get_lnames()) {
+      const std::string known = "--" + known_name;
+      // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
+      const bool part =
+          name.size() >= 2 + kShortestPart && known_name.find(name.substr(2)) != std::string::npos;
+      const std::size_t distance = part ? 1 : edit_distance(name, known);
+      if (distance < best_distance) {
+        best_distance = distance;
+        best = known;
+      }
+    }
+  }
+  throw UsageError(
+      "unknown option " + quote(name) +
+      (best.empty() ? ", expected one that --help lists" : ", did you mean " + best + "?"));
+}
+
+/// In CLI11's words, on one line.
+[[noreturn]] void refuse(const CLI::ParseError& error, const std::string& hint) {
+  std::string text = error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  throw UsageError(text + hint);
+}
+
+}  // namespace
+
+std::string join(const Choices& choices) {
+  return joined(choices, " or ");
+}
+
+const std::string& check_choice(const std::string& name, const std::string& text,
+                                const Choices& choices) {
+  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    throw UsageError(name + ": got " + quote(text) + ", expected " + join(choices));
+  }
+  return text;
+}
+
+std::string with_dashes(const std::string& argument) {
+  std::string result = argument;
+  if (argument.starts_with("--")) {
+    std::replace(result.begin(), std::find(result.begin(), result.end(), '='), '_', '-');
+  }
+  return result;
+}
+
+Option& Option::excludes(const Option& other) {
+  option_->excludes(other.option_);
+  return *this;
+}
+
+Option& Option::hidden() {
+  option_->group("");
+  return *this;
+}
+
+Option& Option::repeatable() {
+  option_->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  return *this;
+}
+
+Option& Option::value_optional() {
+  option_->expected(0, 1);
+  return *this;
+}
+
+Option OptionGroup::value(const std::string& names, const std::string& unit,
+                          const std::string& initial, const std::string& help,
+                          const StoreValue& store) {
+  return Option(
+      app_.add_option_function<std::string>(
+              names,
+              [name = first_name(names), store](const std::string& given) { store(name, given); },
+              help)
+          ->option_text(unit + (initial.empty() ? "" : " (default " + initial + ")"))
+          ->type_name(unit)
+          ->group(title_));
+}
+
+Option OptionGroup::values(const std::string& names, const std::string& unit,
+                           const std::string& help, const StoreValues& store) {
+  return Option(app_.add_option_function<std::vector<std::string>>(
+                        names,
+                        [name = first_name(names), store](const std::vector<std::string>& given) {
+                          store(name, given);
+                        },
+                        help)
+                    ->option_text(unit)
+                    ->type_name(unit)
+                    ->expected(1, -1)
+                    ->group(title_));
+}
+
+Option OptionGroup::list(const std::string& names, const std::string& unit, const std::string& help,
+                         const StoreValues& store) {
+  const Option option = values(names, unit + " ...", help, store);
+  app_.get_option(first_name(names))->delimiter(',')->type_name(unit);
+  return option;
+}
+
+Option OptionGroup::text(const std::string& names, const std::string& unit, std::string& target,
+                         const std::string& initial, const std::string& help) {
+  return value(names, unit, initial, help,
+               [&target](const std::string&, const std::string& given) { target = given; });
+}
+
+Option OptionGroup::choice(const std::string& names, std::string& target, const Choices& choices,
+                           const std::string& help) {
+  return value(names, join(choices), target, help,
+               [&target, choices](const std::string& name, const std::string& given) {
+                 target = check_choice(name, given, choices);
+               });
+}
+
+Option OptionGroup::flag(const std::string& names, bool& target, const std::string& help) {
+  return Option(app_.add_flag(names, target, help)->group(title_));
+}
+
+CommandLine::CommandLine(const std::string& program, const std::string& description,
+                         const std::string& version, const std::string& footer,
+                         std::size_t column_width)
+    : app_(std::make_unique<CLI::App>(description, program)), version_(version) {
+  app_->set_version_flag("--version", version_);
+  app_->footer(footer);
+  app_->get_formatter()->column_width(column_width);
+}
+
+CommandLine::~CommandLine() = default;
+
+void CommandLine::put_help_into(const std::string& title) {
+  app_->set_help_flag("-h,--help", "print this and exit")->group(title);
+  app_->set_version_flag("--version", version_, "print the versions and exit")->group(title);
+}
+
+void CommandLine::require(const std::vector<std::string>& positionals, const std::string& unless,
+                          const std::string& example) {
+  required_ = positionals;
+  required_unless_ = unless;
+  example_ = example;
+}
+
+bool CommandLine::given(const std::string& name) const {
+  return app_->count(name) > 0;
+}
+
+/// Makes the arguments such that CLI11 cannot misread them.
+std::vector<std::string> CommandLine::check_names(int argc, const char* const* argv) const {
+  std::vector<std::string> arguments;
+  std::set<const CLI::Option*> seen;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--") {
+      arguments.insert(arguments.end(), argv + i, argv + argc);
+      break;
+    }
+    if (!argument.starts_with('-')) {
+      arguments.push_back(argument);
+      continue;
+    }
+    const std::size_t equals = argument.find('=');
+    std::string name = argument.substr(0, equals);
+    std::replace(name.begin(), name.end(), '_', '-');
+    const CLI::Option* const option = app_->get_option_no_throw(name);
+    if (option == nullptr) {
+      refuse_unknown(*app_, name);
+    }
+    if (!seen.insert(option).second) {
+      throw UsageError(name + " was given twice, expected once");
+    }
+    if (option->get_items_expected_max() == 0) {
+      if (equals != std::string::npos) {
+        throw UsageError(name + ": got the value " + quote(argument.substr(equals + 1)) +
+                         ", expected none");
+      }
+      arguments.push_back(name);
+      continue;
+    }
+    const bool follows = equals == std::string::npos;
+    if (follows && (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--"))) {
+      throw UsageError(name + " has no value, expected " + name + " " + option->get_option_text());
+    }
+    const std::string value = follows ? argv[++i] : argument.substr(equals + 1);
+    if (value.empty()) {
+      throw UsageError(name + " is empty, expected " + option->get_option_text());
+    }
+    arguments.push_back(name + "=" + value);
+  }
+  return arguments;
+}
+
+void CommandLine::run(std::vector<std::string> arguments) {
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  try {
+    app_->parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app_->help();
+    throw Answered();
+  } catch (const CLI::CallForVersion& version) {
+    std::cout << version.what() << '\n';
+    throw Answered();
+  }
+}
+
+void CommandLine::parse(std::vector<std::string> arguments, const std::string& hint) {
+  try {
+    run(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    refuse(error, hint);
+  }
+}
+
+void CommandLine::parse_strictly(int argc, const char* const* argv) {
+  const std::vector<std::string> arguments = check_names(argc, argv);
+  const auto require_them = [this](bool required) {
+    for (const std::string& name : required_) {
+      app_->get_option(name)->required(required);
+    }
+  };
+  try {
+    require_them(true);  // so that "--devices 0 1 50 10" leaves them their two numbers
+    try {
+      run(arguments);
+      return;
+    } catch (const CLI::RequiredError&) {
+      if (!given(required_unless_)) {
+        throw;
+      }
+    }
+    require_them(false);
+    run(arguments);
+  } catch (const CLI::RequiredError&) {
+    std::vector<std::string> missing;
+    std::copy_if(required_.begin(), required_.end(), std::back_inserter(missing),
+                 [this](const std::string& name) { return !given(name); });
+    throw UsageError(joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") +
+                     " missing, expected e.g. \"" + app_->get_name() + " " + example_ + "\"");
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError("unexpected argument " + quote(app_->remaining().front()) +
+                     ", expected only " + joined(required_, " and ") + " before the options");
+  } catch (const CLI::ParseError& error) {
+    for (const std::string& name : required_) {
+      if (app_->count(name) > 1) {
+        throw UsageError(name + " was given twice, expected once");
+      }
+    }
+    refuse(error, kSeeHelp);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,321 @@
+#include "common/base/process.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+namespace ddp {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (std::string& text : strings) {
+    result.push_back(text.data());
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+timespec to_timespec(double seconds) {
+  const double positive = std::max(seconds, 0.0);
+  const double whole = std::floor(positive);
+  return {static_cast<time_t>(whole), static_cast<long>((positive - whole) * 1e9)};
+}
+
+/// In the new process. Only async-signal-safe calls: this program may have threads.
+/// @return errno: it did not become the program
+int become(const char* program, char* const* argv, char* const* environment,
+           const StartOptions& options, const sigset_t& mask, pid_t parent) {
+  constexpr int kCannotRun = 127;
+  if (options.standing == Standing::kOwnSession) {
+    setsid();
+  } else if (options.standing == Standing::kOwnGroup) {
+    setpgid(0, 0);
+  }
+  if (options.parent_death_signal != 0) {
+    prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
+    if (getppid() != parent) {
+      _exit(kCannotRun);  // it died before the line above
+    }
+  }
+  dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+  if (options.out_fd >= 0) {
+    dup2(options.out_fd, STDOUT_FILENO);
+  }
+  if (options.err_fd >= 0) {
+    dup2(options.err_fd, STDERR_FILENO);
+  }
+  for (const int fd : options.inherited_fds) {
+    fcntl(fd, F_SETFD, 0);
+  }
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
+  if (options.cwd.empty() || chdir(options.cwd.c_str()) == 0) {
+    execvpe(program, argv, environment);
+  }
+  return errno;
+}
+
+std::optional<ProcessEnd> reap(pid_t pid, int flags) {
+  int status = 0;
+  rusage used{};
+  pid_t ended = 0;
+  while ((ended = wait4(pid, &status, flags, &used)) < 0) {
+    if (errno != EINTR) {
+      fail("cannot wait for process " + std::to_string(pid), errno);
+    }
+  }
+  if (ended == 0) {
+    return std::nullopt;
+  }
+  ProcessEnd end;
+  end.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  for (const timeval& time : {used.ru_utime, used.ru_stime}) {
+    end.cpu_seconds += static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  }
+  return end;
+}
+
+}  // namespace
+
+void FileDescriptor::reset(int fd) {
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+  fd_ = fd;
+}
+
+Pipe::Pipe(int flags) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC | flags) != 0) {
+    fail("cannot make a pipe", errno);
+  }
+  read_end.reset(ends[0]);
+  write_end.reset(ends[1]);
+}
+
+bool is_executable(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         access(path.c_str(), X_OK) == 0;
+}
+
+std::optional<std::string> find_in_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = folder + (folder.ends_with('/') ? "" : "/") + name;
+    if (!folder.empty() && is_executable(candidate)) {
+      return candidate;
+    }
+  }
+  return std::nullopt;
+}
+
+pid_t start_process(const std::vector<std::string>& argv, const StartOptions& options) {
+  std::vector<std::string> arguments = argv;
+  std::vector<std::string> variables = options.environment.value_or(std::vector<std::string>());
+  const std::vector<char*> argument_pointers = pointers(arguments);
+  const std::vector<char*> variable_pointers = pointers(variables);
+  char* const* const environment = options.environment ? variable_pointers.data() : environ;
+  const std::string& program = options.program.empty() ? argv.at(0) : options.program;
+  sigset_t mask;
+  sigemptyset(&mask);
+  mask = options.signal_mask.value_or(mask);
+
+  Pipe failure;  // carries errno if the program cannot be run, else just closes
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const int reason =
+        become(program.c_str(), argument_pointers.data(), environment, options, mask, parent);
+    [[maybe_unused]] const ssize_t written =
+        write(failure.write_end.get(), &reason, sizeof(reason));
+    _exit(127);
+  }
+  if (pid < 0) {
+    fail("cannot start a process", errno);
+  }
+  failure.write_end.close();
+  int reason = 0;
+  while (read(failure.read_end.get(), &reason, sizeof(reason)) < 0 && errno == EINTR) {
+  }
+  if (reason != 0) {
+    waitpid(pid, nullptr, 0);
+    throw CannotRun(reason, std::generic_category(), "cannot run " + program);
+  }
+  return pid;
+}
+
+std::vector<std::string> environment_with(
+    const std::map<std::string, std::optional<std::string>>& changes,
+    const std::function<bool(std::string_view)>& is_dropped) {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const bool is_changed = changes.count(std::string(text.substr(0, text.find('=')))) > 0;
+    if (!is_changed && !(is_dropped && is_dropped(text))) {
+      variables.emplace_back(text);
+    }
+  }
+  for (const auto& [name, value] : changes) {
+    if (value) {
+      variables.push_back(name + "=" + *value);
+    }
+  }
+  return variables;
+}
+
+std::optional<ProcessEnd> poll_process(pid_t pid) {
+  return reap(pid, WNOHANG);
+}
+
+ProcessEnd wait_for_process(pid_t pid) {
+  return *reap(pid, 0);
+}
+
+std::string signal_name(int signal) {
+  return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+}
+
+BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : until_(until) {
+  sigemptyset(&blocked_);
+  for (const int signal : signals) {
+    sigaddset(&blocked_, signal);
+  }
+  sigprocmask(SIG_BLOCK, &blocked_, &original_);
+}
+
+BlockedSignals::~BlockedSignals() {
+  if (until_ == Until::kEnd) {
+    sigprocmask(SIG_SETMASK, &original_, nullptr);
+  }
+}
+
+siginfo_t BlockedSignals::wait(std::optional<double> seconds, int except) const {
+  sigset_t signals = blocked_;
+  if (except != 0) {
+    sigdelset(&signals, except);
+  }
+  const timespec timeout = to_timespec(seconds.value_or(0));
+  siginfo_t info{};
+  if (sigtimedwait(&signals, &info, seconds ? &timeout : nullptr) < 0) {
+    info = {};
+  }
+  return info;
+}
+
+CapturedProcess::CapturedProcess(const std::vector<std::string>& argv,
+                                 const CaptureOptions& options)
+    : options_(options) {
+  options_.start.out_fd = out_.write_end.get();
+  options_.start.err_fd = options.merge ? out_.write_end.get() : err_.write_end.get();
+  pid_ = start_process(argv, options_.start);
+  out_.write_end.close();
+  err_.write_end.close();
+}
+
+CapturedProcess::~CapturedProcess() {
+  if (pid_ > 0) {
+    kill_all();
+    waitpid(pid_, nullptr, 0);
+  }
+}
+
+void CapturedProcess::kill_all() const {
+  kill(options_.start.standing == Standing::kOurGroup ? pid_ : -pid_, SIGKILL);
+}
+
+double CapturedProcess::elapsed_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+/// Waits for output until then. @return false once both streams are closed
+bool CapturedProcess::read_some(double until_s) {
+  std::array<pollfd, 2> streams = {pollfd{out_.read_end.get(), POLLIN, 0},
+                                   pollfd{err_.read_end.get(), POLLIN, 0}};
+  if (streams[0].fd < 0 && streams[1].fd < 0) {
+    return false;
+  }
+  const double left_ms = std::clamp((until_s - elapsed_s()) * 1e3, 0.0, 1e6);
+  poll(streams.data(), streams.size(), static_cast<int>(left_ms) + 1);
+  for (const pollfd& stream : streams) {
+    if (stream.fd < 0 || stream.revents == 0) {
+      continue;
+    }
+    const bool is_out = stream.fd == out_.read_end.get();
+    std::string& text = is_out ? result_.out : result_.err;
+    std::array<char, 65536> buffer;
+    const ssize_t count = read(stream.fd, buffer.data(), buffer.size());
+    if (count > 0) {
+      text.append(buffer.data(), std::min(static_cast<std::size_t>(count),
+                                          options_.max_output_bytes - text.size()));
+    } else if (count == 0 || errno != EINTR) {
+      (is_out ? out_ : err_).read_end.close();
+    }
+  }
+  return true;
+}
+
+bool CapturedProcess::wait_for_output(const std::string& text) {
+  while (result_.out.find(text) == std::string::npos) {
+    if (elapsed_s() > options_.timeout_s || !read_some(options_.timeout_s)) {
+      return result_.out.find(text) != std::string::npos;
+    }
+  }
+  return true;
+}
+
+CaptureResult CapturedProcess::wait() {
+  constexpr double kDrainSeconds = 2;  // for what is still in the pipes after the kill
+  constexpr auto kExitPoll = std::chrono::milliseconds(1);
+  const auto kill_if_late = [this] {
+    if (!result_.timed_out && elapsed_s() > options_.timeout_s) {
+      result_.timed_out = true;
+      kill_all();
+    }
+  };
+  while (!result_.timed_out && read_some(options_.timeout_s)) {
+    kill_if_late();
+  }
+  // Somebody outside the group may hold the pipes open: that one is not waited for.
+  for (const double until = elapsed_s() + kDrainSeconds;
+       result_.timed_out && elapsed_s() < until && read_some(until);) {
+  }
+  std::optional<ProcessEnd> end;
+  while (!(end = poll_process(pid_))) {
+    kill_if_late();  // it closed its streams and lives on
+    std::this_thread::sleep_for(kExitPoll);
+  }
+  if (options_.start.standing != Standing::kOurGroup) {
+    kill_all();  // what it left behind
+  }
+  pid_ = -1;
+  static_cast<ProcessEnd&>(result_) = *end;
+  result_.seconds = elapsed_s();
+  return result_;
+}
+
+CaptureResult run_captured(const std::vector<std::string>& argv, const CaptureOptions& options) {
+  return CapturedProcess(argv, options).wait();
+}
+
+}  // namespace ddp
