@@ -1,4 +1,5 @@
-// Stage 01: train an MLP on one device. Every later stage ends on the same weights.
+// Stage 01: train an MLP on one device. With the same global batch every later stage ends on
+// the same weights.
 //
 //   run:  build/bin/01_single_gpu 50 10
 //
@@ -12,7 +13,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   // 1. Device.
   const torch::Device device = ddp::set_device(options, launch.rank);
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same global batches.
+  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::RandomSampler sampler(dataset, options);
   ddp::DataLoader loader(dataset.train, sampler, options, device);
@@ -41,7 +42,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     }
   }
 
-  // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or one is wrong.
   training.report();
 }
 

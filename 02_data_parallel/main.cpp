@@ -15,7 +15,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   const std::vector<torch::Device> devices = ddp::set_devices(options);
   const torch::Device device = devices.front();
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same global batches.
+  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::RandomSampler sampler(dataset, options);
   ddp::DataLoader loader(dataset.train, sampler, options, device);
@@ -46,7 +46,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     }
   }
 
-  // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or one is wrong.
   training.report();
 }
 

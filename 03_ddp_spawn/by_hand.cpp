@@ -16,7 +16,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   const torch::Device device = ddp::set_device(options, launch.rank);
   ddp::init_process_group(options, launch, device);
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same global batches.
+  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::DistributedSampler sampler(dataset, options);
   ddp::DataLoader loader(dataset.train, sampler, options, device);
@@ -55,7 +55,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     }
   }
 
-  // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or one is wrong.
   training.report();
   ddp::destroy_process_group();
 }

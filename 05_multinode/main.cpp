@@ -1,7 +1,7 @@
 // Stage 05: several nodes. A process has a global rank, among all, and a local rank, on its node.
 //
 //   run:  sbatch slurm/05_multinode.sh 50 10
-//   run:  torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=NODE0:29400
+//   run:  torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=NODE0:29400 \
 //           --no-python build/bin/05_multinode 50 10        (the same on both nodes)
 //
 // New here: the local rank picks the device, the global rank everything else.
@@ -15,7 +15,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   const torch::Device device = ddp::set_device(options, launch.local_rank);
   ddp::init_process_group(options, launch, device);
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same global batches.
+  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::DistributedSampler sampler(dataset, options);
   ddp::DataLoader loader(dataset.train, sampler, options, device);
@@ -46,7 +46,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     }
   }
 
-  // 6. Report. How far the weights moved is the same number in every stage, or the stage is wrong.
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or one is wrong.
   training.report();
   ddp::destroy_process_group();
 }

@@ -38,7 +38,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "Expected LibTorch in .venv (run ./tests/run.sh once) or in -DLIBTORCH=/path, got \"${_libtorch_root}\".")
+  REASON_FAILURE_MESSAGE "Expected LibTorch in .venv (run tools/setup.sh bench once) or in -DLIBTORCH=/path, got \"${_libtorch_root}\".")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED)

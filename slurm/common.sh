@@ -20,7 +20,7 @@ need_program() {
     fi
     program=("$root/build/bin/$stage")
     [[ -x ${program[0]} ]] ||
-        die "${program[0]} is not there, expected a build: cmake --preset release && cmake --build --preset release, in $root"
+        die "${program[0]} is not there, expected a build: tools/setup.sh bench, in $root"
 }
 
 # GPUs of each node, 0 on a CPU cluster.

@@ -38,7 +38,7 @@ case ${1:-all} in
         exit 2
         ;;
 esac
-# What requirements.txt has wheels for.
+# What the requirements have wheels for.
 python_oldest="3, 10"
 python_newest="3, 13"
 # The environment needs 5 GB; while it is being installed, the downloads lie beside it.
@@ -195,6 +195,8 @@ install_venv() {
     fi
     present=$(du -sm "$venv/" | cut -f1)
     need=$((venv_mb + download_mb - present))
+    # What only the tests need is small.
+    [[ $in_place == false || ! -e $stamp || $(missing_requirements) == *" requirements.txt"* ]] || need=0
     free=$(free_mb "$venv/")
     ((need <= 0 || free >= need)) ||
         die 2 "not enough disk space for LibTorch: $((free / 1000)) GB free in $venv, expected $((need / 1000)) GB;" \
@@ -244,6 +246,22 @@ install_venv() {
 
 # Of Ninja's lines "[steps/all seconds] what": one every 15 s, with the minutes that are left. All else passes.
 report_build() {
+    local line said=0 seconds
+    while IFS= read -r line; do
+        if [[ $line =~ ^\[([0-9]+)/([0-9]+)\ ([0-9]+)\.?[0-9]*\]\  ]]; then
+            seconds=${BASH_REMATCH[3]}
+            if ((seconds >= said + 15)); then
+                said=$seconds
+                printf '    %d of %d build steps, about %d min left\n' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}" \
+                    $((seconds * (BASH_REMATCH[2] - BASH_REMATCH[1]) / BASH_REMATCH[1] / 60 + 1))
+            fi
+        else
+            printf '%s\n' "$line"
+        fi
+    done
+}
+
+build() {
     awk '
         match($0, /^\[[0-9]+\/[0-9]+ [0-9.]+\] /) {
             split(substr($0, 2, RLENGTH - 3), at, /[\/ ]/)

@@ -123,7 +123,7 @@ def wrong_stages():
             if re.match(r"\s*#\s*(if|el|endif)", line):
                 complaints.append(f"{name}: {line.strip()}: expected no conditional compilation in a stage")
             complaints += [f"{name}: {line.strip()}: expected no '{word}' in a stage"
-                           for word in NOT_IN_A_STAGE if word in line and name != MAY_NAME_THEM]
+                           for word in NOT_IN_A_STAGE if re.search(rf"\b{word}\b", line) and name != MAY_NAME_THEM]
     return complaints
 
 

@@ -211,8 +211,8 @@ def text_of(*command):
 
 
 def origin_of_this_run():
-    changed = [line[3:] for line in text_of("git", "status", "--porcelain", "--untracked-files=no").splitlines()
-               if not line.endswith((".md", ".svg")) and not line[3:].startswith("results/")]
+    changed = [path for path in text_of("git", "diff", "--name-only", "HEAD").splitlines()
+               if not path.endswith((".md", ".svg")) and not path.startswith("results/")]
     if changed:
         raise SystemExit(f"transcripts.py: not committed: {' '.join(changed)}; outputs of a commit are wanted")
     cpu = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)

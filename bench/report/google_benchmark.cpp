@@ -1,6 +1,6 @@
 #include "bench/report/google_benchmark.hpp"
 
-#include <unistd.h>
+#include <benchmark/benchmark.h>
 
 #include <cmath>
 #include <ctime>
@@ -121,13 +121,27 @@ void append_result(const Result& result, std::size_t family, int repetitions, bo
 
 ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
                                        const ordered_json& machine, const BenchmarkOutput& output) {
+  // As the library's own reporter writes it.
+  const benchmark::CPUInfo& cpu = benchmark::CPUInfo::Get();
   ordered_json context = {
       {"date", local_time()},
       {"host_name", machine.at("host").is_null() ? "" : machine.at("host")},
       {"executable", std::filesystem::read_symlink("/proc/self/exe").string()},
-      {"num_cpus", sysconf(_SC_NPROCESSORS_ONLN)},
-      {"load_avg", machine.at("load_average")},
+      {"num_cpus", cpu.num_cpus},
+      {"mhz_per_cpu", std::lround(cpu.cycles_per_second / 1e6)},
   };
+  if (cpu.scaling != benchmark::CPUInfo::UNKNOWN) {
+    context["cpu_scaling_enabled"] = cpu.scaling == benchmark::CPUInfo::ENABLED;
+  }
+  context["caches"] = ordered_json::array();
+  for (const benchmark::CPUInfo::CacheInfo& cache : cpu.caches) {
+    context["caches"].push_back({{"type", cache.type},
+                                 {"level", cache.level},
+                                 {"size", cache.size},
+                                 {"num_sharing", cache.num_sharing}});
+  }
+  context["load_avg"] = machine.at("load_average");
+  context["library_build_type"] = "release";
   for (const auto& [key, value] : output.context) {
     context[key] = value;
   }

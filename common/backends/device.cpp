@@ -95,7 +95,12 @@ std::vector<torch::Device> set_devices(const Options& options) {
   }
   std::vector<torch::Device> picked;
   if (options.devices.empty()) {
-    for (int index = 0; index < options.nprocs.value_or(devices); ++index) {
+    const int replicas = options.nprocs.value_or(devices);
+    if (replicas > devices) {
+      throw UsageError("--nprocs: got " + std::to_string(replicas) + ", expected at most " +
+                       std::to_string(devices) + ", the number of CUDA devices");
+    }
+    for (int index = 0; index < replicas; ++index) {
       picked.push_back(cuda_device(index, devices));
     }
   } else {
