@@ -55,7 +55,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     }
   }
 
-  // 6. Report. With the same --global-batch the weights move as far in every stage, or one is wrong.
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
   training.report();
   ddp::destroy_process_group();
 }

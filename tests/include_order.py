@@ -35,6 +35,10 @@ def violations(root):
             other = rest.split("/")[0]
             if other not in ORDER or ORDER.index(other) > ORDER.index(own):
                 yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(ORDER[:ORDER.index(own)])}"
+    for source in sorted(root.glob("0*/*.cpp")):
+        for header in included(source):
+            if header.startswith("common/") and header != "common/stage.hpp":
+                yield f"{source.relative_to(root)}: includes {header}, expected common/stage.hpp alone"
     for folder in WITHOUT_TORCH:
         for source in sorted((root / folder).rglob("*.[ch]pp")):
             for header in included(source):

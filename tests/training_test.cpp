@@ -151,3 +151,68 @@ TEST_CASE("without init_process_group there is no default group", "[training]") 
   CHECK_THROWS_AS(ddp::default_process_group(), c10::Error);
   CHECK_THROWS_AS(ddp::all_reduce(torch::ones({1})), c10::Error);
 }
+
+TEST_CASE("zero_grad() at the head of the loop accumulates as well", "[training]") {
+  std::vector<torch::Tensor> weights;
+  for (const int64_t accumulate : {1, 3}) {
+    ddp::Options options = small_run();
+    options.dataset_size = 60;
+    options.accumulate = accumulate;
+    options.batch_per_rank = 6 / accumulate;
+    const ddp::Dataset dataset = ddp::load_dataset(options);
+    const ddp::LaunchEnvironment launch;
+    ddp::RandomSampler sampler(dataset, options);
+    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+    torch::manual_seed(1);
+    ddp::Mlp model(dataset.layers);
+    ddp::Optimizer optimizer(*model, options);
+    ddp::Training training(options, launch, dataset, loader, model, optimizer);
+    for (const int64_t epoch : training.epochs()) {
+      sampler.set_epoch(epoch);
+      for (const ddp::Batch& batch : loader) {
+        optimizer.zero_grad();
+        ddp::loss(model->forward(batch.input), batch).backward();
+        optimizer.step();
+      }
+    }
+    weights.push_back(ddp::parameter_vector(*model));
+  }
+  CHECK(torch::allclose(weights[1], weights[0], 1e-5, 1e-6));
+}
+
+TEST_CASE("a loop that leaves its loader early, or computes no loss, is told", "[training]") {
+  for (const bool leaves_early : {true, false}) {
+    const ddp::Options options = small_run();
+    const ddp::Dataset dataset = ddp::load_dataset(options);
+    const ddp::LaunchEnvironment launch;
+    ddp::RandomSampler sampler(dataset, options);
+    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+    ddp::Mlp model(dataset.layers);
+    ddp::Optimizer optimizer(*model, options);
+    ddp::Training training(options, launch, dataset, loader, model, optimizer);
+    const auto train = [&] {
+      for ([[maybe_unused]] const int64_t epoch : training.epochs()) {
+        for (const ddp::Batch& batch : loader) {
+          if (leaves_early) {
+            break;
+          }
+          model->forward(batch.input).sum().backward();
+        }
+      }
+    };
+    CHECK_THROWS_WITH(train(), Catch::Contains(leaves_early ? "read the loader to its end"
+                                                            : "ddp::loss() to be called"));
+  }
+}
+
+TEST_CASE("a loader of another batch than the options' is refused", "[training]") {
+  const ddp::Options options = small_run();
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  const ddp::LaunchEnvironment launch;
+  ddp::RandomSampler sampler(dataset, options);
+  ddp::DataLoader loader(dataset.train, sampler, {options.batch_per_rank + 1, 2, torch::kCPU});
+  ddp::Mlp model(dataset.layers);
+  ddp::Optimizer optimizer(*model, options);
+  CHECK_THROWS_WITH(ddp::Training(options, launch, dataset, loader, model, optimizer),
+                    Catch::Contains("Expected a loader of 3 samples a batch"));
+}

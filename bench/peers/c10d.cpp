@@ -107,13 +107,16 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
       reducer.before_forward();
       const torch::Tensor output = model->forward(batch.input);
       const torch::Tensor loss = ddp::loss(output, batch);
+      log.begin(ddp::Phase::kForward);
       reducer.prepare_for_backward({output});
+      log.begin(ddp::Phase::kBackward);
       loss.backward();
       log.begin(ddp::Phase::kOptimizer);
       step(parameters, ddp::resolve_learning_rate(options));
       for (const torch::Tensor& parameter : parameters) {
         parameter.mutable_grad().reset();
       }
+      log.begin(ddp::Phase::kData);
     }
   }
   log.report(dataset);

@@ -108,6 +108,7 @@ std::vector<torch::Device> set_devices(const Options& options) {
       picked.push_back(cuda_device(index, devices));
     }
   }
+  c10::impl::VirtualGuardImpl(torch::kCUDA).setDevice(picked.front());
   return picked;
 }
 

@@ -21,7 +21,7 @@ namespace ddp {
 torch::Device set_device(const Options& options, int local_rank);
 
 /// The devices of stage 02's replicas: --devices, else --nprocs of them, else all GPUs, else two
-/// CPU replicas.
+/// CPU replicas. The first becomes the current CUDA device.
 std::vector<torch::Device> set_devices(const Options& options);
 
 }  // namespace ddp

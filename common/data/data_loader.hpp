@@ -76,7 +76,8 @@ class DataLoader {
  public:
   /// Both must outlive the loader.
   DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options);
-  /// As the command line says: --batch-size or --global-batch, and --accumulate.
+  /// As the command line says: options.batch_per_rank, which run_alone() and its kin have made of
+  /// --global-batch, and --accumulate.
   DataLoader(const Samples& samples, Sampler& sampler, const Options& options,
              const torch::Device& device)
       : DataLoader(samples, sampler, {options.batch_per_rank, options.accumulate, device}) {}

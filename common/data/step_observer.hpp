@@ -16,9 +16,10 @@ inline constexpr size_t kPhases = 4;
 /// The loader, the loss and the optimizer know the clock of a training run by this interface only,
 /// and do without one: a loop needs no line for being measured.
 ///
-/// In an epoch: begin_epoch(), then for every batch begin_batch(), begin(kForward), add_loss(),
-/// begin(kBackward), begin(kOptimizer) if the batch completes its step, begin(kData), end_batch();
-/// at last end_epoch().
+/// In an epoch of a stage's loop: begin_epoch(), then for every batch begin_batch(),
+/// begin(kForward), add_loss(), begin(kBackward), begin(kOptimizer) if the batch completes its
+/// step, begin(kData), end_batch(); at last end_epoch(). FusedStep begins phases as often as it
+/// enters them and adds its loss last.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;

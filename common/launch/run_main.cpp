@@ -12,6 +12,8 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
@@ -35,6 +37,20 @@ void end_with_launcher(const std::string& launcher) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
   }
 }
+
+std::vector<std::function<void()>> train_end_actions;
+
+/// See at_train_end().
+struct TrainEnd {
+  TrainEnd() = default;
+  ~TrainEnd() {
+    for (const auto& action : std::exchange(train_end_actions, {})) {
+      action();
+    }
+  }
+  TrainEnd(const TrainEnd&) = delete;
+  TrainEnd& operator=(const TrainEnd&) = delete;
+};
 
 /// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
 /// itself fails on half a document.
@@ -174,6 +190,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     trains = true;
     Options settled = with_cpu_share(options, environment);
     settled.batch_per_rank = batch_per_rank;
+    const TrainEnd end;
     train(settled, environment);
     return 0;
   });
@@ -181,6 +198,10 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
 }
 
 }  // namespace internal
+
+void at_train_end(std::function<void()> action) {
+  internal::train_end_actions.push_back(std::move(action));
+}
 
 int run_alone(int argc, char** argv, TrainFunction train) {
   return internal::run_main(argc, argv, Launch::kAlone, train);

@@ -2,6 +2,7 @@
 // enter a stage.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace ddp {
 
 /// What a stage does: `environment` says which rank it is.
 using TrainFunction = void (*)(const Options& options, const LaunchEnvironment& environment);
+
+/// Has `action` called when `train` has returned or thrown, and its local objects are gone.
+void at_train_end(std::function<void()> action);
 
 /// Stages 01 and 02: this process is the only one. Refuses to run under a launcher that started
 /// several.

@@ -10,6 +10,7 @@
 #include "common/backends/backend.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/spawn.hpp"
 #include "common/parallel/rendezvous.hpp"
 
 namespace ddp {
@@ -302,6 +303,7 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
 }
 
 void destroy_process_group(ProcessGroup& process_group) {
+  process_group.destroyed_ = true;
   depart(*process_group.store_, process_group.rank(), process_group.world_size());
   for (const auto& release : process_group.before_shutdown_) {
     release();
@@ -311,8 +313,8 @@ void destroy_process_group(ProcessGroup& process_group) {
 
 namespace {
 
-/// See Note [Default group]. A process' first thread destroys it before static objects, LibTorch's
-/// among them, are gone.
+/// See Note [Default group]. Destroyed when `train` has ended, by exception or not, while what
+/// LibTorch and NCCL keep per thread is still there.
 thread_local std::unique_ptr<ProcessGroup> default_group;
 
 }  // namespace
@@ -322,15 +324,17 @@ void init_process_group(const Options& options, const LaunchEnvironment& environ
   default_group.reset();
   // No make_unique: a process group can be neither copied nor moved.
   default_group.reset(new ProcessGroup(create_process_group(options, environment, device)));
+  at_train_end([] { default_group.reset(); });
 }
 
 ProcessGroup* find_default_process_group() {
-  return default_group.get();
+  return default_group && !default_group->is_destroyed() ? default_group.get() : nullptr;
 }
 
 ProcessGroup& default_process_group() {
-  TORCH_CHECK(default_group, "Expected init_process_group() to have been called, got no group");
-  return *default_group;
+  ProcessGroup* const group = find_default_process_group();
+  TORCH_CHECK(group != nullptr, "Expected init_process_group() to have been called, got no group");
+  return *group;
 }
 
 void destroy_process_group() {

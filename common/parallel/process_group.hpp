@@ -103,6 +103,7 @@ class ProcessGroup {
   /// micro-batch does not complete its step.
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
   bool is_accumulating() const noexcept { return accumulating_; }
+  bool is_destroyed() const noexcept { return destroyed_; }
 
   /// Has `release` called when the process group is destroyed, before its connections are: NCCL
   /// waits there, for ever, until no CUDA Graph holds one of its collectives any more.
@@ -129,6 +130,7 @@ class ProcessGroup {
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
   bool accumulating_ = false;
+  bool destroyed_ = false;
   mutable CommunicationWait wait_;
   mutable std::vector<std::function<void()>> before_shutdown_;
 };
@@ -139,10 +141,11 @@ class ProcessGroup {
 /// @throws UsageError if the ranks' settings differ or a host name cannot be resolved
 void init_process_group(const Options& options, const LaunchEnvironment& environment,
                         const torch::Device& device);
-/// Destroys the default group. Its object stays until the thread ends, for those who refer to it.
+/// Destroys the default group, and there is none any more. Its object stays until `train` or the
+/// thread has ended, or the next one is made, for those who refer to it.
 void destroy_process_group();
 
-/// The default group; null before init_process_group() and where there is none, as in stage 01.
+/// The default group; null before init_process_group(), as in stage 01, and once destroyed.
 ProcessGroup* find_default_process_group();
 /// @throws c10::Error if there is none
 ProcessGroup& default_process_group();

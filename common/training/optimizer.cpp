@@ -1,6 +1,7 @@
 #include "common/training/optimizer.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "common/fused/kernels.hpp"
 
@@ -198,6 +199,8 @@ void Optimizer::set_epoch(int64_t epoch) {
 }
 
 void Optimizer::step() {
+  updating_ = true;
+  step_is_partial_ = accumulating_;
   if (accumulating_) {
     return;
   }
@@ -209,10 +212,11 @@ void Optimizer::step() {
 }
 
 void Optimizer::zero_grad() {
-  if (!accumulating_) {
+  if (!step_is_partial_) {
     flat_.grad.zero_();
   }
-  if (observer_ != nullptr) {
+  // Not if the loop begins with zero_grad().
+  if (std::exchange(updating_, false) && observer_ != nullptr) {
     observer_->begin(
         Phase::kData);  // what is left is to free this batch's graph and fetch the next
   }

@@ -41,9 +41,9 @@ class Optimizer {
   void set_epoch(int64_t epoch);
   /// Collective if is_sharded(); then gradients are read in this rank's parts only.
   void step();
+  /// Keeps the gradients while those of more micro-batches are to be added to them.
   void zero_grad();
-  /// While accumulating, step() and zero_grad() do nothing: the gradients of more micro-batches are
-  /// to be added up.
+  /// While accumulating, step() changes nothing: this micro-batch does not complete its step.
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
   /// @param observer learns from step() that backward is over, from zero_grad() that the update is
   void set_observer(StepObserver* observer) { observer_ = observer; }
@@ -83,6 +83,8 @@ class Optimizer {
 
   FlatParameters flat_;
   bool accumulating_ = false;
+  bool step_is_partial_ = false;  // gradients of some of its micro-batches are there
+  bool updating_ = false;  // between step() and zero_grad()
   StepObserver* observer_ = nullptr;
   std::string kind_;
   double initial_learning_rate_;

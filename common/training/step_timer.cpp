@@ -48,7 +48,9 @@ void StepTimer::begin(Phase phase) {
     return;
   }
   if (device_.is_cuda()) {
-    step_.phases.emplace_back(phase, mark());
+    if (step_.phases.empty() || step_.phases.back().first != phase) {
+      step_.phases.emplace_back(phase, mark());
+    }
   } else {
     switch_phase(phase, std::chrono::steady_clock::now());
   }
@@ -62,6 +64,7 @@ void StepTimer::switch_phase(Phase phase, std::chrono::steady_clock::time_point 
 }
 
 void StepTimer::add_loss(const torch::Tensor& loss) {
+  step_.has_loss = true;
   if (device_.is_cuda()) {
     step_.device_loss =
         step_.device_loss.defined() ? step_.device_loss + loss.detach() : loss.detach();
@@ -79,6 +82,7 @@ void StepTimer::make_room(int64_t steps) {
 }
 
 void StepTimer::end_step(double samples, int64_t epoch_steps) {
+  TORCH_CHECK(step_.has_loss, "Expected ddp::loss() to be called in every step, got none");
   step_.samples = samples;
   if (process_group_ != nullptr) {
     step_.wait = process_group_->take_wait();

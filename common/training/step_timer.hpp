@@ -73,6 +73,7 @@ class StepTimer {
     // On the host, where everything is known at once.
     std::array<double, kPhases> phase_ms{};
     double loss = 0;
+    bool has_loss = false;
     // On a GPU.
     std::vector<std::pair<Phase, Mark>> phases;
     torch::Tensor device_loss;

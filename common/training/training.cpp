@@ -10,15 +10,19 @@ namespace ddp {
 
 Training::Training(const Options& options, const LaunchEnvironment& launch, const Dataset& dataset,
                    DataLoader& loader, Mlp model, Optimizer& optimizer,
-                   std::vector<torch::Device> devices)
+                   std::vector<torch::Device> devices, ProcessGroup* process_group)
     : options_(options),
       launch_(launch),
       dataset_(dataset),
       loader_(loader),
       optimizer_(optimizer),
-      process_group_(find_default_process_group()),
+      process_group_(process_group),
       log_(options, model, model->parameters().front().device(), process_group_),
       snapshot_(options, launch, dataset, *model, optimizer) {
+  const int world_size = process_group == nullptr ? 1 : process_group->world_size();
+  TORCH_CHECK(loader.batch_per_rank() == resolve_batch_per_rank(options, world_size),
+              "Expected a loader of ", resolve_batch_per_rank(options, world_size),
+              " samples a batch, as the options say, got ", loader.batch_per_rank());
   if (options.speedup != "none") {
     if (devices.empty()) {
       devices.push_back(model->parameters().front().device());
@@ -34,6 +38,20 @@ Training::Training(const Options& options, const LaunchEnvironment& launch, cons
 Training::~Training() {
   loader_.set_observer(nullptr);
   optimizer_.set_observer(nullptr);
+  optimizer_.set_accumulating(false);
+  if (process_group_ != nullptr) {
+    process_group_->set_accumulating(false);
+  }
+}
+
+void Training::begin_epoch() {
+  epoch_ended_ = false;
+  log_.begin_epoch();
+}
+
+void Training::end_epoch() {
+  epoch_ended_ = true;
+  log_.end_epoch();
 }
 
 void Training::begin_batch(const Batch& batch) {
@@ -63,8 +81,11 @@ bool Training::Epochs::operator!=(std::nullptr_t) const {
 
 void Training::set_epoch(int64_t epoch) {
   epoch_ = epoch;
-  optimizer_.set_epoch(epoch);
-  log_.set_epoch(epoch);
+  epoch_ended_ = false;
+  if (epoch < options_.total_epochs) {
+    optimizer_.set_epoch(epoch);
+    log_.set_epoch(epoch);
+  }
 }
 
 void Training::train_by_fused_step() {
@@ -87,6 +108,8 @@ void Training::save_snapshot() {
 }
 
 void Training::finish_epoch() {
+  TORCH_CHECK(epoch_ended_, "Expected the loop to read the loader to its end in epoch ", epoch_,
+              ": there the ranks' losses are summed and requests to stop are heard");
   const int64_t epochs_done = epoch_ + 1;
   const bool stops = log_.stop_asked() && epochs_done < options_.total_epochs;
   if (launch_.rank != 0) {

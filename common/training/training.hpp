@@ -54,9 +54,11 @@ class Training final : private StepObserver {
   /// ranks of the default process group, if there is one. From now on a signal to stop waits for
   /// the end of the epoch.
   /// @param devices of the replicas in one process, as stage 02 has them; empty: the model's own
+  /// @param process_group of the ranks that train together; none: this is the only process
   Training(const Options& options, const LaunchEnvironment& launch, const Dataset& dataset,
            DataLoader& loader, Mlp model, Optimizer& optimizer,
-           std::vector<torch::Device> devices = {});
+           std::vector<torch::Device> devices = {},
+           ProcessGroup* process_group = find_default_process_group());
   ~Training() override;
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
@@ -88,12 +90,12 @@ class Training final : private StepObserver {
   void report() { log_.report(dataset_); }
 
  private:
-  void begin_epoch() override { log_.begin_epoch(); }
+  void begin_epoch() override;
   void begin_batch(const Batch& batch) override;
   void begin(Phase phase) override { log_.begin(phase); }
   void add_loss(const torch::Tensor& loss) override { log_.add_loss(loss); }
   void end_batch(const Batch& batch) override { log_.end_batch(batch); }
-  void end_epoch() override { log_.end_epoch(); }
+  void end_epoch() override;
 
   /// Whether the epoch at hand is a --save-every-th one; with 0 none is.
   bool is_due() const { return options_.save_every > 0 && (epoch_ + 1) % options_.save_every == 0; }
@@ -111,6 +113,7 @@ class Training final : private StepObserver {
   Snapshot snapshot_;
   std::unique_ptr<FusedStep> fused_step_;  // none with --speedup none
   int64_t epoch_ = 0;
+  bool epoch_ended_ = false;
 };
 
 }  // namespace ddp
