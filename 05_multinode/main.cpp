@@ -1,8 +1,8 @@
 // Stage 05: several nodes. A process has a global rank, among all, and a local rank, on its node.
 //
 //   run:  sbatch slurm/05_multinode.sh 50 10
-//   run:  torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=NODE0:29400 \
-//           --no-python build/bin/05_multinode 50 10        (the same on both nodes)
+//   run:  torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=NODE0:29400
+//           --no-python build/bin/05_multinode 50 10        (one line, the same on both nodes)
 //
 // New here: the local rank picks the device, the global rank everything else.
 
