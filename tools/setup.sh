@@ -262,21 +262,6 @@ report_build() {
 }
 
 build() {
-    awk '
-        match($0, /^\[[0-9]+\/[0-9]+ [0-9.]+\] /) {
-            split(substr($0, 2, RLENGTH - 3), at, /[\/ ]/)
-            if (at[3] - said >= 15) {
-                said = at[3]
-                left = at[3] / at[1] * (at[2] - at[1]) / 60
-                printf "    %d of %d build steps, about %.0f min left\n", at[1], at[2], left + 0.5
-                fflush()
-            }
-            next
-        }
-        { print; fflush() }'
-}
-
-build() {
     local start=$SECONDS key
     # CMake keeps the paths it once found, so another LibTorch or a moved checkout starts a new cache.
     # The objects stay; Ninja compiles again only what really changed.
