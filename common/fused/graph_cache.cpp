@@ -25,8 +25,8 @@ void GraphCache::run(size_t kind, double learning_rate, const ProcessGroup* proc
     if (process_group != nullptr) {
       graph.sent = process_group->take_wait();
       // Events that were recorded belong to the capture.
-      graph.sent.device.clear();
-      graph.sent.gather_device.clear();
+      graph.sent.backward = {};
+      graph.sent.gather = {};
     }
   }
   graph.captured->replay();
