@@ -6,10 +6,19 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "common/backends/shm/collective_types.hpp"
 
 namespace ddp {
+
+/// "prefix/0", "prefix/1" and so on: what the ranks set, by rank.
+std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size);
+
+/// Waits until every rank has set its key.
+/// @throws TransientError naming those that `what` lacks
+void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
+                    const std::string& what, std::chrono::milliseconds timeout);
 
 /// Every call is a round of its own. It throws TransientError naming the ranks that did not come.
 /// @param backend as --backend has it, for messages; its keys in the store begin with it

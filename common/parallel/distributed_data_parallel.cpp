@@ -36,7 +36,6 @@ FlatParameters flatten_same_parameters(const torch::nn::Module& module,
 GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
                                  const DistributedDataParallelOptions& options)
     : process_group_(process_group),
-      broadcasts_buffers_(options.broadcast_buffers),
       buffers_(module.buffers()),
       flat_(flatten_same_parameters(module, process_group)),
       buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide) {
@@ -80,7 +79,7 @@ void GradientReducer::broadcast_buffers() const {
 
 void GradientReducer::before_forward() {
   in_backward_ = false;  // if a backward threw, its callback never ran
-  if (completes_step() && broadcasts_buffers_) {
+  if (completes_step()) {
     broadcast_buffers();
   }
 }

@@ -38,6 +38,7 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  /// Broadcasts rank 0's buffers: batch norm's statistics, say.
   void before_forward();
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
@@ -51,7 +52,6 @@ class GradientReducer {
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;
-  bool broadcasts_buffers_;
   bool synchronize_ = true;
   std::vector<torch::Tensor> buffers_;  // the model's, which are no parameters
   FlatParameters flat_;
@@ -108,7 +108,6 @@ class DistributedDataParallel {
   /// @param active false: nothing happens, so that a loop needs no second body
   [[nodiscard]] NoSync no_sync(bool active = true) { return NoSync(reducer_, active); }
 
-  const ModuleHolder& module() const { return module_; }
   size_t bucket_count() const { return reducer_.bucket_count(); }
 
  private:

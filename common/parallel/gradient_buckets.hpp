@@ -21,8 +21,6 @@ struct DistributedDataParallelOptions {
   /// overlap with yet.
   int64_t bucket_bytes = 25 * 1024 * 1024;
   int64_t first_bucket_bytes = 1024 * 1024;
-  /// Rank 0's buffers (batch norm's statistics, say) before every forward.
-  bool broadcast_buffers = true;
   /// What gradients are rounded to while they travel: torch::kBFloat16 or kHalf.
   std::optional<torch::ScalarType> compression = std::nullopt;
   /// Each rank gets the mean only of the gradients that its part of a sharded optimizer needs; what

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "common/backends/shm/collective_types.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/launch/network.hpp"
 
@@ -87,27 +88,11 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
 }
 
 /// Every rank announces itself and waits for all others.
-void wait_for_all(c10d::Store& store, const std::string& event, int rank, int world_size,
-                  std::chrono::milliseconds timeout) {
-  const auto key = [&](int r) { return event + "/" + std::to_string(r); };
-  store.set(key(rank), "here");
-  std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) {
-    keys.push_back(key(r));
-  }
-  try {
-    store.wait(keys, timeout);
-  } catch (const c10::Error&) {
-    std::string missing;
-    for (int r = 0; r < world_size; ++r) {
-      if (!store.check({key(r)})) {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-      }
-    }
-    throw TransientError(
-        fmt::format("within {} s {} lacks rank {} of world size {}, expected all of them",
-                    in_seconds(timeout), event, missing, world_size));
-  }
+void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
+          std::chrono::milliseconds timeout) {
+  const std::vector<std::string> keys = keys_of_ranks(event, world_size);
+  store.set(keys[static_cast<size_t>(rank)], "here");
+  wait_for_ranks(store, keys, event, timeout);
 }
 
 }  // namespace
@@ -120,7 +105,7 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
       c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);
   meeting.store->setTimeout(timeout);
   try {
-    wait_for_all(*meeting.store, "rendezvous", environment.rank, environment.world_size, timeout);
+    meet(*meeting.store, "rendezvous", environment.rank, environment.world_size, timeout);
   } catch (const c10::Error&) {
     // Nothing was computed yet. A store that goes away now was another job's, which had the port
     // first and has ended; or a rank of this job has failed, and the launcher is about to end this
@@ -144,12 +129,12 @@ std::string address_for_peers(const LaunchEnvironment& environment, const std::s
   if (!several_hosts) {
     return own.empty() ? "127.0.0.1" : own;
   }
-  const auto key = [](int rank) { return "address/" + std::to_string(rank); };
-  meeting.store->set(key(environment.rank), own);
+  const std::vector<std::string> keys = keys_of_ranks("address", environment.world_size);
+  meeting.store->set(keys[static_cast<size_t>(environment.rank)], own);
   // The host that serves the store may know it by a loopback address ("localhost", or its own name
   // in /etc/hosts): then the way to a rank elsewhere tells. If there is none, all are on this host.
-  for (int rank = 0; rank < environment.world_size && is_loopback_address(own); ++rank) {
-    const std::string other = meeting.store->get_to_str(key(rank));
+  for (size_t rank = 0; rank < keys.size() && is_loopback_address(own); ++rank) {
+    const std::string other = meeting.store->get_to_str(keys[rank]);
     if (!is_loopback_address(other)) {
       own = address_towards(other, meeting.port);
     }
@@ -158,17 +143,14 @@ std::string address_for_peers(const LaunchEnvironment& environment, const std::s
 }
 
 void depart(c10d::Store& store, int rank, int world_size) {
-  wait_for_all(store, "departure", rank, world_size, store.getTimeout());
+  meet(store, "departure", rank, world_size, store.getTimeout());
   // Rank 0 may be the one who serves the store: it goes last, when the others have their answer.
-  if (rank != 0) {
-    store.set("gone/" + std::to_string(rank), "gone");
-    return;
+  const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
+  if (rank == 0) {
+    store.wait({keys.begin() + 1, keys.end()}, store.getTimeout());
+  } else {
+    store.set(keys[static_cast<size_t>(rank)], "gone");
   }
-  std::vector<std::string> others;
-  for (int r = 1; r < world_size; ++r) {
-    others.push_back("gone/" + std::to_string(r));
-  }
-  store.wait(others, store.getTimeout());
 }
 
 }  // namespace ddp

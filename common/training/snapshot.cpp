@@ -86,12 +86,6 @@ void Snapshot::save(int64_t epochs_done) {
   saved_epochs_ = epochs_done;
 }
 
-void Snapshot::give_parts() const {
-  if (optimizer_.is_sharded()) {
-    optimizer_.state();
-  }
-}
-
 Snapshot::Stored Snapshot::read(const std::string& path) const {
   const torch::NoGradGuard no_grad;
   TensorFile file = read_tensor_file(path);

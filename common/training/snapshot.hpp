@@ -34,11 +34,9 @@ class Snapshot {
   /// other settings
   int64_t load(ProcessGroup* process_group = nullptr);
 
-  /// Rank 0 only. With a sharded optimizer the other ranks call give_parts() meanwhile.
+  /// Rank 0 only. With a sharded optimizer the other ranks call its state() meanwhile.
   /// @throws Error (1) if it cannot be written
   void save(int64_t epochs_done);
-  /// Every other rank's side of save().
-  void give_parts() const;
   /// How many epochs the file holds, as far as this run wrote it; -1 if it did not.
   int64_t saved_epochs() const noexcept { return saved_epochs_; }
 

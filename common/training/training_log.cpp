@@ -69,17 +69,13 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
   label_ = fmt::format("{}{}", device.is_cuda() ? "GPU" : "CPU", number);
 }
 
-torch::Tensor TrainingLog::sum_over_ranks(std::vector<double> values) const {
-  torch::Tensor sums = torch::tensor(values, torch::kFloat64).to(device_);
-  if (process_group_ != nullptr) {
-    process_group_->all_reduce(sums);
-  }
-  return sums.to(torch::kCPU);
-}
-
 torch::Tensor TrainingLog::gather_over_ranks(const torch::Tensor& values) const {
   return process_group_ == nullptr ? values.unsqueeze(0)
                                    : process_group_->all_gather(values.to(device_)).to(torch::kCPU);
+}
+
+torch::Tensor TrainingLog::gather_over_ranks(const std::vector<double>& values) const {
+  return gather_over_ranks(torch::tensor(values, torch::kFloat64));
 }
 
 void TrainingLog::begin_epoch() {
@@ -118,8 +114,9 @@ void TrainingLog::end_epoch() {
   }
   // Ranks may be signalled at different moments, or only one of them: the wish travels with the
   // loss.
-  const torch::Tensor sums = sum_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0,
-                                             std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0});
+  const torch::Tensor sums = gather_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0,
+                                                std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0})
+                                 .sum(0);
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
   stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
@@ -165,13 +162,11 @@ TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
   const int64_t end = test_size * (rank_ + 1) / world_size_;
   const Evaluation part = evaluate(model_, dataset.test.input.slice(0, begin, end),
                                    dataset.test.target.slice(0, begin, end), device_);
-  const torch::Tensor sums = sum_over_ranks({part.loss_sum, part.correct, part.samples});
+  const torch::Tensor sums = gather_over_ranks({part.loss_sum, part.correct, part.samples}).sum(0);
 
   // The slowest rank's.
   const double step_ms =
-      gather_over_ranks(torch::tensor({median(steps_, &StepTimes::step_ms)}, torch::kFloat64))
-          .max()
-          .item<double>();
+      gather_over_ranks({median(steps_, &StepTimes::step_ms)}).max().item<double>();
   // Fewer samples than the global batch if the data has fewer.
   return {.moved = moved,
           .loss = (sums[0] / sums[2]).item<double>(),
@@ -181,22 +176,18 @@ TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
           .samples_per_second = median(steps_, &StepTimes::samples) / step_ms * 1000};
 }
 
-void TrainingLog::print(const Result& result) const {
-  const std::string accuracy =
-      std::isnan(result.accuracy) ? "" : fmt::format(" | accuracy {:.4f}", result.accuracy);
-  const std::string speed = steps_.empty()  // as when only evaluating
-                                ? ""
-                                : fmt::format(" | step {:.3f} ms | {:.0f} samples/s",
-                                              result.step_ms, result.samples_per_second);
-  fmt::print("moved {:#.6g} | loss {:.4f}{} | digest {}{}\n", result.moved, result.loss, accuracy,
-             result.digest, speed);
-  std::fflush(stdout);
-}
-
 void TrainingLog::report(const Dataset& dataset) {
   const Result all = result(dataset);
   if (rank_ == 0) {
-    print(all);
+    const std::string accuracy =
+        std::isnan(all.accuracy) ? "" : fmt::format(" | accuracy {:.4f}", all.accuracy);
+    const std::string speed = steps_.empty()  // as when only evaluating
+                                  ? ""
+                                  : fmt::format(" | step {:.3f} ms | {:.0f} samples/s", all.step_ms,
+                                                all.samples_per_second);
+    fmt::print("moved {:#.6g} | loss {:.4f}{} | digest {}{}\n", all.moved, all.loss, accuracy,
+               all.digest, speed);
+    std::fflush(stdout);
   }
   if (options_.metrics.empty()) {
     return;
@@ -248,8 +239,7 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
           : kNaN;
   // (values, ranks)
   const torch::Tensor of_ranks =
-      gather_over_ranks(torch::tensor({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms},
-                                      torch::kFloat64))
+      gather_over_ranks({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms})
           .t()
           .contiguous();
   const auto by_rank = [&](int64_t value) {

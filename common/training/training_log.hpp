@@ -60,13 +60,11 @@ class TrainingLog final : public StepObserver {
 
   Result result(const Dataset& dataset);
   void check_weights(double moved, const std::string& hash) const;
-  void print(const Result& result) const;
   nlohmann::json summary(const Dataset& dataset, const Result& result) const;
   void write_metrics(const torch::Tensor& steps_of_ranks, const nlohmann::json& summary) const;
-  /// @return what every rank has in `values`, a row for each
+  /// @return (world size, ...): row r is rank r's `values`
   torch::Tensor gather_over_ranks(const torch::Tensor& values) const;
-  /// @return (values)
-  torch::Tensor sum_over_ranks(std::vector<double> values) const;
+  torch::Tensor gather_over_ranks(const std::vector<double>& values) const;
 
   const Options& options_;
   Mlp model_;
