@@ -1,5 +1,4 @@
-// Our DDP against c10d::Reducer, the engine of Python's DDP, and against one process: same
-// gradients.
+// Our DDP's gradients are those of c10d::Reducer, the engine of Python's DDP, and of one process.
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <torch/torch.h>

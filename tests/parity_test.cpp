@@ -93,8 +93,7 @@ class Folder {
     return Program(argv, options);
   }
 
-  /// Trains from the beginning. The files of the run before are gone first, so that nothing old can
-  /// be read.
+  /// Trains from the beginning. The file of the run before is gone first: nothing old can be read.
   Outcome run(const std::string& line) const {
     INFO(line);
     fs::remove(file());

@@ -20,8 +20,7 @@ std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module)
 /// What autograd calls when the gradient of the gathered output is known.
 struct GatherBackward : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
-    // Taken out, so that the replicas' graphs are freed here even if somebody keeps the gathered
-    // output.
+    // Taken out, so that the replicas' graphs are freed here even if the gathered output is kept.
     const std::vector<torch::Tensor> replica_outputs = std::move(outputs);
     TORCH_CHECK(replica_outputs.size() == replicas.size(),
                 "Expected one backward per forward of data_parallel, got a second one");

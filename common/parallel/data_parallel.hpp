@@ -1,5 +1,4 @@
-// common/parallel/data_parallel.hpp - one process, several devices: scatter, replicate,
-// parallel_apply, gather.
+// common/parallel/data_parallel.hpp - one process, several devices, as torch.nn.DataParallel.
 #pragma once
 
 #include <torch/torch.h>

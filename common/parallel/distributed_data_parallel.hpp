@@ -1,5 +1,4 @@
-// common/parallel/distributed_data_parallel.hpp - averages gradients over ranks while backward is
-// still running.
+// common/parallel/distributed_data_parallel.hpp - averages gradients over ranks during backward.
 #pragma once
 
 #include <torch/torch.h>

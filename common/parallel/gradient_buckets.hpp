@@ -1,5 +1,4 @@
-// common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed,
-// perhaps each sum only to the rank that needs it.
+// common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed.
 #pragma once
 
 #include <torch/torch.h>

@@ -52,8 +52,7 @@ struct CommunicationWait {
 /// --timeout has passed.
 ///
 /// Note [Default group]: as in Python, init_process_group() makes a group that whatever is given
-/// none uses. There is one per thread, since a rank may be a thread (in tests); a stage has one
-/// thread.
+/// none uses. There is one per thread, since in tests a rank is a thread.
 class ProcessGroup {
  public:
   ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,

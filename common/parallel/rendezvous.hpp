@@ -26,14 +26,12 @@ struct Rendezvous {
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
-/// This host's address for its peers. On one host loopback will do, and reaches no other machine.
-/// On several it is the address of the wanted interface, or that by which this host reaches the
-/// store. Collective.
+/// This host's address for its peers: on one host loopback, which reaches no other machine, on
+/// several that of the wanted interface, or that by which it reaches the store. Collective.
 std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
                               const Rendezvous& meeting);
 
-/// Waits until every rank is here, and keeps rank 0, who may serve the store, until all others have
-/// seen that.
+/// Waits until every rank is here. Rank 0, who may serve the store, stays until all have seen that.
 void depart(c10d::Store& store, int rank, int world_size);
 
 }  // namespace ddp

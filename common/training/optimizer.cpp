@@ -203,8 +203,7 @@ void Optimizer::update_by_aten() {
       part_data_[i].add_(part_grad_[i], -learning_rate_);
     }
   } else if (kind_ == "momentum") {
-    // A buffer of zeros makes the first step's buffer the gradient itself, as LibTorch's optimizer
-    // has it.
+    // A buffer of zeros makes the first step's the gradient itself, as in LibTorch's optimizer.
     at::_fused_sgd_(part_data_, part_grad_, part_state_[0], /*weight_decay=*/0.0, kMomentum,
                     learning_rate_, /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
                     /*is_first_step=*/false);

@@ -1,5 +1,4 @@
-// common/training/optimizer.hpp - SGD, momentum, Adam and AdamW as one operation over all
-// parameters.
+// common/training/optimizer.hpp - SGD, momentum, Adam and AdamW over flat parameters.
 #pragma once
 
 #include <torch/torch.h>
@@ -31,8 +30,7 @@ class Optimizer {
   /// @param options --optimizer, --lr, --lr-schedule; --shard-optimizer and --bucket-mib
   Optimizer(const torch::nn::Module& module, const Options& options)
       : Optimizer(module, options, find_default_process_group()) {}
-  /// @param process_group instead of the default one; must outlive this object; none: nothing is
-  /// sharded
+  /// @param process_group instead of the default one; outlives this object; none: no sharding
   Optimizer(const torch::nn::Module& module, const Options& options,
             const ProcessGroup* process_group);
 
@@ -58,8 +56,7 @@ class Optimizer {
   NamedTensors state() const;
   /// Tensors of the same names, types and sizes, on any rank, without values.
   NamedTensors state_layout() const;
-  /// Takes rank 0's `state`, of that layout; what the others give is ignored. Collective with a
-  /// process group.
+  /// Takes rank 0's `state`, of that layout; the others' is ignored. Collective.
   void load_state(const NamedTensors& state, const ProcessGroup* process_group);
   /// What this rank keeps.
   int64_t state_bytes() const;

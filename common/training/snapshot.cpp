@@ -1,6 +1,6 @@
 #include "common/training/snapshot.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -162,8 +162,7 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     return stored.epochs_done;
   }
-  // Through the store, so that a refusal reaches every rank as the same error and none waits for a
-  // collective.
+  // Through the store: a refusal reaches every rank as the same error, and none hangs waiting.
   std::string outcome;
   if (process_group->rank() == 0) {
     try {

@@ -38,8 +38,7 @@ class StepTimer {
   StepTimer(const torch::Device& device, ProcessGroup* process_group, bool with_phases);
 
   void begin_epoch();
-  /// Ends the phase before and starts `phase`. kData, fetching the batch, comes first and needs no
-  /// call.
+  /// Ends the phase before and starts `phase`. kData comes first and needs no call.
   void begin(Phase phase);
   /// @param loss scalar, of a micro-batch of the step at hand
   void add_loss(const torch::Tensor& loss);

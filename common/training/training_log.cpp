@@ -112,8 +112,7 @@ void TrainingLog::end_epoch() {
     loss_sum += step.loss * step.samples;
     samples += step.samples;
   }
-  // Ranks may be signalled at different moments, or only one of them: the wish travels with the
-  // loss.
+  // Ranks may be signalled at different moments, or only one: the wish travels with the loss.
   const torch::Tensor sums = gather_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0,
                                                 std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0})
                                  .sum(0);
@@ -206,9 +205,8 @@ void TrainingLog::write_metrics(const torch::Tensor& steps_of_ranks, const json&
   for (int rank = 0; rank < world_size_; ++rank) {
     for (int64_t step = 0; step < steps_of_ranks.size(1); ++step, row += kStepColumns) {
       StepTimes times;
-      std::memcpy(&times, row, sizeof(times));
-      // An ordered object, so that a line reads from cause to effect. What is not finite becomes
-      // null.
+      std::memcpy(static_cast<void*>(&times), row, sizeof(times));
+      // Ordered, so that a line reads from cause to effect. What is not finite becomes null.
       const nlohmann::ordered_json line = {{"rank", rank},
                                            {"epoch", static_cast<int64_t>(times.epoch)},
                                            {"step", step},

@@ -1,5 +1,4 @@
-// common/training/training_log.hpp - what training prints and writes: a line per epoch, the last
-// line, --metrics.
+// common/training/training_log.hpp - what training prints, and what --metrics writes.
 #pragma once
 
 #include <torch/torch.h>
