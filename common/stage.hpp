@@ -1,8 +1,6 @@
 // common/stage.hpp - the one include of every stage: LibTorch, and what it lacks of PyTorch.
 #pragma once
 
-#include <torch/torch.h>
-
 #include "common/backends/device.hpp"  // set_device
 #include "common/data/data_loader.hpp"  // DataLoader, RandomSampler
 #include "common/data/dataset.hpp"  // load_dataset

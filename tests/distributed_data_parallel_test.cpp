@@ -1,7 +1,10 @@
 // Our DDP's gradients are those of c10d::Reducer, the engine of Python's DDP, and of one process.
 #include "common/parallel/distributed_data_parallel.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <random>
 

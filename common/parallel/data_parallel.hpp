@@ -1,7 +1,7 @@
 // common/parallel/data_parallel.hpp - one process, several devices, as torch.nn.DataParallel.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>

@@ -1,7 +1,7 @@
 // common/parallel/distributed_data_parallel.hpp - averages gradients over ranks during backward.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>

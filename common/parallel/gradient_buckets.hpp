@@ -1,7 +1,7 @@
 // common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 // common/training/optimizer.hpp - SGD, momentum, Adam and AdamW over flat parameters.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <string>
 #include <utility>

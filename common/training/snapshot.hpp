@@ -1,7 +1,7 @@
 // common/training/snapshot.hpp - a run's state in one file, and how the run goes on from it.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <map>

@@ -1,7 +1,7 @@
 // common/training/training.hpp - what a stage does not show: epochs, clock, log and snapshots.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // common/training/training_log.hpp - what training prints, and what --metrics writes.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
