@@ -176,7 +176,7 @@ TEST_CASE(
     "micro-batches; the digest is the same over every CPU backend, with and without DDP",
     "[parity]") {
   const Folder folder;
-  for (const std::string workload :
+  for (const std::string& workload :
        {std::string(" 4 4 --global-batch 48"), kDigits + " --optimizer adam",
         kDigits + " --optimizer momentum --accumulate 2"}) {
     const Outcome reference = folder.run("01_single_gpu" + workload);
