@@ -233,8 +233,8 @@ TEST_CASE(
   for (const std::string& workload :
        {kDigits + " --nprocs 2 --backend gloo",
         kDigits + " --nprocs 3 --backend shm --optimizer momentum --accumulate 2",
-        kDigits + " --nprocs 4 --backend gloo --optimizer adam --bucket-mib 0.01",
-        kDigits + " --nprocs 8 --backend shm --optimizer adamw --speedup fused"}) {
+        kDigits + " --nprocs 4 --backend shm --optimizer adam --bucket-mib 0.01",
+        kDigits + " --nprocs 3 --backend gloo --optimizer adamw --speedup fused"}) {
     const std::string alone =
         std::regex_replace(workload, std::regex("--(nprocs|backend) \\S+"), "");
     const Outcome reference = folder.run("01_single_gpu" + alone + shard);
@@ -325,7 +325,7 @@ TEST_CASE(
     "[parity]") {
   const Folder folder;
   for (const auto& [workload, world_sizes] : std::vector<std::pair<std::string, std::vector<int>>>{
-           {kDigits + " --deterministic", {1, 2, 3, 8}},
+           {kDigits + " --deterministic", {1, 2, 3}},
            {kDigits + " --optimizer adamw --accumulate 2", {2}}}) {
     const std::string fused = workload + " --speedup fused";
     const Outcome reference = folder.run("01_single_gpu" + workload);
