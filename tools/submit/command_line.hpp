@@ -13,7 +13,7 @@ namespace ddp::submit {
 
 enum class Action { kSubmit, kList, kStatus, kLogs, kCancel, kResubmit };
 
-struct CommandLine {
+struct Command {
   Action action = Action::kSubmit;
   std::string settings_file;
   std::string out_dir;  ///< for what comes after a submission, instead of the settings file
@@ -21,8 +21,8 @@ struct CommandLine {
   // Of a submission. What is given replaces what the settings say.
   std::optional<Scheduler> scheduler;
   bool dry_run = false;
-  std::optional<int> nodes;
-  std::optional<std::vector<int>> gpus;
+  std::optional<std::int64_t> nodes;
+  std::vector<int> gpus;
   std::optional<std::int64_t> time_s;
   std::string account;
   std::string partition;
@@ -37,8 +37,8 @@ struct CommandLine {
   int lines = 40;
 };
 
-/// @return nothing after --help and --version, which are printed here
+/// @throws Answered after --help and --version, which are printed here
 /// @throws UsageError
-std::optional<CommandLine> parse_command_line(int argc, const char* const* argv);
+Command parse_command_line(int argc, const char* const* argv);
 
 }  // namespace ddp::submit

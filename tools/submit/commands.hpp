@@ -1,13 +1,12 @@
-// tools/submit/commands.hpp - what submit does, one function per command.
+// tools/submit/commands.hpp - submit as a function.
 #pragma once
-
-#include "tools/submit/command_line.hpp"
 
 namespace ddp::submit {
 
-/// Prints on standard output, notes on standard error.
+/// Does what the command line says. Prints on standard output, notes on standard error.
 /// @return the program's exit code
 /// @throws Error
-int run(const CommandLine& line);
+/// @throws Answered see parse_command_line
+int run(int argc, const char* const* argv);
 
 }  // namespace ddp::submit

@@ -28,7 +28,11 @@ std::string submit_job(State& state, int index);
 /// @return one line for each scheduler that could not be asked
 std::vector<std::string> refresh(State& state);
 
-/// What lies in the user's folder may have the name of a single job's submission file.
+/// In the job's own folder, because only there no other submission writes: that one may be under
+/// way at the same time, and a scheduler reads the file when it comes to it.
+std::string submission_path(const JobRequest& job, const std::string& out_dir);
+
+/// A single job's submission file is in the out_dir too. What lies there may have its name.
 /// @throws UsageError if it is not made by submit
 void check_submission_file(const JobRequest& job, const std::string& out_dir);
 

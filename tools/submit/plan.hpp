@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "tools/submit/job.hpp"
-#include "tools/submit/settings.hpp"
 
 namespace ddp::submit {
 

@@ -11,38 +11,35 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/base/exit_codes.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {
 namespace {
 
+int make_socket() {
+  return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+}
+
 /// @param call bind or connect
 template <typename Call>
-int call_with_address(const Call& call, int fd, const std::string& name) {
+int call_with_address(const Call& call, const FileDescriptor& socket, const std::string& name) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   // The zero in front makes it a name of no file.
   const std::size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
   std::copy_n(name.begin(), length, address.sun_path + 1);
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  return call(fd, reinterpret_cast<const sockaddr*>(&address), size);
+  return call(socket.get(), reinterpret_cast<const sockaddr*>(&address), size);
 }
 
 }  // namespace
 
 Presence::Presence(const std::string& name)
-    : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)),
-      is_ours_(fd_ >= 0 && call_with_address(bind, fd_, name) == 0) {
+    : socket_(make_socket()), is_ours_(call_with_address(bind, socket_, name) == 0) {
   if (const int error = errno; !is_ours_ && error != EADDRINUSE) {
-    close(fd_);
     throw Error(ExitCode::kTrainingFailed,
                 "cannot make a socket: " + std::generic_category().message(error));
   }
-}
-
-Presence::~Presence() {
-  close(fd_);
 }
 
 std::string this_machine() {
@@ -50,8 +47,8 @@ std::string this_machine() {
   gethostname(host, sizeof(host) - 1);
   const std::string boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?\n");
   std::error_code error;
-  return std::string(host) + " " + boot.substr(0, boot.find('\n')) + " " +
-         std::filesystem::read_symlink("/proc/self/ns/net", error).string();
+  return fmt::format("{} {} {}", host, boot.substr(0, boot.find('\n')),
+                     std::filesystem::read_symlink("/proc/self/ns/net", error).string());
 }
 
 std::optional<bool> is_present(const std::string& name, const std::string& machine) {
@@ -63,10 +60,9 @@ std::optional<bool> is_present(const std::string& name, const std::string& machi
                               there_parts[0] == here_parts[0] && there_parts[1] != here_parts[1];
     return has_rebooted ? std::optional<bool>(false) : std::nullopt;
   }
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const bool connected = fd >= 0 && call_with_address(connect, fd, name) == 0;
-  const bool refused = fd >= 0 && !connected && errno == ECONNREFUSED;
-  close(fd);
+  const FileDescriptor socket(make_socket());
+  const bool connected = call_with_address(connect, socket, name) == 0;
+  const bool refused = !connected && errno == ECONNREFUSED;
   return connected || refused ? std::optional<bool>(connected) : std::nullopt;
 }
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "common/base/process.hpp"
+
 namespace ddp::submit {
 
 /// A name in this machine's kernel (an abstract socket), for as long as this object is there or a
@@ -13,16 +15,13 @@ class Presence {
  public:
   /// @throws Error if there are no sockets
   explicit Presence(const std::string& name);
-  ~Presence();
-  Presence(const Presence&) = delete;
-  Presence& operator=(const Presence&) = delete;
 
   /// False if another process has the name.
   bool is_ours() const { return is_ours_; }
-  int fd() const { return fd_; }
+  int fd() const { return socket_.get(); }
 
  private:
-  int fd_;
+  FileDescriptor socket_;
   bool is_ours_;
 };
 
