@@ -6,7 +6,7 @@
 #include <set>
 
 #include "common/base/parse.hpp"
-#include "tools/submit/command_line.hpp"
+#include "tools/submit/commands.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {

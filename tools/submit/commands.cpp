@@ -13,9 +13,7 @@
 
 #include "common/base/command_line.hpp"
 #include "common/base/process.hpp"
-#include "tools/submit/command_line.hpp"
 #include "tools/submit/handover.hpp"
-#include "tools/submit/local_runner.hpp"
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/text.hpp"
 
@@ -28,18 +26,6 @@ constexpr int kDone = static_cast<int>(ExitCode::kDone);
 
 void note(const std::string& text) {
   std::cerr << "submit: note: " + text + "\n";
-}
-
-/// Beside the build folder that this program is in, else on PATH.
-std::string find_torchrun() {
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
-  const fs::path ours = self.parent_path().parent_path().parent_path() / ".venv/bin/torchrun";
-  if (!error && is_executable(ours.string())) {
-    return ours.string();
-  }
-  const std::optional<std::string> found = find_in_path("torchrun");
-  return found ? fs::absolute(*found).string() : "";
 }
 
 Scheduler pick_scheduler(const Command& command) {
@@ -98,7 +84,7 @@ void note_unused(const Resources& resources, Scheduler scheduler, const std::vec
 /// Everything that would be written and run.
 void print_job(const JobRequest& job, const std::string& out_dir, int attempt,
                const std::string& token) {
-  const std::string folder = quote_path(out_dir + "/" + job.folder);
+  const std::string folder = quote_path(job_folder(job, out_dir));
   if (job.scheduler == Scheduler::kLocal) {
     std::cout << fmt::format("# in folder {}, output in {} and {}\n{}\n", folder,
                              attempt_file(attempt, ".out"), attempt_file(attempt, ".err"),
@@ -108,13 +94,13 @@ void print_job(const JobRequest& job, const std::string& out_dir, int attempt,
   const ClusterScheduler& scheduler = cluster_scheduler(job.scheduler);
   const std::string path = submission_path(job, out_dir);
   std::cout << fmt::format("# file {}\n{}# in folder {}\n{} {}\n", quote_path(path),
-                           scheduler.file_text(job, out_dir, attempt, token), folder,
-                           shell_line(scheduler.submit_command), shell_quote(path));
+                           scheduler.file_text(job, job_folder(job, out_dir), attempt, token),
+                           folder, shell_line(scheduler.submit_command), shell_quote(path));
 }
 
 /// A folder that no state knows of may hold another run's snapshot, which this one would resume.
 void check_is_free(const JobRequest& request, const std::string& out_dir) {
-  const std::string folder = out_dir + "/" + request.folder;
+  const std::string folder = job_folder(request, out_dir);
   if (fs::exists(fs::symlink_status(folder))) {
     refuse("{} is there but not in submissions, expected another out_dir or none of its folders",
            quote_path(folder));
@@ -143,77 +129,68 @@ void submit_jobs(State& state, const std::vector<int>& indices) {
               << (left_out.empty()
                       ? fmt::format("submitted to {} as {}, output in {}",
                                     scheduler_name(job.request.scheduler), job.attempt.id,
-                                    quote_path(state.out_dir() + "/" + job.request.folder))
+                                    quote_path(job_folder(job.request, state.out_dir())))
                       : "left out, " + left_out)
               << '\n'
               << std::flush;
   }
 }
 
+/// Submits the jobs, those of a cluster first, and then runs the local ones.
+int have_run(State& state, std::vector<int> indices) {
+  const auto first_local = std::stable_partition(
+      indices.begin(), indices.end(),
+      [&state](int index) { return state.job(index).request.scheduler != Scheduler::kLocal; });
+  submit_jobs(state, {indices.begin(), first_local});
+  return run_local_jobs(state, {first_local, indices.end()});
+}
+
 /// The jobs that are asked for, at the next free numbers.
-std::vector<JobRequest> plan_at_end(const Settings& settings, PlanOptions options,
-                                    const State& state) {
-  options.first_index = static_cast<int>(state.jobs().size());
-  std::vector<JobRequest> requests = plan_jobs(settings, options);
+std::vector<JobRequest> plan_at_end(const Settings& settings, Scheduler scheduler,
+                                    const Command& command, const State& state) {
+  std::vector<JobRequest> requests = plan_jobs(settings, scheduler, command.sweep, command.gpus,
+                                               static_cast<int>(state.jobs().size()));
   for (const JobRequest& request : requests) {
     check_is_free(request, state.out_dir());
-    if (request.scheduler != Scheduler::kLocal) {
+    if (scheduler != Scheduler::kLocal) {
       // No job of a sweep is refused for its text after others were submitted.
-      cluster_scheduler(request.scheduler)
-          .file_text(request, state.out_dir(), 1, state.token(request.index, 1));
+      cluster_scheduler(scheduler).file_text(request, job_folder(request, state.out_dir()), 1,
+                                             state.token(request.index, 1));
     }
   }
   return requests;
 }
 
-/// Plans the jobs in the out_dir. Others may take numbers, and make folders, at the same time.
-State plan_in_state(const Settings& settings, const PlanOptions& options,
-                    std::vector<JobRequest>& requests) {
-  for (;;) {
-    State state(settings.out_dir);
-    try {
-      requests = plan_at_end(settings, options, state);
-    } catch (const UsageError&) {
-      if (State(settings.out_dir).jobs().size() == state.jobs().size()) {
-        throw;
-      }
-      continue;
-    }
-    if (state.plan(requests)) {
-      return state;
-    }
-  }
-}
-
 int submit_new(const Command& command) {
   Settings settings = read_settings(command.settings_file);
   override_settings(command, settings);
-  const PlanOptions options = {pick_scheduler(command), command.sweep, command.gpus, 0,
-                               find_torchrun()};
-  if (command.dry_run) {
-    const State state(settings.out_dir);
-    const std::vector<JobRequest> requests = plan_at_end(settings, options, state);
-    note_unused(settings.resources, options.scheduler, command.gpus);
-    for (const JobRequest& request : requests) {
-      // An out_dir gets its number, which tokens start with, when it is first written to.
-      print_job(request, settings.out_dir, 1,
-                state.jobs().empty() ? fmt::format("submit-NEW-{}-1", request.index)
-                                     : state.token(request.index, 1));
-    }
-    return kDone;
-  }
+  const Scheduler scheduler = pick_scheduler(command);
+  std::optional<State> state;
   std::vector<JobRequest> requests;
-  State state = plan_in_state(settings, options, requests);
-  note_unused(settings.resources, options.scheduler, command.gpus);
+  do {
+    state.emplace(settings.out_dir);
+    try {
+      requests = plan_at_end(settings, scheduler, command, *state);
+    } catch (const UsageError&) {
+      // Another submit may have taken these numbers, and made the folders, meanwhile.
+      if (State(settings.out_dir).jobs().size() == state->jobs().size()) {
+        throw;
+      }
+      requests.clear();
+    }
+  } while (requests.empty() || (!command.dry_run && !state->plan(requests)));
+  note_unused(settings.resources, scheduler, command.gpus);
   std::vector<int> indices;
   for (const JobRequest& request : requests) {
     indices.push_back(request.index);
+    if (command.dry_run) {
+      // An out_dir gets its number, which tokens start with, when it is first written to.
+      print_job(request, settings.out_dir, 1,
+                state->jobs().empty() ? fmt::format("submit-NEW-{}-1", request.index)
+                                      : state->token(request.index, 1));
+    }
   }
-  if (options.scheduler == Scheduler::kLocal) {
-    return run_local_jobs(state, indices);
-  }
-  submit_jobs(state, indices);
-  return kDone;
+  return command.dry_run ? kDone : have_run(*state, indices);
 }
 
 /// The out_dir that a command is about, with its jobs.
@@ -257,11 +234,7 @@ int resubmit(const Command& command) {
   if (indices.empty()) {
     std::cout << "nothing to resubmit\n";
   }
-  const auto first_local = std::stable_partition(
-      indices.begin(), indices.end(),
-      [&state](int index) { return state.job(index).request.scheduler != Scheduler::kLocal; });
-  submit_jobs(state, {indices.begin(), first_local});
-  const int code = run_local_jobs(state, {first_local, indices.end()});
+  const int code = have_run(state, indices);
   return code == kDone && !unreachable.empty() ? static_cast<int>(ExitCode::kTransient) : code;
 }
 
@@ -315,16 +288,16 @@ void print_json(const std::vector<Job>& jobs, const std::string& out_dir,
     nlohmann::ordered_json entry = {{"job", job.request.index},
                                     {"name", job.request.name},
                                     {"scheduler", scheduler_name(job.request.scheduler)},
-                                    {"id", nullptr},
+                                    {"id", attempt.id},
                                     {"state", state_name(job.state())},
                                     {"exit_code", nullptr},
                                     {"reason", attempt.finding.reason},
                                     {"attempt", attempt.number},
                                     {"submitted_unix_s", attempt.submitted_unix_s},
-                                    {"folder", out_dir + "/" + job.request.folder},
+                                    {"folder", job_folder(job.request, out_dir)},
                                     {"command", job.request.command}};
-    if (!attempt.id.empty()) {
-      entry["id"] = attempt.id;
+    if (attempt.id.empty()) {
+      entry["id"] = nullptr;
     }
     if (attempt.finding.exit_code) {
       entry["exit_code"] = *attempt.finding.exit_code;
@@ -368,7 +341,7 @@ std::vector<std::string> output_files(const Job& job, const std::string& out_dir
   for (const std::string& stem : stems) {
     const auto before = static_cast<std::ptrdiff_t>(found.size());
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(out_dir + "/" + job.request.folder, error)) {
+    for (const auto& entry : fs::directory_iterator(job_folder(job.request, out_dir), error)) {
       // Of several nodes each has its own: job.out.0
       const std::string name = entry.path().filename().string();
       if (name == stem || name.starts_with(stem + ".")) {
@@ -413,7 +386,7 @@ int logs(const Command& command) {
       throw Error(
           ExitCode::kTrainingFailed,
           fmt::format("job {} is {} and has no output yet in {}", index, state_name(job.state()),
-                      quote_path(state.out_dir() + "/" + job.request.folder)));
+                      quote_path(job_folder(job.request, state.out_dir()))));
     }
     for (const std::string& path : files) {
       std::cout << "==> " << quote_path(path) << " <==\n" << tail(path, command.lines);

@@ -50,15 +50,13 @@ std::string second_line(std::string_view event) {
   return start == std::string::npos ? "" : lines[1].substr(start);
 }
 
-std::optional<CondorLog> read_log(const Job& job, const std::string& out_dir) {
-  const std::optional<std::string> text = read_text(out_dir + "/" + job.request.folder + "/" +
-                                                    attempt_file(job.attempt.number, ".log"));
+std::optional<CondorLog> read_log(const Job& job, const std::string& folder) {
+  const std::optional<std::string> text =
+      read_text(folder + "/" + attempt_file(job.attempt.number, ".log"));
   return text ? parse_condor_log(*text) : std::nullopt;
 }
 
-}  // namespace
-
-std::string condor_file(const JobRequest& job, const std::string& out_dir, int attempt,
+std::string condor_file(const JobRequest& job, const std::string& folder, int attempt,
                         const std::string& token) {
   const Resources& resources = job.resources;
   const std::string per_node = job.several ? ".$(Node)" : "";
@@ -84,7 +82,7 @@ std::string condor_file(const JobRequest& job, const std::string& out_dir, int a
   // start: its processes find each other by the number of the start too.
   line("environment",
        fmt::format("\"DDP_JOB_ID=$(ClusterId){}\"", job.several ? ".$$([NumJobStarts])" : ""));
-  line("initialdir", condor_path("out_dir", out_dir + "/" + job.folder));
+  line("initialdir", condor_path("out_dir", folder));
   line("output", attempt_file(attempt, ".out") + per_node);
   line("error", attempt_file(attempt, ".err") + per_node);
   line("log", attempt_file(attempt, ".log"));
@@ -136,6 +134,68 @@ std::optional<std::string> parse_condor_id(const std::string& out) {
   return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
 }
 
+Answer ask_condor_queue(const std::vector<std::string>& ids) {
+  std::vector<std::string> argv = {"condor_q"};
+  argv.insert(argv.end(), ids.begin(), ids.end());
+  argv.insert(argv.end(), {"-af", "ClusterId", "JobStatus", "HoldReason"});
+  const CommandResult queue = run_command(argv);
+  Answer answer = {{}, queue.failure};
+  for (const std::vector<std::string>& row : queue.rows(' ', 3)) {
+    if (const std::optional<Finding> finding = queued(row[1], row[2])) {
+      answer.findings[row[0]] = *finding;
+    }
+  }
+  return answer;
+}
+
+Findings ask_condor_history(const std::vector<std::string>& ids) {
+  std::vector<std::string> argv = {"condor_history"};
+  argv.insert(argv.end(), ids.begin(), ids.end());
+  // Without a limit it reads years of other people's jobs.
+  argv.insert(argv.end(), {"-limit", std::to_string(ids.size()), "-af", "ClusterId", "JobStatus",
+                           "ExitCode", "ExitSignal"});
+  Findings findings;
+  for (const std::vector<std::string>& row : run_command(argv).rows(' ', 4)) {
+    findings[row[0]] =
+        row[1] == "3" ? Finding{JobState::kCancelled} : ended(to_int(row[2]), to_int(row[3]));
+  }
+  return findings;
+}
+
+std::optional<Finding> read_condor_record(const Job& job, const std::string& folder) {
+  const std::optional<CondorLog> log = read_log(job, folder);
+  return log && log->id == job.attempt.id ? std::optional(log->finding) : std::nullopt;
+}
+
+Search find_in_condor(const Job& job, const std::string& folder) {
+  if (const std::optional<CondorLog> log = read_log(job, folder)) {
+    return {log->id, ""};
+  }
+  const CommandResult queue =
+      run_command({"condor_q", "-constraint", "SubmitToken == \"" + job.attempt.token + "\"", "-af",
+                   "ClusterId"});
+  const std::string id = split(queue.out, '\n')[0];
+  return {queue.ok() && is_digits(id) ? id : "", queue.failure};
+}
+
+}  // namespace
+
+const ClusterScheduler& condor() {
+  static const ClusterScheduler kCondor = {
+      .file_name = "submission_file.sub",
+      .submit_command = {"condor_submit", "-terse"},
+      .cancel_command = "condor_rm",
+      .file_text = condor_file,
+      .parse_id = parse_condor_id,
+      .ask_queue = ask_condor_queue,
+      .ask_history = ask_condor_history,
+      .read_record = read_condor_record,
+      .lost = "neither HTCondor nor the job's log knows it",
+      .find = find_in_condor,
+  };
+  return kCondor;
+}
+
 std::optional<CondorLog> parse_condor_log(std::string_view text) {
   constexpr std::string_view kSeparator = "\n...\n";
   static const std::map<std::string_view, JobState> kStates = {
@@ -173,67 +233,6 @@ std::optional<CondorLog> parse_condor_log(std::string_view text) {
     }
   }
   return log;
-}
-
-Answer ask_condor(const std::vector<const Job*>& jobs, const std::string& out_dir) {
-  Answer answer;
-  std::map<std::string, const Job*> missing;
-  std::vector<std::string> ids;
-  for (const Job* const job : jobs) {
-    missing[job->attempt.id] = job;
-    ids.push_back(job->attempt.id);
-  }
-  const auto found = [&](const std::string& id, const Finding& finding) {
-    if (const auto job = missing.find(id); job != missing.end()) {
-      answer.findings[job->second->request.index] = finding;
-      missing.erase(job);
-    }
-  };
-  std::vector<std::string> argv = {"condor_q"};
-  argv.insert(argv.end(), ids.begin(), ids.end());
-  argv.insert(argv.end(), {"-af", "ClusterId", "JobStatus", "HoldReason"});
-  const CommandResult queue = run_command(argv);
-  answer.unreachable = queue.failure;
-  for (const std::vector<std::string>& row : queue.rows(' ', 3)) {
-    if (const std::optional<Finding> finding = queued(row[1], row[2])) {
-      found(row[0], *finding);
-    }
-  }
-  if (queue.ok() && !missing.empty()) {
-    argv = {"condor_history"};
-    for (const auto& [id, job] : missing) {
-      argv.push_back(id);
-    }
-    // Without a limit it reads years of other people's jobs.
-    argv.insert(argv.end(), {"-limit", std::to_string(missing.size()), "-af", "ClusterId",
-                             "JobStatus", "ExitCode", "ExitSignal"});
-    for (const std::vector<std::string>& row : run_command(argv).rows(' ', 4)) {
-      found(row[0],
-            row[1] == "3" ? Finding{JobState::kCancelled} : ended(to_int(row[2]), to_int(row[3])));
-    }
-  }
-  // Its own log needs nobody to answer, and outlives the history.
-  for (const auto& [id, job] : missing) {
-    const std::optional<CondorLog> log = read_log(*job, out_dir);
-    if (log && log->id == id) {
-      answer.findings[job->request.index] = log->finding;
-    } else if (queue.ok()) {
-      answer.findings[job->request.index] = {JobState::kLost, std::nullopt,
-                                             "neither HTCondor nor the job's log knows it"};
-    }
-  }
-  return answer;
-}
-
-Search find_in_condor(const Job& job, const std::string& out_dir) {
-  if (const std::optional<CondorLog> log = read_log(job, out_dir)) {
-    return {log->id, ""};
-  }
-  const CommandResult queue =
-      run_command({"condor_q", "-constraint", "SubmitToken == \"" + job.attempt.token + "\"", "-af",
-                   "ClusterId"});
-  const std::string id = split(queue.out, '\n')[0];
-  return {queue.ok() && is_digits(id) ? id : "", queue.failure};
 }
 
 }  // namespace ddp::submit

@@ -100,6 +100,11 @@ struct Job {
   JobState state() const { return attempt.finding.state; }
 };
 
+/// Where it runs and writes.
+inline std::string job_folder(const JobRequest& job, const std::string& out_dir) {
+  return out_dir + "/" + job.folder;
+}
+
 /// Standard output and the like of an attempt, in the job's folder: "job.out", of the second
 /// attempt "job.2.out".
 inline std::string attempt_file(int attempt, const std::string& extension) {

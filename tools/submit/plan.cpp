@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <system_error>
 
 #include "common/base/command_line.hpp"
+#include "common/base/process.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {
@@ -103,9 +105,9 @@ void refuse_if(bool is_wrong, const std::string& name, const std::string& got,
 }
 
 /// What holds whatever came from the file or from the command line.
-void check_can_run(const Settings& settings, const Program& program, const PlanOptions& options) {
+void check_can_run(const Settings& settings, const Program& program, bool is_local,
+                   const std::vector<int>& gpus) {
   const Resources& resources = settings.resources;
-  const bool is_local = options.scheduler == Scheduler::kLocal;
   const std::int64_t gpu_memory_mb = resources.gpu_memory_mb.value_or(0);
   refuse_if(settings.device == "cpu" && resources.gpus > 0, "num_gpus",
             fmt::format("{} with device cpu", resources.gpus), "0: they would stand idle");
@@ -118,7 +120,7 @@ void check_can_run(const Settings& settings, const Program& program, const PlanO
             fmt::format("{} with --scheduler local", resources.nodes), "1");
   refuse_if(resources.nodes > 1 && program.starts_itself, "nodes", std::to_string(resources.nodes),
             "1 because " + program.name + " runs on one node; 05_multinode runs on several");
-  refuse_if(is_local && !options.gpus.empty() && !program.is_stage(), "--gpus",
+  refuse_if(is_local && !gpus.empty() && !program.is_stage(), "--gpus",
             "devices for " + quote_bytes(program.name) + " with --scheduler local",
             "a stage of this suite; for other programs set CUDA_VISIBLE_DEVICES");
 }
@@ -139,8 +141,7 @@ void check_slurm_can_run(const Settings& settings) {
             "a path without % and \\, which Slurm replaces in the names of output files");
 }
 
-void check_condor_can_run(const Settings& settings) {
-  const Resources& resources = settings.resources;
+void check_condor_can_run(const Resources& resources) {
   refuse_if(!resources.transfer_files.empty() && resources.nodes > 1, "transfer_files",
             fmt::format("{} files with nodes {}", resources.transfer_files.size(), resources.nodes),
             "none: the processes meet through a file that all nodes see");
@@ -151,8 +152,21 @@ void check_condor_can_run(const Settings& settings) {
   }
 }
 
+/// Beside the build folder that this program is in, else on PATH; empty: not there.
+std::string find_torchrun() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  const fs::path ours = self.parent_path().parent_path().parent_path() / ".venv/bin/torchrun";
+  if (!error && is_executable(ours.string())) {
+    return ours.string();
+  }
+  const std::optional<std::string> found = find_in_path("torchrun");
+  return found ? fs::absolute(*found).string() : "";
+}
+
 /// The processes per node, and whether the scheduler starts them or torchrun does.
-void choose_processes(JobRequest& job, const Program& program, const std::string& torchrun) {
+void choose_processes(JobRequest& job, const Program& program) {
   const Resources& resources = job.resources;
   const std::int64_t per_device = std::max<std::int64_t>(1, resources.gpus);
   std::int64_t processes = 1;
@@ -161,6 +175,7 @@ void choose_processes(JobRequest& job, const Program& program, const std::string
     job.processes_per_node = per_device;
     job.several = resources.nodes > 1 || per_device > 1;
   } else if (program.needs_launcher && per_device > 1) {
+    const std::string torchrun = find_torchrun();
     if (torchrun.empty()) {
       refuse(
           "{} needs a launcher for its {} processes, expected torchrun in .venv/bin or on PATH; "
@@ -180,8 +195,9 @@ void choose_processes(JobRequest& job, const Program& program, const std::string
 }
 
 /// The program's arguments at one point of a sweep.
+/// @param devices that it is to use; empty: as it likes
 Arguments point_arguments(const Settings& settings, const Program& program,
-                          const PlanOptions& options, const SweepPoint& point) {
+                          const std::vector<int>& devices, const SweepPoint& point) {
   Arguments arguments(settings.arguments);
   for (const auto& [key, value] : point) {
     if (arguments.has(option_name("--" + key))) {
@@ -195,11 +211,10 @@ Arguments point_arguments(const Settings& settings, const Program& program,
   if (settings.device != "auto") {
     arguments.add_unless_given("device", settings.device);
   }
-  if (options.scheduler == Scheduler::kLocal && !options.gpus.empty() && !arguments.has("gpus") &&
-      !arguments.has("devices")) {
+  if (!devices.empty() && !arguments.has("gpus") && !arguments.has("devices")) {
     arguments.add({"--devices"});
-    for (const int gpu : options.gpus) {
-      arguments.add({std::to_string(gpu)});
+    for (const int device : devices) {
+      arguments.add({std::to_string(device)});
     }
   }
   // All relative: a job runs in its own folder.
@@ -264,27 +279,31 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
   return points;
 }
 
-std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& options) {
+std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
+                                  const std::vector<SweepAxis>& sweep, const std::vector<int>& gpus,
+                                  int first_index) {
+  const bool is_local = scheduler == Scheduler::kLocal;
   const Program program = describe_program(settings.script_path);
-  check_can_run(settings, program, options);
-  if (options.scheduler == Scheduler::kSlurm) {
+  check_can_run(settings, program, is_local, gpus);
+  if (scheduler == Scheduler::kSlurm) {
     check_slurm_can_run(settings);
-  } else if (options.scheduler == Scheduler::kCondor) {
-    check_condor_can_run(settings);
+  } else if (scheduler == Scheduler::kCondor) {
+    check_condor_can_run(settings.resources);
   }
   std::vector<JobRequest> jobs;
-  for (const SweepPoint& point : sweep_points(options.sweep)) {
-    const Arguments arguments = point_arguments(settings, program, options, point);
+  for (const SweepPoint& point : sweep_points(sweep)) {
+    const Arguments arguments =
+        point_arguments(settings, program, is_local ? gpus : std::vector<int>(), point);
     JobRequest job;
-    job.index = options.first_index + static_cast<int>(jobs.size());
+    job.index = first_index + static_cast<int>(jobs.size());
     job.name = point_name(point, program.name);
     job.folder = fmt::format("jobs/{}-{}", job.index, job.name);
-    job.scheduler = options.scheduler;
-    job.single = options.sweep.empty();
+    job.scheduler = scheduler;
+    job.single = sweep.empty();
     job.resources = settings.resources;
     job.command = {settings.script_path};
     job.command.insert(job.command.end(), arguments.values().begin(), arguments.values().end());
-    choose_processes(job, program, options.torchrun);
+    choose_processes(job, program);
     jobs.push_back(std::move(job));
   }
   return jobs;

@@ -21,21 +21,6 @@ std::string first_words(const std::string& text) {
 
 }  // namespace
 
-const ClusterScheduler& cluster_scheduler(Scheduler scheduler) {
-  static const ClusterScheduler kCondor = {"submission_file.sub", {"condor_submit", "-terse"},
-                                           "condor_rm",           condor_file,
-                                           parse_condor_id,       ask_condor,
-                                           find_in_condor};
-  static const ClusterScheduler kSlurm = {"submission_file.sbatch",
-                                          {"sbatch", "--parsable"},
-                                          "scancel",
-                                          slurm_file,
-                                          parse_slurm_id,
-                                          ask_slurm,
-                                          find_in_slurm};
-  return scheduler == Scheduler::kSlurm ? kSlurm : kCondor;
-}
-
 std::string id_alone(const std::string& id) {
   return id.substr(0, id.find(';'));
 }

@@ -12,9 +12,11 @@
 
 namespace ddp::submit {
 
-/// The answer about several jobs: by index, those of which something is known.
+/// By id, as id_alone() has it: the jobs of which something is known.
+using Findings = std::map<std::string, Finding>;
+
 struct Answer {
-  std::map<int, Finding> findings;
+  Findings findings;
   std::string unreachable;  ///< one line: why the scheduler could not be asked; empty: it answered
 };
 
@@ -24,39 +26,48 @@ struct Search {
   std::string unreachable;  ///< as above; then "not found" says nothing
 };
 
-/// How jobs are handed to the scheduler of a cluster, and what it can be asked.
+/// How jobs are handed to the scheduler of a cluster, and what it can be asked. A job's folder is
+/// given as an absolute path.
 struct ClusterScheduler {
   const char* file_name;  ///< of a submission file
   /// What hands that file over, which is its last argument. All that it prints is the job's id.
   std::vector<std::string> submit_command;
-  const char* cancel_command;  ///< its argument is the job's id, as id_alone() has it
+  const char* cancel_command;  ///< its argument is an id
 
   /// The text of the submission file.
-  /// @param out_dir absolute
   /// @throws UsageError for what the scheduler cannot be given
-  std::string (*file_text)(const JobRequest& job, const std::string& out_dir, int attempt,
+  std::string (*file_text)(const JobRequest& job, const std::string& folder, int attempt,
                            const std::string& token);
   /// The id in what submit_command printed; none unless that is all it printed.
   std::optional<std::string> (*parse_id)(const std::string& out);
-  /// @param jobs not over, with their ids
-  Answer (*ask)(const std::vector<const Job*>& jobs, const std::string& out_dir);
-  Search (*find)(const Job& job, const std::string& out_dir);
+
+  /// About the jobs that the scheduler has.
+  Answer (*ask_queue)(const std::vector<std::string>& ids);
+  /// About those that it had, where it remembers them.
+  Findings (*ask_history)(const std::vector<std::string>& ids);
+  /// What is in the job's folder needs nobody to answer.
+  std::optional<Finding> (*read_record)(const Job& job, const std::string& folder);
+  const char* lost;  ///< the reason, if none of these knows a job
+  /// By its token, or by what is in its folder.
+  Search (*find)(const Job& job, const std::string& folder);
 };
-
-/// Of a job that is not local.
-const ClusterScheduler& cluster_scheduler(Scheduler scheduler);
-
-/// Without the cluster, "1234;cluster", that sbatch prints on a federation.
-std::string id_alone(const std::string& id);
 
 /// An HTCondor submit description with one queue statement. One node: vanilla universe, one job
 /// with all GPUs. Several: parallel universe, one process per slot and slot per GPU, because that
 /// is what each of them sees. Exit code 85 starts the job again in both.
-std::string condor_file(const JobRequest& job, const std::string& out_dir, int attempt,
-                        const std::string& token);
-std::optional<std::string> parse_condor_id(const std::string& out);
-Answer ask_condor(const std::vector<const Job*>& jobs, const std::string& out_dir);
-Search find_in_condor(const Job& job, const std::string& out_dir);
+const ClusterScheduler& condor();
+
+/// A script for sbatch. It starts the program with srun, hands the warning before the time limit on
+/// to it, and requeues the job if it exits with 85.
+const ClusterScheduler& slurm();
+
+/// Of a job that is not local.
+inline const ClusterScheduler& cluster_scheduler(Scheduler scheduler) {
+  return scheduler == Scheduler::kSlurm ? slurm() : condor();
+}
+
+/// Without the cluster, "1234;cluster", that sbatch prints on a federation.
+std::string id_alone(const std::string& id);
 
 /// What HTCondor's own log of a job says, without asking anybody. The id is that of the cluster.
 struct CondorLog {
@@ -64,14 +75,6 @@ struct CondorLog {
   Finding finding;
 };
 std::optional<CondorLog> parse_condor_log(std::string_view text);
-
-/// A script for sbatch. It starts the program with srun, hands the warning before the time limit on
-/// to it, and requeues the job if it exits with 85.
-std::string slurm_file(const JobRequest& job, const std::string& out_dir, int attempt,
-                       const std::string& token);
-std::optional<std::string> parse_slurm_id(const std::string& out);
-Answer ask_slurm(const std::vector<const Job*>& jobs, const std::string& out_dir);
-Search find_in_slurm(const Job& job, const std::string& out_dir);
 
 struct CommandResult {
   bool started = false;

@@ -65,7 +65,7 @@ std::string format_time(std::int64_t seconds) {
 
 /// All of this user's jobs that the controller still knows, over or not: id, state, reason,
 /// comment.
-CommandResult ask_queue() {
+CommandResult list_queue() {
   return run_command({"squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%k"});
 }
 
@@ -91,41 +91,44 @@ Finding slurm_finding(const std::string& state, const std::string& reason) {
           waits && reason != "None" ? reason : ""};
 }
 
-using ById = std::map<std::string, const Job*>;
+/// squeue does not tell the exit code of a job that failed.
+Answer ask_slurm_queue(const std::vector<std::string>& /*ids*/) {
+  const CommandResult queue = list_queue();
+  Answer answer = {{}, queue.failure};
+  for (const std::vector<std::string>& row : queue.rows('|', 4)) {
+    answer.findings[row[0]] = slurm_finding(row[1], row[2]);
+  }
+  return answer;
+}
 
 /// The accounting remembers what the controller has forgotten, where there is one.
-void ask_accounting(const ById& jobs, Answer& answer) {
-  std::vector<std::string> ids;
-  for (const auto& [id, job] : jobs) {
-    ids.push_back(id);
-  }
+Findings ask_slurm_accounting(const std::vector<std::string>& ids) {
   const CommandResult sacct = run_command({"sacct", "--noheader", "--parsable2", "--allocations",
                                            "--format=JobIDRaw,State,ExitCode",
                                            fmt::format("--jobs={}", fmt::join(ids, ","))});
+  Findings findings;
   for (const std::vector<std::string>& row : sacct.rows('|', 3)) {
-    if (const auto found = jobs.find(row[0]); found != jobs.end()) {
-      // "CANCELLED by 1000", "1:0" is code and signal.
-      Finding finding = slurm_finding(split(row[1], ' ', 2)[0], "");
-      if (finding.state == JobState::kFailed || finding.state == JobState::kDone) {
-        finding.exit_code = to_int(split(row[2], ':', 2)[0]);
-      }
-      answer.findings[found->second->request.index] = finding;
+    // "CANCELLED by 1000", "1:0" is code and signal.
+    Finding finding = slurm_finding(split(row[1], ' ', 2)[0], "");
+    if (finding.state == JobState::kFailed || finding.state == JobState::kDone) {
+      finding.exit_code = to_int(split(row[2], ':', 2)[0]);
     }
+    findings[row[0]] = finding;
   }
+  return findings;
 }
 
 /// What the job's own script has written down.
-std::optional<int> own_exit_code(const Job& job, const std::string& out_dir) {
-  const std::optional<std::string> text =
-      read_text(out_dir + "/" + job.request.folder + "/" + kExitCodeFile);
+std::optional<Finding> read_exit_code(const Job& job, const std::string& folder) {
+  const std::optional<std::string> text = read_text(folder + "/" + kExitCodeFile);
   const std::vector<std::string> words = split(split(text.value_or(""), '\n')[0], ' ', 2);
   const bool is_its = words.size() == 2 && words[0] == id_alone(job.attempt.id);
-  return is_its ? to_int(words[1]) : std::nullopt;
+  const std::optional<int> code = is_its ? to_int(words[1]) : std::nullopt;
+  return code ? std::optional(Finding{*code == 0 ? JobState::kDone : JobState::kFailed, code})
+              : std::nullopt;
 }
 
-}  // namespace
-
-std::string slurm_file(const JobRequest& job, const std::string& out_dir, int /*attempt*/,
+std::string slurm_file(const JobRequest& job, const std::string& folder, int /*attempt*/,
                        const std::string& token) {
   const Resources& resources = job.resources;
   const std::int64_t cpus_per_task = resources.cpus.value_or(1) / job.processes_per_node;
@@ -147,7 +150,7 @@ std::string slurm_file(const JobRequest& job, const std::string& out_dir, int /*
   line("constraint", resources.constraint);
   file += "#SBATCH --requeue\n";
   line("signal", fmt::format("B:USR1@{}", kWarningSeconds));
-  return file + fmt::format(kScript, fmt::arg("folder", shell_quote(out_dir + "/" + job.folder)),
+  return file + fmt::format(kScript, fmt::arg("folder", shell_quote(folder)),
                             fmt::arg("most", kMostRestarts), fmt::arg("cpus", cpus_per_task),
                             fmt::arg("command", shell_line(job.command)),
                             fmt::arg("transient", static_cast<int>(ExitCode::kTransient)),
@@ -162,48 +165,8 @@ std::optional<std::string> parse_slurm_id(const std::string& out) {
   return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
 }
 
-Answer ask_slurm(const std::vector<const Job*>& jobs, const std::string& out_dir) {
-  Answer answer;
-  const CommandResult queue = ask_queue();
-  answer.unreachable = queue.failure;
-  ById missing;
-  for (const Job* const job : jobs) {
-    missing[id_alone(job->attempt.id)] = job;
-  }
-  for (const std::vector<std::string>& row : queue.rows('|', 4)) {
-    if (const auto found = missing.find(row[0]); found != missing.end()) {
-      const Finding finding = slurm_finding(row[1], row[2]);
-      answer.findings[found->second->request.index] = finding;
-      // squeue does not tell the exit code.
-      if (finding.state != JobState::kFailed) {
-        missing.erase(found);
-      }
-    }
-  }
-  if (!missing.empty() && queue.ok()) {
-    ask_accounting(missing, answer);
-  }
-  for (const auto& [id, job] : missing) {
-    const auto found = answer.findings.find(job->request.index);
-    const std::optional<int> code = own_exit_code(*job, out_dir);
-    if (found != answer.findings.end()) {
-      if (found->second.state == JobState::kFailed && !found->second.exit_code) {
-        found->second.exit_code = code;
-      }
-    } else if (code) {
-      answer.findings[job->request.index] = {*code == 0 ? JobState::kDone : JobState::kFailed,
-                                             code};
-    } else if (queue.ok()) {
-      answer.findings[job->request.index] = {
-          JobState::kLost, std::nullopt,
-          "Slurm does not know it any more, and it left no exit code"};
-    }
-  }
-  return answer;
-}
-
-Search find_in_slurm(const Job& job, const std::string& out_dir) {
-  const CommandResult queue = ask_queue();
+Search find_in_slurm(const Job& job, const std::string& folder) {
+  const CommandResult queue = list_queue();
   for (const std::vector<std::string>& row : queue.rows('|', 4)) {
     if (row[3] == job.attempt.token) {
       return {row[0], ""};
@@ -211,8 +174,7 @@ Search find_in_slurm(const Job& job, const std::string& out_dir) {
   }
   // It may be over and forgotten: then its output is there, under a name with the id.
   std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(out_dir + "/" + job.request.folder, error)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     static const std::regex kOutput("job-(\\d+)\\.out");
     const std::string name = entry.path().filename().string();
     std::smatch parts;
@@ -224,6 +186,24 @@ Search find_in_slurm(const Job& job, const std::string& out_dir) {
     }
   }
   return {"", queue.failure};
+}
+
+}  // namespace
+
+const ClusterScheduler& slurm() {
+  static const ClusterScheduler kSlurm = {
+      .file_name = "submission_file.sbatch",
+      .submit_command = {"sbatch", "--parsable"},
+      .cancel_command = "scancel",
+      .file_text = slurm_file,
+      .parse_id = parse_slurm_id,
+      .ask_queue = ask_slurm_queue,
+      .ask_history = ask_slurm_accounting,
+      .read_record = read_exit_code,
+      .lost = "Slurm does not know it any more, and it left no exit code",
+      .find = find_in_slurm,
+  };
+  return kSlurm;
 }
 
 }  // namespace ddp::submit

@@ -16,7 +16,6 @@
 #include <system_error>
 
 #include "common/base/hash.hpp"
-#include "tools/submit/presence.hpp"
 #include "tools/submit/text.hpp"
 
 /// An empty one is null.
@@ -46,6 +45,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr const char* kFolder = "/submissions";
 constexpr const char* kSeal = "submit state 3, checksum ";
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
@@ -112,26 +112,6 @@ json read_sealed(const std::string& path) {
   return json::parse(body);
 }
 
-/// The names in a folder that submit may have given; none if the folder is not there.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (std::string name = entry.path().filename().string(); name.front() != '.') {
-      names.push_back(std::move(name));
-    }
-  }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    refuse("cannot read {}: {}, expected the submissions of an out_dir", quote_path(folder),
-           error.message());
-  }
-  return names;
-}
-
-std::string submissions_folder(const std::string& out_dir) {
-  return out_dir + "/submissions";
-}
-
 }  // namespace
 
 void replace_file(const std::string& path, const std::string& text) {
@@ -166,13 +146,18 @@ void make_folders(const std::string& folder) {
   }
 }
 
-State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(submissions_folder(out_dir)) {
+State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + kFolder) {
   // The names first: all jobs whose files are named by then are there to be read afterwards.
   std::map<int, int> latest;
   int last_index = -1;
-  for (const std::string& name : names_in(folder_)) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
     static const std::regex kName("(\\d{1,9})(?:\\.(\\d{1,9}))?\\.json");
+    const std::string name = entry.path().filename().string();
     std::smatch parts;
+    if (name.front() == '.') {
+      continue;  // left behind by a submit that was killed
+    }
     if (!std::regex_match(name, parts, kName)) {
       refuse(
           "{} is none of this submit's, expected files like 0.json and 0.1.json; an earlier "
@@ -185,6 +170,10 @@ State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(submission
     } else {
       last_index = std::max(last_index, index);
     }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    refuse("cannot read {}: {}, expected the submissions of an out_dir", quote_path(folder_),
+           error.message());
   }
   while (fs::exists(jobs_path(jobs_.size()))) {
     const json document = read_sealed(jobs_path(jobs_.size()));
@@ -210,7 +199,7 @@ State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(submission
 }
 
 bool State::exists(const std::string& out_dir) {
-  return fs::exists(submissions_folder(out_dir));
+  return fs::exists(out_dir + kFolder);
 }
 
 const Job& State::job(int index) const {
@@ -249,14 +238,15 @@ bool State::plan(const std::vector<JobRequest>& requests) {
   return true;
 }
 
-bool State::begin(int index, const Finding& finding, const std::string& id) {
+bool State::begin(int index, const Finding& finding, const std::string& machine,
+                  const std::string& id) {
   Attempt attempt = job(index).attempt;
   if (!attempt.id.empty()) {
     attempt.earlier_ids.push_back(attempt.id);
   }
   ++attempt.number;
   attempt.token = token(index, attempt.number);
-  attempt.machine = this_machine();
+  attempt.machine = machine;
   attempt.id = id;
   attempt.finding = finding;
   attempt.submitted_unix_s = std::time(nullptr);

@@ -37,7 +37,7 @@ void make_folders(const std::string& folder);
 /// and no file system needs locks.
 ///
 /// An attempt that is "submitting" is looked for in the scheduler, by its token, once it is known
-/// that no process hands it over any more: see presence.hpp, and refresh() in handover.hpp.
+/// that no process hands it over any more: see handover.hpp.
 class State {
  public:
   /// Reads what is there, which may be nothing yet.
@@ -61,8 +61,10 @@ class State {
   bool plan(const std::vector<JobRequest>& requests);
 
   /// Begins the next attempt of a job. Only who gets true may have it run.
+  /// @param machine of the submit that does
   /// @param id of the process that runs it, if it is local
-  bool begin(int index, const Finding& finding, const std::string& id = "");
+  bool begin(int index, const Finding& finding, const std::string& machine = "",
+             const std::string& id = "");
   /// What has become of the latest attempt. Nothing is written if that is known already, or if
   /// others have written meanwhile: then their word counts.
   void update(int index, const Finding& finding);
