@@ -205,19 +205,19 @@ TEST_CASE("submit: sweeps", "[submit]") {
 }
 
 TEST_CASE("submit: the scheduler's answer is the job's id and nothing else", "[submit]") {
-  CHECK(condor().parse_id("12.0 - 12.0\n") == "12");
-  CHECK(slurm().parse_id("1234\n") == "1234");
-  CHECK(slurm().parse_id("1234;gpu-cluster\n") == "1234;gpu-cluster");
+  CHECK(parse_id(condor(), "12.0 - 12.0\n") == "12");
+  CHECK(parse_id(slurm(), "1234\n") == "1234");
+  CHECK(parse_id(slurm(), "1234;gpu-cluster\n") == "1234;gpu-cluster");
   for (const char* const bad :
        {"", "\n", "12", "12.0 - 12.1\n", "12.0 - 13.0\n", "12.0 - 12.0\n13.0 - 13.0\n",
         "WARNING\n12.0 - 12.0\n", ".0 - .0\n", "12.0 - 12.0 \n"}) {
     INFO(bad);
-    CHECK_FALSE(condor().parse_id(bad).has_value());
+    CHECK_FALSE(parse_id(condor(), bad).has_value());
   }
   for (const char* const bad : {"", "\n", "Submitted batch job 12\n", "12\n13\n", "12;\n", "012\n",
                                 "-1\n", "12 \n", "12;a b\n", "12;a;b\n", "12\n\n"}) {
     INFO(bad);
-    CHECK_FALSE(slurm().parse_id(bad).has_value());
+    CHECK_FALSE(parse_id(slurm(), bad).has_value());
   }
 }
 

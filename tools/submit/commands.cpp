@@ -6,6 +6,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -205,19 +206,30 @@ State find_state(const Command& command) {
   return State(out_dir);
 }
 
+/// The jobs that were named, or those of all that `is_meant` picks.
+/// @throws UsageError if one is not there
+std::vector<int> pick(const State& state, const Command& command,
+                      const std::function<bool(JobState)>& is_meant) {
+  std::vector<int> indices;
+  for (const int index : command.jobs) {
+    indices.push_back(state.job(index).request.index);
+  }
+  for (const Job& job : state.jobs()) {
+    if (command.jobs.empty() && is_meant(job.state())) {
+      indices.push_back(job.request.index);
+    }
+  }
+  return indices;
+}
+
 int resubmit(const Command& command) {
   State state = find_state(command);
   const std::vector<std::string> unreachable = refresh(state);
-  std::vector<int> indices = command.jobs;
-  for (const int index : command.jobs) {
+  const std::vector<int> indices = pick(state, command, needs_resubmission);
+  for (const int index : indices) {
     if (const Job& job = state.job(index); !is_over(job.state())) {
       refuse("job {} is {}, expected one that is over; `submit cancel` ends it", index,
              state_name(job.state()));
-    }
-  }
-  for (const Job& job : state.jobs()) {
-    if (command.failed && needs_resubmission(job.state())) {
-      indices.push_back(job.request.index);
     }
   }
   for (const std::string& why : unreachable) {
@@ -247,16 +259,16 @@ std::string format_date(std::int64_t unix_s) {
   return unix_s == 0 ? "-" : text.data();
 }
 
-void print_table(const std::vector<Job>& jobs) {
+void print_table(const std::vector<const Job*>& jobs) {
   constexpr std::size_t kColumns = 7;
   std::vector<std::array<std::string, kColumns>> rows = {
       {"JOB", "NAME", "SCHEDULER", "ID", "STATE", "SUBMITTED", ""}};
-  for (const Job& job : jobs) {
-    const Attempt& attempt = job.attempt;
+  for (const Job* const job : jobs) {
+    const Attempt& attempt = job->attempt;
     const Finding& finding = attempt.finding;
     rows.push_back(
-        {std::to_string(job.request.index), job.request.name,
-         std::string(scheduler_name(job.request.scheduler)), attempt.id.empty() ? "-" : attempt.id,
+        {std::to_string(job->request.index), job->request.name,
+         std::string(scheduler_name(job->request.scheduler)), attempt.id.empty() ? "-" : attempt.id,
          std::string(state_name(finding.state)), format_date(attempt.submitted_unix_s),
          finding.exit_code.value_or(0) != 0 ? fmt::format("exit code {}", *finding.exit_code)
                                             : finding.reason});
@@ -277,25 +289,26 @@ void print_table(const std::vector<Job>& jobs) {
   }
 }
 
-void print_json(const std::vector<Job>& jobs, const std::string& out_dir,
+void print_json(const std::vector<const Job*>& jobs, const std::string& out_dir,
                 const std::vector<std::string>& unreachable) {
   nlohmann::ordered_json document = {{"schema_version", 1},
                                      {"out_dir", out_dir},
                                      {"unreachable", unreachable},
                                      {"jobs", nlohmann::ordered_json::array()}};
-  for (const Job& job : jobs) {
-    const Attempt& attempt = job.attempt;
-    nlohmann::ordered_json entry = {{"job", job.request.index},
-                                    {"name", job.request.name},
-                                    {"scheduler", scheduler_name(job.request.scheduler)},
+  for (const Job* const job : jobs) {
+    const JobRequest& request = job->request;
+    const Attempt& attempt = job->attempt;
+    nlohmann::ordered_json entry = {{"job", request.index},
+                                    {"name", request.name},
+                                    {"scheduler", scheduler_name(request.scheduler)},
                                     {"id", attempt.id},
-                                    {"state", state_name(job.state())},
+                                    {"state", state_name(job->state())},
                                     {"exit_code", nullptr},
                                     {"reason", attempt.finding.reason},
                                     {"attempt", attempt.number},
                                     {"submitted_unix_s", attempt.submitted_unix_s},
-                                    {"folder", job_folder(job.request, out_dir)},
-                                    {"command", job.request.command}};
+                                    {"folder", job_folder(request, out_dir)},
+                                    {"command", request.command}};
     if (attempt.id.empty()) {
       entry["id"] = nullptr;
     }
@@ -314,11 +327,10 @@ int show(const Command& command) {
   if (command.action == Action::kStatus) {
     unreachable = refresh(state);
   }
-  std::vector<Job> picked;
-  for (const int index : command.jobs) {
-    picked.push_back(state.job(index));
+  std::vector<const Job*> jobs;
+  for (const int index : pick(state, command, [](JobState) { return true; })) {
+    jobs.push_back(&state.job(index));
   }
-  const std::vector<Job>& jobs = command.jobs.empty() ? state.jobs() : picked;
   if (command.json) {
     print_json(jobs, state.out_dir(), unreachable);
   } else {
@@ -426,19 +438,13 @@ std::string end_job(State& state, int index) {
 
 int cancel(const Command& command) {
   State state = find_state(command);
-  std::vector<int> indices = command.jobs;
-  for (const Job& job : state.jobs()) {
-    if (command.all && (!is_over(job.state()) || job.state() == JobState::kPlanned)) {
-      indices.push_back(job.request.index);
-    }
-  }
-  for (const int index : indices) {
-    static_cast<void>(state.job(index));  // all are there, or none is cancelled
-  }
+  const auto can_end = [](JobState known) {
+    return !is_over(known) || known == JobState::kPlanned;
+  };
   int code = kDone;
-  for (const int index : indices) {
+  for (const int index : pick(state, command, can_end)) {
     const Job& job = state.job(index);
-    const bool was_over = is_over(job.state()) && job.state() != JobState::kPlanned;
+    const bool was_over = !can_end(job.state());
     const std::string failure = was_over ? "" : end_job(state, index);
     if (!failure.empty()) {
       std::cerr << fmt::format("submit: error: job {}: {}\n", index, failure);

@@ -1,6 +1,5 @@
 // tools/submit/condor.cpp - HTCondor: the submit description, its queue, history and job logs.
 #include <algorithm>
-#include <regex>
 
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/text.hpp"
@@ -126,14 +125,6 @@ std::string condor_file(const JobRequest& job, const std::string& folder, int at
   return file + "queue\n";
 }
 
-std::optional<std::string> parse_condor_id(const std::string& out) {
-  // First and last job of the cluster.
-  static const std::regex kRange("(\\d+)\\.0 - \\1\\.0\n?");
-  std::smatch parts;
-  const bool is_all = out.size() < 100 && std::regex_match(out, parts, kRange);
-  return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
-}
-
 Answer ask_condor_queue(const std::vector<std::string>& ids) {
   std::vector<std::string> argv = {"condor_q"};
   argv.insert(argv.end(), ids.begin(), ids.end());
@@ -186,7 +177,7 @@ const ClusterScheduler& condor() {
       .submit_command = {"condor_submit", "-terse"},
       .cancel_command = "condor_rm",
       .file_text = condor_file,
-      .parse_id = parse_condor_id,
+      .id_pattern = "(\\d+)\\.0 - \\1\\.0\n?",  // first and last job of the cluster
       .ask_queue = ask_condor_queue,
       .ask_history = ask_condor_history,
       .read_record = read_condor_record,

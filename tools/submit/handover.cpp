@@ -344,7 +344,7 @@ std::string submit_job(State& state, int index) {
   command.push_back(submission_path(request, state.out_dir()));
   const CommandResult result = run_command(command, job_folder(request, state.out_dir()),
                                            kSubmissionTimeout_s, presence->fd());
-  const std::optional<std::string> id = scheduler.parse_id(result.out);
+  const std::optional<std::string> id = parse_id(scheduler, result.out);
   if (result.ok() && id) {
     state.submitted(index, *id);
     return "";

@@ -39,33 +39,6 @@ std::string option_name(const std::string& argument) {
   return argument.starts_with("--") ? with_dashes(argument).substr(2, argument.find('=') - 2) : "";
 }
 
-/// What a job adds to the arguments that its program was given. In front of a "--", behind which
-/// nothing is an option.
-class Arguments {
- public:
-  explicit Arguments(const std::vector<std::string>& given)
-      : values_(given), end_(std::find(values_.begin(), values_.end(), "--") - values_.begin()) {}
-
-  void add(const std::vector<std::string>& more) {
-    values_.insert(values_.begin() + end_, more.begin(), more.end());
-    end_ += static_cast<std::ptrdiff_t>(more.size());
-  }
-  void add_unless_given(const std::string& name, const std::string& value) {
-    if (!has(name)) {
-      add({"--" + name, value});
-    }
-  }
-  bool has(const std::string& name) const {
-    return std::any_of(values_.begin(), values_.end(),
-                       [&](const std::string& argument) { return option_name(argument) == name; });
-  }
-  const std::vector<std::string>& values() const { return values_; }
-
- private:
-  std::vector<std::string> values_;
-  std::ptrdiff_t end_;
-};
-
 /// Short, and safe as a file's name: of a sweep "lr-0.1_seed-1", else the program's.
 std::string point_name(const SweepPoint& point, const std::string& program) {
   constexpr std::size_t kLongest = 60;
@@ -196,31 +169,43 @@ void choose_processes(JobRequest& job, const Program& program) {
 
 /// The program's arguments at one point of a sweep.
 /// @param devices that it is to use; empty: as it likes
-Arguments point_arguments(const Settings& settings, const Program& program,
-                          const std::vector<int>& devices, const SweepPoint& point) {
-  Arguments arguments(settings.arguments);
+std::vector<std::string> point_arguments(const Settings& settings, const Program& program,
+                                         const std::vector<int>& devices, const SweepPoint& point) {
+  // Behind a "--" nothing is an option.
+  const std::vector<std::string>& given = settings.arguments;
+  const auto end = std::find(given.begin(), given.end(), "--");
+  std::vector<std::string> arguments(given.begin(), end);
+  const auto has = [&arguments](const std::string& name) {
+    return std::any_of(arguments.begin(), arguments.end(),
+                       [&](const std::string& word) { return option_name(word) == name; });
+  };
+  const auto add = [&](const std::string& name, const std::string& value) {
+    if (!has(name)) {
+      arguments.insert(arguments.end(), {"--" + name, value});
+    }
+  };
   for (const auto& [key, value] : point) {
-    if (arguments.has(option_name("--" + key))) {
+    if (has(option_name("--" + key))) {
       refuse("--sweep {0}: the program's arguments have --{0} too, expected it once", key);
     }
-    arguments.add({"--" + key, value});
+    add(key, value);
   }
-  if (!program.is_stage()) {
-    return arguments;
-  }
-  if (settings.device != "auto") {
-    arguments.add_unless_given("device", settings.device);
-  }
-  if (!devices.empty() && !arguments.has("gpus") && !arguments.has("devices")) {
-    arguments.add({"--devices"});
-    for (const int device : devices) {
-      arguments.add({std::to_string(device)});
+  if (program.is_stage()) {
+    if (settings.device != "auto") {
+      add("device", settings.device);
     }
+    if (!devices.empty() && !has("gpus") && !has("devices")) {
+      arguments.emplace_back("--devices");
+      for (const int device : devices) {
+        arguments.push_back(std::to_string(device));
+      }
+    }
+    // All relative: a job runs in its own folder.
+    add("snapshot", "snapshot.safetensors");
+    add("metrics", "metrics.jsonl");
+    add("resume", "auto");
   }
-  // All relative: a job runs in its own folder.
-  arguments.add_unless_given("snapshot", "snapshot.safetensors");
-  arguments.add_unless_given("metrics", "metrics.jsonl");
-  arguments.add_unless_given("resume", "auto");
+  arguments.insert(arguments.end(), end, given.end());
   return arguments;
 }
 
@@ -292,7 +277,7 @@ std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
   }
   std::vector<JobRequest> jobs;
   for (const SweepPoint& point : sweep_points(sweep)) {
-    const Arguments arguments =
+    const std::vector<std::string> arguments =
         point_arguments(settings, program, is_local ? gpus : std::vector<int>(), point);
     JobRequest job;
     job.index = first_index + static_cast<int>(jobs.size());
@@ -302,7 +287,7 @@ std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
     job.single = sweep.empty();
     job.resources = settings.resources;
     job.command = {settings.script_path};
-    job.command.insert(job.command.end(), arguments.values().begin(), arguments.values().end());
+    job.command.insert(job.command.end(), arguments.begin(), arguments.end());
     choose_processes(job, program);
     jobs.push_back(std::move(job));
   }

@@ -1,6 +1,7 @@
 // tools/submit/scheduler.cpp - what HTCondor and Slurm have in common.
 #include "tools/submit/scheduler.hpp"
 
+#include <regex>
 #include <system_error>
 
 #include "common/base/process.hpp"
@@ -20,6 +21,14 @@ std::string first_words(const std::string& text) {
 }
 
 }  // namespace
+
+std::optional<std::string> parse_id(const ClusterScheduler& scheduler, const std::string& out) {
+  constexpr std::size_t kLongest = 200;
+  std::smatch parts;
+  const bool is_all =
+      out.size() < kLongest && std::regex_match(out, parts, std::regex(scheduler.id_pattern));
+  return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
+}
 
 std::string id_alone(const std::string& id) {
   return id.substr(0, id.find(';'));

@@ -38,8 +38,7 @@ struct ClusterScheduler {
   /// @throws UsageError for what the scheduler cannot be given
   std::string (*file_text)(const JobRequest& job, const std::string& folder, int attempt,
                            const std::string& token);
-  /// The id in what submit_command printed; none unless that is all it printed.
-  std::optional<std::string> (*parse_id)(const std::string& out);
+  const char* id_pattern;  ///< of what submit_command prints, with the id as its first group
 
   /// About the jobs that the scheduler has.
   Answer (*ask_queue)(const std::vector<std::string>& ids);
@@ -65,6 +64,9 @@ const ClusterScheduler& slurm();
 inline const ClusterScheduler& cluster_scheduler(Scheduler scheduler) {
   return scheduler == Scheduler::kSlurm ? slurm() : condor();
 }
+
+/// The id in what submit_command printed; none unless that is all it printed.
+std::optional<std::string> parse_id(const ClusterScheduler& scheduler, const std::string& out);
 
 /// Without the cluster, "1234;cluster", that sbatch prints on a federation.
 std::string id_alone(const std::string& id);

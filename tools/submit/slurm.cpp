@@ -157,14 +157,6 @@ std::string slurm_file(const JobRequest& job, const std::string& folder, int /*a
                             fmt::arg("again", kAgain), fmt::arg("code_file", kExitCodeFile));
 }
 
-std::optional<std::string> parse_slurm_id(const std::string& out) {
-  // "1234" or, on a federation, "1234;cluster"
-  static const std::regex kId("([1-9]\\d*(;[\\w.-]+)?)\n?");
-  std::smatch parts;
-  const bool is_all = out.size() < 200 && std::regex_match(out, parts, kId);
-  return is_all ? std::optional<std::string>(parts[1]) : std::nullopt;
-}
-
 Search find_in_slurm(const Job& job, const std::string& folder) {
   const CommandResult queue = list_queue();
   for (const std::vector<std::string>& row : queue.rows('|', 4)) {
@@ -196,7 +188,7 @@ const ClusterScheduler& slurm() {
       .submit_command = {"sbatch", "--parsable"},
       .cancel_command = "scancel",
       .file_text = slurm_file,
-      .parse_id = parse_slurm_id,
+      .id_pattern = "([1-9]\\d*(;[\\w.-]+)?)\n?",  // on a federation "1234;cluster"
       .ask_queue = ask_slurm_queue,
       .ask_history = ask_slurm_accounting,
       .read_record = read_exit_code,
