@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <system_error>
 
 #include "common/base/command_line.hpp"
@@ -365,21 +366,17 @@ std::vector<std::string> output_files(const Job& job, const std::string& out_dir
   return found;
 }
 
-/// The last lines of a file, from its last MiB at most.
+/// The last lines of a file.
 std::string tail(const std::string& path, int lines) {
-  constexpr std::streamoff kMostBytes = std::streamoff{1} << 20;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) {
-    return "";
+  std::ifstream file(path, std::ios::binary);
+  std::deque<std::string> last;
+  for (std::string line; std::getline(file, line);) {
+    last.push_back(line + '\n');
+    if (last.size() > static_cast<std::size_t>(lines)) {
+      last.pop_front();
+    }
   }
-  file.seekg(std::max<std::streamoff>(0, file.tellg() - kMostBytes));
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  std::size_t start = text.size();
-  for (int i = 0; i < lines && start > 0; ++i) {
-    const std::size_t newline = start < 2 ? std::string::npos : text.rfind('\n', start - 2);
-    start = newline == std::string::npos ? 0 : newline + 1;
-  }
-  return text.substr(start);
+  return fmt::format("{}", fmt::join(last, ""));
 }
 
 int logs(const Command& command) {
