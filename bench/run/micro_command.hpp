@@ -24,7 +24,6 @@ struct MicroRun {
   std::optional<double> min_seconds = std::nullopt;
   std::optional<int> repetitions = std::nullopt;
   std::optional<double> timeout_s = std::nullopt;
-  std::optional<int> threads = std::nullopt;
   std::string filter = "";  ///< regular expression over the names
 };
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <numeric>
+#include <type_traits>
 
 #include "bench/report/analysis.hpp"
 #include "bench/report/verdict.hpp"
@@ -16,11 +17,12 @@ std::optional<double> positive(double value) {
 }
 
 /// What `known` says of those repetitions of which it knows something.
-std::vector<double> values_of(const Result& result,
-                              std::optional<double> (*known)(const StageRun&)) {
-  std::vector<double> values;
+template <typename Known>
+auto values_of(const Result& result, Known known) {
+  std::vector<typename std::decay_t<std::invoke_result_t<Known, const StageRun&>>::value_type>
+      values;
   for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (const auto value = repetition ? known(*repetition) : std::nullopt) {
+    if (const auto value = repetition ? std::invoke(known, *repetition) : std::nullopt) {
       values.push_back(*value);
     }
   }
@@ -63,27 +65,26 @@ PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) 
 }
 
 std::optional<GpuUsage> gpu_of(const Result& result) {
-  std::vector<double> utilisation;
-  std::vector<double> power;
-  std::vector<double> memory;
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (repetition && repetition->gpu) {
-      utilisation.push_back(repetition->gpu->utilisation_percent);
-      power.push_back(repetition->gpu->power_w);
-      memory.push_back(repetition->gpu->memory_mib);
+  const std::vector<GpuUsage> usages = values_of(result, &StageRun::gpu);
+  const auto all = [&](double GpuUsage::*field) {
+    std::vector<double> values;
+    for (const GpuUsage& usage : usages) {
+      values.push_back(usage.*field);
     }
-  }
-  return utilisation.empty()
-             ? std::nullopt
-             : std::optional(GpuUsage{*median(utilisation), *median(power), *largest(memory)});
+    return values;
+  };
+  return usages.empty() ? std::nullopt
+                        : std::optional(GpuUsage{*median(all(&GpuUsage::utilisation_percent)),
+                                                 *median(all(&GpuUsage::power_w)),
+                                                 *largest(all(&GpuUsage::memory_mib))});
 }
 
 /// Of the repetition in which it stood out most clearly by its share of steps.
 std::optional<SlowestRank> slowest_rank_of(const Result& result) {
   std::optional<SlowestRank> clearest;
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    const auto slowest = repetition ? find_slowest_rank(repetition->metrics) : std::nullopt;
-    if (slowest && (!clearest || slowest->share_of_steps > clearest->share_of_steps)) {
+  for (const SlowestRank& slowest :
+       values_of(result, [](const StageRun& run) { return find_slowest_rank(run.metrics); })) {
+    if (!clearest || slowest.share_of_steps > clearest->share_of_steps) {
       clearest = slowest;
     }
   }
@@ -91,18 +92,15 @@ std::optional<SlowestRank> slowest_rank_of(const Result& result) {
 }
 
 Communication communication_of(const Result& result, const std::optional<double>& step_ms) {
+  const std::vector<double>& bytes = result.bucket_bytes;
   const int world_size = result.configuration.world_size;
   Communication comm;
   comm.alone_ms = result.alone_ms;
-  comm.bucket_bytes = result.bucket_bytes;
-  if (result.configuration.processes() == 1) {
-    comm.bytes_per_step = 0;
-  } else if (result.bucket_bytes.empty()) {
-    comm.bytes_per_step = result.told_bytes_per_step;
-  } else {
-    comm.bytes_per_step =
-        std::accumulate(result.bucket_bytes.begin(), result.bucket_bytes.end(), 0.0);
-  }
+  comm.bucket_bytes = bytes;
+  comm.bytes_per_step = result.configuration.processes() == 1 ? std::optional(0.0)
+                        : bytes.empty()
+                            ? result.told_bytes_per_step
+                            : std::optional(std::accumulate(bytes.begin(), bytes.end(), 0.0));
   if (step_ms && result.no_comm_step_ms) {
     comm.exposed_by_difference_ms = *step_ms - *result.no_comm_step_ms;
   }
@@ -155,13 +153,10 @@ Run make_run(const Result& result) {
   run.samples_per_second =
       static_cast<double>(configuration.global_batch) / (*run.step_ms.median / 1e3);
   run.phases_ms = divide_median_step(steps, *run.step_ms.median);
-  run.steps = std::numeric_limits<std::int64_t>::max();
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (repetition) {
-      run.steps =
-          std::min(*run.steps, static_cast<std::int64_t>(repetition->metrics.timed_steps().size()));
-    }
-  }
+  const std::vector<std::int64_t> step_counts = values_of(result, [](const StageRun& repetition) {
+    return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
+  });
+  run.steps = *std::min_element(step_counts.begin(), step_counts.end());
   run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
     return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
   }));

@@ -1,0 +1,27 @@
+// bench/run/software.hpp - which launchers and peers are there, and in which versions.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "bench/run/plan.hpp"
+#include "bench/run/session.hpp"
+
+namespace ddp::bench {
+
+/// Fills plan.launchers with paths; names in the plan what is missing. Starts nothing.
+/// @throws UsageError if one that was asked for by name is not there
+void find_launchers(const Settings& settings, Plan& plan);
+
+/// Asks the launchers for their versions. An mpirun that is not Open MPI's is taken out of the
+/// plan, and named there: the stages know the identity of Open MPI's processes only.
+void ask_launchers(Plan& plan, Session& session);
+
+/// Runs bench/peers/install.sh for each peer in plan.peer_pythons, which installs what is missing,
+/// and fills in its interpreter.
+/// @throws UsageError naming a peer that cannot be installed and why
+void install_peers(Plan& plan, Session& session);
+
+/// Compiler, LibTorch, commit and launchers; what is not known is null.
+nlohmann::ordered_json describe_software(const Plan& plan, Session& session);
+
+}  // namespace ddp::bench
