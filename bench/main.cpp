@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <iostream>
@@ -20,9 +21,6 @@
 #include "bench/run/measurement.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
-#include "bench/run/session.hpp"
-#include "bench/run/settings.hpp"
-#include "bench/run/software.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/standard_streams.hpp"
 
@@ -30,7 +28,7 @@ namespace ddp::bench {
 namespace {
 
 /// One command a line. How many epochs the timed runs have is known after the parity runs.
-void print_commands(const Plan& plan, const Settings& settings) {
+void print_commands(const Plan& plan) {
   const auto print = [&](const Configuration& configuration, const RunLength& length) {
     std::vector<std::string> argv =
         command_line(configuration, plan, length, "METRICS", "SNAPSHOT");
@@ -45,7 +43,7 @@ void print_commands(const Plan& plan, const Settings& settings) {
   }
   std::cout << fmt::format(
       "# timed, {} times each in random order; EPOCHS follows from the parity run\n",
-      settings.repetitions);
+      plan.settings.repetitions);
   for (const Configuration& configuration : plan.configurations) {
     print(configuration, timed_length(configuration));
   }
@@ -70,8 +68,8 @@ nlohmann::ordered_json describe_settings(const Settings& settings) {
 }
 
 /// @param document what Google Benchmark's tools read
-void write_report(const Settings& settings, const Plan& plan, const Report& report,
-                  nlohmann::ordered_json document) {
+void write_report(const Plan& plan, const Report& report, nlohmann::ordered_json document) {
+  const Settings& settings = plan.settings;
   if (!settings.benchmark.file.empty()) {
     write_json_file(settings.benchmark.file, document);
   }
@@ -88,42 +86,41 @@ void write_report(const Settings& settings, const Plan& plan, const Report& repo
   }
 }
 
-ExitCode measure_and_report(Plan plan, const Settings& settings) {
+ExitCode measure_and_report(Plan plan) {
   const auto start = std::chrono::steady_clock::now();
-  Session session{settings};
+  Session session;
   const nlohmann::ordered_json machine = describe_machine();
   ask_launchers(plan, session);
   const nlohmann::ordered_json software = describe_software(plan, session);
   install_peers(plan, session);
 
   Measurements measurements = check_parity(plan, session);
-  measure_limits(session, plan, measurements);
-  choose_lengths(settings, seconds_since(start), measurements);
+  measure_limits(plan, session, measurements);
+  choose_lengths(plan.settings, seconds_since(start), measurements);
   measure(plan, session, measurements);
 
   Report report = make_report(measurements);
   report.machine = machine;
   report.software = software;
-  report.settings = describe_settings(settings);
+  report.settings = describe_settings(plan.settings);
   report.not_run = plan.not_run;
-  write_report(
-      settings, plan, report,
-      google_benchmark_document(measurements, settings.repetitions, machine, settings.benchmark));
+  write_report(plan, report,
+               google_benchmark_document(measurements, plan.settings.repetitions, machine,
+                                         plan.settings.benchmark));
   return measurements.failed() || measurements.partial ? ExitCode::kTrainingFailed
                                                        : ExitCode::kDone;
 }
 
 ExitCode run(int argc, char** argv) {
-  const Settings settings = parse_settings(argc, argv);
-  Plan plan = make_plan(settings);
-  if (settings.list_only) {
+  Plan plan = make_plan(parse_settings(argc, argv));
+  if (plan.settings.list_only) {
     for (const Configuration& configuration : plan.configurations) {
       std::cout << configuration.name() << kBenchmarkSuffix << '\n';
     }
-  } else if (settings.dry_run) {
-    print_commands(plan, settings);
+  } else if (plan.settings.dry_run) {
+    print_commands(plan);
   } else {
-    return measure_and_report(std::move(plan), settings);
+    return measure_and_report(std::move(plan));
   }
   return ExitCode::kDone;
 }

@@ -54,8 +54,8 @@ std::string read_tail(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// All living processes that descend from `root`, by the parent that /proc names.
-std::vector<pid_t> descendants(pid_t root) {
+/// All living processes that descend from this one, by the parent that /proc names.
+std::vector<pid_t> descendants() {
   std::vector<std::pair<pid_t, pid_t>> parent_and_child;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
@@ -70,7 +70,7 @@ std::vector<pid_t> descendants(pid_t root) {
       parent_and_child.emplace_back(parent, pid);
     }
   }
-  std::vector<pid_t> found = {root};
+  std::vector<pid_t> found = {getpid()};
   for (std::size_t i = 0; i < found.size(); ++i) {
     for (const auto& [parent, child] : parent_and_child) {
       if (parent == found[i]) {
@@ -82,18 +82,24 @@ std::vector<pid_t> descendants(pid_t root) {
   return found;
 }
 
-/// Ends what a command left behind. This process adopts its orphans (see run_child), so everything
-/// that still descends from it is such a rest, wherever a launcher put it.
+/// This process adopts its orphans (see run_child), so everything that descends from it belongs to
+/// the command that it runs, wherever a launcher put it.
+/// @return false if there was nothing
+bool kill_descendants() {
+  const std::vector<pid_t> found = descendants();
+  for (const pid_t pid : found) {
+    kill(pid, SIGKILL);
+  }
+  return !found.empty();
+}
+
+/// Ends what a command left behind.
 void end_leftovers() {
   for (int attempt = 0; attempt < 100; ++attempt) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
-    const std::vector<pid_t> rest = descendants(getpid());
-    if (rest.empty()) {
+    if (!kill_descendants()) {
       return;
-    }
-    for (const pid_t pid : rest) {
-      kill(pid, SIGKILL);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -117,11 +123,7 @@ void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
     const double elapsed_s = seconds_since(start);
     const bool interrupted_now = session.interrupts.requested() && !result.interrupted;
     if (asked_to_end && elapsed_s >= give_up_s) {
-      for (const pid_t descendant : descendants(pid)) {
-        kill(descendant, SIGKILL);
-      }
-      kill(-pid, SIGKILL);
-      kill(pid, SIGKILL);  // it may have left its group
+      kill_descendants();
       give_up_s = elapsed_s + 1;
     } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {
       result.interrupted = interrupted_now;

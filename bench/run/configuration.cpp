@@ -38,7 +38,7 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
                                    fmt::format("--ntasks={}", configuration.world_size),
                                    fmt::format("--ntasks-per-node={}", per_node),
                                    "--kill-on-bad-exit=1",
-                                   "--chdir=" + plan.stage_dir};
+                                   "--chdir=" + plan.settings.stage_dir};
   const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
   const int cpus_on_node = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
   if (asked > 0) {
@@ -62,7 +62,8 @@ std::vector<std::string> program_command(const Configuration& configuration, con
     return {plan.program_path(name)};
   }
   if (const auto python = plan.peer_pythons.find(name); python != plan.peer_pythons.end()) {
-    return {python->second, (std::filesystem::path(plan.peers_dir) / (name + ".py")).string()};
+    return {python->second,
+            (std::filesystem::path(plan.settings.peers_dir) / (name + ".py")).string()};
   }
   return {plan.program_path("peer_" + name)};
 }
@@ -89,18 +90,22 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
                                           : std::vector<std::string>();
 }
 
+std::string Gradients::suffix() const {
+  std::string text;
+  if (bucket_mib != Gradients().bucket_mib) {
+    text += "/bucket:" + format_shortest(bucket_mib);
+  }
+  text += compression == "none" ? "" : "/" + compression;
+  return text + (shard_optimizer ? "/sharded" : "");
+}
+
 std::string Configuration::original_name() const {
   std::string text = fmt::format("{}/{}/{}", workload.name, scaling, program.name);
   text += role == Role::kPeer ? "_" + program.variant : "";
   for (const std::string& part : {launcher, backend, speedup}) {
     text += part == "none" ? "" : "/" + part;
   }
-  if (gradients.bucket_mib != Gradients().bucket_mib) {
-    text += "/bucket:" + format_shortest(gradients.bucket_mib);
-  }
-  text += gradients.compression == "none" ? "" : "/" + gradients.compression;
-  text += gradients.shard_optimizer ? "/sharded" : "";
-  text += nodes == 1 ? "" : fmt::format("/nodes:{}", nodes);
+  text += gradients.suffix() + (nodes == 1 ? "" : fmt::format("/nodes:{}", nodes));
   return text + fmt::format("/ranks:{}", world_size);
 }
 
@@ -135,7 +140,7 @@ std::vector<std::string> command_line(const Configuration& configuration, const 
   add(length.dataset_size > 0, {"--dataset-size", std::to_string(length.dataset_size)});
   add(start == Start::kReplicas || start == Start::kSpawn,
       {"--nprocs", std::to_string(configuration.world_size)});
-  append({"--seed", std::to_string(plan.seed), "--device", configuration.device});
+  append({"--seed", std::to_string(plan.settings.seed), "--device", configuration.device});
   add(configuration.backend != "none", {"--backend", configuration.backend});
   add(configuration.speedup != "none", {"--speedup", configuration.speedup});
   add(gradients.bucket_mib != Gradients().bucket_mib,

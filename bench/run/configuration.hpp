@@ -16,7 +16,8 @@ struct Gradients {
   std::string compression = "none";  ///< "none", "bf16", "fp16"
   bool shard_optimizer = false;
 
-  bool operator==(const Gradients&) const = default;
+  /// "/bucket:4/bf16/sharded": what is not the default. For a name.
+  std::string suffix() const;
 };
 
 /// Why something is run.

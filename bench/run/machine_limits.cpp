@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "bench/run/child_process.hpp"
+#include "bench/run/measurement.hpp"
 #include "bench/run/micro_command.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -15,18 +18,9 @@
 namespace ddp::bench {
 namespace {
 
-/// Results by who all-reduces what: those that agree in backend and world size share a measurement.
-using Traffic = std::map<std::pair<std::string, int>, std::vector<Result*>>;
-
-Traffic traffic_of(Measurements& measurements) {
-  Traffic traffic;
-  for (Result& result : measurements.results) {
-    const Configuration& configuration = result.configuration;
-    if (result.error.empty() && configuration.communicates() && configuration.role != Role::kPeer) {
-      traffic[{configuration.backend, configuration.world_size}].push_back(&result);
-    }
-  }
-  return traffic;
+bool exchanges_gradients(const Result& result) {
+  return result.error.empty() && result.configuration.communicates() &&
+         result.configuration.role != Role::kPeer;
 }
 
 /// The same buckets, the same name: "192", "4096_8192".
@@ -34,52 +28,45 @@ std::string step_name(const Result& result) {
   return fmt::format("{:.0f}", fmt::join(result.bucket_bytes, "_"));
 }
 
-std::vector<MicroRun::Step> steps_of(const std::vector<Result*>& results) {
-  std::map<std::string, MicroRun::Step> distinct;
-  for (const Result* result : results) {
-    if (!result->bucket_bytes.empty()) {
-      const std::string name = step_name(*result);
-      distinct[name] = {name, {result->bucket_bytes.begin(), result->bucket_bytes.end()}};
+std::vector<MicroRun> make_runs(const Plan& plan, const Measurements& measurements) {
+  std::set<int> world_sizes;
+  // Those that agree in backend and world size share a run.
+  std::map<std::pair<std::string, int>, decltype(MicroRun::steps)> steps;
+  for (const Result& result : measurements.results) {
+    const Configuration& configuration = result.configuration;
+    if (result.error.empty()) {
+      world_sizes.insert(configuration.world_size);
+    }
+    if (exchanges_gradients(result)) {
+      auto& own_steps = steps[{configuration.backend, configuration.world_size}];
+      if (!result.bucket_bytes.empty()) {
+        own_steps[step_name(result)] = {result.bucket_bytes.begin(), result.bucket_bytes.end()};
+      }
     }
   }
-  std::vector<MicroRun::Step> steps;
-  for (const auto& [name, step] : distinct) {
-    steps.push_back(step);
-  }
-  return steps;
-}
-
-std::vector<MicroRun> make_runs(const Settings& settings, const Plan& plan,
-                                const Measurements& measurements, const Traffic& traffic) {
   std::vector<MicroRun> runs;
   const auto add = [&](const std::string& suite, int world_size) -> MicroRun& {
     return runs.emplace_back(MicroRun{.suite = suite,
                                       .world_size = world_size,
-                                      .device = plan.device,
-                                      .min_seconds = settings.quick ? 0.05 : 0.2,
-                                      .timeout_s = settings.timeout_s});
+                                      .device = plan.settings.device,
+                                      .min_seconds = plan.settings.quick ? 0.05 : 0.2,
+                                      .timeout_s = plan.settings.timeout_s});
   };
-  std::set<int> world_sizes;
-  for (const Result& result : measurements.results) {
-    if (result.error.empty()) {
-      world_sizes.insert(result.configuration.world_size);
-    }
-  }
   for (const int world_size : world_sizes) {
     add("limits", world_size);
   }
-  for (const auto& [backend_and_size, results] : traffic) {
+  for (const auto& [backend_and_size, own_steps] : steps) {
     MicroRun& run = add("all_reduce", backend_and_size.second);
     run.backends = {backend_and_size.first};
-    run.steps = steps_of(results);
+    run.steps = own_steps;
   }
-  if (settings.micro) {
+  if (plan.settings.micro) {
     add("pieces", 1);
   }
   return runs;
 }
 
-double expected_seconds(const MicroRun& run) {
+double seconds_of(const MicroRun& run) {
   return run.suite == "limits" ? 3 : run.suite == "pieces" ? 20 : 10;
 }
 
@@ -88,7 +75,7 @@ MicroResults run_micro(const MicroRun& run, const Plan& plan, Session& session) 
   const std::string out = session.scratch.path() + "/micro.json";
   std::filesystem::remove(out);
   Command command = {.argv = micro_command(plan.program_path("bench_micro"), run, out),
-                     .timeout_s = session.settings.timeout_s + 4 * expected_seconds(run),
+                     .timeout_s = plan.settings.timeout_s + 4 * seconds_of(run),
                      .cwd = session.scratch.path()};
   if (run.backends == std::vector<std::string>{"mpi"}) {
     // It starts its ranks itself, except MPI's.
@@ -110,15 +97,13 @@ MicroResults run_micro(const MicroRun& run, const Plan& plan, Session& session) 
 }
 
 /// Hands what was measured to the results that have these buckets.
-void hand_over(const MicroResults& measured, const Traffic& traffic) {
-  for (const StepAllReduce& step : measured.steps) {
-    const auto found = traffic.find({step.backend, step.world_size});
-    if (found == traffic.end() || !step.time_us.median) {
-      continue;
-    }
-    for (Result* const result : found->second) {
-      if (step_name(*result) == step.name) {
-        result->alone_ms = *step.time_us.median / 1e3;
+void hand_over(const MicroResults& measured, Measurements& measurements) {
+  for (Result& result : measurements.results) {
+    for (const StepAllReduce& step : measured.steps) {
+      if (exchanges_gradients(result) && step.backend == result.configuration.backend &&
+          step.world_size == result.configuration.world_size && step.name == step_name(result) &&
+          step.time_us.median) {
+        result.alone_ms = *step.time_us.median / 1e3;
       }
     }
   }
@@ -126,10 +111,10 @@ void hand_over(const MicroResults& measured, const Traffic& traffic) {
 
 }  // namespace
 
-void measure_limits(Session& session, Plan& plan, Measurements& measurements) {
-  const Settings& settings = session.settings;
+void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
+  const Settings& settings = plan.settings;
   const std::string why_not =
-      !is_executable(plan.program_path("bench_micro")) ? "no bench_micro in " + plan.stage_dir
+      !is_executable(plan.program_path("bench_micro")) ? "no bench_micro in " + settings.stage_dir
       : settings.nodes > 1
           ? fmt::format("they are measured on one node only, and --nodes is {}", settings.nodes)
           : "";
@@ -137,27 +122,25 @@ void measure_limits(Session& session, Plan& plan, Measurements& measurements) {
     plan.not_run.push_back({"limits, all-reduce sweep and predictions", why_not});
     return;
   }
-  const Traffic traffic = traffic_of(measurements);
-  const std::vector<MicroRun> runs = make_runs(settings, plan, measurements, traffic);
-  std::vector<double> expected_s;
-  for (const MicroRun& run : runs) {
-    expected_s.push_back(expected_seconds(run));
-  }
+  const std::vector<MicroRun> runs = make_runs(plan, measurements);
   double later_s = 0;
   for (const Result& result : measurements.results) {
-    later_s += result.error.empty() ? settings.repetitions * (result.overhead_s + 0.3) : 0;
+    later_s +=
+        result.error.empty() ? settings.repetitions * (result.overhead_s + kTimedStepsSeconds) : 0;
   }
-  session.progress.begin("limits", expected_s, later_s);
+  const double expected_s =
+      std::transform_reduce(runs.begin(), runs.end(), 0.0, std::plus<>(), seconds_of);
+  session.progress.begin("limits", runs.size(), expected_s, later_s);
   for (const MicroRun& run : runs) {
     if (session.interrupts.requested()) {
       break;
     }
     std::string label = fmt::format("{}/ranks:{}", run.suite, *run.world_size);
     label += run.backends.empty() ? "" : "/" + run.backends.front();
-    session.progress.start_run(label, expected_seconds(run));
+    session.progress.start_run(label, seconds_of(run));
     try {
       const MicroResults measured = run_micro(run, plan, session);
-      hand_over(measured, traffic);
+      hand_over(measured, measurements);
       measurements.micro.append(measured);
       for (const std::string& error : measured.errors) {
         plan.not_run.push_back({label, error});

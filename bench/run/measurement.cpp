@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -58,7 +59,7 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   const std::string snapshot_path = (folder / "snapshot.safetensors").string();
   Command command = {
       .argv = command_line(configuration, plan, length, metrics_path, snapshot_path),
-      .timeout_s = session.settings.timeout_s,
+      .timeout_s = plan.settings.timeout_s,
       .cwd = folder.string(),
   };
   if (configuration.launcher == "torchrun") {
@@ -242,15 +243,14 @@ RunLength parity_length(const Configuration& configuration) {
 
 Measurements check_parity(const Plan& plan, Session& session) {
   const std::vector<Configuration> order = parity_runs(plan);
-  std::vector<double> expected_s;
-  for (const Configuration& configuration : order) {
-    expected_s.push_back(assumed_seconds(configuration));
-  }
-  double later_s = 0;
-  for (const Configuration& configuration : plan.configurations) {
-    later_s += session.settings.repetitions * (assumed_seconds(configuration) + 0.3);
-  }
-  session.progress.begin("parity", expected_s, later_s);
+  const double expected_s =
+      std::transform_reduce(order.begin(), order.end(), 0.0, std::plus<>(), assumed_seconds);
+  const double later_s = std::transform_reduce(
+      plan.configurations.begin(), plan.configurations.end(), 0.0, std::plus<>(),
+      [&](const Configuration& configuration) {
+        return plan.settings.repetitions * (assumed_seconds(configuration) + kTimedStepsSeconds);
+      });
+  session.progress.begin("parity", order.size(), expected_s, later_s);
   std::map<std::string, StageRun> runs;
   for (const Configuration& configuration : order) {
     session.progress.start_run(configuration.original_name(), assumed_seconds(configuration));
@@ -292,18 +292,16 @@ Measurements check_parity(const Plan& plan, Session& session) {
   return measurements;
 }
 
-void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements) {
-  double overhead_s = 0;
+void choose_lengths(const Settings& settings, double used_s, Measurements& measurements) {
   int runs = 0;
   for (const Result& result : measurements.results) {
     if (result.error.empty()) {
-      overhead_s += settings.repetitions * result.overhead_s;
+      used_s += settings.repetitions * result.overhead_s;
       runs += settings.repetitions;
     }
   }
-  const double measured_s =
-      std::clamp((settings.budget_s - seconds_used - overhead_s) / std::max(runs, 1),
-                 kMinMeasuredSeconds, kMaxMeasuredSeconds);
+  const double measured_s = std::clamp((settings.budget_s - used_s) / std::max(runs, 1),
+                                       kMinMeasuredSeconds, kMaxMeasuredSeconds);
   for (Result& result : measurements.results) {
     if (!result.error.empty()) {
       continue;
@@ -316,17 +314,17 @@ void choose_lengths(const Settings& settings, double seconds_used, Measurements&
 }
 
 void measure(const Plan& plan, Session& session, Measurements& measurements) {
-  const Settings& settings = session.settings;
+  const Settings& settings = plan.settings;
   std::vector<Result*> order;
-  std::vector<double> expected_s;
+  double expected_s = 0;
   for (Result& result : measurements.results) {
     if (result.error.empty()) {
       order.push_back(&result);
-      expected_s.insert(expected_s.end(), static_cast<std::size_t>(settings.repetitions),
-                        expected_seconds(result));
+      expected_s += settings.repetitions * expected_seconds(result);
     }
   }
-  session.progress.begin("timed", expected_s, 0);
+  session.progress.begin("timed", order.size() * static_cast<std::size_t>(settings.repetitions),
+                         expected_s, 0);
   std::mt19937_64 generator(settings.seed);
   for (int block = 0; block < settings.repetitions && !measurements.partial; ++block) {
     std::shuffle(order.begin(), order.end(), generator);

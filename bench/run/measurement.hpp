@@ -2,14 +2,17 @@
 // timed ones.
 #pragma once
 
+#include "bench/run/child_process.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
-#include "bench/run/session.hpp"
 
 namespace ddp::bench {
 
 /// Stands for a number of epochs that only the parity runs tell.
 inline constexpr std::int64_t kUnknownEpochs = -1;
+
+/// What the timed steps of one run are taken to last, besides its start, until they are chosen.
+inline constexpr double kTimedStepsSeconds = 0.3;
 
 /// Of the run that is compared with stage 01's, with the same batch at all world sizes.
 RunLength parity_length(const Configuration& configuration);
@@ -23,7 +26,7 @@ RunLength timed_length(const Configuration& configuration);
 Measurements check_parity(const Plan& plan, Session& session);
 
 /// Chooses how long the timed runs are, before the first of them.
-void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements);
+void choose_lengths(const Settings& settings, double used_s, Measurements& measurements);
 
 /// Runs what is left of the configurations: in each of --repetitions blocks every
 /// configuration once, in an order drawn from the seed, so that the k-th runs of any two lie close

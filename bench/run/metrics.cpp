@@ -82,11 +82,9 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
   for (std::size_t step = first; step < metrics.steps.size(); ++step) {
     std::size_t slowest = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const double busy_ms = metrics.busy_ms_of_rank[rank][step];
-      if (!std::isfinite(busy_ms)) {
-        return std::nullopt;
+      if (metrics.busy_ms_of_rank[rank][step] > metrics.busy_ms_of_rank[slowest][step]) {
+        slowest = rank;
       }
-      slowest = busy_ms > metrics.busy_ms_of_rank[slowest][step] ? rank : slowest;
     }
     ++times_slowest[slowest];
   }
@@ -99,7 +97,7 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
     std::vector<double>& group = rank == slowest ? own : others;
     group.insert(group.end(), busy_ms.begin() + static_cast<std::ptrdiff_t>(first), busy_ms.end());
   }
-  const std::optional<double> own_ms = median(own);
+  const std::optional<double> own_ms = median(own);  // nothing if one is not a number
   const std::optional<double> others_ms = median(others);
   if (!own_ms || !others_ms || !(*others_ms > 0)) {
     return std::nullopt;

@@ -27,8 +27,8 @@ std::vector<std::string> micro_command(const std::string& program, const MicroRu
   if (run.bytes) {
     add("--bytes", run.bytes->empty() ? "none" : fmt::format("{}", fmt::join(*run.bytes, ",")));
   }
-  for (const MicroRun::Step& step : run.steps) {
-    add("--step", fmt::format("{}={}", step.name, fmt::join(step.bucket_bytes, "+")));
+  for (const auto& [name, bucket_bytes] : run.steps) {
+    add("--step", fmt::format("{}={}", name, fmt::join(bucket_bytes, "+")));
   }
   add("--min-seconds", text_of(run.min_seconds));
   add("--repetitions", text_of(run.repetitions));

@@ -8,7 +8,6 @@
 #include <regex>
 
 #include "bench/run/machine.hpp"
-#include "bench/run/software.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 
@@ -27,33 +26,38 @@ bool is_named(const std::vector<std::string>& stages, const StageProgram& progra
 
 class Planner {
  public:
-  explicit Planner(const Settings& settings) : settings_(settings) {
+  explicit Planner(Settings settings) {
     std::error_code error;
-    plan_.stage_dir = std::filesystem::canonical(settings.stage_dir, error).string();
+    const std::string stage_dir = std::filesystem::canonical(settings.stage_dir, error).string();
     if (error) {
       throw UsageError(
           fmt::format("--stage-dir: expected a folder, got \"{}\"", settings.stage_dir));
     }
-    plan_.peers_dir = settings.peers_dir;
-    plan_.seed = settings.seed;
-    plan_.device = pick_device();
+    settings.stage_dir = stage_dir;
+    if (settings.device == "auto") {
+      // Decided here, and the stages are told: the report then never names the wrong device.
+      const bool built_with_cuda = std::filesystem::exists(
+          std::filesystem::path(stage_dir).parent_path() / "lib" / "libddp_cuda.so");
+      settings.device = built_with_cuda && visible_gpus() > 0 ? "cuda" : "cpu";
+    }
+    plan_.settings = std::move(settings);
   }
 
   Plan make() {
     const std::vector<StageProgram> programs = pick_programs();
     const std::vector<Workload> workloads = pick_workloads();
     world_sizes_ = pick_world_sizes();
-    find_launchers(settings_, plan_);
+    find_launchers(plan_);
     // An empty name: the default, which depends on the world size.
     backends_ = settings_.backends.empty() ? std::vector<std::string>{""} : settings_.backends;
-    if (settings_.backends.empty() && plan_.device == "cpu" && settings_.nodes == 1) {
+    if (settings_.backends.empty() && settings_.device == "cpu" && settings_.nodes == 1) {
       leave_out("gloo", "shm is the default on one host; --backends shm,gloo adds it");
     }
     for (const Workload& workload : workloads) {
       for (const std::string& scaling : settings_.scaling) {
         Configuration work;
         work.workload = workload;
-        work.device = plan_.device;
+        work.device = settings_.device;
         work.scaling = scaling;
         work.parity_batch = common_batch(workload.batch);
         add_stages(work, programs);
@@ -81,16 +85,6 @@ class Planner {
     return std::any_of(plan_.configurations.begin(), plan_.configurations.end(), condition);
   }
 
-  /// "auto" is decided here, and the stages are told: the report then never names the wrong device.
-  std::string pick_device() const {
-    if (settings_.device != "auto") {
-      return settings_.device;
-    }
-    const bool built_with_cuda = std::filesystem::exists(
-        std::filesystem::path(plan_.stage_dir).parent_path() / "lib" / "libddp_cuda.so");
-    return built_with_cuda && visible_gpus() > 0 ? "cuda" : "cpu";
-  }
-
   std::vector<StageProgram> pick_programs() {
     for (const std::string& asked : settings_.stages) {
       if (std::none_of(known_programs().begin(), known_programs().end(),
@@ -106,7 +100,7 @@ class Planner {
       const bool exists = is_executable(plan_.program_path(program.name));
       if (!exists && contains(settings_.stages, program.name)) {
         throw UsageError(fmt::format("--stages {}: not there, expected a program in {}",
-                                     program.name, plan_.stage_dir));
+                                     program.name, settings_.stage_dir));
       }
       const bool is_baseline = program.name == kBaseline;
       const bool asked =
@@ -120,9 +114,9 @@ class Planner {
       } else if (is_baseline) {
         throw UsageError(fmt::format(
             "{} is not in {}: everything is compared with it, expected it next to bench", kBaseline,
-            plan_.stage_dir));
+            settings_.stage_dir));
       } else {
-        leave_out(program.name, "not built: no such program in " + plan_.stage_dir);
+        leave_out(program.name, "not built: no such program in " + settings_.stage_dir);
       }
     }
     return programs;
@@ -147,7 +141,7 @@ class Planner {
 
   /// Ascending.
   std::vector<int> pick_world_sizes() {
-    const bool cuda = plan_.device == "cuda";
+    const bool cuda = settings_.device == "cuda";
     const int units = settings_.nodes * (cuda ? visible_gpus() : available_cores());
     const char* const what = cuda ? "GPUs" : "cores";
     std::vector<int> sizes = settings_.world_sizes;
@@ -234,7 +228,7 @@ class Planner {
 
   /// What the stages choose by themselves where memory can be shared.
   std::string default_backend(int nodes, int world_size) const {
-    if (plan_.device == "cuda") {
+    if (settings_.device == "cuda") {
       return "nccl";
     }
     const bool two_levels = nodes > 1 && world_size > nodes;
@@ -298,9 +292,10 @@ class Planner {
 
   void add_peers(Configuration work) {
     work.role = Role::kPeer;
-    const std::string own = plan_.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
+    const std::string own =
+        settings_.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
     for (const PeerVariant& peer : known_peers()) {
-      if (!contains(settings_.peers, peer.peer) || (peer.cuda_only && plan_.device != "cuda")) {
+      if (!contains(settings_.peers, peer.peer) || (peer.cuda_only && settings_.device != "cuda")) {
         continue;
       }
       if (!peer.built_here) {
@@ -416,16 +411,16 @@ class Planner {
     plan_.configurations.insert(plan_.configurations.end(), more.begin(), more.end());
   }
 
-  const Settings& settings_;
   Plan plan_;
+  const Settings& settings_ = plan_.settings;
   std::vector<int> world_sizes_;  // ascending
   std::vector<std::string> backends_;
 };
 
 }  // namespace
 
-Plan make_plan(const Settings& settings) {
-  return Planner(settings).make();
+Plan make_plan(Settings settings) {
+  return Planner(std::move(settings)).make();
 }
 
 }  // namespace ddp::bench

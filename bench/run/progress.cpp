@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 #include <string_view>
 
 namespace ddp::bench {
@@ -25,15 +24,12 @@ bool is_terminal() {
 
 Progress::Progress() : on_terminal_(is_terminal()) {}
 
-void Progress::begin(const std::string& phase, const std::vector<double>& expected_s,
+void Progress::begin(const std::string& phase, std::size_t count, double expected_s,
                      double later_s) {
-  runs_ = {.phase = phase,
-           .count = expected_s.size(),
-           .open_s = std::accumulate(expected_s.begin(), expected_s.end(), 0.0),
-           .later_s = later_s};
+  runs_ = {.phase = phase, .count = count, .open_s = expected_s, .later_s = later_s};
   last_line_ = Clock::now();
   if (!on_terminal_) {
-    note(fmt::format("{}: {} runs, about {} left", phase, runs_.count, time_left()));
+    note(fmt::format("{}: {} runs, about {} left", phase, count, time_left()));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
-#include <vector>
 
 namespace ddp::bench {
 
@@ -17,10 +16,10 @@ class Progress {
  public:
   Progress();
 
-  /// A new list of runs. `expected_s` need only be roughly right: it is corrected by what the
-  /// runs really take.
+  /// A list of `count` runs that take `expected_s` together. That need only be roughly right: it is
+  /// corrected by what the runs really take.
   /// @param later_s what follows after this list
-  void begin(const std::string& phase, const std::vector<double>& expected_s, double later_s);
+  void begin(const std::string& phase, std::size_t count, double expected_s, double later_s);
   void start_run(const std::string& label, double expected_s);
   /// Redraws the bar while a run goes on; cheap enough to be called several times a second.
   void tick();
