@@ -32,7 +32,7 @@ void print_commands(const Plan& plan) {
   const auto print = [&](const Configuration& configuration, const RunLength& length) {
     std::vector<std::string> argv =
         command_line(configuration, plan, length, "METRICS", "SNAPSHOT");
-    std::replace(argv.begin(), argv.end(), std::to_string(kUnknownEpochs), std::string("EPOCHS"));
+    std::ranges::replace(argv, std::to_string(kUnknownEpochs), std::string("EPOCHS"));
     std::cout << shell_quote(argv) << '\n';
   };
   std::cout << "# parity, once each\n";

@@ -224,13 +224,15 @@ long count(const Words& lines, const Words& parts) {
   });
 }
 
-TEST_CASE("--dry-run prints the commands and runs nothing", "[bench]") {
+TEST_CASE("commands and names are printed without running anything", "[bench]") {
   FakeBench bench;
   bench.install("path/torchrun", kFakeTorchrun);
   const Words commands = bench.print(
       {"--models", "T", "--world_sizes", "1,2", "--launchers", "spawn,torchrun", "--dry_run"});
   CHECK(count(commands, {"/03_ddp_spawn 2 2 --global-batch 64 --layers 20,1"}) > 0);
   CHECK(count(commands, {"/torchrun --standalone --nproc_per_node=2 --no-python "}) > 0);
+  CHECK(count(bench.print(small_and({"--benchmark_list_tests=true"})),
+              {"T/weak/03_ddp_spawn/spawn/shm/ranks:2/iterations:1/manual_time"}) == 1);
 }
 
 TEST_CASE("buckets, compression and sharding are configurations of what communicates", "[bench]") {
@@ -280,29 +282,30 @@ TEST_CASE("the filter decides what is timed, stage 01 stays the reference", "[be
   CHECK(runs.at(0).at("parity").at("reference_moved") == 0.5);
 }
 
-TEST_CASE("the names are listed without running anything", "[bench]") {
-  const Words names = FakeBench().print(small_and({"--benchmark_list_tests=true"}));
-  CHECK(std::count(names.begin(), names.end(),
-                   "T/weak/03_ddp_spawn/spawn/shm/ranks:2/iterations:1/manual_time") == 1);
-}
-
-TEST_CASE("the page and the document say the same", "[bench]") {
+TEST_CASE("the page, the files and standard output hold one document", "[bench]") {
   FakeBench bench;
-  const Measured report = bench.measure(small_and({"--html", "page.html"}));
+  const auto result = bench.run(small_and({"--benchmark_format=json", "--json", "report.json",
+                                           "--benchmark_out=google.json", "--html", "page.html"}));
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  const json document = json::parse(result.out);
+  check_report(document);
+  CHECK(document == json::parse(read_file(bench.root() / "report.json")));
+  CHECK(document.at("benchmarks") ==
+        json::parse(read_file(bench.root() / "google.json")).at("benchmarks"));
   const std::string page = read_file(bench.root() / "page.html");
   const std::string begin = "<script type=\"application/json\" id=\"document\">";
   const std::size_t from = page.find(begin) + begin.size();
-  CHECK(json::parse(page.substr(from, page.find("</script>", from) - from)) == report.document);
+  CHECK(json::parse(page.substr(from, page.find("</script>", from) - from)) == document);
+  CHECK(contains(page, "</html>"));
 }
 
-TEST_CASE("files leave standard output to the table", "[bench]") {
+TEST_CASE("with files alone standard output has the table", "[bench]") {
   FakeBench bench;
   const auto result =
       bench.run(small_and({"--repetitions", "1", "--html", "page.html", "--json", "report.json"}));
   CHECK(result.exit_code == 0);
   CHECK(contains(result.out, "What to conclude"));
-  CHECK(contains(read_file(bench.root() / "page.html"), "</html>"));
-  check_report(json::parse(read_file(bench.root() / "report.json")));
 }
 
 TEST_CASE("bench refuses what it does not understand", "[bench]") {
@@ -459,19 +462,6 @@ TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[benc
         }) == controlled);
   CHECK(contains(report.err, "so the verdicts stand") == controlled);
   CHECK(contains(report.err, "No verdict without an A/A control") == !controlled);
-}
-
-TEST_CASE("with --benchmark_format=json standard output is one document", "[bench]") {
-  FakeBench bench;
-  const auto result = bench.run(small_and(
-      {"--benchmark_format=json", "--json", "report.json", "--benchmark_out=google.json"}));
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  const json document = json::parse(result.out);
-  check_report(document);
-  CHECK(document == json::parse(read_file(bench.root() / "report.json")));
-  CHECK(json::parse(read_file(bench.root() / "google.json")).at("benchmarks").size() ==
-        document.at("benchmarks").size());
 }
 
 TEST_CASE("what cannot be printed is an error", "[bench]") {

@@ -27,8 +27,7 @@ std::vector<std::string> Workload::stage_options() const {
 }
 
 const Workload* find_workload(const std::string& name) {
-  const auto found = std::find_if(known_workloads().begin(), known_workloads().end(),
-                                  [&](const Workload& workload) { return workload.name == name; });
+  const auto found = std::ranges::find(known_workloads(), name, &Workload::name);
   return found == known_workloads().end() ? nullptr : &*found;
 }
 

@@ -143,20 +143,22 @@ void find_launchers(Plan& plan) {
   const bool has_allocation = inside_slurm_allocation();
   for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
     const bool is_srun = name == "srun";
-    if (asked.empty() ? is_srun && !has_allocation
-                      : std::find(asked.begin(), asked.end(), name) == asked.end()) {
+    if (asked.empty() ? is_srun && !has_allocation : !contains(asked, name)) {
       continue;
     }
-    const std::optional<std::string> path = name == "spawn" ? ""
-                                            : name == "torchrun"
-                                                ? find_torchrun(plan.settings.stage_dir)
-                                                : find_in_path(name);
-    const std::string missing = is_srun && path && !has_allocation
-                                    ? "no allocation (SLURM_JOB_ID is not set)"
-                                : path               ? ""
-                                : name == "torchrun" ? "neither in .venv nor in PATH"
-                                                     : "not in PATH";
-    if (missing.empty()) {
+    if (name == "spawn") {
+      plan.launchers[name] = {""};
+      continue;
+    }
+    const bool is_torchrun = name == "torchrun";
+    std::string missing = is_torchrun ? "neither in .venv nor in PATH" : "not in PATH";
+    std::optional<std::string> path =
+        is_torchrun ? find_torchrun(plan.settings.stage_dir) : find_in_path(name);
+    if (is_srun && path && !has_allocation) {
+      path.reset();
+      missing = "no allocation (SLURM_JOB_ID is not set)";
+    }
+    if (path) {
       plan.launchers[name] = {*path};
     } else if (asked.empty()) {
       plan.not_run.push_back({name, missing});

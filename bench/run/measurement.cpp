@@ -135,8 +135,7 @@ void judge_parity(const StageRun& run, double reference_moved, Result& result) {
   const std::vector<double> steps_ms = step_times_ms(metrics.steps);
   result.parity_step_ms =
       median(timed.size() >= kMinSamplesForSpread ? step_times_ms(timed) : steps_ms).value_or(0);
-  result.overhead_s =
-      std::max(0.0, run.wall_s - std::accumulate(steps_ms.begin(), steps_ms.end(), 0.0) / 1e3);
+  result.overhead_s = std::max(0.0, run.wall_s - sum(steps_ms) / 1e3);
   result.bucket_bytes = metrics.all_reduce_bytes;
   result.told_bytes_per_step = metrics.bytes_per_step;
   result.length = timed_length(result.configuration);
@@ -170,9 +169,8 @@ std::vector<Configuration> parity_runs(const Plan& plan) {
   std::vector<Configuration> order;
   for (const Configuration& configuration : plan.configurations) {
     for (const Configuration& wanted : {reference_of(configuration), configuration}) {
-      const bool listed = std::any_of(order.begin(), order.end(), [&](const Configuration& c) {
-        return parity_key(c) == parity_key(wanted);
-      });
+      const bool listed = std::ranges::any_of(
+          order, [&](const Configuration& c) { return parity_key(c) == parity_key(wanted); });
       if (!listed) {
         order.push_back(wanted);
       }

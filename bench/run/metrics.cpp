@@ -49,11 +49,11 @@ Row read_row(const nlohmann::ordered_json& line, std::size_t ranks) {
   return row;
 }
 
+}  // namespace
+
 double sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
-
-}  // namespace
 
 std::vector<Step> StageMetrics::timed_steps() const {
   const auto skipped = static_cast<std::size_t>(std::max<std::int64_t>(warmup_steps, 0));
@@ -88,7 +88,7 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
     }
     ++times_slowest[slowest];
   }
-  const auto most = std::max_element(times_slowest.begin(), times_slowest.end());
+  const auto most = std::ranges::max_element(times_slowest);
   const auto slowest = static_cast<std::size_t>(most - times_slowest.begin());
   std::vector<double> own;
   std::vector<double> others;
@@ -155,7 +155,7 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
     reader().fail("the last line is no summary: the program was cut off");
   }
   for (std::size_t index = 0; index < written.size(); ++index) {
-    const auto writers = std::count(written[index].begin(), written[index].end(), true);
+    const auto writers = std::ranges::count(written[index], true);
     if (writers != expected_ranks) {
       reader().fail(fmt::format("step {} was written by {} ranks, expected {}", index, writers,
                                 expected_ranks));

@@ -14,11 +14,6 @@
 namespace ddp::bench {
 namespace {
 
-template <typename T>
-bool contains(const std::vector<T>& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 /// Whether `stages` has the program's name or its stage's number.
 bool is_named(const std::vector<std::string>& stages, const StageProgram& program) {
   return contains(stages, program.name) || contains(stages, program.name.substr(0, 2));
@@ -82,13 +77,14 @@ class Planner {
 
   template <typename Condition>
   bool any_configuration(Condition condition) const {
-    return std::any_of(plan_.configurations.begin(), plan_.configurations.end(), condition);
+    return std::ranges::any_of(plan_.configurations, condition);
   }
 
   std::vector<StageProgram> pick_programs() {
     for (const std::string& asked : settings_.stages) {
-      if (std::none_of(known_programs().begin(), known_programs().end(),
-                       [&](const StageProgram& program) { return is_named({asked}, program); })) {
+      if (std::ranges::none_of(known_programs(), [&](const StageProgram& program) {
+            return is_named({asked}, program);
+          })) {
         throw UsageError(
             fmt::format("--stages: expected a program such as 03_ddp_spawn, or a number from 01 "
                         "to 05, got \"{}\"",
@@ -128,11 +124,11 @@ class Planner {
       const auto is_it = [&](const Workload& workload) {
         return strcasecmp(workload.name.c_str(), name.c_str()) == 0;
       };
-      const auto found = std::find_if(known_workloads().begin(), known_workloads().end(), is_it);
+      const auto found = std::ranges::find_if(known_workloads(), is_it);
       if (found == known_workloads().end()) {
         throw UsageError(fmt::format("--models: expected T, S, M, L or digits, got \"{}\"", name));
       }
-      if (std::none_of(workloads.begin(), workloads.end(), is_it)) {
+      if (std::ranges::none_of(workloads, is_it)) {
         workloads.push_back(*found);
       }
     }
@@ -157,7 +153,7 @@ class Planner {
         }
       }
     }
-    std::sort(sizes.begin(), sizes.end());
+    std::ranges::sort(sizes);
     for (const int size : sizes) {
       if (size % settings_.nodes != 0) {
         throw UsageError(
@@ -173,15 +169,15 @@ class Planner {
     return sizes;
   }
 
-  /// The batch over all ranks that every world size divides: the model's times the largest one.
+  /// The batch over all ranks that every world size divides: the model's times the largest one, if
+  /// that will do.
   std::int64_t common_batch(std::int64_t batch) const {
+    std::int64_t multiple = 1;
+    for (const int size : world_sizes_) {
+      multiple = std::lcm<std::int64_t>(multiple, size);
+    }
     const std::int64_t largest = batch * world_sizes_.back();
-    const bool divides = std::all_of(world_sizes_.begin(), world_sizes_.end(),
-                                     [&](int size) { return largest % size == 0; });
-    return divides ? largest
-                   : batch * std::accumulate(
-                                 world_sizes_.begin(), world_sizes_.end(), std::int64_t{1},
-                                 [](std::int64_t a, std::int64_t b) { return std::lcm(a, b); });
+    return largest % multiple == 0 ? largest : batch * multiple;
   }
 
   /// Between one node's ranks stage 05 makes the step of stage 04, so unless it is asked for by
@@ -313,7 +309,7 @@ class Planner {
   }
 
   void say_what_is_left_out() {
-    if (contains(backends_, std::string("mpi"))) {
+    if (contains(backends_, "mpi")) {
       if (!any_configuration([](const Configuration& c) { return c.backend == "mpi"; })) {
         throw UsageError(
             "--backends mpi: no stage is started by mpirun, expected mpirun in PATH and among "

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <numeric>
 #include <type_traits>
 
 #include "bench/report/analysis.hpp"
@@ -30,34 +29,31 @@ auto values_of(const Result& result, Known known) {
 }
 
 std::optional<double> largest(const std::vector<double>& values) {
-  return values.empty() ? std::nullopt
-                        : std::optional(*std::max_element(values.begin(), values.end()));
+  return values.empty() ? std::nullopt : std::optional(std::ranges::max(values));
 }
 
 /// Nothing unless all ranks told theirs.
 std::optional<double> job_peak_rss_mib(const StageRun& run) {
   const std::vector<double>& ranks = run.metrics.peak_rss_mib;
-  return ranks.size() == static_cast<std::size_t>(run.metrics.ranks)
-             ? positive(std::accumulate(ranks.begin(), ranks.end(), 0.0))
-             : std::nullopt;
+  return ranks.size() == static_cast<std::size_t>(run.metrics.ranks) ? positive(sum(ranks))
+                                                                     : std::nullopt;
 }
 
 /// The median step, divided as the steps around it are.
 PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) {
-  const std::vector<double> durations_ms = step_times_ms(steps);
-  const std::vector<std::size_t> middle = around_median(durations_ms);
-  double steps_sum_ms = 0;
-  for (const std::size_t index : middle) {
-    steps_sum_ms += durations_ms[index];
-  }
-  PhaseTimes parts_ms;
-  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+  const std::vector<std::size_t> middle = around_median(step_times_ms(steps));
+  const auto sum_of_middle = [&](auto part_of) {
     double sum_ms = 0;
     for (const std::size_t index : middle) {
-      sum_ms += steps[index].phase_ms[phase];
+      sum_ms += part_of(steps[index]);
     }
-    const double part_ms = median_ms * sum_ms / steps_sum_ms;
-    if (std::isfinite(part_ms)) {
+    return sum_ms;
+  };
+  const double steps_ms = sum_of_middle([](const Step& step) { return step.step_ms; });
+  PhaseTimes parts_ms;
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    const double phase_ms = sum_of_middle([&](const Step& step) { return step.phase_ms[phase]; });
+    if (const double part_ms = median_ms * phase_ms / steps_ms; std::isfinite(part_ms)) {
       parts_ms[phase] = part_ms;
     }
   }
@@ -98,9 +94,8 @@ Communication communication_of(const Result& result, const std::optional<double>
   comm.alone_ms = result.alone_ms;
   comm.bucket_bytes = bytes;
   comm.bytes_per_step = result.configuration.processes() == 1 ? std::optional(0.0)
-                        : bytes.empty()
-                            ? result.told_bytes_per_step
-                            : std::optional(std::accumulate(bytes.begin(), bytes.end(), 0.0));
+                        : bytes.empty()                       ? result.told_bytes_per_step
+                                                              : std::optional(sum(bytes));
   if (step_ms && result.no_comm_step_ms) {
     comm.exposed_by_difference_ms = *step_ms - *result.no_comm_step_ms;
   }
@@ -156,7 +151,7 @@ Run make_run(const Result& result) {
   const std::vector<std::int64_t> step_counts = values_of(result, [](const StageRun& repetition) {
     return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
   });
-  run.steps = *std::min_element(step_counts.begin(), step_counts.end());
+  run.steps = std::ranges::min(step_counts);
   run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
     return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
   }));
@@ -185,8 +180,7 @@ void rate(Report& report) {
 
 bool Result::was_measured() const {
   return error.empty() && parity.ok &&
-         std::any_of(repetitions.begin(), repetitions.end(),
-                     [](const std::optional<StageRun>& r) { return r.has_value(); });
+         std::ranges::any_of(repetitions, &std::optional<StageRun>::has_value);
 }
 
 std::vector<Step> Result::timed_steps() const {
@@ -212,8 +206,7 @@ std::vector<double> Result::repetition_medians_ms() const {
 }
 
 bool Measurements::failed() const {
-  return std::any_of(results.begin(), results.end(),
-                     [](const Result& result) { return !result.error.empty(); });
+  return std::ranges::any_of(results, [](const Result& r) { return !r.error.empty(); });
 }
 
 std::vector<double> step_times_ms(const std::vector<Step>& steps) {

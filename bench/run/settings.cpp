@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
@@ -37,7 +36,7 @@ StoreValues each_once(std::vector<T>& target, Parse parse) {
     target.clear();
     for (const std::string& text : texts) {
       const T value = parse(name, text);
-      if (std::find(target.begin(), target.end(), value) == target.end()) {
+      if (!contains(target, value)) {
         target.push_back(value);
       }
     }
@@ -55,7 +54,7 @@ std::string in_braces(const Choices& choices) {
 
 const std::string& one_of(const Choices& choices, const std::string& name,
                           const std::string& text) {
-  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+  if (!contains(choices, text)) {
     throw UsageError(fmt::format("{}: {} not in {}", name, text, in_braces(choices)));
   }
   return text;
@@ -163,7 +162,7 @@ void add_output(OptionGroup group, Settings& settings) {
 void check_together(const Settings& settings, bool json_given) {
   for (const std::string& backend : settings.backends) {
     const Choices known = {"gloo", "hierarchical", "mpi", "shm", "nccl"};
-    if (std::find(known.begin(), known.end(), backend) == known.end()) {
+    if (!contains(known, backend)) {
       throw UsageError(fmt::format("--backends: expected {}, got \"{}\"", join(known), backend));
     }
   }

@@ -1,9 +1,11 @@
 // bench/run/settings.hpp - the command line of bench.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "bench/run/benchmark_flags.hpp"
@@ -11,6 +13,12 @@
 namespace ddp::bench {
 
 inline constexpr int kMaxRepetitions = 1000;
+
+/// Whether a list of the settings has it.
+template <typename T>
+bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
+  return std::ranges::find(list, value) != list.end();
+}
 
 struct Settings {
   // What is compared. An empty list: bench decides.

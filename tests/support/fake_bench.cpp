@@ -10,10 +10,6 @@
 
 #include "tests/catch.hpp"
 
-#ifndef DDP_BIN_DIR
-#error "expected DDP_BIN_DIR, the folder with the programs"
-#endif
-
 namespace ddp::test {
 
 namespace fs = std::filesystem;
@@ -162,35 +158,23 @@ void write_file(const fs::path& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-void write_program(const fs::path& path, const std::string& text) {
-  write_file(path, text);
-  fs::permissions(path, fs::perms::owner_all);
-}
-
 std::string read_file(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 FakeBench::FakeBench() {
-  std::string pattern = (fs::temp_directory_path() / "ddp-bench-test-XXXXXX").string();
-  REQUIRE(mkdtemp(pattern.data()) != nullptr);
-  root_ = pattern;
-  fs::create_directory(root_ / "tmp");
+  fs::create_directory(root() / "tmp");
   for (const std::string name : {"01_single_gpu", "02_data_parallel", "03_ddp_spawn",
                                  "03_ddp_spawn_by_hand", "04_ddp_launcher"}) {
     install("bin/" + name, kFakeStage);
   }
 }
 
-FakeBench::~FakeBench() {
-  std::error_code ignored;
-  fs::remove_all(root_, ignored);
-}
-
 void FakeBench::install(const std::string& path, const std::string& script) const {
-  fs::create_directories((root_ / path).parent_path());
-  write_program(root_ / path, script);
+  fs::create_directories((root() / path).parent_path());
+  write_file(root() / path, script);
+  fs::permissions(root() / path, fs::perms::owner_all);
 }
 
 void FakeBench::behave(const std::string& stage, const std::string& script) const {
@@ -200,15 +184,15 @@ void FakeBench::behave(const std::string& stage, const std::string& script) cons
 RunResult FakeBench::run(const std::vector<std::string>& arguments,
                          const std::string& redirections) const {
   RunOptions options;
-  options.environment["PATH"] = (root_ / "path").string() + ":/usr/bin:/bin";
-  options.environment["TMPDIR"] = (root_ / "tmp").string();
+  options.environment["PATH"] = (root() / "path").string() + ":/usr/bin:/bin";
+  options.environment["TMPDIR"] = (root() / "tmp").string();
   for (const char* const name : {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}) {
     options.environment[name] = std::nullopt;
   }
   for (const auto& [name, value] : allocation_) {
     options.environment[name] = value;
   }
-  options.cwd = root_.string();
+  options.cwd = root().string();
   std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/bench"};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   argv.insert(argv.end(), {"--stage-dir", bin().string()});
@@ -225,7 +209,7 @@ Measured FakeBench::measure(const std::vector<std::string>& arguments, int exit_
   const RunResult result = run(with_json);
   INFO(result.err);
   REQUIRE(result.exit_code == exit_code);
-  CHECK(is_clean());
+  CHECK(fs::is_empty(root() / "tmp"));
   const json document = json::parse(result.out);  // the whole of standard output
   check_report(document);
   return {document, document.at("ddp_scaling"), result.err, result.seconds};

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace ddp::test {
 
 void write_file(const std::filesystem::path& path, const std::string& text);
-void write_program(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
 
 /// What a stage does with the options that bench gives it, as a shell script with made-up step
@@ -43,12 +43,9 @@ struct Measured {
 class FakeBench {
  public:
   FakeBench();
-  ~FakeBench();
-  FakeBench(const FakeBench&) = delete;
-  FakeBench& operator=(const FakeBench&) = delete;
 
-  std::filesystem::path root() const { return root_; }
-  std::filesystem::path bin() const { return root_ / "bin"; }
+  std::filesystem::path root() const { return folder_.path(); }
+  std::filesystem::path bin() const { return root() / "bin"; }
 
   /// @param path below root(), "path/torchrun"
   void install(const std::string& path, const std::string& script) const;
@@ -72,11 +69,8 @@ class FakeBench {
   /// Whether anything was trained.
   bool has_run() const { return std::filesystem::exists(bin() / "01_single_gpu.calls"); }
 
-  /// Bench leaves nothing in the temporary folder.
-  bool is_clean() const { return std::filesystem::is_empty(root_ / "tmp"); }
-
  private:
-  std::filesystem::path root_;
+  ScratchFolder folder_{"ddp-bench-test"};
   std::map<std::string, std::string> allocation_;  // none if empty
 };
 
