@@ -73,7 +73,7 @@ void write_report(const Settings& settings, const Plan& plan, const Report& repo
     write_json_file(settings.json_file, document);
   }
   if (!settings.html_file.empty()) {
-    write_page(settings.html_file, document);
+    write_page(settings.html_file, document, report);
   }
 }
 
