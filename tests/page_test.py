@@ -269,12 +269,12 @@ class Tables(unittest.TestCase):
         documents = [replace_all([int, float], value) for value in [None, 0, -1, 1, 1e308, 5e-324, -1e308, "@nan"]]
         # Another value for each place, places erased, and each number replaced. Runs 2 and 4 are as the others.
         paths = [path for path in places(FULL) if path[1:3] not in [("runs", 2), ("runs", 4)]]
-        documents += [damage([(path, values[i % len(values)])]) for i, path in enumerate(paths[::2])]
-        documents += [damage([(path, ERASED)]) for path in paths[::5]]
+        documents += [damage([(path, values[i % len(values)])]) for i, path in enumerate(paths[::4])]
+        documents += [damage([(path, ERASED)]) for path in paths[::10]]
         numbers = [path for path in paths if isinstance(value_at(FULL, path), float) and path[-1] != "bucket_mib"]
         for value in 0.0, -1.5, 1e308, 1e-320, "@nan", "@infinity":
             documents += [damage((path, value) for path in group) for group in in_groups(numbers)]
-        self.assertGreater(len(check_all(documents)), 100)
+        self.assertGreater(len(check_all(documents)), 60)
 
     def test_a_report_of_nothing(self):
         page, plots = check_one({"context": {}, "benchmarks": [], "ddp_scaling": {
