@@ -357,19 +357,18 @@ def check_install_on_demand():
         check(install() == ("1.0", ""), "a second call did something")
         requirements.write_text("Tiny_Peer==1.1\n")
         check(install()[0] == "1.1", "it was not brought up to the requirements")
-        # The metadata would satisfy this, but the last installation into it did not end. Now the project has an
-        # environment too, and numpy can come from there alone.
-        (root / ".venv-peers" / "tiny" / ".requirements-installed").unlink()
-        next((root / ".venv-peers" / "tiny").glob("lib/python3*/site-packages/tiny_peer.py")).unlink()
-        (root / ".venv").symlink_to(sys.prefix)
-        requirements.write_text(f"tiny-peer==1.1\nnumpy=={importlib.metadata.version('numpy')}\n")
-        check(install()[0] == "1.1", "half an environment was taken for a whole one")
-        check(install() == ("1.1", ""), "a call after the repair did something")
         # What cannot be had: one line of ours, and never an environment that passes for whole.
         requirements.write_text("tiny-peer==2.0\n")
         result = run([str(peers / "install.sh"), "tiny"], env=env)
         check(result.returncode == 1 and result.stdout == "", f"unexpected answer: {result}")
         check(result.stderr.splitlines()[-1].startswith("install.sh: "), f"no line of its own: {result.stderr}")
+        # The metadata would satisfy this, but the last installation into it did not end well. Now the project has an
+        # environment too, and numpy can come from there alone.
+        next((root / ".venv-peers" / "tiny").glob("lib/python3*/site-packages/tiny_peer.py")).unlink()
+        (root / ".venv").symlink_to(sys.prefix)
+        requirements.write_text(f"tiny-peer==1.1\nnumpy=={importlib.metadata.version('numpy')}\n")
+        check(install()[0] == "1.1", "half an environment was taken for a whole one")
+        check(install() == ("1.1", ""), "a call after the repair did something")
         requirements.write_text("tiny-peer>=1.0\n")
         result = run([str(peers / "install.sh"), "tiny"], env=env)
         check(result.returncode == 2 and "tiny-peer>=1.0" in result.stderr, f"unexpected answer: {result}")

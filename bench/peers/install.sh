@@ -108,17 +108,25 @@ if ! flock -n 9; then
 fi
 
 start=$SECONDS
+in_place=false
+# A stamp that names this folder: made here, not moved, and complete, if for other requirements.
+if [[ -e $stamp && $(tail -n +2 "$stamp") == "$venv" ]] && "$venv/bin/python" -I -c 'import pip' 2>/dev/null; then
+    in_place=true
+fi
 # From here to the end it is not whole.
 rm -f "$stamp"
-python=$(find_python) ||
-    die 2 "no Python for $venv: expected python3 from ${python_oldest/, /.} to ${python_newest/, /.} with the venv module"
-rm -rf "$venv"
-say "$name: making ${venv#"$root"/}"
-"$python" -I -m venv "$venv" >&2 9>&- || die 1 "$python could not create $venv (its reason stands above)"
-if [[ $has_project == true ]]; then
-    # What the project has, torch above all, need not be there twice: the peer's own packages come first.
-    "$project" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-        >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+if [[ $in_place == false ]]; then
+    python=$(find_python) ||
+        die 2 "no Python for $venv: expected python3 from ${python_oldest/, /.} to ${python_newest/, /.}" \
+            "with the venv module"
+    rm -rf "$venv"
+    say "$name: making ${venv#"$root"/}"
+    "$python" -I -m venv "$venv" >&2 9>&- || die 1 "$python could not create $venv (its reason stands above)"
+    if [[ $has_project == true ]]; then
+        # What the project has, torch above all, need not be there twice: the peer's own packages come first.
+        "$project" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+            >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+    fi
 fi
 
 say "$name: installing ${requirements#"$root"/}"
