@@ -82,7 +82,7 @@ void write_report(const Plan& plan, const Report& report, nlohmann::ordered_json
     write_json_file(settings.json_file, document);
   }
   if (!settings.html_file.empty()) {
-    write_page(settings.html_file, document);
+    write_page(settings.html_file, document, report);
   }
 }
 
