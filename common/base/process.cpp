@@ -1,6 +1,7 @@
 #include "common/base/process.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -178,7 +179,7 @@ std::vector<std::string> environment_with(
   }
   for (const auto& [name, value] : changes) {
     if (value) {
-      variables.push_back(name + "=" + *value);
+      variables.push_back(fmt::format("{}={}", name, *value));
     }
   }
   return variables;
@@ -193,7 +194,7 @@ ProcessEnd wait_for_process(pid_t pid) {
 }
 
 std::string signal_name(int signal) {
-  return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+  return fmt::format("signal {} ({})", signal, strsignal(signal));
 }
 
 BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : until_(until) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace ddp {
@@ -28,6 +29,7 @@ class FileDescriptor {
   bool is_open() const { return fd_ >= 0; }
   void reset(int fd);  ///< closes the one before
   void close() { reset(-1); }
+  int release() { return std::exchange(fd_, -1); }  ///< from now on somebody else's to close
 
  private:
   int fd_;
