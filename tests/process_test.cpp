@@ -82,8 +82,9 @@ TEST_CASE("at the timeout its whole group is killed, and what it said until then
   CHECK(result.signal == SIGKILL);
   CHECK(result.seconds < 30);
   CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 5));
-  // The streams are closed long before the end.
+  // The streams are closed long before the end, and a request to end would be ignored.
   CHECK(shell("exec >&- 2>&-; sleep 1000", options).timed_out);
+  CHECK(shell("trap '' TERM; while :; do sleep 1; done", options).timed_out);
 }
 
 TEST_CASE("what is left behind in its group ends with it") {
@@ -95,10 +96,13 @@ TEST_CASE("what is left behind in its group ends with it") {
 TEST_CASE("output beyond the limit is read and dropped") {
   CaptureOptions options;
   options.max_output_bytes = 1000;
-  const CaptureResult result = shell("head -c 1000000 /dev/zero; echo done >&2", options);
+  // More than any pipe holds, on both streams at once.
+  const std::string script = "head -c 3000000 /dev/zero >&2 & head -c 3000000 /dev/zero; wait";
+  const CaptureResult result = shell(script, options);
   CHECK(result.exit_code == 0);
   CHECK(result.out.size() == 1000);
-  CHECK(result.err == "done\n");
+  CHECK(result.err.size() == 1000);
+  CHECK(shell(script).err.size() == 3000000);
 }
 
 TEST_CASE("a process in a session of its own is asked about and waited for as any other") {
