@@ -234,7 +234,7 @@ std::vector<std::string> CommandLine::check_names(int argc, const char* const* a
     if (option == nullptr) {
       refuse_unknown(name);
     }
-    if (!seen.insert(option).second) {
+    if (!seen.insert(option).second && !option->get_trigger_on_parse()) {
       throw UsageError(name + " was given twice, expected once");
     }
     if (option->get_items_expected_max() == 0) {

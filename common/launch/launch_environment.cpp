@@ -502,8 +502,8 @@ class LaunchReader {
 
   // ---- The store.
 
-  /// --master-addr, --master-port, MASTER_ADDR and MASTER_PORT. @return true if both parts are
-  /// known
+  /// --master-addr, --master-port, MASTER_ADDR and MASTER_PORT.
+  /// @return true if both parts are known
   bool find_master() {
     const bool is_flag = !options_.master_addr.empty();
     const std::string source = is_flag ? "--master-addr" : "MASTER_ADDR";

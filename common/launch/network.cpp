@@ -71,13 +71,10 @@ std::vector<Interface> interfaces() {
       continue;
     }
     const int family = entry->ifa_addr->sa_family;
-    if (family == AF_INET) {
-      found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in))});
-    } else if (family == AF_INET6) {
-      const auto* const address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
-      if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) {
-        found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in6))});
-      }
+    const auto* const ipv6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+    if (family == AF_INET || (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&ipv6->sin6_addr))) {
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      found.push_back({entry->ifa_name, to_text(entry->ifa_addr, length)});
     }
   }
   return found;
