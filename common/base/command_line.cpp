@@ -195,8 +195,8 @@ bool CommandLine::given(const std::string& name) const {
 }
 
 void CommandLine::refuse_unknown(const std::string& name) const {
-  constexpr std::size_t kDashes = 2;
   constexpr std::size_t kShortestPart = 4;
+  const std::string part = name.substr(std::min(name.find_first_not_of('-'), name.size()));
   std::vector<std::string> known;
   for (const CLI::Option* option : app_->get_options()) {
     for (const std::string& long_name : option->get_lnames()) {
@@ -204,9 +204,8 @@ void CommandLine::refuse_unknown(const std::string& name) const {
     }
   }
   // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
-  const auto longer = std::find_if(known.begin(), known.end(), [&name](const std::string& option) {
-    return name.size() >= kDashes + kShortestPart &&
-           option.find(name.substr(kDashes), kDashes) != std::string::npos;
+  const auto longer = std::find_if(known.begin(), known.end(), [&part](const std::string& option) {
+    return part.size() >= kShortestPart && option.find(part) != std::string::npos;
   });
   const std::string best = longer != known.end() ? *longer : nearest(name, known);
   refuse("unknown option {}, {}", quote(name),
