@@ -1,15 +1,12 @@
 #include "bench/micro/team.hpp"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <sstream>
 
 #include "common/backends/backend.hpp"
 #include "common/backends/device.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/launch/network.hpp"
 
 namespace ddp::micro {
 namespace {
@@ -52,8 +49,9 @@ void Team::open(const std::string& backend) {
   const std::unique_ptr<ProcessGroup> previous = std::move(group_);
   if (previous != nullptr) {
     if (rank() == 0) {
-      environment.store.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      environment.store.port = listen_on_loopback(environment.store.listen_fd);
+      const Listener listener = listen_on("127.0.0.1", 0);
+      environment.store.listen_fd = listener.fd;
+      environment.store.port = listener.port;
     }
     environment.store.port =
         std::stoi(lockstep_->from_rank0(std::to_string(environment.store.port)));
