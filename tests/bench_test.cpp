@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/report/benchmark_json.hpp"
+#include "bench/report/micro_results.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_bench.hpp"
 

@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 
 constexpr int kDeepest = 50;  ///< a report has six levels; functions that recurse need some limit
 
-constexpr const char* kExpected = "a report of bench";
+constexpr const char* kReport = "a report of bench";
 
 /// What all of benchmarks[] have.
 struct BenchmarkEntry {
@@ -65,14 +65,14 @@ void check_values(const FieldReader& reader, const Report& report, const ordered
 
 std::string read_text(const std::string& path) {
   if (fs::is_directory(path)) {
-    throw UsageError(fmt::format("{}: is a folder, expected {}", path, kExpected));
+    throw UsageError(fmt::format("{}: is a folder, expected {}", path, kReport));
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) {
     throw UsageError(fmt::format("{}: cannot be read ({}), expected {}", path,
-                                 std::strerror(errno == 0 ? EIO : errno), kExpected));
+                                 std::strerror(errno == 0 ? EIO : errno), kReport));
   }
   return text;
 }
@@ -80,9 +80,9 @@ std::string read_text(const std::string& path) {
 }  // namespace
 
 ReportFile parse_report(const std::string& path, ordered_json document) {
-  const FieldReader reader(path, kExpected, ExitCode::kUsage);
+  const FieldReader reader(path, kReport, ExitCode::kUsage);
   if (!document.is_object() || !document.contains("ddp_scaling")) {
-    reader.fail(std::string("no member \"ddp_scaling\", expected ") + kExpected);
+    reader.fail(std::string("no member \"ddp_scaling\", expected ") + kReport);
   }
   ordered_json context;
   std::vector<BenchmarkEntry> benchmarks;
@@ -109,7 +109,7 @@ ReportFile read_report(const std::string& path) {
         text, [&](int depth, ordered_json::parse_event_t /*event*/, ordered_json& /*value*/) {
           if (depth > kDeepest) {
             throw UsageError(fmt::format("{}: nested more than {} deep, expected {}", path,
-                                         kDeepest, kExpected));
+                                         kDeepest, kReport));
           }
           return true;
         });
@@ -117,9 +117,9 @@ ReportFile read_report(const std::string& path) {
     const std::size_t at = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
     const auto line =
         1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    throw UsageError(fmt::format("{}:{}: not JSON, expected {}", path, line, kExpected));
+    throw UsageError(fmt::format("{}:{}: not JSON, expected {}", path, line, kReport));
   } catch (const ordered_json::exception&) {
-    throw UsageError(fmt::format("{}: a number that is too large, expected {}", path, kExpected));
+    throw UsageError(fmt::format("{}: a number that is too large, expected {}", path, kReport));
   }
   return parse_report(path, std::move(document));
 }
