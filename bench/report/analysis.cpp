@@ -16,6 +16,9 @@
 namespace ddp::bench {
 namespace {
 
+/// World sizes that the model is asked about beyond the measured ones.
+constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
+
 constexpr std::array kAlgorithms = {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree};
 
 const CommunicationModel* find_model(const Report& report, const Run& run,

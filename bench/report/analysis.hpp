@@ -10,9 +10,6 @@
 
 namespace ddp::bench {
 
-/// World sizes that the model is asked about beyond the measured ones.
-inline constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
-
 /// Arithmetic of one training step of a multi-layer perceptron on one rank: forward 2 b in out for
 /// each layer, as much again for the weights' gradients, and for the inputs' except in the first.
 double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank);

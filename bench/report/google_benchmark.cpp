@@ -117,6 +117,7 @@ ordered_json library_context() {
 ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
                                        const ordered_json& machine, const BenchmarkOutput& output) {
   ordered_json context = library_context();
+  context["library_build_type"] = "release";  // of what is measured, not of a system's library
   context["host_name"] = machine.at("host").is_null() ? "" : machine.at("host");
   context["load_avg"] = machine.at("load_average");  // before the measurements
   for (const auto& [key, value] : output.context) {
