@@ -408,6 +408,7 @@ TEST_CASE("a wrong command line is refused in one line", "[compare]") {
   folder.write("a.json", make_report({make_run("01_single_gpu", 1, quiet_ms)}));
   folder.write("other.json", make_report({make_run("03_ddp_spawn", 2, quiet_ms)}));
   folder.write("bad.json", Json::array());
+  CHECK(folder.bench({"compare", "a.json", "bad.json"}).out.empty());
   folder.check_refusals(
       "compare",
       {
