@@ -1,5 +1,4 @@
-// bench/report/analysis.hpp - sets what was measured against the machine's limits and against a
-// model.
+// bench/report/analysis.hpp - what was measured, against the machine's limits and a model.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,7 @@ Factors factors(AllReduceAlgorithm algorithm, double bytes, int world_size) {
   return {2 * std::log2(ranks), 2 * bytes / kMib};
 }
 
-/// One all-reduce: time_us = alpha * x + beta * y is wanted. x, y and time_us are positive and
-/// finite.
+/// One all-reduce: time_us = alpha * x + beta * y is wanted. The last three are positive, finite.
 struct Point {
   std::int64_t bytes = 0;
   int world_size = 0;
@@ -93,8 +92,7 @@ Line fit_least_absolute(const std::vector<Point>& points) {
   return best;
 }
 
-/// Two unknowns: either neither is negative where the weighted squares are least, or one of them is
-/// 0.
+/// Two unknowns: where the weighted squares are least, neither is negative or one of them is 0.
 Line fit_least_squares(const std::vector<Point>& points, const std::vector<double>& weights) {
   double uu = 0;
   double uv = 0;

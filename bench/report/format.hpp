@@ -1,5 +1,4 @@
-// bench/report/format.hpp - numbers as people read them, and rows of cells as lines of equal
-// columns.
+// bench/report/format.hpp - numbers as people read them, and tables of them.
 #pragma once
 
 #include <optional>

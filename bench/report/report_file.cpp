@@ -108,8 +108,8 @@ ReportFile read_report(const std::string& path) {
     document = ordered_json::parse(
         text, [&](int depth, ordered_json::parse_event_t /*event*/, ordered_json& /*value*/) {
           if (depth > kDeepest) {
-            throw UsageError(fmt::format("{}: nested more than {} deep, expected {}", path,
-                                         kDeepest, kReport));
+            throw UsageError(
+                fmt::format("{}: nested more than {} deep, expected {}", path, kDeepest, kReport));
           }
           return true;
         });

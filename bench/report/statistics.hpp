@@ -1,5 +1,4 @@
-// bench/report/statistics.hpp - medians, percentiles, intervals, and the check that two trainings
-// agree.
+// bench/report/statistics.hpp - medians, percentiles, intervals, and whether two trainings agree.
 #pragma once
 
 #include <cstddef>
