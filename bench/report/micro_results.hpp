@@ -32,8 +32,7 @@ struct MicroResults {
   void append(const MicroResults& other);
 };
 
-/// Google Benchmark writes NaN and Infinity bare, which no JSON parser takes; here they become
-/// null.
+/// Google Benchmark writes NaN and Infinity bare, which is no JSON: here they become null.
 /// @throws nlohmann::json::parse_error if the rest is not JSON either
 nlohmann::ordered_json parse_benchmark_json(const std::string& text);
 
