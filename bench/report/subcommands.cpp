@@ -128,10 +128,10 @@ int run_html(int argc, const char* const* argv) {
 
   const ReportFile file = read_report(report);
   if (page.empty()) {
-    std::cout << render_page(file.document);
+    std::cout << render_page(file.document, file.report);
   } else {
     check_output_file("PAGE.html", page);
-    write_page(page, file.document);
+    write_page(page, file.document, file.report);
   }
   return static_cast<int>(ExitCode::kDone);
 }

@@ -43,21 +43,17 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 [[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& name) {
   constexpr std::size_t kShortestPart = 4;
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+  std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& known_name : option->get_lnames()) {
-      const std::string known = "--" + known_name;
-      // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
-      const bool part =
-          name.size() >= 2 + kShortestPart && known_name.find(name.substr(2)) != std::string::npos;
-      const std::size_t distance = part ? 1 : edit_distance(name, known);
-      if (distance < best_distance) {
-        best_distance = distance;
-        best = known;
-      }
+    for (const std::string& long_name : option->get_lnames()) {
+      known.push_back("--" + long_name);
     }
   }
+  // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
+  const auto whole = std::find_if(known.begin(), known.end(), [&name](const std::string& option) {
+    return name.size() >= 2 + kShortestPart && option.find(name.substr(2)) != std::string::npos;
+  });
+  const std::string best = whole != known.end() ? *whole : nearest(name, known);
   throw UsageError(
       "unknown option " + quote(name) +
       (best.empty() ? ", expected one that --help lists" : ", did you mean " + best + "?"));
@@ -74,6 +70,25 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 std::string join(const Choices& choices) {
   return joined(choices, " or ");
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  const auto spelled = [](std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+      return c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    });
+    return text;
+  };
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    const std::size_t distance = edit_distance(spelled(word), spelled(candidate));
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
 }
 
 const std::string& check_choice(const std::string& name, const std::string& text,
@@ -212,7 +227,7 @@ std::vector<std::string> CommandLine::check_names(int argc, const char* const* a
     if (option == nullptr) {
       refuse_unknown(*app_, name);
     }
-    if (!seen.insert(option).second) {
+    if (!seen.insert(option).second && !option->get_trigger_on_parse()) {
       throw UsageError(name + " was given twice, expected once");
     }
     if (option->get_items_expected_max() == 0) {
@@ -282,7 +297,10 @@ void CommandLine::parse_strictly(int argc, const char* const* argv) {
                  [this](const std::string& name) { return !given(name); });
     throw UsageError(joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") +
                      " missing, expected e.g. \"" + app_->get_name() + " " + example_ + "\"");
-  } catch (const CLI::ExtrasError&) {
+  } catch (const CLI::ExtrasError& error) {
+    if (required_.empty()) {
+      refuse(error, kSeeHelp);
+    }
     throw UsageError("unexpected argument " + quote(app_->remaining().front()) +
                      ", expected only " + joined(required_, " and ") + " before the options");
   } catch (const CLI::ParseError& error) {

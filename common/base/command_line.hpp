@@ -29,6 +29,9 @@ std::string join(const Choices& choices);
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices);
 
+/// The word that was probably meant, or an empty text. "_" is as good as "-", and "A" as "a".
+std::string nearest(const std::string& word, const std::vector<std::string>& known);
+
 /// --help or --version was asked for, and answered on stdout: nothing is left to do.
 struct Answered {};
 
