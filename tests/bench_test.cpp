@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/report/benchmark_json.hpp"
+#include "bench/report/micro_results.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_bench.hpp"
 
