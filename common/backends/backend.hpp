@@ -8,6 +8,7 @@
 #include <chrono>
 #include <string>
 
+#include "common/backends/shm/shm_host.hpp"
 #include "common/launch/launch_environment.hpp"
 
 namespace ddp {
@@ -29,6 +30,10 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
 /// cannot. On all ranks alike, before they meet
 void check_launch(const std::string& name, const LaunchEnvironment& environment);
 
+/// Why the ranks of this launch are no MPI world, or nothing: MPI joins only processes that its own
+/// launcher started. Asks the environment only, before anybody waits for anybody.
+std::string mpi_launch_problem(const LaunchEnvironment& environment, const GetEnv& getenv);
+
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
 /// @param name "auto" (shared memory if all ranks are on one host, hierarchical if several hosts
 /// have several ranks each, else Gloo; all ranks agree, and rank 0 says on stderr why if memory
@@ -41,5 +46,13 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
 /// Gloo, LibTorch's own: TCP between processes, host memory.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
+
+/// Meets the other ranks through the store, then through memory only. CPU tensors only.
+/// @param identity where this rank is; tests pretend
+/// @throws shm::SegmentError on all ranks alike if they are not on one host or cannot share memory
+/// @throws TransientError naming the ranks that did not come in time
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(
+    const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options,
+    const shm::HostIdentity& identity = shm::read_host_identity());
 
 }  // namespace ddp

@@ -13,8 +13,11 @@ constexpr std::chrono::milliseconds kShortestInterval{5};
 }  // namespace
 
 Watchdog::Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
-                   Actions actions)
-    : slow_after_(slow_after), timeout_(timeout), actions_(std::move(actions)) {
+                   std::function<void()> on_slow, std::function<void(uint64_t)> on_late)
+    : slow_after_(slow_after),
+      timeout_(timeout),
+      on_slow_(std::move(on_slow)),
+      on_late_(std::move(on_late)) {
   // Signals are for the threads that expect them.
   sigset_t all;
   sigset_t before;
@@ -31,14 +34,6 @@ Watchdog::~Watchdog() {
   }
   stop_.notify_one();
   thread_.join();
-}
-
-void Watchdog::begin() {
-  calls_.fetch_add(1, std::memory_order_release);
-}
-
-void Watchdog::end() {
-  calls_.fetch_add(1, std::memory_order_release);
 }
 
 /// The clock is read here, not by the watched calls: a call is as old as the first look at it, so
@@ -63,11 +58,11 @@ void Watchdog::run() {
     const auto age = Clock::now() - since;
     if (age >= std::min(slow_after_, timeout_) && !told_slow) {
       told_slow = true;
-      actions_.slow();
+      on_slow_();
     }
     if (age >= timeout_ && !told_late) {
       told_late = true;
-      actions_.late(call);
+      on_late_(call);
     }
     lock.lock();
   }
