@@ -3,6 +3,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "bench/micro/options.hpp"
 #include "bench/report/statistics.hpp"
 
 namespace ddp::micro {
@@ -21,7 +22,6 @@ torch::Tensor allocate(const ProcessGroup& group, std::int64_t size) {
 
 AllReduce::AllReduce(const ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes)
     : group_(group) {
-  constexpr auto kFloatBytes = static_cast<std::int64_t>(sizeof(float));
   const std::int64_t total =
       std::accumulate(bucket_bytes.begin(), bucket_bytes.end(), std::int64_t{0});
   values_ = allocate(group, total / kFloatBytes);

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kMaxProcesses = 1024;  // as the stages'
 constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;
-constexpr std::int64_t kFloatBytes = sizeof(float);
 constexpr double kMaxSeconds = 3600;
 const Choices kSuites = {"limits", "all_reduce", "pieces"};
 

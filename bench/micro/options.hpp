@@ -10,6 +10,8 @@
 
 namespace ddp::micro {
 
+inline constexpr std::int64_t kFloatBytes = sizeof(float);
+
 enum class Suite {
   kLimits,  ///< what the machine can do: arithmetic and memory, all ranks busy at once
   kAllReduce,  ///< what the backends can do

@@ -10,7 +10,6 @@ namespace ddp::micro {
 namespace {
 
 constexpr std::int64_t kSamples = 2048;  // the stages' default
-constexpr std::int64_t kFloatBytes = sizeof(float);
 constexpr std::int64_t kClassBytes = sizeof(std::int64_t);
 
 /// The loader of stage 01 over synthetic samples, batch by batch, epoch after epoch.

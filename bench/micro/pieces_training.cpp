@@ -17,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kFloatBytes = sizeof(float);
 constexpr const char* kOptimizers[] = {"sgd", "momentum", "adam", "adamw"};
 
 /// Values that a step reads or writes per parameter: the weight twice, the gradient once, and each

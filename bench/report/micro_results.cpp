@@ -16,7 +16,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr double kGiga = 1e9;
-constexpr const char* kExpected = "what bench_micro writes";
+constexpr const char* kMicroOutput = "what bench_micro writes";
 
 /// One of benchmarks[].
 struct Entry {
@@ -187,24 +187,24 @@ void MicroResults::append(const MicroResults& other) {
 }
 
 MicroResults read_micro_results(const std::string& path) {
-  const FieldReader reader(path, kExpected, ExitCode::kTrainingFailed);
+  const FieldReader reader(path, kMicroOutput, ExitCode::kTrainingFailed);
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   if (!file) {
-    reader.fail(std::string("cannot be read, expected ") + kExpected);
+    reader.fail(std::string("cannot be read, expected ") + kMicroOutput);
   }
   ordered_json document;
   try {
     document = parse_benchmark_json(text);
   } catch (const nlohmann::json::parse_error&) {
-    reader.fail("is no JSON (" + std::to_string(text.size()) + " bytes), expected " + kExpected);
+    reader.fail("is no JSON (" + std::to_string(text.size()) + " bytes), expected " + kMicroOutput);
   }
   ordered_json context;
   std::string device;
   reader.read_member(document, "", "context", context);
   reader.read_member(context, "/context", "device", device);
   if (!document.contains("benchmarks")) {
-    reader.fail(std::string("no /benchmarks, expected ") + kExpected);
+    reader.fail(std::string("no /benchmarks, expected ") + kMicroOutput);
   }
   MicroResults results;
   for (const Repetitions& runs : collect(reader, document["benchmarks"], results)) {

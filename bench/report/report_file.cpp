@@ -21,7 +21,7 @@ using nlohmann::ordered_json;
 
 constexpr int kDeepest = 50;  ///< a report has six levels; functions that recurse need some limit
 
-constexpr const char* kExpected = "a report of bench";
+constexpr const char* kReport = "a report of bench";
 
 /// What all of benchmarks[] have.
 struct BenchmarkEntry {
@@ -80,9 +80,9 @@ std::string read_text(const std::string& path) {
 }  // namespace
 
 ReportFile parse_report(const std::string& path, ordered_json document) {
-  const FieldReader reader(path, kExpected, ExitCode::kUsage);
+  const FieldReader reader(path, kReport, ExitCode::kUsage);
   if (!document.is_object() || !document.contains("ddp_scaling")) {
-    reader.fail(std::string("no member \"ddp_scaling\", expected ") + kExpected);
+    reader.fail(std::string("no member \"ddp_scaling\", expected ") + kReport);
   }
   ordered_json context;
   std::vector<BenchmarkEntry> benchmarks;

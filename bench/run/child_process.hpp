@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -36,6 +37,10 @@ class Interrupts {
   BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}, BlockedSignals::Until::kForever};
   bool requested_ = false;
 };
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 struct Command {
   std::vector<std::string> argv;  ///< argv[0] is a path, or a name looked up in PATH

@@ -28,11 +28,11 @@ struct Row {
 };
 
 Row read_row(const nlohmann::ordered_json& line) {
-  constexpr std::size_t kMaxSteps = 100'000'000;  // a number beyond is damage, not a long run
+  constexpr std::size_t kMostRows = 100'000'000;  // a number beyond is damage, not a long run
   Row row;
   reader().read_member(line, "", "rank", row.rank);
   reader().read_member(line, "", "step", row.index);
-  reader().expect(row.index <= kMaxSteps, line["step"], "/step", "a number of steps");
+  reader().expect(row.index <= kMostRows, line["step"], "/step", "a number of steps");
   reader().read_member(line, "", "step_ms", row.step.step_ms);
   if (!std::isfinite(row.step.step_ms) || row.step.step_ms <= 0) {
     reader().fail("step " + std::to_string(row.index) + " of rank " + std::to_string(row.rank) +

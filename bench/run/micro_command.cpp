@@ -5,7 +5,7 @@
 namespace ddp::bench {
 namespace {
 
-std::string join(const std::vector<std::int64_t>& numbers, char separator) {
+std::string join_numbers(const std::vector<std::int64_t>& numbers, char separator) {
   std::string text;
   for (const std::int64_t number : numbers) {
     text += (text.empty() ? "" : std::string(1, separator)) + std::to_string(number);
@@ -41,10 +41,10 @@ std::vector<std::string> micro_command(const std::string& program, const MicroRu
     add("--backends", backends);
   }
   if (run.bytes) {
-    add("--bytes", run.bytes->empty() ? "none" : join(*run.bytes, ','));
+    add("--bytes", run.bytes->empty() ? "none" : join_numbers(*run.bytes, ','));
   }
   for (const MicroRun::Step& step : run.steps) {
-    add("--step", step.name + "=" + join(step.bucket_bytes, '+'));
+    add("--step", step.name + "=" + join_numbers(step.bucket_bytes, '+'));
   }
   if (run.min_seconds) {
     add("--min-seconds", shortest(*run.min_seconds));

@@ -9,15 +9,13 @@
 #include <numeric>
 #include <string_view>
 
+#include "bench/run/child_process.hpp"
+
 namespace ddp::bench {
 namespace {
 
 constexpr double kSecondsBetweenLines = 10;
 constexpr int kBarWidth = 24;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 bool is_terminal() {
   const char* const term = std::getenv("TERM");

@@ -8,9 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/exit_codes.hpp"
 #include "tools/submit/settings.hpp"
 
 namespace ddp::submit {
+
+/// The exit code with which a job asks to be started again.
+inline constexpr int kAgain = static_cast<int>(ExitCode::kRunAgain);
+/// Unless DDP_MAX_REQUEUES says otherwise. Many more than the 3 of slurm/*.sh, where somebody
+/// watches: a job of weeks under a time limit of hours is to end without anybody's help.
+inline constexpr int kMostRestarts = 1000;
 
 enum class Scheduler { kCondor, kSlurm, kLocal };
 

@@ -26,8 +26,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostRestarts = 1000;
-constexpr int kAgain = static_cast<int>(ExitCode::kRunAgain);
 constexpr auto kGrace = std::chrono::seconds(30);  // between the signal and SIGKILL
 constexpr auto kLookPeriod = std::chrono::milliseconds(500);  // whether it was cancelled
 

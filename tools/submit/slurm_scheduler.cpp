@@ -34,7 +34,7 @@ Queue ask_queue() {
 
 /// Slurm's word for a job's state. @param reason of the state, as squeue prints it
 Finding slurm_finding(const std::string& state, const std::string& reason) {
-  static const std::map<std::string, JobState> kStates = {
+  static const std::map<std::string, JobState> kSlurmStates = {
       {"PENDING", JobState::kPending},    {"CONFIGURING", JobState::kPending},
       {"REQUEUED", JobState::kPending},   {"REQUEUE_FED", JobState::kPending},
       {"REQUEUE_HOLD", JobState::kHeld},  {"SPECIAL_EXIT", JobState::kHeld},
@@ -43,8 +43,8 @@ Finding slurm_finding(const std::string& state, const std::string& reason) {
       {"STOPPED", JobState::kRunning},    {"SIGNALING", JobState::kRunning},
       {"COMPLETED", JobState::kDone},     {"CANCELLED", JobState::kCancelled},
   };
-  const auto found = kStates.find(state);
-  if (found == kStates.end()) {
+  const auto found = kSlurmStates.find(state);
+  if (found == kSlurmStates.end()) {
     return {JobState::kFailed, std::nullopt, "Slurm says " + state};
   }
   const JobState known = found->second;

@@ -11,8 +11,6 @@
 namespace ddp::submit {
 namespace {
 
-constexpr int kAgain = static_cast<int>(ExitCode::kRunAgain);
-
 /// "job.out", of the second attempt "job.2.out".
 std::string numbered(int attempt, const std::string& extension) {
   return "job" + (attempt > 1 ? "." + std::to_string(attempt) : "") + extension;
@@ -45,9 +43,6 @@ struct Lines {
 
 // Before the time limit. Slurm may send the signal up to a minute early.
 constexpr int kWarningSeconds = 120;
-// Unless DDP_MAX_REQUEUES says otherwise. Many more than the 3 of slurm/*.sh, where somebody
-// watches: a job of weeks under a time limit of hours is to end without anybody's help.
-constexpr int kMostRestarts = 1000;
 
 void write_directives(std::ostringstream& file, const JobRequest& job, const std::string& token) {
   const Resources& resources = job.resources;
