@@ -1,6 +1,6 @@
 #include "common/backends/store_exchange.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <vector>

@@ -4,7 +4,7 @@
 #include <mpi-ext.h>  // Open MPI's
 #endif
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
