@@ -17,6 +17,23 @@
 namespace ddp {
 namespace {
 
+/// Meets the other ranks through the store, then through memory only. CPU tensors only.
+/// @throws shm::SegmentError on all ranks alike if they are not on one host or cannot share memory
+/// @throws TransientError naming the ranks that did not come in time
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                   const BackendOptions& options) {
+  try {
+    return make_host_backend(
+        "shm",
+        shm::Communicator::connect(
+            {.rank = options.rank, .world_size = options.world_size, .timeout = options.timeout},
+            exchange_through(store, "shm", options)));
+  } catch (const shm::SegmentError&) {
+    let_others_read(*store, "shm", options);
+    throw;
+  }
+}
+
 /// Shared memory as far as it reaches.
 c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
@@ -53,28 +70,21 @@ const MpiModule& need_mpi_module() {
   return *module;
 }
 
-Notes notes_in(const c10::intrusive_ptr<c10d::Store>& store) {
-  return {
-      .leave = [store](const std::string& key, const std::string& text) { store->set(key, text); },
-      .find = [store](const std::string& key) -> std::optional<std::string> {
-        if (!store->check({key})) {
-          return std::nullopt;
-        }
-        const std::vector<uint8_t> bytes = store->get(key);
-        return std::string(bytes.begin(), bytes.end());
-      }};
-}
-
 /// The store only tells who is missing when a collective does not end: one that does not return
 /// within options.timeout ends the process with code 1. Tensors of a GPU go through host memory.
 /// @throws UsageError if there is no libddp_mpi.so or MPI's ranks are others
 c10::intrusive_ptr<c10d::Backend> make_mpi_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
   const MpiModule& module = need_mpi_module();
-  auto communicator = module.connect({.rank = options.rank,
-                                      .world_size = options.world_size,
-                                      .timeout = options.timeout,
-                                      .notes = notes_in(store)});
+  auto communicator = module.connect(
+      {.rank = options.rank,
+       .world_size = options.world_size,
+       .timeout = options.timeout,
+       .leave_note = [store](const std::string& key,
+                             const std::string& text) { store->set(key, text); },
+       .find_note = [store](const std::string& key) -> std::optional<std::string> {
+         return store->check({key}) ? std::optional(store->get_to_str(key)) : std::nullopt;
+       }});
   return make_host_backend("mpi", std::move(communicator),
                            module.is_cuda_aware() ? GpuTensors::kDirect : GpuTensors::kStaged);
 }
@@ -164,22 +174,6 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
   gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, options.rank, options.world_size,
                                                      gloo_options);
-}
-
-c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                   const BackendOptions& options,
-                                                   const shm::HostIdentity& identity) {
-  try {
-    return make_host_backend("shm",
-                             shm::Communicator::connect({.rank = options.rank,
-                                                         .world_size = options.world_size,
-                                                         .timeout = options.timeout,
-                                                         .identity = identity},
-                                                        exchange_through(store, "shm", options)));
-  } catch (const shm::SegmentError&) {
-    let_others_read(*store, "shm", options);
-    throw;
-  }
 }
 
 }  // namespace ddp

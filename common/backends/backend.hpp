@@ -8,7 +8,6 @@
 #include <chrono>
 #include <string>
 
-#include "common/backends/shm/shm_host.hpp"
 #include "common/launch/launch_environment.hpp"
 
 namespace ddp {
@@ -46,13 +45,5 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
 /// Gloo, LibTorch's own: TCP between processes, host memory.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
-
-/// Meets the other ranks through the store, then through memory only. CPU tensors only.
-/// @param identity where this rank is; tests pretend
-/// @throws shm::SegmentError on all ranks alike if they are not on one host or cannot share memory
-/// @throws TransientError naming the ranks that did not come in time
-c10::intrusive_ptr<c10d::Backend> make_shm_backend(
-    const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options,
-    const shm::HostIdentity& identity = shm::read_host_identity());
 
 }  // namespace ddp

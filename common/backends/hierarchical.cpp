@@ -18,6 +18,7 @@ namespace {
 constexpr const char* kName = "hierarchical";
 /// Of each rank, in gathers and scatters, which go through a buffer.
 constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr std::chrono::milliseconds kMoreThanLeader{5000};
 
 c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& store,
                                         const std::string& prefix) {
@@ -27,23 +28,6 @@ c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& s
 at::Tensor as_tensor(void* data, size_t count, at::ScalarType type = at::kByte) {
   return at::from_blob(data, {static_cast<int64_t>(count)}, type);
 }
-
-/// A rank that waits for its leader, who waits for another host, must not be the first to give up:
-/// it would blame the leader.
-class Patience {
- public:
-  explicit Patience(shm::Communicator& local) : local_(local), timeout_(local.timeout()) {
-    constexpr std::chrono::milliseconds kMoreThanLeader{5000};
-    local_.set_timeout(timeout_ + kMoreThanLeader);
-  }
-  ~Patience() { local_.set_timeout(timeout_); }
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
-
- private:
-  shm::Communicator& local_;
-  std::chrono::milliseconds timeout_;
-};
 
 class HierarchicalCommunicator : public Communicator {
  public:
@@ -153,10 +137,13 @@ class HierarchicalCommunicator : public Communicator {
     }
   }
 
-  /// From the leader to its host, which may have waited for the other hosts.
+  /// From the leader to its host. A rank that waits for its leader, who waits for another host,
+  /// must not be the first to give up: it would blame the leader. (Once a call has failed all do.)
   void hand_down(void* data, size_t count, DType dtype) {
-    const Patience patience(*local_);
+    const std::chrono::milliseconds timeout = local_->timeout();
+    local_->set_timeout(timeout + kMoreThanLeader);
     local_->broadcast(data, count, dtype, 0);
+    local_->set_timeout(timeout);
   }
 
   void reduce_between_hosts(void* data, size_t count, DType dtype, ReduceOp op) {

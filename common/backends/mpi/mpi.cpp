@@ -202,7 +202,7 @@ class MpiCommunicator : public Communicator {
 
   void leave_word() {
     try {
-      settings_.notes.leave(key_of(rank()), current());
+      settings_.leave_note(key_of(rank()), current());
     } catch (const std::exception&) {
       // The store went with rank 0, whose end ends this process too.
     }
@@ -217,7 +217,7 @@ class MpiCommunicator : public Communicator {
       if (peer == rank()) {
         continue;
       }
-      const std::optional<std::string> word = settings_.notes.find(key_of(peer));
+      const std::optional<std::string> word = settings_.find_note(key_of(peer));
       if (!word || std::stoull(*word) < std::stoull(here)) {
         missing.push_back(peer);
       } else if (*word != here && elsewhere.empty()) {

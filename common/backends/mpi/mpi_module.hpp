@@ -11,17 +11,13 @@
 
 namespace ddp {
 
-/// Where ranks leave word for each other when MPI says nothing any more. Either may throw.
-struct Notes {
-  std::function<void(const std::string& key, const std::string& text)> leave;
-  std::function<std::optional<std::string>(const std::string& key)> find;
-};
-
 struct MpiSettings {
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout{120000};  ///< of every collective
-  Notes notes;
+  // Where ranks leave word for each other when MPI says nothing any more. Either may throw.
+  std::function<void(const std::string& key, const std::string& text)> leave_note;
+  std::function<std::optional<std::string>(const std::string& key)> find_note;
 };
 
 /// What libddp_mpi.so offers. It is opened only for --backend mpi: libmpi brings ten more libraries

@@ -1,7 +1,9 @@
 #include "common/backends/mpi/watchdog.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 
 namespace ddp {
 namespace {
@@ -23,30 +25,23 @@ Watchdog::Watchdog(std::chrono::milliseconds slow_after, std::chrono::millisecon
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-Watchdog::~Watchdog() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_one();
-  thread_.join();
 }
 
 /// The clock is read here, not by the watched calls: a call is as old as the first look at it, so
 /// what is called late is late by up to one interval more.
-void Watchdog::run() {
+void Watchdog::run(const std::stop_token& stop) {
   const std::chrono::milliseconds interval =
       std::clamp(std::min(slow_after_, timeout_) / 4, kShortestInterval, kLongestInterval);
   uint64_t seen = 0;
   Clock::time_point since{};
   bool told_slow = false;
   bool told_late = false;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stop_.wait_for(lock, interval, [this] { return stopping_; })) {
+  std::mutex mutex;
+  std::condition_variable_any sleep;
+  std::unique_lock<std::mutex> lock(mutex);
+  while (!sleep.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
     const uint64_t call = calls_.load(std::memory_order_acquire);
     if (call != seen || call % 2 == 0) {
       seen = call;
@@ -54,7 +49,6 @@ void Watchdog::run() {
       told_slow = told_late = false;
       continue;
     }
-    lock.unlock();
     const auto age = Clock::now() - since;
     if (age >= std::min(slow_after_, timeout_) && !told_slow) {
       told_slow = true;
@@ -64,7 +58,6 @@ void Watchdog::run() {
       told_late = true;
       on_late_(call);
     }
-    lock.lock();
   }
 }
 

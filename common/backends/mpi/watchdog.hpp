@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 namespace ddp {
@@ -19,9 +17,6 @@ class Watchdog {
   /// takes
   Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
            std::function<void()> on_slow, std::function<void(uint64_t call)> on_late);
-  ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
 
   bool has_ended(uint64_t call) const { return calls_.load(std::memory_order_acquire) != call; }
 
@@ -39,17 +34,14 @@ class Watchdog {
   };
 
  private:
-  void run();
+  void run(const std::stop_token& stop);
 
   std::chrono::milliseconds slow_after_;
   std::chrono::milliseconds timeout_;
   std::function<void()> on_slow_;
   std::function<void(uint64_t)> on_late_;
   std::atomic<uint64_t> calls_{0};  // odd while one runs
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace ddp

@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <fstream>
@@ -13,25 +13,12 @@
 #include "common/launch/cpu_share.hpp"
 
 namespace ddp::shm {
-namespace {
-
-/// A word, whatever it was: the text that ranks exchange is split at blanks.
-std::string word(std::string text) {
-  for (char& c : text) {
-    c = c <= ' ' ? '?' : c;
-  }
-  return text.empty() ? "?" : text;
-}
-
-}  // namespace
-
 HostIdentity read_host_identity() {
   HostIdentity identity;
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
-  identity.host_name = word(name.data());
+  identity.host_name = name.data();
   std::ifstream("/proc/sys/kernel/random/boot_id") >> identity.boot_id;
-  identity.boot_id = word(identity.boot_id);
   struct stat status {};
   identity.shm_device = stat("/dev/shm", &status) == 0 ? status.st_dev : 0;
   identity.cpus = allowed_cores();
@@ -39,18 +26,16 @@ HostIdentity read_host_identity() {
 }
 
 std::string to_text(const HostIdentity& identity) {
-  std::ostringstream text;
-  text << identity.host_name << ' ' << identity.boot_id << ' ' << identity.shm_device;
-  for (const int cpu : identity.cpus) {
-    text << ' ' << cpu;
-  }
-  return text.str();
+  return fmt::format("{}\n{}\n{} {}", identity.host_name, identity.boot_id, identity.shm_device,
+                     fmt::join(identity.cpus, " "));
 }
 
 HostIdentity host_identity_from(const std::string& text) {
   HostIdentity identity;
   std::istringstream fields(text);
-  fields >> identity.host_name >> identity.boot_id >> identity.shm_device;
+  std::getline(fields, identity.host_name);
+  std::getline(fields, identity.boot_id);
+  fields >> identity.shm_device;
   for (int cpu = 0; fields >> cpu;) {
     identity.cpus.push_back(cpu);
   }
