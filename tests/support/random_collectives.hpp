@@ -26,8 +26,10 @@ inline std::string run_random_collectives(
   std::mt19937 delay(static_cast<unsigned>(own));
   std::vector<std::shared_ptr<void>> regions;
   for (int call = 0; call < calls; ++call) {
-    // Up to the slots, beyond them, and at times beyond a mailbox.
-    const size_t count = random() % (call % 16 == 15 ? 2500000U : 1U << random() % 16) + 1;
+    // Around a slot, half a mailbox and a whole one, and what lies between.
+    const auto edge = call % 16 == 15 ? size_t{524288} << random() % 2 : size_t{2048};
+    const size_t any = random() % (size_t{1} << random() % 16);
+    const size_t count = random() % 2 == 0 ? any : edge - 1 + random() % 3;
     const auto of_rank = [call](size_t rank) {
       return [call, rank](size_t i) { return static_cast<int32_t>(rank * 1000003 + i * 7) + call; };
     };
@@ -57,28 +59,35 @@ inline std::string run_random_collectives(
       std::this_thread::sleep_for(std::chrono::microseconds(delay() % 3000));
     }
     bool right = true;
-    const auto kind = random() % 5;
+    const auto kind = random() % 6;
     if (kind == 0) {
       const size_t root = random() % ranks;
       communicator.broadcast(data.data(), count, DType::kInt32, static_cast<int>(root));
       right = holds(data.data(), count, of_rank(root));
-    } else if (kind == 1) {
+    } else if (kind <= 2) {
+      const bool to_all = kind == 1;
       std::vector<std::vector<int32_t>> gathered;
       std::vector<void*> outputs;
       for (const size_t part : counts) {
-        outputs.push_back(gathered.emplace_back(part).data());
+        outputs.push_back(gathered.emplace_back(to_all ? part : count).data());
       }
-      communicator.all_gather(data.data(), outputs.data(), counts.data(), DType::kInt32);
-      for (size_t rank = 0; rank < ranks; ++rank) {
-        right = right && holds(gathered[rank].data(), counts[rank], of_rank(rank));
+      const size_t root = random() % ranks;
+      if (to_all) {
+        communicator.all_gather(data.data(), outputs.data(), counts.data(), DType::kInt32);
+      } else {
+        communicator.gather(data.data(), outputs.data(), count, DType::kInt32,
+                            static_cast<int>(root));
       }
-    } else if (kind == 2) {
+      for (size_t rank = 0; rank < ranks && (to_all || own == root); ++rank) {
+        right = right && holds(gathered[rank].data(), gathered[rank].size(), of_rank(rank));
+      }
+    } else if (kind == 3) {
       const std::vector<const void*> inputs(ranks, data.data());
       std::vector<int32_t> output(counts[own]);
       communicator.reduce_scatter(inputs.data(), output.data(), counts.data(), DType::kInt32,
                                   ReduceOp::kSum);
       right = holds(output.data(), counts[own], summed);
-    } else if (kind == 3) {
+    } else if (kind == 4) {
       const size_t in_region = std::min<size_t>(count, 100000);
       regions.push_back(allocate(in_region * sizeof(int32_t)));
       auto* const place = static_cast<int32_t*>(regions.back().get());

@@ -76,6 +76,35 @@ Bits small_float_bits(const SmallFloat& format, double value) {
              : sign | (bits + static_cast<Bits>(mantissa));
 }
 
+/// The value of a floating-point number's bits, and the other way round.
+double decode(DType dtype, Bits bits) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+    case DType::kFloat64:
+      return std::bit_cast<double>(bits);
+    default:
+      return small_float_value(dtype == DType::kFloat16 ? kHalf : kBrain, bits);
+  }
+}
+
+Bits encode(DType dtype, double value) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return std::bit_cast<uint32_t>(static_cast<float>(value));
+    case DType::kFloat64:
+      return std::bit_cast<uint64_t>(value);
+    default:
+      return small_float_bits(dtype == DType::kFloat16 ? kHalf : kBrain, value);
+  }
+}
+
+/// An integer's value: whole, with its sign.
+int64_t widen(DType dtype, Bits bits) {
+  const size_t shift = dtype == DType::kUint8 ? 0 : 64 - 8 * element_bytes(dtype);
+  return static_cast<int64_t>(bits << shift) >> shift;
+}
+
 template <typename T>
 T combine(ReduceOp op, T a, T b) {
   switch (op) {
@@ -92,39 +121,15 @@ T combine(ReduceOp op, T a, T b) {
   return a;
 }
 
-template <typename T, typename Decode>
-T reduce(ReduceOp op, const std::vector<Bits>& values, const Decode& decode) {
-  T result = decode(values[0]);
+template <typename T>
+Bits reduce_floats(DType dtype, ReduceOp op, const std::vector<Bits>& values) {
+  T result = static_cast<T>(decode(dtype, values[0]));
   for (size_t i = 1; i < values.size(); ++i) {
-    result = combine<T>(op, result, decode(values[i]));
+    result = combine(op, result, static_cast<T>(decode(dtype, values[i])));
   }
-  return op == ReduceOp::kAverage ? result / static_cast<T>(values.size()) : result;
-}
-
-template <typename T, typename Pattern>
-Bits reduce_bits(ReduceOp op, const std::vector<Bits>& values) {
-  return std::bit_cast<Pattern>(reduce<T>(
-      op, values, [](Bits value) { return std::bit_cast<T>(static_cast<Pattern>(value)); }));
-}
-
-/// Sums and products as unsigned numbers, which wrap.
-template <typename Signed, typename Unsigned>
-Bits reduce_integers(ReduceOp op, const std::vector<Bits>& values) {
-  if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
-    return reduce_bits<Signed, Unsigned>(op, values);
-  }
-  Bits result = values[0];
-  for (size_t i = 1; i < values.size(); ++i) {
-    result = op == ReduceOp::kSum ? result + values[i] : result * values[i];
-  }
-  return static_cast<Unsigned>(result);
-}
-
-Bits reduce_small_floats(const SmallFloat& format, ReduceOp op, const std::vector<Bits>& values) {
-  const float result = reduce<float>(op, values, [&format](Bits value) {
-    return static_cast<float>(small_float_value(format, value));
-  });
-  return small_float_bits(format, static_cast<double>(result));
+  return encode(
+      dtype, static_cast<double>(op == ReduceOp::kAverage ? result / static_cast<T>(values.size())
+                                                          : result));
 }
 
 /// Different for every argument (Steele, Lea, Flood: SplitMix), and much faster than the library's.
@@ -143,49 +148,28 @@ const std::vector<ReduceOp> kAllReduceOps = {ReduceOp::kSum, ReduceOp::kAverage,
                                              ReduceOp::kMin, ReduceOp::kMax};
 
 Bits expected_reduction(DType dtype, ReduceOp op, const std::vector<Bits>& values) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return reduce_bits<float, uint32_t>(op, values);
-    case DType::kFloat64:
-      return reduce_bits<double, uint64_t>(op, values);
-    case DType::kFloat16:
-      return reduce_small_floats(kHalf, op, values);
-    case DType::kBFloat16:
-      return reduce_small_floats(kBrain, op, values);
-    case DType::kInt32:
-      return reduce_integers<int32_t, uint32_t>(op, values);
-    case DType::kInt64:
-      return reduce_integers<int64_t, uint64_t>(op, values);
-    case DType::kInt8:
-      return reduce_integers<int8_t, uint8_t>(op, values);
-    case DType::kUint8:
-      return reduce_integers<uint8_t, uint8_t>(op, values);
-    case DType::kBool: {
-      const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
-      for (const Bits value : values) {
-        if ((value != 0) == any) {
-          return any ? 1 : 0;
-        }
-      }
-      return any ? 0 : 1;
-    }
+  if (dtype == DType::kFloat64) {
+    return reduce_floats<double>(dtype, op, values);
   }
-  return 0;
+  if (is_floating(dtype)) {
+    return reduce_floats<float>(dtype, op, values);
+  }
+  if (dtype == DType::kBool) {  // "any" or "all"
+    op = op == ReduceOp::kSum || op == ReduceOp::kMax ? ReduceOp::kMax : ReduceOp::kMin;
+  }
+  const bool is_order = op == ReduceOp::kMin || op == ReduceOp::kMax;
+  Bits result = values[0];
+  for (size_t i = 1; i < values.size(); ++i) {
+    // Sums and products as unsigned numbers, which wrap.
+    result = is_order
+                 ? static_cast<Bits>(combine(op, widen(dtype, result), widen(dtype, values[i])))
+                 : combine(op, result, values[i]);
+  }
+  return result & (~Bits{0} >> (64 - 8 * element_bytes(dtype)));
 }
 
 bool is_nan(DType dtype, Bits value) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return std::isnan(std::bit_cast<float>(static_cast<uint32_t>(value)));
-    case DType::kFloat64:
-      return std::isnan(std::bit_cast<double>(value));
-    case DType::kFloat16:
-      return std::isnan(small_float_value(kHalf, value));
-    case DType::kBFloat16:
-      return std::isnan(small_float_value(kBrain, value));
-    default:
-      return false;
-  }
+  return is_floating(dtype) && std::isnan(decode(dtype, value));
 }
 
 bool same_element(DType dtype, Bits a, Bits b) {
@@ -210,12 +194,8 @@ std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t s
     const double near = std::ldexp(static_cast<double>(random() >> 11), -52) - 1.0;
     if (dtype == DType::kBool) {
       bits &= 1;
-    } else if (i % 8 != 0 && dtype == DType::kFloat32) {
-      bits = std::bit_cast<uint32_t>(static_cast<float>(near));
-    } else if (i % 8 != 0 && dtype == DType::kFloat64) {
-      bits = std::bit_cast<uint64_t>(near);
-    } else if (i % 8 != 0 && (dtype == DType::kFloat16 || dtype == DType::kBFloat16)) {
-      bits = small_float_bits(dtype == DType::kFloat16 ? kHalf : kBrain, near);
+    } else if (i % 8 != 0 && is_floating(dtype)) {
+      bits = encode(dtype, near);
     }
     std::memcpy(data.data() + i * bytes, &bits, bytes);
   }

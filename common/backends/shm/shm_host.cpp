@@ -13,6 +13,7 @@
 #include "common/launch/cpu_share.hpp"
 
 namespace ddp::shm {
+
 HostIdentity read_host_identity() {
   HostIdentity identity;
   std::array<char, 256> name{};
