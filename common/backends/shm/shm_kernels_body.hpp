@@ -63,16 +63,24 @@ DDP_SHM_INLINE void apply(Vector& a, const Vector& b) {
 /// Elements that are computed with as they are.
 template <typename T>
 struct Plain {
-  using Scalar = T;
   using Vector [[gnu::vector_size(64)]] = T;
-  static constexpr size_t kVectors = 1;  // of a line, while computing
+  struct Value {
+    Vector v;
+  };
   static constexpr size_t kElementBytes = sizeof(T);
   static constexpr bool kFast = std::is_floating_point_v<T>;
-  DDP_SHM_INLINE void load(Vector* value, const void* from) {
-    __builtin_memcpy(value, from, kLineBytes);
+  DDP_SHM_INLINE void load(Value& value, const void* from) {
+    __builtin_memcpy(&value.v, from, kLineBytes);
   }
-  DDP_SHM_INLINE void pack(const Vector* value, Line& line) {
-    __builtin_memcpy(&line, value, kLineBytes);
+  DDP_SHM_INLINE void pack(const Value& value, Line& line) {
+    __builtin_memcpy(&line, &value.v, kLineBytes);
+  }
+  template <ReduceOp kOp>
+  DDP_SHM_INLINE void combine(Value& value, const Value& other) {
+    apply<kOp>(value.v, other.v);
+  }
+  DDP_SHM_INLINE void divide(Value& value, size_t divisor) {
+    value.v = value.v / static_cast<T>(divisor);
   }
 };
 
@@ -148,41 +156,47 @@ struct Float16Format {
 /// Two bytes in memory, float32 while computing.
 template <typename Format>
 struct Half {
-  using Scalar = float;
-  using Vector = Floats;
-  static constexpr size_t kVectors = 2;
+  struct Value {
+    Floats low;
+    Floats high;
+  };
   static constexpr size_t kElementBytes = 2;
   static constexpr bool kFast = false;
-  DDP_SHM_INLINE void load(Vector* value, const void* from) {
+  DDP_SHM_INLINE void load(Value& value, const void* from) {
     Halves parts[2];
     __builtin_memcpy(parts, from, kLineBytes);
-    Format::widen(value[0], parts[0]);
-    Format::widen(value[1], parts[1]);
+    Format::widen(value.low, parts[0]);
+    Format::widen(value.high, parts[1]);
   }
-  DDP_SHM_INLINE void pack(const Vector* value, Line& line) {
+  DDP_SHM_INLINE void pack(const Value& value, Line& line) {
     Halves parts[2];
-    Format::narrow(parts[0], value[0]);
-    Format::narrow(parts[1], value[1]);
+    Format::narrow(parts[0], value.low);
+    Format::narrow(parts[1], value.high);
     __builtin_memcpy(&line, parts, kLineBytes);
+  }
+  template <ReduceOp kOp>
+  DDP_SHM_INLINE void combine(Value& value, const Value& other) {
+    apply<kOp>(value.low, other.low);
+    apply<kOp>(value.high, other.high);
+  }
+  DDP_SHM_INLINE void divide(Value& value, size_t divisor) {
+    value.low = value.low / static_cast<float>(divisor);
+    value.high = value.high / static_cast<float>(divisor);
   }
 };
 
 template <typename Element, ReduceOp kOp>
 DDP_SHM_INLINE void reduce_line_inline(const void* const* inputs, size_t input_count, size_t offset,
                                        Line& line) {
-  typename Element::Vector result[Element::kVectors];
+  typename Element::Value result;
   Element::load(result, static_cast<const char*>(inputs[0]) + offset);
   for (size_t i = 1; i < input_count; ++i) {
-    typename Element::Vector value[Element::kVectors];
+    typename Element::Value value;
     Element::load(value, static_cast<const char*>(inputs[i]) + offset);
-    for (size_t v = 0; v < Element::kVectors; ++v) {
-      apply<kOp>(result[v], value[v]);
-    }
+    Element::template combine<kOp>(result, value);
   }
   if constexpr (kOp == ReduceOp::kAverage) {
-    for (size_t v = 0; v < Element::kVectors; ++v) {
-      result[v] = result[v] / static_cast<typename Element::Scalar>(input_count);
-    }
+    Element::divide(result, input_count);
   }
   Element::pack(result, line);
 }
