@@ -2,8 +2,6 @@
 // it.
 #pragma once
 
-#include <torch/torch.h>
-
 #include "common/backends/device.hpp"  // set_device
 #include "common/data/data_loader.hpp"  // DataLoader, RandomSampler
 #include "common/data/dataset.hpp"  // load_dataset

@@ -4,7 +4,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <filesystem>

@@ -2,7 +2,10 @@
 // gradients.
 #include "common/parallel/distributed_data_parallel.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <random>
 

@@ -1,7 +1,8 @@
 // The fused step's arithmetic, for every instruction set of this machine, against float64.
 #include "common/fused/kernels.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>

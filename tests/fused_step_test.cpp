@@ -2,7 +2,9 @@
 #include "common/fused/fused_step.hpp"
 
 #include <sys/resource.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>

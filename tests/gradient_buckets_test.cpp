@@ -1,7 +1,8 @@
 // How gradients travel: compressed, in buckets of any size, and to the rank that needs them.
 #include "common/parallel/gradient_buckets.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>

@@ -2,7 +2,7 @@
 // notes.
 #include "common/fused/graph_cache.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 // bench_micro: names, counters and counts of what it writes, that it times no wrong sum, answers a
 // mistake in one line, and leaves no process behind; and what reads its documents.
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <algorithm>

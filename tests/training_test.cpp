@@ -1,7 +1,7 @@
 // A loop without a line of measuring or accumulating is measured and accumulates: ddp::Training.
 #include "common/training/training.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
 
 #include <string>
 #include <vector>

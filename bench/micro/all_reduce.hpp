@@ -1,7 +1,7 @@
 // bench/micro/all_reduce.hpp - sums over the ranks, alone and as a training step makes them.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <vector>
 

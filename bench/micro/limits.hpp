@@ -1,7 +1,7 @@
 // bench/micro/limits.hpp - what a rank can do at most, while all ranks do it.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "bench/micro/exercise.hpp"
 

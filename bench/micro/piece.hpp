@@ -2,7 +2,7 @@
 // with.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <functional>
 #include <string>

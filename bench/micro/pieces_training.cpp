@@ -1,6 +1,10 @@
 // What happens to the parameters: optimizers, flat storage, snapshots.
 #include "bench/micro/piece.hpp"
 
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
 #include <cstdlib>
 #include <filesystem>
 

@@ -5,7 +5,7 @@
 // Model, data, processes and backends are the stages', so that a difference in speed is the
 // engine's. See bench/peers/README.md for what a peer is.
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdio>
 #include <cstring>

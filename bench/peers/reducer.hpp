@@ -2,7 +2,7 @@
 // and competitor of ours.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <memory>

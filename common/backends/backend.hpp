@@ -1,7 +1,7 @@
 // common/backends/backend.hpp - one factory for every way to communicate.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

@@ -1,7 +1,7 @@
 // common/backends/device.hpp - which device a process computes on.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <vector>
 

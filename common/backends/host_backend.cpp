@@ -1,6 +1,6 @@
 #include "common/backends/host_backend.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <mutex>

@@ -1,7 +1,7 @@
 // common/data/dataset.hpp - the data: a synthetic teacher, or real images that need no download.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <string>

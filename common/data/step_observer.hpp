@@ -1,7 +1,7 @@
 // common/data/step_observer.hpp - what the parts of a training step tell whoever measures it.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstddef>
 

@@ -1,7 +1,7 @@
 // common/fused/fused_step.hpp - `--speedup fused` and `graph`: the step without autograd.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>

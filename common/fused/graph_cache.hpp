@@ -2,7 +2,7 @@
 #pragma once
 
 #include <c10/util/FunctionRef.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <array>
 #include <memory>

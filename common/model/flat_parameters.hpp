@@ -2,7 +2,7 @@
 // another.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,8 @@
 // common/model/mlp.hpp - the one model that all stages train, and its loss.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdint>
 #include <vector>

@@ -2,7 +2,7 @@
 // parallel_apply, gather.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>

@@ -2,7 +2,7 @@
 // still running.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <memory>
 #include <utility>

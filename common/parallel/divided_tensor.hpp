@@ -1,7 +1,7 @@
 // common/parallel/divided_tensor.hpp - a tensor of which each rank owns a part.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <utility>

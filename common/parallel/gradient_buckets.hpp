@@ -2,7 +2,7 @@
 // perhaps each sum only to the rank that needs it.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <optional>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <c10/util/SmallVector.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

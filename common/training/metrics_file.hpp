@@ -1,7 +1,7 @@
 // common/training/metrics_file.hpp - what --metrics writes: JSON lines.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>

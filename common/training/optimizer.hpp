@@ -2,7 +2,7 @@
 // parameters.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <string>
 #include <utility>

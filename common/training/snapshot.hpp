@@ -2,7 +2,7 @@
 // from it.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <map>

@@ -1,7 +1,7 @@
 // common/training/step_timer.hpp - how long a run's steps and their phases take.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <array>
 #include <chrono>

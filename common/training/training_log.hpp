@@ -3,7 +3,7 @@
 // --metrics.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>

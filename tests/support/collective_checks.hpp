@@ -2,7 +2,7 @@
 // give.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace ddp::test {
