@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "common/backends/cuda/cuda_graph.hpp"
+#include "common/backends/cuda_module.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp::fused {

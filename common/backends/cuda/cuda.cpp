@@ -1,12 +1,16 @@
-// Part of libddp_cuda.so. Streams, events and guards are c10's for any device: those for CUDA alone
-// call the CUDA runtime inline, with which the module would have to be linked.
-#include "common/backends/cuda/cuda_graph.hpp"
+// libddp_cuda.so: NCCL's backend, CUDA Graphs, and the module's table.
+//
+// Streams, events and guards are c10's for any device: those for CUDA alone call the CUDA runtime
+// inline, with which the module would have to be linked.
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include "common/backends/cuda_module.hpp"
 
 namespace ddp {
 namespace {
@@ -60,10 +64,27 @@ class CudaGraphStream : public GraphStream {
   c10::Stream stream_;
 };
 
-}  // namespace
-
 std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
   return std::make_unique<CudaGraphStream>(device);
 }
 
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const BackendOptions& options) {
+  const auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+  nccl_options->timeout = options.timeout;
+  const auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      store, options.rank, options.world_size, nccl_options);
+  // Bound to its device: barriers and lazy initialisation never have to guess one.
+  backend->setBoundDeviceId(options.device);
+  backend->eagerConnectSingleDevice(options.device);
+  return backend;
+}
+
+}  // namespace
 }  // namespace ddp
+
+extern "C" const ddp::CudaModule* ddp_cuda_module() {
+  static const ddp::CudaModule module{.make_nccl_backend = ddp::make_nccl_backend,
+                                      .make_graph_stream = ddp::make_graph_stream};
+  return &module;
+}
