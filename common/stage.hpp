@@ -1,5 +1,4 @@
-// common/stage.hpp - the one include of every stage: LibTorch, and what Python's PyTorch has beyond
-// it.
+// common/stage.hpp - the one include of every stage: LibTorch, and what it lacks of PyTorch.
 #pragma once
 
 #include "common/backends/device.hpp"  // set_device

@@ -1,5 +1,4 @@
-// Our DDP against c10d::Reducer, the engine of Python's DDP, and against one process: same
-// gradients.
+// Our DDP's gradients are those of c10d::Reducer, the engine of Python's DDP, and of one process.
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <torch/nn/module.h>
@@ -117,15 +116,12 @@ TEST_CASE("our gradients are those of c10d::Reducer and of one process", "[ddp]"
           ddp::DistributedDataParallel parallel_model(
               model, process_group,
               {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
-          for (int step = 0; step < 3;
-               ++step) {  // the last step counts: state must not leak between steps
+          for (int step = 0; step < 3; ++step) {  // the last counts: no state may leak into it
             ddp::flatten_parameters(*model).grad.zero_();
             for (int m = 0; m < micro_batches; ++m) {
               const ddp::NoSync no_sync = parallel_model.no_sync(m + 1 < micro_batches);
-              parallel_model.forward(input_of(rank, m, model->in_features))
-                  .square()
-                  .mean()
-                  .backward();
+              const torch::Tensor input = input_of(rank, m, model->in_features);
+              parallel_model.forward(input).square().mean().backward();
             }
           }
           ours[static_cast<size_t>(rank)] = gradients(*model);
@@ -138,11 +134,12 @@ TEST_CASE("our gradients are those of c10d::Reducer and of one process", "[ddp]"
           RandomModel model = make_model();
           ddp::ReducerPeer reducer(*model, process_group, with_unused);
           for (int m = 0; m < micro_batches; ++m) {
-            if (m + 1 == micro_batches) {
+            const bool last = m + 1 == micro_batches;
+            if (last) {
               reducer.before_forward();
             }
             const torch::Tensor output = model->forward(input_of(rank, m, model->in_features));
-            if (m + 1 == micro_batches) {
+            if (last) {
               reducer.prepare_for_backward({output});
             }
             output.square().mean().backward();
@@ -173,18 +170,40 @@ TEST_CASE("the gradient check notices NaN and a wrong rank", "[ddp]") {
   CHECK_FALSE(close(right, right * 2, 1e-12));
 }
 
-TEST_CASE("buckets are filled from the last parameter", "[ddp]") {
+TEST_CASE("the number of buckets follows from their size", "[ddp]") {
+  for (const int64_t bytes : {1 << 20, 1}) {
+    run_ranks(2, [&](ProcessGroup& process_group) {
+      torch::nn::Linear model(3, 3);
+      const ddp::DistributedDataParallel parallel_model(
+          model, process_group, {.bucket_bytes = bytes, .first_bucket_bytes = bytes});
+      const size_t expected = bytes == 1 ? model->parameters().size() : 1;
+      TORCH_CHECK(parallel_model.bucket_count() == expected, "Expected ", expected,
+                  " buckets, got ", parallel_model.bucket_count());
+    });
+  }
+}
+
+TEST_CASE("a model outlives its DistributedDataParallel, and can be wrapped again", "[ddp]") {
   run_ranks(2, [](ProcessGroup& process_group) {
-    RandomModel model(3, false, false);
-    ddp::DistributedDataParallel one(model, process_group);
-    TORCH_CHECK(one.bucket_count() == 1, "Expected 1 bucket, got ", one.bucket_count());
-  });
-  run_ranks(2, [](ProcessGroup& process_group) {
-    RandomModel model(3, false, false);
-    ddp::DistributedDataParallel many(model, process_group,
-                                      {.bucket_bytes = 1, .first_bucket_bytes = 1});
-    TORCH_CHECK(many.bucket_count() == model->parameters().size(),
-                "Expected one per parameter, got ", many.bucket_count());
+    torch::nn::Linear model(1, 1);
+    process_group.enable_wait_timer();
+    const auto gradient = [&](auto&& forward) {
+      ddp::flatten_parameters(*model).grad.zero_();
+      process_group.take_wait();
+      forward(torch::full({1, 1}, process_group.rank() + 1.0)).sum().backward();
+      return std::pair(model->weight.grad().item<double>(),
+                       process_group.take_wait().all_reduce_bytes.size());
+    };
+    for (int wrap = 0; wrap < 2; ++wrap) {
+      ddp::DistributedDataParallel parallel_model(model, process_group);
+      const auto forward = [&](const torch::Tensor& input) {
+        return parallel_model.forward(input);
+      };
+      TORCH_CHECK((gradient(forward) == std::pair(1.5, size_t{1})), "not averaged once");
+    }
+    const auto forward = [&](const torch::Tensor& input) { return model->forward(input); };
+    const std::pair alone(process_group.rank() + 1.0, size_t{0});
+    TORCH_CHECK(gradient(forward) == alone, "hooks are left");
   });
 }
 

@@ -105,7 +105,7 @@ TEST_CASE("a replay counts what the captured step has sent") {
       const CommunicationWait wait = process_group.take_wait();
       TORCH_CHECK(wait.all_reduce_bytes.size() == 1 && wait.all_reduce_bytes[0] == 40);
       TORCH_CHECK(wait.gather_bytes == 256, "got ", wait.gather_bytes);
-      TORCH_CHECK(wait.device.empty() && wait.gather_device.empty());
+      TORCH_CHECK(wait.backward.device.empty() && wait.gather.device.empty());
     }
     TORCH_CHECK(notes.replays == 3);
   });

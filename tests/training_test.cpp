@@ -3,6 +3,7 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,88 +41,106 @@ ddp::Options small_run() {
   return options;
 }
 
-}  // namespace
-
-TEST_CASE("loader, loss and optimizer tell their observer the phases of every batch",
-          "[training]") {
-  const ddp::Options options = small_run();
-  const ddp::Dataset dataset = ddp::load_dataset(options);
-  ddp::RandomSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
-  ddp::Mlp model(dataset.layers);
-  ddp::Optimizer optimizer(*model, options);
-  Diary diary;
-  loader.set_observer(&diary);
-  optimizer.set_observer(&diary);
-  for (const ddp::Batch& batch : loader) {
-    optimizer.set_accumulating(!batch.completes_step);
-    ddp::loss(model->forward(batch.input), batch).backward();
-    optimizer.step();
-    optimizer.zero_grad();
-  }
-  // 10 samples are a step of 3 + 3 and one of 3 + 1.
-  CHECK(diary.text == "epoch: morefLbd. lastfLbod. morefLbd. lastfLbod. end");
+/// 60 samples in steps of 6.
+ddp::Options accumulating_run(int64_t accumulate) {
+  ddp::Options options = small_run();
+  options.dataset_size = 60;
+  options.accumulate = accumulate;
+  options.batch_per_rank = 6 / accumulate;
+  return options;
 }
 
-TEST_CASE("accumulated micro-batches are one step of the sum of their batches", "[training]") {
-  std::vector<torch::Tensor> weights;
-  for (const int64_t accumulate : {1, 2, 3}) {
-    ddp::Options options = small_run();
-    options.dataset_size = 60;
-    options.accumulate = accumulate;
-    options.batch_per_rank = 6 / accumulate;
-    const ddp::Dataset dataset = ddp::load_dataset(options);
-    const ddp::LaunchEnvironment launch;
-    ddp::RandomSampler sampler(dataset, options);
-    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+/// All that a stage has made when its loop begins.
+struct Run {
+  explicit Run(const ddp::Options& run_options) : options(run_options) {
     torch::manual_seed(1);
-    ddp::Mlp model(dataset.layers);
-    ddp::Optimizer optimizer(*model, options);
-    ddp::Training training(options, launch, dataset, loader, model, optimizer);
+    model = ddp::Mlp(dataset.layers);
+    optimizer.emplace(*model, options);
+  }
+
+  /// @return the epochs of the loop
+  std::vector<int64_t> train(const std::function<void(const ddp::Batch&)>& step) {
+    ddp::Training training(options, launch, dataset, loader, model, *optimizer);
     std::vector<int64_t> epochs;
     for (const int64_t epoch : training.epochs()) {
       epochs.push_back(epoch);
       sampler.set_epoch(epoch);
       for (const ddp::Batch& batch : loader) {
-        ddp::loss(model->forward(batch.input), batch).backward();
-        optimizer.step();
-        optimizer.zero_grad();
+        step(batch);
       }
     }
-    CHECK(epochs == std::vector<int64_t>{0, 1, 2});
-    weights.push_back(ddp::parameter_vector(*model));
+    return epochs;
   }
-  CHECK(torch::allclose(weights[1], weights[0], 1e-5, 1e-6));
-  CHECK(torch::allclose(weights[2], weights[0], 1e-5, 1e-6));
+  void backward(const ddp::Batch& batch) {
+    ddp::loss(model->forward(batch.input), batch).backward();
+  }
+  /// The tutorial's loop. @return as train()
+  std::vector<int64_t> train() {
+    return train([this](const ddp::Batch& batch) {
+      backward(batch);
+      optimizer->step();
+      optimizer->zero_grad();
+    });
+  }
+  torch::Tensor weights() const { return ddp::parameter_vector(*model); }
+
+  ddp::Options options;
+  ddp::LaunchEnvironment launch;
+  ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler{dataset, options};
+  ddp::DataLoader loader{dataset.train, sampler, options, torch::kCPU};
+  ddp::Mlp model{nullptr};
+  std::optional<ddp::Optimizer> optimizer;
+};
+
+const std::vector<int64_t> kAllEpochs = {0, 1, 2};
+
+}  // namespace
+
+TEST_CASE("loader, loss and optimizer tell their observer the phases of every batch",
+          "[training]") {
+  Run run(small_run());
+  Diary diary;
+  run.loader.set_observer(&diary);
+  run.optimizer->set_observer(&diary);
+  for (const ddp::Batch& batch : run.loader) {
+    run.optimizer->set_accumulating(!batch.completes_step);
+    run.backward(batch);
+    run.optimizer->step();
+    run.optimizer->zero_grad();
+  }
+  // 10 samples are a step of 3 + 3 and one of 3 + 1.
+  CHECK(diary.text == "epoch: morefLbd. lastfLbod. morefLbd. lastfLbod. end");
+}
+
+TEST_CASE(
+    "accumulated micro-batches are one step of the sum of their batches, wherever "
+    "zero_grad() stands",
+    "[training]") {
+  Run whole(accumulating_run(1));
+  CHECK(whole.train() == kAllEpochs);
+  for (const int64_t accumulate : {2, 3}) {
+    Run parts(accumulating_run(accumulate));
+    CHECK(parts.train() == kAllEpochs);
+    CHECK(torch::allclose(parts.weights(), whole.weights(), 1e-5, 1e-6));
+    Run at_the_head(accumulating_run(accumulate));
+    at_the_head.train([&](const ddp::Batch& batch) {
+      at_the_head.optimizer->zero_grad();
+      at_the_head.backward(batch);
+      at_the_head.optimizer->step();
+    });
+    CHECK(torch::equal(at_the_head.weights(), parts.weights()));
+  }
 }
 
 TEST_CASE("with a speed-up epochs() trains inside and yields nothing", "[training]") {
-  std::vector<torch::Tensor> weights;
-  for (const std::string speedup : {"none", "fused"}) {
-    ddp::Options options = small_run();
-    options.speedup = speedup;
-    const ddp::Dataset dataset = ddp::load_dataset(options);
-    const ddp::LaunchEnvironment launch;
-    ddp::RandomSampler sampler(dataset, options);
-    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
-    torch::manual_seed(1);
-    ddp::Mlp model(dataset.layers);
-    ddp::Optimizer optimizer(*model, options);
-    ddp::Training training(options, launch, dataset, loader, model, optimizer);
-    int64_t yielded = 0;
-    for (const int64_t epoch : training.epochs()) {
-      ++yielded;
-      sampler.set_epoch(epoch);
-      for (const ddp::Batch& batch : loader) {
-        ddp::loss(model->forward(batch.input), batch).backward();
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-    }
-    CHECK(yielded == (speedup == "none" ? options.total_epochs : 0));
-    weights.push_back(ddp::parameter_vector(*model));
-  }
-  CHECK(torch::allclose(weights[1], weights[0], 1e-5, 1e-6));
+  Run plain(small_run());
+  CHECK(plain.train() == kAllEpochs);
+  ddp::Options options = small_run();
+  options.speedup = "fused";
+  Run fused(options);
+  CHECK(fused.train().empty());
+  CHECK(torch::allclose(fused.weights(), plain.weights(), 1e-5, 1e-6));
 }
 
 TEST_CASE("while its group accumulates, DistributedDataParallel all-reduces nothing",
@@ -152,67 +171,20 @@ TEST_CASE("without init_process_group there is no default group", "[training]") 
   CHECK_THROWS_AS(ddp::all_reduce(torch::ones({1})), c10::Error);
 }
 
-TEST_CASE("zero_grad() at the head of the loop accumulates as well", "[training]") {
-  std::vector<torch::Tensor> weights;
-  for (const int64_t accumulate : {1, 3}) {
-    ddp::Options options = small_run();
-    options.dataset_size = 60;
-    options.accumulate = accumulate;
-    options.batch_per_rank = 6 / accumulate;
-    const ddp::Dataset dataset = ddp::load_dataset(options);
-    const ddp::LaunchEnvironment launch;
-    ddp::RandomSampler sampler(dataset, options);
-    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
-    torch::manual_seed(1);
-    ddp::Mlp model(dataset.layers);
-    ddp::Optimizer optimizer(*model, options);
-    ddp::Training training(options, launch, dataset, loader, model, optimizer);
-    for (const int64_t epoch : training.epochs()) {
-      sampler.set_epoch(epoch);
-      for (const ddp::Batch& batch : loader) {
-        optimizer.zero_grad();
-        ddp::loss(model->forward(batch.input), batch).backward();
-        optimizer.step();
-      }
-    }
-    weights.push_back(ddp::parameter_vector(*model));
-  }
-  CHECK(torch::allclose(weights[1], weights[0], 1e-5, 1e-6));
-}
-
 TEST_CASE("a loop that leaves its loader early, or computes no loss, is told", "[training]") {
-  for (const bool leaves_early : {true, false}) {
-    const ddp::Options options = small_run();
-    const ddp::Dataset dataset = ddp::load_dataset(options);
-    const ddp::LaunchEnvironment launch;
-    ddp::RandomSampler sampler(dataset, options);
-    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
-    ddp::Mlp model(dataset.layers);
-    ddp::Optimizer optimizer(*model, options);
-    ddp::Training training(options, launch, dataset, loader, model, optimizer);
-    const auto train = [&] {
-      for ([[maybe_unused]] const int64_t epoch : training.epochs()) {
-        for (const ddp::Batch& batch : loader) {
-          if (leaves_early) {
-            break;
-          }
-          model->forward(batch.input).sum().backward();
-        }
-      }
-    };
-    CHECK_THROWS_WITH(train(), Catch::Contains(leaves_early ? "read the loader to its end"
-                                                            : "ddp::loss() to be called"));
-  }
+  Run early(small_run());
+  ddp::Training training(early.options, early.launch, early.dataset, early.loader, early.model,
+                         *early.optimizer);
+  CHECK_THROWS_WITH(++training.epochs(), Catch::Contains("read the loader to its end"));
+  Run lossless(small_run());
+  CHECK_THROWS_WITH(lossless.train([&](const ddp::Batch& batch) {
+    lossless.model->forward(batch.input).sum().backward();
+  }),
+                    Catch::Contains("ddp::loss() to be called"));
 }
 
 TEST_CASE("a loader of another batch than the options' is refused", "[training]") {
-  const ddp::Options options = small_run();
-  const ddp::Dataset dataset = ddp::load_dataset(options);
-  const ddp::LaunchEnvironment launch;
-  ddp::RandomSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, {options.batch_per_rank + 1, 2, torch::kCPU});
-  ddp::Mlp model(dataset.layers);
-  ddp::Optimizer optimizer(*model, options);
-  CHECK_THROWS_WITH(ddp::Training(options, launch, dataset, loader, model, optimizer),
-                    Catch::Contains("Expected a loader of 3 samples a batch"));
+  Run run(small_run());
+  run.options.batch_per_rank = 4;
+  CHECK_THROWS_WITH(run.train(), Catch::Contains("Expected a loader of 4 samples a batch"));
 }

@@ -9,30 +9,39 @@
 
 namespace ddp {
 
+std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size; ++rank) {
+    keys.push_back(fmt::format("{}/{}", prefix, rank));
+  }
+  return keys;
+}
+
+void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
+                    const std::string& what, std::chrono::milliseconds timeout) {
+  try {
+    store.wait(keys, timeout);
+  } catch (const c10::Error&) {
+    std::vector<size_t> missing;
+    for (size_t rank = 0; rank < keys.size(); ++rank) {
+      if (!store.check({keys[rank]})) {
+        missing.push_back(rank);
+      }
+    }
+    throw TransientError(
+        fmt::format("within {} s {} lacks rank {} of world size {}, expected all of them",
+                    in_seconds(timeout), what, fmt::join(missing, ", "), keys.size()));
+  }
+}
+
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
                           const BackendOptions& options) {
   return [=, rank = options.rank, world_size = options.world_size, timeout = options.timeout,
           round = 0](const std::string& mine) mutable {
-    std::vector<std::string> keys;
-    for (int r = 0; r < world_size; ++r) {
-      keys.push_back(fmt::format("{}/{}/{}", backend, round, r));
-    }
-    ++round;
+    const std::vector<std::string> keys =
+        keys_of_ranks(fmt::format("{}/{}", backend, round++), world_size);
     store->set(keys[static_cast<size_t>(rank)], mine + "\n");  // never empty
-    try {
-      store->wait(keys, timeout);
-    } catch (const c10::Error&) {
-      std::vector<int> missing;
-      for (int r = 0; r < world_size; ++r) {
-        if (!store->check({keys[static_cast<size_t>(r)]})) {
-          missing.push_back(r);
-        }
-      }
-      throw TransientError(fmt::format(
-          "within {} s the start of --backend {} lacks rank {} of world size {}, expected all of "
-          "them",
-          in_seconds(timeout), backend, fmt::join(missing, ", "), world_size));
-    }
+    wait_for_ranks(*store, keys, "the start of --backend " + backend, timeout);
     std::vector<std::string> texts;
     for (const std::string& key : keys) {
       const std::vector<uint8_t> bytes = store->get(key);
@@ -45,17 +54,13 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
 void let_others_read(c10d::Store& store, const std::string& backend,
                      const BackendOptions& options) {
   constexpr std::chrono::milliseconds kPatience{10000};
-  const auto key = [&](int r) { return fmt::format("{}/refused/{}", backend, r); };
+  const std::vector<std::string> keys = keys_of_ranks(backend + "/refused", options.world_size);
   if (options.rank != 0) {
-    store.set(key(options.rank), "read");
+    store.set(keys[static_cast<size_t>(options.rank)], "read");
     return;
   }
-  std::vector<std::string> others;
-  for (int r = 1; r < options.world_size; ++r) {
-    others.push_back(key(r));
-  }
   try {
-    store.wait(others, std::min(options.timeout, kPatience));
+    store.wait({keys.begin() + 1, keys.end()}, std::min(options.timeout, kPatience));
   } catch (const c10::Error&) {
     // Whoever was killed meanwhile reads nothing.
   }

@@ -2,12 +2,22 @@
 // texts.
 #pragma once
 
+#include <chrono>
 #include <string>
+#include <vector>
 
 #include "common/backends/backend.hpp"
 #include "common/backends/shm/communicator.hpp"
 
 namespace ddp {
+
+/// "prefix/0", "prefix/1" and so on: what the ranks set, by rank.
+std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size);
+
+/// Waits until every rank has set its key.
+/// @throws TransientError naming those that `what` lacks
+void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
+                    const std::string& what, std::chrono::milliseconds timeout);
 
 /// Between options.world_size ranks. Every call is a round of its own. It throws TransientError
 /// naming the ranks that did not come within options.timeout.

@@ -40,8 +40,8 @@ class GraphCache {
       if (process_group != nullptr) {
         graph.sent = process_group->take_wait();
         // Events that were recorded belong to the capture.
-        graph.sent.device.clear();
-        graph.sent.gather_device.clear();
+        graph.sent.backward = {};
+        graph.sent.gather = {};
       }
     }
     graph.captured->replay();

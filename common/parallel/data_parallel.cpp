@@ -3,9 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <future>
 
 namespace ddp {
 namespace {
@@ -14,20 +12,15 @@ using torch::autograd::variable_list;
 
 /// The parameters that collect gradients, in the module's order.
 std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module) {
-  std::vector<torch::Tensor> trainable;
-  for (const torch::Tensor& parameter : module.parameters()) {
-    if (parameter.requires_grad()) {
-      trainable.push_back(parameter);
-    }
-  }
-  return trainable;
+  std::vector<torch::Tensor> parameters = module.parameters();
+  std::erase_if(parameters, [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
+  return parameters;
 }
 
 /// What autograd calls when the gradient of the gathered output is known.
 struct GatherBackward : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
-    // Taken out, so that the replicas' graphs are freed here even if somebody keeps the gathered
-    // output.
+    // Taken out, so that the replicas' graphs are freed here even if the gathered output is kept.
     const std::vector<torch::Tensor> replica_outputs = std::move(outputs);
     TORCH_CHECK(replica_outputs.size() == replicas.size(),
                 "Expected one backward per forward of data_parallel, got a second one");
@@ -91,31 +84,19 @@ std::vector<std::shared_ptr<torch::nn::Module>> replicate(
 }
 
 void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply) {
-  std::exception_ptr first_exception;
-  std::mutex mutex;
   const bool grad_enabled = torch::GradMode::is_enabled();
-  const auto guarded = [&](size_t i) {
-    try {
-      at::init_num_threads();  // a new thread would compute with all cores, see Note [Threads]
-      const torch::AutoGradMode grad_mode(grad_enabled);  // thread-local, so it must be handed on
-      apply(i);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (!first_exception) {
-        first_exception = std::current_exception();
-      }
-    }
+  const auto apply_to = [&](size_t i) {
+    at::init_num_threads();  // a new thread would compute with all cores, see Note [Threads]
+    const torch::AutoGradMode grad_mode(grad_enabled);  // thread-local, so it must be handed on
+    apply(i);
   };
-  std::vector<std::thread> threads;
+  std::vector<std::future<void>> others;  // wait for their threads when they go
   for (size_t i = 1; i < replicas; ++i) {
-    threads.emplace_back(guarded, i);
+    others.push_back(std::async(std::launch::async, apply_to, i));
   }
-  guarded(0);
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  if (first_exception) {
-    std::rethrow_exception(first_exception);
+  apply_to(0);
+  for (std::future<void>& other : others) {
+    other.get();
   }
 }
 

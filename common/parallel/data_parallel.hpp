@@ -1,5 +1,4 @@
-// common/parallel/data_parallel.hpp - one process, several devices: scatter, replicate,
-// parallel_apply, gather.
+// common/parallel/data_parallel.hpp - one process, several devices, as torch.nn.DataParallel.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -23,8 +22,8 @@ std::vector<torch::Tensor> scatter(const torch::Tensor& input,
 std::vector<std::shared_ptr<torch::nn::Module>> replicate(
     const torch::nn::Module& module, const std::vector<torch::Device>& devices);
 
-/// Calls `apply(i)` for every replica at once, each on a thread of its own; the first exception is
-/// rethrown when all are done.
+/// Calls `apply(i)` for every replica at once, each on a thread of its own; the exception of the
+/// first that has one is rethrown when all are done.
 void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply);
 
 /// Concatenates the replicas' outputs on `device`. Its backward does the reverse: it scatters the

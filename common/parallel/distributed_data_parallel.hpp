@@ -1,13 +1,16 @@
-// common/parallel/distributed_data_parallel.hpp - averages gradients over ranks while backward is
-// still running.
+// common/parallel/distributed_data_parallel.hpp - averages gradients over ranks during backward.
 #pragma once
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "common/launch/options.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 
@@ -34,14 +37,33 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  /// Broadcasts rank 0's buffers: batch norm's statistics, say.
   void before_forward();
-  bool synchronize() const;
-  void set_synchronize(bool synchronize);
-  size_t bucket_count() const;
+  bool synchronize() const { return synchronize_; }
+  void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
+  size_t bucket_count() const { return buckets_.size(); }
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;  // shared with the hooks, which may outlive this object
+  /// Or else backward only adds gradients up.
+  bool completes_step() const { return synchronize_ && !process_group_.is_accumulating(); }
+  void gradient_ready(size_t parameter);
+  void finish_backward();
+  void broadcast_buffers() const;
+
+  const ProcessGroup& process_group_;
+  bool synchronize_ = true;
+  std::vector<torch::Tensor> buffers_;  // the model's, which are no parameters
+  FlatParameters flat_;
+  GradientBuckets buckets_;  // in the order in which backward fills them
+  std::vector<size_t> bucket_of_;  // each parameter
+  std::vector<size_t> parameters_in_;  // each bucket
+  // Each parameter's hook, by what adds its gradients up: parameters refer to that only weakly.
+  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
+
+  std::mutex mutex_;  // for what follows
+  bool in_backward_ = false;
+  std::vector<size_t> pending_;  // parameters in each bucket whose gradient is not there yet
+  size_t next_to_start_ = 0;
 };
 
 /// While it lives, backward only accumulates: no communication. Put it round all but the last
@@ -85,7 +107,6 @@ class DistributedDataParallel {
   /// @param active false: nothing happens, so that a loop needs no second body
   [[nodiscard]] NoSync no_sync(bool active = true) { return NoSync(reducer_, active); }
 
-  const ModuleHolder& module() const { return module_; }
   size_t bucket_count() const { return reducer_.bucket_count(); }
 
  private:

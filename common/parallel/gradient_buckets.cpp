@@ -1,5 +1,6 @@
 #include "common/parallel/gradient_buckets.hpp"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -22,9 +23,10 @@ DistributedDataParallelOptions distributed_options(const Options& options) {
 
 void expect_uncompressed(const Options& options) {
   if (options.gradient_compression != "none" && options.speedup == "none") {
-    throw UsageError("--gradient-compression: got " + options.gradient_compression +
-                     ", expected none: " + options.program +
-                     " all-reduces gradients as they are; 03_ddp_spawn compresses");
+    throw UsageError(fmt::format(
+        "--gradient-compression: got {}, expected none: {} all-reduces gradients as they are; "
+        "03_ddp_spawn compresses",
+        options.gradient_compression, options.program));
   }
 }
 
@@ -33,12 +35,14 @@ std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
   const auto element_bytes = static_cast<int64_t>(flat.grad.element_size());
   std::vector<BucketRange> ranges;
   int64_t end = flat.grad.numel();
+  size_t end_parameter = flat.parameters.size();
   for (size_t i = flat.parameters.size(); i-- > 0;) {
     const int64_t begin = flat.offsets[i];
     const int64_t limit = ranges.empty() ? options.first_bucket_bytes : options.bucket_bytes;
     if ((end - begin) * element_bytes >= limit || i == 0) {
-      ranges.push_back({begin, end, i});
+      ranges.push_back({begin, end, i, end_parameter - i});
       end = begin;
+      end_parameter = i;
     }
   }
   return ranges;
@@ -54,12 +58,10 @@ GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup&
                 : process_group.has_average() && !shard_ ? Division::kWithinSum
                                                          : Division::kAfterSum) {
   for (const BucketRange& range : bucket_ranges(flat, options)) {
-    buckets_.push_back(
-        {.range = range,
-         .gradients = divide(flat.grad.narrow(0, range.begin, range.end - range.begin),
-                             process_group.world_size()),
-         .rounded = {},
-         .work = {}});
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.range = range;
+    bucket.gradients =
+        divide(flat.grad.slice(0, range.begin, range.end), process_group.world_size());
   }
 }
 
@@ -79,11 +81,9 @@ void GradientBuckets::start(size_t index) {
     }
     travels.whole.front().copy_(gradients);
   }
-  bucket.work = shard_
-                    ? process_group_.start_reduce_scatter(travels)
-                    : process_group_.start_all_reduce(
-                          travels.whole, division_ == Division::kWithinSum ? c10d::ReduceOp::AVG
-                                                                           : c10d::ReduceOp::SUM);
+  const auto op = division_ == Division::kWithinSum ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+  bucket.work = shard_ ? process_group_.start_reduce_scatter(travels)
+                       : process_group_.start_all_reduce(travels.whole, op);
 }
 
 void GradientBuckets::finish() {

@@ -1,5 +1,4 @@
-// common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed,
-// perhaps each sum only to the rank that needs it.
+// common/parallel/gradient_buckets.hpp - how gradients travel: in buckets, perhaps compressed.
 #pragma once
 
 #include <torch/types.h>
@@ -21,8 +20,6 @@ struct DistributedDataParallelOptions {
   /// overlap with yet.
   int64_t bucket_bytes = 25 * 1024 * 1024;
   int64_t first_bucket_bytes = 1024 * 1024;
-  bool broadcast_buffers =
-      true;  ///< rank 0's buffers (batch norm's statistics, say) before every forward
   /// What gradients are rounded to while they travel: torch::kBFloat16 or kHalf.
   std::optional<torch::ScalarType> compression = std::nullopt;
   /// Each rank gets the mean only of the gradients that its part of a sharded optimizer needs; what
@@ -42,6 +39,7 @@ struct BucketRange {
   int64_t begin;
   int64_t end;
   size_t first_parameter;  ///< the one at `begin`: backward comes to it last
+  size_t parameters;
 };
 
 /// From the last parameter backwards, which is about the order in which backward makes gradients.

@@ -1,6 +1,8 @@
 #include "common/parallel/process_group.hpp"
 
 #include <c10/util/Logging.h>
+#include <fmt/format.h>
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -17,6 +19,10 @@ namespace ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
 
 std::chrono::milliseconds timeout_of(const Options& options) {
   // Up, as c10d takes zero for no timeout at all.
@@ -44,17 +50,12 @@ std::string shared_settings(const Options& options, int world_size) {
 /// The first line in which two texts differ: {ours, theirs}.
 std::pair<std::string, std::string> first_difference(const std::string& ours,
                                                      const std::string& theirs) {
-  std::istringstream a(ours);
-  std::istringstream b(theirs);
-  std::string line_a;
-  std::string line_b;
-  do {
-    line_a.clear();
-    line_b.clear();
-    std::getline(a, line_a);
-    std::getline(b, line_b);
-  } while (line_a == line_b && (a || b));
-  return {line_a, line_b};
+  const auto differs = std::ranges::mismatch(ours, theirs).in1;
+  const size_t begin = std::string(ours.begin(), differs).rfind('\n') + 1;  // npos + 1 is 0
+  const auto line = [begin](const std::string& text) {
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  return {line(ours), line(theirs)};
 }
 
 /// The network that the user wants: --interface, or what torch's own programs read.
@@ -69,6 +70,30 @@ std::string wanted_interface(const Options& options) {
 }
 
 }  // namespace
+
+std::pair<int64_t, int64_t> part_range(int64_t elements, int rank, int world_size) {
+  constexpr int64_t kUnit = 32;
+  const int64_t units = (elements + kUnit - 1) / kUnit;
+  const int64_t part = (units + world_size - 1) / world_size * kUnit;
+  return {std::min(rank * part, elements), std::min((rank + 1) * part, elements)};
+}
+
+DividedTensor divide(const torch::Tensor& whole, int world_size) {
+  DividedTensor divided{.whole = {whole}, .parts = {}};
+  for (int rank = 0; rank < world_size; ++rank) {
+    const auto [begin, end] = part_range(whole.numel(), rank, world_size);
+    divided.parts.push_back(whole.narrow(0, begin, end - begin));
+  }
+  return divided;
+}
+
+double WaitTime::total_ms() const {
+  double total = host_ms;
+  for (const auto& [before, after] : device) {
+    total += before.elapsedTime(after);
+  }
+  return total;
+}
 
 ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
                            c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
@@ -93,17 +118,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
   const Clock::time_point before = Clock::now();
   auto work = collective();
   if (!device_.is_cuda()) {
-    wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+    wait_.backward.host_ms += ms_since(before);
   }
   return work;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensors,
                                                               c10d::ReduceOp::RedOpType op) const {
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
   return start(static_cast<int64_t>(tensors.front().nbytes()),
-               [&] { return group_->getDefaultBackend()->allreduce(tensors, options); });
+               [&] { return group_->getDefaultBackend()->allreduce(tensors, {.reduceOp = op}); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {
@@ -127,12 +150,11 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
   if (all_reduce_paused_) {
     return;
   }
-  CommunicationWait backward = std::exchange(wait_, {});
   const Clock::time_point before = Clock::now();
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   const auto backend = group_->getDefaultBackend();
   for (DividedTensor& tensor : tensors) {
-    backward.gather_bytes += static_cast<int64_t>(tensor.whole.front().nbytes());
+    wait_.gather_bytes += static_cast<int64_t>(tensor.whole.front().nbytes());
     torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
     if (backend_name_ == "shm") {
       std::vector<std::vector<torch::Tensor>> outputs{tensor.parts};
@@ -145,23 +167,16 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
       for (int root = 0; root < world_size(); ++root) {
         std::vector<torch::Tensor> part{tensor.parts[static_cast<size_t>(root)]};
         if (part.front().numel() > 0) {
-          c10d::BroadcastOptions options;
-          options.rootRank = root;
-          works.push_back(backend->broadcast(part, options));
+          works.push_back(backend->broadcast(part, {.rootRank = root}));
         }
       }
     }
   }
-  if (!device_.is_cuda()) {
-    wait_.host_ms = std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+  if (wait_timer_enabled_ && !device_.is_cuda()) {
+    wait_.gather.host_ms += ms_since(before);
   }
   for (const auto& work : works) {
-    wait(work);
-  }
-  CommunicationWait gather = std::exchange(wait_, std::move(backward));
-  if (wait_timer_enabled_) {
-    wait_.gather_host_ms += gather.host_ms;
-    wait_.gather_device = std::move(gather.device);
+    wait(work, wait_.gather);
   }
 }
 
@@ -173,7 +188,7 @@ void ProcessGroup::record_bytes(const CommunicationWait& captured) const {
   }
 }
 
-void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {
+void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const {
   if (!work) {
     return;
   }
@@ -189,35 +204,17 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work) const {
     };
     c10::Event before = record();
     work->wait();
-    wait_.device.emplace_back(std::move(before), record());
+    time.device.emplace_back(std::move(before), record());
   } else {
     const Clock::time_point before = Clock::now();
     work->wait();
-    wait_.host_ms += std::chrono::duration<double, std::milli>(Clock::now() - before).count();
+    time.host_ms += ms_since(before);
   }
-}
-
-double CommunicationWait::backward_ms() const {
-  double total_ms = host_ms;
-  for (const auto& [before, after] : device) {
-    total_ms += before.elapsedTime(after);
-  }
-  return total_ms;
-}
-
-double CommunicationWait::gather_ms() const {
-  double total_ms = gather_host_ms;
-  for (const auto& [before, after] : gather_device) {
-    total_ms += before.elapsedTime(after);
-  }
-  return total_ms;
 }
 
 void ProcessGroup::broadcast(torch::Tensor tensor, int root) const {
   std::vector<torch::Tensor> tensors{std::move(tensor)};
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  wait(group_->getDefaultBackend()->broadcast(tensors, options));
+  wait(group_->getDefaultBackend()->broadcast(tensors, {.rootRank = root}));
 }
 
 torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {
@@ -244,23 +241,23 @@ torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) con
 
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
   const std::string key = topic + "/";
-  set_text(*store_, key + std::to_string(rank()), text);
+  store_->set(key + std::to_string(rank()), text);
   // Rank 0 reads everyone's, so that it too stops when another rank disagrees.
   for (int r = rank() == 0 ? 1 : 0; r < (rank() == 0 ? world_size() : 1); ++r) {
-    const std::string other = get_text(*store_, key + std::to_string(r));
+    const std::string other = store_->get_to_str(key + std::to_string(r));
     if (other != text) {
       const auto [ours, theirs] = first_difference(text, other);
-      throw UsageError(topic + ": rank " + std::to_string(rank()) + " has \"" + ours + "\", rank " +
-                       std::to_string(r) + " has \"" + theirs + "\", expected the same");
+      throw UsageError(fmt::format(R"({}: rank {} has "{}", rank {} has "{}", expected the same)",
+                                   topic, rank(), ours, r, theirs));
     }
   }
 }
 
 std::string ProcessGroup::share(const std::string& topic, const std::string& text) const {
   if (rank() == 0) {
-    set_text(*store_, topic, text);
+    store_->set(topic, text);
   }
-  return get_text(*store_, topic);
+  return store_->get_to_str(topic);
 }
 
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

@@ -13,21 +13,38 @@
 
 #include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
-#include "common/parallel/divided_tensor.hpp"
 
 namespace ddp {
 
-/// How long a rank waited for communication that nothing hid, and how much there was.
-struct CommunicationWait {
-  double host_ms = 0;  ///< starting all-reduces and waiting for them
-  c10::SmallVector<int64_t, 16> all_reduce_bytes;  ///< one entry per all-reduce that was started
+/// Views of one contiguous, one-dimensional tensor, of which each rank owns a part. The lists are
+/// what c10d's calls want, made once.
+struct DividedTensor {
+  std::vector<torch::Tensor> whole;  ///< just one
+  std::vector<torch::Tensor> parts;  ///< by rank, in order; of equal size but for the last ones,
+                                     ///< which may be shorter or empty
+  bool is_even() const { return parts.front().numel() == parts.back().numel(); }
+};
+
+/// Rank `rank`'s part of `elements`: [begin, end). Parts begin at multiples of 32 elements, so that
+/// in float32 as in half precision no line of cache belongs to two ranks.
+std::pair<int64_t, int64_t> part_range(int64_t elements, int rank, int world_size);
+
+DividedTensor divide(const torch::Tensor& whole, int world_size);
+
+/// How long a rank waited for communication that nothing hid.
+struct WaitTime {
+  double host_ms = 0;  ///< starting collectives and waiting for them
   std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
-  double gather_host_ms = 0;  ///< the same for the weights of a sharded optimizer
+  /// On a GPU only when the stream is idle.
+  double total_ms() const;
+};
+
+/// What communication cost a rank.
+struct CommunicationWait {
+  WaitTime backward;  ///< for sums
+  WaitTime gather;  ///< for the weights of a sharded optimizer
+  c10::SmallVector<int64_t, 16> all_reduce_bytes;  ///< one entry per all-reduce that was started
   int64_t gather_bytes = 0;
-  std::vector<std::pair<c10::Event, c10::Event>> gather_device;
-  // On a GPU only when the stream is idle.
-  double backward_ms() const;
-  double gather_ms() const;
 };
 
 /// c10d's process group with its store, and a clock that adds up how long this rank waited for
@@ -35,8 +52,7 @@ struct CommunicationWait {
 /// --timeout has passed.
 ///
 /// Note [Default group]: as in Python, init_process_group() makes a group that whatever is given
-/// none uses. There is one per thread, since a rank may be a thread (in tests); a stage has one
-/// thread.
+/// none uses. There is one per thread, since in tests a rank is a thread.
 class ProcessGroup {
  public:
   ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
@@ -68,7 +84,7 @@ class ProcessGroup {
   /// Whether the backend divides while it adds, with the bits of a division afterwards: to divide a
   /// large tensor by itself takes about as long as to sum it over two ranks.
   bool has_average() const noexcept { return backend_name_ == "shm"; }
-  void wait(const c10::intrusive_ptr<c10d::Work>& work) const;
+  void wait(const c10::intrusive_ptr<c10d::Work>& work) const { wait(work, wait_.backward); }
   /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
   /// undefined. An all-reduce where the backend has nothing cheaper.
   c10::intrusive_ptr<c10d::Work> start_reduce_scatter(DividedTensor& tensor) const;
@@ -119,8 +135,10 @@ class ProcessGroup {
  private:
   friend void destroy_process_group(ProcessGroup& process_group);
 
+  /// Calls `collective`, which starts to sum so many bytes, unless all-reduces are paused.
   template <typename Collective>
   c10::intrusive_ptr<c10d::Work> start(int64_t bytes, const Collective& collective) const;
+  void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
 
   LaunchEnvironment environment_;
   c10::intrusive_ptr<c10d::Store> store_;

@@ -1,5 +1,6 @@
 #include "common/parallel/rendezvous.hpp"
 
+#include <fmt/format.h>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "common/backends/shm/communicator.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/launch/network.hpp"
 
@@ -16,21 +18,23 @@ namespace ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Kind = StoreLocation::Kind;
 
-c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, bool is_server,
-                                          std::optional<int> listen_fd,
-                                          std::chrono::milliseconds timeout) {
+/// @param listener of the rank that serves the store; none: it is served at host:port
+Rendezvous tcp_store(const std::string& host, int port, std::optional<int> listener,
+                     std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<uint16_t>(port);
-  store_options.isServer = is_server;
+  store_options.isServer = listener.has_value();
   store_options.waitWorkers = false;
   store_options.timeout = timeout;
-  store_options.masterListenFd = listen_fd;
+  store_options.masterListenFd = listener;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(host, store_options);
+    return {c10::make_intrusive<c10d::TCPStore>(host, store_options), host, port};
   } catch (const c10::Error& error) {
-    throw TransientError("no store at " + endpoint(host, port) + " within " + in_seconds(timeout) +
-                         " s, expected rank 0 (or the launcher's agent) to serve it");
+    throw TransientError(fmt::format(
+        "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it",
+        endpoint(host, port), in_seconds(timeout)));
   }
 }
 
@@ -46,122 +50,73 @@ std::string read_address(const std::string& file, std::chrono::milliseconds time
   std::string address;
   while (!(std::ifstream(file) >> address)) {
     if (Clock::now() > deadline) {
-      throw TransientError("rank 0 did not publish its address in " + file + " within " +
-                           in_seconds(timeout) + " s");
+      throw TransientError(fmt::format("rank 0 did not publish its address in {} within {} s", file,
+                                       in_seconds(timeout)));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return address;
 }
 
-/// A store, and where it is reached; no host if nobody else needs to.
-struct OpenStore {
-  c10::intrusive_ptr<c10d::Store> store;
-  std::string host;
-  int port = 0;
-};
-
-OpenStore connect_to(const std::string& host, int port, std::chrono::milliseconds timeout) {
-  require_resolvable(host);
-  return {tcp_store(host, port, /*is_server=*/false, std::nullopt, timeout), host, port};
-}
-
-OpenStore serve_at(const std::string& host, const Listener& listener,
-                   std::chrono::milliseconds timeout) {
-  return {tcp_store(host, listener.port, /*is_server=*/true, listener.fd, timeout), host,
-          listener.port};
-}
-
-OpenStore open_store(const LaunchEnvironment& environment, const std::string& interface,
-                     std::chrono::milliseconds timeout) {
+Rendezvous open_store(const LaunchEnvironment& environment, const std::string& interface,
+                      std::chrono::milliseconds timeout) {
   const StoreLocation& location = environment.store;
-  const bool serves = environment.rank == 0;
-  const bool several_hosts = environment.num_nodes > 1;
-  switch (location.kind) {
-    case StoreLocation::Kind::kNone:
-      return {c10::make_intrusive<c10d::HashStore>(), "", 0};
-    case StoreLocation::Kind::kAgentTcp:
-      return connect_to(location.host, location.port, timeout);
-    case StoreLocation::Kind::kTcp: {
-      if (!serves) {
-        return connect_to(location.host, location.port, timeout);
-      }
-      if (location.listen_fd >= 0) {
-        return serve_at(location.host, {location.listen_fd, location.port}, timeout);
-      }
-      const std::string host =
-          several_hosts ? address_to_serve(location.host, interface, location.peer) : location.host;
-      return serve_at(host, listen_on(host, location.port), timeout);
-    }
-    case StoreLocation::Kind::kSharedFile: {
-      if (serves) {
-        const std::string host =
-            several_hosts ? address_to_publish(location.host, interface) : "127.0.0.1";
-        OpenStore open = serve_at(host, listen_on(host, 0), timeout);
-        publish_address(location.file, endpoint(open.host, open.port));
-        return open;
-      }
-      const auto [host, port] = split_endpoint(read_address(location.file, timeout));
-      return connect_to(host, port, timeout);
-    }
+  const bool by_file = location.kind == Kind::kSharedFile;
+  if (location.kind == Kind::kNone) {
+    return {c10::make_intrusive<c10d::HashStore>(), "", 0};
   }
-  TORCH_INTERNAL_ASSERT(false, "unknown store kind");
+  if (location.kind == Kind::kAgentTcp || environment.rank != 0) {
+    const HostAndPort server = by_file ? split_endpoint(read_address(location.file, timeout))
+                                       : HostAndPort{location.host, location.port};
+    require_resolvable(server.host);
+    return tcp_store(server.host, server.port, std::nullopt, timeout);
+  }
+  if (location.listen_fd >= 0) {
+    return tcp_store(location.host, location.port, location.listen_fd, timeout);
+  }
+  std::string host = by_file ? "127.0.0.1" : location.host;
+  if (environment.num_nodes > 1) {
+    host = by_file ? address_to_publish(location.host, interface)
+                   : address_to_serve(location.host, interface, location.peer);
+  }
+  const Listener listener = listen_on(host, by_file ? 0 : location.port);
+  Rendezvous served = tcp_store(host, listener.port, listener.fd, timeout);
+  if (by_file) {
+    publish_address(location.file, endpoint(host, listener.port));
+  }
+  return served;
 }
 
 /// Every rank announces itself and waits for all others.
-void wait_for_all(c10d::Store& store, const std::string& event, int rank, int world_size,
-                  std::chrono::milliseconds timeout) {
-  const auto key = [&](int r) { return event + "/" + std::to_string(r); };
-  set_text(store, key(rank), "here");
-  std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) {
-    keys.push_back(key(r));
-  }
-  try {
-    store.wait(keys, timeout);
-  } catch (const c10::Error&) {
-    std::string missing;
-    for (int r = 0; r < world_size; ++r) {
-      if (!store.check({key(r)})) {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-      }
-    }
-    throw TransientError("within " + in_seconds(timeout) + " s " + event + " lacks rank " +
-                         missing + " of world size " + std::to_string(world_size) +
-                         ", expected all of them");
-  }
+void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
+          std::chrono::milliseconds timeout) {
+  const std::vector<std::string> keys = keys_of_ranks(event, world_size);
+  store.set(keys[static_cast<size_t>(rank)], "here");
+  wait_for_ranks(store, keys, event, timeout);
 }
 
 }  // namespace
 
-void set_text(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
-std::string get_text(c10d::Store& store, const std::string& key) {
-  const std::vector<uint8_t> bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
-
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout) {
-  OpenStore open = open_store(environment, interface, timeout);
+  Rendezvous meeting = open_store(environment, interface, timeout);
   const std::string& prefix = environment.store.prefix;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, open.store);
-  store->setTimeout(timeout);
+  meeting.store =
+      c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);
+  meeting.store->setTimeout(timeout);
   try {
-    wait_for_all(*store, "rendezvous", environment.rank, environment.world_size, timeout);
+    meet(*meeting.store, "rendezvous", environment.rank, environment.world_size, timeout);
   } catch (const c10::Error&) {
     // Nothing was computed yet. A store that goes away now was another job's, which had the port
     // first and has ended; or a rank of this job has failed, and the launcher is about to end this
     // one too, which it is given the time for: 75 is not to hide that rank's exit code.
     constexpr std::chrono::seconds kLaunchersTurn{1};
     std::this_thread::sleep_for(kLaunchersTurn);
-    throw TransientError("the store at " + endpoint(open.host, open.port) +
+    throw TransientError("the store at " + endpoint(meeting.host, meeting.port) +
                          " went away during the rendezvous, expected it to stay; another job may "
                          "have held its port");
   }
-  return {std::move(store), std::move(open.host), open.port};
+  return meeting;
 }
 
 std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
@@ -174,12 +129,12 @@ std::string address_for_peers(const LaunchEnvironment& environment, const std::s
   if (!several_hosts) {
     return own.empty() ? "127.0.0.1" : own;
   }
-  const auto key = [](int rank) { return "address/" + std::to_string(rank); };
-  set_text(*meeting.store, key(environment.rank), own);
+  const std::vector<std::string> keys = keys_of_ranks("address", environment.world_size);
+  meeting.store->set(keys[static_cast<size_t>(environment.rank)], own);
   // The host that serves the store may know it by a loopback address ("localhost", or its own name
   // in /etc/hosts): then the way to a rank elsewhere tells. If there is none, all are on this host.
-  for (int rank = 0; rank < environment.world_size && is_loopback_address(own); ++rank) {
-    const std::string other = get_text(*meeting.store, key(rank));
+  for (size_t rank = 0; rank < keys.size() && is_loopback_address(own); ++rank) {
+    const std::string other = meeting.store->get_to_str(keys[rank]);
     if (!is_loopback_address(other)) {
       own = address_towards(other, meeting.port);
     }
@@ -188,17 +143,14 @@ std::string address_for_peers(const LaunchEnvironment& environment, const std::s
 }
 
 void depart(c10d::Store& store, int rank, int world_size) {
-  wait_for_all(store, "departure", rank, world_size, store.getTimeout());
+  meet(store, "departure", rank, world_size, store.getTimeout());
   // Rank 0 may be the one who serves the store: it goes last, when the others have their answer.
-  if (rank != 0) {
-    set_text(store, "gone/" + std::to_string(rank), "gone");
-    return;
+  const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
+  if (rank == 0) {
+    store.wait({keys.begin() + 1, keys.end()}, store.getTimeout());
+  } else {
+    store.set(keys[static_cast<size_t>(rank)], "gone");
   }
-  std::vector<std::string> others;
-  for (int r = 1; r < world_size; ++r) {
-    others.push_back("gone/" + std::to_string(r));
-  }
-  store.wait(others, store.getTimeout());
 }
 
 }  // namespace ddp

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// The store at which all ranks have met: this job's part of it, and where it is reached.
+/// A store, and where it is reached.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   std::string host;  ///< empty if nobody else needs to reach it
@@ -20,23 +20,18 @@ struct Rendezvous {
 /// Serves the store that `environment` names or connects to it, and waits there for all ranks.
 /// @param interface for rank 0 of several hosts, the network to serve it on; empty: what leads to
 /// the other hosts
+/// @return this job's part of the store
 /// @throws TransientError naming the missing ranks, or the port that is taken
 /// @throws UsageError if a host name cannot be resolved
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
-/// This host's address for its peers. On one host loopback will do, and reaches no other machine.
-/// On several it is the address of the wanted interface, or that by which this host reaches the
-/// store. Collective.
+/// This host's address for its peers: on one host loopback, which reaches no other machine, on
+/// several that of the wanted interface, or that by which it reaches the store. Collective.
 std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
                               const Rendezvous& meeting);
 
-/// Waits until every rank is here, and keeps rank 0, who may serve the store, until all others have
-/// seen that.
+/// Waits until every rank is here. Rank 0, who may serve the store, stays until all have seen that.
 void depart(c10d::Store& store, int rank, int world_size);
-
-void set_text(c10d::Store& store, const std::string& key, const std::string& text);
-/// Waits for it. @throws c10::Error when the store's timeout has passed
-std::string get_text(c10d::Store& store, const std::string& key);
 
 }  // namespace ddp

@@ -1,6 +1,7 @@
 #include "common/training/optimizer.hpp"
 
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "common/fused/kernels.hpp"
@@ -40,59 +41,41 @@ Optimizer::Optimizer(const torch::nn::Module& module, const Options& options,
       initial_learning_rate_(resolve_learning_rate(options)),
       learning_rate_(initial_learning_rate_),
       linear_(resolve_lr_schedule(options) == "linear"),
-      total_epochs_(options.total_epochs) {
+      total_epochs_(options.total_epochs),
+      buckets_{{0, flat_.data.numel(), 0, flat_.parameters.size()}} {
   if (options.shard_optimizer && process_group != nullptr && process_group->world_size() > 1) {
     process_group_ = process_group;
+    rank_ = process_group->rank();
+    world_size_ = process_group->world_size();
+    buckets_ = bucket_ranges(flat_, distributed_options(options));
   }
-  find_parts(options);
-  make_state();
-}
-
-void Optimizer::find_parts(const Options& options) {
-  if (!is_sharded()) {
-    parts_ = {{.begin = 0, .size = flat_.data.numel(), .state_begin = 0}};
-    return;
-  }
-  const int world_size = process_group_->world_size();
-  int64_t state_begin = 0;
-  buckets_ = bucket_ranges(flat_, distributed_options(options));
+  std::vector<int64_t> sizes;
   for (const BucketRange& bucket : buckets_) {
-    const int64_t size = bucket.end - bucket.begin;
-    weights_.push_back(divide(flat_.data.narrow(0, bucket.begin, size), world_size));
-    const auto [begin, end] = part_range(size, process_group_->rank(), world_size);
-    parts_.push_back({bucket.begin + begin, end - begin, state_begin});
-    state_begin += end - begin;
+    weights_.push_back(divide(flat_.data.slice(0, bucket.begin, bucket.end), world_size_));
+    part_data_.push_back(part_of(flat_.data.slice(0, bucket.begin, bucket.end)));
+    part_grad_.push_back(part_of(flat_.grad.slice(0, bucket.begin, bucket.end)));
+    sizes.push_back(part_data_.back().numel());
   }
-}
-
-std::vector<torch::Tensor> Optimizer::parts_of(const torch::Tensor& flat) const {
-  std::vector<torch::Tensor> views;
-  for (const Part& part : parts_) {
-    views.push_back(flat.narrow(0, part.begin, part.size));
-  }
-  return views;
-}
-
-void Optimizer::make_state() {
-  const int64_t size = parts_.back().state_begin + parts_.back().size;
-  const auto zeros = [&] { return torch::zeros({size}, flat_.data.options()); };
+  const int64_t size = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const auto add_moment = [&](const std::string& name) {
+    state_.emplace_back(name, torch::zeros({size}, flat_.data.options()));
+    part_state_.push_back(state_.back().second.split_with_sizes(sizes));
+  };
   if (kind_ == "momentum") {
-    state_ = {{"momentum_buffer", zeros()}};
+    add_moment("momentum_buffer");
   } else if (kind_ == "adam" || kind_ == "adamw") {
-    state_ = {{"exp_avg", zeros()},
-              {"exp_avg_sq", zeros()},
-              {"step", torch::zeros({}, flat_.data.options().dtype(torch::kFloat32))}};
+    add_moment("exp_avg");
+    add_moment("exp_avg_sq");
+    state_.emplace_back("step", torch::zeros({}, flat_.data.options().dtype(torch::kFloat32)));
+    part_state_.emplace_back(sizes.size(), state_.back().second);
   } else {
     TORCH_CHECK(kind_ == "sgd", "Expected sgd, momentum, adam or adamw, got ", kind_);
   }
-  part_data_ = parts_of(flat_.data);
-  part_grad_ = parts_of(flat_.grad);
-  for (const auto& [name, tensor] : state_) {
-    std::vector<torch::Tensor>& views = part_state_.emplace_back();
-    for (const Part& part : parts_) {
-      views.push_back(tensor.dim() == 0 ? tensor : tensor.narrow(0, part.state_begin, part.size));
-    }
-  }
+}
+
+torch::Tensor Optimizer::part_of(const torch::Tensor& bucket) const {
+  const auto [begin, end] = part_range(bucket.numel(), rank_, world_size_);
+  return bucket.slice(0, begin, end);
 }
 
 NamedTensors Optimizer::state_layout() const {
@@ -113,40 +96,30 @@ int64_t Optimizer::state_bytes() const {
 }
 
 NamedTensors Optimizer::state() const {
+  NamedTensors whole = state_;
   if (!is_sharded()) {
-    return state_;
+    return whole;
   }
   const torch::NoGradGuard no_grad;
-  const bool collects = process_group_->rank() == 0;
-  NamedTensors whole;
-  for (size_t i = 0; i < state_.size(); ++i) {
-    const auto& [name, own] = state_[i];
-    if (own.dim() == 0) {
-      whole.emplace_back(name, own);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (state_[i].second.dim() == 0) {
       continue;
     }
-    const torch::Tensor all = collects ? torch::zeros_like(flat_.data) : own;
+    torch::Tensor& all = whole[i].second;
+    if (rank_ == 0) {
+      all = torch::zeros_like(flat_.data);
+    }
     for (size_t b = 0; b < buckets_.size(); ++b) {
-      for (int rank = 0; rank < process_group_->world_size(); ++rank) {
-        const auto [begin, end] =
-            part_range(buckets_[b].end - buckets_[b].begin, rank, process_group_->world_size());
-        if (begin == end) {
-          continue;
-        }
-        const bool mine = rank == process_group_->rank();
-        const torch::Tensor place =
-            collects ? all.narrow(0, buckets_[b].begin + begin, end - begin) : torch::Tensor();
-        if (mine && collects) {
-          place.copy_(part_state_[i][b]);
-        } else if (rank != 0) {
-          process_group_->broadcast(mine       ? part_state_[i][b]
-                                    : collects ? place
-                                               : torch::empty({end - begin}, own.options()),
-                                    rank);
-        }
+      // A bucket at a time: the other ranks need not have room for all of it.
+      const BucketRange& range = buckets_[b];
+      const torch::Tensor bucket = torch::empty({range.end - range.begin}, all.options());
+      part_of(bucket).copy_(part_state_[i][b]);
+      std::vector<DividedTensor> divided{divide(bucket, world_size_)};
+      process_group_->gather_parts(divided);
+      if (rank_ == 0) {
+        all.slice(0, range.begin, range.end).copy_(bucket);
       }
     }
-    whole.emplace_back(name, all);
   }
   return whole;
 }
@@ -156,31 +129,23 @@ void Optimizer::load_state(const NamedTensors& state, const ProcessGroup* proces
   const bool gives = process_group == nullptr || process_group->rank() == 0;
   TORCH_CHECK(!gives || state.size() == state_.size(), "Expected a state of ", state_.size(),
               " tensors, got ", state.size());
-  /// What rank 0 has at [begin, end) of tensor i.
-  const auto received = [&](size_t i, int64_t begin, int64_t end) {
-    const torch::Tensor& own = state_[i].second;
-    torch::Tensor values;
-    if (gives) {
-      const torch::Tensor& whole = state[i].second;
-      values = (own.dim() == 0 ? whole : whole.narrow(0, begin, end - begin)).to(own.device());
-    } else {
-      values = own.dim() == 0 ? torch::empty_like(own) : torch::empty({end - begin}, own.options());
-    }
-    if (process_group != nullptr) {
-      process_group->broadcast(values);
-    }
-    return values;
-  };
   for (size_t i = 0; i < state_.size(); ++i) {
-    torch::Tensor& own = state_[i].second;
-    if (own.dim() == 0 || !is_sharded()) {
-      own.copy_(received(i, 0, own.numel()));
-      continue;
-    }
+    const torch::Tensor& own = state_[i].second;
     for (size_t b = 0; b < buckets_.size(); ++b) {
-      const torch::Tensor values = received(i, buckets_[b].begin, buckets_[b].end);
-      part_state_[i][b].copy_(
-          values.narrow(0, parts_[b].begin - buckets_[b].begin, parts_[b].size));
+      const bool is_number = own.dim() == 0;
+      const BucketRange& range = buckets_[b];
+      torch::Tensor values;
+      if (gives) {
+        const torch::Tensor& whole = state[i].second;
+        values = (is_number ? whole : whole.slice(0, range.begin, range.end)).to(own.device());
+      } else {
+        values = is_number ? torch::empty_like(own)
+                           : torch::empty({range.end - range.begin}, own.options());
+      }
+      if (process_group != nullptr) {
+        process_group->broadcast(values);
+      }
+      part_state_[i][b].copy_(is_number ? values : part_of(values));
     }
   }
 }
@@ -217,8 +182,8 @@ void Optimizer::zero_grad() {
   }
   // Not if the loop begins with zero_grad().
   if (std::exchange(updating_, false) && observer_ != nullptr) {
-    observer_->begin(
-        Phase::kData);  // what is left is to free this batch's graph and fetch the next
+    // What is left is to free this batch's graph and fetch the next.
+    observer_->begin(Phase::kData);
   }
 }
 
@@ -234,12 +199,11 @@ void Optimizer::fused_step() {
 void Optimizer::update_by_aten() {
   const torch::NoGradGuard no_grad;
   if (kind_ == "sgd") {
-    for (size_t i = 0; i < parts_.size(); ++i) {
+    for (size_t i = 0; i < part_data_.size(); ++i) {
       part_data_[i].add_(part_grad_[i], -learning_rate_);
     }
   } else if (kind_ == "momentum") {
-    // A buffer of zeros makes the first step's buffer the gradient itself, as LibTorch's optimizer
-    // has it.
+    // A buffer of zeros makes the first step's the gradient itself, as in LibTorch's optimizer.
     at::_fused_sgd_(part_data_, part_grad_, part_state_[0], /*weight_decay=*/0.0, kMomentum,
                     learning_rate_, /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
                     /*is_first_step=*/false);
@@ -275,8 +239,8 @@ void Optimizer::update_by_kernel() {
     const double decay = kind_ == "adamw" ? kAdamWWeightDecay : 0.0;
     update.shrink = static_cast<float>(1 - learning_rate_ * decay);
   }
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    update.size = parts_[i].size;
+  for (size_t i = 0; i < part_data_.size(); ++i) {
+    update.size = part_data_[i].numel();
     update.weights = part_data_[i].mutable_data_ptr<float>();
     update.gradients = part_grad_[i].const_data_ptr<float>();
     if (!state_.empty()) {

@@ -1,5 +1,4 @@
-// common/training/optimizer.hpp - SGD, momentum, Adam and AdamW as one operation over all
-// parameters.
+// common/training/optimizer.hpp - SGD, momentum, Adam and AdamW over flat parameters.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -11,7 +10,6 @@
 #include "common/data/step_observer.hpp"
 #include "common/launch/options.hpp"
 #include "common/model/flat_parameters.hpp"
-#include "common/parallel/divided_tensor.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 
@@ -32,8 +30,7 @@ class Optimizer {
   /// @param options --optimizer, --lr, --lr-schedule; --shard-optimizer and --bucket-mib
   Optimizer(const torch::nn::Module& module, const Options& options)
       : Optimizer(module, options, find_default_process_group()) {}
-  /// @param process_group instead of the default one; must outlive this object; none: nothing is
-  /// sharded
+  /// @param process_group instead of the default one; outlives this object; none: no sharding
   Optimizer(const torch::nn::Module& module, const Options& options,
             const ProcessGroup* process_group);
 
@@ -59,27 +56,17 @@ class Optimizer {
   NamedTensors state() const;
   /// Tensors of the same names, types and sizes, on any rank, without values.
   NamedTensors state_layout() const;
-  /// Takes rank 0's `state`, of that layout; what the others give is ignored. Collective with a
-  /// process group.
+  /// Takes rank 0's `state`, of that layout; the others' is ignored. Collective.
   void load_state(const NamedTensors& state, const ProcessGroup* process_group);
   /// What this rank keeps.
   int64_t state_bytes() const;
 
  private:
-  /// A range of the flat parameters that this rank updates, and where its state lies in state_.
-  struct Part {
-    int64_t begin;
-    int64_t size;
-    int64_t state_begin;
-  };
-
   void update_by_aten();
   void update_by_kernel();
-  void find_parts(const Options& options);
-  void make_state();
-  /// Views of this rank's parts of a flat tensor.
-  std::vector<torch::Tensor> parts_of(const torch::Tensor& flat) const;
   void gather_weights();
+  /// What this rank updates of a bucket; without sharding all of it.
+  torch::Tensor part_of(const torch::Tensor& bucket) const;
 
   FlatParameters flat_;
   bool accumulating_ = false;
@@ -91,12 +78,13 @@ class Optimizer {
   double learning_rate_;  // of this epoch
   bool linear_;
   int64_t total_epochs_;
-  const ProcessGroup* process_group_ = nullptr;  // only if sharded
-  std::vector<BucketRange> buckets_;  // likewise
-  std::vector<DividedTensor> weights_;  // of each bucket, likewise
-  std::vector<Part> parts_;  // else all parameters are one
-  NamedTensors state_;  // of parts_, one after the other
-  // What LibTorch's fused kernels are called with, made once.
+  const ProcessGroup* process_group_ = nullptr;  // only if sharded, likewise the next two
+  int rank_ = 0;
+  int world_size_ = 1;
+  std::vector<BucketRange> buckets_;  // without sharding one
+  std::vector<DividedTensor> weights_;  // of each bucket
+  NamedTensors state_;  // of this rank's part of each bucket, one after the other
+  // This rank's parts, by bucket: what LibTorch's fused kernels are called with, made once.
   std::vector<torch::Tensor> part_data_;
   std::vector<torch::Tensor> part_grad_;
   std::vector<std::vector<torch::Tensor>> part_state_;  // of each of state_

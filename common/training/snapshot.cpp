@@ -1,5 +1,7 @@
 #include "common/training/snapshot.hpp"
 
+#include <fmt/ranges.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -27,15 +29,9 @@ class OtherRun : public Error {
               "snapshot " + path + " belongs to another run: it has " + reason) {}
 };
 
-/// @return empty if it is not there
-std::string metadata_of(const TensorFile& file, const std::string& name) {
-  const auto found = file.metadata.find(name);
-  return found == file.metadata.end() ? "" : found->second;
-}
-
-int64_t epochs_done_in(const std::string& path, const TensorFile& file) {
+int64_t epochs_done_in(const std::string& path, const std::string& text) {
   try {
-    return parse_integer<int64_t>("epochs_done", metadata_of(file, "epochs_done"), 1);
+    return parse_integer<int64_t>("epochs_done", text, 1);
   } catch (const UsageError& error) {
     refuse(path, std::string("does not say how far it got: ") + error.what());
   }
@@ -52,18 +48,13 @@ Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
       optimizer_(optimizer) {}
 
 std::map<std::string, std::string> Snapshot::settings() const {
-  std::string layers;
-  for (const int64_t width : dataset_.layers) {
-    layers += layers.empty() ? "" : ",";
-    layers += std::to_string(width);
-  }
   // A rate that falls to zero at the last epoch makes runs of different length different runs.
   std::string schedule = resolve_lr_schedule(options_);
   if (schedule == "linear") {
     schedule += " over " + std::to_string(options_.total_epochs) + " epochs";
   }
   return {
-      {"layers", layers},
+      {"layers", fmt::format("{}", fmt::join(dataset_.layers, ","))},
       {"lr-schedule", schedule},
       {"dataset", dataset_.fingerprint},
       {"optimizer", options_.optimizer},
@@ -95,41 +86,35 @@ void Snapshot::save(int64_t epochs_done) {
   saved_epochs_ = epochs_done;
 }
 
-void Snapshot::give_parts() const {
-  if (optimizer_.is_sharded()) {
-    optimizer_.state();
-  }
-}
-
 Snapshot::Stored Snapshot::read(const std::string& path) const {
   const torch::NoGradGuard no_grad;
-  const TensorFile file = read_tensor_file(path);
-  if (metadata_of(file, "format") != kFormat) {
-    refuse(path, "has format " + quote(metadata_of(file, "format")) + ", expected " + kFormat);
+  TensorFile file = read_tensor_file(path);
+  std::map<std::string, std::string>& stored_text = file.metadata;  // empty for what is not there
+  if (stored_text["format"] != kFormat) {
+    refuse(path, fmt::format("has format {}, expected {}", quote(stored_text["format"]), kFormat));
   }
   for (const auto& [name, value] : settings()) {
-    const std::string stored = metadata_of(file, name);
+    const std::string& stored = stored_text[name];
     if (stored != value) {
-      throw OtherRun(path,
-                     name + " " + (stored.empty() ? "nothing" : stored) + ", expected " + value);
+      throw OtherRun(path, fmt::format("{} {}, expected {}", name,
+                                       stored.empty() ? "nothing" : stored, value));
     }
   }
-  const int64_t epochs_done = epochs_done_in(path, file);
+  const int64_t epochs_done = epochs_done_in(path, stored_text["epochs_done"]);
   const NamedTensors model = model_tensors();
   NamedTensors targets = model;
   for (const auto& [name, tensor] : optimizer_.state_layout()) {
     targets.emplace_back("optimizer." + name, tensor);
   }
   if (file.tensors.size() != targets.size()) {
-    refuse(path, "holds " + std::to_string(file.tensors.size()) + " tensors, expected " +
-                     std::to_string(targets.size()));
+    refuse(path, fmt::format("holds {} tensors, expected {}", file.tensors.size(), targets.size()));
   }
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& [name, target] = targets[i];
     const auto& [stored_name, stored] = file.tensors[i];
     if (stored_name != name || stored.sizes() != target.sizes() ||
         stored.scalar_type() != target.scalar_type()) {
-      refuse(path, "holds " + stored_name + ", expected " + name + " of the model's shape");
+      refuse(path, fmt::format("holds {}, expected {} of the model's shape", stored_name, name));
     }
   }
   // Only now, when all of it is known to fit, is anything changed.
@@ -162,8 +147,8 @@ Snapshot::Stored Snapshot::load_newest() const {
     } catch (const Error& older) {
       throw Error(newest.code(), std::string(newest.what()) + "; " + older.what());
     }
-    std::fprintf(stderr, "%s: warning: %s; going on from %s\n", options_.program.c_str(),
-                 newest.what(), previous.c_str());
+    fmt::print(stderr, "{}: warning: {}; going on from {}\n", options_.program, newest.what(),
+               previous);
     return stored;
   }
 }
@@ -177,8 +162,7 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     return stored.epochs_done;
   }
-  // Through the store, so that a refusal reaches every rank as the same error and none waits for a
-  // collective.
+  // Through the store: a refusal reaches every rank as the same error, and none hangs waiting.
   std::string outcome;
   if (process_group->rank() == 0) {
     try {

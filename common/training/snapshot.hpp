@@ -1,5 +1,4 @@
-// common/training/snapshot.hpp - model, optimizer and epoch in one file, and how a run continues
-// from it.
+// common/training/snapshot.hpp - a run's state in one file, and how the run goes on from it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -30,15 +29,12 @@ class Snapshot {
   /// launcher restarted this job. If it is damaged the one before it is taken, and that is said on
   /// stderr. Rank 0 reads, all ranks receive.
   /// @return the epoch to go on with; 0 for a fresh start
-  /// @throws Error (3), on all ranks, if none of those there is whole, or it belongs to a run with
-  /// other settings
+  /// @throws Error (3), on all ranks, if none is whole, or it is of a run with other settings
   int64_t load(ProcessGroup* process_group = nullptr);
 
-  /// Rank 0 only. With a sharded optimizer the other ranks call give_parts() meanwhile.
+  /// Rank 0 only. With a sharded optimizer the other ranks call its state() meanwhile.
   /// @throws Error (1) if it cannot be written
   void save(int64_t epochs_done);
-  /// Every other rank's side of save().
-  void give_parts() const;
   /// How many epochs the file holds, as far as this run wrote it; -1 if it did not.
   int64_t saved_epochs() const noexcept { return saved_epochs_; }
 

@@ -73,14 +73,6 @@ void StepTimer::add_loss(const torch::Tensor& loss) {
   }
 }
 
-void StepTimer::make_room(int64_t steps) {
-  const auto needed = static_cast<size_t>(steps);
-  if (steps_.empty() && steps_.capacity() < needed) {
-    steps_.resize(needed);  // written to, so that the pages are there
-    steps_.clear();
-  }
-}
-
 void StepTimer::end_step(double samples, int64_t epoch_steps) {
   TORCH_CHECK(step_.has_loss, "Expected ddp::loss() to be called in every step, got none");
   step_.samples = samples;
@@ -97,7 +89,10 @@ void StepTimer::end_step(double samples, int64_t epoch_steps) {
     switch_phase(Phase::kData, step_.end.host);
     next.begin.host = step_.end.host;
   }
-  make_room(epoch_steps);
+  if (steps_.empty() && steps_.capacity() < static_cast<size_t>(epoch_steps)) {
+    steps_.resize(static_cast<size_t>(epoch_steps));  // written to, so that the pages are there
+    steps_.clear();
+  }
   steps_.push_back(std::exchange(step_, std::move(next)));
   if (!first_step_end_) {
     wait_for_device();
@@ -117,10 +112,12 @@ std::vector<StepTimes> StepTimer::end_epoch(int64_t epoch) {
 }
 
 StepTimes StepTimer::times_of(const Step& step, int64_t epoch) const {
-  StepTimes times{.epoch = epoch,
+  const double backward_wait_ms = step.wait.backward.total_ms();
+  const double gather_wait_ms = step.wait.gather.total_ms();
+  StepTimes times{.epoch = static_cast<double>(epoch),
                   .step_ms = milliseconds(step.begin, step.end),
                   .phase_ms = step.phase_ms,
-                  .exposed_comm_ms = step.wait.backward_ms() + step.wait.gather_ms(),
+                  .exposed_comm_ms = backward_wait_ms + gather_wait_ms,
                   .samples = step.samples,
                   .loss = device_.is_cuda() ? step.device_loss.item<double>() : step.loss};
   if (device_.is_cuda()) {
@@ -135,8 +132,8 @@ StepTimes StepTimer::times_of(const Step& step, int64_t epoch) const {
   }
   // The gradients are waited for at the end of backward, so it is backward's time that holds the
   // wait; a sharded optimizer's weights are part of its step.
-  times.phase_ms[static_cast<size_t>(Phase::kBackward)] -= step.wait.backward_ms();
-  times.phase_ms[static_cast<size_t>(Phase::kOptimizer)] -= step.wait.gather_ms();
+  times.phase_ms[static_cast<size_t>(Phase::kBackward)] -= backward_wait_ms;
+  times.phase_ms[static_cast<size_t>(Phase::kOptimizer)] -= gather_wait_ms;
   return times;
 }
 

@@ -15,9 +15,9 @@
 
 namespace ddp {
 
-/// A step of this rank.
+/// A step of this rank. Doubles only, since ranks exchange it as a row of a tensor.
 struct StepTimes {
-  int64_t epoch = 0;
+  double epoch = 0;
   double step_ms = 0;
   std::array<double, kPhases> phase_ms{};  ///< without exposed_comm_ms; undefined unless asked for
   double exposed_comm_ms = 0;  ///< waiting for communication that nothing hid
@@ -38,8 +38,7 @@ class StepTimer {
   StepTimer(const torch::Device& device, ProcessGroup* process_group, bool with_phases);
 
   void begin_epoch();
-  /// Ends the phase before and starts `phase`. kData, fetching the batch, comes first and needs no
-  /// call.
+  /// Ends the phase before and starts `phase`. kData comes first and needs no call.
   void begin(Phase phase);
   /// @param loss scalar, of a micro-batch of the step at hand
   void add_loss(const torch::Tensor& loss);
@@ -83,7 +82,6 @@ class StepTimer {
   double milliseconds(const Mark& from, const Mark& to) const;
   StepTimes times_of(const Step& step, int64_t epoch) const;
   void switch_phase(Phase phase, std::chrono::steady_clock::time_point now);
-  void make_room(int64_t steps);
   void wait_for_device() const;
 
   torch::Device device_;

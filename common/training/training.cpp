@@ -114,7 +114,7 @@ void Training::finish_epoch() {
   const bool stops = log_.stop_asked() && epochs_done < options_.total_epochs;
   if (launch_.rank != 0) {
     if (stops || is_due()) {
-      snapshot_.give_parts();
+      optimizer_.state();  // gives rank 0, who saves, this rank's part
     }
   } else if (stops && snapshot_.saved_epochs() != epochs_done) {
     snapshot_.save(epochs_done);

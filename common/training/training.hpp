@@ -1,5 +1,4 @@
-// common/training/training.hpp - what a stage does not show: a run's epochs, clock, log and
-// snapshots.
+// common/training/training.hpp - what a stage does not show: epochs, clock, log and snapshots.
 #pragma once
 
 #include <torch/types.h>
@@ -46,8 +45,7 @@ namespace ddp {
 /// the snapshot that it is saving, and sets the learning rate. The first epoch is where a resumed
 /// run goes on.
 ///
-/// Note [Speed-ups]: with --speedup fused or graph, epochs() trains inside, by FusedStep, and
-/// yields nothing.
+/// Note [Speed-ups]: with --speedup, epochs() trains inside, by FusedStep, and yields nothing.
 class Training final : private StepObserver {
  public:
   /// Everything must outlive this object. The model holds its initial weights, the same on all

@@ -1,6 +1,4 @@
-// common/training/training_log.hpp - what training prints and writes: a line per epoch, the last
-// line,
-// --metrics.
+// common/training/training_log.hpp - what training prints, and what --metrics writes.
 #pragma once
 
 #include <torch/types.h>
@@ -44,7 +42,8 @@ class TrainingLog final : public StepObserver {
 
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
   /// weights, prints the last line on rank 0 and writes --metrics.
-  /// @throws Error (1) if a weight is not finite, or if the ranks' weights differ
+  /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if --metrics
+  /// cannot be written
   void report(const Dataset& dataset);
 
  private:
@@ -53,19 +52,18 @@ class TrainingLog final : public StepObserver {
     double moved;
     double loss;
     double accuracy;  // not a number in a regression
-    std::string hash;
+    std::string digest;
     double step_ms;  // not a number if no step was made, likewise the next
     double samples_per_second;
   };
 
-  bool weights_are_finite() const;
-  void check_weights(double moved, const std::string& hash) const;
   Result result(const Dataset& dataset);
-  void print(const Result& result) const;
+  void check_weights(double moved, const std::string& hash) const;
   nlohmann::json summary(const Dataset& dataset, const Result& result) const;
-  void add_usage();
-  torch::Tensor sum_over_ranks(std::vector<double> values) const;
-  torch::Tensor gather_over_ranks(const torch::Tensor& rows) const;
+  void write_metrics(const torch::Tensor& steps_of_ranks, const nlohmann::json& summary) const;
+  /// @return (world size, ...): row r is rank r's `values`
+  torch::Tensor gather_over_ranks(const torch::Tensor& values) const;
+  torch::Tensor gather_over_ranks(const std::vector<double>& values) const;
 
   const Options& options_;
   Mlp model_;
@@ -80,6 +78,7 @@ class TrainingLog final : public StepObserver {
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
   std::vector<StepTimes> steps_;  // of all epochs
+  int epochs_done_ = 0;
   ProcessTimes epoch_begin_;
   ProcessTimes usage_;  // without the first epoch, which warms up, if there are more
 };
