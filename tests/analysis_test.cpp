@@ -1,8 +1,7 @@
 // What bench concludes from measurements: verdicts, predictions, floors, slow ranks.
+#include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -14,11 +13,11 @@
 #include "bench/run/catalog.hpp"
 #include "bench/run/results.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 
 namespace {
 
-namespace fs = std::filesystem;
 using namespace ddp::bench;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -29,10 +28,9 @@ Result make_result(const std::string& program, int world_size, const std::vector
   Result result;
   Configuration& configuration = result.configuration;
   configuration.workload = known_workloads().front();
-  for (const StageProgram& known : known_programs()) {
-    if (known.name == program) {
-      configuration.program = known;
-    }
+  const auto known = std::ranges::find(known_programs(), program, &StageProgram::name);
+  if (known != known_programs().end()) {
+    configuration.program = *known;
   }
   if (role == Role::kPeer) {
     configuration.program = {program, program, "tuned", Start::kSpawn, false};
@@ -61,13 +59,11 @@ Result make_result(const std::string& program, int world_size, const std::vector
 
 const Comparison& comparison_of(const Report& report, const std::string& kind,
                                 const std::string& a) {
-  for (const Comparison& comparison : report.comparisons) {
-    if (comparison.kind == kind && comparison.a == a) {
-      return comparison;
-    }
-  }
-  FAIL("no comparison of " << a);
-  return report.comparisons.front();
+  const Comparison* const found = find_first(report.comparisons, [&](const Comparison& comparison) {
+    return comparison.kind == kind && comparison.a == a;
+  });
+  REQUIRE(found != nullptr);
+  return *found;
 }
 
 const std::string kOneProcess = "T/weak/01_single_gpu/ranks:1";
@@ -75,19 +71,17 @@ const std::string kTwoRanks = "T/weak/03_ddp_spawn/spawn/gloo/ranks:2";
 
 /// One process, two ranks that take `ratio` times as long, and a control of each.
 Measurements measure(double ratio, double control) {
-  const std::vector<double> one_ms = {1.0, 1.1, 0.9, 1.05, 0.95};
-  const std::vector<double> two_ms = {1.01, 1.09, 0.91, 1.04, 0.96};
   const auto times = [](double factor, std::vector<double> values) {
-    for (double& value : values) {
-      value *= factor;
-    }
+    std::ranges::for_each(values, [&](double& value) { value *= factor; });
     return values;
   };
-  return {.results = {make_result("01_single_gpu", 1, one_ms),
-                      make_result("03_ddp_spawn", 2, times(ratio, two_ms)),
-                      make_result("01_single_gpu", 1, times(control, one_ms), Role::kControl),
-                      make_result("03_ddp_spawn", 2, times(ratio, two_ms), Role::kControl)},
-          .micro = {}};
+  const std::vector<double> one_ms = {1.0, 1.1, 0.9, 1.05, 0.95};
+  const std::vector<double> two_ms = times(ratio, {1.01, 1.09, 0.91, 1.04, 0.96});
+  return {
+      .results = {make_result("01_single_gpu", 1, one_ms), make_result("03_ddp_spawn", 2, two_ms),
+                  make_result("01_single_gpu", 1, times(control, one_ms), Role::kControl),
+                  make_result("03_ddp_spawn", 2, two_ms, Role::kControl)},
+      .micro = {}};
 }
 
 Report report_of(const std::vector<Result>& results) {
@@ -313,77 +307,67 @@ TEST_CASE("what was not measured is not predicted", "[analysis]") {
   }
 }
 
-/// Rows of two ranks, 40 steps; `slow` needs twice as long, and the other waits for it.
-std::string write_metrics(const std::string& name, int slow, bool waits_known = true) {
-  const std::string path = (fs::temp_directory_path() / name).string();
-  std::ofstream out(path);
+/// Rows of two ranks, 40 steps; rank 1 needs twice as long, and rank 0 waits for it.
+std::string metrics_text(bool waits_known = true) {
+  std::string text;
   for (int rank = 0; rank < 2; ++rank) {
     for (int step = 0; step < 40; ++step) {
-      const double wait_ms = rank == slow ? 0.01 : 1.0;
-      out << "{\"rank\":" << rank << ",\"epoch\":0,\"step\":" << step
-          << ",\"step_ms\":2.0,\"data_ms\":0.1,\"forward_ms\":0.1,\"backward_ms\":0.1,"
-          << "\"exposed_comm_ms\":" << (waits_known ? std::to_string(wait_ms) : "null")
-          << ",\"optimizer_ms\":0.1,\"loss\":1}\n";
+      const std::string wait_ms = rank == 1 ? "0.01" : "1.0";
+      text += "{\"rank\":" + std::to_string(rank) +
+              ",\"epoch\":0,\"step\":" + std::to_string(step) +
+              ",\"step_ms\":2.0,\"data_ms\":0.1,\"forward_ms\":0.1,\"backward_ms\":0.1,"
+              "\"exposed_comm_ms\":" +
+              (waits_known ? wait_ms : "null") + ",\"optimizer_ms\":0.1,\"loss\":1}\n";
     }
   }
-  out << R"({"summary":{"warmup_steps":10,"epochs":1,"global_batch":64,"moved":1,)"
-      << R"("cpu_time_ms":[90,60],"timed_wall_ms":[100,100]}})" << '\n';
-  return path;
+  return text + R"({"summary":{"warmup_steps":10,"epochs":1,"global_batch":64,"moved":1,)"
+                R"("cpu_time_ms":[90,60],"timed_wall_ms":[100,100]}})"
+                "\n";
+}
+
+StageMetrics read_text(const std::string& text) {
+  const ddp::ScratchFolder folder("ddp-analysis-test");
+  const std::string path = folder.path() + "/metrics.jsonl";
+  std::ofstream(path) << text;
+  return read_metrics(path, 2);
 }
 
 TEST_CASE("a slow rank is named by what it needs besides waiting", "[analysis]") {
-  const std::string path = write_metrics("ddp-analysis-test-slow.jsonl", 1);
-  const StageMetrics metrics = read_metrics(path, 2);
-  fs::remove(path);
-  const std::optional<SlowestRank> slowest = find_slowest_rank(metrics);
-  REQUIRE(slowest);
-  CHECK(slowest->rank == 1);
-  CHECK(slowest->share_of_steps == 1.0);
-  CHECK(std::abs(slowest->median_excess - 0.99) < 1e-6);
-  CHECK(std::abs(*metrics.cpu_utilisation() - 0.75) < 1e-12);
+  const StageMetrics metrics = read_text(metrics_text());
+  const SlowestRank slowest = find_slowest_rank(metrics).value();
+  CHECK(slowest.rank == 1);
+  CHECK(slowest.share_of_steps == 1.0);
+  CHECK(slowest.median_excess == Approx(0.99));
+  CHECK(metrics.cpu_utilisation().value() == Approx(0.75));
 
   Result result = make_result("03_ddp_spawn", 2, {2});
   result.repetitions[0]->metrics = metrics;
   CHECK(overall(report_of({result}))
             .find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") != std::string::npos);
+
+  // A wait that is not known names nobody.
+  CHECK(!find_slowest_rank(read_text(metrics_text(false))));
 }
 
 TEST_CASE("each rank writes each step once", "[analysis]") {
-  struct Case {
-    std::string row;
-    std::string replacement;
-    const char* error;
-  };
-  const Case damaged = GENERATE(values<Case>({
-      // As many rows as there should be, but one rank's is another's.
-      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":0,\"epoch\":0,\"step\":39,",
-       "step 39 of rank 0 was written twice"},
-      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":1,\"epoch\":0,\"step\":7,",
-       "step 7 of rank 1 was written twice"},
-      {"{\"rank\":1,\"epoch\":0,\"step\":39,", "{\"rank\":1,\"epoch\":0,\"step\":40,",
-       "step 39 was written by 1 ranks, expected 2"},
-  }));
-  CAPTURE(damaged.error);
-  const std::string path = write_metrics("ddp-analysis-test-rows.jsonl", 1);
-  std::ifstream in(path);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  text.replace(text.find(damaged.row), damaged.row.size(), damaged.replacement);
-  std::ofstream(path) << text;
-  std::string message;
-  try {
-    read_metrics(path, 2);
-  } catch (const ddp::Error& error) {
-    message = error.what();
+  const std::string last = R"("rank":1,"epoch":0,"step":39,)";
+  // As many rows as there should be, but one rank's is another's.
+  for (const auto& [replacement, error] :
+       {std::pair(R"("rank":0,"epoch":0,"step":39,)", "step 39 of rank 0 was written twice"),
+        std::pair(R"("rank":1,"epoch":0,"step":7,)", "step 7 of rank 1 was written twice"),
+        std::pair(R"("rank":1,"epoch":0,"step":40,)",
+                  "step 39 was written by 1 ranks, expected 2")}) {
+    CAPTURE(error);
+    std::string text = metrics_text();
+    text.replace(text.find(last), last.size(), replacement);
+    std::string message;
+    try {
+      read_text(text);
+    } catch (const ddp::Error& refusal) {
+      message = refusal.what();
+    }
+    CHECK(message.find(error) != std::string::npos);
   }
-  fs::remove(path);
-  CHECK(message.find(damaged.error) != std::string::npos);
-}
-
-TEST_CASE("a wait that is not known names nobody", "[analysis]") {
-  const std::string path = write_metrics("ddp-analysis-test-unknown.jsonl", 1, false);
-  const StageMetrics metrics = read_metrics(path, 2);
-  fs::remove(path);
-  CHECK(!find_slowest_rank(metrics));
 }
 
 }  // namespace

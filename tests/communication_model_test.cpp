@@ -31,13 +31,8 @@ AllReduceSample sample(std::int64_t bytes, int ranks, double median_us) {
   return result;
 }
 
-std::vector<std::int64_t> sweep() {
-  std::vector<std::int64_t> sizes;
-  for (std::int64_t bytes = 4; bytes <= 32 << 20; bytes *= 4) {
-    sizes.push_back(bytes);
-  }
-  return sizes;
-}
+const std::vector<std::int64_t> kSweep = {4,     16,    64,     256,     1024,    4096,
+                                          16384, 65536, 262144, 1 << 20, 1 << 22, 1 << 24};
 
 /// Points of one or more regimes; `noise` is the standard deviation of the relative error.
 std::vector<AllReduceSample> synthetic(AllReduceAlgorithm algorithm,
@@ -48,7 +43,7 @@ std::vector<AllReduceSample> synthetic(AllReduceAlgorithm algorithm,
   std::normal_distribution<double> normal(0, 1);
   std::vector<AllReduceSample> samples;
   for (const int ranks : world_sizes) {
-    for (const std::int64_t bytes : sweep()) {
+    for (const std::int64_t bytes : kSweep) {
       const AlphaBetaRegime* regime = &regimes.front();
       for (const AlphaBetaRegime& next : regimes) {
         regime = bytes >= next.from_bytes ? &next : regime;
@@ -85,7 +80,7 @@ TEST_CASE("known alpha and beta are recovered exactly", "[model]") {
         CHECK(model.regimes[0].beta_us_per_mib ==
               Approx(beta_us_per_mib).epsilon(1e-9).margin(1e-6));
         CHECK(model.median_relative_error <= 1e-9);
-        CHECK(model.points == world_sizes.size() * sweep().size());
+        CHECK(model.points == world_sizes.size() * kSweep.size());
         CHECK(model.world_sizes == world_sizes);
       }
     }
@@ -148,10 +143,8 @@ TEST_CASE("a point far off moves nothing, whichever way", "[model]") {
 TEST_CASE("samples that say nothing are not used", "[model]") {
   auto samples = synthetic(AllReduceAlgorithm::kRing, {{0, 75, 330}}, {2});
   const std::size_t usable = samples.size();
-  samples.push_back(sample(1024, 2, kNan));
-  samples.push_back(sample(1024, 2, std::numeric_limits<double>::infinity()));
-  samples.push_back(sample(1024, 2, 0));
-  samples.push_back(sample(1024, 2, -3));
+  const double bad_us = GENERATE(kNan, std::numeric_limits<double>::infinity(), 0.0, -3.0);
+  samples.push_back(sample(1024, 2, bad_us));
   samples.push_back(sample(0, 2, 100));
   samples.push_back(sample(1024, 1, 100));
   samples.push_back(sample(1024, 2, 100));

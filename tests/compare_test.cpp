@@ -1,12 +1,10 @@
 // bench compare: verdicts, what is listed besides, bad input, and how often its intervals hold.
 #include "bench/report/compare.hpp"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -15,17 +13,16 @@
 #include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/report_documents.hpp"
-#include "tests/support/run_program.hpp"
 
 namespace {
 
-namespace fs = std::filesystem;
 using namespace ddp::bench;
 using ddp::test::Json;
 using ddp::test::make_control;
 using ddp::test::make_report;
 using ddp::test::make_run;
 using ddp::test::NormalNoise;
+using ddp::test::ReportFolder;
 using ddp::test::with_error;
 
 const std::vector<double> quiet_ms = {1.000, 1.004, 0.997, 1.002, 0.999};
@@ -42,8 +39,7 @@ ReportComparison compare(const Json& a, const Json& b, double threshold = kDefau
 }
 
 const RunChange& change_of(const ReportComparison& comparison, const std::string& name) {
-  const auto found = std::find_if(comparison.runs.begin(), comparison.runs.end(),
-                                  [&](const RunChange& change) { return change.name == name; });
+  const auto found = std::ranges::find(comparison.runs, name, &RunChange::name);
   REQUIRE(found != comparison.runs.end());
   return *found;
 }
@@ -55,37 +51,6 @@ RunChange judge(const std::vector<double>& a, const std::vector<double>& b,
   const Json report_b = make_report({make_run("03_ddp_spawn", 2, b)});
   return compare(report_a, report_b, threshold).runs.at(0);
 }
-
-/// A folder with reports, and the program run on them.
-class Files {
- public:
-  Files() {
-    std::string pattern = (fs::temp_directory_path() / "ddp-compare-test-XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    root_ = pattern;
-  }
-  ~Files() {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  Files(const Files&) = delete;
-  Files& operator=(const Files&) = delete;
-
-  fs::path root() const { return root_; }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(root_ / name) << text;
-  }
-  void write(const std::string& name, const Json& document) const { write(name, document.dump()); }
-  auto run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), std::string(DDP_BIN_DIR) + "/bench");
-    ddp::test::RunOptions options;
-    options.cwd = root_.string();
-    return ddp::test::run_program(arguments, options);
-  }
-
- private:
-  fs::path root_;
-};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -118,15 +83,14 @@ TEST_CASE("the change is that of the medians of the repetitions' medians", "[com
 }
 
 TEST_CASE("too few repetitions give a change but no verdict", "[compare]") {
-  for (const std::ptrdiff_t n : {1, 2}) {
-    const std::vector<double> few(quiet_ms.begin(), quiet_ms.begin() + n);
-    for (const RunChange& change :
-         {judge(few, times(2, quiet_ms)), judge(quiet_ms, times(2, few))}) {
-      CHECK(change.ratio == Approx(2).epsilon(0.01));
-      CHECK_FALSE(change.ci95);
-      CHECK(change.verdict == std::nullopt);
-      CHECK(change.reason == "fewer than 3 repetitions");
-    }
+  const std::size_t n = GENERATE(1U, 2U);
+  std::vector<double> few = quiet_ms;
+  few.resize(n);
+  for (const RunChange& change : {judge(few, times(2, quiet_ms)), judge(quiet_ms, times(2, few))}) {
+    CHECK(change.ratio == Approx(2).epsilon(0.01));
+    CHECK_FALSE(change.ci95);
+    CHECK(change.verdict == std::nullopt);
+    CHECK(change.reason == "fewer than 3 repetitions");
   }
   CHECK(judge({1, 1, 1}, {2, 2, 2}).verdict == "slower");
 }
@@ -157,7 +121,6 @@ TEST_CASE("what is not a number is never the same", "[compare]") {
       CHECK(comparison.count("same") == 0);
     }
     // Those that were run still count.
-    run = good;
     run["repetition_medians_ms"] = {1.0, bad, 1.0, 1.0, bad};
     CHECK(compare(make_report({good}), make_report({run})).runs.at(0).verdict == "same");
     run["repetition_medians_ms"] = {1.0, bad, 1.0, bad, bad};
@@ -178,17 +141,15 @@ TEST_CASE("other work under the same name is not compared", "[compare]") {
 TEST_CASE("runs are sorted by importance", "[compare]") {
   std::vector<Json> a;
   std::vector<Json> b;
-  const std::vector<double> factors = {1.01, 0.80, 1.00, 1.20, 1.40, 0.70};
-  a.reserve(factors.size());
-  b.reserve(factors.size());
-  for (std::size_t i = 0; i < factors.size(); ++i) {
-    a.push_back(make_run("program" + std::to_string(i), 1, quiet_ms));
-    b.push_back(make_run("program" + std::to_string(i), 1, times(factors[i], quiet_ms)));
+  for (const double factor : {1.01, 0.80, 1.00, 1.20, 1.40, 0.70}) {
+    const std::string program = std::to_string(a.size());
+    a.push_back(make_run(program, 1, quiet_ms));
+    b.push_back(make_run(program, 1, times(factor, quiet_ms)));
   }
   const ReportComparison comparison = compare(make_report(a), make_report(b));
   std::string order;
   for (const RunChange& change : comparison.runs) {
-    order += change.name.at(std::string("T/weak/program").size());
+    order += change.name.at(std::string("T/weak/").size());
   }
   CHECK(order == "435102");
   CHECK(comparison.regressions == 2);
@@ -197,49 +158,47 @@ TEST_CASE("runs are sorted by importance", "[compare]") {
 }
 
 TEST_CASE("intervals allow for the controls of runs of their kind", "[compare]") {
+  const std::string one_name = "T/weak/01_single_gpu/ranks:1";
+  const std::string two_name = "T/weak/03_ddp_spawn/ranks:2";
   const Json one = make_run("01_single_gpu", 1, quiet_ms);
   const Json two = make_run("03_ddp_spawn", 2, quiet_ms);
-  const Json one_slower = make_run("01_single_gpu", 1, times(1.1, quiet_ms));
-  const Json two_slower = make_run("03_ddp_spawn", 2, times(1.1, quiet_ms));
+  const std::vector<Json> slower = {make_run("01_single_gpu", 1, times(1.1, quiet_ms)),
+                                    make_run("03_ddp_spawn", 2, times(1.1, quiet_ms))};
   const double noise = GENERATE(1.2, 1 / 1.2);
 
   const Json a = make_report({one, two}, {make_control(one, 1.001), make_control(two, 1.01)});
-  const Json b = make_report({one_slower, two_slower}, {make_control(two, noise)});
+  const Json b = make_report(slower, {make_control(two, noise)});
   for (const ReportComparison& comparison : {compare(a, b), compare(b, a)}) {
     REQUIRE(comparison.worst_control.one_rank);
     REQUIRE(comparison.worst_control.several_ranks);
     CHECK(comparison.worst_control.one_rank->ratio == 1.001);
     CHECK(comparison.worst_control.several_ranks->ratio == noise);
-    CHECK(change_of(comparison, "T/weak/01_single_gpu/ranks:1").verdict != std::nullopt);
-    CHECK(change_of(comparison, "T/weak/03_ddp_spawn/ranks:2").verdict == std::nullopt);
+    CHECK(change_of(comparison, one_name).verdict != std::nullopt);
+    CHECK(change_of(comparison, two_name).verdict == std::nullopt);
   }
   // The control's deviation counts as a standard error.
-  const RunChange without =
-      change_of(compare(make_report({one, two}), make_report({one_slower, two_slower})),
-                "T/weak/03_ddp_spawn/ranks:2");
-  const RunChange with = change_of(compare(a, b), "T/weak/03_ddp_spawn/ranks:2");
-  const auto half = [](const Interval& interval) {
-    return std::log(interval.high / interval.low) / 2;
+  const auto half = [&](const ReportComparison& comparison) {
+    const Interval ci95 = change_of(comparison, two_name).ci95.value();
+    return std::log(ci95.high / ci95.low) / 2;
   };
-  CHECK(half(*with.ci95) == Approx(std::hypot(half(*without.ci95), 1.959964 * std::log(1.2))));
+  const double without = half(compare(make_report({one, two}), make_report(slower)));
+  CHECK(half(compare(a, b)) == Approx(std::hypot(without, 1.959964 * std::log(1.2))));
 
   // With controls of the other kind only, those have to do.
   const Json c = make_report({one, two}, {make_control(two, 1.5)});
-  CHECK(change_of(compare(c, c), "T/weak/01_single_gpu/ranks:1").verdict == std::nullopt);
+  CHECK(change_of(compare(c, c), one_name).verdict == std::nullopt);
 }
 
 TEST_CASE("controls and peers are no regressions", "[compare]") {
-  Json control = make_run("01_single_gpu", 1, quiet_ms);
-  control["name"] = "T/weak/01_single_gpu/ranks:1/control";
-  control["kind"] = "control";
-  Json peer = make_run("pytorch", 2, quiet_ms);
-  peer["kind"] = "peer";
-  Json slow_control = control;
-  slow_control["repetition_medians_ms"] = times(2, quiet_ms);
-  Json slow_peer = peer;
-  slow_peer["repetition_medians_ms"] = times(2, quiet_ms);
-  const ReportComparison comparison =
-      compare(make_report({control, peer}), make_report({slow_control, slow_peer}));
+  const auto report = [](double factor) {
+    Json control = make_run("01_single_gpu", 1, times(factor, quiet_ms));
+    control["name"] = "T/weak/01_single_gpu/ranks:1/control";
+    control["kind"] = "control";
+    Json peer = make_run("pytorch", 2, times(factor, quiet_ms));
+    peer["kind"] = "peer";
+    return make_report({control, peer});
+  };
+  const ReportComparison comparison = compare(report(1), report(2));
   REQUIRE(comparison.runs.size() == 1);
   CHECK(comparison.runs[0].kind == "peer");
   CHECK(comparison.runs[0].verdict == "slower");
@@ -285,10 +244,7 @@ TEST_CASE("what only one report has, and what was set otherwise, is listed", "[c
   CHECK(comparison.only_in_a == std::vector<std::string>{"T/weak/02_data_parallel/ranks:1"});
   CHECK(comparison.only_in_b == std::vector<std::string>{"T/weak/03_ddp_spawn/ranks:2"});
   std::vector<std::string> fields;
-  fields.reserve(comparison.changes.size());
-  for (const FieldChange& change : comparison.changes) {
-    fields.push_back(change.field);
-  }
+  std::ranges::transform(comparison.changes, std::back_inserter(fields), &FieldChange::field);
   CHECK(fields == std::vector<std::string>{"machine.host", "settings.repetitions",
                                            "software.launchers.mpirun.path"});
   CHECK(comparison.changes[1].a == 5);
@@ -307,16 +263,19 @@ TEST_CASE("what only one report has, and what was set otherwise, is listed", "[c
 }
 
 TEST_CASE("training that ends elsewhere or agrees no longer is a change of parity", "[compare]") {
-  const auto with_parity = [](const Json& moved, bool ok) {
+  const auto changes = [](const Json& a, const Json& b) {
     Json run = make_run("03_ddp_spawn", 2, quiet_ms);
-    run["parity"] = {{"moved", moved}, {"reference_moved", 1.408}, {"ok", ok}};
-    return make_report({run});
+    run["parity"].update(a);
+    const Json before = make_report({run});
+    run["parity"].update(b);
+    return compare(before, make_report({run})).parity.size();
   };
-  CHECK(compare(with_parity(1.408, true), with_parity(1.40805, true)).parity.empty());
-  CHECK(compare(with_parity(nullptr, false), with_parity(nullptr, false)).parity.empty());
-  CHECK(compare(with_parity(1.408, true), with_parity(1.409, true)).parity.size() == 1);
-  CHECK(compare(with_parity(1.408, true), with_parity(1.408, false)).parity.size() == 1);
-  CHECK(compare(with_parity(1.408, true), with_parity(nullptr, true)).parity.size() == 1);
+  const Json ok = {{"moved", 1.408}, {"ok", true}};
+  CHECK(changes(ok, {{"moved", 1.40805}}) == 0);
+  CHECK(changes({{"moved", nullptr}, {"ok", false}}, Json::object()) == 0);
+  CHECK(changes(ok, {{"moved", 1.409}}) == 1);
+  CHECK(changes(ok, {{"ok", false}}) == 1);
+  CHECK(changes(ok, {{"moved", nullptr}}) == 1);
 }
 
 TEST_CASE("thresholds are shares of the step time", "[compare]") {
@@ -334,25 +293,25 @@ TEST_CASE("thresholds are shares of the step time", "[compare]") {
 }
 
 TEST_CASE("the program tells people and programs, and exits with 1 on a regression", "[compare]") {
-  const Files files;
+  const ReportFolder folder;
   const Json one = make_run("01_single_gpu", 1, quiet_ms);
-  files.write("a.json", make_report({one, make_run("03_ddp_spawn", 2, quiet_ms)}));
-  files.write("b.json", make_report({one, make_run("03_ddp_spawn", 2, times(1.1, quiet_ms))}));
+  folder.write("a.json", make_report({one, make_run("03_ddp_spawn", 2, quiet_ms)}));
+  folder.write("b.json", make_report({one, make_run("03_ddp_spawn", 2, times(1.1, quiet_ms))}));
 
-  const auto same = files.run({"compare", "a.json", "a.json"});
+  const auto same = folder.bench({"compare", "a.json", "a.json"});
   CHECK(same.exit_code == 0);
   CHECK(same.err.empty());
   CHECK(contains(same.out, "0 slower beyond 5 %, 2 unchanged, 0 faster, 0 without a verdict"));
 
-  const auto slower = files.run({"compare", "a.json", "b.json"});
+  const auto slower = folder.bench({"compare", "a.json", "b.json"});
   CHECK(slower.exit_code == 1);
   CHECK(contains(slower.out, "+10.0 %"));
   CHECK(contains(slower.out, "1 slower beyond 5 %, 1 unchanged"));
-  CHECK(files.run({"compare", "b.json", "a.json"}).exit_code == 0);
-  CHECK(files.run({"compare", "a.json", "b.json", "--threshold", "20%"}).exit_code == 0);
-  CHECK(files.run({"compare", "--threshold=0.2", "a.json", "b.json"}).exit_code == 0);
+  CHECK(folder.bench({"compare", "b.json", "a.json"}).exit_code == 0);
+  CHECK(folder.bench({"compare", "a.json", "b.json", "--threshold", "20%"}).exit_code == 0);
+  CHECK(folder.bench({"compare", "--threshold=0.2", "a.json", "b.json"}).exit_code == 0);
 
-  const auto document = files.run({"compare", "--json", "a.json", "b.json"});
+  const auto document = folder.bench({"compare", "--json", "a.json", "b.json"});
   CHECK(document.exit_code == 1);
   const Json json = Json::parse(document.out);  // the whole of standard output
   CHECK(json.at("schema_version") == 1);
@@ -366,11 +325,11 @@ TEST_CASE("the program tells people and programs, and exits with 1 on a regressi
   CHECK(run.at("ci95").at(0).get<double>() > 1.05);
   CHECK(run.at("ci95").at(1).get<double>() < 1.15);
 
-  CHECK(files.run({"compare", "a.json", "b.json", "--json", "c.json"}).exit_code == 1);
-  std::ifstream written(files.root() / "c.json");
+  CHECK(folder.bench({"compare", "a.json", "b.json", "--json", "c.json"}).exit_code == 1);
+  std::ifstream written(folder.path("c.json"));
   CHECK(Json::parse(written) == json);
 
-  CHECK(files.run({"compare", "--help"}).exit_code == 0);
+  CHECK(folder.bench({"compare", "--help"}).exit_code == 0);
 }
 
 TEST_CASE("the record has every field of a report, in its order", "[compare]") {
@@ -382,97 +341,90 @@ TEST_CASE("the record has every field of a report, in its order", "[compare]") {
 }
 
 TEST_CASE("what is no report is refused in one line", "[compare]") {
-  const Files files;
+  const ReportFolder folder;
   const Json good = make_report({make_run("01_single_gpu", 1, quiet_ms)});
-  files.write("good.json", good);
-  struct Case {
-    std::string text;
+  const auto check_refusal = [&](const std::string& text, const std::string& error) {
+    CAPTURE(text.substr(0, 300), error);
+    folder.write("bad.json", text);
+    try {
+      read_report(folder.path("bad.json"));
+      FAIL_CHECK("it is accepted");
+    } catch (const ddp::UsageError& refusal) {
+      CHECK(contains(refusal.what(), error));
+      CHECK(contains(refusal.what(), "bad.json"));
+      CHECK_FALSE(contains(refusal.what(), "\n"));
+    }
+  };
+  check_refusal("", "bad.json:1: not JSON");
+  check_refusal("{\n\"ddp_scaling\": {\n", "bad.json:3: not JSON");
+  check_refusal("{\"ddp_scaling\": NaN}", "bad.json:1: not JSON");
+  check_refusal("{\"x\": 1e999}", "too large");
+  check_refusal("[]", "\"ddp_scaling\"");
+  check_refusal("{\"context\": {}}", "\"ddp_scaling\"");
+  check_refusal(std::string(100000, '['), "nested");
+
+  const Json run = good.at("ddp_scaling").at("runs").at(0);
+  const Json control = {
+      {"kind", "control"}, {"a", "x"}, {"b", "y"}, {"ratio_median", 1}, {"pairs", 1}};
+  struct Damage {
+    const char* place;
+    Json value;
     const char* error;
   };
-  std::vector<Case> cases = {
-      {"", "b.json:1: not JSON"},
-      {"{\n\"ddp_scaling\": {\n", "b.json:3: not JSON"},
-      {"{\"ddp_scaling\": NaN}", "b.json:1: not JSON"},
-      {"{\"x\": 1e999}", "too large"},
-      {"[]", "\"ddp_scaling\""},
-      {"{\"context\": {}}", "\"ddp_scaling\""},
-      {std::string(100000, '['), "nested"},
-  };
-  const auto damaged = [&](const char* pointer, const Json& value, const char* error) {
+  for (const auto& [place, value, error] : std::vector<Damage>{
+           {"", 7, "/ddp_scaling: expected an object, got 7"},
+           {"/schema_version", 2, "/ddp_scaling/schema_version: expected 1, got 2"},
+           {"/runs", "many", "/ddp_scaling/runs: expected a list, got \"many\""},
+           {"/runs/0", nullptr, "/ddp_scaling/runs/0: expected an object, got null"},
+           {"/runs/0/name", 5, "/ddp_scaling/runs/0/name: expected text, got 5"},
+           {"/runs/0/repetition_medians_ms/2", -1, "expected a number above 0, or null"},
+           {"/runs/0/repetition_medians_ms/2", "fast", "got \"fast\""},
+           {"/runs/0/world_size", 2.5, "expected a whole number, got 2.5"},
+           {"/runs/0/global_batch", 0, "expected a number above 0, got 0"},
+           {"/runs/0/step_ms", nullptr, "/step_ms: expected an object, got null"},
+           {"/runs/0/gpu", 7, "/gpu: expected an object, got 7"},
+           {"/runs/0/prediction/algorithm", "star", "expected ring or tree"},
+           {"/runs/0/comm", Json::object(), "no /ddp_scaling/runs/0/comm/bucket_bytes"},
+           {"/runs/0/parity/ok", nullptr, "expected true or false, got null"},
+           {"/runs/1", run,
+            "expected a name that no other run has, got \"T/weak/01_single_gpu/ranks:1\""},
+           {"/comparisons/0", {{"kind", "control"}}, "no /ddp_scaling/comparisons/0/a"},
+           {"/comparisons/0", control, "expected the name of a run, got \"y\""},
+       }) {
     Json document = good;
-    document[Json::json_pointer(pointer)] = value;
-    cases.push_back({document.dump(), error});
-  };
-  damaged("/ddp_scaling", 7, "/ddp_scaling: expected an object, got 7");
-  damaged("/ddp_scaling/schema_version", 2, "/ddp_scaling/schema_version: expected 1, got 2");
-  damaged("/ddp_scaling/runs", "many", "/ddp_scaling/runs: expected a list, got \"many\"");
-  damaged("/ddp_scaling/runs/0", nullptr, "/ddp_scaling/runs/0: expected an object, got null");
-  damaged("/ddp_scaling/runs/0/name", 5, "/ddp_scaling/runs/0/name: expected text, got 5");
-  damaged("/ddp_scaling/runs/0/repetition_medians_ms/2", -1, "expected a number above 0, or null");
-  damaged("/ddp_scaling/runs/0/repetition_medians_ms/2", "fast", "got \"fast\"");
-  damaged("/ddp_scaling/runs/0/world_size", 2.5, "expected a whole number, got 2.5");
-  damaged("/ddp_scaling/runs/0/global_batch", 0, "expected a number above 0, got 0");
-  damaged("/ddp_scaling/runs/0/step_ms", nullptr, "/step_ms: expected an object, got null");
-  damaged("/ddp_scaling/runs/0/gpu", 7, "/gpu: expected an object, got 7");
-  damaged("/ddp_scaling/runs/0/prediction/algorithm", "star", "expected ring or tree");
-  damaged("/ddp_scaling/runs/0/comm", Json::object(), "no /ddp_scaling/runs/0/comm/bucket_bytes");
-  damaged("/ddp_scaling/runs/0/parity/ok", nullptr, "expected true or false, got null");
-  damaged("/ddp_scaling/runs/1", good.at("ddp_scaling").at("runs").at(0),
-          "expected a name that no other run has, got \"T/weak/01_single_gpu/ranks:1\"");
-  damaged("/ddp_scaling/comparisons/0", {{"kind", "control"}}, "no /ddp_scaling/comparisons/0/a");
-  damaged("/ddp_scaling/comparisons/0",
-          {{"kind", "control"}, {"a", "x"}, {"b", "y"}, {"ratio_median", 1}, {"pairs", 1}},
-          "expected the name of a run, got \"y\"");
+    document[Json::json_pointer(std::string("/ddp_scaling") + place)] = value;
+    check_refusal(document.dump(), error);
+  }
   for (const char* key : {"runs", "machine", "settings", "software", "partial", "not_run",
                           "comparisons", "schema_version"}) {
     Json document = good;
     document["ddp_scaling"].erase(key);
-    cases.push_back({document.dump(), key});
-  }
-  for (const Case& bad : cases) {
-    CAPTURE(bad.text.substr(0, 300), bad.error);
-    files.write("b.json", bad.text);
-    for (const bool first : {false, true}) {
-      const auto result = first ? files.run({"compare", "b.json", "good.json"})
-                                : files.run({"compare", "good.json", "b.json"});
-      CHECK(result.exit_code == 2);
-      CHECK(result.out.empty());
-      CHECK(contains(result.err, bad.error));
-      CHECK(contains(result.err, "b.json"));
-      CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-    }
+    check_refusal(document.dump(), key);
   }
 }
 
 TEST_CASE("a wrong command line is refused in one line", "[compare]") {
-  const Files files;
-  files.write("a.json", make_report({make_run("01_single_gpu", 1, quiet_ms)}));
-  files.write("other.json", make_report({make_run("03_ddp_spawn", 2, quiet_ms)}));
-  struct Case {
-    std::vector<std::string> arguments;
-    const char* error;
-  };
-  const std::vector<Case> cases = {
-      {{}, "A is required"},
-      {{"a.json"}, "B is required"},
-      {{"a.json", "a.json", "a.json"}, "a.json"},
-      {{"a.json", "missing.json"}, "missing.json: cannot be read (No such file or directory)"},
-      {{"a.json", "."}, ".: is a folder"},
-      {{"a.json", "a.json", "--foo"}, "--foo"},
-      {{"a.json", "a.json", "--threshold", "5"}, "such as 5% or 0.05, got \"5\""},
-      {{"a.json", "a.json", "--threshold"}, "--threshold"},
-      {{"a.json", "a.json", "--json", "nowhere/c.json"}, "nowhere/c.json"},
-      {{"a.json", "other.json"}, "none of its 1 runs has the name of one in a.json"},
-  };
-  for (const Case& bad : cases) {
-    CAPTURE(bad.arguments);
-    std::vector<std::string> arguments = bad.arguments;
-    arguments.insert(arguments.begin(), "compare");
-    const auto result = files.run(arguments);
-    CHECK(result.exit_code == 2);
-    CHECK(contains(result.err, bad.error));
-    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-  }
+  const ReportFolder folder;
+  folder.write("a.json", make_report({make_run("01_single_gpu", 1, quiet_ms)}));
+  folder.write("other.json", make_report({make_run("03_ddp_spawn", 2, quiet_ms)}));
+  folder.write("bad.json", Json::array());
+  CHECK(folder.bench({"compare", "a.json", "bad.json"}).out.empty());
+  folder.check_refusals(
+      "compare",
+      {
+          {{}, "A is required"},
+          {{"a.json"}, "B is required"},
+          {{"a.json", "a.json", "a.json"}, "a.json"},
+          {{"a.json", "missing.json"}, "missing.json: cannot be read (No such file or directory)"},
+          {{"a.json", "."}, ".: is a folder"},
+          {{"a.json", "bad.json"}, "bad.json: no member \"ddp_scaling\""},
+          {{"bad.json", "a.json"}, "bad.json: no member \"ddp_scaling\""},
+          {{"a.json", "a.json", "--foo"}, "--foo"},
+          {{"a.json", "a.json", "--threshold", "5"}, "such as 5% or 0.05, got \"5\""},
+          {{"a.json", "a.json", "--threshold"}, "--threshold"},
+          {{"a.json", "a.json", "--json", "nowhere/c.json"}, "nowhere/c.json"},
+          {{"a.json", "other.json"}, "none of its 1 runs has the name of one in a.json"},
+      });
 }
 
 TEST_CASE("intervals of the same program hold no change 93 times in 100 or more",
@@ -484,18 +436,15 @@ TEST_CASE("intervals of the same program hold no change 93 times in 100 or more"
     double sd_a;
     double sd_b;
   };
-  for (const Case& repetitions : std::vector<Case>{{3, 3, 0.03, 0.03},
-                                                   {5, 5, 0.03, 0.03},
-                                                   {10, 10, 0.03, 0.03},
-                                                   {3, 3, 0.30, 0.30},
-                                                   {5, 5, 0.02, 0.08},
-                                                   {5, 10, 0.03, 0.03}}) {
-    CAPTURE(repetitions.a, repetitions.b, repetitions.sd_a, repetitions.sd_b);
+  for (const auto& [a, b, sd_a, sd_b] :
+       {Case{3, 3, 0.03, 0.03}, Case{5, 5, 0.03, 0.03}, Case{10, 10, 0.03, 0.03},
+        Case{3, 3, 0.30, 0.30}, Case{5, 5, 0.02, 0.08}, Case{5, 10, 0.03, 0.03}}) {
+    CAPTURE(a, b, sd_a, sd_b);
     constexpr int kTrials = 4000;
     int covered = 0;
     for (int trial = 0; trial < kTrials; ++trial) {
-      const auto interval = welch_ratio_ci95(noise.step_times(1, repetitions.sd_a, repetitions.a),
-                                             noise.step_times(1, repetitions.sd_b, repetitions.b));
+      const auto interval =
+          welch_ratio_ci95(noise.step_times(1, sd_a, a), noise.step_times(1, sd_b, b));
       REQUIRE(interval);
       covered += interval->low <= 1 && 1 <= interval->high ? 1 : 0;
     }
@@ -525,30 +474,27 @@ TEST_CASE("reports of one build from a machine that drifts agree, and a slower o
     }
     return make_report(runs, comparisons);
   };
-  constexpr int kPairs = 300;
-  int intervals = 0;
-  int agree = 0;
-  int agree_without_controls = 0;
-  int found = 0;
   const auto count_agreeing = [](const ReportComparison& comparison) {
-    return static_cast<int>(
-        std::count_if(comparison.runs.begin(), comparison.runs.end(), [](const RunChange& change) {
-          return change.ci95 && change.ci95->low <= 1 && 1 <= change.ci95->high;
-        }));
+    return std::ranges::count_if(comparison.runs, [](const RunChange& change) {
+      return change.ci95 && change.ci95->low <= 1 && 1 <= change.ci95->high;
+    });
   };
+  constexpr int kPairs = 300;
+  constexpr double kIntervals = 6 * kPairs;
+  std::ptrdiff_t agree = 0;
+  std::ptrdiff_t agree_without_controls = 0;
+  int found = 0;
   for (int pair = 0; pair < kPairs; ++pair) {
     Json a = report(1);
     Json b = report(1);
-    const Json slow = report(1.1);
-    intervals += 6;
     agree += count_agreeing(compare(a, b));
-    found += change_of(compare(a, slow), "T/weak/program0/ranks:1").verdict == "slower";
+    found += change_of(compare(a, report(1.1)), "T/weak/program0/ranks:1").verdict == "slower";
     a["ddp_scaling"]["comparisons"] = Json::array();
     b["ddp_scaling"]["comparisons"] = Json::array();
     agree_without_controls += count_agreeing(compare(a, b));
   }
-  CHECK(agree >= 0.95 * intervals);
-  CHECK(agree_without_controls < 0.95 * intervals);
+  CHECK(static_cast<double>(agree) >= 0.95 * kIntervals);
+  CHECK(static_cast<double>(agree_without_controls) < 0.95 * kIntervals);
   CHECK(found >= 0.95 * kPairs);
 }
 

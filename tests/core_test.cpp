@@ -2,12 +2,10 @@
 // data_parallel.
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
-
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -16,6 +14,7 @@
 #include <set>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
 #include "common/model/flat_parameters.hpp"
@@ -30,15 +29,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct TemporaryFolder {
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "ddp-test-XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  fs::path path;
+/// A folder that goes with the test, and a path in it.
+struct TemporaryFolder : ddp::ScratchFolder {
+  TemporaryFolder() : ScratchFolder("ddp-core-test") {}
+  fs::path file(const std::string& name) const { return fs::path(path()) / name; }
 };
 
 std::vector<int64_t> to_vector(const torch::Tensor& indices) {
@@ -141,16 +135,13 @@ TEST_CASE(
         CHECK(step == 5);
       }
       const auto order = to_vector(ddp::shuffled_indices(size, 7, 0));
-      size_t position = 0;
-      for (std::vector<int64_t>& step : steps) {
-        std::vector<int64_t> expected(order.begin() + static_cast<int64_t>(position),
-                                      order.begin() + static_cast<int64_t>(position + step.size()));
-        position += step.size();
-        std::sort(step.begin(), step.end());
-        std::sort(expected.begin(), expected.end());
-        CHECK(step == expected);
+      auto next = order.begin();
+      for (const std::vector<int64_t>& step : steps) {
+        const auto end = next + static_cast<int64_t>(step.size());
+        CHECK(std::is_permutation(next, end, step.begin(), step.end()));
+        next = end;
       }
-      CHECK(position == static_cast<size_t>(size));
+      CHECK(next == order.end());
     }
   }
 }
@@ -188,15 +179,15 @@ TEST_CASE("the optimizers take the steps of LibTorch's own", "[optimizer]") {
     ddp::Optimizer optimizer(*ours, options_for(kind));
     const double lr = ddp::resolve_learning_rate(options_for(kind));
     std::unique_ptr<torch::optim::Optimizer> reference;
-    if (kind == "sgd" || kind == "momentum") {
-      reference = std::make_unique<torch::optim::SGD>(
-          theirs->parameters(), torch::optim::SGDOptions(lr).momentum(kind == "sgd" ? 0.0 : 0.9));
-    } else if (kind == "adam") {
-      reference =
-          std::make_unique<torch::optim::Adam>(theirs->parameters(), torch::optim::AdamOptions(lr));
-    } else {
+    const std::vector<torch::Tensor> parameters = theirs->parameters();
+    if (kind == "adam") {
+      reference = std::make_unique<torch::optim::Adam>(parameters, lr);
+    } else if (kind == "adamw") {
       reference = std::make_unique<torch::optim::AdamW>(
-          theirs->parameters(), torch::optim::AdamWOptions(lr).weight_decay(0.01));
+          parameters, torch::optim::AdamWOptions(lr).weight_decay(0.01));
+    } else {
+      reference = std::make_unique<torch::optim::SGD>(
+          parameters, torch::optim::SGDOptions(lr).momentum(kind == "sgd" ? 0.0 : 0.9));
     }
     for (int step = 0; step < 20; ++step) {
       const torch::Tensor input = torch::randn({8, 5});
@@ -293,7 +284,7 @@ TEST_CASE("a damaged data file is refused by name", "[dataset]") {
   const TemporaryFolder folder;
   ddp::Options options;
   options.dataset = "digits";
-  options.data_dir = folder.path;
+  options.data_dir = folder.path();
   const auto message = [&] {
     try {
       ddp::load_dataset(options);
@@ -304,20 +295,20 @@ TEST_CASE("a damaged data file is refused by name", "[dataset]") {
   };
   CHECK(message().find("cannot be opened") != std::string::npos);
   const fs::path original = fs::path(DDP_SOURCE_DIR) / "data" / "digits.csv.gz";
-  const fs::path copy = folder.path / "digits.csv.gz";
+  const fs::path copy = folder.file("digits.csv.gz");
   fs::copy(original, copy);
   CHECK(message() == "loaded");
   fs::resize_file(copy, fs::file_size(copy) / 2);
   CHECK(message().find(copy.string()) != std::string::npos);
   fs::remove(copy);
-  std::ofstream(folder.path / "digits.csv") << std::string(264712, '1');  // right size, wrong data
+  std::ofstream(folder.file("digits.csv")) << std::string(264712, '1');  // right size, wrong data
   CHECK(message().find("checksum") != std::string::npos);
 }
 
 TEST_CASE("a tensor file reads back as it was written, and damage anywhere is noticed",
           "[snapshot]") {
   const TemporaryFolder folder;
-  const std::string path = folder.path / "a.safetensors";
+  const std::string path = folder.file("a.safetensors");
   const ddp::TensorFile file{
       {{"key", "value"}},
       {{"w", torch::randn({2, 3})}, {"n", torch::tensor({1, 2}, torch::kInt64)}}};
@@ -330,7 +321,7 @@ TEST_CASE("a tensor file reads back as it was written, and damage anywhere is no
 
   std::ifstream in(path, std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(in)), {});
-  const std::string damaged_path = folder.path / "b.safetensors";
+  const std::string damaged_path = folder.file("b.safetensors");
   const auto accepted = [&](const std::string& damaged) {
     std::ofstream(damaged_path, std::ios::binary | std::ios::trunc) << damaged;
     try {
@@ -340,30 +331,28 @@ TEST_CASE("a tensor file reads back as it was written, and damage anywhere is no
       return error.code() != ddp::ExitCode::kSnapshotRefused;
     }
   };
-  size_t accepted_flips = 0;
-  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
-    std::string flipped = bytes;
-    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
-    accepted_flips += accepted(flipped) ? 1U : 0U;
+  size_t accepted_damage = 0;
+  for (size_t byte = 0; byte < bytes.size(); ++byte) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[byte] = static_cast<char>(flipped[byte] ^ (1 << bit));
+      accepted_damage += accepted(flipped) ? 1U : 0U;
+    }
+    accepted_damage += accepted(bytes.substr(0, byte)) ? 1U : 0U;
   }
-  CHECK(accepted_flips == 0);
-  size_t accepted_truncations = 0;
-  for (size_t size = 0; size < bytes.size(); ++size) {
-    accepted_truncations += accepted(bytes.substr(0, size)) ? 1U : 0U;
-  }
-  CHECK(accepted_truncations == 0);
+  CHECK(accepted_damage == 0);
   CHECK(accepted(bytes));
 }
 
 TEST_CASE("the snapshot before is kept, and no other file is left", "[snapshot]") {
   const TemporaryFolder folder;
-  const std::string path = folder.path / "s";
+  const std::string path = folder.file("s");
   for (int i = 1; i <= 3; ++i) {
     ddp::write_tensor_file(path, {{{"i", std::to_string(i)}}, {{"t", torch::ones({1})}}});
   }
   CHECK(ddp::read_tensor_file(path).metadata.at("i") == "3");
   CHECK(ddp::read_tensor_file(path + ".prev").metadata.at("i") == "2");
-  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 2);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 2);
 }
 
 TEST_CASE("a snapshot of another format, or without an epoch, is refused, and changes nothing",
@@ -371,7 +360,7 @@ TEST_CASE("a snapshot of another format, or without an epoch, is refused, and ch
   const TemporaryFolder folder;
   ddp::Options options;
   options.resume = "auto";
-  options.snapshot = folder.path / "s";
+  options.snapshot = folder.file("s");
   const ddp::Dataset dataset = ddp::load_dataset(options);
   const ddp::LaunchEnvironment environment;
   ddp::Mlp model(dataset.layers);
@@ -402,24 +391,24 @@ TEST_CASE("a snapshot of another format, or without an epoch, is refused, and ch
 TEST_CASE("what a killed writer left is removed; a living one's and other files stay",
           "[snapshot]") {
   const TemporaryFolder folder;
-  const std::string path = folder.path / "s";
+  const std::string path = folder.file("s");
   const std::vector<std::string> kept = {"s.tmp.notes", "s.tmp.0123456789abcdeg",
                                          "t.tmp.0123456789abcdef", "s.tmp.aaaaaaaaaaaaaaaa"};
   for (const std::string& name : kept) {
-    std::ofstream(folder.path / name) << "x";
+    std::ofstream(folder.file(name)) << "x";
   }
   for (const char* const name : {"s.tmp.0123456789abcdef", "s.prev.tmp.0123456789abcdef"}) {
-    std::ofstream(folder.path / name) << "x";
+    std::ofstream(folder.file(name)) << "x";
   }
-  const int living = open((folder.path / kept.back()).c_str(), O_WRONLY);
+  const int living = open(folder.file(kept.back()).c_str(), O_WRONLY);
   REQUIRE(flock(living, LOCK_EX | LOCK_NB) == 0);
   ddp::write_tensor_file(path, {{}, {{"t", torch::ones({1})}}});
   close(living);
   for (const std::string& name : kept) {
-    CHECK(fs::exists(folder.path / name));
+    CHECK(fs::exists(folder.file(name)));
   }
   CHECK(fs::exists(path));
-  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 5);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 5);
 }
 
 TEST_CASE("data_parallel computes what the module computes", "[data_parallel]") {

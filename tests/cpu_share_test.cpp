@@ -1,19 +1,17 @@
+// Which cores and how many threads are a rank's, computed and as stages say it.
 #include "common/launch/cpu_share.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 using ddp::LaunchEnvironment;
 using ddp::share_of_cores;
-using ddp::test::RunResult;
-namespace fs = std::filesystem;
 using Cores = std::vector<int>;
 
 namespace {
@@ -26,30 +24,28 @@ LaunchEnvironment local(int rank, int size, const std::string& launcher = "spawn
   return environment;
 }
 
-/// The lines on stderr, in the order of the ranks.
-std::vector<std::string> notes(const RunResult& result) {
+std::string threads_on(size_t threads, const Cores& cores) {
+  return std::to_string(threads) + (threads == 1 ? " thread" : " threads") + " on cores " +
+         ddp::format_cores(cores);
+}
+
+/// What the ranks say on stderr, in their order.
+std::vector<std::string> notes(const std::string& stage, const std::string& options) {
+  const ddp::ScratchFolder folder("ddp-cpu-share");
+  ddp::test::RunOptions where;
+  where.cwd = folder.path();
+  std::vector<std::string> argv =
+      ddp::test::words("1 1 --verbose --device cpu --dataset-size 64 " + options);
+  argv.insert(argv.begin(), std::string(DDP_BIN_DIR) + "/" + stage);
+  const ddp::test::RunResult result = ddp::test::run_program(argv, where);
+  CHECK(result.exit_code == 0);
   std::vector<std::string> lines;
-  size_t begin = 0;
-  for (size_t end = 0; (end = result.err.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    lines.push_back(result.err.substr(begin, end - begin));
+  std::istringstream text(result.err);
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(line);
   }
   std::sort(lines.begin(), lines.end());
   return lines;
-}
-
-RunResult run_verbose(const std::string& stage, const std::vector<std::string>& more) {
-  const fs::path folder =
-      fs::temp_directory_path() / ("cpu_share_test-" + std::to_string(getpid()));
-  fs::create_directories(folder);
-  ddp::test::RunOptions options;
-  options.cwd = folder;
-  std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/" + stage, "1", "1", "--verbose"};
-  argv.insert(argv.end(), more.begin(), more.end());
-  argv.insert(argv.end(), {"--device", "cpu", "--dataset-size", "64"});
-  const RunResult result = ddp::test::run_program(argv, options);
-  fs::remove_all(folder);
-  CHECK(result.exit_code == 0);
-  return result;
 }
 
 }  // namespace
@@ -90,32 +86,14 @@ TEST_CASE("cores as text") {
 }
 
 TEST_CASE("stages say how many threads they use on which cores, and do so") {
-  const Cores allowed = ddp::allowed_cores();
-  const std::string all = ddp::format_cores(allowed);
-  const std::string auto_threads = std::to_string(allowed.size());
-  SECTION("the default: one thread, not bound") {
-    const RunResult result = run_verbose("01_single_gpu", {});
-    REQUIRE(notes(result).size() == 1);
-    CHECK(notes(result)[0] == "01_single_gpu: [rank 0] 1 thread on cores " + all);
-  }
-  SECTION("all cores of one process") {
-    const RunResult result = run_verbose("01_single_gpu", {"--threads", "auto"});
-    REQUIRE(notes(result).size() == 1);
-    CHECK(notes(result)[0] == "01_single_gpu: [rank 0] " + auto_threads +
-                                  (allowed.size() == 1 ? " thread" : " threads") + " on cores " +
-                                  all);
-  }
-  SECTION("bound ranks") {
-    const RunResult result =
-        run_verbose("03_ddp_spawn", {"--nprocs", "2", "--bind", "cores", "--threads", "auto"});
-    INFO(result.err);
-    REQUIRE(notes(result).size() == 2);
-    for (int rank = 0; rank < 2; ++rank) {
-      const Cores share = share_of_cores(allowed, 1 << 20, local(rank, 2));
-      CHECK(notes(result)[static_cast<size_t>(rank)] ==
-            "03_ddp_spawn: [rank " + std::to_string(rank) + "] " + std::to_string(share.size()) +
-                (share.size() == 1 ? " thread" : " threads") + " on cores " +
-                ddp::format_cores(share));
-    }
-  }
+  using Notes = std::vector<std::string>;
+  const Cores all = ddp::allowed_cores();
+  CHECK(notes("01_single_gpu", "") == Notes{"01_single_gpu: [rank 0] " + threads_on(1, all)});
+  CHECK(notes("01_single_gpu", "--threads auto") ==
+        Notes{"01_single_gpu: [rank 0] " + threads_on(all.size(), all)});
+  const Cores first = share_of_cores(all, 1 << 20, local(0, 2));
+  const Cores second = share_of_cores(all, 1 << 20, local(1, 2));
+  CHECK(notes("03_ddp_spawn", "--nprocs 2 --bind cores --threads auto") ==
+        Notes{"03_ddp_spawn: [rank 0] " + threads_on(first.size(), first),
+              "03_ddp_spawn: [rank 1] " + threads_on(second.size(), second)});
 }

@@ -38,6 +38,20 @@ torch::Tensor with_room(const torch::Tensor& matrix) {
   return roomy;
 }
 
+/// c = a b, for matrices of any strides but that columns of b and c lie side by side.
+Product product_of(const torch::Tensor& a, const torch::Tensor& b, const torch::Tensor& c) {
+  return {.rows = c.size(0),
+          .columns = c.size(1),
+          .depth = a.size(1),
+          .a = a.const_data_ptr<float>(),
+          .a_row = a.stride(0),
+          .a_depth = a.stride(1),
+          .b = b.const_data_ptr<float>(),
+          .b_row = b.stride(0),
+          .c = c.mutable_data_ptr<float>(),
+          .c_row = c.stride(0)};
+}
+
 }  // namespace
 
 TEST_CASE("a product of any size is that of float64, for all kernels", "[fused]") {
@@ -54,8 +68,8 @@ TEST_CASE("a product of any size is that of float64, for all kernels", "[fused]"
       const bool transposed = repetition % 2 == 1;
       const bool accumulate = repetition / 2 % 2 == 1;
       const auto after = static_cast<After>(repetition / 4 % 3);
-      const torch::Tensor a = torch::randn({rows, depth});
-      const torch::Tensor stored_a = transposed ? a.t().contiguous() : a;
+      const torch::Tensor a =
+          transposed ? torch::randn({depth, rows}).t() : torch::randn({rows, depth});
       const torch::Tensor b = torch::randn({depth, columns});
       const torch::Tensor roomy_b = with_room(b);
       const torch::Tensor bias = torch::randn({rows});
@@ -67,20 +81,11 @@ TEST_CASE("a product of any size is that of float64, for all kernels", "[fused]"
           torch::randn({(rows + 1) * wide.size(1) + ddp::fused::kBlock})
               .narrow(0, 0, rows * wide.size(1))
               .view({rows, wide.size(1)});
-      const Product product{.rows = rows,
-                            .columns = columns,
-                            .depth = depth,
-                            .a = stored_a.const_data_ptr<float>(),
-                            .a_row = transposed ? 1 : depth,
-                            .a_depth = transposed ? rows : 1,
-                            .b = roomy_b.const_data_ptr<float>(),
-                            .b_row = roomy_b.size(1),
-                            .c = wide.mutable_data_ptr<float>(),
-                            .c_row = wide.size(1),
-                            .bias = accumulate ? nullptr : bias.const_data_ptr<float>(),
-                            .accumulate = accumulate,
-                            .after = after,
-                            .activations = activations.const_data_ptr<float>()};
+      Product product = product_of(a, roomy_b, wide.narrow(1, 0, columns));
+      product.bias = accumulate ? nullptr : bias.const_data_ptr<float>();
+      product.accumulate = accumulate;
+      product.after = after;
+      product.activations = activations.const_data_ptr<float>();
       const int64_t middle = rows / 2 / ddp::fused::kTileRows * ddp::fused::kTileRows;
       kernels->multiply(product, middle, rows);
       kernels->multiply(product, 0, middle);
@@ -111,18 +116,8 @@ TEST_CASE("the bits of a product do not depend on how it is divided", "[fused]")
     const torch::Tensor b = torch::randn({500, 64});
     const auto multiply = [&](int64_t columns, int64_t step) {
       const torch::Tensor c = torch::zeros({37, columns});
-      const Product product{.rows = 37,
-                            .columns = columns,
-                            .depth = 500,
-                            .a = a.const_data_ptr<float>(),
-                            .a_row = 500,
-                            .a_depth = 1,
-                            .b = b.const_data_ptr<float>(),
-                            .b_row = 64,
-                            .c = c.mutable_data_ptr<float>(),
-                            .c_row = columns};
       for (int64_t begin = 0; begin < 37; begin += step) {
-        kernels->multiply(product, begin, std::min<int64_t>(begin + step, 37));
+        kernels->multiply(product_of(a, b, c), begin, std::min<int64_t>(begin + step, 37));
       }
       return c;
     };
@@ -141,18 +136,9 @@ TEST_CASE("what is not a number stays so", "[fused]") {
       torch::Tensor b = torch::ones({1, 16});
       b[0][5] = kNan;
       const torch::Tensor c = torch::zeros({2, 16});
-      kernels->multiply({.rows = 2,
-                         .columns = 16,
-                         .depth = 1,
-                         .a = a.const_data_ptr<float>(),
-                         .a_row = 1,
-                         .a_depth = 1,
-                         .b = b.const_data_ptr<float>(),
-                         .b_row = 16,
-                         .c = c.mutable_data_ptr<float>(),
-                         .c_row = 16,
-                         .after = after},
-                        0, 2);
+      Product product = product_of(a, b, c);
+      product.after = after;
+      kernels->multiply(product, 0, 2);
       CHECK(c.isnan().sum().item<int64_t>() == 2);
       CHECK(std::isnan(c[1][5].item<float>()));
     }
@@ -173,14 +159,13 @@ TEST_CASE("transpose and sum_rows, at every size", "[fused]") {
     }
     const torch::Tensor matrix = torch::randn({9, 64});
     for (const int64_t columns : {16, 32, 48, 64}) {
-      const torch::Tensor sums = torch::ones({9});
       const torch::Tensor expected = matrix.narrow(1, 0, columns).to(torch::kFloat64).sum(1);
-      kernels->sum_rows(matrix.const_data_ptr<float>(), 64, 9, columns,
-                        sums.mutable_data_ptr<float>(), /*accumulate=*/true);
-      CHECK(close(sums, expected + 1, 1e-5));
-      kernels->sum_rows(matrix.const_data_ptr<float>(), 64, 9, columns,
-                        sums.mutable_data_ptr<float>(), /*accumulate=*/false);
-      CHECK(close(sums, expected, 1e-5));
+      for (const bool accumulate : {true, false}) {
+        const torch::Tensor sums = torch::ones({9});
+        kernels->sum_rows(matrix.const_data_ptr<float>(), 64, 9, columns,
+                          sums.mutable_data_ptr<float>(), accumulate);
+        CHECK(close(sums, accumulate ? expected + 1 : expected, 1e-5));
+      }
     }
   }
 }

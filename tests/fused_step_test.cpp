@@ -3,8 +3,6 @@
 
 #include <sys/resource.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>
@@ -28,51 +26,19 @@ using ddp::Options;
 using ddp::ProcessGroup;
 using ddp::fused::Engine;
 
-using MakeEngine = std::unique_ptr<Engine> (*)(const ddp::fused::MlpStorage& storage,
-                                               int64_t max_samples, size_t threads);
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-std::unique_ptr<Engine> host_engine(const ddp::fused::MlpStorage& storage, int64_t max_samples,
-                                    size_t threads) {
-  return ddp::fused::make_host_engine(storage, max_samples, threads);
-}
+/// "host", or "aten": what runs on a GPU, here on the CPU, which has the same operators.
+const std::vector<std::string> kEngines = {"host", "aten"};
 
-/// What runs on a GPU; here on the CPU, which has the same operators.
-std::unique_ptr<Engine> aten_engine(const ddp::fused::MlpStorage& storage, int64_t max_samples,
-                                    size_t) {
-  return ddp::fused::make_aten_engine(storage, max_samples);
-}
+using Widths = std::vector<int64_t>;
 
-struct Case {
-  std::vector<int64_t> widths;
-  int64_t samples;
-  std::string text() const {
-    std::ostringstream out;
-    out << "widths " << widths << ", " << samples << " samples";
-    return out.str();
-  }
-};
-
-Case random_case(std::mt19937_64& random) {
-  const auto between = [&](int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
-  };
-  Case result;
-  for (int64_t layers = between(1, 5); layers >= 0; --layers) {
-    result.widths.push_back(between(1, random() % 2 == 0 ? 20 : 300));
-  }
-  if (random() % 3 == 0) {
-    result.widths.back() = 1;  // regression
-  }
-  result.samples = between(1, 65);
-  return result;
-}
-
-Batch random_batch(const Case& shape) {
-  const bool regression = shape.widths.back() == 1;
-  return {torch::randn({shape.samples, shape.widths.front()}),
-          regression ? torch::randn({shape.samples, 1})
-                     : torch::randint(shape.widths.back(), {shape.samples}, torch::kInt64),
-          static_cast<double>(shape.samples), true, 1};
+Batch random_batch(const Widths& widths, int64_t samples) {
+  const bool regression = widths.back() == 1;
+  return {torch::randn({samples, widths.front()}),
+          regression ? torch::randn({samples, 1})
+                     : torch::randint(widths.back(), {samples}, torch::kInt64),
+          static_cast<double>(samples), true, 1};
 }
 
 /// No unit of a hidden layer is so close to 0 that rounding decides whether ReLU lets it through.
@@ -94,6 +60,53 @@ bool is_clear_of_zero(const ddp::Mlp& model, const torch::Tensor& input) {
   return true;
 }
 
+/// An MLP with its flat storage, and gradients of it.
+struct Subject {
+  explicit Subject(Widths layer_widths)
+      : widths(std::move(layer_widths)), model(widths), flat(ddp::flatten_parameters(*model)) {}
+
+  Batch clear_batch(int64_t samples) const {
+    for (int tries = 0; tries < 300; ++tries) {
+      Batch batch = random_batch(widths, samples);
+      if (is_clear_of_zero(model, batch.input)) {
+        return batch;
+      }
+    }
+    throw std::runtime_error("no batch keeps clear of zero");
+  }
+
+  std::unique_ptr<Engine> make_engine(const std::string& kind, int64_t max_samples,
+                                      size_t threads = 1) const {
+    const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+    return kind == "host" ? ddp::fused::make_host_engine(storage, max_samples, threads)
+                          : ddp::fused::make_aten_engine(storage, max_samples);
+  }
+
+  std::vector<torch::Tensor> gradients() const {
+    std::vector<torch::Tensor> copies;
+    for (const torch::Tensor& parameter : flat.parameters) {
+      copies.push_back(parameter.grad().clone());
+    }
+    return copies;
+  }
+
+  std::vector<torch::Tensor> autograd_gradients(const std::vector<Batch>& batches) const {
+    ddp::Mlp copy = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
+    for (const Batch& batch : batches) {
+      ddp::loss(copy->forward(batch.input), batch).backward();
+    }
+    std::vector<torch::Tensor> gradients;
+    for (const torch::Tensor& parameter : copy->parameters()) {
+      gradients.push_back(parameter.grad());
+    }
+    return gradients;
+  }
+
+  Widths widths;
+  ddp::Mlp model;
+  ddp::FlatParameters flat;
+};
+
 /// Of the largest gradient of the same parameter. Written so that NaN fails.
 bool gradients_agree(const std::vector<torch::Tensor>& ours,
                      const std::vector<torch::Tensor>& theirs, double relative) {
@@ -106,22 +119,11 @@ bool gradients_agree(const std::vector<torch::Tensor>& ours,
   return ours.size() == theirs.size();
 }
 
-std::vector<torch::Tensor> autograd_gradients(const ddp::Mlp& model,
-                                              const std::vector<Batch>& batches) {
-  ddp::Mlp copy = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
-  for (const Batch& batch : batches) {
-    ddp::loss(copy->forward(batch.input), batch).backward();
-  }
-  std::vector<torch::Tensor> gradients;
-  for (const torch::Tensor& parameter : copy->parameters()) {
-    gradients.push_back(parameter.grad());
-  }
-  return gradients;
-}
-
-void run_engine(Engine& engine, const Batch& batch, bool accumulate) {
-  engine.run({batch, 0, batch.input.size(0), 1 / batch.step_samples_per_rank, accumulate},
-             {[](ddp::Phase) {}, [](size_t) {}});
+void run_engine(Engine& engine, const Batch& batch, bool accumulate = false) {
+  const ddp::fused::Work work{batch, 0, batch.input.size(0), 1 / batch.step_samples_per_rank,
+                              accumulate};
+  engine.load(work);
+  engine.compute(work, {ddp::no_observer, [](size_t) {}});
 }
 
 Options options_for(const std::vector<int64_t>& layers, int64_t batch, const std::string& speedup) {
@@ -176,31 +178,30 @@ int64_t minor_faults() {
 
 TEST_CASE("hand-written gradients are autograd's, for any MLP", "[fused]") {
   std::mt19937_64 random(7);
+  const auto between = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
   for (int repetition = 0; repetition < 60; ++repetition) {
-    const Case shape = random_case(random);
-    torch::manual_seed(static_cast<uint64_t>(repetition));
-    ddp::Mlp model(shape.widths);
-    Batch batch = random_batch(shape);
-    int tries = 1;
-    while (!is_clear_of_zero(model, batch.input) && tries < 300) {
-      batch = random_batch(shape);
-      ++tries;
+    Widths widths;
+    for (int64_t layers = between(1, 5); layers >= 0; --layers) {
+      widths.push_back(between(1, random() % 2 == 0 ? 20 : 300));
     }
-    INFO(shape.text() << ", " << tries << " tries");
-    REQUIRE(tries < 300);
-    const std::vector<torch::Tensor> expected = autograd_gradients(model, {batch});
-    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
-    const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
-    const double expected_loss = ddp::loss(model->forward(batch.input), batch).item<double>();
-    for (const MakeEngine make_engine : {host_engine, aten_engine}) {
-      const auto engine = make_engine(storage, shape.samples, 1);
-      flat.grad.fill_(std::numeric_limits<double>::quiet_NaN());  // all of it is to be replaced
-      run_engine(*engine, batch, /*accumulate=*/false);
-      std::vector<torch::Tensor> ours;
-      for (const torch::Tensor& parameter : flat.parameters) {
-        ours.push_back(parameter.grad().clone());
-      }
-      CHECK(gradients_agree(ours, expected, 2e-6));
+    if (random() % 3 == 0) {
+      widths.back() = 1;  // regression
+    }
+    const int64_t samples = between(1, 65);
+    INFO("widths " << widths << ", " << samples << " samples");
+    torch::manual_seed(static_cast<uint64_t>(repetition));
+    Subject subject(widths);
+    const Batch batch = subject.clear_batch(samples);
+    const std::vector<torch::Tensor> expected = subject.autograd_gradients({batch});
+    const double expected_loss =
+        ddp::loss(subject.model->forward(batch.input), batch).item<double>();
+    for (const std::string& kind : kEngines) {
+      const auto engine = subject.make_engine(kind, samples);
+      subject.flat.grad.fill_(kNan);  // all of it is to be replaced
+      run_engine(*engine, batch);
+      CHECK(gradients_agree(subject.gradients(), expected, 2e-6));
       CHECK(engine->loss().item<double>() == Approx(expected_loss).epsilon(1e-5));
     }
   }
@@ -216,41 +217,31 @@ TEST_CASE("the gradient check notices NaN and a wrong element", "[fused]") {
 
 TEST_CASE("large batches are computed in parts, micro-batches add up, threads change no bit",
           "[fused]") {
-  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
-    torch::manual_seed(11);
-    ddp::Mlp model(std::vector<int64_t>{50, 130, 90, 7});
-    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
-    const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
-    std::vector<Batch> batches;
-    for (const int64_t samples : {200, 64, 0, 3}) {
-      Batch batch = random_batch({{50, 130, 90, 7}, samples});
-      for (int tries = 0; !is_clear_of_zero(model, batch.input); ++tries) {
-        REQUIRE(tries < 300);
-        batch = random_batch({{50, 130, 90, 7}, samples});
-      }
-      batch.step_samples_per_rank = 267;
-      batches.push_back(batch);
-    }
-    const std::vector<torch::Tensor> expected = autograd_gradients(model, batches);
-    std::vector<torch::Tensor> results;
+  torch::manual_seed(11);
+  const Subject subject({50, 130, 90, 7});
+  std::vector<Batch> batches;
+  for (const int64_t samples : {200, 64, 0, 3}) {
+    batches.push_back(subject.clear_batch(samples));
+    batches.back().step_samples_per_rank = 267;
+  }
+  const std::vector<torch::Tensor> expected = subject.autograd_gradients(batches);
+  for (const std::string& kind : kEngines) {
+    torch::Tensor first;
     for (const size_t threads : {1U, 2U, 3U}) {
-      const auto engine = make_engine(storage, 200, threads);
-      flat.grad.fill_(std::numeric_limits<double>::quiet_NaN());
+      const auto engine = subject.make_engine(kind, 200, threads);
+      subject.flat.grad.zero_();  // and what lies between parameters
+      for (const torch::Tensor& parameter : subject.flat.parameters) {
+        parameter.grad().fill_(kNan);
+      }
       for (size_t i = 0; i < batches.size(); ++i) {
         run_engine(*engine, batches[i], /*accumulate=*/i > 0);
       }
-      std::vector<torch::Tensor> ours;
-      for (const torch::Tensor& parameter : flat.parameters) {
-        ours.push_back(parameter.grad().clone());
-      }
-      CHECK(gradients_agree(ours, expected, 3e-6));
-      results.push_back(torch::cat({ours[0].flatten(), ours[3], ours[5]}));
-      CHECK(torch::equal(results.back(), results.front()));
+      CHECK(gradients_agree(subject.gradients(), expected, 3e-6));
+      first = threads == 1 ? subject.flat.grad.clone() : first;
+      CHECK(torch::equal(subject.flat.grad, first));
       // An empty share replaces the gradients too.
-      run_engine(*engine, batches[2], /*accumulate=*/false);
-      for (const torch::Tensor& parameter : flat.parameters) {
-        CHECK(parameter.grad().eq(0).all().item<bool>());
-      }
+      run_engine(*engine, batches[2]);
+      CHECK(subject.flat.grad.eq(0).all().item<bool>());
       CHECK(engine->loss().item<double>() == 0);
     }
   }
@@ -259,68 +250,48 @@ TEST_CASE("large batches are computed in parts, micro-batches add up, threads ch
 TEST_CASE("weights whose columns compete for the cache take the other way to the same gradients",
           "[fused]") {
   torch::manual_seed(12);
-  ddp::Mlp model(std::vector<int64_t>{5, 1024, 300, 3});  // 1024 floats: 4 KiB from row to row
-  Batch batch = random_batch({{5, 1024, 300, 3}, 20});
-  for (int tries = 0; !is_clear_of_zero(model, batch.input); ++tries) {
-    REQUIRE(tries < 300);
-    batch = random_batch({{5, 1024, 300, 3}, 20});
-  }
-  const std::vector<torch::Tensor> expected = autograd_gradients(model, {batch});
-  const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
-  const ddp::fused::MlpStorage storage = ddp::fused::mlp_storage(flat, flat.data, flat.grad);
+  const Subject subject({5, 1024, 300, 3});  // 1024 floats: 4 KiB from row to row
+  const Batch batch = subject.clear_batch(20);
+  const std::vector<torch::Tensor> expected = subject.autograd_gradients({batch});
   for (const size_t threads : {1U, 2U}) {
-    run_engine(*host_engine(storage, 20, threads), batch, false);
-    std::vector<torch::Tensor> ours;
-    for (const torch::Tensor& parameter : flat.parameters) {
-      ours.push_back(parameter.grad().clone());
-    }
-    CHECK(gradients_agree(ours, expected, 2e-6));
+    subject.flat.grad.fill_(kNan);
+    run_engine(*subject.make_engine("host", 20, threads), batch);
+    CHECK(gradients_agree(subject.gradients(), expected, 2e-6));
   }
 }
 
 TEST_CASE(
     "a sample that is not a number spoils the loss and every weight, and does not go unnoticed",
     "[fused]") {
-  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
-    ddp::Mlp model(std::vector<int64_t>{4, 6, 3});
-    const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
-    const auto engine = make_engine(ddp::fused::mlp_storage(flat, flat.data, flat.grad), 5, 1);
-    Batch batch = random_batch({{4, 6, 3}, 5});
-    batch.input[3][2] = std::numeric_limits<float>::quiet_NaN();
-    run_engine(*engine, batch, false);
+  for (const std::string& kind : kEngines) {
+    const Subject subject({4, 6, 3});
+    const auto engine = subject.make_engine(kind, 5);
+    Batch batch = random_batch(subject.widths, 5);
+    batch.input[3][2] = kNan;
+    run_engine(*engine, batch);
     CHECK(std::isnan(engine->loss().item<double>()));
-    for (const torch::Tensor& parameter : flat.parameters) {
-      CHECK(parameter.grad().isnan().any().item<bool>());
+    for (const torch::Tensor& gradient : subject.gradients()) {
+      CHECK(gradient.isnan().any().item<bool>());
     }
   }
 }
 
-TEST_CASE("a class that the model does not have is refused", "[fused]") {
-  ddp::Mlp model(std::vector<int64_t>{4, 3});
-  const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
-  for (const MakeEngine make_engine : {host_engine, aten_engine}) {
-    const auto engine = make_engine(ddp::fused::mlp_storage(flat, flat.data, flat.grad), 5, 1);
+TEST_CASE("a class that the model does not have is refused, and so are parameters in float64",
+          "[fused]") {
+  const Subject subject({4, 3});
+  for (const std::string& kind : kEngines) {
+    const auto engine = subject.make_engine(kind, 5);
     for (const int64_t bad : {-1, 3}) {
-      Batch batch = random_batch({{4, 3}, 5});
+      Batch batch = random_batch(subject.widths, 5);
       batch.target[2] = bad;
-      CHECK_THROWS_AS(run_engine(*engine, batch, false), c10::Error);
+      CHECK_THROWS_AS(run_engine(*engine, batch), c10::Error);
     }
   }
-}
-
-TEST_CASE("only a chain of linear layers in float32 can be fused", "[fused]") {
-  const auto storage_of = [](const torch::nn::Module& module) {
-    const ddp::FlatParameters flat = ddp::flatten_parameters(module);
-    return ddp::fused::mlp_storage(flat, flat.data, flat.grad);
-  };
-  CHECK_THROWS_AS(storage_of(*torch::nn::Linear(torch::nn::LinearOptions(3, 2).bias(false))),
-                  c10::Error);
-  CHECK_THROWS_AS(
-      storage_of(*torch::nn::Sequential(torch::nn::Linear(3, 2), torch::nn::Linear(3, 2))),
-      c10::Error);
-  torch::nn::Linear doubles(3, 2);
+  ddp::Mlp doubles(Widths{3, 2});
   doubles->to(torch::kFloat64);
-  CHECK_THROWS_AS(storage_of(*doubles), c10::Error);
+  CHECK_THROWS_AS(
+      ddp::FusedStep(options_for({3, 2}, 4, "fused"), doubles, {torch::kCPU}, nullptr, [] {}),
+      c10::Error);
 }
 
 TEST_CASE("fused training ends on autograd's weights: optimizers, replicas, micro-batches, tails",
@@ -353,73 +324,69 @@ TEST_CASE("fused training ends on autograd's weights: optimizers, replicas, micr
 }
 
 TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fused][ddp]") {
+  // 23 samples: at 3 ranks the last step has a rank without any. 300 x 1000: several buckets.
+  Options options = options_for({9, 300, 1000, 3}, 2, "none");
+  options.dataset_size = 23;
+  options.accumulate = 2;
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  torch::manual_seed(options.seed);
+  const ddp::Mlp initial(dataset.layers);
+  /// @return the ranks' weights, and the bytes that rank 0 has sent
+  const auto train_ranks = [&](int world_size) {
+    std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
+    int64_t bytes = 0;
+    ddp::test::run_ranks(world_size, [&](ProcessGroup& process_group) {
+      process_group.enable_wait_timer();
+      ddp::Mlp model = std::dynamic_pointer_cast<ddp::MlpImpl>(initial->clone());
+      ddp::DistributedSampler sampler(dataset, process_group, options);
+      ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+      ddp::DistributedDataParallel parallel_model(model, process_group);
+      ddp::Optimizer optimizer(*model, options);
+      ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
+                                [&] { optimizer.fused_step(); });
+      for (int64_t epoch = 0; epoch < 2; ++epoch) {
+        sampler.set_epoch(epoch);
+        for (const Batch& batch : loader) {
+          if (options.speedup == "fused") {
+            fused_step.run(batch, optimizer.learning_rate());
+            continue;
+          }
+          const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
+          ddp::loss(parallel_model.forward(batch.input), batch).backward();
+          if (batch.completes_step) {
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        }
+      }
+      weights[static_cast<size_t>(process_group.rank())] = ddp::parameter_vector(*model);
+      if (process_group.rank() == 0) {
+        for (const int64_t count : process_group.take_wait().all_reduce_bytes) {
+          bytes += count;
+        }
+      }
+    });
+    return std::make_pair(weights, bytes);
+  };
   for (const int world_size : {1, 2, 3}) {
-    // 23 samples: at 3 ranks the last step has a rank without any. 300 x 1000: several buckets.
-    Options options = options_for({9, 300, 1000, 3}, 2, "none");
-    options.dataset_size = 23;
-    options.accumulate = 2;
-    std::vector<std::vector<torch::Tensor>> results;
-    std::vector<int64_t> bytes(2);
-    for (const std::string speedup : {"none", "fused"}) {
-      options.speedup = speedup;
-      std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
-      std::mutex seed_mutex;  // torch::manual_seed() is for the whole process
-      ddp::test::run_ranks(world_size, [&](ProcessGroup& process_group) {
-        process_group.enable_wait_timer();
-        ddp::Dataset dataset;
-        ddp::Mlp model(nullptr);
-        {
-          const std::lock_guard<std::mutex> lock(seed_mutex);
-          dataset = ddp::load_dataset(options);
-          torch::manual_seed(options.seed);
-          model = ddp::Mlp(dataset.layers);
-        }
-        ddp::DistributedSampler sampler(dataset, process_group, options);
-        ddp::DataLoader loader(dataset.train, sampler, {2, options.accumulate, torch::kCPU});
-        ddp::DistributedDataParallel parallel_model(model, process_group);
-        ddp::Optimizer optimizer(*model, options);
-        ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
-                                  [&] { optimizer.fused_step(); });
-        for (int64_t epoch = 0; epoch < 2; ++epoch) {
-          sampler.set_epoch(epoch);
-          for (const Batch& batch : loader) {
-            if (speedup == "fused") {
-              fused_step.run(batch, optimizer.learning_rate());
-              continue;
-            }
-            const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
-            ddp::loss(parallel_model.forward(batch.input), batch).backward();
-            if (batch.completes_step) {
-              optimizer.step();
-              optimizer.zero_grad();
-            }
-          }
-        }
-        const auto rank = static_cast<size_t>(process_group.rank());
-        weights[rank] = ddp::parameter_vector(*model);
-        if (rank == 0) {
-          for (const int64_t count : process_group.take_wait().all_reduce_bytes) {
-            bytes[speedup == "fused" ? 1 : 0] += count;
-          }
-        }
-      });
-      results.push_back(weights);
-    }
     INFO("world size " << world_size);
-    CHECK(bytes[0] == bytes[1]);
-    CHECK((bytes[1] > 0) == (world_size > 1));
-    for (int rank = 0; rank < world_size; ++rank) {
-      const auto r = static_cast<size_t>(rank);
-      CHECK(torch::equal(results[1][r], results[1][0]));
-      CHECK((results[1][r] - results[0][r]).abs().le(1e-5).all().item<bool>());
+    options.speedup = "none";
+    const auto [expected, expected_bytes] = train_ranks(world_size);
+    options.speedup = "fused";
+    const auto [weights, bytes] = train_ranks(world_size);
+    CHECK(bytes == expected_bytes);
+    CHECK((bytes > 0) == (world_size > 1));
+    for (size_t rank = 0; rank < weights.size(); ++rank) {
+      CHECK(torch::equal(weights[rank], weights[0]));
+      CHECK((weights[rank] - expected[rank]).abs().le(1e-5).all().item<bool>());
     }
   }
 }
 
 TEST_CASE("graph is refused without a GPU", "[fused]") {
-  Options options = options_for({3, 1}, 4, "graph");
-  ddp::Mlp model(std::vector<int64_t>{3, 1});
-  CHECK_THROWS_AS(ddp::FusedStep(options, model, {torch::kCPU}, nullptr, [] {}), c10::Error);
+  CHECK_THROWS_AS(ddp::FusedStep(options_for({3, 1}, 4, "graph"), ddp::Mlp(Widths{3, 1}),
+                                 {torch::kCPU}, nullptr, [] {}),
+                  c10::Error);
 }
 
 TEST_CASE("in the steady state a fused step allocates nothing and touches no new page",
@@ -449,8 +416,7 @@ TEST_CASE("in the steady state a fused step allocates nothing and touches no new
     options.metrics = workload.metrics ? "metrics.jsonl" : "";  // written by report(), not called
     const ddp::Dataset dataset = ddp::load_dataset(options);
     ddp::RandomSampler sampler(dataset.train.size(), options.seed);
-    ddp::DataLoader loader(dataset.train, sampler,
-                           {workload.batch, workload.accumulate, torch::kCPU});
+    ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
     ddp::Mlp model(dataset.layers);
     ddp::Optimizer optimizer(*model, options);
     ddp::FusedStep fused_step(options, model,
@@ -487,7 +453,7 @@ TEST_CASE("in the steady state a fused step allocates nothing and touches no new
 TEST_CASE("a step of autograd is seen to allocate, and so are new and malloc",
           "[fused][allocations]") {
   ddp::Mlp model(std::vector<int64_t>{64, 128, 128, 10});
-  const Batch batch = random_batch({{64, 128, 128, 10}, 32});
+  const Batch batch = random_batch({64, 128, 128, 10}, 32);
   const auto step = [&] { ddp::loss(model->forward(batch.input), batch).backward(); };
   step();
   uint64_t before = ddp::test::allocations();

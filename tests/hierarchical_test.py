@@ -104,13 +104,6 @@ class TwoHosts(unittest.TestCase):
         self.assertEqual(self.run_job("auto", (2, 2))[1], "hierarchical")
         self.assertEqual(self.run_job("auto", (1, 1))[1], "gloo")
 
-    def test_shm_is_refused(self):
-        job = Job(self.hosts, (2, 2), "05_multinode", *WORKLOAD, "--backend", "shm")
-        self.assertEqual(job.wait(), [2, 2, 2, 2])
-        for rank in range(4):
-            self.assertIn("--backend shm: rank 2 has host name n2, rank 0 n1, expected all ranks on one host", job.read("err", rank))
-            self.assertEqual(job.read("err", rank).count("\n"), 1)
-
     def test_killed(self):
         """Whoever dies: its host names it, and the other host ends too."""
         for victim, neighbour in [(3, 2), (2, 3), (1, 0)]:

@@ -2,15 +2,17 @@
 // it.
 #include "common/launch/launch_environment.hpp"
 
+#include <unistd.h>
+
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/bad_environments.hpp"
+#include "tests/support/run_program.hpp"
 
 namespace {
 
@@ -23,7 +25,9 @@ using ddp::test::kTorchrun;
 using ddp::test::Variables;
 using ddp::test::with;
 using ddp::test::without;
+using ddp::test::words;
 using Kind = ddp::StoreLocation::Kind;
+using namespace nlohmann::literals;
 
 ddp::LaunchEnvironment read(const Variables& variables, const ddp::Options& options = {}) {
   return ddp::read_launch_environment(
@@ -31,6 +35,13 @@ ddp::LaunchEnvironment read(const Variables& variables, const ddp::Options& opti
         const auto found = variables.find(name);
         return found == variables.end() ? std::nullopt : std::optional(found->second);
       });
+}
+
+/// What ddp-env --json says, but for the evidence.
+nlohmann::json identity(const Variables& variables, const ddp::Options& options = {}) {
+  nlohmann::json document = nlohmann::json::parse(ddp::describe(read(variables, options), true));
+  document.erase("evidence");
+  return document;
 }
 
 /// Refused as usage error, in one line that names `name`.
@@ -51,30 +62,47 @@ void check_refused(const Variables& variables, const std::string& name,
 
 }  // namespace
 
-TEST_CASE("nobody started this process: rank 0 of 1") {
-  const ddp::LaunchEnvironment environment = read({});
-  CHECK(environment.launcher == "none");
-  CHECK(environment.rank == 0);
-  CHECK(environment.world_size == 1);
-  CHECK(environment.store.kind == Kind::kNone);
-  CHECK(environment.evidence.empty());
+TEST_CASE("each launcher's variables make an identity and a place to meet") {
+  CHECK(identity({}) == R"({
+      "launcher": "none", "rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1,
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "none", "host": "",
+      "port": 0, "listen_fd": -1, "file": "", "prefix": ""}})"_json);
+  CHECK(read({}).evidence.empty());
+  CHECK(identity(kTorchrun) == R"({
+      "launcher": "torchrun", "rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2,
+      "node_rank": 1, "num_nodes": 2, "restart_count": 2, "store": {"kind": "agent_tcp",
+      "host": "n1", "port": 29400, "listen_fd": -1, "file": "", "prefix": "torchrun/job7/2"}})"_json);
+  CHECK(identity(kSpawn) == R"({
+      "launcher": "spawn", "rank": 0, "world_size": 2, "local_rank": 0, "local_world_size": 2,
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "tcp",
+      "host": "127.0.0.1", "port": 40000, "listen_fd": 3, "file": "", "prefix": "spawn/0"}})"_json);
+  CHECK(identity(kPlain) == R"({
+      "launcher": "environment", "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2,
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "tcp",
+      "host": "localhost", "port": 29500, "listen_fd": -1, "file": "",
+      "prefix": "environment/0"}})"_json);
+  CHECK(identity(with(kSlurm, {{"MASTER_PORT", "29500"}})) == R"({
+      "launcher": "slurm", "rank": 2, "world_size": 3, "local_rank": 0, "local_world_size": 1,
+      "node_rank": 1, "num_nodes": 2, "restart_count": 0, "store": {"kind": "tcp", "host": "n1",
+      "port": 29500, "listen_fd": -1, "file": "", "prefix": "slurm/12.0/0"}})"_json);
+  const std::string name = "/ddp-store-" + std::to_string(geteuid()) + "-";
+  nlohmann::json open_mpi = R"({
+      "launcher": "openmpi", "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2,
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "shared_file",
+      "host": "", "port": 0, "listen_fd": -1, "prefix": "openmpi/2096300033/0"}})"_json;
+  open_mpi["store"]["file"] = "/tmp/ompi.host.0/pid.4109" + name + "2096300033";
+  CHECK(identity(kOpenMpi) == open_mpi);
+  nlohmann::json condor = R"({
+      "launcher": "htcondor", "rank": 1, "world_size": 3, "local_rank": 0, "local_world_size": 1,
+      "node_rank": 1, "num_nodes": 3, "restart_count": 0, "store": {"kind": "shared_file",
+      "port": 0, "listen_fd": -1, "prefix": "htcondor/345/0"}})"_json;
+  condor["store"]["file"] = "/home/me/run" + name + "345";
+  condor["store"]["host"] = read(kCondor).store.host;
+  CHECK(identity(kCondor) == condor);
+  CHECK(!read(kCondor).store.host.empty());
 }
 
 TEST_CASE("torchrun") {
-  const ddp::LaunchEnvironment environment = read(kTorchrun);
-  CHECK(environment.launcher == "torchrun");
-  CHECK(environment.rank == 3);
-  CHECK(environment.world_size == 4);
-  CHECK(environment.local_rank == 1);
-  CHECK(environment.local_world_size == 2);
-  CHECK(environment.node_rank == 1);
-  CHECK(environment.num_nodes == 2);
-  CHECK(environment.restart_count == 2);
-  CHECK(environment.store.kind == Kind::kAgentTcp);
-  CHECK(environment.store.host == "n1");
-  CHECK(environment.store.port == 29400);
-  CHECK(environment.store.prefix == "torchrun/job7/2");
-
   SECTION("the agent's store: exactly True, and only at its own address") {
     for (const char* const flag : {"False", "true", "TRUE", "1", ""}) {
       CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", flag}})).store.kind ==
@@ -108,9 +136,7 @@ TEST_CASE("torchrun") {
     CHECK(single.restart_count == 2);
   }
   SECTION("it is the innermost launcher") {
-    Variables nested = kTorchrun;
-    nested.insert(kSlurm.begin(), kSlurm.end());
-    nested.insert(kOpenMpi.begin(), kOpenMpi.end());
+    Variables nested = with(with(kSlurm, kOpenMpi), kTorchrun);
     CHECK(read(nested).launcher == "torchrun");
     CHECK(read(nested).rank == 3);
     nested["SLURM_RESTART_COUNT"] = "1";
@@ -118,29 +144,17 @@ TEST_CASE("torchrun") {
   }
 }
 
-TEST_CASE("our own spawn") {
-  const ddp::LaunchEnvironment environment = read(kSpawn);
-  CHECK(environment.launcher == "spawn");
-  CHECK(environment.store.kind == Kind::kTcp);
-  CHECK(environment.store.listen_fd == 3);
-  CHECK(environment.num_nodes == 1);
+TEST_CASE("our own spawn: rank 0 alone has the socket, and a requeued job is a restart") {
   const auto second =
       read(with(without(kSpawn, {"DDP_STORE_LISTEN_FD"}), {{"RANK", "1"}, {"LOCAL_RANK", "1"}}));
   CHECK(second.rank == 1);
   CHECK(second.store.listen_fd == -1);
-  CHECK(second.store.prefix == environment.store.prefix);
+  CHECK(second.store.prefix == "spawn/0");
   CHECK(read(with(kSpawn, {{"SLURM_JOB_ID", "1"}, {"SLURM_RESTART_COUNT", "2"}})).restart_count ==
         2);
 }
 
 TEST_CASE("plain variables") {
-  const ddp::LaunchEnvironment environment = read(kPlain);
-  CHECK(environment.launcher == "environment");
-  CHECK(environment.rank == 1);
-  CHECK(environment.local_rank == 1);
-  CHECK(environment.local_world_size == 2);
-  CHECK(environment.num_nodes == 1);
-  CHECK(environment.store.kind == Kind::kTcp);
   // Elsewhere, nothing says who shares a node.
   const Variables remote = with(kPlain, {{"MASTER_ADDR", "n1.cluster"}});
   check_refused(remote, "LOCAL_RANK");
@@ -148,7 +162,7 @@ TEST_CASE("plain variables") {
   CHECK(read(with(remote, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).num_nodes == 2);
   CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).store.kind == Kind::kNone);
   CHECK(read(with(kPlain, {{"MASTER_ADDR", "[::1]"}})).store.host == "::1");
-  for (const char* const host : {"::1", "fe80::1%eth0", "10.0.0.1", "n-1.a_b"}) {
+  for (const std::string& host : words("::1 fe80::1%eth0 10.0.0.1 n-1.a_b")) {
     CHECK(
         read(with(kPlain, {{"MASTER_ADDR", host}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}))
             .store.host == host);
@@ -201,17 +215,8 @@ TEST_CASE("explicit flags override every launcher") {
 }
 
 TEST_CASE("Open MPI") {
-  const ddp::LaunchEnvironment environment = read(kOpenMpi);
-  CHECK(environment.launcher == "openmpi");
-  CHECK(environment.rank == 1);
-  CHECK(environment.world_size == 2);
-  CHECK(environment.num_nodes == 1);
-  CHECK(environment.store.kind == Kind::kSharedFile);
-  CHECK(environment.store.file.find("/tmp/ompi.host.0/pid.4109/") == 0);
-  CHECK(environment.store.file.find("2096300033") != std::string::npos);
-  CHECK(environment.store.prefix == "openmpi/2096300033/0");
   CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}))
-            .store.file == environment.store.file);
+            .store.file == read(kOpenMpi).store.file);
   const std::string odd =
       read(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-host-1@1/../x"}})).store.file;
   CHECK(odd.rfind('/') == kOpenMpi.at("PMIX_SERVER_TMPDIR").size());
@@ -245,27 +250,16 @@ TEST_CASE("Open MPI") {
     check_refused(with(kOpenMpi, {{"WORLD_SIZE", "4"}}), "WORLD_SIZE");
   }
   SECTION("inside a Slurm job it is the inner launcher") {
-    Variables nested = kOpenMpi;
-    nested.insert(kSlurm.begin(), kSlurm.end());
-    CHECK(read(nested).launcher == "openmpi");
+    CHECK(read(with(kSlurm, kOpenMpi)).launcher == "openmpi");
   }
 }
 
 TEST_CASE("a Slurm step") {
   const ddp::LaunchEnvironment environment = read(kSlurm);
-  CHECK(environment.launcher == "slurm");
-  CHECK(environment.rank == 2);
-  CHECK(environment.world_size == 3);
-  CHECK(environment.local_rank == 0);
-  CHECK(environment.local_world_size == 1);
-  CHECK(environment.node_rank == 1);
-  CHECK(environment.num_nodes == 2);
-  CHECK(environment.store.kind == Kind::kTcp);
   CHECK(environment.store.host == "n1");
   CHECK(environment.store.peer == "n2");
   CHECK(environment.store.port >= 20000);
   CHECK(environment.store.port < 32000);
-  CHECK(environment.store.prefix == "slurm/12.0/0");
 
   SECTION("every rank computes the same port, another step or restart most likely another") {
     const auto first =
@@ -315,17 +309,7 @@ TEST_CASE("a Slurm step") {
   }
 }
 
-TEST_CASE("HTCondor's parallel universe") {
-  const ddp::LaunchEnvironment environment = read(kCondor);
-  CHECK(environment.launcher == "htcondor");
-  CHECK(environment.rank == 1);
-  CHECK(environment.world_size == 3);
-  CHECK(environment.local_rank == 0);
-  CHECK(environment.local_world_size == 1);
-  CHECK(environment.store.kind == Kind::kSharedFile);
-  CHECK(environment.store.file.find("/home/me/run/") == 0);
-  CHECK(environment.store.file.find("345") != std::string::npos);
-  CHECK(!environment.store.host.empty());
+TEST_CASE("HTCondor: an address that was passed on") {
   CHECK(read(with(kCondor, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9618"}})).store.kind ==
         Kind::kTcp);
 }
@@ -341,17 +325,12 @@ TEST_CASE("environments that no process may start in are refused by the variable
   }
 }
 
-TEST_CASE("describe shows every fact with its source") {
+TEST_CASE("every fact is shown with its source, on one line of JSON or in a table") {
   for (const Variables& variables : {kTorchrun, kSpawn, kPlain, kOpenMpi, kSlurm, kCondor}) {
     const ddp::LaunchEnvironment environment = read(variables);
     const std::string line = ddp::describe(environment, true);
     CHECK(line.find('\n') == line.size() - 1);
-    const nlohmann::json document = nlohmann::json::parse(line);
-    CHECK(document.at("launcher") == environment.launcher);
-    CHECK(document.at("rank") == environment.rank);
-    CHECK(document.at("world_size") == environment.world_size);
-    CHECK(document.at("store").at("prefix") == environment.store.prefix);
-    CHECK(document.at("evidence").size() == environment.evidence.size());
+    CHECK(nlohmann::json::parse(line).at("evidence").size() == environment.evidence.size());
     const std::string text = ddp::describe(environment, false);
     CHECK(text.find(environment.launcher) != std::string::npos);
     for (const ddp::Evidence& fact : environment.evidence) {
@@ -362,72 +341,40 @@ TEST_CASE("describe shows every fact with its source") {
 }
 
 TEST_CASE("node lists expand as scontrol does") {
-  using Names = std::vector<std::string>;
-  const std::vector<std::pair<std::string, Names>> lists = {
-      {"n1", {"n1"}},
-      {"login", {"login"}},
-      {"n[1-2]", {"n1", "n2"}},
-      {"n[1-2,07],gpu3-ib", {"n1", "n2", "n07", "gpu3-ib"}},
-      {"n[09-11]", {"n09", "n10", "n11"}},
-      {"n[9-11]", {"n9", "n10", "n11"}},
-      {"n[098-101]", {"n098", "n099", "n100", "n101"}},
-      {"n[1-3,07,9-11]-ib", {"n1-ib", "n2-ib", "n3-ib", "n07-ib", "n9-ib", "n10-ib", "n11-ib"}},
-      {"r[1-2]n[01-02]", {"r1n01", "r1n02", "r2n01", "r2n02"}},
-      {"r[1-2]n[3,5]x", {"r1n3x", "r1n5x", "r2n3x", "r2n5x"}},
-      {"a[1]b[2]c[3-4]", {"a1b2c3", "a1b2c4"}},
-      {"r[1-2]c[3-4]n[5-6]",
-       {"r1c3n5", "r1c3n6", "r2c3n5", "r2c3n6", "r1c4n5", "r1c4n6", "r2c4n5", "r2c4n6"}},
-      {"n[5]", {"n5"}},
-      {"n[0-0]", {"n0"}},
-      {"n[2,1]", {"n2", "n1"}},
-      {"b,a,b", {"b", "a", "b"}},
-      {"node-1.cluster.local,node_2", {"node-1.cluster.local", "node_2"}},
-      {"gpu-a100-[001-002],cpu[7-8]", {"gpu-a100-001", "gpu-a100-002", "cpu7", "cpu8"}},
+  const std::vector<std::pair<std::string, std::string>> lists = {
+      {"n1", "n1"},
+      {"login", "login"},
+      {"n[1-2]", "n1 n2"},
+      {"n[1-2,07],gpu3-ib", "n1 n2 n07 gpu3-ib"},
+      {"n[09-11]", "n09 n10 n11"},
+      {"n[9-11]", "n9 n10 n11"},
+      {"n[098-101]", "n098 n099 n100 n101"},
+      {"n[1-3,07,9-11]-ib", "n1-ib n2-ib n3-ib n07-ib n9-ib n10-ib n11-ib"},
+      {"r[1-2]n[01-02]", "r1n01 r1n02 r2n01 r2n02"},
+      {"r[1-2]n[3,5]x", "r1n3x r1n5x r2n3x r2n5x"},
+      {"a[1]b[2]c[3-4]", "a1b2c3 a1b2c4"},
+      {"r[1-2]c[3-4]n[5-6]", "r1c3n5 r1c3n6 r2c3n5 r2c3n6 r1c4n5 r1c4n6 r2c4n5 r2c4n6"},
+      {"n[5]", "n5"},
+      {"n[0-0]", "n0"},
+      {"n[2,1]", "n2 n1"},
+      {"b,a,b", "b a b"},
+      {"node-1.cluster.local,node_2", "node-1.cluster.local node_2"},
+      {"gpu-a100-[001-002],cpu[7-8]", "gpu-a100-001 gpu-a100-002 cpu7 cpu8"},
   };
   for (const auto& [list, names] : lists) {
     INFO(list);
-    CHECK(ddp::expand_node_list(list) == names);
+    CHECK(ddp::expand_node_list(list) == words(names));
   }
   CHECK(ddp::expand_node_list("n[0-65535]").size() == 65536);
 }
 
 TEST_CASE("malformed node lists are refused") {
-  for (const char* const list : {"",
-                                 ",",
-                                 "n1,",
-                                 ",n1",
-                                 "n1,,n2",
-                                 "n[",
-                                 "n]",
-                                 "n[]",
-                                 "n[1",
-                                 "n[1-]",
-                                 "n[-1]",
-                                 "n[1-2",
-                                 "n[2-1]",
-                                 "n[1,]",
-                                 "n[,1]",
-                                 "n[1--2]",
-                                 "n[1-2-3]",
-                                 "n[a]",
-                                 "n[1-b]",
-                                 "n[[1]]",
-                                 "n[1]]",
-                                 "n 1",
-                                 "n1 n2",
-                                 "n1\nn2",
-                                 "[1-2]",
-                                 "n[1 -2]",
-                                 "n;rm",
-                                 "n$(x)",
-                                 "n[0-65536]",
-                                 "n[0-999999999999]",
-                                 "n[0-99999999999999999999]",
-                                 "a[0-999]b[0-999]",
-                                 "n[0-40000],m[0-40000]",
-                                 "n/1",
-                                 "n1]",
-                                 "n1],n2"}) {
+  std::vector<std::string> lists = words(
+      ", n1, ,n1 n1,,n2 n[ n] n[] n[1 n[1-] n[-1] n[1-2 n[2-1] n[1,] n[,1] n[1--2] n[1-2-3] n[a] "
+      "n[1-b] n[[1]] n[1]] [1-2] n;rm n$(x) n[0-65536] n[0-999999999999] "
+      "n[0-99999999999999999999] a[0-999]b[0-999] n[0-40000],m[0-40000] n/1 n1] n1],n2");
+  lists.insert(lists.end(), {"", "n 1", "n1 n2", "n1\nn2", "n[1 -2]"});
+  for (const std::string& list : lists) {
     INFO(list);
     CHECK_THROWS_AS(ddp::expand_node_list(list), ddp::UsageError);
   }

@@ -1,11 +1,9 @@
 // bench merge: what is kept, what is dropped with a word, and what is refused.
 #include "bench/report/merge.hpp"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,23 +11,21 @@
 #include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/report_documents.hpp"
-#include "tests/support/run_program.hpp"
 
 namespace {
 
-namespace fs = std::filesystem;
 using namespace ddp::bench;
 using ddp::test::Json;
 using ddp::test::make_control;
 using ddp::test::make_report;
 using ddp::test::make_run;
+using ddp::test::ReportFolder;
 using ddp::test::with_error;
 
 const std::vector<double> times_ms = {1.0, 1.1, 1.2};
 
 Json merge(const std::vector<Json>& documents) {
   std::vector<ReportFile> reports;
-  reports.reserve(documents.size());
   for (const Json& document : documents) {
     reports.push_back(
         parse_report(std::string(1, static_cast<char>('A' + reports.size())), document));
@@ -93,17 +89,15 @@ TEST_CASE("reports of several node counts become one that is read like any other
   CHECK(std::count(not_run.begin(), not_run.end(),
                    Json{{"what", "T/weak/01_single_gpu/ranks:1 of B"},
                         {"reason",
-                         "measured in A already; its step time here is 1.25 of that "
-                         "one"}}) == 1);
+                         "measured in A already; its step time here is 1.25 of that one"}}) == 1);
 
   // Google Benchmark's part: one entry per run kept, each family with a number of its own.
-  std::vector<int> families;
+  std::set<int> families;
   for (const Json& entry : merged.at("benchmarks")) {
-    families.push_back(entry.at("family_index"));
+    families.insert(entry.at("family_index").get<int>());
   }
-  REQUIRE(families.size() == 4);
-  std::sort(families.begin(), families.end());
-  CHECK(std::adjacent_find(families.begin(), families.end()) == families.end());
+  CHECK(merged.at("benchmarks").size() == 4);
+  CHECK(families.size() == 4);
 
   const ReportFile read = parse_report("merged", merged);
   CHECK(read.report.runs.size() == 4);
@@ -125,8 +119,9 @@ TEST_CASE("merging in steps gives the same as at once", "[merge]") {
 TEST_CASE("one interrupted report makes the whole partial", "[merge]") {
   Json partial = report_of(2);
   partial["ddp_scaling"]["partial"] = true;
-  CHECK(merge({report_of(1), partial}).at("ddp_scaling").at("partial") == true);
-  CHECK(merge({partial, report_of(1)}).at("ddp_scaling").at("partial") == true);
+  for (const Json& merged : {merge({report_of(1), partial}), merge({partial, report_of(1)})}) {
+    CHECK(merged.at("ddp_scaling").at("partial") == true);
+  }
 }
 
 TEST_CASE("the control of stage 01 is dropped like stage 01 itself", "[merge]") {
@@ -154,68 +149,45 @@ TEST_CASE("what is not of one allocation and build is not merged", "[merge]") {
   CHECK(refusal({report_of(1), report_of(2)}).empty());
   CHECK(refusal({report_of(2), report_of(2)}) ==
         "B: T/weak/05_multinode/ranks:4 is in A too, expected each configuration once");
-
-  Json other = report_of(2);
-  other["ddp_scaling"]["runs"][0]["global_batch"] = 128;
-  CHECK(refusal({report_of(1), other})
-            .find("the global batch of T/weak/01_single_gpu/ranks:1 is 128, expected that of A, "
-                  "32") != std::string::npos);
-
-  for (const auto& [section, key] :
-       {std::pair("software", "git_commit"), std::pair("software", "compiler"),
-        std::pair("settings", "seed")}) {
-    CAPTURE(section, key);
-    other = report_of(2);
-    other["ddp_scaling"][section][key] = 7;
-    CHECK(refusal({report_of(1), other})
-              .find(std::string("B: ") + section + "." + key + " is 7, expected that of A") == 0);
+  const std::string scaling = "/ddp_scaling";
+  for (const auto& [place, error] :
+       {std::pair(
+            "/runs/0/global_batch",
+            "B: the global batch of T/weak/01_single_gpu/ranks:1 is 7, expected that of A, 32"),
+        std::pair("/software/git_commit", "B: software.git_commit is 7, expected that of A"),
+        std::pair("/software/compiler", "B: software.compiler is 7, expected that of A"),
+        std::pair("/settings/seed", "B: settings.seed is 7, expected that of A")}) {
+    CAPTURE(place);
+    Json other = report_of(2);
+    other[Json::json_pointer(scaling + place)] = 7;
+    CHECK(refusal({report_of(1), other}).starts_with(error));
   }
 }
 
 TEST_CASE("the program writes the merged report and replaces no measurement", "[merge]") {
-  std::string pattern = (fs::temp_directory_path() / "ddp-merge-test-XXXXXX").string();
-  REQUIRE(mkdtemp(pattern.data()) != nullptr);
-  const fs::path root = pattern;
-  const auto run = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {std::string(DDP_BIN_DIR) + "/bench", "merge"});
-    ddp::test::RunOptions options;
-    options.cwd = root.string();
-    return ddp::test::run_program(arguments, options);
-  };
-  for (const int nodes : {1, 2}) {
-    std::ofstream(root / (std::to_string(nodes) + ".json")) << report_of(nodes).dump();
-  }
+  const ReportFolder folder;
+  folder.write("1.json", report_of(1));
+  folder.write("2.json", report_of(2));
   // Twice: a merged report may be written over.
   for (int i = 0; i < 2; ++i) {
-    const auto result = run({"all.json", "1.json", "2.json"});
+    const auto result = folder.bench({"merge", "all.json", "1.json", "2.json"});
     INFO(result.err);
     CHECK(result.exit_code == 0);
     CHECK(result.out.empty());
-    CHECK(read_report((root / "all.json").string()).report.runs.size() == 3);
+    CHECK(read_report(folder.path("all.json")).report.runs.size() == 3);
   }
-  struct Case {
-    std::vector<std::string> arguments;
-    const char* error;
-  };
-  const std::vector<Case> cases = {
-      {{"1.json", "2.json"}, "1.json exists and is no merged report"},
-      {{"new.json"}, "REPORT is required"},
-      {{}, "OUT is required"},
-      {{"new.json", "1.json", "missing.json"}, "missing.json"},
-      {{"new.json", "1.json", "1.json"}, "05_multinode"},
-      {{"nowhere/new.json", "1.json", "2.json"}, "nowhere/new.json"},
-      {{"new.json", "1.json", "--foo"}, "--foo"},
-  };
-  for (const Case& bad : cases) {
-    CAPTURE(bad.arguments);
-    const auto result = run(bad.arguments);
-    CHECK(result.exit_code == 2);
-    CHECK(result.err.find(bad.error) != std::string::npos);
-    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-    CHECK_FALSE(fs::exists(root / "new.json"));
-  }
-  CHECK(read_report((root / "1.json").string()).report.runs.size() == 2);
-  fs::remove_all(root);
+  folder.check_refusals("merge",
+                        {
+                            {{"1.json", "2.json"}, "1.json exists and is no merged report"},
+                            {{"new.json"}, "REPORT is required"},
+                            {{}, "OUT is required"},
+                            {{"new.json", "1.json", "missing.json"}, "missing.json"},
+                            {{"new.json", "1.json", "1.json"}, "05_multinode"},
+                            {{"nowhere/new.json", "1.json", "2.json"}, "nowhere/new.json"},
+                            {{"new.json", "1.json", "--foo"}, "--foo"},
+                        });
+  CHECK_FALSE(std::filesystem::exists(folder.path("new.json")));
+  CHECK(read_report(folder.path("1.json")).report.runs.size() == 2);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <iostream>
 #include <thread>
 
-#include "common/backends/mpi/mpi_module.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/parallel/process_group.hpp"
@@ -16,7 +15,7 @@ namespace {
 
 /// Longer than any test waits.
 void sleep_long() {
-  std::this_thread::sleep_for(std::chrono::seconds(60));
+  std::this_thread::sleep_for(std::chrono::minutes(10));
 }
 
 torch::Tensor wide_sum(const ddp::ProcessGroup& group, int64_t count) {
@@ -61,8 +60,7 @@ int main(int argc, char** argv) {
       const int count = ddp::test::check_collectives(*group.c10d_group()->getDefaultBackend());
       const torch::Tensor counts = group.all_gather(torch::tensor({count}));
       if (group.rank() == 0) {
-        std::cout << ddp::mpi_module()->version() << "\n"
-                  << counts.sum().item<int64_t>() << " results are right\n";
+        std::cout << counts.sum().item<int64_t>() << " results are right\n";
       }
     } else {
       misbehave(what, group);

@@ -112,6 +112,9 @@ class Transcripts(TemporaryTree):
             "the fingerprint": ("<!-- transcripts ", "<!-- transcripts 0"),
             "when it was": ("from one run", "from one good run"),
             "an output without a marker": ("<!-- transcripts ", f"```console\n$ {TWO_RANKS}\n{SUMMARY}\n```\n<!-- transcripts "),
+            "a marker that is none": ("<!-- transcripts ", "<!-- trancript lines=3 -->\n<!-- transcripts "),
+            "a marker without its block": ("<!-- transcripts ", "<!-- transcript lines=3 -->\n<!-- transcripts "),
+            "a marker with a stray word": ("<!-- transcripts ", "<!-- transcript lines 3 -->\n```console\n$ true\n```\n<!-- transcripts "),
         }.items():
             with self.subTest(what):
                 self.write_pages()
@@ -128,6 +131,11 @@ class Transcripts(TemporaryTree):
         self.write_pages(other_summary=SUMMARY.replace("1.40743", "1.40744"))
         self.assertEqual(transcripts.wrong_pages(), [])
 
+    def test_what_fails_in_the_background_is_seen(self):
+        for command, code in {"true & true & wait": 0, "false & true & wait": 1, "for i in 0 3; do exit $i & done; wait": 3, "wait": 0}.items():
+            with self.subTest(command):
+                self.assertEqual(transcripts.run_command(command, self.root, None).returncode, code)
+
     def test_a_command_over_several_lines_is_one(self):
         self.assertEqual(list(transcripts.commands("$ a --b \\\n    --c\nout\n$ d\n")), [("a --b --c", ["out"]), ("d", [])])
 
@@ -143,6 +151,22 @@ class StageDiffs(TemporaryTree):
 
     def complaints(self):
         return self.run_quietly(stage_diffs.wrong_stages)[0]
+
+    def test_every_page_is_read(self):
+        pages = ["README.md", "02_data_parallel/README.md", "bench/peers/README.md", "common/README.md", "data/README.md", "docs/slurm.md"]
+        for page in pages:
+            (self.root / page).parent.mkdir(parents=True, exist_ok=True)
+            self.write(page, "")
+        self.assertEqual([page.relative_to(self.root).as_posix() for page in stage_diffs.pages()],
+                         ["README.md", "02_data_parallel/README.md", "common/README.md", "data/README.md", "bench/peers/README.md", "docs/slurm.md"])
+
+    def test_a_comment_that_is_no_marker_is_seen(self):
+        self.write("common/README.md", "<!-- hunk 02_data_parallel/main.cpp: int a -->\n<!-- transcript lines=1 -->\n")
+        self.assertEqual(stage_diffs.strange_comments(self.root / "common/README.md", (stage_diffs.HUNK,), "transcript"), [])
+        for comment in "<!-- hunks 02_data_parallel/main.cpp: a -->", "<!-- hunk 02_data_parallel/main.cpp -->", "<!-- excerpt README.md -->\n":
+            self.write("common/README.md", comment)
+            with self.subTest(comment):
+                self.assertIn("no such marker", self.run_quietly(stage_diffs.main, ["--check"])[1])
 
     def test_a_short_stage_with_a_small_diff_passes(self):
         self.assertEqual(self.complaints(), [])
@@ -206,7 +230,7 @@ class Pictures(TemporaryTree):
 
     def test_a_report_that_says_nothing_is_refused(self):
         run = next(run for run in self.runs() if run["stage"] == "03_ddp_spawn")
-        for field, value in (("parity", {"ok": False}), ("parity", {"ok": None}), ("error", "exit code 1"),
+        for field, value in (("parity", {"ok": False}), ("parity", {"ok": None}), ("error", "exit code 1"), ("launcher", "bsub"), ("backend", "x"),
                              ("relative_speedup", math.nan), ("relative_speedup", None), ("relative_speedup", 0)):
             before, run[field] = run[field], value
             with self.subTest(f"{field} {value}"), self.assertRaises(pictures.Refused):
@@ -227,8 +251,20 @@ class Pictures(TemporaryTree):
         dark = self.root / "docs/stages_dark.svg"
         dark.write_text(dark.read_text().replace("2.29", "3.29"))
         self.assertEqual(self.run_quietly(pictures.main, ["--check", *arguments])[0], 1)
-        report.write_text("{")
-        self.assertEqual(self.run_quietly(pictures.main, arguments)[0], 1)
+        for text in "{", "{}", "[]", '{"ddp_scaling": 3}':
+            report.write_text(text)
+            code, said = self.run_quietly(pictures.main, arguments)
+            self.assertEqual((code, said.count("\n")), (1, 1))
+
+
+class CommandLines(unittest.TestCase):
+    def test_what_is_no_option_changes_nothing(self):
+        for script in stage_diffs, transcripts, pictures:
+            for arguments in ["--chek"], ["--check", "one", "two"]:
+                with self.subTest(f"{script.__name__} {arguments}"), contextlib.redirect_stderr(io.StringIO()), \
+                        self.assertRaises(SystemExit) as refused:
+                    script.main(arguments)
+                self.assertEqual(refused.exception.code, 2)
 
 
 class Links(unittest.TestCase):
@@ -239,7 +275,7 @@ class Links(unittest.TestCase):
 
     def test_every_link_within_the_repository_leads_somewhere(self):
         count = 0
-        for page in [*stage_diffs.pages(), *(ROOT / folder / "README.md" for folder in ("bench/peers", "common", "condor", "data", "results"))]:
+        for page in stage_diffs.pages():
             text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
             for link in re.findall(r"\]\(([^)]+)\)", text):
                 if link.startswith("http"):

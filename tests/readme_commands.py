@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
 
 from stage_diffs import ROOT, pages  # noqa: E402
-from transcripts import CONSOLE, TIMEOUT_S, commands, copy_of_checkout  # noqa: E402
+from transcripts import CONSOLE, commands, copy_of_checkout, run_command  # noqa: E402
 
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # These are what runs this test, or take minutes and are tested elsewhere.
@@ -39,8 +39,7 @@ def main():
                 if command.startswith(NOT_HERE):
                     continue
                 if command not in printed:
-                    printed[command] = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, timeout=TIMEOUT_S,
-                                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                    printed[command] = run_command(command, folder, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
                 result = printed[command]
                 missing = missing_lines(expected, result.stdout.splitlines())
                 ok = result.returncode == 0 and not missing

@@ -12,7 +12,7 @@ way, and each damaged one has to be refused. Needs the package jsonschema. Exit 
 import copy
 import json
 import math
-import os
+import pathlib
 import statistics
 import sys
 
@@ -189,6 +189,12 @@ def changed(document, path, value):
     return result
 
 
+def removed(document, path):
+    result = copy.deepcopy(document)
+    del at(result, path[:-1])[path[-1]]
+    return result
+
+
 def fields(schema, node, path=()):
     """(path, name) of every field that the schema knows, as paths of the schema."""
     if "$ref" in node:
@@ -216,30 +222,24 @@ def damaged(document):
         seen.add(place)
         where = "/" + "/".join(str(part) for part in path)
         ours = path[:1] == ("ddp_scaling",)
+        if not path:
+            for key in value:
+                yield f"/{key} removed", json.dumps(removed(document, (key,)))
         if path and ours:
-            optional = path[-1] == "merged_from" or isinstance(path[-1], int)
-            if not optional:
-                result = copy.deepcopy(document)
-                del at(result, path[:-1])[path[-1]]
-                yield f"{where} removed", json.dumps(result)
-            for wrong in ({"x": 1}, [[]]):
-                yield f"{where} = {wrong}", json.dumps(changed(document, path, wrong))
-            yield f"{where} = NaN", json.dumps(changed(document, path, math.nan))
+            if path[-1] != "merged_from" and not isinstance(path[-1], int):
+                yield f"{where} removed", json.dumps(removed(document, path))
+            wrongs = [{"x": 1}, [[]], math.nan]
             if isinstance(value, str):
-                yield f"{where} = 7", json.dumps(changed(document, path, 7))
-                yield f"{where} = ''", json.dumps(changed(document, path, ""))
+                wrongs += [7, ""]
             elif value is not None:
-                yield f"{where} = text", json.dumps(changed(document, path, "text"))
+                wrongs += ["text"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):
+                wrongs += [True]
                 yield f"{where} = 1e999", json.dumps(changed(document, path, "HERE")).replace('"HERE"', "1e999")
-                yield f"{where} = true", json.dumps(changed(document, path, True))
-        if isinstance(value, dict) and (ours and path or not path):
-            if path:
-                yield f"{where} with another field", json.dumps(changed(document, path, {**value, "another_field": 1}))
-            for key in value if not path else ():
-                result = copy.deepcopy(document)
-                del result[key]
-                yield f"/{key} removed", json.dumps(result)
+            if isinstance(value, dict):
+                wrongs += [{**value, "another_field": 1}]
+            for wrong in wrongs:
+                yield f"{where} = {str(wrong)[-100:]}", json.dumps(changed(document, path, wrong))
 
     run = ("ddp_scaling", "runs", 2)
     failed = ("ddp_scaling", "runs", 4)
@@ -310,8 +310,7 @@ def self_test(schema, validator, text):
         if path not in used:
             failures.append(f"the valid document does not use /{'/'.join(path)}")
 
-    without = copy.deepcopy(document)
-    del without["ddp_scaling"]["merged_from"]
+    without = removed(document, ("ddp_scaling", "merged_from"))
     failures += [f"refused without merged_from: {complaint}" for complaint in complaints(validator, json.dumps(without))]
 
     count = 0
@@ -329,27 +328,25 @@ def main(arguments):
     if len(files) < 2 or (testing and len(files) != 2):
         print(__doc__, file=sys.stderr)
         return 2
-    with open(files[0], encoding="utf-8") as file:
-        schema = parse(file.read())
+    schema = parse(pathlib.Path(files[0]).read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
 
-    names = files[1:]
-    if len(names) == 1 and os.path.isdir(names[0]):
-        names = sorted(os.path.join(names[0], name) for name in os.listdir(names[0]))
-        if not names:
+    documents = [pathlib.Path(name) for name in files[1:]]
+    if len(documents) == 1 and documents[0].is_dir():
+        documents = sorted(documents[0].iterdir())
+        if not documents:
             print(f"{files[1]}: expected documents in there", file=sys.stderr)
             return 1
 
     failed = False
-    for name in names:
-        with open(name, encoding="utf-8") as file:
-            text = file.read()
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
         found = self_test(schema, validator, text) if testing else list(complaints(validator, text))
         for complaint in found:
-            print(f"{name}: {complaint}", file=sys.stderr)
+            print(f"{document}: {complaint}", file=sys.stderr)
         if not found:
-            print(f"{name}: ok")
+            print(f"{document}: ok")
         failed = failed or bool(found)
     return 1 if failed else 0
 

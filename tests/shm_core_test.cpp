@@ -1,21 +1,22 @@
 // The collectives over shared memory, on plain memory: every type and operation against a
 // reference, and every instruction set against the portable one.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <random>
-#include <thread>
+#include <numeric>
 
 #include "common/backends/shm/shm_kernels.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/random_collectives.hpp"
 #include "tests/support/shm_ranks.hpp"
 
 namespace {
 
+using ddp::DType;
+using ddp::ReduceOp;
 using ddp::shm::Communicator;
-using ddp::shm::DType;
 using ddp::shm::Kernels;
-using ddp::shm::ReduceOp;
 using ddp::test::Bits;
 using ddp::test::kAllDTypes;
 using ddp::test::kAllReduceOps;
@@ -27,7 +28,7 @@ using Bytes = std::vector<std::byte>;
 /// The first element that is not what reducing `inputs` must give, or "".
 std::string first_wrong(DType dtype, ReduceOp op, size_t count, const std::vector<Bytes>& inputs,
                         const void* result) {
-  const size_t bytes = ddp::shm::element_bytes(dtype);
+  const size_t bytes = ddp::element_bytes(dtype);
   std::vector<Bits> values;
   for (size_t i = 0; i < count; ++i) {
     values.clear();
@@ -37,9 +38,8 @@ std::string first_wrong(DType dtype, ReduceOp op, size_t count, const std::vecto
     const Bits expected = ddp::test::expected_reduction(dtype, op, values);
     const Bits got = load_element(result, i, bytes);
     if (!ddp::test::same_element(dtype, got, expected)) {
-      return std::string(to_string(op)) + " of " + std::to_string(count) + " " + to_string(dtype) +
-             " over " + std::to_string(inputs.size()) + ": element " + std::to_string(i) +
-             " has bits " + std::to_string(got) + ", expected " + std::to_string(expected);
+      return fmt::format("{} of {} {} over {}: element {} has bits {:x}, expected {:x}",
+                         to_string(op), count, to_string(dtype), inputs.size(), i, got, expected);
     }
   }
   return "";
@@ -98,7 +98,7 @@ TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
   for (const Kernels* const kernels : ddp::shm::all_kernels()) {
     for (const DType dtype : kAllDTypes) {
       for (const ReduceOp op : kAllReduceOps) {
-        if (!ddp::shm::is_supported(dtype, op)) {
+        if (!ddp::is_supported(dtype, op)) {
           continue;
         }
         for (const size_t input_count : {1U, 2U, 3U, 8U}) {
@@ -107,20 +107,13 @@ TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
             std::vector<Guarded> buffers;
             std::vector<const void*> pointers;
             for (size_t i = 0; i < input_count; ++i) {
-              const size_t shift = i * ddp::shm::element_bytes(dtype) % 64;
+              const size_t shift = i * ddp::element_bytes(dtype) % 64;
               pointers.push_back(buffers.emplace_back(inputs[i], shift).data());
             }
             const Guarded output(inputs[0], 3);  // aligned to nothing
             const Guarded streamed(inputs[0], 0);
             void* out = output.data();
-            kernels->reduce({.dtype = dtype,
-                             .op = op,
-                             .count = count,
-                             .inputs = pointers.data(),
-                             .input_count = input_count,
-                             .outputs = &out,
-                             .output_count = 1,
-                             .streamed_output = streamed.data()});
+            kernels->reduce({dtype, op, count, pointers, {&out, 1}, streamed.data()});
             INFO(kernels->name);
             CHECK(first_wrong(dtype, op, count, inputs, output.data()) == "");
             CHECK(std::memcmp(output.data(), streamed.data(), inputs[0].size()) == 0);
@@ -135,7 +128,7 @@ TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
 TEST_CASE("in place: every buffer gets the result, from any place in a line", "[kernels]") {
   for (const Kernels* const kernels : ddp::shm::all_kernels()) {
     for (const DType dtype : kAllDTypes) {
-      const size_t element = ddp::shm::element_bytes(dtype);
+      const size_t element = ddp::element_bytes(dtype);
       for (const size_t input_count : {2U, 3U}) {
         for (size_t shift = 0; shift < 64; shift += element) {
           for (const size_t count : {1U, 7U, 16U, 129U}) {
@@ -145,13 +138,8 @@ TEST_CASE("in place: every buffer gets the result, from any place in a line", "[
             for (const Bytes& input : inputs) {
               pointers.push_back(buffers.emplace_back(input, shift).data());
             }
-            kernels->reduce({.dtype = dtype,
-                             .op = ReduceOp::kSum,
-                             .count = count,
-                             .inputs = pointers.data(),
-                             .input_count = input_count,
-                             .outputs = pointers.data(),
-                             .output_count = input_count});
+            kernels->reduce(
+                {dtype, ReduceOp::kSum, count, {pointers.data(), input_count}, pointers});
             INFO(kernels->name << ", shift " << shift);
             for (const Guarded& buffer : buffers) {
               CHECK(first_wrong(dtype, ReduceOp::kSum, count, inputs, buffer.data()) == "");
@@ -166,21 +154,13 @@ TEST_CASE("in place: every buffer gets the result, from any place in a line", "[
 
 TEST_CASE("every half-precision number survives, in every instruction set", "[kernels]") {
   std::vector<uint16_t> all(65536);
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i] = static_cast<uint16_t>(i);
-  }
+  std::iota(all.begin(), all.end(), uint16_t{0});
   for (const Kernels* const kernels : ddp::shm::all_kernels()) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       std::vector<uint16_t> result(all.size());
       const void* in = all.data();
       void* out = result.data();
-      kernels->reduce({.dtype = dtype,
-                       .op = ReduceOp::kSum,
-                       .count = all.size(),
-                       .inputs = &in,
-                       .input_count = 1,
-                       .outputs = &out,
-                       .output_count = 1});
+      kernels->reduce({dtype, ReduceOp::kSum, all.size(), {&in, 1}, {&out, 1}});
       size_t wrong = 0;
       for (size_t i = 0; i < all.size(); ++i) {
         wrong += !ddp::test::same_element(dtype, all[i], result[i]);
@@ -216,7 +196,7 @@ TEST_CASE("all_reduce of every type and operation, at every world size", "[colle
       run_shm_threads(world_size, [&](Communicator& communicator) {
         const auto rank = static_cast<size_t>(communicator.rank());
         for (const ReduceOp op : kAllReduceOps) {
-          for (size_t c = 0; c < counts.size() && ddp::shm::is_supported(dtype, op); ++c) {
+          for (size_t c = 0; c < counts.size() && ddp::is_supported(dtype, op); ++c) {
             results[rank].push_back(inputs[c][rank]);
             communicator.all_reduce(results[rank].back().data(), counts[c], dtype, op);
           }
@@ -224,7 +204,7 @@ TEST_CASE("all_reduce of every type and operation, at every world size", "[colle
       });
       size_t i = 0;
       for (const ReduceOp op : kAllReduceOps) {
-        for (size_t c = 0; c < counts.size() && ddp::shm::is_supported(dtype, op); ++c, ++i) {
+        for (size_t c = 0; c < counts.size() && ddp::is_supported(dtype, op); ++c, ++i) {
           CHECK(first_wrong(dtype, op, counts[c], inputs[c], results[0][i].data()) == "");
         }
       }
@@ -266,142 +246,15 @@ TEST_CASE("all_reduce of more than fits, in place and through mailboxes, has the
   }
 }
 
-TEST_CASE("the other collectives move every byte", "[collectives]") {
-  for (const int world_size : {1, 2, 3, 8}) {
-    // A slot, half a mailbox, and several halves.
-    for (const size_t count : {size_t{0}, size_t{1}, size_t{8192}, size_t{8193}, size_t{2097152},
-                               size_t{2097153}, size_t{5000000}}) {
-      if (world_size > 3 && count > 3000000) {
-        continue;
-      }
-      const auto ranks = static_cast<size_t>(world_size);
-      const auto inputs = all_ranks_data(DType::kUint8, count, world_size, count);
-      std::vector<int> wrong(ranks);
-      run_shm_threads(world_size, [&](Communicator& communicator) {
-        const auto rank = static_cast<size_t>(communicator.rank());
-        const int root = world_size - 1;
-        Bytes data = inputs[rank];
-        communicator.broadcast(data.data(), count, DType::kUint8, root);
-        wrong[rank] += data != inputs[static_cast<size_t>(root)];
-        for (const bool to_all : {false, true}) {
-          std::vector<Bytes> gathered(ranks, Bytes(count));
-          std::vector<void*> outputs;
-          for (Bytes& output : gathered) {
-            outputs.push_back(output.data());
-          }
-          if (to_all) {
-            communicator.all_gather(inputs[rank].data(), outputs.data(), count, DType::kUint8);
-          } else {
-            communicator.gather(inputs[rank].data(), outputs.data(), count, DType::kUint8, root);
-          }
-          wrong[rank] += (to_all || communicator.rank() == root) && gathered != inputs;
-        }
-      });
-      INFO("world size " << world_size << ", " << count << " bytes");
-      CHECK(wrong == std::vector<int>(ranks));
-    }
-  }
-}
-
-TEST_CASE("reduce_scatter: every rank gets its part of the sum", "[collectives]") {
-  for (const int world_size : {1, 2, 3, 8}) {
-    for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}, size_t{300000}}) {
-      std::vector<std::string> wrong(static_cast<size_t>(world_size));
-      run_shm_threads(world_size, [&](Communicator& communicator) {
-        const auto ranks = static_cast<size_t>(world_size);
-        const auto own = static_cast<size_t>(communicator.rank());
-        // inputs[r][p]: what rank r has for rank p.
-        std::vector<std::vector<Bytes>> inputs(ranks);
-        for (size_t r = 0; r < ranks; ++r) {
-          for (size_t p = 0; p < ranks; ++p) {
-            inputs[r].push_back(
-                rank_data(DType::kFloat32, count, static_cast<int>(r), 100 + p + count));
-          }
-        }
-        std::vector<const void*> pointers;
-        std::vector<Bytes> expected;
-        for (size_t r = 0; r < ranks; ++r) {
-          pointers.push_back(inputs[own][r].data());
-          expected.push_back(inputs[r][own]);
-        }
-        Bytes output(count * 4);
-        communicator.reduce_scatter(pointers.data(), output.data(), count, DType::kFloat32,
-                                    ReduceOp::kSum);
-        wrong[own] = first_wrong(DType::kFloat32, ReduceOp::kSum, count, expected, output.data());
-      });
-      for (const std::string& text : wrong) {
-        CHECK(text == "");
-      }
-    }
-  }
-}
-
-TEST_CASE("a random sequence of collectives, as many as a training has", "[collectives]") {
-  for (const int world_size : {2, 3, 5}) {
+TEST_CASE("every collective moves every element, in a random sequence as long as a training's",
+          "[collectives]") {
+  for (const int world_size : {1, 2, 3, 5, 8}) {
     std::vector<std::string> wrong(static_cast<size_t>(world_size));
     run_shm_threads(world_size, [&](Communicator& communicator) {
-      const auto ranks = static_cast<size_t>(world_size);
-      const auto own = static_cast<size_t>(communicator.rank());
-      std::mt19937_64 random(static_cast<uint64_t>(world_size));  // the same on every rank
-      std::mt19937_64 delay(own);
-      std::vector<std::shared_ptr<void>> regions;
-      for (int i = 0; i < 300 && wrong[own].empty(); ++i) {
-        const size_t magnitude = random() % (i % 8 == 0 ? 21 : 14);
-        const size_t count = random() % (size_t{1} << magnitude);
-        const DType dtype = kAllDTypes[random() % kAllDTypes.size()];
-        const ReduceOp op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
-        const auto inputs = all_ranks_data(dtype, count, world_size, static_cast<uint64_t>(i));
-        if (delay() % 16 == 0) {
-          std::this_thread::sleep_for(std::chrono::microseconds(delay() % 3000));
-        }
-        switch (random() % 5) {
-          case 0: {
-            Bytes data = inputs[own];
-            const size_t root = random() % ranks;
-            communicator.broadcast(data.data(), count, dtype, static_cast<int>(root));
-            if (data != inputs[root]) {
-              wrong[own] = "broadcast " + std::to_string(i);
-            }
-            break;
-          }
-          case 1: {
-            std::vector<Bytes> gathered(ranks, Bytes(inputs[own].size()));
-            std::vector<void*> outputs;
-            for (Bytes& output : gathered) {
-              outputs.push_back(output.data());
-            }
-            communicator.all_gather(inputs[own].data(), outputs.data(), count, dtype);
-            if (gathered != inputs) {
-              wrong[own] = "all_gather " + std::to_string(i);
-            }
-            break;
-          }
-          case 2: {
-            const auto region = communicator.allocate(inputs[own].size() + 64);
-            auto* const memory = static_cast<std::byte*>(region.get());
-            std::copy(inputs[own].begin(), inputs[own].end(), memory);
-            communicator.all_reduce(memory, count, dtype, op);
-            wrong[own] = first_wrong(dtype, op, count, inputs, memory);
-            regions.push_back(region);
-            // Ranks free at different times, and at different places.
-            if (delay() % 3 == 0) {
-              regions.erase(regions.begin() +
-                            static_cast<std::ptrdiff_t>(delay() % regions.size()));
-            }
-            break;
-          }
-          default: {
-            Bytes data = inputs[own];
-            communicator.all_reduce(data.data(), count, dtype, op);
-            wrong[own] = first_wrong(dtype, op, count, inputs, data.data());
-            break;
-          }
-        }
-      }
+      wrong[static_cast<size_t>(communicator.rank())] = ddp::test::run_random_collectives(
+          communicator, 300, [&](size_t bytes) { return communicator.allocate(bytes); });
     });
-    for (const std::string& text : wrong) {
-      CHECK(text == "");
-    }
+    CHECK(wrong == std::vector<std::string>(wrong.size()));
   }
 }
 

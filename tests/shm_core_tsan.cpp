@@ -3,29 +3,25 @@
 // with all of the sources it uses, and with nothing else.
 //
 //   shm_core_tsan          must be silent
-//   shm_core_tsan --race   skips one meeting: the sanitizer must report it, or it sees nothing at
-//   all
+//   shm_core_tsan --race   skips one meeting: the sanitizer must report it, or it sees nothing
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <memory>
-#include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/backends/shm/shm_communicator.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
+#include "tests/support/random_collectives.hpp"
 
 namespace {
 
 using ddp::shm::Communicator;
-using ddp::shm::DType;
-using ddp::shm::ReduceOp;
 
 /// One mapping with a part for each rank, as long as the object lives.
 class SharedParts {
@@ -55,63 +51,6 @@ size_t round_to_page(size_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-void expect(bool right, const char* what, int step) {
-  if (!right) {
-    std::fprintf(stderr, "step %d: wrong %s\n", step, what);
-    std::_Exit(1);
-  }
-}
-
-void run_rank(Communicator& communicator, std::byte* region, int steps) {
-  const int world_size = communicator.world_size();
-  const int own = communicator.rank();
-  std::mt19937 random(static_cast<unsigned>(world_size));  // the same on every rank
-  for (int step = 0; step < steps; ++step) {
-    // Up to the slots, beyond them, and at times beyond a mailbox.
-    const size_t count = random() % (step % 16 == 15 ? 2500000U : 20000U) + 1;
-    const int root = static_cast<int>(random() % static_cast<unsigned>(world_size));
-    std::vector<int32_t> data(count, own + step);
-    const int32_t sum = world_size * (world_size - 1) / 2 + world_size * step;
-    switch (random() % 5) {
-      case 0:
-        communicator.broadcast(data.data(), count, DType::kInt32, root);
-        expect(data.front() == root + step && data.back() == root + step, "broadcast", step);
-        break;
-      case 1: {
-        std::vector<std::vector<int32_t>> gathered(static_cast<size_t>(world_size),
-                                                   std::vector<int32_t>(count));
-        std::vector<void*> outputs;
-        for (auto& output : gathered) {
-          outputs.push_back(output.data());
-        }
-        communicator.all_gather(data.data(), outputs.data(), count, DType::kInt32);
-        expect(gathered.back().back() == world_size - 1 + step, "all_gather", step);
-        break;
-      }
-      case 2: {
-        const std::vector<const void*> inputs(static_cast<size_t>(world_size), data.data());
-        std::vector<int32_t> output(count);
-        communicator.reduce_scatter(inputs.data(), output.data(), count, DType::kInt32,
-                                    ReduceOp::kSum);
-        expect(output.front() == sum && output.back() == sum, "reduce_scatter", step);
-        break;
-      }
-      case 3: {
-        const size_t in_region = std::min<size_t>(count, 100000);
-        auto* const place = reinterpret_cast<int32_t*>(region);
-        std::copy_n(data.data(), in_region, place);
-        communicator.all_reduce(place, in_region, DType::kInt32, ReduceOp::kSum);
-        expect(place[0] == sum && place[in_region - 1] == sum, "all_reduce in place", step);
-        break;
-      }
-      default:
-        communicator.all_reduce(data.data(), count, DType::kInt32, ReduceOp::kSum);
-        expect(data.front() == sum && data.back() == sum, "all_reduce", step);
-        break;
-    }
-  }
-}
-
 /// What a collective with one meeting too few would do: a rank stores with one kernel into its
 /// mailbox, and another loads from there with another kernel.
 void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here) {
@@ -128,11 +67,8 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
   } else {
     const void* input = mailbox;
     void* output = data.data();
-    ddp::shm::kernels().reduce({.count = data.size(),
-                                .inputs = &input,
-                                .input_count = 1,
-                                .outputs = &output,
-                                .output_count = 1});
+    ddp::shm::kernels().reduce(
+        {ddp::DType::kFloat32, ddp::ReduceOp::kSum, data.size(), {&input, 1}, {&output, 1}});
   }
 }
 
@@ -148,7 +84,12 @@ void run(int world_size, bool cores_for_all, bool with_race) {
                                   ddp::shm::wait_policy(world_size, cores_for_all ? world_size : 1),
                                   [](int) { return true; });
         communicator.add_region(region->parts(), 400000, region);
-        run_rank(communicator, region->parts()[static_cast<size_t>(rank)], 40);
+        const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
+          return std::shared_ptr<void>(region, region->parts()[static_cast<size_t>(rank)]);
+        });
+        if (!wrong.empty()) {
+          throw std::runtime_error(wrong);
+        }
         if (with_race) {
           race(memory.parts(), rank, here);
         }

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and a sweep of bench_micro.
 
-usage: performance_table.py REPORT.json [SWEEP.json...]
-
 Every ratio of step times is the report's own, the median of paired runs of one session. The last line says how far equal commands were
 apart in that session: ratios are not known any better.
 """
 
+import argparse
 import json
-import sys
+import pathlib
 
 MODELS = ("T", "S", "M", "L")
 SIZES = ((4096, "4 KiB"), (1 << 20, "1 MiB"), (4 << 20, "4 MiB"), (25 << 20, "25 MiB"))
@@ -91,11 +90,15 @@ def print_table(head, rows):
 
 
 def main():
-    report = Report(json.load(open(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
+    parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
+    options = parser.parse_args()
+    report = Report(json.loads(options.report.read_text()))
     print_table(["two ranks", *MODELS], rows_of(report))
     times = {}
-    for sweep in sys.argv[2:]:
-        for entry in json.load(open(sweep))["benchmarks"]:
+    for sweep in options.sweeps:
+        for entry in json.loads(sweep.read_text())["benchmarks"]:
             suite, backend, *_ = entry["name"].split("/")
             if suite == "all_reduce":
                 times[backend, int(entry["bytes"])] = entry["time_us_median"]

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Draws the README's picture: the five stages, the changed lines between them, and the speed-up of each.
 
-usage: pictures.py [--check] [REPORT.json]
-
 Writes docs/stages_light.svg and docs/stages_dark.svg. Changed lines are those that stage_diffs.py counts; speed-ups are
 `ddp_scaling.runs[].relative_speedup` of a report by bench, results/report.json unless another is given. A report with a run that fails
 parity, or that was broken off, is refused. With --check, writes nothing and fails if a picture is not what would be drawn.
 """
 
+import argparse
 import json
 import math
 import pathlib
@@ -65,13 +64,16 @@ def stage_runs(document):
                           "expected every run to end on stage 01's weights")
         if not (isinstance(run["relative_speedup"], (int, float)) and 0 < run["relative_speedup"] < math.inf):
             raise Refused(f"{run['name']}: relative_speedup is {run['relative_speedup']}, expected a positive number")
+        for field, known in (("launcher", LAUNCHERS), ("backend", BACKENDS)):
+            if run[field] not in known:
+                raise Refused(f"{run['name']}: {field} is {run[field]}, expected one of {', '.join(known)}")
     if not runs:
         raise Refused("no run of a stage with weak scaling, expected at least one")
     return runs
 
 
 def order_of(run):
-    return (LAUNCHERS.index(run["launcher"]), BACKENDS.index(run["backend"]))
+    return LAUNCHERS.index(run["launcher"]), BACKENDS.index(run["backend"])
 
 
 def speedups(document):
@@ -146,29 +148,29 @@ def picture(document, colours):
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def main(arguments):
-    check = "--check" in arguments
-    paths = [argument for argument in arguments if not argument.startswith("-")]
-    report = pathlib.Path(paths[0]) if paths else REPORT
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a picture is not what would be drawn")
+    parser.add_argument("report", nargs="?", type=pathlib.Path, default=REPORT, metavar="REPORT.json")
+    options = parser.parse_args(arguments)
     try:
-        document = json.loads(report.read_text())
+        document = json.loads(options.report.read_text())
         pictures = {ROOT / "docs" / f"stages_{name}.svg": picture(document, colours)
                     for name, colours in (("light", LIGHT), ("dark", DARK))}
-    except FileNotFoundError:
-        print(f"pictures.py: {report}: not there, expected a report that ./bench/run.sh --json {report} writes", file=sys.stderr)
+    except (OSError, ValueError, Refused) as error:
+        print(f"pictures.py: {options.report}: {error}", file=sys.stderr)
         return 1
-    except (Refused, json.JSONDecodeError) as error:
-        print(f"pictures.py: {report}: {error}", file=sys.stderr)
+    except (KeyError, TypeError) as error:
+        print(f"pictures.py: {options.report}: {error!r}, expected a report that ./bench/run.sh --json FILE writes", file=sys.stderr)
         return 1
-    failed = False
+    wrong = [path for path, svg in pictures.items() if options.check and (not path.exists() or path.read_text() != svg)]
     for path, svg in pictures.items():
-        if not check:
+        if not options.check:
             path.write_text(svg)
-        elif not path.exists() or path.read_text() != svg:
-            print(f"{path.relative_to(ROOT)}: not what the stages and {report} give; run tools/pictures.py", file=sys.stderr)
-            failed = True
-    return 1 if failed else 0
+    for path in wrong:
+        print(f"{path.relative_to(ROOT)}: not what the stages and {options.report} give; run tools/pictures.py", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

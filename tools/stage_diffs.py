@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """Keeps what the stages promise about each other: short files, small diffs, and pages that show exactly those.
 
-usage: stage_diffs.py [--check]
-
 Without --check, rewrites the diffs that pages show: below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file,
 against the one it builds on, that has TEXT in one of its changed lines. So a hunk stays under its heading wherever its lines move. A
 stage's README shows each of its hunks once. With --check, changes nothing and fails if a page is out of date. Either way fails if a diff
-is over its budget, a stage is too long or holds a word that is none of its business, or a code block in docs/ after a marker
-`<!-- excerpt FILE -->` does not stand in that file line by line.
+is over its budget, a stage is too long or holds a word that is none of its business, a code block after a marker
+`<!-- excerpt FILE -->` does not stand in that file line by line, or a page has a comment that is no marker.
 """
 
+import argparse
 import difflib
 import pathlib
 import re
@@ -31,6 +30,7 @@ NOT_IN_A_STAGE = ("fused", "Phase", "accumulate", "no_sync", "completes_step", "
 MAY_NAME_THEM = "03_ddp_spawn/by_hand.cpp"
 EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 HUNK = re.compile(r"(<!-- hunk (\S+\.cpp): (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 def lines_of(path):
@@ -38,7 +38,17 @@ def lines_of(path):
 
 
 def pages():
-    return [ROOT / "README.md", *sorted(ROOT.glob("0?_*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    """Every page of the repository; those with commands first, in the order in which they are read."""
+    return [page for pattern in ("README.md", "*/README.md", "*/*/README.md", "docs/*.md") for page in sorted(ROOT.glob(pattern))]
+
+
+def strange_comments(page, markers, first_words):
+    """Complaints about comments of a page that are none of these markers, unless another script knows their first word."""
+    text = page.read_text()
+    for marker in markers:
+        text = marker.sub("", text)
+    return [f"{page.relative_to(ROOT)}: {comment}: no such marker, or not what has to follow it" for comment in COMMENT.findall(text)
+            if not re.match(rf"<!-- (?:{first_words})\b", comment)]
 
 
 def changed_code_lines(before, after):
@@ -95,14 +105,13 @@ def update_page(path):
     return page, expected, complaints
 
 
-def wrong_excerpts():
+def wrong_excerpts(page):
     complaints = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        for path, code in EXCERPT.findall(page.read_text()):
-            # Indentation aside: a page shows code without that of what surrounds it.
-            source = "\n".join(line.strip() for line in lines_of(path))
-            if "\n".join(line.strip() for line in code.splitlines()) not in source:
-                complaints.append(f"{page.relative_to(ROOT)}: shows what is not in {path}: {code.splitlines()[0]} ...")
+    for path, code in EXCERPT.findall(page.read_text()):
+        # Indentation aside: a page shows code without that of what surrounds it.
+        source = "\n".join(line.strip() for line in lines_of(path))
+        if "\n".join(line.strip() for line in code.splitlines()) not in source:
+            complaints.append(f"{page.relative_to(ROOT)}: shows what is not in {path}: {code.splitlines()[0]} ...")
     return complaints
 
 
@@ -127,11 +136,14 @@ def wrong_stages():
     return complaints
 
 
-def main(check):
-    complaints = wrong_stages() + wrong_excerpts()
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a page is out of date")
+    check = parser.parse_args(arguments).check
+    complaints = wrong_stages()
     for path in pages():
         page, expected, page_complaints = update_page(path)
-        complaints += page_complaints
+        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts")
         if page != expected and check:
             complaints.append(f"{path.relative_to(ROOT)}: its diffs are not those of the code; run tools/stage_diffs.py")
         elif page != expected:
@@ -142,4 +154,4 @@ def main(check):
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    sys.exit(main())

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Keeps the outputs that pages show true: all are from one run of one commit on one machine.
 
-usage: transcripts.py [--check]
-
 A page marks a console block whose outputs are generated:
 
     <!-- transcript lines=3 same_digest=two_ranks same_moved=batch_32 -->
@@ -16,6 +14,7 @@ committed (pages, pictures and results/ aside). With --check, changes nothing an
 samples/s x step is not the batch, lines are out of order, something is no number, a digest is not the one it should be.
 """
 
+import argparse
 import contextlib
 import datetime
 import hashlib
@@ -28,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 
-from stage_diffs import ROOT, pages
+from stage_diffs import ROOT, pages, strange_comments
 
 CONSOLE = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
 TRANSCRIPT = re.compile(r"<!-- transcript((?: \w+=\w+)+) -->\n```console\n(.*?)```\n", re.DOTALL)
@@ -40,6 +39,8 @@ STEP_ROUNDING_MS = 0.0005
 SAMPLES_PER_SECOND_ROUNDING = 0.5
 MOVED_TOLERANCE = 1e-4
 TIMEOUT_S = 300
+# The shell's own forgets what became of the jobs that it waited for.
+WAIT = "wait() { local job code=0; for job in $(jobs -p); do builtin wait $job || code=$?; done; return $code; }"
 
 
 def commands(block):
@@ -73,6 +74,11 @@ def copy_of_checkout():
         temporary.mkdir()
         yield folder, dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(temporary),
                            PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
+
+
+def run_command(command, folder, environment, **streams):
+    """As a reader would. Fails too if something fails that the command left in the background and waited for."""
+    return subprocess.run(["bash", "-c", f"{WAIT}\n{command}"], cwd=folder, env=environment, timeout=TIMEOUT_S, text=True, **streams)
 
 
 def log_order(line):
@@ -194,6 +200,7 @@ def wrong_pages():
             if kind == "same_moved" and not abs(moved - expected) <= MOVED_TOLERANCE * abs(expected):
                 complaints.append(f"{name}: {command}: moved {moved}, expected {expected} as elsewhere")
     for page in pages():
+        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN), "hunk|excerpt")
         # What is in no transcript is checked by nobody.
         for block in CONSOLE.findall(TRANSCRIPT.sub("", page.read_text())):
             complaints += [f"{page.relative_to(ROOT)}: {command}: has an output, but no marker <!-- transcript ... --> above its block"
@@ -230,8 +237,7 @@ def rewrite_pages():
     with copy_of_checkout() as (folder, environment):
         for command in dict.fromkeys(command for _, _, command, _ in found):
             print(f"$ {command}", flush=True)
-            result = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, timeout=TIMEOUT_S,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            result = run_command(command, folder, environment, capture_output=True)
             if result.returncode != 0:
                 raise SystemExit(f"transcripts.py: exit code {result.returncode}, expected 0: {command}\n{result.stderr}")
             printed[command] = result.stdout.splitlines()
@@ -254,8 +260,10 @@ def rewrite_pages():
         page.write_text(text)
 
 
-def main(check):
-    if not check:
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if an output cannot be true")
+    if not parser.parse_args(arguments).check:
         rewrite_pages()
     complaints = wrong_pages()
     for complaint in complaints:
@@ -266,4 +274,4 @@ def main(check):
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    sys.exit(main())

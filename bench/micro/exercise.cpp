@@ -1,9 +1,11 @@
 #include "bench/micro/exercise.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "bench/report/statistics.hpp"
 
@@ -12,45 +14,38 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 /// All ranks throw if one of them found something wrong.
 void agree_that_right(Lockstep& lockstep, const std::string& wrong) {
-  const std::vector<std::string> findings = lockstep.gather(wrong);
-  std::string first;
-  for (size_t rank = 0; rank < findings.size() && first.empty(); ++rank) {
+  const std::vector<std::string> findings = lockstep.all_gather(wrong);
+  for (size_t rank = 0; rank < findings.size(); ++rank) {
     if (!findings[rank].empty()) {
-      first = "rank " + std::to_string(rank) + ": " + findings[rank];
+      throw WrongResult(fmt::format("rank {}: {}", rank, findings[rank]));
     }
-  }
-  first = lockstep.from_rank0(first);
-  if (!first.empty()) {
-    throw WrongResult(first);
   }
 }
 
 /// @return seconds of the run
-double run_once(Exercise& exercise, Lockstep& lockstep, std::int64_t iteration) {
+double run_once(const Exercise& exercise, Lockstep& lockstep, std::int64_t iteration) {
   exercise.prepare(iteration);
   lockstep.synchronize();
   lockstep.line_up();
   const Clock::time_point begin = Clock::now();
   exercise.run();
   lockstep.synchronize();
-  return seconds_between(begin, Clock::now());
+  return seconds_since(begin);
 }
 
 /// The first warm-up. @return the iterations that follow, agreed upon by all ranks
-std::int64_t choose_iterations(Exercise& exercise, Lockstep& lockstep, double min_seconds) {
+std::int64_t choose_iterations(const Exercise& exercise, Lockstep& lockstep, double min_seconds) {
   std::vector<double> whole_seconds;  // with all that is not timed: it takes time too
-  Clock::time_point begin = Clock::now();
   for (std::int64_t i = 0; i < kMinWarmups; ++i) {
+    const Clock::time_point begin = Clock::now();
     run_once(exercise, lockstep, i);
-    const Clock::time_point end = Clock::now();
-    whole_seconds.push_back(seconds_between(begin, end));
-    begin = end;
+    whole_seconds.push_back(seconds_since(begin));
   }
   const double typical = bench::median(whole_seconds).value_or(0);
   const double wanted =
@@ -59,29 +54,19 @@ std::int64_t choose_iterations(Exercise& exercise, Lockstep& lockstep, double mi
   return std::stoll(lockstep.from_rank0(std::to_string(static_cast<std::int64_t>(wanted))));
 }
 
-std::string to_text(const std::vector<double>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
-}
-
-std::vector<double> from_text(const std::string& text) {
-  std::vector<double> values(text.size() / sizeof(double));
-  std::memcpy(values.data(), text.data(), values.size() * sizeof(double));
-  return values;
-}
-
 }  // namespace
 
 std::vector<double> Series::slowest() const {
   std::vector<double> result = seconds.front();
   for (const std::vector<double>& rank : seconds) {
-    std::transform(rank.begin(), rank.end(), result.begin(), result.begin(),
-                   [](double a, double b) { return std::max(a, b); });
+    std::ranges::transform(rank, result, result.begin(), std::ranges::max);
   }
   return result;
 }
 
-Series measure(Exercise& exercise, Lockstep& lockstep, double min_seconds,
+Series measure(const Exercise& exercise, Lockstep& lockstep, double min_seconds,
                std::int64_t iterations) {
+  using nlohmann::json;
   constexpr std::int64_t kWarmupShare = 10;  // a tenth: caches, pages and frequencies settle
   agree_that_right(lockstep, exercise.verify());
   const std::int64_t chosen = choose_iterations(exercise, lockstep, min_seconds);
@@ -97,8 +82,8 @@ Series measure(Exercise& exercise, Lockstep& lockstep, double min_seconds,
   }
   agree_that_right(lockstep, exercise.check());
   Series series;
-  for (const std::string& text : lockstep.gather(to_text(own_seconds))) {
-    series.seconds.push_back(from_text(text));
+  for (const std::string& text : lockstep.gather(json(own_seconds).dump())) {
+    series.seconds.push_back(json::parse(text).get<std::vector<double>>());
   }
   return series;
 }

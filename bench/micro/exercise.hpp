@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,25 +25,19 @@ struct Series {
   std::vector<double> slowest() const;
 };
 
-/// What a benchmark repeats.
-class Exercise {
- public:
-  Exercise() = default;
-  virtual ~Exercise() = default;
-  Exercise(const Exercise&) = delete;
-  Exercise& operator=(const Exercise&) = delete;
-
+/// What a benchmark repeats, as functions that own what they use.
+struct Exercise {
+  /// Timed, until the device is idle again.
+  std::function<void()> run;
+  /// On rank 0: what the report says besides the times of the complete series.
+  std::function<void(const Series& series, benchmark::UserCounters& counters)> report;
+  /// Before each run(), not timed.
+  std::function<void(std::int64_t iteration)> prepare = [](std::int64_t) {};
   /// Runs on data whose result is known, once, before anything is timed.
   /// @return what is wrong with the result on this rank; empty if nothing is
-  virtual std::string verify() { return ""; }
-  /// Before each run(), not timed.
-  virtual void prepare(std::int64_t iteration) = 0;
-  /// Timed, until the device is idle again.
-  virtual void run() = 0;
+  std::function<std::string()> verify = [] { return ""; };
   /// After the last run(). @return as verify()
-  virtual std::string check() { return ""; }
-  /// On rank 0. @param series complete @param counters what the report says besides the times
-  virtual void report(const Series& series, benchmark::UserCounters& counters) const = 0;
+  std::function<std::string()> check = [] { return ""; };
 };
 
 /// A result was wrong, so that there is no time. Thrown on all ranks alike.
@@ -57,7 +52,7 @@ class WrongResult : public std::runtime_error {
 /// 0 alone decides how many there are, from the warm-up, and tells the others.
 /// @param iterations how many to time; 0: as many as take `min_seconds`, with the limits above
 /// @return on rank 0 the series of all ranks, elsewhere nothing @throws WrongResult
-Series measure(Exercise& exercise, Lockstep& lockstep, double min_seconds,
+Series measure(const Exercise& exercise, Lockstep& lockstep, double min_seconds,
                std::int64_t iterations = 0);
 
 }  // namespace ddp::micro

@@ -1,5 +1,5 @@
-#include "bench/micro/limits.hpp"
-
+// What a rank can do at most, while all ranks do it: arithmetic and memory traffic.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "bench/micro/suites.hpp"
 #include "bench/report/statistics.hpp"
 
 namespace ddp::micro {
@@ -20,10 +21,35 @@ void report_rates(const std::string& name, double amount, const Series& series,
   double sum = 0;
   for (size_t rank = 0; rank < series.seconds.size(); ++rank) {
     const double rate = amount / bench::median(series.seconds[rank]).value_or(0);
-    counters[name + "_rank_" + std::to_string(rank)] = rate;
+    counters[fmt::format("{}_rank_{}", name, rank)] = rate;
     sum += rate;
   }
   counters[name] = sum / static_cast<double>(series.seconds.size());
+}
+
+/// A product of two square matrices, fp32, with LibTorch's own kernel and the rank's threads. Small
+/// enough for the caches on a CPU, large enough to fill a GPU.
+Exercise matrix_product(const torch::Device& device) {
+  const std::int64_t size = device.is_cpu() ? 512 : 8192;
+  at::globalContext().setAllowTF32CuBLAS(false);
+  torch::manual_seed(0);
+  const torch::Tensor a = torch::randn({size, size}, device);
+  const torch::Tensor b = torch::randn({size, size}, device);
+  torch::Tensor product = torch::empty({size, size}, device);
+  return {.run =
+              [a, b, product]() mutable {
+                at::mm_out(product, a, b);
+                benchmark::DoNotOptimize(product.const_data_ptr());
+                benchmark::ClobberMemory();
+              },
+          .report =
+              [length = static_cast<double>(size)](const Series& series,
+                                                   benchmark::UserCounters& counters) {
+                const double operations = 2 * length * length * length;
+                counters["size"] = length;
+                counters["operations"] = operations;
+                report_rates("flops_per_second", operations, series, counters);
+              }};
 }
 
 /// What the kernel could give to programs now. @return 0 if it does not say
@@ -55,54 +81,38 @@ std::int64_t array_bytes(const torch::Device& device, int ranks) {
   return std::max(std::min(wanted, share) / kMiB * kMiB, kLeast);
 }
 
+/// Traffic between processor and memory: y += c * x, as an optimizer does it, over arrays that no
+/// cache holds. Two values are read and one written, and as the one written has been read there is
+/// no traffic that is not counted. On a GPU a copy, one value read and one written.
+///
+/// Collective: all ranks' arrays are equally large, and share the machine's memory.
+Exercise memory_traffic(Lockstep& lockstep) {
+  const torch::Device device = lockstep.device();
+  const std::int64_t own_bytes = array_bytes(device, lockstep.world_size());
+  const std::int64_t bytes = std::stoll(lockstep.from_rank0(std::to_string(own_bytes)));
+  const std::int64_t elements = bytes / kFloatBytes;
+  const torch::Tensor x = torch::ones({elements}, device);
+  const torch::Tensor y = torch::ones({elements}, device);
+  const double moved_bytes = (device.is_cpu() ? 3 : 2) * static_cast<double>(y.nbytes());
+  return {.run =
+              [x, y] {
+                y.is_cpu() ? y.add_(x, 1e-6) : y.copy_(x);
+                benchmark::DoNotOptimize(y.const_data_ptr());
+                benchmark::ClobberMemory();
+              },
+          .report =
+              [moved_bytes](const Series& series, benchmark::UserCounters& counters) {
+                counters["bytes"] = moved_bytes;
+                report_rates("memory_bandwidth", moved_bytes, series, counters);
+              }};
+}
+
 }  // namespace
 
-MatrixProduct::MatrixProduct(const torch::Device& device) {
-  const std::int64_t size = device.is_cpu() ? 512 : 8192;
-  at::globalContext().setAllowTF32CuBLAS(false);
-  torch::manual_seed(0);
-  a_ = torch::randn({size, size}, device);
-  b_ = torch::randn({size, size}, device);
-  product_ = torch::empty({size, size}, device);
-}
-
-void MatrixProduct::run() {
-  at::mm_out(product_, a_, b_);
-  benchmark::DoNotOptimize(product_.const_data_ptr());
-  benchmark::ClobberMemory();
-}
-
-void MatrixProduct::report(const Series& series, benchmark::UserCounters& counters) const {
-  const auto size = static_cast<double>(a_.size(0));
-  const double operations = 2 * size * size * size;
-  counters["size"] = size;
-  counters["operations"] = operations;
-  report_rates("flops_per_second", operations, series, counters);
-}
-
-MemoryTraffic::MemoryTraffic(Lockstep& lockstep) {
-  const std::int64_t own_bytes = array_bytes(lockstep.device(), lockstep.world_size());
-  const std::int64_t bytes = std::stoll(lockstep.from_rank0(std::to_string(own_bytes)));
-  const std::int64_t elements = bytes / static_cast<std::int64_t>(sizeof(float));
-  x_ = torch::ones({elements}, lockstep.device());
-  y_ = torch::ones({elements}, lockstep.device());
-}
-
-void MemoryTraffic::run() {
-  if (y_.device().is_cpu()) {
-    y_.add_(x_, 1e-6);
-  } else {
-    y_.copy_(x_);
-  }
-  benchmark::DoNotOptimize(y_.const_data_ptr());
-  benchmark::ClobberMemory();
-}
-
-void MemoryTraffic::report(const Series& series, benchmark::UserCounters& counters) const {
-  const double passes = y_.device().is_cpu() ? 3 : 2;
-  const double bytes = passes * static_cast<double>(y_.nbytes());
-  counters["bytes"] = bytes;
-  report_rates("memory_bandwidth", bytes, series, counters);
+std::vector<Entry> limit_entries(const std::string& ranks) {
+  return {
+      {"limits/gemm_fp32" + ranks, "", [](Team& team) { return matrix_product(team.device()); }},
+      {"limits/memory" + ranks, "", [](Team& team) { return memory_traffic(team.lockstep()); }}};
 }
 
 }  // namespace ddp::micro

@@ -1,20 +1,14 @@
 #include "bench/micro/lockstep.hpp"
 
-#include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <new>
+#include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -24,55 +18,20 @@ void pause_briefly() {
 #endif
 }
 
-Error cannot_share(const std::string& path) {
-  return {ExitCode::kTrainingFailed,
-          "cannot share memory with the other ranks at " + path + ": " + std::strerror(errno)};
-}
-
 }  // namespace
 
 Lockstep::Lockstep(const ProcessGroup& group, std::chrono::milliseconds timeout)
     : device_(group.device()), group_(&group), timeout_(timeout) {
   if (group.world_size() > 1 && group.environment().num_nodes == 1) {
-    share_start_line();
+    segment_ = shm::Segment::create([this](const std::string& text) { return all_gather(text); },
+                                    rank(), world_size(), sizeof(StartLine));
+    // Zeros are what a new StartLine holds, so it does not matter who is first.
+    start_line_ = reinterpret_cast<StartLine*>(segment_->part(0));
   }
-}
-
-Lockstep::~Lockstep() {
-  if (start_line_ != nullptr) {
-    munmap(start_line_, sizeof(StartLine));
-  }
-}
-
-/// A file without a name, which the others open as one of rank 0's descriptors: nothing is left of
-/// it, however the ranks end.
-void Lockstep::share_start_line() {
-  static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
-  int fd = -1;
-  std::string path;
-  if (rank() == 0) {
-    fd = memfd_create("bench_micro", MFD_CLOEXEC);
-    path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
-    if (fd < 0 || ftruncate(fd, sizeof(StartLine)) != 0) {
-      throw cannot_share("a new file in memory");
-    }
-  }
-  path = from_rank0(path);
-  fd = rank() == 0 ? fd : open(path.c_str(), O_RDWR | O_CLOEXEC);
-  void* const memory =
-      fd < 0 ? MAP_FAILED
-             : mmap(nullptr, sizeof(StartLine), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (memory == MAP_FAILED) {
-    throw cannot_share(path);
-  }
-  // Zeros are what a new StartLine holds, so it does not matter who is first.
-  start_line_ = static_cast<StartLine*>(memory);
-  gather("mapped");  // before rank 0 closes what the others open
-  close(fd);
 }
 
 std::string Lockstep::next_key() {
-  return "lockstep/" + std::to_string(messages_++);
+  return fmt::format("lockstep/{}", messages_++);
 }
 
 std::string Lockstep::from_rank0(const std::string& text) {
@@ -80,26 +39,32 @@ std::string Lockstep::from_rank0(const std::string& text) {
 }
 
 std::vector<std::string> Lockstep::gather(const std::string& text) {
+  std::vector<std::string> texts = {text};
   if (world_size() == 1) {
-    return {text};
+    return texts;
   }
-  const std::string key = next_key() + "/";
+  const std::string key = next_key();
+  const auto key_of = [&key](int rank) { return fmt::format("{}/{}", key, rank); };
   c10d::Store& store = *group_->store();
   if (rank() != 0) {
-    store.set(key + std::to_string(rank()), std::vector<uint8_t>(text.begin(), text.end()));
+    store.set(key_of(rank()), std::vector<uint8_t>(text.begin(), text.end()));
     return {};
   }
-  std::vector<std::string> texts = {text};
   for (int peer = 1; peer < world_size(); ++peer) {
-    const std::string peer_key = key + std::to_string(peer);
-    const std::vector<uint8_t> bytes = store.get(peer_key);
+    const std::vector<uint8_t> bytes = store.get(key_of(peer));
     texts.emplace_back(bytes.begin(), bytes.end());
-    store.deleteKey(peer_key);
+    store.deleteKey(key_of(peer));
   }
   return texts;
 }
 
+std::vector<std::string> Lockstep::all_gather(const std::string& text) {
+  using nlohmann::json;
+  return json::parse(from_rank0(json(gather(text)).dump())).get<std::vector<std::string>>();
+}
+
 void Lockstep::line_up() {
+  using Clock = std::chrono::steady_clock;
   constexpr int kSpins = 4000;  // then the core may be needed by the rank that is waited for
   constexpr int kYieldsPerLook = 1000;
   if (world_size() == 1) {
@@ -128,9 +93,9 @@ void Lockstep::line_up() {
   for (int yield = 1; !go(); ++yield) {
     sched_yield();
     if (yield % kYieldsPerLook == 0 && Clock::now() > deadline) {
-      throw TransientError("a rank did not come to the start line within " +
-                           std::to_string(timeout_.count() / 1000) + " s, expected all " +
-                           std::to_string(world_size()));
+      throw TransientError(
+          fmt::format("a rank did not come to the start line within {} s, expected all {}",
+                      timeout_.count() / 1000, world_size()));
     }
   }
 }

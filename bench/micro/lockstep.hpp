@@ -1,5 +1,4 @@
-// bench/micro/lockstep.hpp - what the ranks of a measurement need to keep step, without using what
-// is measured.
+// bench/micro/lockstep.hpp - what ranks need to keep step, without using what is measured.
 #pragma once
 
 #include <torch/types.h>
@@ -7,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/backends/shm/shm_segment.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp::micro {
@@ -25,9 +26,8 @@ class Lockstep {
   /// One rank: every call returns at once.
   explicit Lockstep(const torch::Device& device) : device_(device) {}
   /// @param group must outlive this object @param timeout for every call
-  /// @throws Error (1) if the ranks are on one host and cannot share memory
+  /// @throws shm::SegmentError if the ranks are on one host and cannot share memory
   Lockstep(const ProcessGroup& group, std::chrono::milliseconds timeout);
-  ~Lockstep();
   Lockstep(const Lockstep&) = delete;
   Lockstep& operator=(const Lockstep&) = delete;
 
@@ -39,6 +39,8 @@ class Lockstep {
   std::string from_rank0(const std::string& text);
   /// @return on rank 0 all ranks' texts, in order; elsewhere nothing
   std::vector<std::string> gather(const std::string& text);
+  /// @return all ranks' texts, in order
+  std::vector<std::string> all_gather(const std::string& text);
   /// Returns when all ranks have called it: on one host within about a microsecond of each other.
   /// @throws TransientError if one does not within the timeout
   void line_up();
@@ -50,13 +52,14 @@ class Lockstep {
     alignas(64) std::atomic<std::uint32_t> arrived;
     alignas(64) std::atomic<std::uint32_t> round;
   };
-  void share_start_line();
+  static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
   std::string next_key();
 
   torch::Device device_;
   const ProcessGroup* group_ = nullptr;
   std::chrono::milliseconds timeout_{0};
-  StartLine* start_line_ = nullptr;  ///< none with one rank, and with several hosts
+  std::shared_ptr<shm::Segment> segment_;
+  StartLine* start_line_ = nullptr;  // in it; none with one rank, and with several hosts
   std::uint64_t messages_ = 0;
 };
 

@@ -1,11 +1,12 @@
 #include "bench/micro/options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
-#include <set>
 #include <sstream>
 
-#include "bench/micro/benchmark_flags.hpp"
+#include "bench/micro/google_benchmark.hpp"
 #include "bench/run/benchmark_flags.hpp"
 #include "common/base/command_line.hpp"
 
@@ -35,7 +36,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 std::int64_t parse_bytes(const std::string& name, const std::string& text) {
   const auto bytes = parse_integer<std::int64_t>(name, text, kFloatBytes, kMaxBytes);
   if (bytes % kFloatBytes != 0) {
-    throw UsageError(name + ": got " + quote(text) + ", expected a multiple of 4 (fp32)");
+    throw UsageError(fmt::format("{}: got {}, expected a multiple of 4 (fp32)", name, quote(text)));
   }
   return bytes;
 }
@@ -52,14 +53,10 @@ std::vector<std::int64_t> default_sweep() {
 }
 
 template <typename T>
-void refuse_twice(const std::string& name, const std::vector<T>& values) {
-  std::set<T> seen;
-  for (const T& value : values) {
-    if (!seen.insert(value).second) {
-      std::ostringstream text;
-      text << name << ": got " << value << " twice, expected it once";
-      throw UsageError(text.str());
-    }
+void refuse_twice(const std::string& name, std::vector<T> values) {
+  std::ranges::sort(values);
+  if (const auto twice = std::ranges::adjacent_find(values); twice != values.end()) {
+    throw UsageError(fmt::format("{}: got {} twice, expected it once", name, *twice));
   }
 }
 
@@ -82,27 +79,23 @@ StepBuckets parse_step(const std::string& name, const std::string& text) {
   StepBuckets step{text.substr(0, equals), {}};
   if (equals == std::string::npos || step.name.empty() ||
       step.name.find_first_not_of(kPlain) != std::string::npos) {
-    throw UsageError(name + ": got " + quote(text) +
-                     ", expected NAME=BYTES+BYTES... with a NAME of letters, digits, _, . and -");
+    throw UsageError(
+        fmt::format("{}: got {}, expected NAME=BYTES+BYTES... with a NAME of letters, "
+                    "digits, _, . and -",
+                    name, quote(text)));
   }
   for (const std::string& part : split(text.substr(equals + 1), '+')) {
     step.bytes.push_back(parse_bytes(name, part));
   }
-  parse_bytes(
-      name, std::to_string(std::accumulate(step.bytes.begin(), step.bytes.end(), std::int64_t{0})));
+  const std::int64_t total = std::accumulate(step.bytes.begin(), step.bytes.end(), std::int64_t{0});
+  parse_bytes(name, std::to_string(total));
   return step;
 }
 
-struct Texts {
-  std::string suite;
-  std::string device = "auto";
-  std::string threads = "1";
-  std::string timeout = "120";
-};
-
-void add_options(CommandLine& line, MicroOptions& options, Texts& texts) {
+/// @param for_stage gets what a stage's own parser will read
+void add_options(CommandLine& line, MicroOptions& options, std::vector<std::string>& for_stage) {
   OptionGroup what = line.group("What is measured");
-  what.choice("--suite", texts.suite, kSuites,
+  what.choice("--suite", options.suite, kSuites,
               "the machine's limits, the backends' all-reduce, or pieces of a step");
   what.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "1; all_reduce: 2",
                "ranks, all busy at the same time");
@@ -125,30 +118,35 @@ void add_options(CommandLine& line, MicroOptions& options, Texts& texts) {
       .repeatable();
 
   OptionGroup how = line.group("How it is measured");
-  how.text("--device", "auto, cpu or cuda", texts.device, texts.device, "what computes");
-  how.text("--threads", "N", texts.threads, texts.threads, "CPU threads of each rank");
+  const auto forward = [&for_stage](const std::string& name, const std::string& text) {
+    if (name == "--threads" && text == "auto") {
+      throw UsageError("--threads: got \"auto\", expected a number: pieces are compared by it");
+    }
+    for_stage.push_back(name + "=" + text);
+  };
+  how.value("--device", "auto, cpu or cuda", "auto", "what computes", forward);
+  how.value("--threads", "N", "1", "CPU threads of each rank", forward);
   how.positive("--min-seconds", "SECONDS", options.min_seconds, kMaxSeconds, "0.2",
                "how long each benchmark is repeated, at least");
   how.integer("--repetitions", options.repetitions, 1, 1000, "1", "of all that, with aggregates");
-  how.text("--timeout", "SECONDS", texts.timeout, texts.timeout,
-           "for the rendezvous and for every collective");
+  how.value("--timeout", "SECONDS", "120", "for the rendezvous and for every collective", forward);
 }
 
 /// What depends on more than one option.
-void check_together(const CommandLine& line, const MicroOptions& options,
-                    const std::string& suite) {
+void check_together(const CommandLine& line, const MicroOptions& options) {
   for (const char* const name : {"--backends", "--bytes", "--step"}) {
-    if (options.suite != Suite::kAllReduce && line.given(name)) {
-      throw UsageError(std::string(name) + " was given with --suite " + suite +
-                       ", expected it only with --suite all_reduce");
+    if (options.suite != "all_reduce" && line.given(name)) {
+      throw UsageError(
+          fmt::format("{} was given with --suite {}, expected it only with --suite all_reduce",
+                      name, options.suite));
     }
   }
-  const int nprocs = options.nprocs.value_or(options.processes());
-  if (options.suite == Suite::kPieces && nprocs != 1) {
-    throw UsageError("--nprocs: got " + std::to_string(nprocs) +
-                     ", expected 1 with --suite pieces, which is one process");
+  const int nprocs = options.processes();
+  if (options.suite == "pieces" && nprocs != 1) {
+    throw UsageError(fmt::format(
+        "--nprocs: got {}, expected 1 with --suite pieces, which is one process", nprocs));
   }
-  if (options.suite == Suite::kAllReduce && nprocs == 1) {
+  if (options.suite == "all_reduce" && nprocs == 1) {
     throw UsageError("--nprocs: got 1, expected 2 or more with --suite all_reduce");
   }
   std::vector<std::string> names;
@@ -166,8 +164,9 @@ void check_together(const CommandLine& line, const MicroOptions& options,
 
 /// The values go through the stages' own parser: what they accept and refuse is accepted and
 /// refused here.
-Options parse_as_stage(const char* program, const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {program, "0", "1"};
+Options parse_as_stage(const std::string& program, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {program, "0", "1"});
+  std::vector<const char*> argv;
   for (const std::string& argument : arguments) {
     argv.push_back(argument.c_str());
   }
@@ -177,18 +176,17 @@ Options parse_as_stage(const char* program, const std::vector<std::string>& argu
 }  // namespace
 
 int MicroOptions::processes() const {
-  return nprocs.value_or(suite == Suite::kAllReduce ? 2 : 1);
+  return nprocs.value_or(suite == "all_reduce" ? 2 : 1);
 }
 
 Options stage_options(const MicroOptions& options, const std::string& backend) {
   try {
     Options stage = options.stage;
-    stage.backend = parse_as_stage(stage.program.c_str(), {"--backend=" + backend}).backend;
+    stage.backend = parse_as_stage(stage.program, {"--backend=" + backend}).backend;
     return stage;
   } catch (const UsageError& error) {
-    const std::string text = error.what();
-    const size_t colon = std::min(text.find(':'), text.size());
-    throw UsageError("--backends" + text.substr(colon));
+    const std::string text = error.what();  // "--backend: ..."
+    throw UsageError("--backends" + text.substr(std::min(text.find(':'), text.size())));
   }
 }
 
@@ -200,20 +198,14 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
   CommandLine line(program_name(argc > 0 ? argv[0] : nullptr),
                    "Google Benchmark for the machine's limits, the backends, and pieces of a step.",
                    "bench_micro " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION, kFooter, 40);
-  Texts texts;
-  add_options(line, options, texts);
+  std::vector<std::string> for_stage;
+  add_options(line, options, for_stage);
   line.parse(std::move(arguments.own), ", expected what --help lists");
   if (!line.given("--suite")) {
     throw UsageError("--suite is missing, expected " + join(kSuites));
   }
-  options.suite =
-      static_cast<Suite>(std::find(kSuites.begin(), kSuites.end(), texts.suite) - kSuites.begin());
-  if (texts.threads == "auto") {
-    throw UsageError("--threads: got \"auto\", expected a number: pieces are compared by it");
-  }
-  options.stage = parse_as_stage(argv[0], {"--device=" + texts.device, "--threads=" + texts.threads,
-                                           "--timeout=" + texts.timeout});
-  check_together(line, options, texts.suite);
+  options.stage = parse_as_stage(argv[0], for_stage);
+  check_together(line, options);
   check_benchmark_flags(options.benchmark_flags);
   return options;
 }

@@ -12,12 +12,6 @@ namespace ddp::micro {
 
 inline constexpr std::int64_t kFloatBytes = sizeof(float);
 
-enum class Suite {
-  kLimits,  ///< what the machine can do: arithmetic and memory, all ranks busy at once
-  kAllReduce,  ///< what the backends can do
-  kPieces,  ///< what single pieces of a training step cost
-};
-
 /// A training step's communication: one all-reduce per bucket, all started before any is waited
 /// for.
 struct StepBuckets {
@@ -26,7 +20,9 @@ struct StepBuckets {
 };
 
 struct MicroOptions {
-  Suite suite = Suite::kLimits;
+  /// "limits", what the machine can do: arithmetic and memory, all ranks busy at once;
+  /// "all_reduce", what the backends can do; "pieces", what single pieces of a step cost.
+  std::string suite;
   std::optional<int> nprocs;
   std::vector<std::string> backends = {"auto"};
   std::vector<std::int64_t> bytes;  ///< of the all-reduces that are measured one by one

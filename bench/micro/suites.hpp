@@ -1,6 +1,7 @@
 // bench/micro/suites.hpp - which benchmarks there are.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "bench/micro/options.hpp"
@@ -8,13 +9,12 @@
 
 namespace ddp::micro {
 
-/// The same on every rank.
+/// The same on every rank. @param options must outlive the entries
 std::vector<Entry> make_entries(const MicroOptions& options, const Team& team);
 
-/// --suite pieces, by what they are pieces of. @param options must outlive the entries
-std::vector<Entry> data_pieces(const MicroOptions& options);
-std::vector<Entry> optimizer_pieces(const MicroOptions& options);
-std::vector<Entry> parameter_pieces(const MicroOptions& options);
-std::vector<Entry> snapshot_pieces(const MicroOptions& options);
+/// --suite limits. @param ranks "/ranks:2", with which the names end
+std::vector<Entry> limit_entries(const std::string& ranks);
+/// --suite pieces. @param options must outlive the entries
+std::vector<Entry> piece_entries(const MicroOptions& options);
 
 }  // namespace ddp::micro

@@ -1,7 +1,6 @@
 #include "bench/micro/team.hpp"
 
-#include <sys/socket.h>
-#include <unistd.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <sstream>
@@ -9,14 +8,11 @@
 #include "common/backends/backend.hpp"
 #include "common/backends/device.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/launch/network.hpp"
 
 namespace ddp::micro {
-namespace {
 
 constexpr const char* kDismissed = "dismissed";
-
-}  // namespace
 
 Team::Team(const MicroOptions& options, LaunchEnvironment environment)
     : options_(options),
@@ -27,8 +23,9 @@ Team::Team(const MicroOptions& options, LaunchEnvironment environment)
     return;
   }
   if (options.backends.size() > 1 && environment_.launcher != "spawn") {
-    throw UsageError("--backends: got " + std::to_string(options.backends.size()) + " under " +
-                     environment_.launcher + ", expected one where a launcher starts the ranks");
+    throw UsageError(
+        fmt::format("--backends: got {} under {}, expected one where a launcher starts the ranks",
+                    options.backends.size(), environment_.launcher));
   }
   for (const std::string& name : options.backends) {
     std::string backend = resolve_backend(name, device_);
@@ -36,7 +33,7 @@ Team::Team(const MicroOptions& options, LaunchEnvironment environment)
       open(name);  // what it is may depend on what the ranks find when they connect
       backend = group_->backend_name();
     }
-    if (std::find(backends_.begin(), backends_.end(), backend) == backends_.end()) {
+    if (std::ranges::find(backends_, backend) == backends_.end()) {
       backends_.push_back(backend);
     }
   }
@@ -52,8 +49,9 @@ void Team::open(const std::string& backend) {
   const std::unique_ptr<ProcessGroup> previous = std::move(group_);
   if (previous != nullptr) {
     if (rank() == 0) {
-      environment.store.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      environment.store.port = listen_on_loopback(environment.store.listen_fd);
+      const Listener listener = listen_on("127.0.0.1", 0);
+      environment.store.listen_fd = listener.fd;
+      environment.store.port = listener.port;
     }
     environment.store.port =
         std::stoi(lockstep_->from_rank0(std::to_string(environment.store.port)));
@@ -63,24 +61,24 @@ void Team::open(const std::string& backend) {
   const Options options = stage_options(options_, backend);
   // No make_unique: a process group can be neither copied nor moved.
   group_.reset(new ProcessGroup(create_process_group(options, environment, device_)));
-  lockstep_ = std::make_unique<Lockstep>(
-      *group_, std::chrono::milliseconds(static_cast<int64_t>(options.timeout_seconds * 1e3)));
+  const auto timeout_ms = static_cast<std::int64_t>(options.timeout_seconds * 1e3);
+  lockstep_ = std::make_unique<Lockstep>(*group_, std::chrono::milliseconds(timeout_ms));
 }
 
 void Team::carry_out(const Entry& entry, std::int64_t iterations, const ReportSeries& report) {
   if (!entry.backend.empty() && entry.backend != group_->backend_name()) {
     open(entry.backend);
   }
-  const std::unique_ptr<Exercise> exercise = entry.make(*this);
-  const Series series = measure(*exercise, *lockstep_, options_.min_seconds, iterations);
+  const Exercise exercise = entry.make(*this);
+  const Series series = measure(exercise, *lockstep_, options_.min_seconds, iterations);
   if (report) {
-    report(series, *exercise);
+    report(series, exercise);
   }
 }
 
 void Team::lead(const std::vector<Entry>& entries, size_t index, std::int64_t iterations,
                 const ReportSeries& report) {
-  lockstep_->from_rank0(std::to_string(index) + " " + std::to_string(iterations));
+  lockstep_->from_rank0(fmt::format("{} {}", index, iterations));
   carry_out(entries[index], iterations, report);
 }
 
@@ -98,11 +96,10 @@ void Team::follow(const std::vector<Entry>& entries) {
   }
 }
 
-void Team::dismiss() {
-  lockstep_->from_rank0(kDismissed);
-}
-
 void Team::leave() {
+  if (rank() == 0) {
+    lockstep_->from_rank0(kDismissed);
+  }
   lockstep_.reset();
   if (group_ != nullptr) {
     destroy_process_group(*group_);

@@ -19,7 +19,7 @@ class Team;
 struct Entry {
   std::string name;  ///< in the report, "all_reduce/gloo/ranks:2/bytes:4"
   std::string backend;  ///< that must be open; empty: any is good
-  std::function<std::unique_ptr<Exercise>(Team&)> make;
+  std::function<Exercise(Team&)> make;
 };
 
 using ReportSeries = std::function<void(const Series&, const Exercise&)>;
@@ -49,8 +49,7 @@ class Team {
             const ReportSeries& report);
   /// The other ranks: do as rank 0 says until it dismisses them.
   void follow(const std::vector<Entry>& entries);
-  /// Rank 0: no more orders. Then all ranks leave together.
-  void dismiss();
+  /// All ranks together: rank 0 dismisses the others, and the connections are closed.
   void leave();
 
  private:

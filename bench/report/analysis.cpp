@@ -1,8 +1,10 @@
 #include "bench/report/analysis.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <string>
@@ -14,15 +16,17 @@
 namespace ddp::bench {
 namespace {
 
+/// World sizes that the model is asked about beyond the measured ones.
+constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
+
+constexpr std::array kAlgorithms = {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree};
+
 const CommunicationModel* find_model(const Report& report, const Run& run,
                                      AllReduceAlgorithm algorithm) {
-  for (const CommunicationModel& model : report.communication_models) {
-    if (model.backend == run.backend && model.device == run.device &&
-        model.algorithm == algorithm) {
-      return &model;
-    }
-  }
-  return nullptr;
+  return find_first(report.communication_models, [&](const CommunicationModel& model) {
+    return model.backend == run.backend && model.device == run.device &&
+           model.algorithm == algorithm;
+  });
 }
 
 std::optional<double> communication_ms(const CommunicationModel* model, const Run& run,
@@ -42,14 +46,12 @@ std::optional<double> communication_ms(const CommunicationModel* model, const Ru
 }
 
 void fit_models(Report& report) {
-  report.communication_models.clear();
   std::set<std::pair<std::string, std::string>> measured;
   for (const AllReduceSample& sample : report.all_reduce) {
     measured.emplace(sample.backend, sample.device);
   }
   for (const auto& [backend, device] : measured) {
-    for (const AllReduceAlgorithm algorithm :
-         {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree}) {
+    for (const AllReduceAlgorithm algorithm : kAlgorithms) {
       if (const auto model =
               fit_communication_model(backend, device, algorithm, report.all_reduce)) {
         report.communication_models.push_back(*model);
@@ -90,13 +92,12 @@ double largest_cache_bytes(const std::string& device) {
 }
 
 void find_floor(const Report& report, Run& run) {
-  const auto limit =
-      std::find_if(report.limits.begin(), report.limits.end(), [&](const Limit& candidate) {
-        return candidate.device == run.device && candidate.world_size == run.world_size;
-      });
+  const Limit* const limit = find_first(report.limits, [&](const Limit& candidate) {
+    return candidate.device == run.device && candidate.world_size == run.world_size;
+  });
   const Workload* const workload = find_workload(run.model);
-  if (!run.has_speed() || workload == nullptr || limit == report.limits.end() ||
-      !limit->fp32_gflops || !limit->memory_bandwidth_gbps) {
+  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops ||
+      !limit->memory_bandwidth_gbps) {
     return;
   }
   const std::vector<std::int64_t>& layers = workload->layers;
@@ -117,52 +118,39 @@ void find_floor(const Report& report, Run& run) {
   run.floor_ms = std::max(compute_ms, memory_ms) + comm_ms;
 }
 
-/// What communication adds to the step without it; nothing where that cannot be told.
-std::optional<Prediction> prediction_of(const Report& report, const Run& run) {
+/// What communication adds to the step without it, where that can be told.
+void predict(const Report& report, Run& run) {
   if (!run.has_speed() || run.launcher == "none" || run.is_peer()) {
-    return std::nullopt;
+    return;
   }
-  Prediction prediction;
-  prediction.algorithm = AllReduceAlgorithm::kRing;
-  prediction.comm_ms = 0;
+  Prediction prediction = {.algorithm = AllReduceAlgorithm::kRing, .comm_ms = 0};
   if (run.world_size == 1) {
     const Run* const baseline = report.baseline_of(run);
     prediction.compute_ms = baseline == nullptr ? std::nullopt : baseline->step_ms.median;
-    return prediction;
+  } else {
+    const CommunicationModel* const ring = find_model(report, run, AllReduceAlgorithm::kRing);
+    const CommunicationModel* const tree = find_model(report, run, AllReduceAlgorithm::kTree);
+    const std::optional<double> ring_ms = communication_ms(ring, run, run.world_size);
+    const std::optional<double> tree_ms = communication_ms(tree, run, run.world_size);
+    if (run.no_comm_step_ms && ring_ms && tree_ms) {
+      const bool use_tree = tree->median_relative_error < ring->median_relative_error;
+      prediction = {
+          .algorithm = use_tree ? AllReduceAlgorithm::kTree : AllReduceAlgorithm::kRing,
+          .compute_ms = run.no_comm_step_ms,
+          .comm_ms = use_tree ? *tree_ms : *ring_ms,
+          .ring_step_ms = *run.no_comm_step_ms + *ring_ms,
+          .tree_step_ms = *run.no_comm_step_ms + *tree_ms,
+      };
+    }
   }
-  prediction.compute_ms = run.no_comm_step_ms;
-  const CommunicationModel* const ring = find_model(report, run, AllReduceAlgorithm::kRing);
-  const CommunicationModel* const tree = find_model(report, run, AllReduceAlgorithm::kTree);
-  const std::optional<double> ring_ms = communication_ms(ring, run, run.world_size);
-  const std::optional<double> tree_ms = communication_ms(tree, run, run.world_size);
-  if (!prediction.compute_ms || (!ring_ms && !tree_ms)) {
-    return std::nullopt;
-  }
-  if (ring_ms) {
-    prediction.ring_step_ms = *prediction.compute_ms + *ring_ms;
-  }
-  if (tree_ms) {
-    prediction.tree_step_ms = *prediction.compute_ms + *tree_ms;
-  }
-  const bool use_tree =
-      tree_ms && (!ring_ms || tree->median_relative_error < ring->median_relative_error);
-  prediction.algorithm = use_tree ? AllReduceAlgorithm::kTree : AllReduceAlgorithm::kRing;
-  prediction.comm_ms = use_tree ? *tree_ms : *ring_ms;
-  return prediction;
-}
-
-void predict(const Report& report, Run& run) {
-  const std::optional<Prediction> prediction = prediction_of(report, run);
-  run.prediction = {};
-  run.predicted_step_ms.reset();
-  if (!prediction || !prediction->compute_ms) {
+  if (!prediction.compute_ms) {
     return;
   }
-  run.prediction = *prediction;
-  run.predicted_step_ms = *prediction->compute_ms + *prediction->comm_ms;
+  run.predicted_step_ms = *prediction.compute_ms + *prediction.comm_ms;
   if (*run.predicted_step_ms > 0) {
-    run.prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
+    prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
   }
+  run.prediction = prediction;
 }
 
 /// Only weak scaling: there the work of a rank stays what was measured.
@@ -172,23 +160,18 @@ void extrapolate(const Run& run, Report& report) {
     return;
   }
   const Run* const baseline = report.baseline_of(run);
-  for (const AllReduceAlgorithm algorithm :
-       {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree}) {
+  for (const AllReduceAlgorithm algorithm : kAlgorithms) {
     const CommunicationModel* const model = find_model(report, run, algorithm);
     for (const int world_size : kExtrapolatedWorldSizes) {
       const std::optional<double> comm_ms = communication_ms(model, run, world_size);
       if (!comm_ms || world_size <= run.world_size) {
         continue;
       }
-      Extrapolation extrapolation;
-      extrapolation.from = run.name;
-      extrapolation.algorithm = algorithm;
-      extrapolation.world_size = world_size;
-      extrapolation.predicted_step_ms = *run.prediction.compute_ms + *comm_ms;
+      const double step_ms = *run.prediction.compute_ms + *comm_ms;
+      report.extrapolations.push_back({run.name, algorithm, world_size, step_ms, std::nullopt});
       if (baseline != nullptr) {
-        extrapolation.efficiency = *baseline->step_ms.median / extrapolation.predicted_step_ms;
+        report.extrapolations.back().efficiency = *baseline->step_ms.median / step_ms;
       }
-      report.extrapolations.push_back(extrapolation);
     }
   }
 }
@@ -196,7 +179,7 @@ void extrapolate(const Run& run, Report& report) {
 /// Of each program, launcher and backend the largest world size that was measured.
 bool is_largest(const Report& report, const Run& run) {
   const auto series = [](const Run& of) { return of.name.substr(0, of.name.rfind("/ranks:")); };
-  return std::none_of(report.runs.begin(), report.runs.end(), [&](const Run& other) {
+  return std::ranges::none_of(report.runs, [&](const Run& other) {
     return other.world_size > run.world_size && other.has_speed() && other.kind == run.kind &&
            series(other) == series(run);
   });
@@ -215,10 +198,10 @@ std::vector<std::string> assumptions(const Report& report) {
   };
   for (const CommunicationModel& model : report.communication_models) {
     if (model.algorithm == AllReduceAlgorithm::kRing && model.world_sizes.size() == 1) {
-      lines.push_back("With " + model.backend + " only world size " +
-                      std::to_string(model.world_sizes.front()) +
-                      " was measured, at which ring and tree differ by a constant only: which of "
-                      "them holds at scale is not known.");
+      lines.push_back(
+          fmt::format("With {} only world size {} was measured, at which ring and tree differ by a "
+                      "constant only: which of them holds at scale is not known.",
+                      model.backend, model.world_sizes.front()));
     }
   }
   return lines;
@@ -243,7 +226,6 @@ double step_bytes(const std::vector<std::int64_t>& layers) {
 
 void analyse(Report& report) {
   fit_models(report);
-  report.extrapolations.clear();
   for (Run& run : report.runs) {
     find_floor(report, run);
     predict(report, run);

@@ -1,5 +1,4 @@
-// bench/report/analysis.hpp - sets what was measured against the machine's limits and against a
-// model.
+// bench/report/analysis.hpp - what was measured, against the machine's limits and a model.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +8,6 @@
 #include "bench/report/record.hpp"
 
 namespace ddp::bench {
-
-/// World sizes that the model is asked about beyond the measured ones.
-inline constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
 
 /// Arithmetic of one training step of a multi-layer perceptron on one rank: forward 2 b in out for
 /// each layer, as much again for the weights' gradients, and for the inputs' except in the first.

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <set>
-
-#include "bench/report/relative_fit.hpp"
+#include <span>
 
 namespace ddp::bench {
 namespace {
 
 constexpr double kMib = 1024.0 * 1024.0;
+constexpr std::size_t kMinPoints = 3;
 constexpr std::size_t kMinSizesPerRegime = 3;
 constexpr std::size_t kMaxRegimes = 3;
 
@@ -33,90 +34,165 @@ Factors factors(AllReduceAlgorithm algorithm, double bytes, int world_size) {
   return {2 * std::log2(ranks), 2 * bytes / kMib};
 }
 
-struct SizedPoint {
+/// One all-reduce: time_us = alpha * x + beta * y is wanted. The last three are positive, finite.
+struct Point {
   std::int64_t bytes = 0;
-  FitPoint point;
+  int world_size = 0;
+  double x = 0;
+  double y = 0;
+  double time_us = 0;
 };
 
+struct Line {
+  std::int64_t first_bytes = 0;  ///< the smallest size that it was fitted to
+  double alpha = 0;
+  double beta = 0;
+};
+
+/// fitted / measured - 1
+double relative_error(const Line& line, const Point& point) {
+  return (line.alpha * point.x + line.beta * point.y) / point.time_us - 1;
+}
+
+/// The sum of their absolute values, each 1 at most: a measurement a hundred times too short is off
+/// by 9900 %, one a hundred times too long by 99 %, and neither says more than that it is wrong.
+double sum_of_relative_errors(const Line& line, const std::vector<Point>& points) {
+  double sum = 0;
+  for (const Point& point : points) {
+    sum += std::min(std::abs(relative_error(line, point)), 1.0);
+  }
+  return sum;
+}
+
+/// The smallest sum of absolute errors, which a few points that lie far off cannot move. Without
+/// the bound it is reached where two of the points have no error, or where one has none and alpha
+/// or beta is 0; so these are tried.
+Line fit_least_absolute(const std::vector<Point>& points) {
+  Line best;
+  double best_sum = sum_of_relative_errors(best, points);
+  const auto consider = [&](double alpha, double beta) {
+    const Line line{.alpha = alpha, .beta = beta};
+    const double sum = sum_of_relative_errors(line, points);
+    if (alpha >= 0 && beta >= 0 && sum < best_sum) {
+      best = line;
+      best_sum = sum;
+    }
+  };
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const Point& a = points[i];
+    consider(a.time_us / a.x, 0);
+    consider(0, a.time_us / a.y);
+    for (std::size_t j = 0; j < i; ++j) {
+      const Point& b = points[j];
+      const double determinant = a.x * b.y - b.x * a.y;  // 0: no number, and no candidate
+      consider((a.time_us * b.y - b.time_us * a.y) / determinant,
+               (b.time_us * a.x - a.time_us * b.x) / determinant);
+    }
+  }
+  return best;
+}
+
+/// Two unknowns: where the weighted squares are least, neither is negative or one of them is 0.
+Line fit_least_squares(const std::vector<Point>& points, const std::vector<double>& weights) {
+  double uu = 0;
+  double uv = 0;
+  double vv = 0;
+  double u = 0;
+  double v = 0;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    // Divided by the measured value, what is wanted is 1 = alpha * x + beta * y.
+    const double x = points[i].x / points[i].time_us;
+    const double y = points[i].y / points[i].time_us;
+    uu += weights[i] * x * x;
+    uv += weights[i] * x * y;
+    vv += weights[i] * y * y;
+    u += weights[i] * x;
+    v += weights[i] * y;
+  }
+  const double determinant = uu * vv - uv * uv;
+  const Line free{.alpha = (u * vv - v * uv) / determinant,
+                  .beta = (v * uu - u * uv) / determinant};
+  if (free.alpha >= 0 && free.beta >= 0) {
+    return free;
+  }
+  // Alone, they lower the sum of squares by u^2 / uu and v^2 / vv.
+  return u * u * vv >= v * v * uu ? Line{.alpha = u / uu} : Line{.beta = v / vv};
+}
+
+/// Least squares of the relative error with alpha >= 0 and beta >= 0. Points that lie far off the
+/// others' line have no weight: up to half of them may. Starts from the least absolute errors, then
+/// weighs each point by how far off it lies (Tukey's biweight), again and again.
+Line fit_line(const std::vector<Point>& points) {
+  constexpr double kFarOff = 4.685;  // standard deviations; keeps 95 % of the efficiency
+  constexpr double kDeviationsPerMedian = 1.4826;  // of a normal distribution's absolute values
+  constexpr double kSmallestDeviation = 1e-6;  // of data without noise
+  constexpr int kRounds = 20;
+  Line line = fit_least_absolute(points);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<double> errors;
+    for (const Point& point : points) {
+      errors.push_back(std::abs(relative_error(line, point)));
+    }
+    const double deviation = kDeviationsPerMedian * median(errors).value_or(0);
+    const double limit = kFarOff * std::max(kSmallestDeviation, deviation);
+    std::vector<double> weights;
+    for (const double error : errors) {
+      const double distance = std::min(error / limit, 1.0);
+      weights.push_back((1 - distance * distance) * (1 - distance * distance));
+    }
+    const auto kept = std::ranges::count_if(weights, [](double weight) { return weight > 0; });
+    const Line next = fit_least_squares(points, weights);
+    if (static_cast<std::size_t>(kept) < kMinPoints || !std::isfinite(next.alpha) ||
+        !std::isfinite(next.beta)) {
+      break;
+    }
+    line = next;
+  }
+  return line;
+}
+
 struct Fit {
-  std::vector<std::int64_t> first_sizes;  // of each regime
-  std::vector<FitLine> lines;
+  std::vector<Line> lines;  // of each regime
   double sum_of_errors = std::numeric_limits<double>::infinity();
 };
 
-/// The points from size `begin` up to before size `end`, both indices into the sampled sizes.
-class Segments {
- public:
-  explicit Segments(std::vector<SizedPoint> points) : points_(std::move(points)) {
-    std::set<std::int64_t> distinct;
-    for (const SizedPoint& point : points_) {
-      distinct.insert(point.bytes);
-    }
-    sizes_.assign(distinct.begin(), distinct.end());
-    cache_.resize(sizes_.size() * (sizes_.size() + 1));
+/// The best division of these sizes, ascending, into regimes; infinite errors if there are too few.
+Fit best_fit(const std::vector<Point>& points, std::span<const std::int64_t> sizes,
+             std::size_t regimes) {
+  Fit best;
+  if (regimes == 1) {
+    std::vector<Point> part;
+    std::ranges::copy_if(points, std::back_inserter(part), [&](const Point& point) {
+      return point.bytes >= sizes.front() && point.bytes <= sizes.back();
+    });
+    best.lines = {fit_line(part)};
+    best.lines[0].first_bytes = sizes.front();
+    best.sum_of_errors = sum_of_relative_errors(best.lines[0], part);
+    return best;
   }
-
-  std::size_t point_count() const { return points_.size(); }
-  const std::vector<std::int64_t>& sizes() const { return sizes_; }
-
-  /// The best division of the sizes from `begin` on into `regimes`; infinite errors if there are
-  /// too few.
-  Fit best(std::size_t begin, std::size_t regimes) {
-    const std::size_t end = sizes_.size();
-    if (regimes == 1) {
-      return segment(begin, end);
+  for (std::size_t cut = kMinSizesPerRegime;
+       cut + kMinSizesPerRegime * (regimes - 1) <= sizes.size(); ++cut) {
+    Fit fit = best_fit(points, sizes.first(cut), 1);
+    const Fit rest = best_fit(points, sizes.subspan(cut), regimes - 1);
+    fit.sum_of_errors += rest.sum_of_errors;
+    append(fit.lines, rest.lines);
+    if (fit.sum_of_errors < best.sum_of_errors) {
+      best = fit;
     }
-    Fit result;
-    for (std::size_t cut = begin + kMinSizesPerRegime;
-         cut + kMinSizesPerRegime * (regimes - 1) <= end; ++cut) {
-      const Fit& left = segment(begin, cut);
-      Fit right = best(cut, regimes - 1);
-      if (left.sum_of_errors + right.sum_of_errors < result.sum_of_errors) {
-        result.sum_of_errors = left.sum_of_errors + right.sum_of_errors;
-        result.first_sizes = left.first_sizes;
-        result.lines = left.lines;
-        result.first_sizes.insert(result.first_sizes.end(), right.first_sizes.begin(),
-                                  right.first_sizes.end());
-        result.lines.insert(result.lines.end(), right.lines.begin(), right.lines.end());
-      }
-    }
-    return result;
   }
-
- private:
-  const Fit& segment(std::size_t begin, std::size_t end) {
-    Fit& known = cache_[begin * (sizes_.size() + 1) + end];
-    if (known.lines.empty()) {
-      std::vector<FitPoint> part;
-      for (const SizedPoint& point : points_) {
-        if (point.bytes >= sizes_[begin] && point.bytes <= sizes_[end - 1]) {
-          part.push_back(point.point);
-        }
-      }
-      const FitLine line = fit_relative(part);
-      known = {{sizes_[begin]}, {line}, sum_of_relative_errors(line, part)};
-    }
-    return known;
-  }
-
-  std::vector<SizedPoint> points_;
-  std::vector<std::int64_t> sizes_;
-  std::vector<Fit> cache_;  // by begin and end
-};
+  return best;
+}
 
 /// As few regimes as do nearly as well.
-Fit choose(Segments& segments) {
-  const auto points = static_cast<double>(segments.point_count());
-  Fit chosen = segments.best(0, 1);
-  std::size_t chosen_regimes = 1;
+Fit choose(const std::vector<Point>& points, const std::vector<std::int64_t>& sizes) {
+  Fit chosen = best_fit(points, sizes, 1);
   for (std::size_t regimes = 2; regimes <= kMaxRegimes; ++regimes) {
-    const Fit candidate = segments.best(0, regimes);
-    const auto more = static_cast<double>(regimes - chosen_regimes);
-    const double before = chosen.sum_of_errors / points;
-    const double after = candidate.sum_of_errors / points;
+    const Fit candidate = best_fit(points, sizes, regimes);
+    const auto more = static_cast<double>(regimes - chosen.lines.size());
+    const double before = chosen.sum_of_errors / static_cast<double>(points.size());
+    const double after = candidate.sum_of_errors / static_cast<double>(points.size());
     if (after <= before * std::pow(kClearFactor, more) && before - after >= kClearDifference) {
       chosen = candidate;
-      chosen_regimes = regimes;
     }
   }
   return chosen;
@@ -147,8 +223,8 @@ std::optional<double> CommunicationModel::predict_us(double bytes, int world_siz
 std::optional<CommunicationModel> fit_communication_model(
     const std::string& backend, const std::string& device, AllReduceAlgorithm algorithm,
     const std::vector<AllReduceSample>& samples) {
-  std::vector<AllReduceSample> usable;
-  std::vector<SizedPoint> points;
+  std::vector<Point> points;
+  std::set<std::int64_t> distinct_sizes;
   std::set<int> world_sizes;
   for (const AllReduceSample& sample : samples) {
     const double time_us = sample.time_us.median.value_or(0);
@@ -157,34 +233,31 @@ std::optional<CommunicationModel> fit_communication_model(
       continue;
     }
     const Factors times = factors(algorithm, static_cast<double>(sample.bytes), sample.world_size);
-    points.push_back({sample.bytes, {times.alpha, times.beta_mib, time_us}});
-    usable.push_back(sample);
+    points.push_back({sample.bytes, sample.world_size, times.alpha, times.beta_mib, time_us});
+    distinct_sizes.insert(sample.bytes);
     world_sizes.insert(sample.world_size);
   }
-  if (points.size() < kMinFitPoints) {
+  if (points.size() < kMinPoints) {
     return std::nullopt;
   }
-  Segments segments(std::move(points));
-  const Fit fit = choose(segments);
-
+  const std::vector<std::int64_t> sizes(distinct_sizes.begin(), distinct_sizes.end());
   CommunicationModel model;
   model.backend = backend;
   model.device = device;
   model.algorithm = algorithm;
   model.world_sizes.assign(world_sizes.begin(), world_sizes.end());
-  model.points = usable.size();
-  for (std::size_t i = 0; i < fit.lines.size(); ++i) {
-    const auto& sizes = segments.sizes();
-    const auto first = std::find(sizes.begin(), sizes.end(), fit.first_sizes[i]);
+  model.points = points.size();
+  for (const Line& line : choose(points, sizes).lines) {
+    const auto first = distinct_sizes.find(line.first_bytes);
     model.regimes.push_back(
-        {i == 0 ? 0 : between(*(first - 1), *first), fit.lines[i].alpha, fit.lines[i].beta});
+        {first == distinct_sizes.begin() ? 0 : between(*std::prev(first), *first), line.alpha,
+         line.beta});
   }
   std::vector<double> errors;
-  for (const AllReduceSample& sample : usable) {
+  for (const Point& point : points) {
     const std::optional<double> predicted_us =
-        model.predict_us(static_cast<double>(sample.bytes), sample.world_size);
-    errors.push_back(
-        std::abs(predicted_us.value_or(std::nan("")) / sample.time_us.median.value_or(0) - 1));
+        model.predict_us(static_cast<double>(point.bytes), point.world_size);
+    errors.push_back(std::abs(predicted_us.value_or(std::nan("")) / point.time_us - 1));
   }
   model.median_relative_error = median(errors).value_or(std::nan(""));
   return model;

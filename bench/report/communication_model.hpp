@@ -1,5 +1,4 @@
-// bench/report/communication_model.hpp - how long an all-reduce takes, from its bytes and its
-// ranks.
+// bench/report/communication_model.hpp - how long an all-reduce takes, by bytes and ranks.
 #pragma once
 
 #include <optional>

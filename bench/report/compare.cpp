@@ -1,5 +1,7 @@
 #include "bench/report/compare.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -26,28 +28,26 @@ void flatten(const std::string& prefix, const ordered_json& value, ordered_json&
     return;
   }
   for (const auto& [key, member] : value.items()) {
-    flatten(std::string(prefix).append(".").append(key), member, fields);
+    flatten(fmt::format("{}.{}", prefix, key), member, fields);
   }
 }
 
 std::vector<FieldChange> compare_fields(const Report& a, const Report& b) {
-  const auto fields_of = [](const Report& report) {
-    ordered_json fields = ordered_json::object();
-    flatten("machine", report.machine, fields);
-    flatten("software", report.software, fields);
-    flatten("settings", report.settings, fields);
-    return fields;
-  };
-  const ordered_json fields_a = fields_of(a);
-  const ordered_json fields_b = fields_of(b);
+  ordered_json fields_a;
+  ordered_json fields_b;
+  for (const auto& [report, fields] : {std::pair(&a, &fields_a), std::pair(&b, &fields_b)}) {
+    flatten("machine", report->machine, *fields);
+    flatten("software", report->software, *fields);
+    flatten("settings", report->settings, *fields);
+  }
   ordered_json all = fields_a;
   all.update(fields_b);
   std::vector<FieldChange> changes;
   for (const auto& [field, ignored] : all.items()) {
-    const ordered_json value_a = fields_a.value(field, ordered_json());
-    const ordered_json value_b = fields_b.value(field, ordered_json());
-    if (value_a != value_b && field != kLoadAverage) {
-      changes.push_back({.field = field, .a = value_a, .b = value_b});
+    const FieldChange change = {field, fields_a.value(field, ordered_json()),
+                                fields_b.value(field, ordered_json())};
+    if (change.a != change.b && field != kLoadAverage) {
+      changes.push_back(change);
     }
   }
   return changes;
@@ -66,9 +66,8 @@ void note_parity(const Run& a, const Run& b, std::vector<ParityChange>& changes)
   }
   const Ending end_a = {a.parity.moved, a.parity.ok};
   const Ending end_b = {b.parity.moved, b.parity.ok};
-  auto found = std::find_if(changes.begin(), changes.end(), [&](const ParityChange& other) {
-    return other.a == end_a && other.b == end_b;
-  });
+  auto found = std::ranges::find_if(
+      changes, [&](const ParityChange& other) { return other.a == end_a && other.b == end_b; });
   if (found == changes.end()) {
     found = changes.insert(changes.end(), {{}, end_a, end_b});
   }
@@ -108,25 +107,23 @@ double control_log_error(const WorstControl& worst, const Run& run) {
 }
 
 std::string why_no_interval(const Run& a, const Run& b) {
-  for (const auto& [run, report] : {std::pair(&a, "A"), std::pair(&b, "B")}) {
+  const std::array sides = {std::pair(&a, "A"), std::pair(&b, "B")};
+  for (const auto& [run, report] : sides) {
     if (!run->typical_step_ms()) {
-      return std::string("not measured in ") + report;
+      return fmt::format("not measured in {}", report);
     }
   }
-  for (const auto& [run, report] : {std::pair(&a, "A"), std::pair(&b, "B")}) {
+  for (const auto& [run, report] : sides) {
     if (run->known_medians_ms().empty()) {
-      return std::string("no repetition_medians_ms in ") + report;
+      return fmt::format("no repetition_medians_ms in {}", report);
     }
   }
-  return "fewer than " + std::to_string(kMinPairsForInterval) + " repetitions";
+  return fmt::format("fewer than {} repetitions", kMinPairsForInterval);
 }
 
 RunChange compare_run(const Run& a, const Run& b, double extra_log_error, double threshold) {
-  RunChange change;
-  change.name = a.name;
-  change.kind = b.kind;
-  change.a_ms = a.typical_step_ms();
-  change.b_ms = b.typical_step_ms();
+  RunChange change = {
+      .name = a.name, .kind = b.kind, .a_ms = a.typical_step_ms(), .b_ms = b.typical_step_ms()};
   if (a.global_batch != b.global_batch) {
     change.reason = "not the same work: the global batch differs";
     return change;
@@ -153,16 +150,11 @@ RunChange compare_run(const Run& a, const Run& b, double extra_log_error, double
   return change;
 }
 
-/// Slower before faster before unknown before same; then the larger change.
-bool matters_more(const RunChange& a, const RunChange& b) {
-  const auto key = [](const RunChange& change) {
-    const int rank = change.verdict == "slower"   ? 0
-                     : change.verdict == "faster" ? 1
-                     : !change.verdict            ? 2
-                                                  : 3;
-    return std::tuple(rank, change.ratio ? -std::abs(std::log(*change.ratio)) : 0.0);
-  };
-  return key(a) < key(b);
+/// To sort by: slower before faster before unknown before same; then the larger change.
+std::tuple<int, double> importance(const RunChange& change) {
+  const int rank = change.verdict == "slower" ? 0 : change.verdict == "faster" ? 1 : 2;
+  return {change.verdict == "same" ? 3 : rank,
+          change.ratio ? -std::abs(std::log(*change.ratio)) : 0.0};
 }
 
 Identity identity(const ReportFile& file) {
@@ -182,7 +174,7 @@ Identity identity(const ReportFile& file) {
 }  // namespace
 
 int ReportComparison::count(const std::optional<std::string>& verdict) const {
-  return static_cast<int>(std::count_if(runs.begin(), runs.end(), [&](const RunChange& change) {
+  return static_cast<int>(std::ranges::count_if(runs, [&](const RunChange& change) {
     return change.verdict == verdict && change.kind != "peer";
   }));
 }
@@ -197,10 +189,10 @@ ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& fil
   result.threshold = threshold;
   result.changes = compare_fields(a, b);
   for (const FieldChange& change : result.changes) {
-    for (const char* field : kMachineIdentity) {
-      if (change.field == std::string("machine.") + field) {
-        result.machine_differs.push_back(field);
-      }
+    const std::string field = change.field.substr(change.field.find('.') + 1);
+    if (change.field.starts_with("machine.") &&
+        std::ranges::find(kMachineIdentity, field) != kMachineIdentity.end()) {
+      result.machine_differs.push_back(field);
     }
   }
   result.worst_control = worst_control(a, b);
@@ -239,10 +231,11 @@ ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& fil
     }
   }
   if (!any_in_both) {
-    throw UsageError(file_b.path + ": none of its " + std::to_string(b.runs.size()) +
-                     " runs has the name of one in " + file_a.path + ", expected some to compare");
+    throw UsageError(
+        fmt::format("{}: none of its {} runs has the name of one in {}, expected some to compare",
+                    file_b.path, b.runs.size(), file_a.path));
   }
-  std::stable_sort(result.runs.begin(), result.runs.end(), matters_more);
+  std::ranges::stable_sort(result.runs, {}, importance);
   result.regressions += result.count("slower");
   return result;
 }
@@ -258,8 +251,8 @@ double parse_threshold(const std::string& text) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   value = percent ? value / 100 : value;
   if (error != std::errc() || end != digits.data() + digits.size() || !(value >= 0 && value < 1)) {
-    throw UsageError("--threshold: expected a share of the step time such as 5% or 0.05, got \"" +
-                     text + "\"");
+    throw UsageError(fmt::format(
+        "--threshold: expected a share of the step time such as 5% or 0.05, got \"{}\"", text));
   }
   return value;
 }

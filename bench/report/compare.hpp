@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,12 @@ struct RunChange {
   std::string kind;  ///< "stage" or "peer"
   std::optional<double> a_ms;
   std::optional<double> b_ms;
-  std::optional<double> ratio;  ///< step time in B over that in A
-  std::optional<Interval> ci95;  ///< of the ratio, with the allowance for the controls
+  std::optional<double> ratio{};  ///< step time in B over that in A
+  std::optional<Interval> ci95{};  ///< of the ratio, with the allowance for the controls
   /// "faster", "slower": beyond the threshold, and the interval excludes no change; "same": the
   /// whole interval lies within the threshold.
-  std::optional<std::string> verdict;
-  std::optional<std::string> reason;  ///< why there is no verdict
+  std::optional<std::string> verdict{};
+  std::optional<std::string> reason{};  ///< why there is no verdict
   DDP_FIELDS(name, kind, a_ms, b_ms, ratio, ci95, verdict, reason);
 };
 
@@ -122,6 +123,9 @@ struct ReportComparison {
 /// Matches runs by name. Controls get no verdict: they say how much the machine alone does.
 /// @throws UsageError if no name is in both
 ReportComparison compare_reports(const ReportFile& a, const ReportFile& b, double threshold);
+
+/// For people: what changed, what was noise, then a table of the runs.
+void print_comparison(std::ostream& out, const ReportComparison& comparison);
 
 /// "5%", "5 %" or "0.05", from 0 up to and without 100 %.
 /// @throws UsageError

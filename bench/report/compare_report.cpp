@@ -1,19 +1,17 @@
-#include "bench/report/compare_report.hpp"
+// bench/report/compare_report.cpp - what two reports differ in, for people.
+#include <fmt/format.h>
 
 #include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bench/report/field_json.hpp"
+#include "bench/report/compare.hpp"
 #include "bench/report/format.hpp"
 #include "bench/report/output_file.hpp"
-#include "bench/report/text_table.hpp"
 
 namespace ddp::bench {
 namespace {
-
-using nlohmann::ordered_json;
 
 /// "+4.2 %" of a ratio of 1.042; "-" for nothing.
 std::string format_change(std::optional<double> ratio) {
@@ -21,7 +19,7 @@ std::string format_change(std::optional<double> ratio) {
     return "-";
   }
   const double percent = std::round(1000 * (*ratio - 1)) / 10;
-  return (percent > 0 ? "+" : "") + format_fixed(percent == 0 ? 0 : percent, 1) + " %";
+  return fmt::format("{}{} %", percent > 0 ? "+" : "", format_fixed(percent == 0 ? 0 : percent, 1));
 }
 
 /// "5", "0.5": as it was given.
@@ -32,23 +30,9 @@ std::string format_threshold(double share) {
   return text;
 }
 
-/// On one line if both are short.
-void append_field(const FieldChange& change, std::vector<std::string>& lines) {
-  constexpr std::size_t kShort = 90;
-  const std::string a = dump_json(change.a);
-  const std::string b = dump_json(change.b);
-  if (change.field.size() + a.size() + b.size() <= kShort) {
-    lines.push_back(change.field + ": " + a + " -> " + b);
-    return;
-  }
-  lines.push_back(change.field);
-  lines.push_back("  A: " + a);
-  lines.push_back("  B: " + b);
-}
-
 void print_identity(std::ostream& out, const char* letter, const Identity& identity) {
   out << letter << "  " << identity.file;
-  for (const ordered_json* part : {&identity.date, &identity.host, &identity.git_commit}) {
+  for (const auto* part : {&identity.date, &identity.host, &identity.git_commit}) {
     if (part->is_string()) {
       out << ", " << part->get<std::string>();
     }
@@ -60,105 +44,89 @@ void print_identity(std::ostream& out, const char* letter, const Identity& ident
 }
 
 void print_list(std::ostream& out, const std::string& title,
-                const std::vector<std::string>& names) {
-  if (names.empty()) {
-    return;
+                const std::vector<std::string>& lines) {
+  if (!lines.empty()) {
+    out << fmt::format("\n{}\n  {}\n", title, fmt::join(lines, "\n  "));
   }
-  out << '\n' << title << '\n';
-  for (const std::string& name : names) {
-    out << "  " << name << '\n';
-  }
-}
-
-std::string parity_line(const ParityChange& change) {
-  std::string line = "moved " + format_fixed(change.a.moved, 6) + " -> " +
-                     format_fixed(change.b.moved, 6) + (change.a.ok ? ", ok" : ", FAILED") +
-                     (change.b.ok ? " -> ok: " : " -> FAILED: ") + change.runs.front();
-  if (change.runs.size() > 1) {
-    line += " and " + std::to_string(change.runs.size() - 1) + " more";
-  }
-  return line;
 }
 
 void print_changes(std::ostream& out, const ReportComparison& comparison) {
-  std::vector<std::string> lines;
+  constexpr std::size_t kShort = 90;  // both values fit on one line
+  std::vector<std::string> changed;
   for (const FieldChange& change : comparison.changes) {
-    append_field(change, lines);
+    const std::string a = dump_json(change.a);
+    const std::string b = dump_json(change.b);
+    const bool is_short = change.field.size() + a.size() + b.size() <= kShort;
+    changed.push_back(is_short ? fmt::format("{}: {} -> {}", change.field, a, b)
+                               : fmt::format("{}\n    A: {}\n    B: {}", change.field, a, b));
   }
-  print_list(out, "Changed", lines);
+  print_list(out, "Changed", changed);
   if (!comparison.machine_differs.empty()) {
-    out << "warning: not the same machine (";
-    for (const std::string& field : comparison.machine_differs) {
-      out << field << (field == comparison.machine_differs.back() ? "" : ", ");
-    }
-    out << " differ): the verdicts are about both, machine and program\n";
+    out << fmt::format(
+        "warning: not the same machine ({} differ): the verdicts are about both, "
+        "machine and program\n",
+        fmt::join(comparison.machine_differs, ", "));
   }
   print_list(out, "Only in A", comparison.only_in_a);
   print_list(out, "Only in B", comparison.only_in_b);
-  lines.clear();
+  std::vector<std::string> errors;
   for (const ErrorChange& change : comparison.errors) {
-    lines.push_back(change.name + ": " +
-                    (change.b ? "error in B: " + *change.b : "no error any more: " + *change.a));
+    errors.push_back(change.b ? fmt::format("{}: error in B: {}", change.name, *change.b)
+                              : fmt::format("{}: no error any more: {}", change.name, *change.a));
   }
   if (comparison.errors_in_both > 0) {
-    lines.push_back("in both reports: " + std::to_string(comparison.errors_in_both) +
-                    " of the runs");
+    errors.push_back(fmt::format("in both reports: {} of the runs", comparison.errors_in_both));
   }
-  print_list(out, "Errors", lines);
-  lines.clear();
-  for (const ParityChange& change : comparison.parity) {
-    lines.push_back(parity_line(change));
+  print_list(out, "Errors", errors);
+  std::vector<std::string> parity;
+  for (const auto& [runs, a, b] : comparison.parity) {
+    parity.push_back(fmt::format(
+        "moved {} -> {}, {} -> {}: {}{}", format_fixed(a.moved, 6), format_fixed(b.moved, 6),
+        a.ok ? "ok" : "FAILED", b.ok ? "ok" : "FAILED", runs.front(),
+        runs.size() > 1 ? fmt::format(" and {} more", runs.size() - 1) : ""));
   }
-  print_list(out, "Parity", lines);
+  print_list(out, "Parity", parity);
 }
 
 void print_noise(std::ostream& out, const ReportComparison& comparison) {
   std::vector<std::string> lines;
   for (const BaselineDrift& drift : comparison.drift) {
-    lines.push_back("stage 01 itself, " + drift.name + ": " + format_change(drift.ratio) +
-                    " (the machine, or what all stages share)");
+    lines.push_back(fmt::format("stage 01 itself, {}: {} (the machine, or what all stages share)",
+                                drift.name, format_change(drift.ratio)));
   }
-  const WorstControl& worst = comparison.worst_control;
+  const auto& [one_rank, several_ranks] = comparison.worst_control;
   for (const auto& [ranks, control] :
-       {std::pair("one rank", &worst.one_rank), std::pair("several ranks", &worst.several_ranks)}) {
+       {std::pair("one rank", &one_rank), std::pair("several ranks", &several_ranks)}) {
     if (*control) {
-      lines.push_back(std::string("A/A control on ") + ranks + ": " +
-                      format_change((*control)->ratio) + " at most, " + (*control)->b +
-                      "; the intervals allow for it");
+      lines.push_back(fmt::format("A/A control on {}: {} at most, {}; the intervals allow for it",
+                                  ranks, format_change((*control)->ratio), (*control)->b));
     }
   }
-  if (!worst.one_rank && !worst.several_ranks) {
+  if (!one_rank && !several_ranks) {
     lines.push_back("no A/A controls: the intervals do not allow for what the machine does");
   }
   print_list(out, "Noise", lines);
 }
 
-void print_runs(std::ostream& out, const ReportComparison& comparison) {
-  if (comparison.runs.empty()) {
-    return;
-  }
-  static const std::vector<Column> columns = {
+void print_runs(std::ostream& out, const std::vector<RunChange>& runs) {
+  static constexpr Column kColumns[] = {
       {"run", true},     {"A ms", false},         {"B ms", false},
       {"change", false}, {"95 % interval", true}, {"verdict", true},
   };
   std::vector<std::vector<std::string>> rows;
-  rows.reserve(comparison.runs.size());
-  for (const RunChange& change : comparison.runs) {
+  for (const RunChange& run : runs) {
     rows.push_back({
-        change.name,
-        format_significant(change.a_ms),
-        format_significant(change.b_ms),
-        format_change(change.ratio),
-        change.ci95 ? "[" + format_change(change.ci95->low) + " .. " +
-                          format_change(change.ci95->high) + "]"
-                    : "-",
-        change.verdict.value_or("no verdict") + (change.reason ? ": " + *change.reason : ""),
+        run.name,
+        format_significant(run.a_ms),
+        format_significant(run.b_ms),
+        format_change(run.ratio),
+        run.ci95
+            ? fmt::format("[{} .. {}]", format_change(run.ci95->low), format_change(run.ci95->high))
+            : "-",
+        run.verdict.value_or("no verdict") + (run.reason ? ": " + *run.reason : ""),
     });
   }
-  out << '\n';
-  for (const std::string& line : format_table(columns, rows)) {
-    out << line << '\n';
-  }
+  out << fmt::format("\n{}\n", fmt::join(format_table(kColumns, rows), "\n"));
 }
 
 }  // namespace
@@ -168,18 +136,16 @@ void print_comparison(std::ostream& out, const ReportComparison& comparison) {
   print_identity(out, "B", comparison.b);
   print_changes(out, comparison);
   print_noise(out, comparison);
-  print_runs(out, comparison);
-  out << '\n'
-      << comparison.count("slower") << " slower beyond " << format_threshold(comparison.threshold)
-      << " %, " << comparison.count("same") << " unchanged, " << comparison.count("faster")
-      << " faster, " << comparison.count(std::nullopt) << " without a verdict; "
-      << comparison.regressions << (comparison.regressions == 1 ? " regression" : " regressions")
-      << '\n'
+  if (!comparison.runs.empty()) {
+    print_runs(out, comparison.runs);
+  }
+  out << fmt::format(
+             "\n{} slower beyond {} %, {} unchanged, {} faster, {} without a verdict; {} "
+             "regression{}\n",
+             comparison.count("slower"), format_threshold(comparison.threshold),
+             comparison.count("same"), comparison.count("faster"), comparison.count(std::nullopt),
+             comparison.regressions, comparison.regressions == 1 ? "" : "s")
       << std::flush;
-}
-
-ordered_json comparison_document(const ReportComparison& comparison) {
-  return as_json(comparison);
 }
 
 }  // namespace ddp::bench

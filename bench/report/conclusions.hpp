@@ -1,5 +1,4 @@
-// bench/report/conclusions.hpp - what a reader should take from the numbers, in sentences made from
-// them.
+// bench/report/conclusions.hpp - sentences on what a reader should take from the numbers.
 #pragma once
 
 #include <string>

@@ -94,8 +94,11 @@ class FieldReader {
   /// @param where JSON pointer to `json`, for messages
   template <typename T>
   void read(const Json& json, const std::string& where, T& value) const {
+    const auto expect_type = [&](bool ok, const char* expected) {
+      expect(ok, json, where, expected);
+    };
     if constexpr (HasFields<T>) {
-      expect(json.is_object(), json, where, "an object");
+      expect_type(json.is_object(), "an object");
       for_each_field(value, [&](const std::string& name, auto& member) {
         if (json.contains(name) || !may_lack<T>(name)) {
           read_member(json, where, name, member);
@@ -112,37 +115,43 @@ class FieldReader {
         }
       }
     } else if constexpr (kIsVector<T>) {
-      expect(json.is_array(), json, where, "a list");
+      expect_type(json.is_array(), "a list");
       value.assign(json.size(), {});
       for (std::size_t i = 0; i < json.size(); ++i) {
         read(json[i], where + "/" + std::to_string(i), value[i]);
       }
     } else if constexpr (std::is_same_v<T, Interval>) {
-      expect(json.is_array() && json.size() == 2, json, where, "a list of two numbers, or null");
+      expect_type(json.is_array() && json.size() == 2, "a list of two numbers, or null");
       read(json[0], where + "/0", value.low);
       read(json[1], where + "/1", value.high);
     } else if constexpr (std::is_same_v<T, PhaseTimes>) {
-      expect(json.is_object(), json, where, "an object");
+      expect_type(json.is_object(), "an object");
       for (std::size_t phase = 0; phase < kPhases; ++phase) {
         read_member(json, where, kPhaseNames[phase], value[phase]);
       }
     } else if constexpr (std::is_same_v<T, AllReduceAlgorithm>) {
-      expect(json == "ring" || json == "tree", json, where, "ring or tree");
+      expect_type(json == "ring" || json == "tree", "ring or tree");
       value = json == "ring" ? AllReduceAlgorithm::kRing : AllReduceAlgorithm::kTree;
     } else if constexpr (std::is_same_v<T, std::string>) {
-      expect(json.is_string(), json, where, "text");
-      value = json.get<std::string>();
+      expect_type(json.is_string(), "text");
+      value = json;
     } else if constexpr (std::is_same_v<T, bool>) {
-      expect(json.is_boolean(), json, where, "true or false");
-      value = json.get<bool>();
+      expect_type(json.is_boolean(), "true or false");
+      value = json;
     } else if constexpr (std::is_same_v<T, double>) {
-      expect(json.is_number() || json.is_null(), json, where, "a number or null");
+      expect_type(json.is_number() || json.is_null(), "a number or null");
       value = json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
     } else if constexpr (std::is_integral_v<T>) {
-      read_whole_number(json, where, value);
+      // Google Benchmark writes all counters as floating point numbers: 2e0 is whole.
+      constexpr double kLargestExact = 9e15;
+      const double number = json.is_number() ? json.get<double>() : 0.5;
+      expect_type(std::abs(number) <= kLargestExact && number == std::floor(number) &&
+                      std::in_range<T>(static_cast<std::int64_t>(number)),
+                  "a whole number");
+      value = static_cast<T>(number);
     } else {
       static_assert(std::is_same_v<T, Json>);
-      expect(json.is_object(), json, where, "an object");
+      expect_type(json.is_object(), "an object");
       value = json;
     }
   }
@@ -183,25 +192,6 @@ class FieldReader {
       return (std::string(" ") + T::kMayLack + ",").find(" " + name + ",") != std::string::npos;
     }
     return false;
-  }
-
-  /// Google Benchmark writes all counters as floating point numbers: 2e0 is whole.
-  template <typename Integer>
-  void read_whole_number(const Json& json, const std::string& where, Integer& value) const {
-    constexpr double kLargestExact = 9e15;
-    if (json.is_number_integer()) {
-      const bool negative = !json.is_number_unsigned() && json.get<std::int64_t>() < 0;
-      expect(negative ? std::in_range<Integer>(json.get<std::int64_t>())
-                      : std::in_range<Integer>(json.get<std::uint64_t>()),
-             json, where, "a whole number");
-    } else {
-      const double number = json.is_number_float() ? json.get<double>() : 0.5;
-      const double least = std::is_signed_v<Integer> ? -kLargestExact : 0;
-      expect(number >= least && number <= kLargestExact && number == std::floor(number) &&
-                 std::in_range<Integer>(static_cast<std::int64_t>(number)),
-             json, where, "a whole number");
-    }
-    value = json.get<Integer>();
   }
 
   std::string file_;

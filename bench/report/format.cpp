@@ -1,39 +1,29 @@
 #include "bench/report/format.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 
 namespace ddp::bench {
 
 std::string format_fixed(std::optional<double> value, int decimals) {
-  if (!value || !std::isfinite(*value)) {
-    return "-";
-  }
-  char buffer[400];  // the largest double has 309 digits before the point
-  std::snprintf(buffer, sizeof(buffer), "%.*f", decimals, *value);
-  return buffer;
+  return value && std::isfinite(*value) ? fmt::format("{:.{}f}", *value, decimals) : "-";
 }
 
 std::string format_significant(std::optional<double> value) {
-  if (!value || !std::isfinite(*value)) {
-    return "-";
-  }
-  const double magnitude = std::abs(*value) > 0 ? std::floor(std::log10(std::abs(*value))) : 0;
+  const double size = std::abs(value.value_or(0));
+  const double magnitude = size > 0 && std::isfinite(size) ? std::floor(std::log10(size)) : 0;
   return format_fixed(value, std::clamp(2 - static_cast<int>(magnitude), 0, 6));
 }
 
 std::string format_count(std::optional<double> value) {
-  const std::string digits = format_fixed(value, 0);
-  std::string grouped;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) {
-      grouped += ',';
-    }
-    grouped += digits[i];
+  std::string digits = format_fixed(value, 0);
+  for (std::size_t end = digits.size(); end > 3; end -= 3) {
+    digits.insert(end - 3, ",");
   }
-  return grouped;
+  return digits;
 }
 
 std::string format_bytes(double bytes) {
@@ -53,6 +43,25 @@ std::string format_small_number(int number) {
                                                   "six",  "seven", "eight", "nine",  "ten"};
   return number >= 0 && number <= 10 ? kWords[static_cast<std::size_t>(number)]
                                      : std::to_string(number);
+}
+
+std::vector<std::string> format_table(std::span<const Column> columns,
+                                      const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::string> lines(1 + rows.size(), " ");
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    std::vector<std::string> cells = {columns[i].title};
+    std::ranges::transform(rows, std::back_inserter(cells),
+                           [i](const auto& row) { return row[i]; });
+    const std::size_t width = std::ranges::max(cells, {}, &std::string::size).size();
+    for (std::size_t k = 0; k < cells.size(); ++k) {
+      const std::string padding(width - cells[k].size(), ' ');
+      lines[k] += " " + (columns[i].left ? cells[k] + padding : padding + cells[k]) + " ";
+    }
+  }
+  for (std::string& line : lines) {
+    line.erase(line.find_last_not_of(' ') + 1);
+  }
+  return lines;
 }
 
 }  // namespace ddp::bench

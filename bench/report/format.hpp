@@ -1,8 +1,10 @@
-// bench/report/format.hpp - numbers as people read them.
+// bench/report/format.hpp - numbers as people read them, and tables of them.
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace ddp::bench {
 
@@ -17,5 +19,14 @@ std::string format_bytes(double bytes);
 std::string format_percent(double share);
 /// "one", "two", ... "ten", then digits.
 std::string format_small_number(int number);
+
+struct Column {
+  const char* title;
+  bool left;  ///< aligned to the left
+};
+
+/// The line of titles, then one line a row, each with as many cells as there are columns.
+std::vector<std::string> format_table(std::span<const Column> columns,
+                                      const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace ddp::bench

@@ -3,9 +3,9 @@
 #include <benchmark/benchmark.h>
 
 #include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,16 +15,6 @@ namespace ddp::bench {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// "2026-01-31T12:00:00+00:00"
-std::string local_time() {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  char text[64];
-  std::strftime(text, sizeof(text), "%FT%T%z", &local);
-  return std::string(text).insert(22, ":");
-}
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -54,94 +44,82 @@ constexpr Aggregate kAggregates[] = {
      [](const std::vector<double>& values) { return standard_deviation(values) / mean(values); }},
 };
 
-/// What all entries of one configuration begin with.
-ordered_json heading(const std::string& name, std::size_t family, int repetitions) {
-  return {{"name", name},     {"family_index", family},  {"per_family_instance_index", 0},
-          {"run_name", name}, {"run_type", "iteration"}, {"repetitions", repetitions}};
-}
-
-void append_times(ordered_json& entry, std::size_t iterations, double step_ms, double ranks,
-                  double samples_per_second) {
-  entry["iterations"] = iterations;
-  entry["real_time"] = step_ms;
-  entry["cpu_time"] = 0.0;
-  entry["time_unit"] = "ms";
-  entry["ranks"] = ranks;
-  entry["samples_per_second"] = samples_per_second;
-}
-
 void append_result(const Result& result, std::size_t family, int repetitions, bool aggregates_only,
                    ordered_json& benchmarks) {
   const std::string name = result.configuration.name() + kBenchmarkSuffix;
   const double ranks = result.configuration.world_size;
+  // In the library's order: what all entries have, then `more`, then the times.
+  const auto entry = [&](const std::string& suffix, const char* run_type, const ordered_json& more,
+                         const ordered_json& times) {
+    ordered_json json = {{"name", name + suffix},          {"family_index", family},
+                         {"per_family_instance_index", 0}, {"run_name", name},
+                         {"run_type", run_type},           {"repetitions", repetitions}};
+    json.update(more);
+    json.update(times);
+    return json;
+  };
+  const auto times = [](std::size_t iterations, double step_ms, double ranks_value, double speed) {
+    return ordered_json{{"iterations", iterations}, {"real_time", step_ms},
+                        {"cpu_time", 0.0},          {"time_unit", "ms"},
+                        {"ranks", ranks_value},     {"samples_per_second", speed}};
+  };
   std::vector<double> medians_ms = result.repetition_medians_ms();
   medians_ms.resize(static_cast<std::size_t>(repetitions), std::nan(""));
   std::vector<double> known_ms;
   std::vector<double> speeds;
   ordered_json iterations = ordered_json::array();
   for (std::size_t k = 0; k < medians_ms.size(); ++k) {
-    ordered_json entry = heading(name, family, repetitions);
-    entry["repetition_index"] = k;
-    entry["threads"] = 1;
+    ordered_json more = {{"repetition_index", k}, {"threads", 1}};
     if (std::isfinite(medians_ms[k])) {
       known_ms.push_back(medians_ms[k]);
       speeds.push_back(static_cast<double>(result.configuration.global_batch) /
                        (medians_ms[k] / 1e3));
-      append_times(entry, 1, known_ms.back(), ranks, speeds.back());
+      iterations.push_back(
+          entry("", "iteration", more, times(1, known_ms.back(), ranks, speeds.back())));
     } else {
-      entry.update({{"error_occurred", true},
-                    {"error_message", result.error.empty() ? kInterrupted : result.error},
-                    {"iterations", 1},
-                    {"real_time", 0.0},
-                    {"cpu_time", 0.0},
-                    {"time_unit", "ms"}});
+      more["error_occurred"] = true;
+      more["error_message"] = result.error.empty() ? kInterrupted : result.error;
+      iterations.push_back(
+          entry("", "iteration", more,
+                {{"iterations", 1}, {"real_time", 0.0}, {"cpu_time", 0.0}, {"time_unit", "ms"}}));
     }
-    iterations.push_back(entry);
   }
   const bool has_aggregates = known_ms.size() > 1;
   if (!has_aggregates || !aggregates_only) {
     benchmarks.insert(benchmarks.end(), iterations.begin(), iterations.end());
   }
-  for (const Aggregate& aggregate : kAggregates) {
+  for (const auto& [aggregate, unit, of] : kAggregates) {
     if (has_aggregates) {
-      ordered_json entry = heading(name, family, repetitions);
-      entry["name"] = name + "_" + aggregate.name;
-      entry["run_type"] = "aggregate";
-      entry["threads"] = 1;
-      entry["aggregate_name"] = aggregate.name;
-      entry["aggregate_unit"] = aggregate.unit;
-      append_times(entry, known_ms.size(), aggregate.of(known_ms),
-                   aggregate.of(std::vector<double>(known_ms.size(), ranks)), aggregate.of(speeds));
-      benchmarks.push_back(entry);
+      benchmarks.push_back(
+          entry(std::string("_") + aggregate, "aggregate",
+                {{"threads", 1}, {"aggregate_name", aggregate}, {"aggregate_unit", unit}},
+                times(known_ms.size(), of(known_ms),
+                      of(std::vector<double>(known_ms.size(), ranks)), of(speeds))));
     }
   }
+}
+
+/// As the library's own reporter writes it.
+ordered_json library_context() {
+  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
+  benchmark::BenchmarkReporter::Context::executable_name = executable.c_str();
+  std::ostringstream text;
+  benchmark::JSONReporter reporter;
+  reporter.SetOutputStream(&text);
+  reporter.ReportContext(benchmark::BenchmarkReporter::Context());
+  reporter.Finalize();
+  benchmark::BenchmarkReporter::Context::executable_name = nullptr;
+  return ordered_json::parse(text.str()).at("context");
 }
 
 }  // namespace
 
 ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
                                        const ordered_json& machine, const BenchmarkOutput& output) {
-  // As the library's own reporter writes it.
-  const benchmark::CPUInfo& cpu = benchmark::CPUInfo::Get();
-  ordered_json context = {
-      {"date", local_time()},
-      {"host_name", machine.at("host").is_null() ? "" : machine.at("host")},
-      {"executable", std::filesystem::read_symlink("/proc/self/exe").string()},
-      {"num_cpus", cpu.num_cpus},
-      {"mhz_per_cpu", std::lround(cpu.cycles_per_second / 1e6)},
-  };
-  if (cpu.scaling != benchmark::CPUInfo::UNKNOWN) {
-    context["cpu_scaling_enabled"] = cpu.scaling == benchmark::CPUInfo::ENABLED;
-  }
-  context["caches"] = ordered_json::array();
-  for (const benchmark::CPUInfo::CacheInfo& cache : cpu.caches) {
-    context["caches"].push_back({{"type", cache.type},
-                                 {"level", cache.level},
-                                 {"size", cache.size},
-                                 {"num_sharing", cache.num_sharing}});
-  }
-  context["load_avg"] = machine.at("load_average");
-  context["library_build_type"] = "release";
+  ordered_json context = library_context();
+  context["library_build_type"] = "release";  // of what is measured, not of a system's library
+  context["host_name"] = machine.at("host").is_null() ? "" : machine.at("host");
+  context["load_avg"] = machine.at("load_average");  // before the measurements
   for (const auto& [key, value] : output.context) {
     context[key] = value;
   }

@@ -1,12 +1,13 @@
 #include "bench/report/merge.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "bench/report/format.hpp"
 #include "bench/run/catalog.hpp"
@@ -19,13 +20,12 @@ using nlohmann::ordered_json;
 
 /// Without these being equal, the numbers are not of one program.
 void check_same_build(const ReportFile& first, const ReportFile& other) {
-  const auto check = [&](const std::string& section, ordered_json Report::*member,
-                         const char* key) {
+  const auto check = [&](const char* section, ordered_json Report::*member, const char* key) {
     const ordered_json a = (first.report.*member).value(key, ordered_json());
     const ordered_json b = (other.report.*member).value(key, ordered_json());
     if (a != b) {
-      throw UsageError(other.path + ": " + section + "." + key + " is " + b.dump() +
-                       ", expected that of " + first.path + ", " + a.dump());
+      throw UsageError(fmt::format("{}: {}.{} is {}, expected that of {}, {}", other.path, section,
+                                   key, b.dump(), first.path, a.dump()));
     }
   };
   for (const char* key : {"git_commit", "compiler", "libtorch", "assertions"}) {
@@ -46,67 +46,54 @@ struct Kept {
 NotRun dropped_note(const Kept& kept, const ReportFile& file, const Run& run) {
   const auto of_stage_01 = [](const Run& r) { return r.stage == kBaseline && !r.is_peer(); };
   if (!of_stage_01(run) || !of_stage_01(*kept.run)) {
-    throw UsageError(file.path + ": " + run.name + " is in " + kept.file->path +
-                     " too, expected each configuration once");
+    throw UsageError(fmt::format("{}: {} is in {} too, expected each configuration once", file.path,
+                                 run.name, kept.file->path));
   }
   if (run.global_batch != kept.run->global_batch) {
-    throw UsageError(file.path + ": the global batch of " + run.name + " is " +
-                     std::to_string(run.global_batch) + ", expected that of " + kept.file->path +
-                     ", " + std::to_string(kept.run->global_batch) +
-                     " (strong scaling: measure both with the same largest world size)");
+    throw UsageError(fmt::format(
+        "{}: the global batch of {} is {}, expected that of {}, {} (strong scaling: measure both "
+        "with the same largest world size)",
+        file.path, run.name, run.global_batch, kept.file->path, kept.run->global_batch));
   }
-  std::string reason = "measured in " + kept.file->path + " already";
   const std::optional<double> here_ms = run.typical_step_ms();
   const std::optional<double> there_ms = kept.run->typical_step_ms();
-  if (here_ms && there_ms) {
-    reason +=
-        "; its step time here is " + format_significant(*here_ms / *there_ms) + " of that one";
-  } else {
-    reason += here_ms ? ", without a speed there" : ", without a speed here";
-  }
-  return {run.name + " of " + file.path, reason};
-}
-
-/// The name of the run that an entry of Google Benchmark's belongs to.
-std::string run_name(const ordered_json& entry) {
-  const std::string text = entry.at("name").get<std::string>();
-  return text.substr(0, text.rfind(kBenchmarkSuffix));
+  const std::string step_time =
+      here_ms && there_ms ? fmt::format("; its step time here is {} of that one",
+                                        format_significant(*here_ms / *there_ms))
+                          : fmt::format(", without a speed {}", here_ms ? "there" : "here");
+  return {fmt::format("{} of {}", run.name, file.path),
+          fmt::format("measured in {} already{}", kept.file->path, step_time)};
 }
 
 /// Families are numbered from 0 in each report; tools sort by the number.
+/// @param dropped names of runs
 void append_benchmarks(const ordered_json& entries, const std::set<std::string>& dropped,
                        ordered_json& merged) {
+  const auto family_of = [](const ordered_json& entry) {
+    const ordered_json index = entry.value("family_index", ordered_json());
+    return index.is_number_integer() ? std::optional(index.get<std::int64_t>()) : std::nullopt;
+  };
   std::int64_t offset = 0;
   for (const ordered_json& entry : merged) {
-    if (const ordered_json index = entry.value("family_index", ordered_json());
-        index.is_number_integer()) {
-      offset = std::max(offset, index.get<std::int64_t>() + 1);
-    }
+    offset = std::max(offset, family_of(entry).value_or(-1) + 1);
   }
   for (ordered_json entry : entries) {
-    if (dropped.count(run_name(entry)) > 0) {
+    const std::string name = entry.at("name");
+    if (dropped.contains(name.substr(0, name.rfind(kBenchmarkSuffix)))) {
       continue;
     }
-    if (const auto index = entry.find("family_index");
-        index != entry.end() && index->is_number_integer()) {
-      *index = index->get<std::int64_t>() + offset;
+    if (const std::optional<std::int64_t> family = family_of(entry)) {
+      entry["family_index"] = *family + offset;
     }
-    merged.push_back(std::move(entry));
+    merged.push_back(entry);
   }
-}
-
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
 }
 
 template <typename T>
 void append_new(std::vector<T>& to, const std::vector<T>& from) {
-  for (const T& element : from) {
-    if (std::find(to.begin(), to.end(), element) == to.end()) {
-      to.push_back(element);
-    }
-  }
+  std::ranges::copy_if(from, std::back_inserter(to), [&](const T& element) {
+    return std::ranges::find(to, element) == to.end();
+  });
 }
 
 /// Everything but the runs.
@@ -128,9 +115,8 @@ std::vector<Origin> origins_of(const Report& report) {
     return *report.merged_from;
   }
   const auto text = [](const ordered_json& object, const char* key) {
-    const auto found = object.find(key);
-    return found != object.end() && found->is_string() ? std::optional(found->get<std::string>())
-                                                       : std::nullopt;
+    const ordered_json value = object.value(key, ordered_json());
+    return value.is_string() ? std::optional(value.get<std::string>()) : std::nullopt;
   };
   Origin origin = {text(report.settings, "command"), text(report.machine, "host"), 1};
   for (const Run& run : report.runs) {

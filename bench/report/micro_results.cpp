@@ -1,12 +1,14 @@
 #include "bench/report/micro_results.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <sstream>
-#include <utility>
 
-#include "bench/report/benchmark_json.hpp"
 #include "bench/report/field_json.hpp"
 #include "common/base/exit_codes.hpp"
 
@@ -16,74 +18,54 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr double kGiga = 1e9;
-constexpr const char* kMicroOutput = "what bench_micro writes";
-
-/// One of benchmarks[].
-struct Entry {
-  std::string where;
-  const ordered_json& json;
-};
 
 /// The repetitions of one benchmark, in the order in which they ran.
 struct Repetitions {
   const FieldReader& reader;
   std::string name;
-  std::vector<Entry> entries;
+  std::vector<std::pair<std::string, ordered_json>> entries;  ///< places in the document, values
+
+  template <typename T>
+  std::vector<T> values(const char* key) const {
+    std::vector<T> each(entries.size());
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      reader.read_member(entries[i].second, entries[i].first, key, each[i]);
+    }
+    return each;
+  }
+
+  template <typename T>
+  T first(const char* key) const {
+    return values<T>(key).front();
+  }
 
   /// The median over the repetitions; nothing if one of them has nothing.
-  std::optional<double> number(const char* key) const {
-    std::vector<double> values;
-    for (const Entry& entry : entries) {
-      reader.read_member(entry.json, entry.where, key, values.emplace_back());
-    }
-    return median(values);
-  }
+  std::optional<double> number(const char* key) const { return median(values<double>(key)); }
 
   std::optional<double> giga(const char* key) const {
     const std::optional<double> value = number(key);
     return value ? std::optional(*value / kGiga) : std::nullopt;
   }
 
-  template <typename Integer>
-  Integer first(const char* key) const {
-    Integer value = 0;
-    reader.read_member(entries.front().json, entries.front().where, key, value);
-    return value;
-  }
-
   Distribution time_us() const {
-    Distribution time_us = {
+    const std::vector<std::size_t> n = values<std::size_t>("time_us_n");
+    return {
         .median = number("time_us_median"),
         .p10 = number("time_us_p10"),
         .p90 = number("time_us_p90"),
         .p95 = number("time_us_p95"),
+        .n = std::accumulate(n.begin(), n.end(), std::size_t{0}),
     };
-    for (const Entry& entry : entries) {
-      std::size_t n = 0;
-      reader.read_member(entry.json, entry.where, "time_us_n", n);
-      time_us.n += n;
-    }
-    return time_us;
   }
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    reader.fail(entries.front().where + "/name: expected " + expected + ", got \"" + name + "\"");
+    reader.fail(fmt::format("{}/name: expected {}, got \"{}\"", entries[0].first, expected, name));
   }
 };
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream list(text);
-  for (std::string part; std::getline(list, part, '/');) {
-    parts.push_back(part);
-  }
-  return parts;
-}
-
 void read_limit(const Repetitions& runs, const std::string& kind, const std::string& device,
                 int world_size, MicroResults& results) {
-  auto limit = std::find_if(results.limits.begin(), results.limits.end(),
-                            [&](const Limit& known) { return known.world_size == world_size; });
+  auto limit = std::ranges::find(results.limits, world_size, &Limit::world_size);
   if (limit == results.limits.end()) {
     limit = results.limits.insert(limit, {device, world_size});
   }
@@ -110,7 +92,11 @@ AllReduceSample read_all_reduce(const Repetitions& runs, const std::string& back
 }
 
 void read_benchmark(const Repetitions& runs, const std::string& device, MicroResults& results) {
-  const std::vector<std::string> parts = split(runs.name);
+  std::vector<std::string> parts;
+  std::istringstream name(runs.name);
+  for (std::string part; std::getline(name, part, '/');) {
+    parts.push_back(part);
+  }
   const std::string kind = parts.empty() ? "" : parts.front();
   const auto world_size = runs.first<int>("ranks");
   const Distribution time_us = runs.time_us();
@@ -122,9 +108,9 @@ void read_benchmark(const Repetitions& runs, const std::string& device, MicroRes
     results.steps.push_back(
         {parts[1], device, world_size, parts[3], time_us, runs.first<std::int64_t>("bytes")});
   } else if (kind == "pieces" && parts.size() >= 2) {
-    PieceResult piece{runs.name.substr(kind.size() + 1), time_us};
-    if (runs.entries.front().json.contains("bytes")) {
-      piece.bytes = runs.first<std::int64_t>("bytes");
+    PieceResult piece{runs.name.substr(kind.size() + 1), time_us,
+                      runs.first<std::optional<std::int64_t>>("bytes")};
+    if (piece.bytes) {
       piece.bandwidth_gbps = runs.giga("bandwidth");
     }
     results.pieces.push_back(piece);
@@ -143,71 +129,93 @@ struct Heading {
 
 /// Their runs by name, in the order of the document, without the aggregates that Google Benchmark
 /// adds to repetitions.
-std::vector<Repetitions> collect(const FieldReader& reader, const ordered_json& benchmarks,
+std::vector<Repetitions> collect(const FieldReader& reader,
+                                 const std::vector<ordered_json>& benchmarks,
                                  MicroResults& results) {
-  reader.expect(benchmarks.is_array(), benchmarks, "/benchmarks", "a list");
   std::vector<Repetitions> collected;
   for (std::size_t i = 0; i < benchmarks.size(); ++i) {
-    const Entry entry = {"/benchmarks/" + std::to_string(i), benchmarks[i]};
+    const std::string where = fmt::format("/benchmarks/{}", i);
     Heading heading;
-    reader.read(entry.json, entry.where, heading);
+    reader.read(benchmarks[i], where, heading);
     if (heading.error_occurred.value_or(false)) {
       std::string message;
-      reader.read_member(entry.json, entry.where, "error_message", message);
+      reader.read_member(benchmarks[i], where, "error_message", message);
       results.errors.push_back(heading.name + ": " + message);
-      continue;
+    } else if (heading.run_type == "iteration") {
+      auto known = std::ranges::find(collected, heading.name, &Repetitions::name);
+      if (known == collected.end()) {
+        collected.push_back({reader, heading.name, {}});
+        known = collected.end() - 1;
+      }
+      known->entries.emplace_back(where, benchmarks[i]);
     }
-    if (heading.run_type != "iteration") {
-      continue;
-    }
-    auto known = std::find_if(collected.begin(), collected.end(),
-                              [&](const Repetitions& runs) { return runs.name == heading.name; });
-    if (known == collected.end()) {
-      collected.push_back({reader, heading.name, {}});
-      known = collected.end() - 1;
-    }
-    known->entries.push_back(entry);
   }
   return collected;
 }
 
-template <typename T>
-void append_all(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
+bool is_letter(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) != 0;
 }
 
 }  // namespace
 
 void MicroResults::append(const MicroResults& other) {
-  append_all(limits, other.limits);
-  append_all(all_reduce, other.all_reduce);
-  append_all(steps, other.steps);
-  append_all(pieces, other.pieces);
-  append_all(errors, other.errors);
+  bench::append(limits, other.limits);
+  bench::append(all_reduce, other.all_reduce);
+  bench::append(steps, other.steps);
+  bench::append(pieces, other.pieces);
+  bench::append(errors, other.errors);
+}
+
+ordered_json parse_benchmark_json(const std::string& text) {
+  std::string valid;
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t end = i + 1;
+    if (text[i] == '"') {
+      while (end < text.size() && text[end] != '"') {
+        end += text[end] == '\\' ? 2U : 1U;
+      }
+      end = std::min(end + 1, text.size());
+    } else if (is_letter(text[i]) && (i == 0 || text[i - 1] < '0' || text[i - 1] > '9')) {
+      // Outside of strings, and not the e of an exponent: true, false, null, NaN, inf.
+      while (end < text.size() && is_letter(text[end])) {
+        ++end;
+      }
+      const std::string word = text.substr(i, end - i);
+      if (word != "true" && word != "false" && word != "null") {
+        valid.erase(valid.find_last_not_of('-') + 1);
+        valid += "null";
+        i = end;
+      }
+    }
+    valid.append(text, i, end - i);
+    i = end;
+  }
+  return ordered_json::parse(valid);
 }
 
 MicroResults read_micro_results(const std::string& path) {
-  const FieldReader reader(path, kMicroOutput, ExitCode::kTrainingFailed);
+  const std::string expected = "what bench_micro writes";
+  const FieldReader reader(path, expected, ExitCode::kTrainingFailed);
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   if (!file) {
-    reader.fail(std::string("cannot be read, expected ") + kMicroOutput);
+    reader.fail("cannot be read, expected " + expected);
   }
   ordered_json document;
   try {
     document = parse_benchmark_json(text);
   } catch (const nlohmann::json::parse_error&) {
-    reader.fail("is no JSON (" + std::to_string(text.size()) + " bytes), expected " + kMicroOutput);
+    reader.fail(fmt::format("is no JSON ({} bytes), expected {}", text.size(), expected));
   }
   ordered_json context;
   std::string device;
+  std::vector<ordered_json> benchmarks;
   reader.read_member(document, "", "context", context);
   reader.read_member(context, "/context", "device", device);
-  if (!document.contains("benchmarks")) {
-    reader.fail(std::string("no /benchmarks, expected ") + kMicroOutput);
-  }
+  reader.read_member(document, "", "benchmarks", benchmarks);
   MicroResults results;
-  for (const Repetitions& runs : collect(reader, document["benchmarks"], results)) {
+  for (const Repetitions& runs : collect(reader, benchmarks, results)) {
     read_benchmark(runs, device, results);
   }
   return results;

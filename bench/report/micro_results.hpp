@@ -1,6 +1,7 @@
 // bench/report/micro_results.hpp - what bench_micro measured.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct MicroResults {
   /// Adds those of another document.
   void append(const MicroResults& other);
 };
+
+/// Google Benchmark writes NaN and Infinity bare, which is no JSON: here they become null.
+/// @throws nlohmann::json::parse_error if the rest is not JSON either
+nlohmann::ordered_json parse_benchmark_json(const std::string& text);
 
 /// @param path of what bench_micro wrote with --benchmark_out
 /// @throws Error (1) naming the file and what it lacks, if it is missing, cut off or malformed

@@ -26,17 +26,13 @@ std::string Run::title() const {
   text += is_peer() ? " " + variant : variant == "main" ? "" : "_" + variant;
   text += speedup == "none" ? "" : " " + speedup;
   std::string more = Gradients{bucket_mib, gradient_compression, shard_optimizer}.suffix();
-  std::replace(more.begin(), more.end(), '/', ' ');
+  std::ranges::replace(more, '/', ' ');
   return text + more;
 }
 
 std::vector<double> Run::known_medians_ms() const {
-  std::vector<double> known;
-  for (const double median_ms : repetition_medians_ms) {
-    if (!error && std::isfinite(median_ms)) {
-      known.push_back(median_ms);
-    }
-  }
+  std::vector<double> known = error ? std::vector<double>() : repetition_medians_ms;
+  std::erase_if(known, [](double median_ms) { return !std::isfinite(median_ms); });
   return known;
 }
 
@@ -50,25 +46,20 @@ bool same_work(const Run& a, const Run& b) {
 }
 
 const Run* Report::baseline_of(const Run& run) const {
-  const auto found = std::find_if(runs.begin(), runs.end(), [&](const Run& candidate) {
+  return find_first(runs, [&](const Run& candidate) {
     return candidate.is_baseline() && same_work(candidate, run) &&
            candidate.speedup == run.speedup && candidate.has_speed();
   });
-  return found == runs.end() ? nullptr : &*found;
 }
 
 const Run* Report::find(const std::string& name) const {
-  const auto found =
-      std::find_if(runs.begin(), runs.end(), [&](const Run& run) { return run.name == name; });
-  return found == runs.end() ? nullptr : &*found;
+  return find_first(runs, [&](const Run& run) { return run.name == name; });
 }
 
 const Comparison* Report::comparison_of(const Run& run) const {
-  const auto found =
-      std::find_if(comparisons.begin(), comparisons.end(), [&](const Comparison& comparison) {
-        return comparison.kind == "baseline" && comparison.a == run.name;
-      });
-  return found == comparisons.end() ? nullptr : &*found;
+  return find_first(comparisons, [&](const Comparison& comparison) {
+    return comparison.kind == "baseline" && comparison.a == run.name;
+  });
 }
 
 Controls Report::controls(const Run& run, bool several) const {

@@ -3,6 +3,7 @@
 // docs/bench.md and report.schema.json say what each field means.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -106,12 +107,12 @@ struct Communication {
 
 /// The step without communication, and alpha-beta models of what communication adds.
 struct Prediction {
-  std::optional<AllReduceAlgorithm> algorithm;  ///< that fits the sweep better
-  std::optional<double> compute_ms;
-  std::optional<double> comm_ms;
-  std::optional<double> ring_step_ms;
-  std::optional<double> tree_step_ms;
-  std::optional<double> residual;  ///< measured over predicted, minus 1
+  std::optional<AllReduceAlgorithm> algorithm{};  ///< that fits the sweep better
+  std::optional<double> compute_ms{};
+  std::optional<double> comm_ms{};
+  std::optional<double> ring_step_ms{};
+  std::optional<double> tree_step_ms{};
+  std::optional<double> residual{};  ///< measured over predicted, minus 1
   DDP_FIELDS(algorithm, compute_ms, comm_ms, ring_step_ms, tree_step_ms, residual);
 };
 
@@ -259,6 +260,18 @@ enum class Controls {
   kDiffer,  ///< the same command took another time
   kMissing,  ///< none was measured
 };
+
+/// The first element that is wanted; nullptr if there is none.
+template <typename T, typename Wanted>
+const T* find_first(const std::vector<T>& list, Wanted wanted) {
+  const auto found = std::ranges::find_if(list, wanted);
+  return found == list.end() ? nullptr : &*found;
+}
+
+template <typename T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
 
 /// The same model, scaling and device.
 bool same_work(const Run& a, const Run& b);

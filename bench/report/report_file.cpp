@@ -1,5 +1,7 @@
 #include "bench/report/report_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -31,32 +33,30 @@ struct BenchmarkEntry {
 
 /// What types do not say.
 void check_values(const FieldReader& reader, const Report& report, const ordered_json& scaling) {
-  const auto expect = [&](bool ok, const std::string& where, const std::string& expected) {
+  const auto expect = [&](bool ok, const std::string& where, const char* expected) {
     reader.expect(ok, ok ? scaling : scaling.at(ordered_json::json_pointer(where)),
                   "/ddp_scaling" + where, expected);
   };
-  const auto expect_positive = [&](double value, const std::string& where) {
-    expect(!(value <= 0), where, "a number above 0, or null");
+  const auto expect_positive = [&](const std::vector<double>& values, const std::string& where) {
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      expect(!(values[k] <= 0), fmt::format("{}/{}", where, k), "a number above 0, or null");
+    }
   };
   std::set<std::string> names;
   for (std::size_t i = 0; i < report.runs.size(); ++i) {
     const Run& run = report.runs[i];
-    const std::string where = "/runs/" + std::to_string(i);
+    const std::string where = fmt::format("/runs/{}", i);
     expect(names.insert(run.name).second, where + "/name", "a name that no other run has");
     expect(run.world_size > 0, where + "/world_size", "a number above 0");
     expect(run.global_batch > 0, where + "/global_batch", "a number above 0");
-    for (std::size_t k = 0; k < run.samples_ms.size(); ++k) {
-      expect_positive(run.samples_ms[k], where + "/samples_ms/" + std::to_string(k));
-    }
-    for (std::size_t k = 0; k < run.repetition_medians_ms.size(); ++k) {
-      expect_positive(run.repetition_medians_ms[k],
-                      where + "/repetition_medians_ms/" + std::to_string(k));
-    }
+    expect_positive(run.samples_ms, where + "/samples_ms");
+    expect_positive(run.repetition_medians_ms, where + "/repetition_medians_ms");
   }
   for (std::size_t i = 0; i < report.comparisons.size(); ++i) {
     const Comparison& comparison = report.comparisons[i];
-    const std::string where = "/comparisons/" + std::to_string(i);
-    expect_positive(comparison.ratio_median.value_or(1), where + "/ratio_median");
+    const std::string where = fmt::format("/comparisons/{}", i);
+    expect(comparison.ratio_median.value_or(1) > 0, where + "/ratio_median",
+           "a number above 0, or null");
     if (comparison.kind == "control" && comparison.ratio_median) {
       expect(report.find(comparison.b) != nullptr, where + "/b", "the name of a run");
     }
@@ -65,14 +65,14 @@ void check_values(const FieldReader& reader, const Report& report, const ordered
 
 std::string read_text(const std::string& path) {
   if (fs::is_directory(path)) {
-    throw UsageError(path + ": is a folder, expected a report of bench");
+    throw UsageError(fmt::format("{}: is a folder, expected {}", path, kReport));
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) {
-    throw UsageError(path + ": cannot be read (" + std::strerror(errno == 0 ? EIO : errno) +
-                     "), expected a report of bench");
+    throw UsageError(fmt::format("{}: cannot be read ({}), expected {}", path,
+                                 std::strerror(errno == 0 ? EIO : errno), kReport));
   }
   return text;
 }
@@ -108,8 +108,8 @@ ReportFile read_report(const std::string& path) {
     document = ordered_json::parse(
         text, [&](int depth, ordered_json::parse_event_t /*event*/, ordered_json& /*value*/) {
           if (depth > kDeepest) {
-            throw UsageError(path + ": nested more than " + std::to_string(kDeepest) +
-                             " deep, expected a report of bench");
+            throw UsageError(
+                fmt::format("{}: nested more than {} deep, expected {}", path, kDeepest, kReport));
           }
           return true;
         });
@@ -117,9 +117,9 @@ ReportFile read_report(const std::string& path) {
     const std::size_t at = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
     const auto line =
         1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    throw UsageError(path + ":" + std::to_string(line) + ": not JSON, expected a report of bench");
+    throw UsageError(fmt::format("{}:{}: not JSON, expected {}", path, line, kReport));
   } catch (const ordered_json::exception&) {
-    throw UsageError(path + ": a number that is too large, expected a report of bench");
+    throw UsageError(fmt::format("{}: a number that is too large, expected {}", path, kReport));
   }
   return parse_report(path, std::move(document));
 }

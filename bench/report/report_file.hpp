@@ -1,5 +1,4 @@
-// bench/report/report_file.hpp - a report of bench read back, for the commands that work on
-// reports.
+// bench/report/report_file.hpp - a report of bench, read back from its file.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -9,8 +9,7 @@ namespace ddp::bench {
 namespace {
 
 bool all_finite(const std::vector<double>& values) {
-  return std::all_of(values.begin(), values.end(),
-                     [](double value) { return std::isfinite(value); });
+  return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
 }
 
 constexpr double kNormal95 = 1.959964;  ///< standard errors within which 95 % of a normal lies
@@ -29,8 +28,8 @@ std::optional<double> percentile(std::vector<double> values, double q) {
   if (values.empty() || !all_finite(values)) {
     return std::nullopt;
   }
-  std::sort(values.begin(), values.end());
-  return percentile_of_sorted(values, std::clamp(q, 0.0, 1.0));
+  std::ranges::sort(values);
+  return percentile_of_sorted(values, q);
 }
 
 std::optional<double> median(const std::vector<double>& values) {
@@ -38,48 +37,37 @@ std::optional<double> median(const std::vector<double>& values) {
 }
 
 double largest_or_zero(const std::vector<double>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+  return values.empty() ? 0 : std::ranges::max(values);
 }
 
 Distribution summarize(const std::vector<double>& values) {
   Distribution result;
   result.n = values.size();
-  if (values.empty() || !all_finite(values)) {
-    return result;
-  }
-  std::vector<double> sorted = values;
-  std::sort(sorted.begin(), sorted.end());
-  result.median = percentile_of_sorted(sorted, 0.5);
-  if (sorted.size() >= kMinSamplesForSpread) {
-    result.p10 = percentile_of_sorted(sorted, 0.10);
-    result.p90 = percentile_of_sorted(sorted, 0.90);
-    result.p95 = percentile_of_sorted(sorted, 0.95);
+  result.median = median(values);
+  if (values.size() >= kMinSamplesForSpread) {
+    result.p10 = percentile(values, 0.10);
+    result.p90 = percentile(values, 0.90);
+    result.p95 = percentile(values, 0.95);
   }
   return result;
 }
 
-std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values, int resamples,
-                                              std::uint64_t seed) {
-  if (values.size() < kMinPairsForInterval || !all_finite(values) || resamples < 1) {
+std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values) {
+  constexpr int kResamples = 2000;
+  if (values.size() < kMinPairsForInterval || !all_finite(values)) {
     return std::nullopt;
   }
-  std::mt19937_64 engine(seed);
+  std::mt19937_64 engine(1);  // same values, same interval
   std::vector<double> medians;
-  medians.reserve(static_cast<std::size_t>(resamples));
   std::vector<double> resample(values.size());
-  for (int i = 0; i < resamples; ++i) {
+  for (int i = 0; i < kResamples; ++i) {
     // The engine's own numbers, because a library's distributions differ between compilers.
-    for (double& value : resample) {
-      value = values[engine() % values.size()];
-    }
-    std::sort(resample.begin(), resample.end());
+    std::ranges::generate(resample, [&] { return values[engine() % values.size()]; });
+    std::ranges::sort(resample);
     medians.push_back(percentile_of_sorted(resample, 0.5));
   }
-  std::sort(medians.begin(), medians.end());
-  return Interval{
-      .low = percentile_of_sorted(medians, 0.025),
-      .high = percentile_of_sorted(medians, 0.975),
-  };
+  std::ranges::sort(medians);
+  return Interval{percentile_of_sorted(medians, 0.025), percentile_of_sorted(medians, 0.975)};
 }
 
 double student_t95(double degrees_of_freedom) {
@@ -105,29 +93,28 @@ double student_t95(double degrees_of_freedom) {
 
 std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std::vector<double>& b,
                                          double extra_log_error) {
+  for (const std::vector<double>* values : {&a, &b}) {
+    if (values->size() < kMinPairsForInterval || !all_finite(*values) ||
+        std::ranges::min(*values) <= 0) {
+      return std::nullopt;
+    }
+  }
   struct Side {
+    double degrees_of_freedom = 0;
     double mean = 0;
     double squared_error = 0;  ///< of the mean
-    double degrees_of_freedom = 0;
   };
   const auto side_of = [](const std::vector<double>& values) {
     const auto n = static_cast<double>(values.size());
-    Side side;
+    Side side = {.degrees_of_freedom = n - 1};
     for (const double value : values) {
       side.mean += std::log(value) / n;
     }
     for (const double value : values) {
       side.squared_error += std::pow(std::log(value) - side.mean, 2) / (n - 1) / n;
     }
-    side.degrees_of_freedom = n - 1;
     return side;
   };
-  for (const std::vector<double>* values : {&a, &b}) {
-    if (values->size() < kMinPairsForInterval || !all_finite(*values) ||
-        !std::all_of(values->begin(), values->end(), [](double value) { return value > 0; })) {
-      return std::nullopt;
-    }
-  }
   const Side from = side_of(a);
   const Side to = side_of(b);
   const double squared_error = from.squared_error + to.squared_error;
@@ -141,17 +128,14 @@ std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std
   half = std::hypot(half, kNormal95 * extra_log_error);
   const double center = to.mean - from.mean;
   const double ratio = *median(b) / *median(a);
-  return Interval{
-      .low = std::min(std::exp(center - half), ratio),
-      .high = std::max(std::exp(center + half), ratio),
-  };
+  return Interval{std::min(std::exp(center - half), ratio),
+                  std::max(std::exp(center + half), ratio)};
 }
 
 std::vector<std::size_t> around_median(const std::vector<double>& values) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return values[a] < values[b]; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t index) { return values[index]; });
   const std::size_t wanted = std::max(kMinSamplesForSpread, values.size() / 10);
   const std::size_t cut = values.size() > wanted ? (values.size() - wanted) / 2 : 0;
   return {order.begin() + static_cast<std::ptrdiff_t>(cut),

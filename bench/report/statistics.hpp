@@ -1,9 +1,7 @@
-// bench/report/statistics.hpp - medians, percentiles, intervals, and the check that two trainings
-// agree.
+// bench/report/statistics.hpp - medians, percentiles, intervals, and whether two trainings agree.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -48,10 +46,9 @@ Distribution summarize(const std::vector<double>& values);
 /// 0 for no values.
 double largest_or_zero(const std::vector<double>& values);
 
-/// 95 % percentile bootstrap of the median. Same values, same seed: same interval.
+/// 95 % percentile bootstrap of the median. Same values: same interval.
 /// @return nothing for fewer than kMinPairsForInterval values or for one that is not finite
-std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values,
-                                              int resamples = 2000, std::uint64_t seed = 1);
+std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values);
 
 /// The factor by which 95 % of Student's t distribution lies within so many standard errors.
 /// @param degrees_of_freedom from 1; need not be whole

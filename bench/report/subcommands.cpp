@@ -1,13 +1,16 @@
 #include "bench/report/subcommands.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "bench/report/compare.hpp"
-#include "bench/report/compare_report.hpp"
+#include "bench/report/field_json.hpp"
 #include "bench/report/merge.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
@@ -43,7 +46,7 @@ void write_file(const std::string& option, const std::string& file,
   }
 }
 
-int compare(int argc, const char* const* argv) {
+int run_compare(int argc, const char* const* argv) {
   CLI::App app(
       "Says what changed between two reports and which runs are faster or slower by more than\n"
       "noise. A is the one before, B the one after.",
@@ -67,14 +70,13 @@ int compare(int argc, const char* const* argv) {
 
   const double share = parse_threshold(threshold);
   const ReportFile a = read_report(file_a);
-  const ReportFile b = read_report(file_b);
-  const ReportComparison comparison = compare_reports(a, b, share);
+  const ReportComparison comparison = compare_reports(a, read_report(file_b), share);
   const bool on_stdout = json->count() > 0 && json_file.empty();
   print_comparison(on_stdout ? std::cerr : std::cout, comparison);
   if (on_stdout) {
-    write_json(std::cout, comparison_document(comparison));
+    write_json(std::cout, as_json(comparison));
   } else if (json->count() > 0) {
-    write_file("--json", json_file, comparison_document(comparison));
+    write_file("--json", json_file, as_json(comparison));
   }
   std::cout << std::flush;
   if (!std::cout) {
@@ -98,7 +100,7 @@ void refuse_to_replace_measurements(const std::string& file) {
   throw UsageError("OUT: " + file + " exists and is no merged report, expected a new file first");
 }
 
-int merge(int argc, const char* const* argv) {
+int run_merge(int argc, const char* const* argv) {
   CLI::App app("Merges reports of several node counts of one allocation into one report.",
                "bench merge");
   app.footer("Exit codes: 0 done, 2 usage.");
@@ -111,15 +113,12 @@ int merge(int argc, const char* const* argv) {
 
   refuse_to_replace_measurements(out);
   std::vector<ReportFile> reports;
-  reports.reserve(files.size());
-  for (const std::string& file : files) {
-    reports.push_back(read_report(file));
-  }
+  std::ranges::transform(files, std::back_inserter(reports), read_report);
   write_file("OUT", out, merge_reports(reports));
   return static_cast<int>(ExitCode::kDone);
 }
 
-int html(int argc, const char* const* argv) {
+int run_html(int argc, const char* const* argv) {
   CLI::App app("Makes the page of a report: plots, tables, and the document itself.", "bench html");
   std::string report;
   std::string page;
@@ -129,10 +128,10 @@ int html(int argc, const char* const* argv) {
 
   const ReportFile file = read_report(report);
   if (page.empty()) {
-    std::cout << render_page(file.document);
+    std::cout << render_page(file.document, file.report);
   } else {
     check_output_file("PAGE.html", page);
-    write_page(page, file.document);
+    write_page(page, file.document, file.report);
   }
   return static_cast<int>(ExitCode::kDone);
 }
@@ -140,17 +139,10 @@ int html(int argc, const char* const* argv) {
 }  // namespace
 
 std::optional<int> run_subcommand(int argc, const char* const* argv) {
-  const std::string command = argc > 1 ? argv[1] : "";
-  if (command == "compare") {
-    return compare(argc, argv);
-  }
-  if (command == "merge") {
-    return merge(argc, argv);
-  }
-  if (command == "html") {
-    return html(argc, argv);
-  }
-  return std::nullopt;
+  const std::map<std::string, int (*)(int, const char* const*)> subcommands = {
+      {"compare", run_compare}, {"html", run_html}, {"merge", run_merge}};
+  const auto found = subcommands.find(argc > 1 ? argv[1] : "");
+  return found == subcommands.end() ? std::nullopt : std::optional(found->second(argc, argv));
 }
 
 }  // namespace ddp::bench

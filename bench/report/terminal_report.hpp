@@ -1,5 +1,4 @@
-// bench/report/terminal_report.hpp - the report for people: a table per workload, then what to
-// conclude.
+// bench/report/terminal_report.hpp - the report for people: tables, then what to conclude.
 #pragma once
 
 #include <ostream>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -12,14 +14,9 @@ constexpr std::string_view kControlSuffix = "/control";
 
 Comparison compare_two(const std::string& kind, const Run& a, const Run& b) {
   std::vector<double> ratios;
-  const std::size_t count =
-      std::min(a.repetition_medians_ms.size(), b.repetition_medians_ms.size());
-  for (std::size_t k = 0; k < count; ++k) {
-    const double ratio = a.repetition_medians_ms[k] / b.repetition_medians_ms[k];
-    if (std::isfinite(ratio)) {
-      ratios.push_back(ratio);
-    }
-  }
+  std::ranges::transform(a.repetition_medians_ms, b.repetition_medians_ms,
+                         std::back_inserter(ratios), std::divides());
+  std::erase_if(ratios, [](double ratio) { return !std::isfinite(ratio); });
   return {
       .kind = kind,
       .a = a.name,
@@ -62,25 +59,22 @@ double break_even_ratio(const Run& run, const Run& baseline) {
 }
 
 void compare(Report& report) {
-  report.comparisons.clear();
-  for (const Run& run : report.runs) {
-    if (!run.is_control() || !run.has_speed()) {
-      continue;
-    }
-    const Run* const original =
-        report.find(run.name.substr(0, run.name.size() - kControlSuffix.size()));
-    if (original != nullptr && original->has_speed()) {
-      report.comparisons.push_back(compare_two("control", run, *original));
-      report.comparisons.back().verdict = judge(report.comparisons.back().ci95, 1);
-    }
-  }
   const auto add = [&](const std::string& kind, const Run& a, const Run& b, double even) {
     Comparison comparison = compare_two(kind, a, b);
-    if (controls_hold(report, a, b)) {
+    if (kind == "control" || controls_hold(report, a, b)) {
       comparison.verdict = judge(comparison.ci95, even);
     }
     report.comparisons.push_back(comparison);
   };
+  // The verdicts on the other runs need all controls.
+  for (const Run& run : report.runs) {
+    const Run* const original =
+        run.is_control() ? report.find(run.name.substr(0, run.name.size() - kControlSuffix.size()))
+                         : nullptr;
+    if (run.has_speed() && original != nullptr && original->has_speed()) {
+      add("control", run, *original, 1);
+    }
+  }
   for (const Run& run : report.runs) {
     if (run.is_control() || !run.has_speed()) {
       continue;

@@ -1,9 +1,11 @@
 #include "bench/run/benchmark_flags.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <utility>
 
 #include "bench/report/output_file.hpp"
+#include "bench/run/settings.hpp"
 #include "common/base/command_line.hpp"
 
 namespace ddp::bench {
@@ -26,52 +28,39 @@ constexpr Refused kRefused[] = {
     {"--benchmark_counters_tabular", "nothing: the table is bench's own"},
 };
 
-[[noreturn]] void refuse(const std::string& name, const std::string& value,
-                         const std::string& expected) {
-  throw UsageError(name + ": got " + quote(value) + ", expected " + expected);
-}
-
-/// A flag without a value is true.
-bool is_true(const std::string& value) {
-  return value != "false" && value != "0" && value != "no" && value != "off";
-}
-
-void read_flag(const std::string& flag, Settings& settings, BenchmarkOutput& output) {
-  const std::size_t equals = flag.find('=');
-  const std::string name = flag.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : flag.substr(equals + 1);
-  for (const Refused& refused : kRefused) {
-    if (name == refused.name) {
-      refuse(name, value, std::string(refused.expected));
+void read_flag(const std::string& name, const std::string& value, Settings& settings) {
+  const auto expect = [&](bool ok, const char* expected) {
+    if (!ok) {
+      throw UsageError(fmt::format("{}: got {}, expected {}", name, quote(value), expected));
     }
+  };
+  // A flag without a value is true.
+  const bool is_true = value != "false" && value != "0" && value != "no" && value != "off";
+  BenchmarkOutput& output = settings.benchmark;
+  for (const Refused& refused : kRefused) {
+    expect(name != refused.name, refused.expected);
   }
   if (name == "--benchmark_format") {
-    if (value != "console" && value != "json") {
-      refuse(name, value, "console or json");
-    }
+    expect(value == "console" || value == "json", "console or json");
     settings.format_json = value == "json";
   } else if (name == "--benchmark_out_format") {
-    if (value != "json") {
-      refuse(name, value, "json");
-    }
+    expect(value == "json", "json");
   } else if (name == "--benchmark_out") {
     check_output_file(name, value);
     output.file = value;
   } else if (name == "--benchmark_context") {
-    const std::size_t separator = value.find('=');
-    if (separator == std::string::npos) {
-      refuse(name, value, "KEY=VALUE");
-    }
-    output.context.emplace_back(value.substr(0, separator), value.substr(separator + 1));
+    const std::size_t equals = value.find('=');
+    expect(equals != std::string::npos, "KEY=VALUE");
+    output.context.emplace_back(value.substr(0, equals), value.substr(equals + 1));
   } else if (name == "--benchmark_filter") {
     settings.filter = value;
   } else if (name == "--benchmark_list_tests") {
-    settings.list_only = is_true(value);
+    settings.list_only = is_true;
   } else if (name == "--benchmark_repetitions") {
     settings.repetitions = parse_integer(name, value, 1, kMaxRepetitions);
   } else if (name == "--benchmark_report_aggregates_only" ||
              name == "--benchmark_display_aggregates_only") {
-    output.aggregates_only = is_true(value);
+    output.aggregates_only = is_true;
   } else {
     throw UsageError(name + ": not known, expected one of --benchmark_filter, list_tests, " +
                      "repetitions, format, out, out_format, context, report_aggregates_only");
@@ -95,20 +84,11 @@ BenchmarkArguments split_arguments(int argc, const char* const* argv) {
   return arguments;
 }
 
-void read_benchmark_flags(Settings& settings) {
-  BenchmarkOutput ignored;
-  for (const std::string& flag : settings.benchmark_flags) {
-    read_flag(flag, settings, ignored);
+void read_benchmark_flags(const std::vector<std::string>& flags, Settings& settings) {
+  for (const std::string& flag : flags) {
+    const std::size_t name_end = std::min(flag.find('='), flag.size());
+    read_flag(flag.substr(0, name_end), flag.substr(std::min(name_end + 1, flag.size())), settings);
   }
-}
-
-BenchmarkOutput benchmark_output(const Settings& settings) {
-  BenchmarkOutput output;
-  Settings ignored;
-  for (const std::string& flag : settings.benchmark_flags) {
-    read_flag(flag, ignored, output);
-  }
-  return output;
 }
 
 }  // namespace ddp::bench

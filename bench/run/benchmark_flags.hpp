@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench/run/settings.hpp"
-
 namespace ddp::bench {
+
+struct Settings;
 
 struct BenchmarkArguments {
   std::vector<std::string> own;  ///< with dashes in the names of options
@@ -24,11 +24,8 @@ struct BenchmarkOutput {
   bool aggregates_only = false;
 };
 
-/// Takes from settings.benchmark_flags what other settings say too.
+/// Changes the settings that the flags are about.
 /// @throws UsageError naming a flag that is unknown or without effect here, or a bad value
-void read_benchmark_flags(Settings& settings);
-
-/// What the flags say besides. @throws UsageError as above
-BenchmarkOutput benchmark_output(const Settings& settings);
+void read_benchmark_flags(const std::vector<std::string>& flags, Settings& settings);
 
 }  // namespace ddp::bench

@@ -1,46 +1,39 @@
 #include "bench/run/catalog.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace ddp::bench {
-namespace {
-
-Workload synthetic(const std::string& name, const std::string& what, std::int64_t batch,
-                   const std::vector<std::int64_t>& layers) {
-  std::string widths;
-  for (const std::int64_t width : layers) {
-    widths += (widths.empty() ? "" : ",") + std::to_string(width);
-  }
-  return {name, what, batch, {"--layers", widths}, true, layers};
-}
-
-}  // namespace
 
 const std::vector<Workload>& known_workloads() {
   static const std::vector<Workload> workloads = {
-      synthetic("T", "the tutorial's 20-1, synthetic regression", 32, {20, 1}),
-      synthetic("S", "64-128-128-10, synthetic classes", 32, {64, 128, 128, 10}),
-      synthetic("M", "784-512-512-10, synthetic classes", 64, {784, 512, 512, 10}),
-      synthetic("L", "1024-1024-1024-1024, synthetic classes", 64, {1024, 1024, 1024, 1024}),
-      {"digits",
-       "64-128-128-10 on 1,797 handwritten digits",
-       32,
-       {"--dataset", "digits", "--hidden", "128,128"},
-       false,
-       {64, 128, 128, 10}},
+      {"T", "the tutorial's 20-1, synthetic regression", 32, true, {20, 1}},
+      {"S", "64-128-128-10, synthetic classes", 32, true, {64, 128, 128, 10}},
+      {"M", "784-512-512-10, synthetic classes", 64, true, {784, 512, 512, 10}},
+      {"L", "1024-1024-1024-1024, synthetic classes", 64, true, {1024, 1024, 1024, 1024}},
+      {"digits", "64-128-128-10 on 1,797 handwritten digits", 32, false, {64, 128, 128, 10}},
   };
   return workloads;
 }
 
+std::vector<std::string> Workload::stage_options() const {
+  if (synthetic) {
+    return {"--layers", fmt::format("{}", fmt::join(layers, ","))};
+  }
+  // The dataset says how many features and classes there are.
+  return {"--dataset", name, "--hidden",
+          fmt::format("{}", fmt::join(layers.begin() + 1, layers.end() - 1, ","))};
+}
+
 const Workload* find_workload(const std::string& name) {
-  const auto found = std::find_if(known_workloads().begin(), known_workloads().end(),
-                                  [&](const Workload& workload) { return workload.name == name; });
+  const auto found = std::ranges::find(known_workloads(), name, &Workload::name);
   return found == known_workloads().end() ? nullptr : &*found;
 }
 
 std::string workload_description(const std::string& name) {
   const Workload* const found = find_workload(name);
-  return found == nullptr ? "" : found->description + ", batch " + std::to_string(found->batch);
+  return found == nullptr ? "" : fmt::format("{}, batch {}", found->description, found->batch);
 }
 
 const std::vector<StageProgram>& known_programs() {

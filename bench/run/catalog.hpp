@@ -1,10 +1,9 @@
 // bench/run/catalog.hpp - the models, programs and peers that bench knows by name.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
-
-#include "bench/run/configuration.hpp"
 
 namespace ddp::bench {
 
@@ -13,11 +12,40 @@ inline constexpr const char* kBaseline = "01_single_gpu";
 /// The only one whose ranks may be on several nodes.
 inline constexpr const char* kMultinode = "05_multinode";
 
+/// What is trained.
+struct Workload {
+  std::string name;  ///< "T", "digits"
+  std::string description;  ///< for people
+  std::int64_t batch = 0;  ///< samples per rank, or of one process
+  bool synthetic = true;  ///< its size can be chosen; else a dataset of that name
+  std::vector<std::int64_t> layers;  ///< features of input, hidden layers, output
+
+  std::vector<std::string> stage_options() const;
+};
+
 const std::vector<Workload>& known_workloads();
 /// nullptr for a name that is not known.
 const Workload* find_workload(const std::string& name);
 /// For people, with the batch; empty for a name that is not known.
 std::string workload_description(const std::string& name);
+
+/// Who makes a program's processes.
+enum class Start {
+  kAlone,  ///< one process
+  kReplicas,  ///< one process with --nprocs replicas of the model
+  kSpawn,  ///< the program itself makes --nprocs processes
+  kLauncher,  ///< torchrun, mpirun or srun does
+};
+
+struct StageProgram {
+  std::string name;  ///< of the executable, or of the peer
+  std::string stage;  ///< its folder
+  std::string variant;  ///< "main", or the other source in the folder
+  Start start;
+  bool by_default;  ///< absence is worth a word
+};
+
+/// The baseline first.
 const std::vector<StageProgram>& known_programs();
 
 /// One way in which a peer can be set up.

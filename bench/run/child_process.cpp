@@ -1,6 +1,7 @@
 #include "bench/run/child_process.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <regex>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -23,10 +25,8 @@
 namespace ddp::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double kGraceSeconds = 5;  // between SIGTERM and SIGKILL
-constexpr double kTickSeconds = 0.5;  // how often `tick` is called
+constexpr double kTickSeconds = 0.5;  // how often progress is shown and the GPUs are looked at
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
 constexpr int kCannotRun = 127;  // as a shell
@@ -54,26 +54,23 @@ std::string read_tail(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// All living processes that descend from `root`, by the parent that /proc names.
-std::vector<pid_t> descendants(pid_t root) {
+/// All living processes that descend from this one, by the parent that /proc names.
+std::vector<pid_t> descendants() {
   std::vector<std::pair<pid_t, pid_t>> parent_and_child;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) {
-      continue;
-    }
+    const int pid = std::atoi(entry.path().filename().c_str());
     std::ifstream file(entry.path() / "stat");
     std::string stat;
     std::getline(file, stat);  // where an iterator would throw if the process is gone by now
     const std::size_t after_name = stat.rfind(") ");  // the name itself may hold any character
-    if (after_name == std::string::npos || stat.size() < after_name + 5) {
-      continue;
+    int parent = 0;
+    if (pid > 0 && after_name != std::string::npos &&
+        std::sscanf(stat.c_str() + after_name, ") %*c %d", &parent) == 1) {
+      parent_and_child.emplace_back(parent, pid);
     }
-    parent_and_child.emplace_back(std::atoi(stat.c_str() + after_name + 4),
-                                  std::atoi(name.c_str()));
   }
-  std::vector<pid_t> found = {root};
+  std::vector<pid_t> found = {getpid()};
   for (std::size_t i = 0; i < found.size(); ++i) {
     for (const auto& [parent, child] : parent_and_child) {
       if (parent == found[i]) {
@@ -85,18 +82,24 @@ std::vector<pid_t> descendants(pid_t root) {
   return found;
 }
 
-/// Ends what a command left behind. This process adopts its orphans (see run_child), so everything
-/// that still descends from it is such a rest, wherever a launcher put it.
+/// This process adopts its orphans (see run_child), so everything that descends from it belongs to
+/// the command that it runs, wherever a launcher put it.
+/// @return false if there was nothing
+bool kill_descendants() {
+  const std::vector<pid_t> found = descendants();
+  for (const pid_t pid : found) {
+    kill(pid, SIGKILL);
+  }
+  return !found.empty();
+}
+
+/// Ends what a command left behind.
 void end_leftovers() {
   for (int attempt = 0; attempt < 100; ++attempt) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
-    const std::vector<pid_t> rest = descendants(getpid());
-    if (rest.empty()) {
+    if (!kill_descendants()) {
       return;
-    }
-    for (const pid_t pid : rest) {
-      kill(pid, SIGKILL);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -111,21 +114,16 @@ FileDescriptor open_output(const std::string& path) {
 }
 
 /// Waits for `pid` and stops it when the time is over or on an interrupt.
-void watch(pid_t pid, double timeout_s, Interrupts& interrupts, const std::function<void()>& tick,
-           ChildResult& result) {
-  const Clock::time_point start = Clock::now();
+void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
+  const auto start = std::chrono::steady_clock::now();
   double give_up_s = timeout_s;
   bool asked_to_end = false;
   std::optional<ProcessEnd> end;
   while (!(end = poll_process(pid))) {
     const double elapsed_s = seconds_since(start);
-    const bool interrupted_now = interrupts.requested() && !result.interrupted;
+    const bool interrupted_now = session.interrupts.requested() && !result.interrupted;
     if (asked_to_end && elapsed_s >= give_up_s) {
-      for (const pid_t descendant : descendants(pid)) {
-        kill(descendant, SIGKILL);
-      }
-      kill(-pid, SIGKILL);
-      kill(pid, SIGKILL);  // it may have left its group
+      kill_descendants();
       give_up_s = elapsed_s + 1;
     } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {
       result.interrupted = interrupted_now;
@@ -134,11 +132,10 @@ void watch(pid_t pid, double timeout_s, Interrupts& interrupts, const std::funct
       asked_to_end = true;
       give_up_s = elapsed_s + kGraceSeconds;
     }
-    const double wait_s = std::max(0.001, give_up_s - seconds_since(start));
-    interrupts.wait_for_child(tick ? std::min(wait_s, kTickSeconds) : wait_s);
-    if (tick) {
-      tick();
-    }
+    session.interrupts.wait_for_child(
+        std::clamp(give_up_s - seconds_since(start), 0.001, kTickSeconds));
+    session.gpus.sample();
+    session.progress.tick();
   }
   static_cast<ProcessEnd&>(result) = *end;
 }
@@ -157,37 +154,16 @@ std::string reason_in(const std::string& err) {
       break;
     }
   }
-  for (char& c : last) {
-    c = static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e ? '?' : c;
-  }
-  if (last.size() > kMaxReasonBytes) {
-    last = last.substr(0, kMaxReasonBytes) + "...";
-  }
-  return last;
+  std::replace_if(
+      last.begin(), last.end(), [](char c) { return c < 0x20 || c > 0x7e; }, '?');
+  return last.size() > kMaxReasonBytes ? last.substr(0, kMaxReasonBytes) + "..." : last;
 }
 
 }  // namespace
 
-bool Interrupts::requested() {
-  wait_for_signal(0);
-  return requested_;
-}
-
-void Interrupts::wait_for_child(double seconds) {
-  const int signal = signals_.wait(seconds).si_signo;
-  requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
-}
-
-bool Interrupts::wait_for_signal(double seconds) {
-  const bool came = signals_.wait(seconds, SIGCHLD).si_signo > 0;
-  requested_ = requested_ || came;
-  return came;
-}
-
-ChildResult run_child(const Command& command, const std::string& scratch, Interrupts& interrupts,
-                      const std::function<void()>& tick) {
+ChildResult run_child(const Command& command, Session& session) {
   ChildResult result;
-  if (interrupts.requested()) {
+  if (session.interrupts.requested()) {
     result.interrupted = true;
     return result;
   }
@@ -195,9 +171,9 @@ ChildResult run_child(const Command& command, const std::string& scratch, Interr
   // so killing process groups would not reach them.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
-  const std::string out_path = scratch + "/stdout";
-  const std::string err_path = scratch + "/stderr";
-  const Clock::time_point start = Clock::now();
+  const std::string out_path = session.scratch.path() + "/stdout";
+  const std::string err_path = session.scratch.path() + "/stderr";
+  const auto start = std::chrono::steady_clock::now();
   result.start_unix_ms =
       std::chrono::duration<double, std::milli>(std::chrono::system_clock::now().time_since_epoch())
           .count();
@@ -210,15 +186,16 @@ ChildResult run_child(const Command& command, const std::string& scratch, Interr
     options.out_fd = out.get();
     options.err_fd = err.get();
     options.parent_death_signal = SIGTERM;
-    options.signal_mask = interrupts.original_mask();
-    watch(start_process(command.argv, options), command.timeout_s, interrupts, tick, result);
+    options.signal_mask = session.interrupts.original_mask();
+    watch(start_process(command.argv, options), command.timeout_s, session, result);
   } catch (const CannotRun& error) {
     result.exit_code = kCannotRun;
     result.err = error.what();
     return result;
   } catch (const std::system_error& error) {
     throw Error(ExitCode::kTrainingFailed,
-                "cannot start a process in " + scratch + ": " + error.code().message());
+                fmt::format("cannot start a process in {}: {}", session.scratch.path(),
+                            error.code().message()));
   }
   result.seconds = seconds_since(start);
   end_leftovers();
@@ -228,40 +205,26 @@ ChildResult run_child(const Command& command, const std::string& scratch, Interr
 }
 
 std::string describe_failure(const ChildResult& result, double timeout_s) {
-  std::string text;
-  if (result.timed_out) {
-    char buffer[64];
-    std::snprintf(buffer, sizeof(buffer), "still running after %g s", timeout_s);
-    text = buffer;
-  } else if (result.signal != 0) {
-    text = "killed by " + signal_name(result.signal);
-  } else {
-    text = "exit code " + std::to_string(result.exit_code);
-  }
-  std::string reason = reason_in(result.err);
-  if (result.timed_out && reason.find("error:") == std::string::npos) {
-    reason.clear();  // what a launcher says about having been stopped is not why it hung
-  }
-  return reason.empty() ? text : text + ": " + reason;
+  const std::string end = result.timed_out ? fmt::format("still running after {:g} s", timeout_s)
+                          : result.signal != 0 ? "killed by " + signal_name(result.signal)
+                                               : fmt::format("exit code {}", result.exit_code);
+  const std::string reason = reason_in(result.err);
+  // What a launcher says about having been stopped is not why it hung.
+  const bool is_why = !result.timed_out || reason.find("error:") != std::string::npos;
+  return reason.empty() || !is_why ? end : end + ": " + reason;
 }
 
 std::string shell_quote(const std::vector<std::string>& argv) {
-  constexpr std::string_view kPlain =
+  constexpr const char* kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,/:@%";
-  std::string line;
-  for (const std::string& argument : argv) {
-    line += line.empty() ? "" : " ";
-    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
-      line += argument;
-      continue;
+  static const std::regex quotation_mark("'");
+  std::vector<std::string> words = argv;
+  for (std::string& word : words) {
+    if (word.empty() || word.find_first_not_of(kPlain) != std::string::npos) {
+      word = "'" + std::regex_replace(word, quotation_mark, "'\\''") + "'";
     }
-    line += '\'';
-    for (const char c : argument) {
-      line += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    }
-    line += '\'';
   }
-  return line;
+  return fmt::format("{}", fmt::join(words, " "));
 }
 
 }  // namespace ddp::bench

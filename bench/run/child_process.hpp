@@ -3,50 +3,58 @@
 
 #include <signal.h>
 
-#include <chrono>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "bench/run/gpu_monitor.hpp"
+#include "bench/run/progress.hpp"
 #include "common/base/process.hpp"
+#include "common/base/scratch_folder.hpp"
 
 namespace ddp::bench {
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a question that can be asked between two steps of the
 /// work. Nothing is done inside a signal handler: the signals stay blocked in this process (the
-/// children get the mask back that this process was started with). One instance, made first in
-/// main, lives as long as the program.
+/// children get the mask back that this process was started with).
 class Interrupts {
  public:
   Interrupts() { signal(SIGCHLD, SIG_DFL); }  // ignored, it would make the exit codes vanish
 
   /// True from the first signal on.
-  bool requested();
+  bool requested() {
+    wait(0, /*except=*/SIGCHLD);
+    return requested_;
+  }
 
   /// Sleeps until a child changes state, a signal comes, or the time is over.
-  void wait_for_child(double seconds);
-
-  /// Sleeps until one of the three signals comes or the time is over.
-  /// @return true if one came
-  bool wait_for_signal(double seconds);
+  void wait_for_child(double seconds) { wait(seconds, /*except=*/0); }
 
   const sigset_t& original_mask() const { return signals_.original(); }
 
  private:
+  void wait(double seconds, int except) {
+    const int signal = signals_.wait(seconds, except).si_signo;
+    requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
+  }
+
   BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}, BlockedSignals::Until::kForever};
   bool requested_ = false;
 };
 
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+/// What all runs share. One lives as long as anything is run.
+struct Session {
+  Interrupts interrupts;
+  ScratchFolder scratch{"ddp-bench"};
+  Progress progress;
+  GpuMonitor gpus;
+};
 
 struct Command {
   std::vector<std::string> argv;  ///< argv[0] is a path, or a name looked up in PATH
-  std::map<std::string, std::string> env;  ///< set on top of this process's environment
-  std::string cwd;  ///< empty: this process's
   double timeout_s = 120;
+  std::string cwd = "";  ///< empty: this process's
+  std::map<std::string, std::string> env = {};  ///< set on top of this process's environment
 };
 
 struct ChildResult : ProcessEnd {
@@ -60,14 +68,12 @@ struct ChildResult : ProcessEnd {
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }
 };
 
-/// Runs `command` in its own process group with its output in files below `scratch`. Variables by
-/// which a launcher tells a process its rank are taken out of its environment: a stage that is
-/// started here is started by nobody else. When the time is over, or on an interrupt, it gets
-/// SIGTERM, a few seconds later whatever descends from it gets SIGKILL.
-/// @param tick called now and then while waiting; may be empty
+/// Runs `command` in its own process group. Variables by which a launcher tells a process its rank
+/// are taken out of its environment: a stage that is started here is started by nobody else. When
+/// the time is over, or on an interrupt, it gets SIGTERM, a few seconds later whatever descends
+/// from it gets SIGKILL. Meanwhile progress is shown and the GPUs are watched.
 /// @throws Error if the process cannot be made
-ChildResult run_child(const Command& command, const std::string& scratch, Interrupts& interrupts,
-                      const std::function<void()>& tick = {});
+ChildResult run_child(const Command& command, Session& session);
 
 /// How it ended, and the line of its standard error that most likely tells why. Never empty.
 std::string describe_failure(const ChildResult& result, double timeout_s);

@@ -1,5 +1,6 @@
 #include "bench/run/configuration.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,13 +15,10 @@
 namespace ddp::bench {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// The shortest text that is this number.
-std::string format_exactly(double value) {
+/// The shortest text that is this number: "0.25", "1e+05".
+std::string format_shortest(double value) {
   std::array<char, 32> buffer{};
-  const auto [end, error] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
-  return error == std::errc() ? std::string(buffer.data(), end) : "?";
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
 }
 
 int environment_number(const char* name, int otherwise) {
@@ -36,17 +34,17 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
   // writes the metrics. A step starts in bench's temporary folder otherwise, which is only there.
   std::vector<std::string> argv = {plan.launchers.at("srun").path,
                                    "--relative=0",
-                                   "--nodes=" + std::to_string(configuration.nodes),
-                                   "--ntasks=" + std::to_string(configuration.world_size),
-                                   "--ntasks-per-node=" + std::to_string(per_node),
+                                   fmt::format("--nodes={}", configuration.nodes),
+                                   fmt::format("--ntasks={}", configuration.world_size),
+                                   fmt::format("--ntasks-per-node={}", per_node),
                                    "--kill-on-bad-exit=1",
-                                   "--chdir=" + plan.stage_dir};
+                                   "--chdir=" + plan.settings.stage_dir};
   const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
   const int cpus_on_node = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
   if (asked > 0) {
     // GPUs may ask for more tasks than the job has CPUs for.
-    argv.push_back("--cpus-per-task=" +
-                   std::to_string(std::clamp(cpus_on_node / per_node, 1, asked)));
+    argv.push_back(
+        fmt::format("--cpus-per-task={}", std::clamp(cpus_on_node / per_node, 1, asked)));
   }
   if (per_node > cpus_on_node) {
     argv.push_back("--overcommit");
@@ -55,6 +53,19 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
     argv.push_back("--gpu-bind=none");  // the local rank picks the GPU
   }
   return argv;
+}
+
+/// The program of a stage or a peer, without its arguments.
+std::vector<std::string> program_command(const Configuration& configuration, const Plan& plan) {
+  const std::string& name = configuration.program.name;
+  if (configuration.role != Role::kPeer) {
+    return {plan.program_path(name)};
+  }
+  if (const auto python = plan.peer_pythons.find(name); python != plan.peer_pythons.end()) {
+    return {python->second,
+            (std::filesystem::path(plan.settings.peers_dir) / (name + ".py")).string()};
+  }
+  return {plan.program_path("peer_" + name)};
 }
 
 }  // namespace
@@ -75,33 +86,27 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
     argv.insert(argv.end(), {"-np", ranks});
     return argv;
   }
-  if (configuration.launcher == "srun") {
-    return srun_command(configuration, plan);
-  }
-  return {};
+  return configuration.launcher == "srun" ? srun_command(configuration, plan)
+                                          : std::vector<std::string>();
 }
 
 std::string Gradients::suffix() const {
   std::string text;
   if (bucket_mib != Gradients().bucket_mib) {
-    text += "/bucket:" + format_exactly(bucket_mib);
+    text += "/bucket:" + format_shortest(bucket_mib);
   }
   text += compression == "none" ? "" : "/" + compression;
   return text + (shard_optimizer ? "/sharded" : "");
 }
 
 std::string Configuration::original_name() const {
-  std::string text = workload.name + "/" + scaling + "/" + program.name;
-  if (role == Role::kPeer) {
-    text += "_" + program.variant;
-  }
-  for (const std::string& part : {launcher, backend}) {
+  std::string text = fmt::format("{}/{}/{}", workload.name, scaling, program.name);
+  text += role == Role::kPeer ? "_" + program.variant : "";
+  for (const std::string& part : {launcher, backend, speedup}) {
     text += part == "none" ? "" : "/" + part;
   }
-  text += speedup == "none" ? "" : "/" + speedup;
-  text += gradients.suffix();
-  text += nodes == 1 ? "" : "/nodes:" + std::to_string(nodes);
-  return text + "/ranks:" + std::to_string(world_size);
+  text += gradients.suffix() + (nodes == 1 ? "" : fmt::format("/nodes:{}", nodes));
+  return text + fmt::format("/ranks:{}", world_size);
 }
 
 std::string Configuration::name() const {
@@ -116,59 +121,35 @@ int Configuration::processes() const {
 }
 
 std::vector<std::string> command_line(const Configuration& configuration, const Plan& plan,
-                                      std::int64_t global_batch, const RunLength& length,
-                                      std::uint64_t seed, const std::string& metrics_path,
+                                      const RunLength& length, const std::string& metrics_path,
                                       const std::string& snapshot_path) {
   std::vector<std::string> argv = launcher_command(configuration, plan);
-  const auto add = [&](std::initializer_list<std::string> parts) {
-    argv.insert(argv.end(), parts);
+  const auto append = [&](const std::vector<std::string>& parts) {
+    argv.insert(argv.end(), parts.begin(), parts.end());
   };
-  if (configuration.role == Role::kPeer) {
-    const std::string& peer = configuration.program.name;
-    if (const auto python = plan.peer_pythons.find(peer); python != plan.peer_pythons.end()) {
-      add({python->second, (fs::path(plan.peers_dir) / (peer + ".py")).string()});
-    } else {
-      add({(fs::path(plan.stage_dir) / ("peer_" + peer)).string()});
-    }
-  } else {
-    add({(fs::path(plan.stage_dir) / configuration.program.name).string()});
-  }
-  // No snapshot before the end: what is measured is training.
-  add({std::to_string(length.epochs), std::to_string(length.epochs)});
-  add({"--global-batch", std::to_string(global_batch)});
-  argv.insert(argv.end(), configuration.workload.stage_options.begin(),
-              configuration.workload.stage_options.end());
-  if (length.dataset_size > 0) {
-    add({"--dataset-size", std::to_string(length.dataset_size)});
-  }
-  if (configuration.program.start == Start::kReplicas ||
-      configuration.program.start == Start::kSpawn) {
-    add({"--nprocs", std::to_string(configuration.world_size)});
-  }
-  add({"--seed", std::to_string(seed), "--device", configuration.device});
-  if (configuration.backend != "none") {
-    add({"--backend", configuration.backend});
-  }
-  if (configuration.speedup != "none") {
-    add({"--speedup", configuration.speedup});
-  }
+  const auto add = [&](bool wanted, std::initializer_list<std::string> parts) {
+    argv.insert(argv.end(), parts.begin(), wanted ? parts.end() : parts.begin());
+  };
+  const Start start = configuration.program.start;
   const Gradients& gradients = configuration.gradients;
-  if (gradients.bucket_mib != Gradients().bucket_mib) {
-    add({"--bucket-mib", format_exactly(gradients.bucket_mib)});
-  }
-  if (gradients.compression != "none") {
-    add({"--gradient-compression", gradients.compression});
-  }
-  if (gradients.shard_optimizer) {
-    add({"--shard-optimizer"});
-  }
-  if (configuration.role == Role::kPeer) {
-    add({"--variant", configuration.program.variant});
-  }
-  if (configuration.role == Role::kNoCommunication) {
-    add({"--no-communication"});
-  }
-  add({"--resume", "never", "--quiet", "--snapshot", snapshot_path, "--metrics", metrics_path});
+  append(program_command(configuration, plan));
+  // No snapshot before the end: what is measured is training.
+  const std::string epochs = std::to_string(length.epochs);
+  append({epochs, epochs, "--global-batch", std::to_string(length.global_batch)});
+  append(configuration.workload.stage_options());
+  add(length.dataset_size > 0, {"--dataset-size", std::to_string(length.dataset_size)});
+  add(start == Start::kReplicas || start == Start::kSpawn,
+      {"--nprocs", std::to_string(configuration.world_size)});
+  append({"--seed", std::to_string(plan.settings.seed), "--device", configuration.device});
+  add(configuration.backend != "none", {"--backend", configuration.backend});
+  add(configuration.speedup != "none", {"--speedup", configuration.speedup});
+  add(gradients.bucket_mib != Gradients().bucket_mib,
+      {"--bucket-mib", format_shortest(gradients.bucket_mib)});
+  add(gradients.compression != "none", {"--gradient-compression", gradients.compression});
+  add(gradients.shard_optimizer, {"--shard-optimizer"});
+  add(configuration.role == Role::kPeer, {"--variant", configuration.program.variant});
+  add(configuration.role == Role::kNoCommunication, {"--no-communication"});
+  append({"--resume", "never", "--quiet", "--snapshot", snapshot_path, "--metrics", metrics_path});
   return argv;
 }
 

@@ -6,33 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/run/catalog.hpp"
+
 namespace ddp::bench {
-
-/// What is trained.
-struct Workload {
-  std::string name;  ///< "T", "digits"
-  std::string description;  ///< for people
-  std::int64_t batch = 0;  ///< samples per rank, or of one process
-  std::vector<std::string> stage_options;
-  bool synthetic = true;  ///< its size can be chosen
-  std::vector<std::int64_t> layers;  ///< features of input, hidden layers, output
-};
-
-/// Who makes a program's processes.
-enum class Start {
-  kAlone,  ///< one process
-  kReplicas,  ///< one process with --nprocs replicas of the model
-  kSpawn,  ///< the program itself makes --nprocs processes
-  kLauncher,  ///< torchrun, mpirun or srun does
-};
-
-struct StageProgram {
-  std::string name;  ///< of the executable, or of the peer
-  std::string stage;  ///< its folder
-  std::string variant;  ///< "main", or the other source in the folder
-  Start start;
-  bool by_default;  ///< absence is worth a word
-};
 
 /// How gradients travel between processes, as the stages' options name it.
 struct Gradients {
@@ -40,7 +16,6 @@ struct Gradients {
   std::string compression = "none";  ///< "none", "bf16", "fp16"
   bool shard_optimizer = false;
 
-  bool operator==(const Gradients&) const = default;
   /// "/bucket:4/bf16/sharded": what is not the default. For a name.
   std::string suffix() const;
 };
@@ -76,13 +51,16 @@ struct Configuration {
   /// Processes that write metrics.
   int processes() const;
   bool is_baseline() const { return role == Role::kStage && program.start == Start::kAlone; }
+  /// It has a parity run of its own.
+  bool is_original() const { return role == Role::kStage || role == Role::kPeer; }
   /// Gradients are exchanged between processes.
   bool communicates() const { return processes() > 1 && role != Role::kNoCommunication; }
 };
 
-/// How long one run of a configuration is.
+/// How much one run of a configuration trains.
 struct RunLength {
   std::int64_t epochs = 1;
+  std::int64_t global_batch = 0;  ///< samples per step, over all ranks
   std::int64_t dataset_size = 0;  ///< 0: the dataset's own
 };
 
@@ -93,8 +71,7 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
 
 /// The whole command, launcher included.
 std::vector<std::string> command_line(const Configuration& configuration, const Plan& plan,
-                                      std::int64_t global_batch, const RunLength& length,
-                                      std::uint64_t seed, const std::string& metrics_path,
+                                      const RunLength& length, const std::string& metrics_path,
                                       const std::string& snapshot_path);
 
 }  // namespace ddp::bench

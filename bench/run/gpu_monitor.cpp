@@ -21,16 +21,18 @@ struct Memory {
   unsigned long long used_bytes;
 };
 
-template <typename Function>
-bool load(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 }  // namespace
 
 struct GpuMonitor::Nvml {
-  void* library = nullptr;
+  /// @return false if the library lacks it
+  template <typename Function>
+  bool load(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library.get(), name));
+    return function != nullptr;
+  }
+
+  std::unique_ptr<void, int (*)(void*)> library{dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL),
+                                                dlclose};
   int (*shutdown)() = nullptr;
   int (*utilisation)(Device, Utilisation*) = nullptr;
   int (*power_mw)(Device, unsigned*) = nullptr;
@@ -40,22 +42,17 @@ struct GpuMonitor::Nvml {
 
 GpuMonitor::GpuMonitor() {
   auto nvml = std::make_unique<Nvml>();
-  nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (nvml->library == nullptr) {
-    return;
-  }
   int (*initialise)() = nullptr;
   int (*count)(unsigned*) = nullptr;
   int (*handle)(unsigned, Device*) = nullptr;
-  const bool complete = load(nvml->library, "nvmlInit_v2", initialise) &&
-                        load(nvml->library, "nvmlShutdown", nvml->shutdown) &&
-                        load(nvml->library, "nvmlDeviceGetCount_v2", count) &&
-                        load(nvml->library, "nvmlDeviceGetHandleByIndex_v2", handle) &&
-                        load(nvml->library, "nvmlDeviceGetUtilizationRates", nvml->utilisation) &&
-                        load(nvml->library, "nvmlDeviceGetPowerUsage", nvml->power_mw) &&
-                        load(nvml->library, "nvmlDeviceGetMemoryInfo", nvml->memory);
-  if (!complete || initialise() != 0) {
-    dlclose(nvml->library);
+  const bool usable = nvml->library && nvml->load("nvmlInit_v2", initialise) &&
+                      nvml->load("nvmlShutdown", nvml->shutdown) &&
+                      nvml->load("nvmlDeviceGetCount_v2", count) &&
+                      nvml->load("nvmlDeviceGetHandleByIndex_v2", handle) &&
+                      nvml->load("nvmlDeviceGetUtilizationRates", nvml->utilisation) &&
+                      nvml->load("nvmlDeviceGetPowerUsage", nvml->power_mw) &&
+                      nvml->load("nvmlDeviceGetMemoryInfo", nvml->memory) && initialise() == 0;
+  if (!usable) {
     return;
   }
   unsigned devices = 0;
@@ -73,7 +70,6 @@ GpuMonitor::GpuMonitor() {
 GpuMonitor::~GpuMonitor() {
   if (nvml_) {
     nvml_->shutdown();
-    dlclose(nvml_->library);
   }
 }
 
@@ -81,9 +77,8 @@ void GpuMonitor::sample() {
   if (!nvml_ || nvml_->devices.empty()) {
     return;
   }
-  double utilisation_percent = 0;
-  double power_w = 0;
-  double memory_mib = 0;
+  const auto devices = static_cast<double>(nvml_->devices.size());
+  GpuUsage now;
   for (const Device device : nvml_->devices) {
     Utilisation utilisation{};
     unsigned power_mw = 0;
@@ -92,26 +87,21 @@ void GpuMonitor::sample() {
         nvml_->memory(device, &memory) != 0) {
       return;  // half a sample would be a wrong one
     }
-    utilisation_percent += utilisation.gpu_percent;
-    power_w += power_mw / 1e3;
-    memory_mib += static_cast<double>(memory.used_bytes) / (1024.0 * 1024.0);
+    now.utilisation_percent += utilisation.gpu_percent / devices;
+    now.power_w += power_mw / 1e3 / devices;
+    now.memory_mib += static_cast<double>(memory.used_bytes) / (1024.0 * 1024.0);
   }
-  const auto devices = static_cast<double>(nvml_->devices.size());
-  utilisation_sum_ += utilisation_percent / devices;
-  power_sum_ += power_w / devices;
-  largest_memory_mib_ = std::max(largest_memory_mib_, memory_mib);
+  sum_ = {sum_.utilisation_percent + now.utilisation_percent, sum_.power_w + now.power_w,
+          std::max(sum_.memory_mib, now.memory_mib)};
   ++samples_;
 }
 
 std::optional<GpuUsage> GpuMonitor::take() {
   const int samples = std::exchange(samples_, 0);
-  const double utilisation = std::exchange(utilisation_sum_, 0);
-  const double power = std::exchange(power_sum_, 0);
-  const double memory_mib = std::exchange(largest_memory_mib_, 0);
-  if (samples == 0) {
-    return std::nullopt;
-  }
-  return GpuUsage{utilisation / samples, power / samples, memory_mib};
+  const GpuUsage sum = std::exchange(sum_, {});
+  return samples == 0 ? std::nullopt
+                      : std::optional(GpuUsage{sum.utilisation_percent / samples,
+                                               sum.power_w / samples, sum.memory_mib});
 }
 
 }  // namespace ddp::bench

@@ -25,9 +25,7 @@ class GpuMonitor {
  private:
   struct Nvml;
   std::unique_ptr<Nvml> nvml_;
-  double utilisation_sum_ = 0;
-  double power_sum_ = 0;
-  double largest_memory_mib_ = 0;
+  GpuUsage sum_;  ///< of all samples; the memory is the largest
   int samples_ = 0;
 };
 

@@ -1,22 +1,62 @@
 #include "bench/run/machine.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <optional>
 #include <thread>
 
-#include "bench/report/statistics.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 
 namespace ddp::bench {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
+
+constexpr double kAnswerTimeoutSeconds = 10;
+constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
+
+/// True inside an allocation of Slurm's, where srun starts at once.
+bool inside_slurm_allocation() {
+  const char* const job = std::getenv("SLURM_JOB_ID");
+  return job != nullptr && *job != '\0';
+}
+
+/// The checkout's own environment first: its torchrun belongs to the LibTorch that was built with.
+std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
+  for (fs::path folder = stage_dir;; folder = folder.parent_path()) {
+    const fs::path candidate = folder / ".venv" / "bin" / "torchrun";
+    if (is_executable(candidate.string())) {
+      return candidate.string();
+    }
+    if (folder == folder.parent_path()) {
+      return find_in_path("torchrun");
+    }
+  }
+}
+
+/// Standard output of a command that tells a version; empty if it fails.
+std::string ask(const std::vector<std::string>& argv, Session& session) {
+  const ChildResult result = run_child({.argv = argv, .timeout_s = kAnswerTimeoutSeconds}, session);
+  return result.ok() ? result.out : "";
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find_first_of("\r\n"));
+}
+
+std::string last_line(std::string text) {
+  text.erase(text.find_last_not_of('\n') + 1);
+  return text.substr(text.rfind('\n') + 1);
+}
 
 std::string trimmed(const std::string& text) {
   constexpr const char* kSpace = " \t\r\n";
@@ -25,19 +65,12 @@ std::string trimmed(const std::string& text) {
                                     : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-ordered_json or_null(const std::string& text) {
+ordered_json text_or_null(const std::string& text) {
   return text.empty() ? ordered_json(nullptr) : ordered_json(text);
 }
 
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return trimmed(line);
-}
-
-/// The value of the first "key<separator>value" line.
-std::string value_of(const fs::path& path, const std::string& key, char separator) {
+/// The value of the first "key<separator>value" line; empty without one.
+std::string value_of(const fs::path& path, const std::string& key, char separator = ':') {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const std::size_t at = line.find(separator);
@@ -49,52 +82,36 @@ std::string value_of(const fs::path& path, const std::string& key, char separato
 }
 
 ordered_json memory_mib() {
-  std::istringstream text(value_of("/proc/meminfo", "MemTotal", ':'));
-  double kib = 0;
-  return text >> kib ? ordered_json(static_cast<std::int64_t>(kib / 1024)) : ordered_json(nullptr);
+  const std::int64_t kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
+  return kib > 0 ? ordered_json(kib / 1024) : ordered_json(nullptr);
 }
 
 ordered_json load_average() {
-  std::ifstream file("/proc/loadavg");
-  double one = 0;
-  double five = 0;
-  double fifteen = 0;
-  return file >> one >> five >> fifteen ? ordered_json{one, five, fifteen} : ordered_json(nullptr);
+  std::array<double, 3> loads{};
+  return getloadavg(loads.data(), 3) == 3 ? ordered_json(loads) : ordered_json(nullptr);
+}
+
+std::string cpu_governor() {
+  std::string governor;
+  std::ifstream("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") >> governor;
+  return governor;
 }
 
 /// The flag that processors show to guests; nothing on processors without flags in /proc/cpuinfo.
 ordered_json is_virtualised() {
-  const std::string flags = value_of("/proc/cpuinfo", "flags", ':');
-  if (flags.empty()) {
-    return nullptr;
-  }
-  return (" " + flags + " ").find(" hypervisor ") != std::string::npos;
+  const std::string flags = value_of("/proc/cpuinfo", "flags");
+  return flags.empty()
+             ? ordered_json(nullptr)
+             : ordered_json((" " + flags + " ").find(" hypervisor ") != std::string::npos);
 }
 
 ordered_json gpu_names() {
   ordered_json names = ordered_json::array();
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    names.push_back(or_null(value_of(entry.path() / "information", "Model", ':')));
+    names.push_back(text_or_null(value_of(entry.path() / "information", "Model")));
   }
   return names;
-}
-
-/// Standard output of a command that tells a version; empty if it fails.
-std::string ask(const std::vector<std::string>& argv, const std::string& scratch,
-                Interrupts& interrupts) {
-  const Command command = {
-      .argv = argv,
-      .env = {},
-      .cwd = "",
-      .timeout_s = 10,
-  };
-  const ChildResult result = run_child(command, scratch, interrupts);
-  return result.ok() ? result.out : "";
-}
-
-std::string first_line_of(const std::string& text) {
-  return trimmed(text.substr(0, text.find('\n')));
 }
 
 }  // namespace
@@ -108,112 +125,145 @@ int available_cores() {
   return std::max(cores, 1);
 }
 
+int visible_gpus() {
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+    const std::string list = visible;
+    const bool none = list.empty() || list[0] == '-';
+    return none ? 0 : 1 + static_cast<int>(std::count(list.begin(), list.end(), ','));
+  }
+  int count = 0;
+  while (fs::exists("/dev/nvidia" + std::to_string(count))) {
+    ++count;
+  }
+  return count;
+}
+
+void find_launchers(Plan& plan) {
+  const std::vector<std::string>& asked = plan.settings.launchers;
+  const bool has_allocation = inside_slurm_allocation();
+  for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
+    const bool is_srun = name == "srun";
+    if (asked.empty() ? is_srun && !has_allocation : !contains(asked, name)) {
+      continue;
+    }
+    if (name == "spawn") {
+      plan.launchers[name] = {""};
+      continue;
+    }
+    const bool is_torchrun = name == "torchrun";
+    std::string missing = is_torchrun ? "neither in .venv nor in PATH" : "not in PATH";
+    std::optional<std::string> path =
+        is_torchrun ? find_torchrun(plan.settings.stage_dir) : find_in_path(name);
+    if (is_srun && path && !has_allocation) {
+      path.reset();
+      missing = "no allocation (SLURM_JOB_ID is not set)";
+    }
+    if (path) {
+      plan.launchers[name] = {*path};
+    } else if (asked.empty()) {
+      plan.not_run.push_back({name, missing});
+    } else {
+      throw UsageError(fmt::format("--launchers {}: {}, expected {}", name, missing,
+                                   is_srun ? "to run inside an allocation" : "an executable"));
+    }
+  }
+}
+
+void ask_launchers(Plan& plan, Session& session) {
+  bool is_other_mpi = false;
+  for (auto& [name, launcher] : plan.launchers) {
+    if (name == "spawn") {
+      continue;
+    }
+    std::vector<std::string> question = {launcher.path, "--version"};
+    if (name == "torchrun") {
+      // It takes seconds to answer; the Python beside it knows too.
+      question = {(fs::path(launcher.path).parent_path() / "python3").string(), "-c",
+                  "from importlib.metadata import version; print('torch', version('torch'))"};
+    }
+    const std::string answer = ask(question, session);
+    launcher.version = first_line(answer);
+    // One that was interrupted had no time to answer.
+    if (name == "mpirun" && !session.interrupts.requested()) {
+      is_other_mpi = answer.find("Open MPI") == std::string::npos &&
+                     answer.find("OpenRTE") == std::string::npos;
+    }
+  }
+  if (is_other_mpi) {
+    const Launcher& mpirun = plan.launchers.at("mpirun");
+    plan.not_run.push_back({"mpirun", fmt::format("{} is not Open MPI's (it says \"{}\")",
+                                                  mpirun.path, mpirun.version)});
+    plan.launchers.erase("mpirun");
+    std::erase_if(plan.configurations,
+                  [](const Configuration& c) { return c.launcher == "mpirun"; });
+  }
+}
+
+void install_peers(Plan& plan, Session& session) {
+  for (auto& [peer, python] : plan.peer_pythons) {
+    session.progress.note(fmt::format("peer {}: checking what is installed", peer));
+    const std::string script = (fs::path(plan.settings.peers_dir) / "install.sh").string();
+    const ChildResult result =
+        run_child({.argv = {script, peer}, .timeout_s = kInstallTimeoutSeconds}, session);
+    if (result.interrupted) {
+      return;
+    }
+    python = last_line(result.out);
+    if (!result.ok() || python.empty()) {
+      throw UsageError(
+          fmt::format("--peers {} cannot be installed: {}", peer, last_line(result.err)));
+    }
+  }
+}
+
 ordered_json describe_machine() {
   utsname kernel{};
   uname(&kernel);
   std::string os = value_of("/etc/os-release", "PRETTY_NAME", '=');
-  os.erase(std::remove(os.begin(), os.end(), '"'), os.end());
-  ordered_json machine;
-  machine["host"] = or_null(kernel.nodename);
-  machine["cpu_model"] = or_null(value_of("/proc/cpuinfo", "model name", ':'));
-  machine["cores"] = available_cores();
-  machine["memory_mib"] = memory_mib();
-  machine["gpus"] = gpu_names();
-  machine["load_average"] = load_average();
-  machine["cpu_governor"] =
-      or_null(first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
-  machine["virtualised"] = is_virtualised();
-  machine["kernel"] = or_null(kernel.release);
-  machine["os"] = or_null(os);
-  return machine;
+  std::erase(os, '"');
+  return {
+      {"host", text_or_null(kernel.nodename)},
+      {"cpu_model", text_or_null(value_of("/proc/cpuinfo", "model name"))},
+      {"cores", available_cores()},
+      {"memory_mib", memory_mib()},
+      {"gpus", gpu_names()},
+      {"load_average", load_average()},
+      {"cpu_governor", text_or_null(cpu_governor())},
+      {"virtualised", is_virtualised()},
+      {"kernel", text_or_null(kernel.release)},
+      {"os", text_or_null(os)},
+  };
 }
 
-void ask_launchers(Plan& plan, const std::string& scratch, Interrupts& interrupts) {
-  if (const auto found = plan.launchers.find("torchrun"); found != plan.launchers.end()) {
-    const fs::path python = fs::path(found->second.path).parent_path() / "python3";
-    const std::string version =
-        !fs::exists(python)
-            ? ""
-            : first_line_of(ask({python.string(), "-c",
-                                 "from importlib.metadata import version; print(version('torch'))"},
-                                scratch, interrupts));
-    found->second.version =
-        version.empty() ? std::nullopt : std::optional<std::string>("torch " + version);
-  }
-  if (const auto found = plan.launchers.find("srun"); found != plan.launchers.end()) {
-    const std::string version =
-        first_line_of(ask({found->second.path, "--version"}, scratch, interrupts));
-    found->second.version = version.empty() ? std::nullopt : std::optional<std::string>(version);
-  }
-  if (const auto found = plan.launchers.find("mpirun"); found != plan.launchers.end()) {
-    const std::string text = ask({found->second.path, "--version"}, scratch, interrupts);
-    if (interrupts.requested()) {
-      return;  // it had no time to answer
-    }
-    const std::string version = first_line_of(text);
-    if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) {
-      found->second.version = version;
-      return;
-    }
-    plan.not_run.push_back(
-        {"mpirun", found->second.path + " is not Open MPI's (it says \"" + version + "\")"});
-    plan.launchers.erase(found);
-    plan.configurations.erase(
-        std::remove_if(plan.configurations.begin(), plan.configurations.end(),
-                       [](const Configuration& c) { return c.launcher == "mpirun"; }),
-        plan.configurations.end());
-  }
-}
-
-ordered_json describe_software(const Plan& plan, const std::string& scratch,
-                               Interrupts& interrupts) {
-  ordered_json software;
+ordered_json describe_software(const Plan& plan, Session& session) {
 #ifdef __clang__
-  software["compiler"] = std::string("clang ") + __clang_version__;
+  const std::string compiler = std::string("clang ") + __clang_version__;
 #else
-  software["compiler"] = std::string("g++ ") + __VERSION__;
+  const std::string compiler = std::string("g++ ") + __VERSION__;
 #endif
 #ifdef NDEBUG
-  software["assertions"] = false;
+  constexpr bool kAssertions = false;
 #else
-  software["assertions"] = true;
+  constexpr bool kAssertions = true;
 #endif
-#ifdef DDP_TORCH_VERSION
-  software["libtorch"] = DDP_TORCH_VERSION;
-#else
-  software["libtorch"] = nullptr;
-#endif
-  software["git_commit"] =
-      or_null(first_line_of(ask({"git", "-C", plan.stage_dir, "describe", "--always", "--dirty",
-                                 "--abbrev=40", "--exclude=*"},
-                                scratch, interrupts)));
   ordered_json launchers = ordered_json::object();
   for (const char* name : {"torchrun", "mpirun", "srun"}) {
     const auto found = plan.launchers.find(name);
-    if (found == plan.launchers.end()) {
-      launchers[name] = nullptr;
-      continue;
+    launchers[name] = nullptr;
+    if (found != plan.launchers.end()) {
+      launchers[name] = {{"path", found->second.path},
+                         {"version", text_or_null(found->second.version)}};
     }
-    launchers[name] = {
-        {"path", found->second.path},
-        {"version", found->second.version ? ordered_json(*found->second.version) : nullptr},
-    };
   }
-  software["launchers"] = launchers;
-  return software;
-}
-
-ordered_json describe_settings(const Settings& settings) {
-  std::vector<std::string> command = {"bench"};
-  command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
   return {
-      {"command", shell_quote(command)},
-      {"repetitions", settings.repetitions},
-      {"steps_asked", settings.steps ? ordered_json(*settings.steps) : nullptr},
-      {"budget_s", settings.budget_s},
-      {"timeout_s", settings.timeout_s},
-      {"seed", settings.seed},
-      {"parity_tolerance", kParityTolerance},
+      {"compiler", compiler},
+      {"assertions", kAssertions},
+      {"libtorch", DDP_TORCH_VERSION},
+      {"git_commit",
+       text_or_null(first_line(ask({"git", "-C", plan.settings.stage_dir, "describe", "--always",
+                                    "--dirty", "--abbrev=40", "--exclude=*"},
+                                   session)))},
+      {"launchers", launchers},
   };
 }
 

@@ -1,4 +1,4 @@
-// bench/run/machine.hpp - where and with what the numbers were made.
+// bench/run/machine.hpp - where and with what the numbers are made: cores, GPUs, launchers, peers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,18 +11,26 @@ namespace ddp::bench {
 /// Cores that this process may use, at least 1.
 int available_cores();
 
+/// As CUDA_VISIBLE_DEVICES or else the device files say; no driver is asked.
+int visible_gpus();
+
+/// Fills plan.launchers with paths; names in the plan what is missing. Starts nothing.
+/// @throws UsageError if one that was asked for by name is not there
+void find_launchers(Plan& plan);
+
+/// Asks the launchers for their versions. An mpirun that is not Open MPI's is taken out of the
+/// plan, and named there: the stages know the identity of Open MPI's processes only.
+void ask_launchers(Plan& plan, Session& session);
+
+/// Runs bench/peers/install.sh for each peer in plan.peer_pythons, which installs what is missing,
+/// and fills in its interpreter.
+/// @throws UsageError naming a peer that cannot be installed and why
+void install_peers(Plan& plan, Session& session);
+
 /// The machine as it is now; what cannot be read is null.
 nlohmann::ordered_json describe_machine();
 
 /// Compiler, LibTorch, commit and launchers; what is not known is null.
-nlohmann::ordered_json describe_software(const Plan& plan, const std::string& scratch,
-                                         Interrupts& interrupts);
-
-/// How the numbers were asked for.
-nlohmann::ordered_json describe_settings(const Settings& settings);
-
-/// Asks the launchers for their versions. An mpirun that is not Open MPI's is taken out of the
-/// plan, and named there: the stages know the identity of Open MPI's processes only.
-void ask_launchers(Plan& plan, const std::string& scratch, Interrupts& interrupts);
+nlohmann::ordered_json describe_software(const Plan& plan, Session& session);
 
 }  // namespace ddp::bench

@@ -2,13 +2,9 @@
 // bench_micro.
 #pragma once
 
-#include <string>
-
 #include "bench/run/child_process.hpp"
 #include "bench/run/plan.hpp"
-#include "bench/run/progress.hpp"
 #include "bench/run/results.hpp"
-#include "bench/run/settings.hpp"
 
 namespace ddp::bench {
 
@@ -16,7 +12,6 @@ namespace ddp::bench {
 /// on every backend, the all-reduces of each configuration's step, and with --micro the pieces.
 /// Fills measurements.micro and each result's alone_ms. What cannot be measured stays unknown and
 /// is named in plan.not_run: without limits the report is still one.
-void measure_limits(const Settings& settings, const std::string& scratch, Interrupts& interrupts,
-                    Progress& progress, Plan& plan, Measurements& measurements);
+void measure_limits(Plan& plan, Session& session, Measurements& measurements);
 
 }  // namespace ddp::bench

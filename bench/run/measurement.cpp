@@ -1,15 +1,28 @@
 #include "bench/run/measurement.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <numeric>
 #include <random>
 #include <utility>
 
 #include "bench/report/statistics.hpp"
-#include "bench/run/parity.hpp"
+#include "bench/run/child_process.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {
+
+constexpr int kMaxAttempts = 3;
+
+constexpr std::int64_t kDatasetSize = 2048;  // the stages' default for synthetic data
+constexpr std::int64_t kAssumedTrainSize = 1400;  // of a real dataset, until its stage told
+constexpr std::int64_t kParitySteps = 48;
 
 constexpr std::int64_t kMinSteps = 40;
 constexpr std::int64_t kMaxSteps = 4000;
@@ -18,6 +31,159 @@ constexpr double kMaxMeasuredSeconds = 1.0;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
+}
+
+/// Synthetic data of whole batches, so that every step is as large as the next.
+RunLength length_with(const Workload& workload, std::int64_t global_batch) {
+  const std::int64_t batches = std::max<std::int64_t>(1, kDatasetSize / global_batch);
+  return {.epochs = kUnknownEpochs,
+          .global_batch = global_batch,
+          .dataset_size = workload.synthetic ? batches * global_batch : 0};
+}
+
+/// From the start of the command, launcher included. The stage tells when its first step ended by
+/// the wall clock, which may have been set in between: then only its own process counts.
+double startup_ms(const StageMetrics& metrics, const ChildResult& child) {
+  const double since_start_ms = metrics.first_step_unix_ms.value_or(0) - child.start_unix_ms;
+  const bool plausible = since_start_ms > 0 && since_start_ms <= child.seconds * 1e3;
+  return plausible ? since_start_ms : largest_or_zero(metrics.startup_ms);
+}
+
+/// Runs a configuration's program and reads what it measured. A run that ends with exit code 75,
+/// "try again later", is tried again.
+StageRun run_stage(const Configuration& configuration, const RunLength& length, const Plan& plan,
+                   Session& session) {
+  // A folder of its own, empty at the start: nothing of another run can be read by mistake.
+  const std::filesystem::path folder = std::filesystem::path(session.scratch.path()) / "run";
+  const std::string metrics_path = (folder / "metrics.jsonl").string();
+  const std::string snapshot_path = (folder / "snapshot.safetensors").string();
+  Command command = {
+      .argv = command_line(configuration, plan, length, metrics_path, snapshot_path),
+      .timeout_s = plan.settings.timeout_s,
+      .cwd = folder.string(),
+  };
+  if (configuration.launcher == "torchrun") {
+    command.env["TMPDIR"] = folder.string();  // it leaves a folder behind
+  }
+  ChildResult child;
+  for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directory(folder);
+    session.gpus.take();
+    child = run_child(command, session);
+    if (child.interrupted || child.exit_code != static_cast<int>(ExitCode::kTransient)) {
+      break;
+    }
+  }
+  StageRun run;
+  run.wall_s = child.seconds;
+  run.interrupted = child.interrupted;
+  if (!child.ok()) {
+    run.error = describe_failure(child, command.timeout_s);
+    run.usage_error = child.exit_code == static_cast<int>(ExitCode::kUsage);
+    return run;
+  }
+  try {
+    run.metrics = read_metrics(metrics_path, configuration.processes());
+    if (run.metrics.global_batch != length.global_batch) {
+      run.error = fmt::format("it trained with a global batch of {}, expected {}",
+                              run.metrics.global_batch, length.global_batch);
+    }
+  } catch (const Error& error) {
+    run.error = error.what();
+  }
+  run.startup_ms = startup_ms(run.metrics, child);
+  run.gpu = session.gpus.take();
+  return run;
+}
+
+std::optional<double> finite(double value) {
+  return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
+}
+
+std::string format_moved(const std::optional<double>& moved) {
+  return moved ? fmt::format("{:.7g}", *moved) : "not a number";
+}
+
+/// Steps that an epoch has at least with the batch of `result.length`, told from its parity run.
+std::int64_t steps_per_epoch(const Result& result, const StageMetrics& parity_run) {
+  const RunLength& length = result.length;
+  if (length.dataset_size > 0) {
+    return length.dataset_size / length.global_batch;
+  }
+  const auto steps = static_cast<std::int64_t>(parity_run.steps.size());
+  const std::int64_t per_epoch = steps / std::max<std::int64_t>(1, parity_run.epochs);
+  // The last batch of an epoch may have held one sample only.
+  const std::int64_t least_samples = (per_epoch - 1) * result.configuration.parity_batch + 1;
+  return std::max<std::int64_t>(1, least_samples / length.global_batch);
+}
+
+void judge_parity(const StageRun& run, double reference_moved, Result& result) {
+  const StageMetrics& metrics = run.metrics;
+  // Rounded gradients end elsewhere: about as far away as their type rounds.
+  const bool is_exact = result.configuration.gradients.compression == "none";
+  result.parity.moved = finite(metrics.moved);
+  result.parity.reference_moved = finite(reference_moved);
+  result.parity.ok = parity_holds(metrics.moved, reference_moved,
+                                  is_exact ? kParityTolerance : kCompressedParityTolerance);
+  if (!result.parity.ok) {
+    result.error =
+        fmt::format("parity: moved {}, stage 01 moved {}", format_moved(result.parity.moved),
+                    format_moved(result.parity.reference_moved));
+  }
+  const std::vector<Step> timed = metrics.timed_steps();
+  const std::vector<double> steps_ms = step_times_ms(metrics.steps);
+  result.parity_step_ms =
+      median(timed.size() >= kMinSamplesForSpread ? step_times_ms(timed) : steps_ms).value_or(0);
+  result.overhead_s = std::max(0.0, run.wall_s - sum(steps_ms) / 1e3);
+  result.bucket_bytes = metrics.all_reduce_bytes;
+  result.told_bytes_per_step = metrics.bytes_per_step;
+  result.length = timed_length(result.configuration);
+  result.steps_per_epoch = steps_per_epoch(result, metrics);
+  // A warm-up that took half of a short run may be longer in a longer one.
+  const bool may_grow =
+      2 * metrics.warmup_steps + 1 >= static_cast<std::int64_t>(metrics.steps.size());
+  result.warmup_steps = metrics.warmup_steps * (may_grow ? 2 : 1);
+}
+
+/// Weak and strong scaling of one program are the same run here, and so are a control and its
+/// original.
+std::string parity_key(Configuration configuration) {
+  configuration.scaling = "";
+  return configuration.original_name();
+}
+
+/// Stage 01 on the same work.
+Configuration reference_of(const Configuration& configuration) {
+  Configuration reference;
+  reference.workload = configuration.workload;
+  reference.program = known_programs().front();
+  reference.device = configuration.device;
+  reference.scaling = configuration.scaling;
+  reference.parity_batch = configuration.parity_batch;
+  return reference;
+}
+
+/// What to run, each once, references first.
+std::vector<Configuration> parity_runs(const Plan& plan) {
+  std::vector<Configuration> order;
+  for (const Configuration& configuration : plan.configurations) {
+    for (const Configuration& wanted : {reference_of(configuration), configuration}) {
+      const bool listed = std::ranges::any_of(
+          order, [&](const Configuration& c) { return parity_key(c) == parity_key(wanted); });
+      if (!listed) {
+        order.push_back(wanted);
+      }
+    }
+  }
+  return order;
+}
+
+/// What a run costs before anything of it has been measured.
+double assumed_seconds(const Configuration& configuration) {
+  const bool python = configuration.launcher == "torchrun" || configuration.role == Role::kPeer;
+  const bool own_start = configuration.launcher == "mpirun" || configuration.launcher == "srun";
+  return python ? 6.0 : own_start ? 1.5 : 1.0;
 }
 
 double expected_seconds(const Result& result) {
@@ -34,26 +200,8 @@ std::string error_of(const StageRun& run) {
     return "moved is not a number";
   }
   return run.metrics.timed_steps().empty()
-             ? "all of its " + std::to_string(run.metrics.steps.size()) + " steps are warm-up"
+             ? fmt::format("all of its {} steps are warm-up", run.metrics.steps.size())
              : "";
-}
-
-/// @return false if the run was interrupted
-bool run_once(Result& result, StageRunner& runner, Progress& progress) {
-  const Configuration& configuration = result.configuration;
-  progress.start_run(configuration.name(), expected_seconds(result));
-  StageRun run = runner.run(configuration, configuration.global_batch, result.length);
-  progress.finish_run(run.wall_s);
-  if (run.interrupted) {
-    return false;
-  }
-  result.error = error_of(run);
-  if (!result.error.empty()) {
-    progress.note(configuration.name() + ": " + result.error);
-    return true;
-  }
-  result.repetitions.back() = std::move(run);
-  return true;
 }
 
 /// How fast it is without communication is a fact about the original.
@@ -79,25 +227,79 @@ void hand_over_runs_without_communication(std::vector<Result>& results) {
 
 }  // namespace
 
-RunLength planned_length(const Configuration& configuration) {
-  return {
-      .epochs = kUnknownEpochs,
-      .dataset_size = dataset_size_for(configuration.workload, configuration.global_batch),
-  };
+RunLength timed_length(const Configuration& configuration) {
+  return length_with(configuration.workload, configuration.global_batch);
 }
 
-void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements) {
-  double overhead_s = 0;
+RunLength parity_length(const Configuration& configuration) {
+  RunLength length = length_with(configuration.workload, configuration.parity_batch);
+  const std::int64_t size = length.dataset_size > 0 ? length.dataset_size : kAssumedTrainSize;
+  const std::int64_t steps_per_epoch = std::max<std::int64_t>(1, size / length.global_batch);
+  length.epochs = std::clamp<std::int64_t>(divide_up(kParitySteps, steps_per_epoch), 2, 50);
+  return length;
+}
+
+Measurements check_parity(const Plan& plan, Session& session) {
+  const std::vector<Configuration> order = parity_runs(plan);
+  const double expected_s =
+      std::transform_reduce(order.begin(), order.end(), 0.0, std::plus<>(), assumed_seconds);
+  const double later_s = std::transform_reduce(
+      plan.configurations.begin(), plan.configurations.end(), 0.0, std::plus<>(),
+      [&](const Configuration& configuration) {
+        return plan.settings.repetitions * (assumed_seconds(configuration) + kTimedStepsSeconds);
+      });
+  session.progress.begin("parity", order.size(), expected_s, later_s);
+  std::map<std::string, StageRun> runs;
+  for (const Configuration& configuration : order) {
+    session.progress.start_run(configuration.original_name(), assumed_seconds(configuration));
+    Configuration trained = configuration;
+    trained.role = configuration.role == Role::kPeer ? Role::kPeer : Role::kStage;
+    const StageRun run = run_stage(trained, parity_length(trained), plan, session);
+    session.progress.finish_run(run.wall_s);
+    if (run.interrupted) {
+      break;
+    }
+    if (configuration.is_baseline() && run.usage_error) {
+      session.progress.end();
+      throw UsageError("01_single_gpu refuses: " + run.error);
+    }
+    runs[parity_key(configuration)] = run;
+  }
+  session.progress.end();
+
+  Measurements measurements;
+  measurements.partial = session.interrupts.requested();
+  for (const Configuration& configuration : plan.configurations) {
+    Result& result = measurements.results.emplace_back();
+    result.configuration = configuration;
+    const auto own = runs.find(parity_key(configuration));
+    const auto reference = runs.find(parity_key(reference_of(configuration)));
+    if (own == runs.end() || reference == runs.end()) {
+      result.error = "interrupted before its parity was checked";
+    } else if (!own->second.error.empty()) {
+      result.error = own->second.error;
+    } else if (!reference->second.error.empty()) {
+      result.error = "no reference: 01_single_gpu: " + reference->second.error;
+    } else {
+      judge_parity(own->second, reference->second.metrics.moved, result);
+    }
+    if (!result.error.empty() && !measurements.partial && configuration.is_original()) {
+      session.progress.note(configuration.name() + ": " + result.error);
+    }
+  }
+  return measurements;
+}
+
+void choose_lengths(const Settings& settings, double used_s, Measurements& measurements) {
   int runs = 0;
   for (const Result& result : measurements.results) {
     if (result.error.empty()) {
-      overhead_s += settings.repetitions * result.overhead_s;
+      used_s += settings.repetitions * result.overhead_s;
       runs += settings.repetitions;
     }
   }
-  const double measured_s =
-      std::clamp((settings.budget_s - seconds_used - overhead_s) / std::max(runs, 1),
-                 kMinMeasuredSeconds, kMaxMeasuredSeconds);
+  const double measured_s = std::clamp((settings.budget_s - used_s) / std::max(runs, 1),
+                                       kMinMeasuredSeconds, kMaxMeasuredSeconds);
   for (Result& result : measurements.results) {
     if (!result.error.empty()) {
       continue;
@@ -109,33 +311,43 @@ void choose_lengths(const Settings& settings, double seconds_used, Measurements&
   }
 }
 
-void measure(const Settings& settings, StageRunner& runner, Progress& progress,
-             Interrupts& interrupts, Measurements& measurements) {
-  std::vector<std::size_t> order;
-  std::vector<double> expected_s;
-  for (std::size_t i = 0; i < measurements.results.size(); ++i) {
-    const Result& result = measurements.results[i];
+void measure(const Plan& plan, Session& session, Measurements& measurements) {
+  const Settings& settings = plan.settings;
+  std::vector<Result*> order;
+  double expected_s = 0;
+  for (Result& result : measurements.results) {
     if (result.error.empty()) {
-      order.push_back(i);
-      expected_s.insert(expected_s.end(), static_cast<std::size_t>(settings.repetitions),
-                        expected_seconds(result));
+      order.push_back(&result);
+      expected_s += settings.repetitions * expected_seconds(result);
     }
   }
-  progress.begin("timed", expected_s, 0);
+  session.progress.begin("timed", order.size() * static_cast<std::size_t>(settings.repetitions),
+                         expected_s, 0);
   std::mt19937_64 generator(settings.seed);
   for (int block = 0; block < settings.repetitions && !measurements.partial; ++block) {
     std::shuffle(order.begin(), order.end(), generator);
-    for (const std::size_t i : order) {
-      Result& result = measurements.results[i];
-      result.repetitions.emplace_back(std::nullopt);
-      if (!result.error.empty()) {
+    for (Result* const result : order) {
+      std::optional<StageRun>& repetition = result->repetitions.emplace_back();
+      if (!result->error.empty() || measurements.partial) {
         continue;
       }
-      measurements.partial =
-          measurements.partial || interrupts.requested() || !run_once(result, runner, progress);
+      const std::string name = result->configuration.name();
+      session.progress.start_run(name, expected_seconds(*result));
+      StageRun run = run_stage(result->configuration, result->length, plan, session);
+      session.progress.finish_run(run.wall_s);
+      measurements.partial = run.interrupted;
+      if (run.interrupted) {
+        continue;
+      }
+      result->error = error_of(run);
+      if (result->error.empty()) {
+        repetition = std::move(run);
+      } else {
+        session.progress.note(name + ": " + result->error);
+      }
     }
   }
-  progress.end();
+  session.progress.end();
   for (Result& result : measurements.results) {
     if (result.error.empty() && !result.was_measured()) {
       result.error = kInterrupted;

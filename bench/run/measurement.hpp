@@ -1,28 +1,36 @@
-// bench/run/measurement.hpp - the timed runs: blocks in which everything runs once, in random
-// order.
+// bench/run/measurement.hpp - the runs of the programs: each once to compare the weights, then the
+// timed ones.
 #pragma once
 
 #include "bench/run/child_process.hpp"
-#include "bench/run/progress.hpp"
+#include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
-#include "bench/run/settings.hpp"
-#include "bench/run/stage_runner.hpp"
 
 namespace ddp::bench {
 
 /// Stands for a number of epochs that only the parity runs tell.
 inline constexpr std::int64_t kUnknownEpochs = -1;
 
-/// What is known of a timed run before anything has been run, for --dry-run.
-RunLength planned_length(const Configuration& configuration);
+/// What the timed steps of one run are taken to last, besides its start, until they are chosen.
+inline constexpr double kTimedStepsSeconds = 0.3;
+
+/// Of the run that is compared with stage 01's, with the same batch at all world sizes.
+RunLength parity_length(const Configuration& configuration);
+
+/// Of a timed run, with kUnknownEpochs.
+RunLength timed_length(const Configuration& configuration);
+
+/// Trains every configuration with the same data, batch and seed, and compares `moved` with
+/// stage 01's. Nothing is timed in there.
+/// @throws UsageError if stage 01 refuses the options
+Measurements check_parity(const Plan& plan, Session& session);
 
 /// Chooses how long the timed runs are, before the first of them.
-void choose_lengths(const Settings& settings, double seconds_used, Measurements& measurements);
+void choose_lengths(const Settings& settings, double used_s, Measurements& measurements);
 
 /// Runs what is left of the configurations: in each of --repetitions blocks every
 /// configuration once, in an order drawn from the seed, so that the k-th runs of any two lie close
 /// together in time and can be compared as pairs.
-void measure(const Settings& settings, StageRunner& runner, Progress& progress,
-             Interrupts& interrupts, Measurements& measurements);
+void measure(const Plan& plan, Session& session, Measurements& measurements);
 
 }  // namespace ddp::bench

@@ -1,5 +1,7 @@
 #include "bench/run/metrics.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -27,7 +29,7 @@ struct Row {
   Step step;
 };
 
-Row read_row(const nlohmann::ordered_json& line) {
+Row read_row(const nlohmann::ordered_json& line, std::size_t ranks) {
   constexpr std::size_t kMostRows = 100'000'000;  // a number beyond is damage, not a long run
   Row row;
   reader().read_member(line, "", "rank", row.rank);
@@ -35,17 +37,23 @@ Row read_row(const nlohmann::ordered_json& line) {
   reader().expect(row.index <= kMostRows, line["step"], "/step", "a number of steps");
   reader().read_member(line, "", "step_ms", row.step.step_ms);
   if (!std::isfinite(row.step.step_ms) || row.step.step_ms <= 0) {
-    reader().fail("step " + std::to_string(row.index) + " of rank " + std::to_string(row.rank) +
-                  " has no step time");
+    reader().fail(fmt::format("step {} of rank {} has no step time", row.index, row.rank));
   }
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     reader().read_member(line, "", std::string(kPhaseNames[phase]) + "_ms",
                          row.step.phase_ms[phase]);
   }
+  if (row.rank >= ranks) {
+    reader().fail(fmt::format("rank {} wrote, expected ranks below {}", row.rank, ranks));
+  }
   return row;
 }
 
 }  // namespace
+
+double sum(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
 
 std::vector<Step> StageMetrics::timed_steps() const {
   const auto skipped = static_cast<std::size_t>(std::max<std::int64_t>(warmup_steps, 0));
@@ -60,9 +68,7 @@ std::optional<double> StageMetrics::cpu_utilisation() const {
   if (count == 0 || cpu_time_ms.size() != count || timed_wall_ms.size() != count) {
     return std::nullopt;
   }
-  const double cpu_ms = std::accumulate(cpu_time_ms.begin(), cpu_time_ms.end(), 0.0);
-  const double wall_ms = std::accumulate(timed_wall_ms.begin(), timed_wall_ms.end(), 0.0);
-  const double utilisation = cpu_ms / wall_ms;
+  const double utilisation = sum(cpu_time_ms) / sum(timed_wall_ms);
   return std::isfinite(utilisation) ? std::optional<double>(utilisation) : std::nullopt;
 }
 
@@ -76,15 +82,13 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
   for (std::size_t step = first; step < metrics.steps.size(); ++step) {
     std::size_t slowest = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const double busy_ms = metrics.busy_ms_of_rank[rank][step];
-      if (!std::isfinite(busy_ms)) {
-        return std::nullopt;
+      if (metrics.busy_ms_of_rank[rank][step] > metrics.busy_ms_of_rank[slowest][step]) {
+        slowest = rank;
       }
-      slowest = busy_ms > metrics.busy_ms_of_rank[slowest][step] ? rank : slowest;
     }
     ++times_slowest[slowest];
   }
-  const auto most = std::max_element(times_slowest.begin(), times_slowest.end());
+  const auto most = std::ranges::max_element(times_slowest);
   const auto slowest = static_cast<std::size_t>(most - times_slowest.begin());
   std::vector<double> own;
   std::vector<double> others;
@@ -93,7 +97,7 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
     std::vector<double>& group = rank == slowest ? own : others;
     group.insert(group.end(), busy_ms.begin() + static_cast<std::ptrdiff_t>(first), busy_ms.end());
   }
-  const std::optional<double> own_ms = median(own);
+  const std::optional<double> own_ms = median(own);  // nothing if one is not a number
   const std::optional<double> others_ms = median(others);
   if (!own_ms || !others_ms || !(*others_ms > 0)) {
     return std::nullopt;
@@ -107,44 +111,39 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
 }
 
 StageMetrics read_metrics(const std::string& path, int expected_ranks) {
-  const auto fail = [](const std::string& message) { reader().fail(message); };
   std::ifstream file(path);
   if (!file) {
-    fail("the program wrote none");
+    reader().fail("the program wrote none");
   }
+  const auto ranks = static_cast<std::size_t>(expected_ranks);
   StageMetrics metrics;
   metrics.ranks = expected_ranks;
-  metrics.busy_ms_of_rank.resize(static_cast<std::size_t>(expected_ranks));
-  std::vector<std::vector<bool>> written(metrics.busy_ms_of_rank.size());  // [rank][step]
+  metrics.busy_ms_of_rank.resize(ranks);
+  std::vector<std::vector<bool>> written;  // [step][rank]
   bool has_summary = false;
   std::string line;
   for (int line_number = 1; std::getline(file, line); ++line_number) {
     if (has_summary) {
-      fail("line " + std::to_string(line_number) + " follows the summary");
+      reader().fail(fmt::format("line {} follows the summary", line_number));
     }
     const auto parsed = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!parsed.is_object()) {
-      fail("line " + std::to_string(line_number) + " is no JSON object");
+      reader().fail(fmt::format("line {} is no JSON object", line_number));
     }
     if (const auto summary = parsed.find("summary"); summary != parsed.end()) {
       reader().read(*summary, "/summary", metrics);
       has_summary = true;
       continue;
     }
-    const Row row = read_row(parsed);
-    if (row.rank >= written.size()) {
-      fail("rank " + std::to_string(row.rank) + " wrote, expected ranks below " +
-           std::to_string(expected_ranks));
-    }
+    const Row row = read_row(parsed, ranks);
     if (row.index >= metrics.steps.size()) {
       metrics.steps.resize(row.index + 1);
+      written.resize(row.index + 1, std::vector<bool>(ranks));
     }
-    written[row.rank].resize(metrics.steps.size());
-    if (written[row.rank][row.index]) {
-      fail("step " + std::to_string(row.index) + " of rank " + std::to_string(row.rank) +
-           " was written twice");
+    if (written[row.index][row.rank]) {
+      reader().fail(fmt::format("step {} of rank {} was written twice", row.index, row.rank));
     }
-    written[row.rank][row.index] = true;
+    written[row.index][row.rank] = true;
     std::vector<double>& busy_ms = metrics.busy_ms_of_rank[row.rank];
     busy_ms.resize(metrics.steps.size(), kNan);
     busy_ms[row.index] = row.step.step_ms - row.step.phase_ms[kExposedComm];
@@ -153,19 +152,17 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
     }
   }
   if (!has_summary) {
-    fail("the last line is no summary: the program was cut off");
+    reader().fail("the last line is no summary: the program was cut off");
   }
-  for (std::size_t index = 0; index < metrics.steps.size(); ++index) {
-    const auto ranks = std::count_if(written.begin(), written.end(), [&](const auto& steps) {
-      return index < steps.size() && steps[index];
-    });
-    if (ranks != expected_ranks) {
-      fail("step " + std::to_string(index) + " was written by " + std::to_string(ranks) +
-           " ranks, expected " + std::to_string(expected_ranks));
+  for (std::size_t index = 0; index < written.size(); ++index) {
+    const auto writers = std::ranges::count(written[index], true);
+    if (writers != expected_ranks) {
+      reader().fail(fmt::format("step {} was written by {} ranks, expected {}", index, writers,
+                                expected_ranks));
     }
   }
   if (metrics.steps.empty()) {
-    fail("no step was written");
+    reader().fail("no step was written");
   }
   return metrics;
 }

@@ -49,6 +49,8 @@ struct StageMetrics {
   std::optional<double> cpu_utilisation() const;
 };
 
+double sum(const std::vector<double>& values);
+
 /// @return nothing for one rank, or if a wait is not known
 std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics);
 

@@ -1,22 +1,14 @@
 #include "bench/run/micro_command.hpp"
 
-#include <sstream>
+#include <fmt/format.h>
 
 namespace ddp::bench {
 namespace {
 
-std::string join_numbers(const std::vector<std::int64_t>& numbers, char separator) {
-  std::string text;
-  for (const std::int64_t number : numbers) {
-    text += (text.empty() ? "" : std::string(1, separator)) + std::to_string(number);
-  }
-  return text;
-}
-
-std::string shortest(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
+/// Empty without a value.
+template <typename Number>
+std::string text_of(const std::optional<Number>& number) {
+  return number ? fmt::to_string(*number) : "";
 }
 
 }  // namespace
@@ -24,45 +16,27 @@ std::string shortest(double value) {
 std::vector<std::string> micro_command(const std::string& program, const MicroRun& run,
                                        const std::string& out) {
   std::vector<std::string> argv = {program, "--suite", run.suite};
-  const auto add = [&argv](const char* name, const std::string& value) {
-    argv.insert(argv.end(), {name, value});
+  const auto add = [&argv](const char* option, const std::string& value) {
+    if (!value.empty()) {
+      argv.insert(argv.end(), {option, value});
+    }
   };
-  if (run.world_size) {
-    add("--nprocs", std::to_string(*run.world_size));
-  }
-  if (!run.device.empty()) {
-    add("--device", run.device);
-  }
-  std::string backends;
-  for (const std::string& backend : run.backends) {
-    backends += (backends.empty() ? "" : ",") + backend;
-  }
-  if (!backends.empty()) {
-    add("--backends", backends);
-  }
+  add("--nprocs", text_of(run.world_size));
+  add("--device", run.device);
+  add("--backends", fmt::format("{}", fmt::join(run.backends, ",")));
   if (run.bytes) {
-    add("--bytes", run.bytes->empty() ? "none" : join_numbers(*run.bytes, ','));
+    add("--bytes", run.bytes->empty() ? "none" : fmt::format("{}", fmt::join(*run.bytes, ",")));
   }
-  for (const MicroRun::Step& step : run.steps) {
-    add("--step", step.name + "=" + join_numbers(step.bucket_bytes, '+'));
+  for (const auto& [name, bucket_bytes] : run.steps) {
+    add("--step", fmt::format("{}={}", name, fmt::join(bucket_bytes, "+")));
   }
-  if (run.min_seconds) {
-    add("--min-seconds", shortest(*run.min_seconds));
-  }
-  if (run.repetitions) {
-    add("--repetitions", std::to_string(*run.repetitions));
-  }
-  if (run.timeout_s) {
-    add("--timeout", shortest(*run.timeout_s));
-  }
-  if (run.threads) {
-    add("--threads", std::to_string(*run.threads));
-  }
+  add("--min-seconds", text_of(run.min_seconds));
+  add("--repetitions", text_of(run.repetitions));
+  add("--timeout", text_of(run.timeout_s));
   if (!run.filter.empty()) {
     argv.push_back("--benchmark_filter=" + run.filter);
   }
-  argv.push_back("--benchmark_out=" + out);
-  argv.emplace_back("--benchmark_out_format=json");
+  argv.insert(argv.end(), {"--benchmark_out=" + out, "--benchmark_out_format=json"});
   return argv;
 }
 

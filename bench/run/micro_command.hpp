@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,21 +11,17 @@ namespace ddp::bench {
 
 /// One run of bench_micro. Empty and unset members: its defaults.
 struct MicroRun {
-  struct Step {
-    std::string name;
-    std::vector<std::int64_t> bucket_bytes;  ///< in the order in which they are started
-  };
   std::string suite;  ///< "limits", "all_reduce" or "pieces"
   std::optional<int> world_size = std::nullopt;
   std::string device = "";
   std::vector<std::string> backends = {};
   /// Sizes of single all-reduces; an empty list: none of them.
   std::optional<std::vector<std::int64_t>> bytes = std::nullopt;
-  std::vector<Step> steps = {};
+  /// The buckets of each step, in the order in which they are started, by its name.
+  std::map<std::string, std::vector<std::int64_t>> steps = {};
   std::optional<double> min_seconds = std::nullopt;
   std::optional<int> repetitions = std::nullopt;
   std::optional<double> timeout_s = std::nullopt;
-  std::optional<int> threads = std::nullopt;
   std::string filter = "";  ///< regular expression over the names
 };
 

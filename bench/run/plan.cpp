@@ -1,488 +1,422 @@
 #include "bench/run/plan.hpp"
 
+#include <fmt/format.h>
+#include <strings.h>
+
 #include <algorithm>
-#include <cctype>
-#include <filesystem>
 #include <numeric>
 #include <regex>
 
-#include "bench/run/catalog.hpp"
-#include "bench/run/discovery.hpp"
 #include "bench/run/machine.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 
-#ifndef DDP_PEERS_DIR
-#define DDP_PEERS_DIR "bench/peers"
-#endif
-
 namespace ddp::bench {
 namespace {
 
-namespace fs = std::filesystem;
-
-bool contains(const std::vector<std::string>& list, const std::string& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
+/// Whether `stages` has the program's name or its stage's number.
+bool is_named(const std::vector<std::string>& stages, const StageProgram& program) {
+  return contains(stages, program.name) || contains(stages, program.name.substr(0, 2));
 }
 
-/// "auto" is decided here, and the stages are told: the report then never names the wrong device.
-std::string pick_device(const std::string& asked, const fs::path& stage_dir) {
-  if (asked != "auto") {
-    return asked;
-  }
-  const bool built_with_cuda = fs::exists(stage_dir.parent_path() / "lib" / "libddp_cuda.so");
-  return built_with_cuda && visible_gpus() > 0 ? "cuda" : "cpu";
-}
-
-std::vector<StageProgram> pick_programs(const Settings& settings, Plan& plan) {
-  const auto exists = [&](const StageProgram& program) {
-    return is_executable((fs::path(plan.stage_dir) / program.name).string());
-  };
-  for (const std::string& asked : settings.stages) {
-    bool known = false;
-    for (const StageProgram& program : known_programs()) {
-      const bool by_number = program.name.substr(0, 2) == asked;
-      known = known || by_number || program.name == asked;
-      if (program.name == asked && !exists(program)) {
-        throw UsageError("--stages " + asked + ": not there, expected a program in " +
-                         plan.stage_dir);
-      }
-    }
-    if (!known) {
+class Planner {
+ public:
+  explicit Planner(Settings settings) {
+    std::error_code error;
+    const std::string stage_dir = std::filesystem::canonical(settings.stage_dir, error).string();
+    if (error) {
       throw UsageError(
-          "--stages: expected a program such as 03_ddp_spawn, or a number from 01 to "
-          "05, got \"" +
-          asked + "\"");
+          fmt::format("--stage-dir: expected a folder, got \"{}\"", settings.stage_dir));
     }
+    settings.stage_dir = stage_dir;
+    if (settings.device == "auto") {
+      // Decided here, and the stages are told: the report then never names the wrong device.
+      const bool built_with_cuda = std::filesystem::exists(
+          std::filesystem::path(stage_dir).parent_path() / "lib" / "libddp_cuda.so");
+      settings.device = built_with_cuda && visible_gpus() > 0 ? "cuda" : "cpu";
+    }
+    plan_.settings = std::move(settings);
   }
-  std::vector<StageProgram> programs;
-  for (const StageProgram& program : known_programs()) {
-    const bool several_nodes = program.name == kMultinode && settings.nodes > 1;
-    const bool by_name = contains(settings.stages, program.name) ||
-                         contains(settings.stages, program.name.substr(0, 2));
-    const bool asked =
-        program.name == kBaseline || by_name || (settings.stages.empty() && program.by_default);
-    if (!asked || (settings.nodes > 1 && !several_nodes && program.name != kBaseline)) {
-      continue;
+
+  Plan make() {
+    const std::vector<StageProgram> programs = pick_programs();
+    const std::vector<Workload> workloads = pick_workloads();
+    world_sizes_ = pick_world_sizes();
+    find_launchers(plan_);
+    // An empty name: the default, which depends on the world size.
+    backends_ = settings_.backends.empty() ? std::vector<std::string>{""} : settings_.backends;
+    if (settings_.backends.empty() && settings_.device == "cpu" && settings_.nodes == 1) {
+      leave_out("gloo", "shm is the default on one host; --backends shm,gloo adds it");
     }
-    if (exists(program)) {
-      programs.push_back(program);
-    } else if (program.name == kBaseline) {
-      throw UsageError(std::string(kBaseline) + " is not in " + plan.stage_dir +
-                       ": everything is compared with it, expected it next to bench");
+    for (const Workload& workload : workloads) {
+      for (const std::string& scaling : settings_.scaling) {
+        Configuration work;
+        work.workload = workload;
+        work.device = settings_.device;
+        work.scaling = scaling;
+        work.parity_batch = common_batch(workload.batch);
+        add_stages(work, programs);
+        add_peers(work);
+      }
+    }
+    say_what_is_left_out();
+    apply_filter();
+    if (settings_.quick) {
+      leave_out("A/A controls and runs without communication", "--quick");
     } else {
-      plan.not_run.push_back({program.name, "not built: no such program in " + plan.stage_dir});
+      add_controls();
+      add_runs_without_communication();
     }
+    return std::move(plan_);
   }
-  return programs;
-}
 
-std::vector<Workload> pick_workloads(const Settings& settings) {
-  const std::vector<std::string> names =
-      settings.models.empty() ? std::vector<std::string>{"T", "digits"} : settings.models;
-  const auto lower = [](std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return text;
-  };
-  std::vector<Workload> workloads;
-  for (const std::string& name : names) {
-    const auto found =
-        std::find_if(known_workloads().begin(), known_workloads().end(),
-                     [&](const Workload& workload) { return lower(workload.name) == lower(name); });
-    if (found == known_workloads().end()) {
-      throw UsageError("--models: expected T, S, M, L or digits, got \"" + name + "\"");
-    }
-    const bool again = std::any_of(workloads.begin(), workloads.end(),
-                                   [&](const Workload& w) { return w.name == found->name; });
-    if (!again) {
-      workloads.push_back(*found);
-    }
+ private:
+  void leave_out(const std::string& what, const std::string& why) {
+    plan_.not_run.push_back({what, why});
   }
-  return workloads;
-}
 
-std::vector<int> pick_world_sizes(const Settings& settings, Plan& plan) {
-  const bool cuda = plan.device == "cuda";
-  const int units = settings.nodes * (cuda ? visible_gpus() : available_cores());
-  const std::string what = cuda ? " GPUs" : " cores";
-  std::vector<int> sizes = settings.world_sizes;
-  if (sizes.empty() && settings.nodes > 1) {
-    sizes.push_back(units);
-  } else if (sizes.empty()) {
-    for (const int size : {1, 2, 4}) {
-      if (size <= std::max(units, 1)) {
-        sizes.push_back(size);
-      } else {
-        plan.not_run.push_back({"world size " + std::to_string(size),
-                                "this machine has " + std::to_string(units) + what});
+  template <typename Condition>
+  bool any_configuration(Condition condition) const {
+    return std::ranges::any_of(plan_.configurations, condition);
+  }
+
+  std::vector<StageProgram> pick_programs() {
+    for (const std::string& asked : settings_.stages) {
+      if (std::ranges::none_of(known_programs(), [&](const StageProgram& program) {
+            return is_named({asked}, program);
+          })) {
+        throw UsageError(
+            fmt::format("--stages: expected a program such as 03_ddp_spawn, or a number from 01 "
+                        "to 05, got \"{}\"",
+                        asked));
       }
     }
-  }
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  for (const int size : sizes) {
-    if (size % settings.nodes != 0) {
-      throw UsageError("--world-sizes: got " + std::to_string(size) + ", expected a multiple of " +
-                       std::to_string(settings.nodes) + ", the number of --nodes");
-    }
-  }
-  if (sizes.back() > units) {
-    plan.notes.push_back(std::to_string(sizes.back()) + " ranks share " + std::to_string(units) +
-                         what + ": more than one rank waits for the same one");
-  }
-  return sizes;
-}
-
-void find_launchers(const Settings& settings, Plan& plan) {
-  const auto wanted = [&](const std::string& name) {
-    return settings.launchers.empty() || contains(settings.launchers, name);
-  };
-  if (wanted("spawn")) {
-    plan.launchers["spawn"] = {"", std::nullopt};
-  }
-  for (const std::string name : {"torchrun", "mpirun", "srun"}) {
-    const bool srun = name == "srun";
-    if (!wanted(name) || (srun && settings.launchers.empty() && !inside_slurm_allocation())) {
-      continue;
-    }
-    std::string where = name == "torchrun" ? "neither in .venv nor in PATH" : "not in PATH";
-    std::optional<std::string> path =
-        name == "torchrun" ? find_torchrun(plan.stage_dir) : find_in_path(name);
-    if (srun && path && !inside_slurm_allocation()) {
-      path.reset();
-      where = "no allocation (SLURM_JOB_ID is not set)";
-    }
-    if (path) {
-      plan.launchers[name] = {*path, std::nullopt};
-    } else if (!settings.launchers.empty()) {
-      throw UsageError("--launchers " + name + ": " + where + ", expected " +
-                       (srun ? "to run inside an allocation" : "an executable"));
-    } else {
-      plan.not_run.push_back({name, where});
-    }
-  }
-}
-
-/// The batch over all ranks that every world size divides: the model's times the largest one.
-std::int64_t common_batch(std::int64_t batch, const std::vector<int>& world_sizes) {
-  const std::int64_t largest = batch * world_sizes.back();
-  const bool divides = std::all_of(world_sizes.begin(), world_sizes.end(),
-                                   [&](int size) { return largest % size == 0; });
-  return divides ? largest
-                 : batch * std::accumulate(world_sizes.begin(), world_sizes.end(), std::int64_t{1},
-                                           [](std::int64_t a, int b) {
-                                             return std::lcm(a, static_cast<std::int64_t>(b));
-                                           });
-}
-
-/// What the stages choose by themselves where memory can be shared.
-std::string default_backend(const Plan& plan, int nodes, int world_size) {
-  if (plan.device == "cuda") {
-    return "nccl";
-  }
-  const bool two_levels = nodes > 1 && world_size > nodes;
-  return two_levels ? "hierarchical" : nodes > 1 ? "gloo" : "shm";
-}
-
-/// MPI joins only processes that its own launcher started.
-bool can_start(const std::string& launcher, const std::string& backend) {
-  return backend != "mpi" || launcher == "mpirun";
-}
-
-/// Between one node's ranks stage 05 makes the step of stage 04, so unless it is asked for by name
-/// one run of it stands for all.
-bool is_sampled(const StageProgram& program, const Settings& settings) {
-  return program.name == kMultinode && settings.stages.empty() && settings.nodes == 1;
-}
-
-std::vector<std::string> launchers_of(const StageProgram& program, const Settings& settings,
-                                      const Plan& plan) {
-  if (program.start == Start::kAlone || program.start == Start::kReplicas) {
-    return {"none"};
-  }
-  std::vector<std::string> names;
-  const std::vector<std::string> candidates =
-      program.start == Start::kSpawn ? std::vector<std::string>{"spawn"}
-                                     : std::vector<std::string>{"torchrun", "mpirun", "srun"};
-  for (const std::string& name : candidates) {
-    if (plan.launchers.count(name) > 0) {
-      names.push_back(name);
-    }
-  }
-  if (is_sampled(program, settings) && !names.empty()) {
-    names.resize(1);
-  }
-  return names;
-}
-
-/// @param all ascending
-std::vector<int> world_sizes_of(const StageProgram& program, const Settings& settings,
-                                const std::vector<int>& all) {
-  if (program.start == Start::kAlone) {
-    return {1};
-  }
-  if (settings.quick) {
-    return {all.back()};
-  }
-  const bool two = std::find(all.begin(), all.end(), 2) != all.end();
-  return is_sampled(program, settings) ? std::vector<int>{two ? 2 : all.back()} : all;
-}
-
-/// The same answer that Google Benchmark gives, before anything is run.
-void apply_filter(const std::string& filter, Plan& plan) {
-  if (filter.empty() || filter == "all") {
-    return;
-  }
-  const bool negative = filter[0] == '-';
-  std::regex regex;
-  try {
-    regex.assign(negative ? filter.substr(1) : filter, std::regex::extended);
-  } catch (const std::regex_error& error) {
-    throw UsageError("--benchmark_filter: expected a regular expression, got \"" + filter + "\"");
-  }
-  std::vector<Configuration> kept;
-  for (const Configuration& configuration : plan.configurations) {
-    if (std::regex_search(configuration.name() + kBenchmarkSuffix, regex) != negative) {
-      kept.push_back(configuration);
-    }
-  }
-  if (kept.empty()) {
-    throw UsageError("--benchmark_filter: no configuration matches \"" + filter + "\"");
-  }
-  plan.configurations = std::move(kept);
-}
-
-/// What is the same for all configurations of one workload and one kind of scaling.
-struct Group {
-  const Settings& settings;
-  const Workload& workload;
-  const std::string& scaling;
-  const std::vector<int>& world_sizes;
-
-  Configuration configuration(const StageProgram& program, const std::string& device,
-                              int world_size) const {
-    Configuration configuration;
-    configuration.workload = workload;
-    configuration.program = program;
-    configuration.device = device;
-    configuration.scaling = scaling;
-    configuration.world_size = world_size;
-    configuration.parity_batch = common_batch(workload.batch, world_sizes);
-    configuration.global_batch =
-        scaling == "strong" ? configuration.parity_batch : workload.batch * world_size;
-    return configuration;
-  }
-};
-
-/// Every way in which the gradients of these runs are to travel.
-std::vector<Gradients> gradients_of(const Settings& settings, const StageProgram& program,
-                                    const std::string& launcher, int world_size) {
-  if (launcher == "none" || world_size == 1 || program.variant == "by_hand") {
-    return {Gradients()};  // they stay, or the program sends them as they are
-  }
-  std::vector<Gradients> ways;
-  for (const double bucket_mib : settings.bucket_mib) {
-    for (const std::string& compression : settings.gradient_compressions) {
-      for (const std::string& shard : settings.shard_optimizer) {
-        ways.push_back({bucket_mib, compression, shard == "yes"});
+    std::vector<StageProgram> programs;
+    for (const StageProgram& program : known_programs()) {
+      const bool exists = is_executable(plan_.program_path(program.name));
+      if (!exists && contains(settings_.stages, program.name)) {
+        throw UsageError(fmt::format("--stages {}: not there, expected a program in {}",
+                                     program.name, settings_.stage_dir));
       }
-    }
-  }
-  return ways;
-}
-
-/// @return true if world sizes of torchrun were left out
-bool add_stages(const Group& group, const std::vector<StageProgram>& programs,
-                const std::vector<std::string>& backends, Plan& plan) {
-  const Settings& settings = group.settings;
-  // A start under torchrun takes seconds, so without a word from the user it has one world size.
-  const bool torchrun_once = settings.launchers.empty() && settings.world_sizes.empty();
-  bool left_out_torchrun = false;
-  for (const StageProgram& program : programs) {
-    for (const std::string& speedup : settings.speedups) {
-      for (const std::string& launcher : launchers_of(program, settings, plan)) {
-        for (const std::string& backend :
-             launcher == "none" ? std::vector<std::string>{"none"} : backends) {
-          if (!can_start(launcher, backend)) {
-            continue;
-          }
-          for (const int world_size : world_sizes_of(program, settings, group.world_sizes)) {
-            const bool largest = world_size == group.world_sizes.back();
-            if (launcher == "torchrun" && torchrun_once && !largest &&
-                !is_sampled(program, settings)) {
-              left_out_torchrun = true;
-              continue;
-            }
-            Configuration configuration = group.configuration(program, plan.device, world_size);
-            configuration.launcher = launcher;
-            configuration.backend =
-                backend.empty() ? default_backend(plan, settings.nodes, world_size) : backend;
-            configuration.speedup = speedup;
-            configuration.nodes = launcher == "srun" ? settings.nodes : 1;
-            for (const Gradients& gradients :
-                 gradients_of(settings, program, launcher, world_size)) {
-              configuration.gradients = gradients;
-              plan.configurations.push_back(configuration);
-            }
-          }
-        }
-      }
-    }
-  }
-  return left_out_torchrun;
-}
-
-void add_peers(const Group& group, const std::vector<std::string>& backends, Plan& plan) {
-  for (const PeerVariant& peer : known_peers()) {
-    if (!contains(group.settings.peers, peer.peer) || (peer.cuda_only && plan.device != "cuda")) {
-      continue;
-    }
-    for (const int world_size : group.world_sizes) {
-      if ((world_size == 1) != peer.one_process) {
+      const bool is_baseline = program.name == kBaseline;
+      const bool asked =
+          settings_.stages.empty() ? program.by_default : is_named(settings_.stages, program);
+      const bool on_these_nodes = settings_.nodes == 1 || program.name == kMultinode;
+      if (!is_baseline && !(asked && on_these_nodes)) {
         continue;
       }
-      Configuration configuration = group.configuration(
-          {peer.peer, peer.peer, peer.variant, Start::kSpawn, false}, plan.device, world_size);
-      configuration.role = Role::kPeer;
-      configuration.launcher = "spawn";
-      const std::string own = plan.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
-      for (const std::string& backend : peer.built_here ? backends : std::vector{own}) {
-        if (can_start(configuration.launcher, backend)) {
-          configuration.backend =
-              backend.empty() ? default_backend(plan, configuration.nodes, world_size) : backend;
-          plan.configurations.push_back(configuration);
+      if (exists) {
+        programs.push_back(program);
+      } else if (is_baseline) {
+        throw UsageError(fmt::format(
+            "{} is not in {}: everything is compared with it, expected it next to bench", kBaseline,
+            settings_.stage_dir));
+      } else {
+        leave_out(program.name, "not built: no such program in " + settings_.stage_dir);
+      }
+    }
+    return programs;
+  }
+
+  std::vector<Workload> pick_workloads() const {
+    std::vector<Workload> workloads;
+    for (const std::string& name : settings_.models) {
+      const auto is_it = [&](const Workload& workload) {
+        return strcasecmp(workload.name.c_str(), name.c_str()) == 0;
+      };
+      const auto found = std::ranges::find_if(known_workloads(), is_it);
+      if (found == known_workloads().end()) {
+        throw UsageError(fmt::format("--models: expected T, S, M, L or digits, got \"{}\"", name));
+      }
+      if (std::ranges::none_of(workloads, is_it)) {
+        workloads.push_back(*found);
+      }
+    }
+    return workloads;
+  }
+
+  /// Ascending.
+  std::vector<int> pick_world_sizes() {
+    const bool cuda = settings_.device == "cuda";
+    const int units = settings_.nodes * (cuda ? visible_gpus() : available_cores());
+    const char* const what = cuda ? "GPUs" : "cores";
+    std::vector<int> sizes = settings_.world_sizes;
+    if (sizes.empty() && settings_.nodes > 1) {
+      sizes.push_back(units);
+    } else if (sizes.empty()) {
+      for (const int size : {1, 2, 4}) {
+        if (size <= std::max(units, 1)) {
+          sizes.push_back(size);
+        } else {
+          leave_out(fmt::format("world size {}", size),
+                    fmt::format("this machine has {} {}", units, what));
+        }
+      }
+    }
+    std::ranges::sort(sizes);
+    for (const int size : sizes) {
+      if (size % settings_.nodes != 0) {
+        throw UsageError(
+            fmt::format("--world-sizes: got {}, expected a multiple of {}, the number of --nodes",
+                        size, settings_.nodes));
+      }
+    }
+    if (sizes.back() > units) {
+      plan_.notes.push_back(
+          fmt::format("{} ranks share {} {}: more than one rank waits for the same one",
+                      sizes.back(), units, what));
+    }
+    return sizes;
+  }
+
+  /// The batch over all ranks that every world size divides: the model's times the largest one, if
+  /// that will do.
+  std::int64_t common_batch(std::int64_t batch) const {
+    std::int64_t multiple = 1;
+    for (const int size : world_sizes_) {
+      multiple = std::lcm<std::int64_t>(multiple, size);
+    }
+    const std::int64_t largest = batch * world_sizes_.back();
+    return largest % multiple == 0 ? largest : batch * multiple;
+  }
+
+  /// Between one node's ranks stage 05 makes the step of stage 04, so unless it is asked for by
+  /// name one run of it stands for all.
+  bool is_sampled(const StageProgram& program) const {
+    return program.name == kMultinode && settings_.stages.empty() && settings_.nodes == 1;
+  }
+
+  std::vector<std::string> launchers_of(const StageProgram& program) const {
+    if (program.start == Start::kAlone || program.start == Start::kReplicas) {
+      return {"none"};
+    }
+    std::vector<std::string> launchers;
+    for (const char* name : {"spawn", "torchrun", "mpirun", "srun"}) {
+      const bool is_spawn = name == std::string("spawn");
+      if (is_spawn == (program.start == Start::kSpawn) && plan_.launchers.contains(name)) {
+        launchers.push_back(name);
+      }
+    }
+    if (is_sampled(program) && !launchers.empty()) {
+      launchers.resize(1);
+    }
+    return launchers;
+  }
+
+  /// A start under torchrun takes seconds, so without a word from the user it has one world size.
+  bool torchrun_once() const {
+    return settings_.launchers.empty() && settings_.world_sizes.empty();
+  }
+
+  std::vector<int> world_sizes_of(const StageProgram& program, const std::string& launcher) const {
+    if (program.start == Start::kAlone) {
+      return {1};
+    }
+    const int largest = world_sizes_.back();
+    if (settings_.quick) {
+      return {largest};
+    }
+    if (is_sampled(program)) {
+      return {contains(world_sizes_, 2) ? 2 : largest};
+    }
+    return launcher == "torchrun" && torchrun_once() ? std::vector{largest} : world_sizes_;
+  }
+
+  /// What the stages choose by themselves where memory can be shared.
+  std::string default_backend(int nodes, int world_size) const {
+    if (settings_.device == "cuda") {
+      return "nccl";
+    }
+    const bool two_levels = nodes > 1 && world_size > nodes;
+    return two_levels ? "hierarchical" : nodes > 1 ? "gloo" : "shm";
+  }
+
+  /// Every way in which the gradients of these runs are to travel.
+  std::vector<Gradients> gradients_of(const Configuration& configuration) const {
+    if (configuration.processes() == 1 || configuration.role == Role::kPeer ||
+        configuration.program.variant == "by_hand") {
+      return {Gradients()};  // they stay, or the program sends them as they are
+    }
+    std::vector<Gradients> ways;
+    for (const double bucket_mib : settings_.bucket_mib) {
+      for (const std::string& compression : settings_.gradient_compressions) {
+        for (const std::string& shard : settings_.shard_optimizer) {
+          ways.push_back({bucket_mib, compression, shard == "yes"});
+        }
+      }
+    }
+    return ways;
+  }
+
+  /// Adds what `configuration` does not say yet.
+  void add(Configuration configuration, const std::string& launcher, const std::string& backend,
+           int world_size) {
+    if (backend == "mpi" && launcher != "mpirun") {
+      return;  // MPI joins only processes that its own launcher started
+    }
+    configuration.launcher = launcher;
+    configuration.world_size = world_size;
+    configuration.nodes = launcher == "srun" ? settings_.nodes : 1;
+    configuration.backend =
+        backend.empty() ? default_backend(configuration.nodes, world_size) : backend;
+    configuration.global_batch = configuration.scaling == "strong"
+                                     ? configuration.parity_batch
+                                     : configuration.workload.batch * world_size;
+    for (const Gradients& gradients : gradients_of(configuration)) {
+      configuration.gradients = gradients;
+      plan_.configurations.push_back(configuration);
+    }
+  }
+
+  /// @param work what is the same for all configurations of one workload and one kind of scaling
+  void add_stages(Configuration work, const std::vector<StageProgram>& programs) {
+    for (const StageProgram& program : programs) {
+      work.program = program;
+      for (const std::string& speedup : settings_.speedups) {
+        work.speedup = speedup;
+        for (const std::string& launcher : launchers_of(program)) {
+          const bool none = launcher == "none";
+          for (const std::string& backend : none ? std::vector{launcher} : backends_) {
+            for (const int world_size : world_sizes_of(program, launcher)) {
+              add(work, launcher, backend, world_size);
+            }
+          }
         }
       }
     }
   }
-}
 
-/// A second copy of the fastest and of the most talkative configuration of each group: what two
-/// equal things differ by is the least that can be said about different ones.
-void add_controls(Plan& plan) {
-  // Two keys for each group, for one process and for several.
-  std::map<std::string, const Configuration*> originals;
-  const auto cost = [](const Configuration& configuration) {
-    return (configuration.launcher == "torchrun" ? 4 : 0) +
-           (configuration.program.variant != "main" ? 2 : 0) +
-           (configuration.program.start != Start::kSpawn ? 1 : 0);
-  };
-  for (const Configuration& configuration : plan.configurations) {
-    const bool several = configuration.communicates();
-    if (configuration.role != Role::kStage || (!several && !configuration.is_baseline())) {
-      continue;
-    }
-    const Configuration*& original = originals[configuration.workload.name + "/" +
-                                               configuration.scaling + (several ? "/n" : "/1")];
-    // The largest world size comes last.
-    if (original == nullptr || cost(configuration) <= cost(*original)) {
-      original = &configuration;
+  void add_peers(Configuration work) {
+    work.role = Role::kPeer;
+    const std::string own =
+        settings_.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
+    for (const PeerVariant& peer : known_peers()) {
+      if (!contains(settings_.peers, peer.peer) || (peer.cuda_only && settings_.device != "cuda")) {
+        continue;
+      }
+      if (!peer.built_here) {
+        plan_.peer_pythons[peer.peer] = "python3";  // until it is installed
+      }
+      work.program = {peer.peer, peer.peer, peer.variant, Start::kSpawn, false};
+      for (const int world_size : world_sizes_) {
+        if ((world_size == 1) == peer.one_process) {
+          for (const std::string& backend : peer.built_here ? backends_ : std::vector{own}) {
+            add(work, "spawn", backend, world_size);
+          }
+        }
+      }
     }
   }
-  std::vector<Configuration> controls;
-  for (const auto& [group, original] : originals) {
-    controls.push_back(*original);
-    controls.back().role = Role::kControl;
-  }
-  plan.configurations.insert(plan.configurations.end(), controls.begin(), controls.end());
-}
 
-/// The same without gradient exchange, to tell what communication costs.
-void add_runs_without_communication(const Settings& settings, Plan& plan) {
-  std::vector<Configuration> more;
-  for (const Configuration& configuration : plan.configurations) {
-    if (configuration.role != Role::kStage || !configuration.communicates() ||
-        is_sampled(configuration.program, settings)) {
-      continue;
+  void say_what_is_left_out() {
+    if (contains(backends_, "mpi")) {
+      if (!any_configuration([](const Configuration& c) { return c.backend == "mpi"; })) {
+        throw UsageError(
+            "--backends mpi: no stage is started by mpirun, expected mpirun in PATH and among "
+            "--launchers, and 04_ddp_launcher or 05_multinode among --stages");
+      }
+      leave_out("mpi under other launchers than mpirun",
+                "MPI joins only processes that mpirun started");
     }
-    // Who started the ranks makes no difference to it, and torchrun takes seconds.
-    const bool another_launcher = std::any_of(
-        plan.configurations.begin(), plan.configurations.end(), [&](const Configuration& other) {
-          Configuration same = other;
-          same.launcher = "torchrun";
-          return other.launcher != "torchrun" && same.name() == configuration.name();
-        });
-    if (configuration.launcher == "torchrun" && another_launcher) {
-      continue;
+    const bool torchrun = any_configuration(
+        [&](const Configuration& c) { return c.launcher == "torchrun" && !is_sampled(c.program); });
+    if (torchrun && torchrun_once() && world_sizes_.size() > 1 && !settings_.quick) {
+      leave_out(fmt::format("torchrun at world sizes below {}", world_sizes_.back()),
+                "each start takes seconds; --launchers spawn,torchrun,mpirun adds them");
     }
-    more.push_back(configuration);
-    more.back().role = Role::kNoCommunication;
+    if (any_configuration([&](const Configuration& c) { return is_sampled(c.program); })) {
+      leave_out(
+          "05_multinode at other world sizes, under other launchers, and without communication",
+          "on one node its step is that of 04_ddp_launcher; --stages 01,02,03,04,05 adds "
+          "them");
+    }
   }
-  plan.configurations.insert(plan.configurations.end(), more.begin(), more.end());
-}
+
+  /// The same answer that Google Benchmark gives, before anything is run.
+  void apply_filter() {
+    const std::string& filter = settings_.filter;
+    if (filter.empty() || filter == "all") {
+      return;
+    }
+    const bool negative = filter[0] == '-';
+    std::regex regex;
+    try {
+      regex.assign(negative ? filter.substr(1) : filter, std::regex::extended);
+    } catch (const std::regex_error& error) {
+      throw UsageError(
+          fmt::format("--benchmark_filter: expected a regular expression, got \"{}\"", filter));
+    }
+    std::erase_if(plan_.configurations, [&](const Configuration& configuration) {
+      return std::regex_search(configuration.name() + kBenchmarkSuffix, regex) == negative;
+    });
+    if (plan_.configurations.empty()) {
+      throw UsageError(fmt::format("--benchmark_filter: no configuration matches \"{}\"", filter));
+    }
+  }
+
+  /// A second copy of the fastest and of the most talkative configuration of each group: what two
+  /// equal things differ by is the least that can be said about different ones.
+  void add_controls() {
+    // Two keys for each group, for one process and for several.
+    std::map<std::string, Configuration> controls;
+    const auto cost = [](const Configuration& configuration) {
+      return (configuration.launcher == "torchrun" ? 4 : 0) +
+             (configuration.program.variant != "main" ? 2 : 0) +
+             (configuration.program.start != Start::kSpawn ? 1 : 0);
+    };
+    for (const Configuration& configuration : plan_.configurations) {
+      const bool several = configuration.communicates();
+      if (configuration.role != Role::kStage || (!several && !configuration.is_baseline())) {
+        continue;
+      }
+      const auto [control, is_first] =
+          controls.try_emplace(fmt::format("{}/{}/{}", configuration.workload.name,
+                                           configuration.scaling, several ? "n" : "1"),
+                               configuration);
+      // The largest world size comes last.
+      if (!is_first && cost(configuration) <= cost(control->second)) {
+        control->second = configuration;
+      }
+    }
+    for (auto& [group, control] : controls) {
+      control.role = Role::kControl;
+      plan_.configurations.push_back(control);
+    }
+  }
+
+  /// The same without gradient exchange, to tell what communication costs.
+  void add_runs_without_communication() {
+    std::vector<Configuration> more;
+    for (const Configuration& configuration : plan_.configurations) {
+      if (configuration.role != Role::kStage || !configuration.communicates() ||
+          is_sampled(configuration.program)) {
+        continue;
+      }
+      // Who started the ranks makes no difference to it, and torchrun takes seconds.
+      const bool another_launcher = any_configuration([&](const Configuration& other) {
+        Configuration same = other;
+        same.launcher = "torchrun";
+        return other.launcher != "torchrun" && same.name() == configuration.name();
+      });
+      if (configuration.launcher == "torchrun" && another_launcher) {
+        continue;
+      }
+      more.push_back(configuration);
+      more.back().role = Role::kNoCommunication;
+    }
+    plan_.configurations.insert(plan_.configurations.end(), more.begin(), more.end());
+  }
+
+  Plan plan_;
+  const Settings& settings_ = plan_.settings;
+  std::vector<int> world_sizes_;  // ascending
+  std::vector<std::string> backends_;
+};
 
 }  // namespace
 
-Plan make_plan(const Settings& settings) {
-  Plan plan;
-  std::error_code error;
-  plan.stage_dir =
-      fs::canonical(settings.stage_dir.empty() ? fs::read_symlink("/proc/self/exe").parent_path()
-                                               : fs::path(settings.stage_dir),
-                    error)
-          .string();
-  if (error) {
-    throw UsageError("--stage-dir: expected a folder, got \"" + settings.stage_dir + "\"");
-  }
-  plan.peers_dir = settings.peers_dir.empty() ? DDP_PEERS_DIR : settings.peers_dir;
-  plan.device = pick_device(settings.device, plan.stage_dir);
-  const std::vector<StageProgram> programs = pick_programs(settings, plan);
-  const std::vector<Workload> workloads = pick_workloads(settings);
-  const std::vector<int> world_sizes = pick_world_sizes(settings, plan);
-  find_launchers(settings, plan);
-  // An empty name: the default, which depends on the world size.
-  const std::vector<std::string> backends =
-      settings.backends.empty() ? std::vector<std::string>{""} : settings.backends;
-  if (settings.backends.empty() && plan.device == "cpu" && settings.nodes == 1) {
-    plan.not_run.push_back({"gloo", "shm is the default on one host; --backends shm,gloo adds it"});
-  }
-  for (const PeerVariant& peer : known_peers()) {
-    if (contains(settings.peers, peer.peer) && !peer.built_here) {
-      plan.peer_pythons[peer.peer] = "python3";  // until it is installed
-    }
-  }
-
-  bool left_out_torchrun = false;
-  for (const Workload& workload : workloads) {
-    for (const std::string& scaling : settings.scaling) {
-      const Group group = {settings, workload, scaling, world_sizes};
-      left_out_torchrun = add_stages(group, programs, backends, plan) || left_out_torchrun;
-      add_peers(group, backends, plan);
-    }
-  }
-  if (contains(backends, "mpi")) {
-    const bool any = std::any_of(plan.configurations.begin(), plan.configurations.end(),
-                                 [](const Configuration& c) { return c.backend == "mpi"; });
-    if (!any) {
-      throw UsageError(
-          "--backends mpi: no stage is started by mpirun, expected mpirun in PATH and among "
-          "--launchers, and 04_ddp_launcher or 05_multinode among --stages");
-    }
-    plan.not_run.push_back(
-        {"mpi under other launchers than mpirun", "MPI joins only processes that mpirun started"});
-  }
-  if (left_out_torchrun && !settings.quick) {
-    plan.not_run.push_back(
-        {"torchrun at world sizes below " + std::to_string(world_sizes.back()),
-         "each start takes seconds; --launchers spawn,torchrun,mpirun adds them"});
-  }
-  const bool samples_multinode =
-      std::any_of(plan.configurations.begin(), plan.configurations.end(),
-                  [&](const Configuration& c) { return is_sampled(c.program, settings); });
-  if (samples_multinode) {
-    plan.not_run.push_back(
-        {"05_multinode at other world sizes, under other launchers, and without communication",
-         "on one node its step is that of 04_ddp_launcher; --stages 01,02,03,04,05 adds them"});
-  }
-  apply_filter(settings.filter, plan);
-  if (settings.quick) {
-    plan.not_run.push_back({"A/A controls and runs without communication", "--quick"});
-  } else {
-    add_controls(plan);
-    add_runs_without_communication(settings, plan);
-  }
-  return plan;
+Plan make_plan(Settings settings) {
+  return Planner(std::move(settings)).make();
 }
 
 }  // namespace ddp::bench

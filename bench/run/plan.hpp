@@ -1,8 +1,8 @@
 // bench/run/plan.hpp - what is compared: stages x launchers x world sizes on which workload.
 #pragma once
 
+#include <filesystem>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,23 +15,24 @@ namespace ddp::bench {
 /// A launcher that was found on this machine.
 struct Launcher {
   std::string path;
-  std::optional<std::string> version;
+  std::string version = "";  ///< what it says of itself; empty: not known
 };
 
 struct Plan {
+  Settings settings;  ///< with an absolute stage_dir and the device that is meant
   std::vector<Configuration> configurations;
   std::vector<NotRun> not_run;
   std::map<std::string, Launcher> launchers;  ///< by name
-  std::map<std::string, std::string>
-      peer_pythons;  ///< interpreter of each peer that is not built here
-  std::string device = "cpu";
-  std::string stage_dir;
-  std::string peers_dir;
+  std::map<std::string, std::string> peer_pythons;  ///< of each peer that is not built here
   std::vector<std::string> notes;  ///< decisions that the reader should know
+
+  std::string program_path(const std::string& name) const {
+    return (std::filesystem::path(settings.stage_dir) / name).string();
+  }
 };
 
 /// Finds programs and launchers, starts nothing.
 /// @throws UsageError if what was asked for by name is not there
-Plan make_plan(const Settings& settings);
+Plan make_plan(Settings settings);
 
 }  // namespace ddp::bench

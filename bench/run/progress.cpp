@@ -1,15 +1,13 @@
 #include "bench/run/progress.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 #include <string_view>
-
-#include "bench/run/child_process.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -26,79 +24,72 @@ bool is_terminal() {
 
 Progress::Progress() : on_terminal_(is_terminal()) {}
 
-void Progress::begin(const std::string& phase, std::vector<double> expected_s, double later_s) {
-  phase_ = phase;
-  runs_ = expected_s.size();
-  done_ = 0;
-  open_s_ = std::accumulate(expected_s.begin(), expected_s.end(), 0.0);
-  current_s_ = 0;
-  later_s_ = later_s;
-  finished_expected_s_ = 0;
-  finished_actual_s_ = 0;
+void Progress::begin(const std::string& phase, std::size_t count, double expected_s,
+                     double later_s) {
+  runs_ = {.phase = phase, .count = count, .open_s = expected_s, .later_s = later_s};
   last_line_ = Clock::now();
   if (!on_terminal_) {
-    note(phase_ + ": " + std::to_string(runs_) + " runs, about " +
-         format_duration(open_s_ + later_s_) + " left");
+    note(fmt::format("{}: {} runs, about {} left", phase, count, time_left()));
   }
 }
 
 void Progress::start_run(const std::string& label, double expected_s) {
-  label_ = label;
-  current_s_ = expected_s;
-  open_s_ = std::max(0.0, open_s_ - expected_s);
-  run_start_ = Clock::now();
-  draw();
+  runs_.current = label;
+  runs_.current_s = expected_s;
+  runs_.current_start = Clock::now();
+  runs_.open_s = std::max(0.0, runs_.open_s - expected_s);
+  tick();
 }
 
 void Progress::tick() {
-  if (on_terminal_) {
-    draw();
+  if (!on_terminal_ || runs_.current_s <= 0) {
+    return;
   }
+  const double share = static_cast<double>(runs_.done) / static_cast<double>(runs_.count);
+  const std::string bar(static_cast<std::size_t>(std::lround(share * kBarWidth)), '#');
+  const std::string line =
+      fmt::format("{} [{:.<{}}] {}/{}, about {} left  {}", runs_.phase, bar, kBarWidth, runs_.done,
+                  runs_.count, time_left(), runs_.current);
+  std::fputs(fmt::format("\r{:.100}\x1b[K", line).c_str(), stderr);
+  std::fflush(stderr);
+  drawn_ = true;
 }
 
 void Progress::finish_run(double seconds) {
-  ++done_;
-  finished_expected_s_ += current_s_;
-  finished_actual_s_ += seconds;
-  current_s_ = 0;
-  if (!on_terminal_ && done_ < runs_ && seconds_since(last_line_) >= kSecondsBetweenLines) {
+  ++runs_.done;
+  runs_.finished_expected_s += runs_.current_s;
+  runs_.finished_actual_s += seconds;
+  runs_.current_s = 0;
+  if (!on_terminal_ && runs_.done < runs_.count &&
+      seconds_since(last_line_) >= kSecondsBetweenLines) {
     last_line_ = Clock::now();
-    note(phase_ + ": " + std::to_string(done_) + "/" + std::to_string(runs_) + " runs, about " +
-         format_duration(remaining_s()) + " left");
+    note(fmt::format("{}: {}/{} runs, about {} left", runs_.phase, runs_.done, runs_.count,
+                     time_left()));
   }
 }
 
 void Progress::end() {
+  runs_ = {};
   clear();
 }
 
 void Progress::note(const std::string& line) {
   clear();
-  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fputs((line + "\n").c_str(), stderr);
 }
 
-double Progress::remaining_s() const {
+/// "45 s", "2 min 5 s"
+std::string Progress::time_left() const {
   const double correction =
-      finished_expected_s_ > 0 ? finished_actual_s_ / finished_expected_s_ : 1.0;
-  const double current =
-      current_s_ > 0 ? std::max(0.0, current_s_ * correction - seconds_since(run_start_)) : 0.0;
-  return (open_s_ + later_s_) * correction + current;
-}
-
-void Progress::draw() {
-  if (!on_terminal_) {
-    return;
-  }
-  const double share = runs_ == 0 ? 1 : static_cast<double>(done_) / static_cast<double>(runs_);
-  const int filled = static_cast<int>(std::lround(share * kBarWidth));
-  std::string line = phase_ + " [" + std::string(static_cast<std::size_t>(filled), '#') +
-                     std::string(static_cast<std::size_t>(kBarWidth - filled), '.') + "] " +
-                     std::to_string(done_) + "/" + std::to_string(runs_) + ", about " +
-                     format_duration(remaining_s()) + " left  " + label_;
-  line.resize(std::min<std::size_t>(line.size(), 100));
-  std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
-  std::fflush(stderr);
-  drawn_ = true;
+      runs_.finished_expected_s > 0 ? runs_.finished_actual_s / runs_.finished_expected_s : 1.0;
+  const double current_s =
+      runs_.current_s > 0
+          ? std::max(0.0, runs_.current_s * correction - seconds_since(runs_.current_start))
+          : 0.0;
+  const long seconds =
+      std::lround(std::max(0.0, (runs_.open_s + runs_.later_s) * correction + current_s));
+  return seconds < 60 ? fmt::format("{} s", seconds)
+                      : fmt::format("{} min {} s", seconds / 60, seconds % 60);
 }
 
 void Progress::clear() {
@@ -107,14 +98,6 @@ void Progress::clear() {
     std::fflush(stderr);
     drawn_ = false;
   }
-}
-
-std::string format_duration(double seconds) {
-  const long whole = std::lround(std::max(0.0, seconds));
-  if (whole < 60) {
-    return std::to_string(whole) + " s";
-  }
-  return std::to_string(whole / 60) + " min " + std::to_string(whole % 60) + " s";
 }
 
 }  // namespace ddp::bench

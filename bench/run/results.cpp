@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
+#include <functional>
+#include <type_traits>
 
 #include "bench/report/analysis.hpp"
 #include "bench/report/verdict.hpp"
@@ -16,11 +16,12 @@ std::optional<double> positive(double value) {
 }
 
 /// What `known` says of those repetitions of which it knows something.
-std::vector<double> values_of(const Result& result,
-                              std::optional<double> (*known)(const StageRun&)) {
-  std::vector<double> values;
+template <typename Known>
+auto values_of(const Result& result, Known known) {
+  std::vector<typename std::decay_t<std::invoke_result_t<Known, const StageRun&>>::value_type>
+      values;
   for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (const auto value = repetition ? known(*repetition) : std::nullopt) {
+    if (const auto value = repetition ? std::invoke(known, *repetition) : std::nullopt) {
       values.push_back(*value);
     }
   }
@@ -28,34 +29,31 @@ std::vector<double> values_of(const Result& result,
 }
 
 std::optional<double> largest(const std::vector<double>& values) {
-  return values.empty() ? std::nullopt
-                        : std::optional(*std::max_element(values.begin(), values.end()));
+  return values.empty() ? std::nullopt : std::optional(std::ranges::max(values));
 }
 
 /// Nothing unless all ranks told theirs.
 std::optional<double> job_peak_rss_mib(const StageRun& run) {
   const std::vector<double>& ranks = run.metrics.peak_rss_mib;
-  return ranks.size() == static_cast<std::size_t>(run.metrics.ranks)
-             ? positive(std::accumulate(ranks.begin(), ranks.end(), 0.0))
-             : std::nullopt;
+  return ranks.size() == static_cast<std::size_t>(run.metrics.ranks) ? positive(sum(ranks))
+                                                                     : std::nullopt;
 }
 
 /// The median step, divided as the steps around it are.
 PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) {
-  const std::vector<double> durations_ms = step_times_ms(steps);
-  const std::vector<std::size_t> middle = around_median(durations_ms);
-  double steps_sum_ms = 0;
-  for (const std::size_t index : middle) {
-    steps_sum_ms += durations_ms[index];
-  }
-  PhaseTimes parts_ms;
-  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+  const std::vector<std::size_t> middle = around_median(step_times_ms(steps));
+  const auto sum_of_middle = [&](auto part_of) {
     double sum_ms = 0;
     for (const std::size_t index : middle) {
-      sum_ms += steps[index].phase_ms[phase];
+      sum_ms += part_of(steps[index]);
     }
-    const double part_ms = median_ms * sum_ms / steps_sum_ms;
-    if (std::isfinite(part_ms)) {
+    return sum_ms;
+  };
+  const double steps_ms = sum_of_middle([](const Step& step) { return step.step_ms; });
+  PhaseTimes parts_ms;
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    const double phase_ms = sum_of_middle([&](const Step& step) { return step.phase_ms[phase]; });
+    if (const double part_ms = median_ms * phase_ms / steps_ms; std::isfinite(part_ms)) {
       parts_ms[phase] = part_ms;
     }
   }
@@ -63,27 +61,26 @@ PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) 
 }
 
 std::optional<GpuUsage> gpu_of(const Result& result) {
-  std::vector<double> utilisation;
-  std::vector<double> power;
-  std::vector<double> memory;
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (repetition && repetition->gpu) {
-      utilisation.push_back(repetition->gpu->utilisation_percent);
-      power.push_back(repetition->gpu->power_w);
-      memory.push_back(repetition->gpu->memory_mib);
+  const std::vector<GpuUsage> usages = values_of(result, &StageRun::gpu);
+  const auto all = [&](double GpuUsage::*field) {
+    std::vector<double> values;
+    for (const GpuUsage& usage : usages) {
+      values.push_back(usage.*field);
     }
-  }
-  return utilisation.empty()
-             ? std::nullopt
-             : std::optional(GpuUsage{*median(utilisation), *median(power), *largest(memory)});
+    return values;
+  };
+  return usages.empty() ? std::nullopt
+                        : std::optional(GpuUsage{*median(all(&GpuUsage::utilisation_percent)),
+                                                 *median(all(&GpuUsage::power_w)),
+                                                 *largest(all(&GpuUsage::memory_mib))});
 }
 
 /// Of the repetition in which it stood out most clearly by its share of steps.
 std::optional<SlowestRank> slowest_rank_of(const Result& result) {
   std::optional<SlowestRank> clearest;
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    const auto slowest = repetition ? find_slowest_rank(repetition->metrics) : std::nullopt;
-    if (slowest && (!clearest || slowest->share_of_steps > clearest->share_of_steps)) {
+  for (const SlowestRank& slowest :
+       values_of(result, [](const StageRun& run) { return find_slowest_rank(run.metrics); })) {
+    if (!clearest || slowest.share_of_steps > clearest->share_of_steps) {
       clearest = slowest;
     }
   }
@@ -91,18 +88,14 @@ std::optional<SlowestRank> slowest_rank_of(const Result& result) {
 }
 
 Communication communication_of(const Result& result, const std::optional<double>& step_ms) {
+  const std::vector<double>& bytes = result.bucket_bytes;
   const int world_size = result.configuration.world_size;
   Communication comm;
   comm.alone_ms = result.alone_ms;
-  comm.bucket_bytes = result.bucket_bytes;
-  if (result.configuration.processes() == 1) {
-    comm.bytes_per_step = 0;
-  } else if (result.bucket_bytes.empty()) {
-    comm.bytes_per_step = result.told_bytes_per_step;
-  } else {
-    comm.bytes_per_step =
-        std::accumulate(result.bucket_bytes.begin(), result.bucket_bytes.end(), 0.0);
-  }
+  comm.bucket_bytes = bytes;
+  comm.bytes_per_step = result.configuration.processes() == 1 ? std::optional(0.0)
+                        : bytes.empty()                       ? result.told_bytes_per_step
+                                                              : std::optional(sum(bytes));
   if (step_ms && result.no_comm_step_ms) {
     comm.exposed_by_difference_ms = *step_ms - *result.no_comm_step_ms;
   }
@@ -155,13 +148,10 @@ Run make_run(const Result& result) {
   run.samples_per_second =
       static_cast<double>(configuration.global_batch) / (*run.step_ms.median / 1e3);
   run.phases_ms = divide_median_step(steps, *run.step_ms.median);
-  run.steps = std::numeric_limits<std::int64_t>::max();
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (repetition) {
-      run.steps =
-          std::min(*run.steps, static_cast<std::int64_t>(repetition->metrics.timed_steps().size()));
-    }
-  }
+  const std::vector<std::int64_t> step_counts = values_of(result, [](const StageRun& repetition) {
+    return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
+  });
+  run.steps = std::ranges::min(step_counts);
   run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
     return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
   }));
@@ -190,8 +180,7 @@ void rate(Report& report) {
 
 bool Result::was_measured() const {
   return error.empty() && parity.ok &&
-         std::any_of(repetitions.begin(), repetitions.end(),
-                     [](const std::optional<StageRun>& r) { return r.has_value(); });
+         std::ranges::any_of(repetitions, &std::optional<StageRun>::has_value);
 }
 
 std::vector<Step> Result::timed_steps() const {
@@ -217,8 +206,7 @@ std::vector<double> Result::repetition_medians_ms() const {
 }
 
 bool Measurements::failed() const {
-  return std::any_of(results.begin(), results.end(),
-                     [](const Result& result) { return !result.error.empty(); });
+  return std::ranges::any_of(results, [](const Result& r) { return !r.error.empty(); });
 }
 
 std::vector<double> step_times_ms(const std::vector<Step>& steps) {

@@ -1,27 +1,21 @@
 #include "bench/run/settings.hpp"
 
-#include <algorithm>
-#include <cstdint>
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <filesystem>
-#include <limits>
 
 #include "bench/report/output_file.hpp"
-#include "bench/run/benchmark_flags.hpp"
 #include "common/base/command_line.hpp"
 
 namespace ddp::bench {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr const char* kDescription =
     "Runs the stages of this suite at several world sizes, checks that they train to the same\n"
     "weights, measures them interleaved, and says which is how fast and why.";
-
-#ifdef DDP_VERSION
-constexpr const char* kVersion = "bench " DDP_VERSION ", report schema 1";
-#else
-constexpr const char* kVersion = "bench, report schema 1";
-#endif
 
 constexpr double kMinBucketMib = 1e-6;
 constexpr double kMaxBucketMib = 1048576;
@@ -34,91 +28,83 @@ constexpr const char* kFooter =
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 
-/// Named twice is as good as once: two runs of one name would be no report that others can read.
-template <typename T>
-void store_once(std::vector<T>& values, const T& value) {
-  if (std::find(values.begin(), values.end(), value) == values.end()) {
-    values.push_back(value);
-  }
-}
-
-StoreValues store_each_once(std::vector<std::string>& target) {
-  return [&target](const std::string&, const std::vector<std::string>& texts) {
+/// Parses each text of a list. Named twice is as good as once: two runs of one name would be no
+/// report that others can read.
+template <typename T, typename Parse>
+StoreValues each_once(std::vector<T>& target, Parse parse) {
+  return [&target, parse](const std::string& name, const std::vector<std::string>& texts) {
     target.clear();
     for (const std::string& text : texts) {
-      store_once(target, text);
+      const T value = parse(name, text);
+      if (!contains(target, value)) {
+        target.push_back(value);
+      }
     }
   };
 }
 
-/// "{weak,strong}"
-std::string in_braces(const Choices& choices) {
-  std::string text;
-  for (const std::string& choice : choices) {
-    text += (text.empty() ? "{" : ",") + choice;
-  }
-  return text + "}";
+std::string as_given(const std::string&, const std::string& text) {
+  return text;
 }
 
-void refuse_others(const std::string& name, const std::string& text, const Choices& choices) {
-  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-    throw UsageError(name + ": " + text + " not in " + in_braces(choices));
+/// "{weak,strong}"
+std::string in_braces(const Choices& choices) {
+  return fmt::format("{{{}}}", fmt::join(choices, ","));
+}
+
+const std::string& one_of(const Choices& choices, const std::string& name,
+                          const std::string& text) {
+  if (!contains(choices, text)) {
+    throw UsageError(fmt::format("{}: {} not in {}", name, text, in_braces(choices)));
   }
+  return text;
 }
 
 void add_choices(OptionGroup& group, const std::string& name, std::vector<std::string>& target,
                  const Choices& choices, const std::string& help) {
   group.list(name, "NAME,...:" + in_braces(choices), help,
-             [&target, choices](const std::string& option, const std::vector<std::string>& texts) {
-               for (const std::string& text : texts) {
-                 refuse_others(option, text, choices);
-               }
-               store_each_once(target)(option, texts);
-             });
+             each_once(target, [choices](const std::string& option, const std::string& text) {
+               return one_of(choices, option, text);
+             }));
+}
+
+double parse_bucket_mib(const std::string& name, const std::string& text) {
+  const double mib = parse_positive(name, text, kMaxBucketMib);
+  if (mib < kMinBucketMib) {
+    throw UsageError(fmt::format("{}: Value {} not in range {:f} to {:f}", name, text,
+                                 kMinBucketMib, kMaxBucketMib));
+  }
+  return mib;
 }
 
 void add_what(OptionGroup group, Settings& settings) {
   group.list("--stages", "NAME,...",
              "programs, or numbers: 03 is all of stage 03; 01 is always the baseline (default: "
              "the main programs and 03 by hand; of 05 one launcher and 2 ranks only)",
-             store_each_once(settings.stages));
+             each_once(settings.stages, as_given));
   group.list("--world-sizes", "N,...",
              "processes, or replicas in stage 02 (default: 1,2,4 as far as they fit)",
-             [&settings](const std::string& name, const std::vector<std::string>& texts) {
-               for (const std::string& text : texts) {
-                 settings.world_sizes.push_back(parse_integer(name, text, 1, 4096));
-               }
-             });
+             each_once(settings.world_sizes, [](const std::string& name, const std::string& text) {
+               return parse_integer(name, text, 1, 4096);
+             }));
   add_choices(group, "--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},
               "spawn, torchrun, mpirun, srun (default: all that are there)");
   group.list("--backends", "NAME,...",
              "shm, gloo, mpi (under mpirun only), hierarchical, nccl (default: shm on CPUs of one "
              "host, hierarchical on several with several ranks each, else gloo; nccl on GPUs)",
-             store_each_once(settings.backends));
+             each_once(settings.backends, as_given));
   group.list("--models", "NAME,...",
              "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64, L 1024x4 b64, digits "
              "(default: T,digits)",
-             [&settings](const std::string&, const std::vector<std::string>& texts) {
-               settings.models = texts;
-             });
+             each_once(settings.models, as_given));
   add_choices(group, "--scaling", settings.scaling, {"weak", "strong"},
               "weak: the model's batch per rank; strong: that times the largest world size, over "
               "all ranks (default: weak)");
   add_choices(group, "--speedup", settings.speedups, {"none", "fused", "graph"},
               "none, fused, graph, for every stage (default: none)");
-  group.list(
-      "--bucket-mib", "MIB,...:FLOAT in [1e-06 - 1.04858e+06]",
-      "sizes of the buckets, for stages that communicate (default: 25)",
-      [&settings](const std::string& name, const std::vector<std::string>& texts) {
-        settings.bucket_mib.clear();
-        for (const std::string& text : texts) {
-          const double mib = parse_positive(name, text, kMaxBucketMib);
-          if (mib < kMinBucketMib) {
-            throw UsageError(name + ": Value " + text + " not in range 0.000001 to 1048576.000000");
-          }
-          store_once(settings.bucket_mib, mib);
-        }
-      });
+  group.list("--bucket-mib", "MIB,...:FLOAT in [1e-06 - 1.04858e+06]",
+             "sizes of the buckets, for stages that communicate (default: 25)",
+             each_once(settings.bucket_mib, parse_bucket_mib));
   add_choices(group, "--gradient-compression", settings.gradient_compressions,
               {"none", "bf16", "fp16"},
               "none, bf16, fp16, for stages that communicate (default: none)");
@@ -132,8 +118,7 @@ void add_what(OptionGroup group, Settings& settings) {
   const Choices devices = {"auto", "cpu", "cuda"};
   group.value("--device", "NAME:" + in_braces(devices), "", join(devices),
               [&settings, devices](const std::string& name, const std::string& text) {
-                refuse_others(name, text, devices);
-                settings.device = text;
+                settings.device = one_of(devices, name, text);
               });
   group.integer("--seed", settings.seed, std::uint64_t{0},
                 std::numeric_limits<std::uint64_t>::max(), "",
@@ -173,15 +158,50 @@ void add_output(OptionGroup group, Settings& settings) {
   group.text("--peers-dir", "", settings.peers_dir, "", "").hidden();
 }
 
+/// What the options say together. @param json_given --json
+void check_together(const Settings& settings, bool json_given) {
+  for (const std::string& backend : settings.backends) {
+    const Choices known = {"gloo", "hierarchical", "mpi", "shm", "nccl"};
+    if (!contains(known, backend)) {
+      throw UsageError(fmt::format("--backends: expected {}, got \"{}\"", join(known), backend));
+    }
+  }
+  if (settings.nodes > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
+    throw UsageError(fmt::format(
+        "--nodes {}: only srun starts ranks on several nodes, expected --launchers srun",
+        settings.nodes));
+  }
+  if (settings.dry_run || settings.list_only) {
+    const bool document = json_given || (settings.format_json && settings.dry_run);
+    if (document || !settings.html_file.empty()) {
+      throw UsageError(fmt::format("{}: nothing is measured with {}, expected one of the two",
+                                   document ? "--json" : "--html",
+                                   settings.dry_run ? "--dry-run" : "--benchmark_list_tests"));
+    }
+  }
+  if (!settings.json_file.empty()) {
+    check_output_file("--json", settings.json_file);
+  }
+  if (!settings.html_file.empty()) {
+    check_output_file("--html", settings.html_file);
+    if (!settings.json_file.empty() && fs::absolute(settings.html_file).lexically_normal() ==
+                                           fs::absolute(settings.json_file).lexically_normal()) {
+      throw UsageError(
+          fmt::format("--html: expected another file than --json, got \"{}\"", settings.html_file));
+    }
+  }
+}
+
 }  // namespace
 
 Settings parse_settings(int argc, const char* const* argv) {
   Settings settings;
+  settings.stage_dir = fs::read_symlink("/proc/self/exe").parent_path().string();
+  settings.peers_dir = DDP_PEERS_DIR;
   settings.arguments.assign(argv + 1, argv + argc);
   BenchmarkArguments arguments = split_arguments(argc, argv);
-  settings.benchmark_flags = std::move(arguments.benchmark_flags);
 
-  CommandLine line("bench", kDescription, kVersion, kFooter, 34);
+  CommandLine line("bench", kDescription, "bench " DDP_VERSION ", report schema 1", kFooter, 34);
   add_what(line.group("What is compared"), settings);
   add_how(line.group("How it is measured"), settings);
   add_output(line.group("Output"), settings);
@@ -195,43 +215,10 @@ Settings parse_settings(int argc, const char* const* argv) {
     settings.repetitions = line.given("--repetitions") ? settings.repetitions : 1;
     settings.budget_s = line.given("--budget") ? settings.budget_s : 30;
   }
-  read_benchmark_flags(settings);
-  settings.json = settings.format_json || line.given("--json");
-  for (const std::string& backend : settings.backends) {
-    const std::vector<std::string> known = {"gloo", "hierarchical", "mpi", "nccl", "shm"};
-    if (std::find(known.begin(), known.end(), backend) == known.end()) {
-      throw UsageError("--backends: expected gloo, hierarchical, mpi, shm or nccl, got \"" +
-                       backend + "\"");
-    }
-  }
-  const bool srun_only = settings.launchers == std::vector<std::string>{"srun"};
-  if (settings.nodes > 1 && !srun_only) {
-    throw UsageError("--nodes " + std::to_string(settings.nodes) +
-                     ": only srun starts ranks on several nodes, expected --launchers srun");
-  }
-  const std::string unmeasured = settings.dry_run     ? "--dry-run"
-                                 : settings.list_only ? "--benchmark_list_tests"
-                                                      : "";
-  const bool document = line.given("--json") || (settings.format_json && settings.dry_run);
-  for (const auto& [option, given] :
-       {std::pair("--json", document), std::pair("--html", !settings.html_file.empty())}) {
-    if (given && !unmeasured.empty()) {
-      throw UsageError(std::string(option) + ": nothing is measured with " + unmeasured +
-                       ", expected one of the two");
-    }
-  }
-  if (!settings.json_file.empty()) {
-    check_output_file("--json", settings.json_file);
-  }
-  if (!settings.html_file.empty()) {
-    check_output_file("--html", settings.html_file);
-    if (!settings.json_file.empty() &&
-        std::filesystem::absolute(settings.html_file).lexically_normal() ==
-            std::filesystem::absolute(settings.json_file).lexically_normal()) {
-      throw UsageError("--html: expected another file than --json, got \"" + settings.html_file +
-                       "\"");
-    }
-  }
+  read_benchmark_flags(arguments.benchmark_flags, settings);
+  const bool json_given = line.given("--json");
+  settings.json_on_stdout = settings.format_json || (json_given && settings.json_file.empty());
+  check_together(settings, json_given);
   return settings;
 }
 

@@ -1,14 +1,24 @@
 // bench/run/settings.hpp - the command line of bench.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
+
+#include "bench/run/benchmark_flags.hpp"
 
 namespace ddp::bench {
 
 inline constexpr int kMaxRepetitions = 1000;
+
+/// Whether a list of the settings has it.
+template <typename T>
+bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
+  return std::ranges::find(list, value) != list.end();
+}
 
 struct Settings {
   // What is compared. An empty list: bench decides.
@@ -16,7 +26,7 @@ struct Settings {
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> backends;  ///< "gloo", "hierarchical", "mpi", "nccl", "shm"
   std::vector<std::string> peers;  ///< "pytorch", "c10d"
-  std::vector<std::string> models;  ///< "T", "S", "M", "L", "digits"
+  std::vector<std::string> models = {"T", "digits"};  ///< "T", "S", "M", "L", "digits"
   std::vector<int> world_sizes;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
   std::vector<std::string> speedups = {"none"};  ///< "none", "fused", "graph"
@@ -38,19 +48,16 @@ struct Settings {
   // What is written.
   bool dry_run = false;
   bool list_only = false;  ///< --benchmark_list_tests
-  bool format_json = false;  ///< --benchmark_format=json: to standard output, whatever --json says
-  bool json = false;
-  std::string json_file;  ///< empty with json: standard output
+  bool format_json = false;  ///< --benchmark_format=json
+  bool json_on_stdout = false;  ///< which then holds nothing else
+  std::string json_file;  ///< empty: none
   std::string html_file;  ///< empty: no page
   std::string filter;  ///< --benchmark_filter
+  BenchmarkOutput benchmark;
 
-  std::string stage_dir;  ///< empty: where this program lies
-  std::string peers_dir;  ///< empty: bench/peers of the checkout it was built from
-  std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, as given
+  std::string stage_dir;
+  std::string peers_dir;
   std::vector<std::string> arguments;  ///< as given
-
-  /// True if the document goes to standard output, which then holds nothing else.
-  bool json_on_stdout() const { return format_json || (json && json_file.empty()); }
 };
 
 /// Dashes and underscores in option names are equal. Prints and exits with 0 for --help and

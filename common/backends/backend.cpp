@@ -1,16 +1,38 @@
 #include "common/backends/backend.hpp"
 
-#include <cstdio>
+#include <fmt/format.h>
+// The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
+// system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
+// shared_ptr; nothing of Gloo itself may be called through these headers.
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/backends/hierarchical.hpp"
-#include "common/backends/mpi/mpi.hpp"
+#include "common/backends/host_backend.hpp"
 #include "common/backends/mpi/mpi_module.hpp"
-#include "common/backends/shm.hpp"
+#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {
+
+/// Meets the other ranks through the store, then through memory only. CPU tensors only.
+/// @throws shm::SegmentError on all ranks alike if they are not on one host or cannot share memory
+/// @throws TransientError naming the ranks that did not come in time
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                   const BackendOptions& options) {
+  try {
+    return make_host_backend(
+        "shm",
+        shm::Communicator::connect(
+            {.rank = options.rank, .world_size = options.world_size, .timeout = options.timeout},
+            exchange_through(store, "shm", options)));
+  } catch (const shm::SegmentError&) {
+    let_others_read(*store, "shm", options);
+    throw;
+  }
+}
 
 /// Shared memory as far as it reaches.
 c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d::Store>& store,
@@ -31,11 +53,40 @@ c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d
     }
   } catch (const shm::SegmentError& error) {
     if (options.rank == 0) {
-      std::fprintf(stderr, "note: --backend auto uses gloo, because %s cannot be used: %s\n",
-                   wanted, error.what());
+      fmt::print(stderr, "note: --backend auto uses gloo, because {} cannot be used: {}\n", wanted,
+                 error.what());
     }
   }
   return make_gloo_backend(store, options);
+}
+
+const MpiModule& need_mpi_module() {
+  const MpiModule* const module = mpi_module();
+  if (module == nullptr) {
+    throw UsageError(
+        "--backend mpi: this build has no lib/libddp_mpi.so, expected libopenmpi-dev (or another "
+        "MPI) when it was built; use --backend auto");
+  }
+  return *module;
+}
+
+/// The store only tells who is missing when a collective does not end: one that does not return
+/// within options.timeout ends the process with code 1. Tensors of a GPU go through host memory.
+/// @throws UsageError if there is no libddp_mpi.so or MPI's ranks are others
+c10::intrusive_ptr<c10d::Backend> make_mpi_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                   const BackendOptions& options) {
+  const MpiModule& module = need_mpi_module();
+  auto communicator = module.connect(
+      {.rank = options.rank,
+       .world_size = options.world_size,
+       .timeout = options.timeout,
+       .leave_note = [store](const std::string& key,
+                             const std::string& text) { store->set(key, text); },
+       .find_note = [store](const std::string& key) -> std::optional<std::string> {
+         return store->check({key}) ? std::optional(store->get_to_str(key)) : std::nullopt;
+       }});
+  return make_host_backend("mpi", std::move(communicator),
+                           module.is_cuda_aware() ? GpuTensors::kDirect : GpuTensors::kStaged);
 }
 
 }  // namespace
@@ -49,8 +100,8 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
                      ", expected a CUDA device; use --backend shm or gloo");
   }
   if ((name == "shm" || name == "hierarchical") && !device.is_cpu()) {
-    throw UsageError("--backend " + name + ": got device " + device.str() +
-                     ", expected the CPU; use --backend nccl");
+    throw UsageError(fmt::format(
+        "--backend {}: got device {}, expected the CPU; use --backend nccl", name, device.str()));
   }
   return name;
 }
@@ -65,26 +116,45 @@ void check_launch(const std::string& name, const LaunchEnvironment& environment)
   }
 }
 
+std::string mpi_launch_problem(const LaunchEnvironment& environment, const GetEnv& getenv) {
+  const std::string rank = std::to_string(environment.rank);
+  const std::string world_size = std::to_string(environment.world_size);
+  const std::string expected = fmt::format(
+      "expected mpirun: MPI joins no other processes; mpirun -n {} build/bin/04_ddp_launcher "
+      "--backend mpi, or --backend auto",
+      world_size);
+  const auto open_mpi_rank = getenv("OMPI_COMM_WORLD_RANK");
+  const auto open_mpi_size = getenv("OMPI_COMM_WORLD_SIZE");
+  if (open_mpi_rank == rank && open_mpi_size == world_size) {
+    return "";
+  }
+  if (open_mpi_rank || open_mpi_size) {
+    return fmt::format("{} started rank {} of {} inside rank {} of {} of mpirun, {}",
+                       environment.launcher, rank, world_size, open_mpi_rank.value_or("?"),
+                       open_mpi_size.value_or("?"), expected);
+  }
+  // srun --mpi=pmix: the size is known when MPI has begun.
+  if (environment.world_size == 1 || getenv("PMIX_RANK") == rank) {
+    return "";
+  }
+  return fmt::format("{} started the {} ranks, {}", environment.launcher, world_size, expected);
+}
+
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                const BackendOptions& options) {
+  try {
+    if (name == "shm") {
+      return make_shm_backend(store, options);
+    }
+    if (name == "hierarchical") {
+      return make_hierarchical_backend(store, options, find_topology(store, options));
+    }
+  } catch (const shm::SegmentError& error) {
+    throw UsageError(fmt::format("--backend {}: {}; use --backend gloo", name, error.what()));
+  }
   if (name == "auto") {
     return make_cpu_backend(store, options);
-  }
-  if (name == "shm") {
-    try {
-      return make_shm_backend(store, options);
-    } catch (const shm::SegmentError& error) {
-      throw UsageError("--backend shm: " + std::string(error.what()) + "; use --backend gloo");
-    }
-  }
-  if (name == "hierarchical") {
-    try {
-      return make_hierarchical_backend(store, options, find_topology(store, options));
-    } catch (const shm::SegmentError& error) {
-      throw UsageError("--backend hierarchical: " + std::string(error.what()) +
-                       "; use --backend gloo");
-    }
   }
   if (name == "gloo") {
     return make_gloo_backend(store, options);
@@ -95,6 +165,15 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
   TORCH_CHECK(name == "nccl", "Expected backend auto, shm, hierarchical, gloo, mpi or nccl, got ",
               name);
   return cuda_module()->make_nccl_backend(store, options);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const BackendOptions& options) {
+  const auto gloo_options = c10d::ProcessGroupGloo::Options::create();
+  gloo_options->timeout = options.timeout;
+  gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, options.rank, options.world_size,
+                                                     gloo_options);
 }
 
 }  // namespace ddp

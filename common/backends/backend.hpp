@@ -29,6 +29,10 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
 /// cannot. On all ranks alike, before they meet
 void check_launch(const std::string& name, const LaunchEnvironment& environment);
 
+/// Why the ranks of this launch are no MPI world, or nothing: MPI joins only processes that its own
+/// launcher started. Asks the environment only, before anybody waits for anybody.
+std::string mpi_launch_problem(const LaunchEnvironment& environment, const GetEnv& getenv);
+
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
 /// @param name "auto" (shared memory if all ranks are on one host, hierarchical if several hosts
 /// have several ranks each, else Gloo; all ranks agree, and rank 0 says on stderr why if memory

@@ -1,13 +1,32 @@
-// common/backends/cuda_module.hpp - everything that needs libtorch_cuda.so, behind one table of
-// functions.
+// common/backends/cuda_module.hpp - what needs libtorch_cuda.so, behind one table of functions.
 #pragma once
+
+#include <c10/util/FunctionRef.h>
 
 #include <memory>
 
 #include "common/backends/backend.hpp"
-#include "common/backends/cuda/cuda_graph.hpp"
 
 namespace ddp {
+
+/// Captured work: the same operations on the same memory.
+class CapturedWork {
+ public:
+  virtual ~CapturedWork() = default;
+  /// Launches it on the current stream.
+  virtual void replay() = 0;
+};
+
+/// The stream on which work is captured: not the default one, which cannot be.
+class GraphStream {
+ public:
+  virtual ~GraphStream() = default;
+  /// Runs `work` here, between what was launched before and what is launched after. Libraries make
+  /// their handles and workspaces at first use, which is no part of a graph: so before capture().
+  virtual void run(c10::function_ref<void()> work) = 0;
+  /// Records what `work` launches without executing it.
+  virtual std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) = 0;
+};
 
 /// What libddp_cuda.so offers. It is opened at run time, where a GPU will be used, so that a CPU
 /// run pays neither the second nor the 300 MB of loading CUDA, and one binary serves both kinds of
@@ -15,16 +34,11 @@ namespace ddp {
 struct CudaModule {
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
-  const char* (*nccl_version)();
   std::unique_ptr<GraphStream> (*make_graph_stream)(const torch::Device& device);
 };
 
 /// Opens the module, once. @return nullptr if this build has none
 /// @throws UsageError if it is there but cannot be opened
 const CudaModule* cuda_module();
-
-/// The name under which the module exports its table, and the type of that function.
-inline constexpr const char* kCudaModuleSymbol = "ddp_cuda_module";
-using CudaModuleFunction = const CudaModule* (*)();
 
 }  // namespace ddp

@@ -8,11 +8,6 @@
 #include "common/base/exit_codes.hpp"
 
 namespace ddp {
-namespace {
-
-constexpr std::chrono::milliseconds kPatience{10000};
-
-}  // namespace
 
 std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size) {
   std::vector<std::string> keys;
@@ -40,8 +35,9 @@ void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
 }
 
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
-                          int rank, int world_size, std::chrono::milliseconds timeout) {
-  return [=, round = 0](const std::string& mine) mutable {
+                          const BackendOptions& options) {
+  return [=, rank = options.rank, world_size = options.world_size, timeout = options.timeout,
+          round = 0](const std::string& mine) mutable {
     const std::vector<std::string> keys =
         keys_of_ranks(fmt::format("{}/{}", backend, round++), world_size);
     store->set(keys[static_cast<size_t>(rank)], mine + "\n");  // never empty
@@ -55,15 +51,16 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
   };
 }
 
-void let_others_read(c10d::Store& store, const std::string& backend, int rank, int world_size,
-                     std::chrono::milliseconds timeout) {
-  const std::vector<std::string> keys = keys_of_ranks(backend + "/refused", world_size);
-  if (rank != 0) {
-    store.set(keys[static_cast<size_t>(rank)], "read");
+void let_others_read(c10d::Store& store, const std::string& backend,
+                     const BackendOptions& options) {
+  constexpr std::chrono::milliseconds kPatience{10000};
+  const std::vector<std::string> keys = keys_of_ranks(backend + "/refused", options.world_size);
+  if (options.rank != 0) {
+    store.set(keys[static_cast<size_t>(options.rank)], "read");
     return;
   }
   try {
-    store.wait({keys.begin() + 1, keys.end()}, std::min(timeout, kPatience));
+    store.wait({keys.begin() + 1, keys.end()}, std::min(options.timeout, kPatience));
   } catch (const c10::Error&) {
     // Whoever was killed meanwhile reads nothing.
   }

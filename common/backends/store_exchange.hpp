@@ -2,13 +2,12 @@
 // texts.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <chrono>
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/collective_types.hpp"
+#include "common/backends/backend.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp {
 
@@ -20,14 +19,14 @@ std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size
 void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
                     const std::string& what, std::chrono::milliseconds timeout);
 
-/// Every call is a round of its own. It throws TransientError naming the ranks that did not come.
+/// Between options.world_size ranks. Every call is a round of its own. It throws TransientError
+/// naming the ranks that did not come within options.timeout.
 /// @param backend as --backend has it, for messages; its keys in the store begin with it
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
-                          int rank, int world_size, std::chrono::milliseconds timeout);
+                          const BackendOptions& options);
 
 /// For ranks that learnt at once that it cannot be done, and end. The one who serves the store ends
 /// last, or the others would report a broken connection instead.
-void let_others_read(c10d::Store& store, const std::string& backend, int rank, int world_size,
-                     std::chrono::milliseconds timeout);
+void let_others_read(c10d::Store& store, const std::string& backend, const BackendOptions& options);
 
 }  // namespace ddp

@@ -1,10 +1,16 @@
 #include "common/base/command_line.hpp"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <numeric>
 #include <set>
 #include <string_view>
+#include <utility>
+
+#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -26,48 +32,29 @@ std::string joined(const std::vector<std::string>& words, const std::string& las
 /// Levenshtein's.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j < row.size(); ++j) {
-    row[j] = j;
-  }
+  std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
+    std::size_t diagonal = std::exchange(row[0], i);
     for (std::size_t j = 1; j <= b.size(); ++j) {
       const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, substituted}));
     }
   }
   return row.back();
 }
 
-[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& name) {
-  constexpr std::size_t kShortestPart = 4;
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& known_name : option->get_lnames()) {
-      const std::string known = "--" + known_name;
-      // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
-      const bool part =
-          name.size() >= 2 + kShortestPart && known_name.find(name.substr(2)) != std::string::npos;
-      const std::size_t distance = part ? 1 : edit_distance(name, known);
-      if (distance < best_distance) {
-        best_distance = distance;
-        best = known;
-      }
-    }
-  }
-  throw UsageError(
-      "unknown option " + quote(name) +
-      (best.empty() ? ", expected one that --help lists" : ", did you mean " + best + "?"));
-}
-
 /// In CLI11's words, on one line.
-[[noreturn]] void refuse(const CLI::ParseError& error, const std::string& hint) {
+[[noreturn]] void refuse_as_cli11_does(const CLI::ParseError& error, const std::string& hint) {
   std::string text = error.what();
   std::replace(text.begin(), text.end(), '\n', ' ');
   throw UsageError(text + hint);
+}
+
+std::string in_small_letters(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+    return c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return text;
 }
 
 }  // namespace
@@ -76,10 +63,23 @@ std::string join(const Choices& choices) {
   return joined(choices, " or ");
 }
 
+std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    const std::size_t distance = edit_distance(in_small_letters(word), in_small_letters(candidate));
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices) {
   if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-    throw UsageError(name + ": got " + quote(text) + ", expected " + join(choices));
+    refuse("{}: got {}, expected {}", name, quote(text), join(choices));
   }
   return text;
 }
@@ -183,12 +183,33 @@ void CommandLine::put_help_into(const std::string& title) {
 void CommandLine::require(const std::vector<std::string>& positionals, const std::string& unless,
                           const std::string& example) {
   required_ = positionals;
+  for (const std::string& name : required_) {
+    app_->get_option(name)->required();
+  }
   required_unless_ = unless;
   example_ = example;
 }
 
 bool CommandLine::given(const std::string& name) const {
   return app_->count(name) > 0;
+}
+
+void CommandLine::refuse_unknown(const std::string& name) const {
+  constexpr std::size_t kShortestPart = 4;
+  const std::string part = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app_->get_options()) {
+    for (const std::string& long_name : option->get_lnames()) {
+      known.push_back("--" + long_name);
+    }
+  }
+  // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
+  const auto longer = std::find_if(known.begin(), known.end(), [&part](const std::string& option) {
+    return part.size() >= kShortestPart && option.find(part) != std::string::npos;
+  });
+  const std::string best = longer != known.end() ? *longer : nearest(name, known);
+  refuse("unknown option {}, {}", quote(name),
+         best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
 }
 
 /// Makes the arguments such that CLI11 cannot misread them.
@@ -210,33 +231,32 @@ std::vector<std::string> CommandLine::check_names(int argc, const char* const* a
     std::replace(name.begin(), name.end(), '_', '-');
     const CLI::Option* const option = app_->get_option_no_throw(name);
     if (option == nullptr) {
-      refuse_unknown(*app_, name);
+      refuse_unknown(name);
     }
-    if (!seen.insert(option).second) {
+    if (!seen.insert(option).second && !option->get_trigger_on_parse()) {
       throw UsageError(name + " was given twice, expected once");
     }
     if (option->get_items_expected_max() == 0) {
       if (equals != std::string::npos) {
-        throw UsageError(name + ": got the value " + quote(argument.substr(equals + 1)) +
-                         ", expected none");
+        refuse("{}: got the value {}, expected none", name, quote(argument.substr(equals + 1)));
       }
       arguments.push_back(name);
       continue;
     }
     const bool follows = equals == std::string::npos;
     if (follows && (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--"))) {
-      throw UsageError(name + " has no value, expected " + name + " " + option->get_option_text());
+      refuse("{0} has no value, expected {0} {1}", name, option->get_option_text());
     }
     const std::string value = follows ? argv[++i] : argument.substr(equals + 1);
     if (value.empty()) {
-      throw UsageError(name + " is empty, expected " + option->get_option_text());
+      refuse("{} is empty, expected {}", name, option->get_option_text());
     }
     arguments.push_back(name + "=" + value);
   }
   return arguments;
 }
 
-void CommandLine::run(std::vector<std::string> arguments) {
+void CommandLine::parse(std::vector<std::string> arguments, const std::string& hint) {
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
     app_->parse(arguments);
@@ -246,53 +266,42 @@ void CommandLine::run(std::vector<std::string> arguments) {
   } catch (const CLI::CallForVersion& version) {
     std::cout << version.what() << '\n';
     throw Answered();
-  }
-}
-
-void CommandLine::parse(std::vector<std::string> arguments, const std::string& hint) {
-  try {
-    run(std::move(arguments));
-  } catch (const CLI::ParseError& error) {
-    refuse(error, hint);
-  }
-}
-
-void CommandLine::parse_strictly(int argc, const char* const* argv) {
-  const std::vector<std::string> arguments = check_names(argc, argv);
-  const auto require_them = [this](bool required) {
-    for (const std::string& name : required_) {
-      app_->get_option(name)->required(required);
-    }
-  };
-  try {
-    require_them(true);  // so that "--devices 0 1 50 10" leaves them their two numbers
-    try {
-      run(arguments);
-      return;
-    } catch (const CLI::RequiredError&) {
-      if (!given(required_unless_)) {
-        throw;
-      }
-    }
-    require_them(false);
-    run(arguments);
   } catch (const CLI::RequiredError&) {
-    std::vector<std::string> missing;
-    std::copy_if(required_.begin(), required_.end(), std::back_inserter(missing),
-                 [this](const std::string& name) { return !given(name); });
-    throw UsageError(joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") +
-                     " missing, expected e.g. \"" + app_->get_name() + " " + example_ + "\"");
-  } catch (const CLI::ExtrasError&) {
-    throw UsageError("unexpected argument " + quote(app_->remaining().front()) +
-                     ", expected only " + joined(required_, " and ") + " before the options");
+    throw;  // for parse_strictly(): nobody else requires anything
+  } catch (const CLI::ExtrasError& error) {
+    if (required_.empty()) {
+      refuse_as_cli11_does(error, hint);
+    }
+    refuse("unexpected argument {}, expected only {} before the options",
+           quote(app_->remaining().front()), joined(required_, " and "));
   } catch (const CLI::ParseError& error) {
     for (const std::string& name : required_) {
       if (app_->count(name) > 1) {
         throw UsageError(name + " was given twice, expected once");
       }
     }
-    refuse(error, kSeeHelp);
+    refuse_as_cli11_does(error, hint);
   }
+}
+
+void CommandLine::parse_strictly(int argc, const char* const* argv) {
+  const std::vector<std::string> arguments = check_names(argc, argv);
+  try {
+    // Required at first, so that "--devices 0 1 50 10" leaves them their two numbers.
+    return parse(arguments, kSeeHelp);
+  } catch (const CLI::RequiredError&) {
+    if (!given(required_unless_)) {
+      std::vector<std::string> missing;
+      std::copy_if(required_.begin(), required_.end(), std::back_inserter(missing),
+                   [this](const std::string& name) { return !given(name); });
+      refuse("{} {} missing, expected e.g. \"{} {}\"", joined(missing, " and "),
+             missing.size() == 1 ? "is" : "are", app_->get_name(), example_);
+    }
+  }
+  for (const std::string& name : required_) {
+    app_->get_option(name)->required(false);
+  }
+  parse(arguments, kSeeHelp);
 }
 
 }  // namespace ddp

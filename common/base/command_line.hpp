@@ -25,6 +25,10 @@ using Choices = std::vector<std::string>;
 /// "a, b or c"
 std::string join(const Choices& choices);
 
+/// What `word` was probably meant to be, or an empty text: a few letters may differ, capitals and
+/// "-" for "_" do not count.
+std::string nearest(const std::string& word, const std::vector<std::string>& known);
+
 /// @return `text` @throws UsageError unless it is one of `choices`
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices);
@@ -131,7 +135,7 @@ class CommandLine {
 
  private:
   std::vector<std::string> check_names(int argc, const char* const* argv) const;
-  void run(std::vector<std::string> arguments);
+  [[noreturn]] void refuse_unknown(const std::string& name) const;
 
   std::unique_ptr<CLI::App> app_;
   std::string version_;

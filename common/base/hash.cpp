@@ -1,7 +1,6 @@
 #include "common/base/hash.hpp"
 
-#include <cinttypes>
-#include <cstdio>
+#include <fmt/format.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -24,10 +23,7 @@ Hash& Hash::update(const void* bytes, size_t size) {
 
 std::string Hash::hex() const {
   const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh3);
-  char text[33];
-  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, static_cast<uint64_t>(hash.high64),
-                static_cast<uint64_t>(hash.low64));
-  return text;
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 }  // namespace ddp

@@ -1,6 +1,7 @@
 #include "common/base/process.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -19,6 +20,8 @@
 
 namespace ddp {
 namespace {
+
+constexpr std::size_t kMostOutputBytes = std::size_t{64} << 20;  // of each stream
 
 [[noreturn]] void fail(const std::string& what, int error) {
   throw std::system_error(error, std::generic_category(), what);
@@ -45,9 +48,7 @@ timespec to_timespec(double seconds) {
 int become(const char* program, char* const* argv, char* const* environment,
            const StartOptions& options, const sigset_t& mask, pid_t parent) {
   constexpr int kCannotRun = 127;
-  if (options.standing == Standing::kOwnSession) {
-    setsid();
-  } else if (options.standing == Standing::kOwnGroup) {
+  if (options.standing == Standing::kOwnGroup) {
     setpgid(0, 0);
   }
   if (options.parent_death_signal != 0) {
@@ -71,27 +72,6 @@ int become(const char* program, char* const* argv, char* const* environment,
     execvpe(program, argv, environment);
   }
   return errno;
-}
-
-std::optional<ProcessEnd> reap(pid_t pid, int flags) {
-  int status = 0;
-  rusage used{};
-  pid_t ended = 0;
-  while ((ended = wait4(pid, &status, flags, &used)) < 0) {
-    if (errno != EINTR) {
-      fail("cannot wait for process " + std::to_string(pid), errno);
-    }
-  }
-  if (ended == 0) {
-    return std::nullopt;
-  }
-  ProcessEnd end;
-  end.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  for (const timeval& time : {used.ru_utime, used.ru_stime}) {
-    end.cpu_seconds += static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  }
-  return end;
 }
 
 }  // namespace
@@ -178,22 +158,35 @@ std::vector<std::string> environment_with(
   }
   for (const auto& [name, value] : changes) {
     if (value) {
-      variables.push_back(name + "=" + *value);
+      variables.push_back(fmt::format("{}={}", name, *value));
     }
   }
   return variables;
 }
 
 std::optional<ProcessEnd> poll_process(pid_t pid) {
-  return reap(pid, WNOHANG);
-}
-
-ProcessEnd wait_for_process(pid_t pid) {
-  return *reap(pid, 0);
+  int status = 0;
+  rusage used{};
+  pid_t ended = 0;
+  while ((ended = wait4(pid, &status, WNOHANG, &used)) < 0) {
+    if (errno != EINTR) {
+      fail("cannot wait for process " + std::to_string(pid), errno);
+    }
+  }
+  if (ended == 0) {
+    return std::nullopt;
+  }
+  ProcessEnd end;
+  end.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  for (const timeval& time : {used.ru_utime, used.ru_stime}) {
+    end.cpu_seconds += static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  }
+  return end;
 }
 
 std::string signal_name(int signal) {
-  return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+  return fmt::format("signal {} ({})", signal, strsignal(signal));
 }
 
 BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : until_(until) {
@@ -266,8 +259,8 @@ bool CapturedProcess::read_some(double until_s) {
     std::array<char, 65536> buffer;
     const ssize_t count = read(stream.fd, buffer.data(), buffer.size());
     if (count > 0) {
-      text.append(buffer.data(), std::min(static_cast<std::size_t>(count),
-                                          options_.max_output_bytes - text.size()));
+      text.append(buffer.data(),
+                  std::min(static_cast<std::size_t>(count), kMostOutputBytes - text.size()));
     } else if (count == 0 || errno != EINTR) {
       (is_out ? out_ : err_).read_end.close();
     }

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace ddp {
@@ -28,6 +29,7 @@ class FileDescriptor {
   bool is_open() const { return fd_ >= 0; }
   void reset(int fd);  ///< closes the one before
   void close() { reset(-1); }
+  int release() { return std::exchange(fd_, -1); }  ///< from now on somebody else's to close
 
  private:
   int fd_;
@@ -44,7 +46,6 @@ struct Pipe {
 enum class Standing {
   kOurGroup,  ///< Ctrl-C reaches it too
   kOwnGroup,  ///< Ctrl-C does not; kill(-pid, ...) reaches its children too
-  kOwnSession,  ///< as kOwnGroup, and it outlives the terminal
 };
 
 struct StartOptions {
@@ -92,8 +93,6 @@ struct ProcessEnd {
 
 /// Reaps `pid` if it has ended. @throws std::system_error if it is no child of this process
 std::optional<ProcessEnd> poll_process(pid_t pid);
-/// Waits until it has. @throws std::system_error
-ProcessEnd wait_for_process(pid_t pid);
 
 /// "signal 9 (Killed)"
 std::string signal_name(int signal);
@@ -123,14 +122,13 @@ class BlockedSignals {
 struct CaptureOptions {
   StartOptions start;  ///< without out_fd and err_fd
   double timeout_s = 60;
-  std::size_t max_output_bytes = std::size_t{64} << 20;  ///< of each stream; the rest is dropped
   bool merge = false;  ///< standard error goes where standard output goes, in order
 };
 
 struct CaptureResult : ProcessEnd {
   bool timed_out = false;  ///< and was killed
   double seconds = 0;
-  std::string out;
+  std::string out;  ///< its first 64 MiB, as of err
   std::string err;  ///< empty with merge
 };
 

@@ -51,45 +51,40 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoade
 }
 
 void DataLoader::reserve(int64_t samples) {
-  const bool on_host = options_.device.is_cpu();
-  const auto room = [samples](const torch::Tensor& all, const torch::TensorOptions& options) {
-    std::vector<int64_t> sizes = all.sizes().vec();
-    sizes[0] = samples;
-    return torch::empty(sizes, all.options().merge_in(options));
+  const auto buffers = [&](const torch::TensorOptions& place) {
+    const auto room = [&](const torch::Tensor& all) {
+      std::vector<int64_t> sizes = all.sizes().vec();
+      sizes[0] = samples;
+      return torch::empty(sizes, all.options().merge_in(place));
+    };
+    const Samples whole{room(samples_.input), room(samples_.target)};
+    return Buffers{whole, whole};
   };
-  const auto buffers = [&](const torch::TensorOptions& options) {
-    const Tensors whole{room(samples_.input, options), room(samples_.target, options)};
-    return Buffers{whole, {whole.input.narrow(0, 0, 0), whole.target.narrow(0, 0, 0)}};
-  };
-  for (const Staging& staging : staging_) {
-    if (staging.copied) {
-      staging.copied->synchronize();
-    }
-  }
   staging_.clear();
-  for (size_t i = 0; i < (on_host ? 1 : kStagingBuffers); ++i) {
-    staging_.push_back(
-        {buffers(torch::TensorOptions().pinned_memory(!on_host)),
-         on_host ? std::nullopt : std::make_optional<c10::Event>(options_.device.type())});
-  }
   turn_ = 0;
-  if (!on_host) {
-    device_ = buffers(options_.device);
+  if (options_.device.is_cpu()) {
+    staging_.push_back({buffers({}), std::nullopt});
+    return;
   }
+  for (size_t i = 0; i < kStagingBuffers; ++i) {
+    staging_.push_back(
+        {buffers(torch::TensorOptions().pinned_memory(true)), c10::Event(options_.device.type())});
+  }
+  device_ = buffers(options_.device);
 }
 
-const DataLoader::Tensors& DataLoader::Buffers::first(int64_t samples) {
-  if (samples == whole.input.size(0)) {
+const Samples& DataLoader::Buffers::first(int64_t samples) {
+  if (samples == whole.size()) {
     return whole;
   }
-  if (samples != rest.input.size(0)) {
+  if (samples != rest.size()) {
     rest = {whole.input.narrow(0, 0, samples), whole.target.narrow(0, 0, samples)};
   }
   return rest;
 }
 
-const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
-  if (staging_.empty() || samples > staging_.front().buffers.whole.input.size(0)) {
+const Samples& DataLoader::gather(int64_t samples) {
+  if (samples > staging_.front().buffers.whole.size()) {
     reserve(samples);  // the sampler's epochs differ in length
   }
   Staging& staging = staging_[turn_];
@@ -97,14 +92,14 @@ const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
   if (staging.copied) {
     staging.copied->synchronize();  // at once, unless the device is two batches behind
   }
-  const Tensors& host = staging.buffers.first(samples);
+  const Samples& host = staging.buffers.first(samples);
   const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
   gather_rows(samples_.input, order, samples, host.input);
   gather_rows(samples_.target, order, samples, host.target);
   if (!staging.copied) {
     return host;
   }
-  const Tensors& device = device_.first(samples);
+  const Samples& device = device_.first(samples);
   device.input.copy_(host.input, /*non_blocking=*/true);
   device.target.copy_(host.target, /*non_blocking=*/true);
   staging.copied->record(
@@ -115,17 +110,9 @@ const DataLoader::Tensors& DataLoader::gather(int64_t samples) {
 DataLoader::Iterator DataLoader::begin() {
   step_ = 0;
   position_ = 0;
-  if (batch_.observer != nullptr) {
-    batch_.observer->begin_epoch();
-  }
+  batch_.observer->begin_epoch();
   next();
   return Iterator(this);
-}
-
-void DataLoader::finish_batch() const {
-  if (batch_.observer != nullptr) {
-    batch_.observer->end_batch(batch_);
-  }
 }
 
 void DataLoader::next() {
@@ -135,14 +122,12 @@ void DataLoader::next() {
   const int64_t step_begin = step_ * step_samples;
   has_batch_ = step_begin < sampler_->epoch_samples();
   if (!has_batch_) {
-    if (batch_.observer != nullptr) {
-      batch_.observer->end_epoch();
-    }
+    batch_.observer->end_epoch();
     return;
   }
   const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
   const int64_t samples = std::clamp(step_end - position_, int64_t{0}, options_.batch_per_rank);
-  const Tensors& tensors = gather(samples);
+  const Samples& tensors = gather(samples);
   batch_.input = tensors.input;
   batch_.target = tensors.target;
   batch_.epoch_steps = (sampler_->epoch_samples() + step_samples - 1) / step_samples;
@@ -155,10 +140,8 @@ void DataLoader::next() {
   if (batch_.completes_step) {
     ++step_;
   }
-  if (batch_.observer != nullptr) {
-    batch_.observer->begin_batch(batch_);
-    batch_.observer->begin(Phase::kForward);
-  }
+  batch_.observer->begin_batch(batch_);
+  batch_.observer->begin(Phase::kForward);
 }
 
 }  // namespace ddp

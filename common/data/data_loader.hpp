@@ -1,5 +1,4 @@
-// common/data/data_loader.hpp - which samples a process reads, in what order, and how they become
-// batches.
+// common/data/data_loader.hpp - which samples a process reads, in what order, in which batches.
 #pragma once
 
 #include <torch/types.h>
@@ -16,14 +15,14 @@ namespace ddp {
 
 /// What one process computes on at a time.
 struct Batch {
-  torch::Tensor
-      input;  ///< (samples, in_features) float32, on the loader's device; reused by the next batch
+  /// (samples, in_features) float32, on the loader's device; reused by the next batch
+  torch::Tensor input;
   torch::Tensor target;  ///< (samples) int64 or (samples, 1) float32
-  double step_samples_per_rank =
-      0;  ///< samples of the whole optimizer step / ranks, see Note [Averaging]
+  /// Samples of the whole optimizer step / ranks, see Note [Averaging].
+  double step_samples_per_rank = 0;
   bool completes_step = true;  ///< false while --accumulate has more of this step to come
   int64_t epoch_steps = 0;  ///< optimizer steps of this epoch, so that a log can make room for them
-  StepObserver* observer = nullptr;  ///< the loader's; none: nobody measures
+  StepObserver* observer = &no_observer;  ///< the loader's
 };
 
 /// The order in which this process reads the samples of an epoch. The order is a function of seed
@@ -81,8 +80,11 @@ class DataLoader {
   DataLoader(const Samples& samples, Sampler& sampler, const Options& options,
              const torch::Device& device)
       : DataLoader(samples, sampler, {options.batch_per_rank, options.accumulate, device}) {}
-  /// @param observer is told of every batch from now on, and must outlive the loader or be replaced
-  void set_observer(StepObserver* observer) { batch_.observer = observer; }
+  /// @param observer is told of every batch from now on, and must outlive the loader or be
+  /// replaced; null: nobody is
+  void set_observer(StepObserver* observer) {
+    batch_.observer = observer == nullptr ? &no_observer : observer;
+  }
   void set_epoch(int64_t epoch) { sampler_->set_epoch(epoch); }
   int64_t batch_per_rank() const noexcept { return options_.batch_per_rank; }
 
@@ -91,7 +93,7 @@ class DataLoader {
     explicit Iterator(DataLoader* loader) : loader_(loader) {}
     const Batch& operator*() const { return loader_->batch_; }
     Iterator& operator++() {
-      loader_->finish_batch();
+      loader_->batch_.observer->end_batch(loader_->batch_);
       loader_->next();
       return *this;
     }
@@ -104,15 +106,11 @@ class DataLoader {
   std::nullptr_t end() const { return nullptr; }
 
  private:
-  struct Tensors {
-    torch::Tensor input;
-    torch::Tensor target;
-  };
   /// Room for the largest batch, and views of its beginning for the last batch that was smaller.
   struct Buffers {
-    Tensors whole;
-    Tensors rest;
-    const Tensors& first(int64_t samples);
+    Samples whole;
+    Samples rest;
+    const Samples& first(int64_t samples);
   };
   /// Where the host gathers. On a GPU pinned, with the moment when the copy to the device was over.
   struct Staging {
@@ -120,11 +118,10 @@ class DataLoader {
     std::optional<c10::Event> copied;
   };
 
-  void finish_batch() const;
   void next();
   void reserve(int64_t samples);
   /// The samples of indices [position_, position_ + samples), on the device.
-  const Tensors& gather(int64_t samples);
+  const Samples& gather(int64_t samples);
 
   Samples samples_;  // contiguous
   Sampler* sampler_;

@@ -1,15 +1,14 @@
 #include "common/data/dataset.hpp"
 
+#include <fmt/format.h>
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
@@ -37,31 +36,35 @@ constexpr DataFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
 constexpr DataFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
                                       "ca8383985fa2cbc620515cb4512a5b03"};
 
-/// Reads NAME.gz or NAME. The size is known, so a file that claims to be larger is never unpacked.
+/// NAME.gz if it is there, else NAME.
+fs::path packed_or_plain(const fs::path& folder, const DataFile& file) {
+  const fs::path packed = folder / (std::string(file.name) + ".gz");
+  return fs::exists(packed) ? packed : folder / file.name;
+}
+
+/// The size is known, so a file that claims to be larger is never unpacked.
 std::string read_data_file(const fs::path& folder, const DataFile& file) {
-  fs::path path = folder / (std::string(file.name) + ".gz");
-  if (!fs::exists(path)) {
-    path = folder / file.name;
-  }
+  const std::string path = packed_or_plain(folder, file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
   if (in == nullptr) {
-    throw UsageError("data file " + path.string() + " cannot be opened, expected " + file.name +
-                     " or " + file.name + ".gz in the folder that --data-dir names");
+    throw UsageError(fmt::format(
+        "data file {} cannot be opened, expected {} or {}.gz in the folder that --data-dir names",
+        path, file.name, file.name));
   }
   std::string bytes(file.bytes + 1, '\0');  // one more than expected: a longer file must be noticed
   const int got = gzread(in.get(), bytes.data(), static_cast<unsigned>(bytes.size()));
   bytes.resize(got > 0 ? static_cast<size_t>(got) : 0);
   if (bytes.size() != file.bytes) {
-    throw UsageError("data file " + path.string() + " holds " +
-                     (got < 0                     ? "damaged gzip data"
-                      : bytes.size() > file.bytes ? "too much data"
-                                                  : std::to_string(got) + " bytes") +
-                     ", expected " + std::to_string(file.bytes) + " bytes unpacked");
+    throw UsageError(fmt::format("data file {} holds {}, expected {} bytes unpacked", path,
+                                 got < 0                     ? "damaged gzip data"
+                                 : bytes.size() > file.bytes ? "too much data"
+                                                             : fmt::format("{} bytes", got),
+                                 file.bytes));
   }
   const std::string hash = Hash().update(bytes).hex();
   if (hash != file.hash) {
-    throw UsageError("data file " + path.string() + " has checksum " + hash + ", expected " +
-                     file.hash);
+    throw UsageError(
+        fmt::format("data file {} has checksum {}, expected {}", path, hash, file.hash));
   }
   return bytes;
 }
@@ -73,19 +76,17 @@ fs::path find_data_dir(const Options& options, const DataFile& file,
   if (!options.data_dir.empty()) {
     return options.data_dir;
   }
-  for (const fs::path& folder : candidates) {
-    if (fs::exists(folder / (std::string(file.name) + ".gz")) || fs::exists(folder / file.name)) {
-      return folder;
-    }
-  }
-  return candidates.front();
+  const auto found = std::ranges::find_if(candidates, [&](const fs::path& folder) {
+    return fs::exists(packed_or_plain(folder, file));
+  });
+  return found == candidates.end() ? candidates.front() : *found;
 }
 
-std::string hash_samples(const Samples& samples) {
-  return Hash()
-      .update(samples.input.const_data_ptr(), samples.input.nbytes())
-      .update(samples.target.const_data_ptr(), samples.target.nbytes())
-      .hex();
+std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden,
+                                int64_t out_features) {
+  hidden.insert(hidden.begin(), in_features);
+  hidden.push_back(out_features);
+  return hidden;
 }
 
 /// y = w.x + b + 0.1 * noise for one output; for more, classes drawn from softmax(w.x + b).
@@ -94,12 +95,7 @@ Dataset synthetic(const Options& options) {
   constexpr double kLogitScale = 3.0;  // sharp enough that most labels can be learned
   Dataset dataset;
   dataset.name = "synthetic";
-  dataset.layers = options.layers;
-  if (dataset.layers.empty()) {
-    dataset.layers = options.hidden;
-    dataset.layers.insert(dataset.layers.begin(), 20);
-    dataset.layers.push_back(1);
-  }
+  dataset.layers = options.layers.empty() ? mlp_layers(20, options.hidden, 1) : options.layers;
   const int64_t in_features = dataset.layers.front();
   const int64_t out_features = dataset.layers.back();
   const int64_t test_size = std::max<int64_t>(options.dataset_size / 4, 1);
@@ -128,23 +124,22 @@ Dataset synthetic(const Options& options) {
   return dataset;
 }
 
-/// Mean 0 and variance 1 over the training pixels; both parts get the same transformation.
-void normalize(Dataset& dataset) {
-  const torch::Tensor pixels = dataset.train.input;
-  const double mean = pixels.mean(torch::kFloat64).item<double>();
+/// Ten classes of images. Pixels get mean 0 and variance 1 over the training part.
+Dataset image_dataset(const std::string& name, const Samples& train, const Samples& test,
+                      const Options& options, const std::vector<int64_t>& default_hidden) {
+  const double mean = train.input.mean(torch::kFloat64).item<double>();
   const double deviation =
-      std::sqrt(pixels.to(torch::kFloat64).sub_(mean).square_().mean().item<double>());
-  for (Samples* samples : {&dataset.train, &dataset.test}) {
-    samples->input.sub_(mean).div_(deviation);
+      std::sqrt(train.input.to(torch::kFloat64).sub_(mean).square_().mean().item<double>());
+  for (const Samples& samples : {train, test}) {
+    samples.input.sub_(mean).div_(deviation);
   }
-}
-
-std::vector<int64_t> image_layers(int64_t pixels, const Options& options,
-                                  const std::vector<int64_t>& default_hidden) {
-  std::vector<int64_t> layers = options.hidden.empty() ? default_hidden : options.hidden;
-  layers.insert(layers.begin(), pixels);
-  layers.push_back(10);
-  return layers;
+  return {.name = name,
+          .train = train,
+          .test = test,
+          .layers = mlp_layers(train.input.size(1),
+                               options.hidden.empty() ? default_hidden : options.hidden, 10),
+          .loss_floor = std::numeric_limits<double>::quiet_NaN(),
+          .fingerprint = {}};
 }
 
 /// 1,797 8x8 images of 10 people's handwritten digits; every fifth is held out.
@@ -170,45 +165,28 @@ Dataset digits(const Options& options) {
     return Samples{rows.narrow(1, 0, kPixels).to(torch::kFloat32).contiguous(),
                    rows.select(1, kPixels).contiguous()};
   };
-  Dataset dataset{.name = "digits",
-                  .train = part(~held_out),
-                  .test = part(held_out),
-                  .layers = image_layers(kPixels, options, {128, 128}),
-                  .loss_floor = std::numeric_limits<double>::quiet_NaN(),
-                  .fingerprint = {}};
-  normalize(dataset);
-  return dataset;
+  return image_dataset("digits", part(~held_out), part(held_out), options, {128, 128});
 }
 
-/// IDX: a header of big-endian numbers, here checked by the file's hash, then the bytes.
-Samples idx_samples(const std::string& images, const std::string& labels) {
-  constexpr size_t kImageHeader = 16;
-  constexpr size_t kLabelHeader = 8;
-  const auto size = static_cast<int64_t>(labels.size() - kLabelHeader);
-  const auto bytes = [](const std::string& file, size_t offset) {
-    return torch::from_blob(const_cast<char*>(file.data() + offset),
-                            {static_cast<int64_t>(file.size() - offset)}, torch::kUInt8);
-  };
-  return {bytes(images, kImageHeader).to(torch::kFloat32).view({size, -1}),
-          bytes(labels, kLabelHeader).to(torch::kInt64)};
+/// What follows an IDX file's header, which is big-endian numbers and checked by the file's hash.
+torch::Tensor idx_values(const fs::path& folder, const DataFile& file, size_t header_bytes,
+                         torch::ScalarType dtype) {
+  std::string bytes = read_data_file(folder, file);
+  const auto size = static_cast<int64_t>(bytes.size() - header_bytes);
+  return torch::from_blob(bytes.data() + header_bytes, {size}, torch::kUInt8).to(dtype);
 }
 
 /// 60,000 + 10,000 28x28 images of clothing, the published split.
 Dataset fashion_mnist(const Options& options) {
+  constexpr int64_t kPixels = 784;
   const fs::path folder = find_data_dir(options, kFashionTrainImages,
                                         {"/usr/share/datasets/fashion-mnist", DDP_DATA_DIR});
-  const auto part = [&](const DataFile& images_file, const DataFile& labels_file) {
-    const std::string images = read_data_file(folder, images_file);
-    return idx_samples(images, read_data_file(folder, labels_file));
+  const auto part = [&](const DataFile& images, const DataFile& labels) {
+    return Samples{idx_values(folder, images, 16, torch::kFloat32).view({-1, kPixels}),
+                   idx_values(folder, labels, 8, torch::kInt64)};
   };
-  Dataset dataset{.name = "fashion-mnist",
-                  .train = part(kFashionTrainImages, kFashionTrainLabels),
-                  .test = part(kFashionTestImages, kFashionTestLabels),
-                  .layers = image_layers(784, options, {256, 128}),
-                  .loss_floor = std::numeric_limits<double>::quiet_NaN(),
-                  .fingerprint = {}};
-  normalize(dataset);
-  return dataset;
+  return image_dataset("fashion-mnist", part(kFashionTrainImages, kFashionTrainLabels),
+                       part(kFashionTestImages, kFashionTestLabels), options, {256, 128});
 }
 
 }  // namespace
@@ -218,9 +196,13 @@ Dataset load_dataset(const Options& options) {
   Dataset dataset = options.dataset == "digits"          ? digits(options)
                     : options.dataset == "fashion-mnist" ? fashion_mnist(options)
                                                          : synthetic(options);
-  dataset.fingerprint = dataset.name + " " + std::to_string(dataset.train.size()) + "+" +
-                        std::to_string(dataset.test.size()) + " samples, hash " +
-                        hash_samples(dataset.train).substr(0, 16);
+  const auto& [input, target] = dataset.train;
+  const std::string hash = Hash()
+                               .update(input.const_data_ptr(), input.nbytes())
+                               .update(target.const_data_ptr(), target.nbytes())
+                               .hex();
+  dataset.fingerprint = fmt::format("{} {}+{} samples, hash {}", dataset.name, dataset.train.size(),
+                                    dataset.test.size(), hash.substr(0, 16));
   return dataset;
 }
 

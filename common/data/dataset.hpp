@@ -26,8 +26,7 @@ struct Dataset {
   /// The loss that no model can beat: the variance of the noise (regression) or the entropy of the
   /// labels (classification) of synthetic data. Not a number for real data.
   double loss_floor;
-  std::string
-      fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks of one job
+  std::string fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks
 
   bool classification() const { return layers.back() > 1; }
 };

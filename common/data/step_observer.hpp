@@ -14,7 +14,7 @@ enum class Phase : size_t { kData, kForward, kBackward, kOptimizer };
 inline constexpr size_t kPhases = 4;
 
 /// The loader, the loss and the optimizer know the clock of a training run by this interface only,
-/// and do without one: a loop needs no line for being measured.
+/// and a loop needs no line for being measured. This class itself measures nothing.
 ///
 /// In an epoch of a stage's loop: begin_epoch(), then for every batch begin_batch(),
 /// begin(kForward), add_loss(), begin(kBackward), begin(kOptimizer) if the batch completes its
@@ -24,17 +24,20 @@ class StepObserver {
  public:
   virtual ~StepObserver() = default;
   /// The loader is about to fetch the first batch.
-  virtual void begin_epoch() = 0;
+  virtual void begin_epoch() {}
   /// The batch is there.
-  virtual void begin_batch(const Batch& batch) = 0;
+  virtual void begin_batch(const Batch&) {}
   /// The phase before is over.
-  virtual void begin(Phase phase) = 0;
+  virtual void begin(Phase) {}
   /// @param loss scalar, this batch's share of the step's loss, see ddp::loss()
-  virtual void add_loss(const torch::Tensor& loss) = 0;
+  virtual void add_loss([[maybe_unused]] const torch::Tensor& loss) {}
   /// All that was to be done with the batch is done: the loader is asked for the next one.
-  virtual void end_batch(const Batch& batch) = 0;
+  virtual void end_batch(const Batch&) {}
   /// There is no next one.
-  virtual void end_epoch() = 0;
+  virtual void end_epoch() {}
 };
+
+/// Whom a loop tells that nobody measures.
+inline StepObserver no_observer;
 
 }  // namespace ddp

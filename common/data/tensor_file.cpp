@@ -1,14 +1,17 @@
 #include "common/data/tensor_file.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -19,36 +22,27 @@ namespace ddp {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own limit
 const std::string kNoHash(32, '0');
 
-const std::map<std::string, torch::ScalarType>& dtypes() {
-  static const std::map<std::string, torch::ScalarType> table = {
-      {"F64", torch::kFloat64},   {"F32", torch::kFloat32}, {"F16", torch::kFloat16},
-      {"BF16", torch::kBFloat16}, {"I64", torch::kInt64},   {"I32", torch::kInt32},
-      {"U8", torch::kUInt8},      {"BOOL", torch::kBool}};
-  return table;
-}
-
-std::string dtype_name(torch::ScalarType type) {
-  for (const auto& [name, candidate] : dtypes()) {
-    if (candidate == type) {
-      return name;
-    }
-  }
-  TORCH_CHECK(false, "Expected a dtype that safetensors has, got ", type);
-}
+struct Dtype {
+  const char* name;  // in safetensors
+  torch::ScalarType type;
+};
+constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
+                             {"F16", torch::kFloat16}, {"BF16", torch::kBFloat16},
+                             {"I64", torch::kInt64},   {"I32", torch::kInt32},
+                             {"U8", torch::kUInt8},    {"BOOL", torch::kBool}};
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-  throw Error(ExitCode::kSnapshotRefused, "snapshot " + path + " " + reason);
+  throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {} {}", path, reason));
 }
 
 [[noreturn]] void fail_to_write(const std::string& path) {
   throw Error(ExitCode::kTrainingFailed,
-              "snapshot " + path + " cannot be written: " + std::strerror(errno));
+              fmt::format("snapshot {} cannot be written: {}", path, std::strerror(errno)));
 }
 
 /// The checksum covers the file with the checksum's own digits as zeros.
@@ -56,48 +50,31 @@ std::string file_hash(const std::string& header, const std::string& data) {
   return Hash().update(header).update(data).hex();
 }
 
-void write_all(int fd, const char* bytes, size_t size, const std::string& path) {
-  while (size > 0) {
-    const ssize_t written = write(fd, bytes, size);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      fail_to_write(path);
-    }
-    bytes += written;
-    size -= static_cast<size_t>(written);
-  }
+fs::path folder_of(const fs::path& file) {
+  return file.has_parent_path() ? file.parent_path() : ".";
 }
-
-const std::string kPrevious = ".prev";
-const std::string kTemporary = ".tmp.";
-constexpr size_t kSuffixDigits = 16;
 
 /// "PATH.tmp." and random digits: a process that was killed may have left one, and process numbers
 /// repeat, above all in containers.
 std::string temporary_name(const std::string& path) {
   std::random_device random;
-  char suffix[kSuffixDigits + 1];
-  std::snprintf(suffix, sizeof(suffix), "%08x%08x", random(), random());
-  return path + kTemporary + suffix;
+  return fmt::format("{}.tmp.{:08x}{:08x}", path, random(), random());
 }
 
-bool is_temporary(const std::string& name, const std::string& base) {
-  const size_t digits = base.size() + kTemporary.size();
-  return name.size() == digits + kSuffixDigits && name.rfind(base + kTemporary, 0) == 0 &&
-         name.find_first_not_of("0123456789abcdef", digits) == std::string::npos;
+/// Whether it is a temporary_name() of the file `base` or of the one kept before it.
+bool is_temporary(const fs::path& name, const std::string& base) {
+  const fs::path stem = name.stem();
+  const std::string digits = name.extension();  // with a dot before them
+  return (stem == base + ".tmp" || stem == base + ".prev.tmp") && digits.size() == 17 &&
+         digits.find_first_not_of("0123456789abcdef", 1) == std::string::npos;
 }
 
 /// Removes what writers of `path` that were killed have left. Living ones hold a lock.
 void remove_leftovers(const fs::path& path) {
   std::error_code error;
-  const std::string base = path.filename().string();
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+  for (fs::directory_iterator entry(folder_of(path), error), end; !error && entry != end;
        entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (!is_temporary(name, base) && !is_temporary(name, base + kPrevious)) {
+    if (!is_temporary(entry->path().filename(), path.filename())) {
       continue;
     }
     const int fd = open(entry->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -111,28 +88,46 @@ void remove_leftovers(const fs::path& path) {
 }
 
 /// A file that is removed again unless it was renamed away. Locked meanwhile.
-struct TemporaryFile {
-  explicit TemporaryFile(std::string name)
-      : path(std::move(name)),
-        fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644)) {
-    if (fd < 0) {
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& name)
+      : path(name),
+        fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644)) {
+    if (fd_ < 0) {
       fail_to_write(path);
     }
-    flock(fd, LOCK_EX | LOCK_NB);
+    flock(fd_, LOCK_EX | LOCK_NB);
   }
   ~TemporaryFile() {
-    close(fd);
+    close(fd_);
     unlink(path.c_str());
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
-  std::string path;
-  int fd;
+  void write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+      if (written > 0) {
+        bytes.remove_prefix(static_cast<size_t>(written));
+      } else if (written == 0 || errno != EINTR) {
+        fail_to_write(path);
+      }
+    }
+  }
+  void sync() {
+    if (fsync(fd_) != 0) {
+      fail_to_write(path);
+    }
+  }
+
+  const std::string path;
+
+ private:
+  int fd_;
 };
 
-void sync_folder(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+void sync_folder(const fs::path& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd >= 0) {
     fsync(fd);
@@ -140,39 +135,27 @@ void sync_folder(const fs::path& file) {
   }
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(in)), {});
-  if (!in) {
-    refuse(path, "cannot be read");
-  }
-  return bytes;
-}
-
-/// One tensor of the header, checked against what is there. @param position where its data must
-/// begin
-torch::Tensor read_tensor(const std::string& path, const std::string& name, const json& entry,
-                          const std::string& data, size_t& position) {
-  const auto type = dtypes().find(entry.at("dtype").get<std::string>());
-  if (type == dtypes().end()) {
+/// One tensor of the header, checked against what is there.
+/// @param position where its data must begin; then where it ends
+torch::Tensor read_tensor(const std::string& path, const std::string& name,
+                          const ordered_json& entry, const std::string& data, size_t& position) {
+  const auto dtype = std::ranges::find(kDtypes, entry.at("dtype").get<std::string>(), &Dtype::name);
+  if (dtype == std::end(kDtypes)) {
     refuse(path, "has tensor " + name + " of unknown dtype");
   }
   const auto shape = entry.at("shape").get<std::vector<int64_t>>();
-  const auto offsets = entry.at("data_offsets").get<std::vector<uint64_t>>();
-  size_t bytes = c10::elementSize(type->second);
+  size_t bytes = c10::elementSize(dtype->type);
   for (const int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
       refuse(path, "has tensor " + name + " of impossible shape");
     }
   }
-  if (offsets.size() != 2 || offsets[0] != position || offsets[1] < offsets[0] ||
-      offsets[1] - offsets[0] != bytes || offsets[1] > data.size()) {
+  if (bytes > data.size() - position ||
+      entry.at("data_offsets") != ordered_json{position, position + bytes}) {
     refuse(path, "has tensor " + name + " outside of its data");
   }
-  torch::Tensor tensor = torch::empty(shape, type->second);
-  if (bytes > 0) {
-    std::memcpy(tensor.mutable_data_ptr(), data.data() + position, bytes);
-  }
+  torch::Tensor tensor = torch::empty(shape, dtype->type);
+  std::copy_n(data.data() + position, bytes, static_cast<char*>(tensor.mutable_data_ptr()));
   position += bytes;
   return tensor;
 }
@@ -185,12 +168,11 @@ TensorFile parse(const std::string& path, const std::string& header, const std::
     if (name == "__metadata__") {
       file.metadata = entry.get<std::map<std::string, std::string>>();
     } else {
-      file.tensors.emplace_back(name, read_tensor(path, name, json(entry), data, position));
+      file.tensors.emplace_back(name, read_tensor(path, name, entry, data, position));
     }
   }
   if (position != data.size()) {
-    refuse(path, "holds " + std::to_string(data.size()) + " bytes of data, expected " +
-                     std::to_string(position));
+    refuse(path, fmt::format("holds {} bytes of data, expected {}", data.size(), position));
   }
   return file;
 }
@@ -204,9 +186,12 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
   root["__metadata__"]["xxh3_128"] = kNoHash;
   for (const auto& [name, tensor] : file.tensors) {
     const torch::Tensor host = tensor.detach().to(torch::kCPU).contiguous();
+    const auto dtype = std::ranges::find(kDtypes, host.scalar_type(), &Dtype::type);
+    TORCH_CHECK(dtype != std::end(kDtypes), "Expected a dtype that safetensors has, got ",
+                host.scalar_type());
     const size_t begin = data.size();
     data.append(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
-    root[name] = {{"dtype", dtype_name(host.scalar_type())},
+    root[name] = {{"dtype", dtype->name},
                   {"shape", host.sizes().vec()},
                   {"data_offsets", {begin, data.size()}}};
   }
@@ -218,39 +203,38 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
 
   remove_leftovers(path);
   TemporaryFile temporary(temporary_name(path));
-  write_all(temporary.fd, reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes),
-            temporary.path);
-  write_all(temporary.fd, header.data(), header.size(), temporary.path);
-  write_all(temporary.fd, data.data(), data.size(), temporary.path);
-  if (fsync(temporary.fd) != 0) {
-    fail_to_write(temporary.path);
-  }
+  temporary.write({reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)});
+  temporary.write(header);
+  temporary.write(data);
+  temporary.sync();
   // The old file gets its second name first, so that there is no moment without a snapshot at
   // `path`.
-  const std::string previous = path + kPrevious;
+  const std::string previous = path + ".prev";
   const std::string link_name = temporary_name(previous);
   if (link(path.c_str(), link_name.c_str()) == 0) {
-    if (rename(link_name.c_str(), previous.c_str()) != 0) {
-      unlink(link_name.c_str());
-    }
-    unlink(link_name.c_str());  // still there if both names were the same file already
+    rename(link_name.c_str(), previous.c_str());
+    unlink(link_name.c_str());  // still there if it failed, or both were the same file already
   }
   if (rename(temporary.path.c_str(), path.c_str()) != 0) {
     fail_to_write(path);
   }
-  sync_folder(path);
+  sync_folder(folder_of(path));
 }
 
 TensorFile read_tensor_file(const std::string& path) {
-  const std::string bytes = read_file(path);
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  if (!in) {
+    refuse(path, "cannot be read");
+  }
   uint64_t header_bytes = 0;
   if (bytes.size() < sizeof(header_bytes)) {
-    refuse(path, "holds " + std::to_string(bytes.size()) + " bytes, expected a safetensors file");
+    refuse(path, fmt::format("holds {} bytes, expected a safetensors file", bytes.size()));
   }
   std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
   if (header_bytes > kMaxHeaderBytes || header_bytes > bytes.size() - sizeof(header_bytes)) {
-    refuse(path, "is no safetensors file: its header claims " + std::to_string(header_bytes) +
-                     " of " + std::to_string(bytes.size()) + " bytes");
+    refuse(path, fmt::format("is no safetensors file: its header claims {} of {} bytes",
+                             header_bytes, bytes.size()));
   }
   std::string header = bytes.substr(sizeof(header_bytes), header_bytes);
   const std::string data = bytes.substr(sizeof(header_bytes) + header_bytes);
@@ -266,7 +250,7 @@ TensorFile read_tensor_file(const std::string& path) {
   }
   try {
     return parse(path, header, data);
-  } catch (const json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     refuse(path, std::string("has a malformed header: ") + error.what());
   }
 }

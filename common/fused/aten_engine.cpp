@@ -11,17 +11,16 @@ namespace {
 /// What cross entropy ignores if it is told nothing else; no dataset has such a class.
 constexpr int64_t kIgnoreIndex = -100;
 
-class AtenEngine : public RepeatableEngine {
+class AtenEngine : public Engine {
  public:
   AtenEngine(MlpStorage storage, int64_t max_samples)
-      : storage_(std::move(storage)), regression_(storage_.widths.back() == 1) {
-    const torch::TensorOptions options = storage_.weights.front().options().requires_grad(false);
-    for (const int64_t width : storage_.widths) {
-      activations_.push_back(torch::zeros({max_samples, width}, options));
-    }
+      : storage_(std::move(storage)), regression_(storage_.back().out() == 1) {
+    const torch::TensorOptions options = storage_.front().weight.options().requires_grad(false);
+    activations_.push_back(torch::zeros({max_samples, storage_.front().in()}, options));
     // The input has no gradient; that of the outputs has two stages, see differentiate_loss().
-    for (size_t i = 1; i < storage_.widths.size(); ++i) {
-      gradients_.push_back(torch::zeros({max_samples, storage_.widths[i]}, options));
+    for (const LinearStorage& layer : storage_) {
+      activations_.push_back(torch::zeros({max_samples, layer.out()}, options));
+      gradients_.push_back(torch::zeros({max_samples, layer.out()}, options));
     }
     log_probabilities_ = torch::zeros_like(gradients_.back());
     log_probability_gradients_ = torch::zeros_like(gradients_.back());
@@ -49,13 +48,14 @@ class AtenEngine : public RepeatableEngine {
     }
   }
 
-  void compute(int64_t samples, bool accumulate, const Progress& progress) override {
+  /// Of `work` only what a graph may repeat.
+  void compute(const Work& work, const Progress& progress) override {
     const torch::NoGradGuard no_grad;
-    progress.begin_phase(Phase::kForward);
-    forward(samples);
-    differentiate_loss(samples);
-    progress.begin_phase(Phase::kBackward);
-    backward(samples, accumulate, progress);
+    progress.observer.begin(Phase::kForward);
+    forward(work.samples);
+    differentiate_loss(work.samples);
+    progress.observer.begin(Phase::kBackward);
+    backward(work.samples, work.accumulate, progress);
   }
 
   const torch::Tensor& loss() const override { return loss_; }
@@ -66,11 +66,11 @@ class AtenEngine : public RepeatableEngine {
   }
 
   void forward(int64_t samples) {
-    for (size_t i = 0; i < storage_.layers(); ++i) {
+    for (size_t i = 0; i < storage_.size(); ++i) {
       torch::Tensor output = first(activations_[i + 1], samples);
-      at::addmm_out(output, storage_.biases[i], first(activations_[i], samples),
-                    storage_.weights[i].t());
-      if (i + 1 < storage_.layers()) {
+      at::addmm_out(output, storage_[i].bias, first(activations_[i], samples),
+                    storage_[i].weight.t());
+      if (i + 1 < storage_.size()) {
         at::relu_(output);
       }
     }
@@ -101,22 +101,21 @@ class AtenEngine : public RepeatableEngine {
   }
 
   void backward(int64_t samples, bool accumulate, const Progress& progress) {
-    for (size_t i = storage_.layers(); i-- > 0;) {
+    for (size_t i = storage_.size(); i-- > 0;) {
       const torch::Tensor gradient = first(gradients_[i], samples);
       const torch::Tensor input = first(activations_[i], samples);
-      torch::Tensor& weight_gradient = storage_.weight_gradients[i];
-      torch::Tensor& bias_gradient = storage_.bias_gradients[i];
+      LinearStorage& layer = storage_[i];
       if (accumulate) {
-        at::addmm_out(weight_gradient, weight_gradient, gradient.t(), input);
-        bias_gradient.add_(gradient.sum(0));
+        at::addmm_out(layer.weight_gradient, layer.weight_gradient, gradient.t(), input);
+        layer.bias_gradient.add_(gradient.sum(0));
       } else {
-        at::mm_out(weight_gradient, gradient.t(), input);
-        at::sum_out(bias_gradient, gradient, at::IntArrayRef({0}));
+        at::mm_out(layer.weight_gradient, gradient.t(), input);
+        at::sum_out(layer.bias_gradient, gradient, at::IntArrayRef({0}));
       }
       progress.gradient_ready(i);
       if (i > 0) {
         torch::Tensor input_gradient = first(gradients_[i - 1], samples);
-        at::mm_out(input_gradient, gradient, storage_.weights[i]);
+        at::mm_out(input_gradient, gradient, layer.weight);
         at::threshold_backward_out(input_gradient, input_gradient, input, 0);
       }
     }
@@ -139,7 +138,7 @@ class AtenEngine : public RepeatableEngine {
 
 }  // namespace
 
-std::unique_ptr<RepeatableEngine> make_aten_engine(const MlpStorage& storage, int64_t max_samples) {
+std::unique_ptr<Engine> make_aten_engine(const MlpStorage& storage, int64_t max_samples) {
   return std::make_unique<AtenEngine>(storage, max_samples);
 }
 

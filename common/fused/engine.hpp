@@ -14,21 +14,32 @@
 
 namespace ddp::fused {
 
-/// Where the weights and the gradients of one replica of the MLP lie.
-struct MlpStorage {
-  std::vector<int64_t> widths;  ///< of the input, of each hidden layer, of the output
-  std::vector<torch::Tensor> weights;  ///< of each layer, (out, in) float32
-  std::vector<torch::Tensor> biases;  ///< (out)
-  std::vector<torch::Tensor> weight_gradients;
-  std::vector<torch::Tensor> bias_gradients;
+/// Where the parameters and the gradients of one layer of a replica lie.
+struct LinearStorage {
+  torch::Tensor weight;  ///< (out, in) float32
+  torch::Tensor bias;  ///< (out)
+  torch::Tensor weight_gradient;
+  torch::Tensor bias_gradient;
 
-  size_t layers() const { return weights.size(); }
+  int64_t in() const { return weight.size(1); }
+  int64_t out() const { return weight.size(0); }
 };
+using MlpStorage = std::vector<LinearStorage>;
 
-/// The storage of an MLP whose parameters, laid out as `flat` is, are in `data` and `grad`.
-/// @throws c10::Error unless the parameters are weight and bias of a chain of linear layers
-MlpStorage mlp_storage(const FlatParameters& flat, const torch::Tensor& data,
-                       const torch::Tensor& grad);
+/// The layers of an Mlp whose parameters, laid out as `flat` is, are in `data` and `grad`.
+inline MlpStorage mlp_storage(const FlatParameters& flat, const torch::Tensor& data,
+                              const torch::Tensor& grad) {
+  const auto part_of = [&flat](const torch::Tensor& all, size_t index) {
+    const torch::Tensor& parameter = flat.parameters[index];
+    return all.narrow(0, flat.offsets[index], parameter.numel()).view(parameter.sizes());
+  };
+  MlpStorage storage;
+  for (size_t i = 0; i + 1 < flat.parameters.size(); i += 2) {
+    storage.push_back(
+        {part_of(data, i), part_of(data, i + 1), part_of(grad, i), part_of(grad, i + 1)});
+  }
+  return storage;
+}
 
 /// A batch, or a replica's part of one, and what its gradients are to be multiplied with.
 struct Work {
@@ -41,7 +52,7 @@ struct Work {
 
 /// What an engine tells while it runs, on the thread that runs it.
 struct Progress {
-  c10::function_ref<void(Phase)> begin_phase;
+  StepObserver& observer;  ///< of the phases
   /// The weight and bias gradients of this layer are final. Layers come in order, the last first.
   c10::function_ref<void(size_t layer)> gradient_ready;
 };
@@ -55,23 +66,13 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  virtual void run(const Work& work, const Progress& progress) = 0;
-  /// Scalar on the engine's device, written by run(): the sum over the samples of their losses
+  /// Before compute(). A CUDA Graph repeats compute() alone, so an engine for GPUs copies here all
+  /// that differs from batch to batch into memory that stays where it is.
+  virtual void load(const Work&) {}
+  virtual void compute(const Work& work, const Progress& progress) = 0;
+  /// Scalar on the engine's device, written by compute(): the sum over the samples of their losses
   /// divided by batch.step_samples_per_rank.
   virtual const torch::Tensor& loss() const = 0;
-};
-
-/// An engine whose computation a CUDA Graph can repeat: what differs from batch to batch is copied
-/// by load(), into memory that stays where it is.
-class RepeatableEngine : public Engine {
- public:
-  void run(const Work& work, const Progress& progress) final {
-    load(work);
-    compute(work.samples, work.accumulate, progress);
-  }
-  virtual void load(const Work& work) = 0;
-  /// What is left of run().
-  virtual void compute(int64_t samples, bool accumulate, const Progress& progress) = 0;
 };
 
 /// On the CPU: our own kernels, no allocation after construction.
@@ -80,6 +81,6 @@ std::unique_ptr<Engine> make_host_engine(const MlpStorage& storage, int64_t max_
                                          size_t threads);
 
 /// On any device, CUDA above all: ATen operators that write to given tensors.
-std::unique_ptr<RepeatableEngine> make_aten_engine(const MlpStorage& storage, int64_t max_samples);
+std::unique_ptr<Engine> make_aten_engine(const MlpStorage& storage, int64_t max_samples);
 
 }  // namespace ddp::fused

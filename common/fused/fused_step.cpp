@@ -15,8 +15,6 @@
 namespace ddp {
 namespace {
 
-using fused::Engine;
-using fused::Progress;
 using fused::Work;
 
 /// One device's copy of the MLP.
@@ -24,7 +22,7 @@ struct Replica {
   torch::Device device;
   torch::Tensor data;  // flat; the model's own on the model's device
   torch::Tensor grad;  // flat; the model's own for the first replica
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<fused::Engine> engine;
 };
 
 }  // namespace
@@ -83,20 +81,12 @@ struct FusedStep::State {
       run_graph(batch, learning_rate);
     } else {
       compute_replicas(batch);
-      if (batch.completes_step) {
-        average();
-        if (batch.observer != nullptr) {
-          batch.observer->begin(Phase::kOptimizer);
-        }
-        update();
-      }
+      finish_step(batch, *batch.observer);
     }
     step_begun = !batch.completes_step;
-    if (batch.observer != nullptr) {
-      // On a GPU losses are read when the epoch is over, and the next step overwrites this one.
-      const torch::Tensor& loss = replicas.front().engine->loss();
-      batch.observer->add_loss(flat.data.is_cuda() ? loss.clone() : loss);
-    }
+    // On a GPU losses are read when the epoch is over, and the next step overwrites this one.
+    const torch::Tensor& loss = replicas.front().engine->loss();
+    batch.observer->add_loss(flat.data.is_cuda() ? loss.clone() : loss);
   }
 
   Work work_of(const Batch& batch, int64_t begin, int64_t samples) const {
@@ -106,7 +96,7 @@ struct FusedStep::State {
 
   void compute_replicas(const Batch& batch) {
     if (replicas.size() == 1) {
-      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), batch.observer);
+      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), *batch.observer);
       return;
     }
     threads.run([&](size_t i) {
@@ -119,7 +109,7 @@ struct FusedStep::State {
       const int64_t samples = batch.input.size(0);
       const int64_t begin = index * (samples / count) + std::min(index, samples % count);
       compute(replica, work_of(batch, begin, samples / count + (index < samples % count ? 1 : 0)),
-              i == 0 ? batch.observer : nullptr);
+              i == 0 ? *batch.observer : no_observer);
     });
     torch::Tensor loss = replicas.front().engine->loss();
     for (size_t i = 1; i < replicas.size(); ++i) {
@@ -131,17 +121,13 @@ struct FusedStep::State {
   }
 
   /// @param observer of the one replica whose phases count
-  void compute(const Replica& replica, const Work& work, StepObserver* observer) {
+  void compute(const Replica& replica, const Work& work, StepObserver& observer) {
     const c10::DeviceGuard device_guard(replica.device);
     const torch::NoGradGuard no_grad;  // thread-local
     model->announce({work.samples, work.batch.input.size(1)}, replica.device);
-    const auto begin_phase = [&](Phase phase) {
-      if (observer != nullptr) {
-        observer->begin(phase);
-      }
-    };
     const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, work.batch); };
-    replica.engine->run(work, {begin_phase, gradient_ready});
+    replica.engine->load(work);
+    replica.engine->compute(work, {observer, gradient_ready});
   }
 
   /// Of the buckets that this layer's gradients complete, if the batch completes the step.
@@ -159,45 +145,47 @@ struct FusedStep::State {
 
   /// In the replicas' order, which fixes the bits.
   void add_gradients() {
-    for (size_t i = 1; i < replicas.size(); ++i) {
-      if (!flat.grad.is_cpu()) {
+    if (!flat.grad.is_cpu()) {
+      for (size_t i = 1; i < replicas.size(); ++i) {
         flat.grad.add_(replicas[i].grad.to(flat.grad.device()));
       }
+      return;
     }
-    if (flat.grad.is_cpu()) {
-      threads.run([&](size_t thread) {
-        const auto count = static_cast<int64_t>(threads.size());
-        const auto t = static_cast<int64_t>(thread);
-        for (size_t i = 1; i < replicas.size(); ++i) {
-          fused::kernels().add(flat.grad.mutable_data_ptr<float>(),
-                               replicas[i].grad.const_data_ptr<float>(),
-                               flat.grad.numel() * t / count, flat.grad.numel() * (t + 1) / count);
-        }
-      });
-    }
+    threads.run([&](size_t thread) {
+      const auto count = static_cast<int64_t>(threads.size());
+      const int64_t begin = flat.grad.numel() * static_cast<int64_t>(thread) / count;
+      const int64_t end = flat.grad.numel() * static_cast<int64_t>(thread + 1) / count;
+      for (size_t i = 1; i < replicas.size(); ++i) {
+        fused::kernels().add(flat.grad.mutable_data_ptr<float>() + begin,
+                             replicas[i].grad.const_data_ptr<float>() + begin, end - begin);
+      }
+    });
   }
 
-  /// Waits until the sums over the ranks are there; they are means already, see work_of().
-  void average() {
+  /// If the batch completes the step: waits for the sums over the ranks, which are means already
+  /// (see work_of()), and updates the weights.
+  void finish_step(const Batch& batch, StepObserver& observer) {
+    if (!batch.completes_step) {
+      return;
+    }
     if (buckets) {
       buckets->finish();
     }
+    observer.begin(Phase::kOptimizer);
+    update();
   }
 
   /// All phases count as forward: nobody can tell when in a graph one ends.
   void run_graph(const Batch& batch, double learning_rate) {
     model->announce(batch.input.sizes(), flat.data.device());
-    auto& engine = static_cast<fused::RepeatableEngine&>(*replicas.front().engine);
-    engine.load(work_of(batch, 0, batch_size));
+    fused::Engine& engine = *replicas.front().engine;
+    const Work work = work_of(batch, 0, batch_size);
+    engine.load(work);
     const size_t kind = (step_begun ? 2U : 0U) + (batch.completes_step ? 1U : 0U);
     graphs->run(kind, learning_rate, process_group, [&] {
-      const auto begin_phase = [](Phase) {};
       const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, batch); };
-      engine.compute(batch_size, step_begun, {begin_phase, gradient_ready});
-      if (batch.completes_step) {
-        average();
-        update();
-      }
+      engine.compute(work, {no_observer, gradient_ready});
+      finish_step(batch, no_observer);
     });
   }
 

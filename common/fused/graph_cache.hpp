@@ -2,12 +2,12 @@
 #pragma once
 
 #include <c10/util/FunctionRef.h>
-#include <torch/types.h>
 
 #include <array>
 #include <memory>
+#include <utility>
 
-#include "common/backends/cuda/cuda_graph.hpp"
+#include "common/backends/cuda_module.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp::fused {
@@ -25,11 +25,42 @@ class GraphCache {
   /// @param kind in [0, kKinds); `work` must be the same for each kind
   /// @param process_group that `work` uses, or none
   void run(size_t kind, double learning_rate, const ProcessGroup* process_group,
-           c10::function_ref<void()> work);
+           c10::function_ref<void()> work) {
+    if (std::exchange(learning_rate_, learning_rate) != learning_rate) {
+      release();
+    }
+    Graph& graph = graphs_[kind];
+    if (graph.runs < kRunsBeforeCapture) {
+      ++graph.runs;
+      stream_->run(work);
+      return;
+    }
+    if (graph.captured == nullptr) {
+      graph.captured = stream_->capture(work);
+      if (process_group != nullptr) {
+        graph.sent = process_group->take_wait();
+        // Events that were recorded belong to the capture.
+        graph.sent.backward = {};
+        graph.sent.gather = {};
+      }
+    }
+    graph.captured->replay();
+    if (process_group != nullptr) {
+      process_group->record_bytes(graph.sent);
+    }
+  }
+
   /// Frees the graphs; run() would capture them anew.
-  void release();
+  void release() {
+    for (Graph& graph : graphs_) {
+      graph.captured.reset();
+    }
+  }
 
  private:
+  /// Enough for every library to have made its handles and chosen its kernels.
+  static constexpr int kRunsBeforeCapture = 3;
+
   struct Graph {
     int runs = 0;  // uncaptured ones
     std::unique_ptr<CapturedWork> captured;

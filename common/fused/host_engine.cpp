@@ -39,12 +39,12 @@ bool lines_compete(int64_t rows, int64_t columns) {
 constexpr int64_t kPackedRows = 8 * kTileRows;  // three lines of 64 bytes
 
 struct Layer {
-  int64_t in = 0;
-  int64_t out = 0;
-  const float* weight = nullptr;
-  const float* bias = nullptr;
-  float* weight_gradient = nullptr;
-  float* bias_gradient = nullptr;
+  int64_t in;
+  int64_t out;
+  const float* weight;
+  const float* bias;
+  float* weight_gradient;
+  float* bias_gradient;
   torch::Tensor input;  // (samples of a part, padded_features(in))
   torch::Tensor transposed_input;  // (in, columns_)
   torch::Tensor output_gradient;  // (out, columns_); of the last layer first the output
@@ -59,44 +59,39 @@ class HostEngine : public Engine {
         columns_(round_up(std::clamp<int64_t>(max_samples, 1, kPartSamples), kBlock)),
         loss_(torch::zeros({}, torch::kFloat64)) {
     int64_t packed = 0;
-    for (size_t i = 0; i < storage_.layers(); ++i) {
-      Layer layer;
-      layer.in = storage_.widths[i];
-      layer.out = storage_.widths[i + 1];
-      layer.weight = storage_.weights[i].const_data_ptr<float>();
-      layer.bias = storage_.biases[i].const_data_ptr<float>();
-      layer.weight_gradient = storage_.weight_gradients[i].data_ptr<float>();
-      layer.bias_gradient = storage_.bias_gradients[i].data_ptr<float>();
-      layer.input = torch::zeros({columns_, padded_features(layer.in)});
-      layer.transposed_input = torch::zeros({layer.in, columns_});
-      layer.output_gradient = torch::zeros({layer.out, columns_});
-      if (i > 0 && lines_compete(layer.out, layer.in)) {
-        packed = std::max(packed, kPackedRows * layer.out);
+    for (const LinearStorage& linear : storage_) {
+      if (!layers_.empty() && lines_compete(linear.out(), linear.in())) {
+        packed = std::max(packed, kPackedRows * linear.out());
       }
-      layers_.push_back(std::move(layer));
+      layers_.push_back({.in = linear.in(),
+                         .out = linear.out(),
+                         .weight = linear.weight.const_data_ptr<float>(),
+                         .bias = linear.bias.const_data_ptr<float>(),
+                         .weight_gradient = linear.weight_gradient.mutable_data_ptr<float>(),
+                         .bias_gradient = linear.bias_gradient.mutable_data_ptr<float>(),
+                         .input = torch::zeros({columns_, padded_features(linear.in())}),
+                         .transposed_input = torch::zeros({linear.in(), columns_}),
+                         .output_gradient = torch::zeros({linear.out(), columns_})});
     }
     packed_ = torch::zeros({static_cast<int64_t>(threads), packed});
   }
 
-  void run(const Work& work, const Progress& progress) override {
-    *loss_.mutable_data_ptr<double>() = 0;
-    if (work.samples == 0) {
-      progress.begin_phase(Phase::kBackward);
-      finish_without_samples(work, progress);
-      return;
-    }
-    for (int64_t begin = 0; begin < work.samples; begin += kPartSamples) {
+  void compute(const Work& work, const Progress& progress) override {
+    double& loss = *loss_.mutable_data_ptr<double>();
+    loss = 0;
+    int64_t begin = 0;
+    do {  // once without samples too: gradients are set to zero, and ready
       const Part part{.begin = work.begin + begin,
                       .samples = std::min(kPartSamples, work.samples - begin),
                       .accumulate = work.accumulate || begin > 0,
                       .last = begin + kPartSamples >= work.samples};
-      progress.begin_phase(Phase::kForward);
+      progress.observer.begin(Phase::kForward);
       forward(part, work.batch);
-      const double loss = differentiate_loss(part, work);
-      *loss_.mutable_data_ptr<double>() += loss / work.batch.step_samples_per_rank;
-      progress.begin_phase(Phase::kBackward);
+      loss += differentiate_loss(part, work) / work.batch.step_samples_per_rank;
+      progress.observer.begin(Phase::kBackward);
       backward(part, progress);
-    }
+      begin += kPartSamples;
+    } while (begin < work.samples);
   }
 
   const torch::Tensor& loss() const override { return loss_; }
@@ -261,17 +256,7 @@ class HostEngine : public Engine {
     });
   }
 
-  void finish_without_samples(const Work& work, const Progress& progress) {
-    for (size_t i = layers_.size(); i-- > 0;) {
-      if (!work.accumulate) {
-        std::fill_n(layers_[i].weight_gradient, layers_[i].in * layers_[i].out, 0.0F);
-        std::fill_n(layers_[i].bias_gradient, layers_[i].out, 0.0F);
-      }
-      progress.gradient_ready(i);
-    }
-  }
-
-  MlpStorage storage_;
+  MlpStorage storage_;  // keeps what the layers point to
   const Kernels& kernels_;
   WorkerPool threads_;
   int64_t columns_;  // samples of a part, a multiple of kBlock

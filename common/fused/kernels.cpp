@@ -21,19 +21,12 @@ constexpr int64_t kDepthBlock = 192;
 
 #define DDP_INLINE [[gnu::always_inline]] static inline
 
-template <int kLanes>
-struct Vectors {
+template <int kLanes, int kTileVectors>
+struct Body {
   typedef float Float __attribute__((vector_size(4 * kLanes)));
   typedef int32_t Int __attribute__((vector_size(4 * kLanes)));
   // What may lie anywhere in an array of floats.
   typedef float Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-};
-
-template <int kLanes, int kTileVectors>
-struct Body {
-  using Float = typename Vectors<kLanes>::Float;
-  using Int = typename Vectors<kLanes>::Int;
-  using Unaligned = typename Vectors<kLanes>::Unaligned;
 
   // Vectors are passed by reference: by value they would need an instruction set's own calling
   // convention.
@@ -41,7 +34,6 @@ struct Body {
     to = *reinterpret_cast<const Unaligned*>(from);
   }
   DDP_INLINE void store(float* to, const Float& from) { *reinterpret_cast<Unaligned*>(to) = from; }
-  DDP_INLINE void fill(Float& to, float value) { to = value - Float{}; }
 
   /// Calls `visit(r, v)` for every vector of a tile. Unrolled, so that the tile stays in registers.
   template <int kRows, int kVectors, typename Visit>
@@ -111,116 +103,85 @@ struct Body {
 
   /// In blocks of the depth: short sums that are added up have smaller rounding errors than one
   /// long sum.
-  template <typename Tile, int kRows, int kVectors>
+  /// @tparam Set the set of functions below that this is compiled for
+  template <typename Set, int kRows, int kVectors>
   DDP_INLINE void whole_depth(const Product& p, int64_t row, int64_t column, float* c,
                               int64_t c_row) {
     int64_t from = 0;
     do {
-      Tile::template run<kRows, kVectors>(p, row, column, from, c, c_row);
+      Set::template run_tile<kRows, kVectors>(p, row, column, from, c, c_row);
       from += kDepthBlock;
     } while (from < p.depth);
   }
 
-  template <typename Tile, int kVectors>
-  DDP_INLINE void columns_of(const Product& p, int64_t begin, int64_t end, int64_t column) {
-    int64_t row = begin;
-    for (; row + kTileRows <= end; row += kTileRows) {
-      whole_depth<Tile, kTileRows, kVectors>(p, row, column, p.c + row * p.c_row + column, p.c_row);
-    }
-    for (; row < end; ++row) {
-      whole_depth<Tile, 1, kVectors>(p, row, column, p.c + row * p.c_row + column, p.c_row);
-    }
-  }
-
-  /// The last columns, fewer than a vector: b has room for a whole one, c has not.
-  template <typename Tile>
-  DDP_INLINE void last_columns_of(const Product& p, int64_t begin, int64_t end, int64_t column) {
-    const size_t bytes = static_cast<size_t>(p.columns - column) * sizeof(float);
-    for (int64_t row = begin; row < end;) {
-      alignas(64) float part[size_t{kTileRows} * size_t{kLanes}]{};
-      const int64_t rows = end - row >= kTileRows ? kTileRows : 1;
+  /// As many tiles of kRows rows as [row, end) has. @return the first row that is left
+  template <typename Set, int kRows, int kVectors>
+  DDP_INLINE int64_t tiles_of(const Product& p, int64_t row, int64_t end, int64_t column) {
+    for (; row + kRows <= end; row += kRows) {
       float* const c = p.c + row * p.c_row + column;
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(part + r * kLanes, c + r * p.c_row, bytes);
-      }
-      if (rows == kTileRows) {
-        whole_depth<Tile, kTileRows, 1>(p, row, column, part, kLanes);
+      if constexpr (kVectors > 0) {
+        whole_depth<Set, kRows, kVectors>(p, row, column, c, p.c_row);
       } else {
-        whole_depth<Tile, 1, 1>(p, row, column, part, kLanes);
+        // The last columns, fewer than a vector: b has room for a whole one, c has not.
+        const size_t bytes = static_cast<size_t>(p.columns - column) * sizeof(float);
+        alignas(64) float part[size_t{kRows} * size_t{kLanes}]{};
+        for (int r = 0; r < kRows; ++r) {
+          std::memcpy(part + r * kLanes, c + r * p.c_row, bytes);
+        }
+        whole_depth<Set, kRows, 1>(p, row, column, part, kLanes);
+        for (int r = 0; r < kRows; ++r) {
+          std::memcpy(c + r * p.c_row, part + r * kLanes, bytes);
+        }
       }
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(c + r * p.c_row, part + r * kLanes, bytes);
-      }
-      row += rows;
     }
+    return row;
   }
 
-  template <typename Tile>
-  DDP_INLINE void multiply(const Product& p, int64_t begin, int64_t end) {
-    int64_t column = 0;
-    for (; column + kTileVectors * kLanes <= p.columns; column += kTileVectors * kLanes) {
-      columns_of<Tile, kTileVectors>(p, begin, end, column);
-    }
-    if constexpr (kTileVectors > 3) {
-      if (column + 3 * kLanes <= p.columns) {
-        columns_of<Tile, 3>(p, begin, end, column);
-        column += 3 * kLanes;
+  template <typename Set, int kVectors>
+  DDP_INLINE void columns_of(const Product& p, int64_t begin, int64_t end, int64_t column) {
+    const int64_t left = tiles_of<Set, kTileRows, kVectors>(p, begin, end, column);
+    tiles_of<Set, 1, kVectors>(p, left, end, column);
+  }
+
+  /// The columns from `column` on: tiles as wide as kVectors while they fit, then narrower ones.
+  template <typename Set, int kVectors = kTileVectors>
+  DDP_INLINE void multiply(const Product& p, int64_t begin, int64_t end, int64_t column = 0) {
+    if constexpr (kVectors > 0) {
+      for (; column + kVectors * kLanes <= p.columns; column += kVectors * kLanes) {
+        columns_of<Set, kVectors>(p, begin, end, column);
       }
-    }
-    if constexpr (kTileVectors > 2) {
-      if (column + 2 * kLanes <= p.columns) {
-        columns_of<Tile, 2>(p, begin, end, column);
-        column += 2 * kLanes;
-      }
-    }
-    if (column + kLanes <= p.columns) {
-      columns_of<Tile, 1>(p, begin, end, column);
-      column += kLanes;
-    }
-    if (column < p.columns) {
-      last_columns_of<Tile>(p, begin, end, column);
+      multiply<Set, kVectors - 1>(p, begin, end, column);
+    } else if (column < p.columns) {
+      columns_of<Set, 0>(p, begin, end, column);
     }
   }
 
   DDP_INLINE void transpose(const float* from, int64_t from_row, int64_t rows, int64_t columns,
                             float* to, int64_t to_row) {
-    using Four = typename Vectors<4>::Float;
-    using UnalignedFour = typename Vectors<4>::Unaligned;
-    const auto scalar_part = [&](int64_t i, int64_t j) {
-      to[j * to_row + i] = from[i * from_row + j];
-    };
+    using Four = Body<4, 1>;
     const int64_t whole_rows = rows / 4 * 4;
     const int64_t whole_columns = columns / 4 * 4;
     for (int64_t i = 0; i < whole_rows; i += 4) {
       for (int64_t j = 0; j < whole_columns; j += 4) {
-        const float* const source = from + i * from_row + j;
-        const Four r0 = *reinterpret_cast<const UnalignedFour*>(source);
-        const Four r1 = *reinterpret_cast<const UnalignedFour*>(source + from_row);
-        const Four r2 = *reinterpret_cast<const UnalignedFour*>(source + 2 * from_row);
-        const Four r3 = *reinterpret_cast<const UnalignedFour*>(source + 3 * from_row);
-        const Four low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-        const Four low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-        const Four high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-        const Four high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-        float* const target = to + j * to_row + i;
-        *reinterpret_cast<UnalignedFour*>(target) =
-            __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-        *reinterpret_cast<UnalignedFour*>(target + to_row) =
-            __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-        *reinterpret_cast<UnalignedFour*>(target + 2 * to_row) =
-            __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-        *reinterpret_cast<UnalignedFour*>(target + 3 * to_row) =
-            __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-      }
-      for (int64_t j = whole_columns; j < columns; ++j) {
-        for (int64_t r = i; r < i + 4; ++r) {
-          scalar_part(r, j);
+        typename Four::Float in[4];
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) {
+          Four::load(in[k], from + (i + k) * from_row + j);
         }
+        const auto low01 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+        const auto low23 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+        const auto high01 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+        const auto high23 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+        float* const out = to + j * to_row + i;
+        Four::store(out, __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
+        Four::store(out + to_row, __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
+        Four::store(out + 2 * to_row, __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
+        Four::store(out + 3 * to_row, __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
       }
     }
-    for (int64_t i = whole_rows; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) {
-        scalar_part(i, j);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; ++j) {
+        to[j * to_row + i] = from[i * from_row + j];
       }
     }
   }
@@ -247,8 +208,7 @@ struct Body {
 
   /// e^x for x <= 0, to 2 units in the last place; below -87 not less than e^-87.
   DDP_INLINE void exponential(Float& x) {
-    Float lowest;
-    fill(lowest, -87.0F);
+    const Float lowest = Float{} - 87.0F;
     x = x < lowest ? lowest : x;  // NaN stays
     // x = n ln 2 + r: adding 1.5 * 2^23 rounds to an integer, which then is in the lowest bits.
     constexpr float kRound = 12582912.0F;
@@ -315,7 +275,7 @@ struct Body {
     return loss;
   }
 
-  DDP_INLINE void update(const Update& task, int64_t begin, int64_t end) {
+  DDP_INLINE void update(const Update& task) {
     float* const __restrict__ w = task.weights;
     const float* const __restrict__ g = task.gradients;
     float* const __restrict__ m = task.first_moment;
@@ -323,18 +283,18 @@ struct Body {
     const Update t = task;
     switch (t.rule) {
       case Update::Rule::kSgd:
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = 0; i < t.size; ++i) {
           w[i] -= t.rate * g[i];
         }
         break;
       case Update::Rule::kMomentum:
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = 0; i < t.size; ++i) {
           m[i] = t.beta1 * m[i] + g[i];
           w[i] -= t.rate * m[i];
         }
         break;
       case Update::Rule::kAdam:
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = 0; i < t.size; ++i) {
           m[i] += t.one_minus_beta1 * (g[i] - m[i]);
           v[i] = t.beta2 * v[i] + t.one_minus_beta2 * g[i] * g[i];
           w[i] = t.shrink * w[i] - t.rate * m[i] / (std::sqrt(v[i]) * t.correction2 + t.epsilon);
@@ -343,51 +303,47 @@ struct Body {
     }
   }
 
-  DDP_INLINE void add(float* __restrict__ sum, const float* __restrict__ term, int64_t begin,
-                      int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
+  DDP_INLINE void add(float* __restrict__ sum, const float* __restrict__ term, int64_t size) {
+    for (int64_t i = 0; i < size; ++i) {
       sum[i] += term[i];
     }
   }
 };
 
-// One set of functions per instruction set, see Note [Instruction sets]: (namespace, target, lanes
-// of a vector, vectors of a tile). A tile and the vectors it reads must fit the registers: 32 with
-// AVX-512 and NEON, else 16.
-#define DDP_KERNELS(NAME, TARGET, LANES, VECTORS)                                                 \
-  namespace NAME {                                                                                \
-  using B = Body<LANES, VECTORS>;                                                                 \
-  struct Tile {                                                                                   \
-    /* A function of its own: inlined, the loops' variables would be too many for the registers.  \
-     */                                                                                           \
-    template <int kRows, int kVectors>                                                            \
-    TARGET [[gnu::noinline]] static void run(const Product& product, int64_t row, int64_t column, \
-                                             int64_t from, float* c, int64_t c_row) {             \
-      B::tile<kRows, kVectors>(product, row, column, from, c, c_row);                             \
-    }                                                                                             \
-  };                                                                                              \
-  TARGET void multiply(const Product& product, int64_t begin, int64_t end) {                      \
-    B::multiply<Tile>(product, begin, end);                                                       \
-  }                                                                                               \
-  TARGET void transpose(const float* from, int64_t from_row, int64_t rows, int64_t columns,       \
-                        float* to, int64_t to_row) {                                              \
-    B::transpose(from, from_row, rows, columns, to, to_row);                                      \
-  }                                                                                               \
-  TARGET void sum_rows(const float* matrix, int64_t row, int64_t rows, int64_t columns,           \
-                       float* sums, bool accumulate) {                                            \
-    B::sum_rows(matrix, row, rows, columns, sums, accumulate);                                    \
-  }                                                                                               \
-  TARGET double cross_entropy(const CrossEntropy& task) {                                         \
-    return B::cross_entropy(task);                                                                \
-  }                                                                                               \
-  TARGET void update(const Update& task, int64_t begin, int64_t end) {                            \
-    B::update(task, begin, end);                                                                  \
-  }                                                                                               \
-  TARGET void add(float* sum, const float* term, int64_t begin, int64_t end) {                    \
-    B::add(sum, term, begin, end);                                                                \
-  }                                                                                               \
-  constexpr Kernels kKernels{#NAME, multiply, transpose, sum_rows, cross_entropy, update, add};   \
-  }
+// One set of functions per instruction set, see Note [Instruction sets]: (name, target, lanes of a
+// vector, vectors of a tile). A tile and the vectors it reads must fit the registers: 32 with
+// AVX-512 and NEON, else 16. run_tile() is a function of its own: inlined, the loops' variables
+// would be too many for the registers.
+#define DDP_KERNELS(NAME, TARGET, LANES, VECTORS)                                                \
+  struct NAME {                                                                                  \
+    using B = Body<LANES, VECTORS>;                                                              \
+    template <int kRows, int kVectors>                                                           \
+    TARGET [[gnu::noinline]] static void run_tile(const Product& product, int64_t row,           \
+                                                  int64_t column, int64_t from, float* c,        \
+                                                  int64_t c_row) {                               \
+      B::tile<kRows, kVectors>(product, row, column, from, c, c_row);                            \
+    }                                                                                            \
+    TARGET static void multiply(const Product& product, int64_t begin, int64_t end) {            \
+      B::multiply<NAME>(product, begin, end);                                                    \
+    }                                                                                            \
+    TARGET static void transpose(const float* from, int64_t from_row, int64_t rows,              \
+                                 int64_t columns, float* to, int64_t to_row) {                   \
+      B::transpose(from, from_row, rows, columns, to, to_row);                                   \
+    }                                                                                            \
+    TARGET static void sum_rows(const float* matrix, int64_t row, int64_t rows, int64_t columns, \
+                                float* sums, bool accumulate) {                                  \
+      B::sum_rows(matrix, row, rows, columns, sums, accumulate);                                 \
+    }                                                                                            \
+    TARGET static double cross_entropy(const CrossEntropy& task) {                               \
+      return B::cross_entropy(task);                                                             \
+    }                                                                                            \
+    TARGET static void update(const Update& task) { B::update(task); }                           \
+    TARGET static void add(float* sum, const float* term, int64_t size) {                        \
+      B::add(sum, term, size);                                                                   \
+    }                                                                                            \
+    static constexpr Kernels kKernels{#NAME,         multiply, transpose, sum_rows,              \
+                                      cross_entropy, update,   add};                             \
+  };
 
 #if defined(__x86_64__)
 DDP_KERNELS(portable, , 4, 2)

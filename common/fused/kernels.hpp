@@ -86,10 +86,9 @@ struct Kernels {
                    bool accumulate);
   /// @return the sum of the samples' losses
   double (*cross_entropy)(const CrossEntropy& task);
-  /// Elements [begin, end).
-  void (*update)(const Update& task, int64_t begin, int64_t end);
-  /// sum += term, elements [begin, end)
-  void (*add)(float* sum, const float* term, int64_t begin, int64_t end);
+  void (*update)(const Update& task);
+  /// sum += term
+  void (*add)(float* sum, const float* term, int64_t size);
 };
 
 /// The fastest that this machine can run.

@@ -1,6 +1,7 @@
 // common/fused/worker_pool.hpp - threads that wait for the next piece of work.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <c10/util/FunctionRef.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace ddp::fused {
@@ -19,8 +21,19 @@ namespace ddp::fused {
 class WorkerPool {
  public:
   /// @param size threads that work at a time, the caller of run() included
-  explicit WorkerPool(size_t size);
-  ~WorkerPool();
+  explicit WorkerPool(size_t size) {
+    for (size_t i = 1; i < size; ++i) {
+      threads_.emplace_back([this, i] { work(i); });
+    }
+  }
+  ~WorkerPool() {
+    stop_ = true;
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
@@ -28,11 +41,66 @@ class WorkerPool {
 
   /// Calls `task(i)` for i in [0, size()), each on a thread of its own, 0 on the caller's. Returns
   /// when all are done; then the first exception is rethrown. Does not allocate.
-  void run(c10::function_ref<void(size_t)> task);
+  void run(c10::function_ref<void(size_t)> task) {
+    task_ = task;
+    if (!threads_.empty()) {
+      busy_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+      round_.fetch_add(1, std::memory_order_release);
+      round_.notify_all();
+    }
+    call(0);
+    for (uint32_t busy = busy_.load(std::memory_order_acquire); busy != 0;) {
+      busy = wait_for_change(busy_, busy);
+    }
+    if (first_exception_) {
+      std::rethrow_exception(std::exchange(first_exception_, nullptr));
+    }
+  }
 
  private:
-  void work(size_t index);
-  void call(size_t index);
+  void work(size_t index) {
+    at::init_num_threads();  // a new thread would compute with all cores, see Note [Threads]
+    uint32_t round = 0;
+    while (true) {
+      round = wait_for_change(round_, round);
+      if (stop_) {
+        return;
+      }
+      call(index);
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        busy_.notify_one();
+      }
+    }
+  }
+
+  void call(size_t index) {
+    try {
+      task_(index);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!first_exception_) {
+        first_exception_ = std::current_exception();
+      }
+    }
+  }
+
+  /// @return the value, once it is another than `old`
+  static uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
+    constexpr int kLooks = 500;  // some 20 us: longer would hurt where processors are too few
+    for (int i = 0; i < kLooks; ++i) {
+      const uint32_t now = value.load(std::memory_order_acquire);
+      if (now != old) {
+        return now;
+      }
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+    value.wait(old, std::memory_order_acquire);
+    return value.load(std::memory_order_acquire);
+  }
 
   c10::function_ref<void(size_t)> task_;
   std::atomic<uint32_t> round_{0};  // increases when there is work

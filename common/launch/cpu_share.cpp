@@ -1,9 +1,12 @@
+// common/launch/cpu_share.cpp - the kernel's set of allowed cores, divided among a node's ranks.
 #include "common/launch/cpu_share.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <iostream>
@@ -14,42 +17,29 @@ namespace ddp {
 namespace {
 
 /// More than any machine has: the kernel refuses a set that is too small for it.
-constexpr int kMaxCores = 1 << 16;
+constexpr size_t kMaxCores = size_t{1} << 16;
+using CoreSet = std::array<cpu_set_t, kMaxCores / CPU_SETSIZE>;
 
-/// A set of kMaxCores bits.
-class CoreSet {
- public:
-  CoreSet() : words_(kMaxCores / (8 * sizeof(unsigned long))) {}
-  cpu_set_t* get() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
-  size_t bytes() const { return words_.size() * sizeof(unsigned long); }
-  bool contains(int core) { return CPU_ISSET_S(static_cast<size_t>(core), bytes(), get()); }
-  void insert(int core) { CPU_SET_S(static_cast<size_t>(core), bytes(), get()); }
-
- private:
-  std::vector<unsigned long> words_;
-};
-
-void bind(const std::vector<int>& cores) {
-  CoreSet set;
+void bind_to(const std::vector<int>& cores) {
+  CoreSet set{};
   for (const int core : cores) {
-    set.insert(core);
+    CPU_SET_S(static_cast<size_t>(core), sizeof(set), set.data());
   }
-  if (sched_setaffinity(0, set.bytes(), set.get()) != 0) {
-    throw Error(ExitCode::kTrainingFailed, "--bind cores: cannot run on cores " +
-                                               format_cores(cores) + ": " + std::strerror(errno));
+  if (sched_setaffinity(0, sizeof(set), set.data()) != 0) {
+    throw Error(ExitCode::kTrainingFailed, fmt::format("--bind cores: cannot run on cores {}: {}",
+                                                       format_cores(cores), std::strerror(errno)));
   }
 }
 
 }  // namespace
 
 std::vector<int> allowed_cores() {
-  CoreSet set;
+  CoreSet set{};
+  sched_getaffinity(0, sizeof(set), set.data());
   std::vector<int> cores;
-  if (sched_getaffinity(0, set.bytes(), set.get()) == 0) {
-    for (int core = 0; core < kMaxCores; ++core) {
-      if (set.contains(core)) {
-        cores.push_back(core);
-      }
+  for (size_t core = 0; core < kMaxCores; ++core) {
+    if (CPU_ISSET_S(core, sizeof(set), set.data())) {
+      cores.push_back(static_cast<int>(core));
     }
   }
   return cores.empty() ? std::vector<int>{0} : cores;
@@ -62,8 +52,8 @@ std::string format_cores(const std::vector<int>& cores) {
     while (last + 1 < cores.size() && cores[last + 1] == cores[last] + 1) {
       ++last;
     }
-    text += (text.empty() ? "" : ",") + std::to_string(cores[i]) +
-            (last > i ? "-" + std::to_string(cores[last]) : "");
+    text += fmt::format("{}{}", text.empty() ? "" : ",", cores[i]);
+    text += last > i ? fmt::format("-{}", cores[last]) : "";
     i = last + 1;
   }
   return text;
@@ -95,13 +85,12 @@ Options with_cpu_share(Options options, const LaunchEnvironment& environment) {
     options.threads = std::max(1, static_cast<int>(share.size()) / replicas);
   }
   if (options.bind == "cores") {
-    bind(share);
+    bind_to(share);
   }
   if (options.verbose) {
-    std::cerr << options.program + ": [rank " + std::to_string(environment.rank) + "] " +
-                     std::to_string(options.threads) +
-                     (options.threads == 1 ? " thread" : " threads") + " on cores " +
-                     format_cores(allowed_cores()) + "\n"
+    std::cerr << fmt::format("{}: [rank {}] {} thread{} on cores {}\n", options.program,
+                             environment.rank, options.threads, options.threads == 1 ? "" : "s",
+                             format_cores(allowed_cores()))
               << std::flush;
   }
   return options;

@@ -14,19 +14,14 @@ using DriverInit = int (*)(unsigned int flags);
 using DriverDeviceCount = int (*)(int* count);
 constexpr int kDriverSuccess = 0;
 
-template <typename Function>
-Function find(void* library, const char* name) {
-  return reinterpret_cast<Function>(dlsym(library, name));
-}
-
 int ask_driver() {
   // Never closed: the driver keeps threads and exit handlers of its own.
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
     return 0;
   }
-  const auto init = find<DriverInit>(library, "cuInit");
-  const auto device_count = find<DriverDeviceCount>(library, "cuDeviceGetCount");
+  const auto init = reinterpret_cast<DriverInit>(dlsym(library, "cuInit"));
+  const auto device_count = reinterpret_cast<DriverDeviceCount>(dlsym(library, "cuDeviceGetCount"));
   int count = 0;
   if (init == nullptr || device_count == nullptr || init(0) != kDriverSuccess ||
       device_count(&count) != kDriverSuccess) {

@@ -1,206 +1,630 @@
-// common/launch/launch_environment.cpp - one reader per launcher; the first that finds its
-// variables decides.
+// common/launch/launch_environment.cpp - who am I: one reader per launcher; the first that finds
+// its variables decides.
 //
 // Note [Innermost launcher]: launchers nest (torchrun under srun, mpirun in a Slurm job), and each
 // leaves its variables. The order goes from the innermost to the outermost: what started this very
 // process knows best. A value is compared only with others of the same launcher.
 #include "common/launch/launch_environment.hpp"
 
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdint>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
+#include <limits>
+#include <numeric>
 #include <sstream>
 
 #include "common/base/parse.hpp"
-#include "common/launch/launch_reader.hpp"
+#include "common/base/refuse.hpp"
+#include "common/launch/network.hpp"
 
 namespace ddp {
 
-namespace internal {
-
 namespace {
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr const char* kEvenRule = "derived: every node has as many processes as this one";
+
+/// A number and the variable or flag it came from, so that a contradiction can name both.
+struct Sourced {
+  int value = 0;
+  std::string source;
+};
+
+struct Identity {
+  Sourced rank;
+  Sourced world_size;
+  Sourced local_rank;
+  Sourced local_world_size;
+};
+
+/// @throws UsageError unless it `holds`, naming both sources
+/// @param relation of `got` to `other`, "less than"
+void require(bool holds, const Sourced& got, const char* relation, const Sourced& other) {
+  if (!holds) {
+    refuse("{}: got {}, expected {} {} ({})", got.source, got.value, relation, other.source,
+           other.value);
+  }
 }
 
-}  // namespace
-
-/// Started by hand, with flags or plain variables: who is on which node is known only if it is
-/// said, or if the store is at a loopback address.
-void LaunchReader::set_locality_by_hand(const Sourced& rank, const Sourced& world_size,
-                                        std::optional<Sourced> local_rank,
-                                        std::optional<Sourced> local_world_size) {
-  const bool one_node = world_size.value == 1 || is_loopback(found_.store.host);
-  if (one_node) {
-    const std::string rule = "derived: one node";
-    local_rank = local_rank.value_or(Sourced{rank.value, rule});
-    local_world_size = local_world_size.value_or(Sourced{world_size.value, rule});
-  } else if (!local_rank || !local_world_size) {
-    const bool flags = found_.launcher == "flags";
-    throw UsageError(std::string(!local_rank
-                                     ? (flags ? "--local-rank" : "LOCAL_RANK")
-                                     : (flags ? "--local-world-size" : "LOCAL_WORLD_SIZE")) +
-                     " is not set, expected it because the store is on another address (" +
-                     found_.store.host + ") than localhost");
-  }
-  set_identity(rank, world_size, *local_rank, *local_world_size);
+void require_below(const Sourced& got, const Sourced& limit) {
+  require(got.value < limit.value, got, "less than", limit);
 }
 
-void LaunchReader::read_flags() {
-  found_.launcher = "flags";
-  const std::optional<Sourced> rank = flag(options_.rank, "--rank");
-  const std::optional<Sourced> world_size = flag(options_.world_size, "--world-size");
-  if (!rank || !world_size) {
-    throw UsageError(std::string(rank ? "--world-size" : "--rank") +
-                     " is not set, expected --rank and --world-size together");
+/// False for what no look-up could make an address of: a URL, an address with its port or of four
+/// too large numbers.
+bool is_host_or_address(const std::string& host) {
+  constexpr size_t kLongestName = 253;
+  const std::string numbers = "0123456789.";
+  const std::string words = numbers + "-_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  const size_t percent = host.find('%');  // "fe80::1%eth0": the link
+  const std::string address = host.substr(0, percent);
+  const std::string link = percent == std::string::npos ? "any" : host.substr(percent + 1);
+  std::array<unsigned char, sizeof(in6_addr)> bytes{};
+  if (address.find(':') != std::string::npos) {
+    return inet_pton(AF_INET6, address.c_str(), bytes.data()) == 1 && !link.empty() &&
+           link.find_first_not_of(words) == std::string::npos;
   }
-  if (world_size->value > 1) {
-    require_master("--master-addr and --master-port with --world-size " +
-                   std::to_string(world_size->value));
+  if (host.find_first_not_of(numbers) == std::string::npos) {
+    return inet_pton(AF_INET, host.c_str(), bytes.data()) == 1;
   }
-  set_locality_by_hand(*rank, *world_size, flag(options_.local_rank, "--local-rank"),
-                       flag(options_.local_world_size, "--local-world-size"));
-  set_even_nodes();
-  found_.store.prefix = "flags";
+  return host.find_first_not_of(words) == std::string::npos && host.front() != '-' &&
+         host.front() != '.' && host.size() <= kLongestName;
 }
 
-void LaunchReader::read_spawn() {
-  const std::string marker = *getenv_("DDP_LAUNCHER");
-  if (marker != "spawn") {
-    throw UsageError("DDP_LAUNCHER: got " + quote(marker) + ", expected \"spawn\" or unset");
-  }
-  if (set("TORCHELASTIC_RUN_ID")) {
-    throw UsageError(
-        "DDP_LAUNCHER: got \"spawn\" next to TORCHELASTIC_RUN_ID, expected one of the two, from "
-        "the launcher that started this process");
-  }
-  found_.launcher = "spawn";
-  const Sourced rank = need("RANK", 0);
-  const Sourced world_size = need("WORLD_SIZE", 1);
-  const Sourced local_rank = need("LOCAL_RANK", 0);
-  set_identity(rank, world_size, local_rank, need("LOCAL_WORLD_SIZE", 1));
-  set_nodes({0, "derived: spawn stays on one node"}, {1, "derived: spawn stays on one node"});
-  require_master("it from spawn");
-  const std::optional<Sourced> listen_fd = number("DDP_STORE_LISTEN_FD", 3, 1 << 20);
-  if (listen_fd.has_value() != (found_.rank == 0)) {
-    throw UsageError(std::string("DDP_STORE_LISTEN_FD is ") + (listen_fd ? "set" : "not set") +
-                     ", expected it on rank 0 and only there, got RANK " +
-                     std::to_string(found_.rank));
-  }
-  if (listen_fd) {
-    found_.store.listen_fd = listen_fd->value;
-    record("store.listen_fd", *listen_fd);
-  }
-  found_.store.prefix = "spawn";
-}
-
-void LaunchReader::read_torchrun() {
-  const std::optional<std::string> run_id = text("TORCHELASTIC_RUN_ID");
-  found_.launcher = run_id ? "torchrun" : "environment";
-  const Sourced rank = need("RANK", 0);
-  const Sourced world_size = need("WORLD_SIZE", 1);
-  if (run_id) {
-    record("launcher", *run_id, "TORCHELASTIC_RUN_ID");
-  } else {
-    agrees_with("OMPI_COMM_WORLD_SIZE", world_size.value, "WORLD_SIZE");
-    agrees_with("OMPI_COMM_WORLD_RANK", rank.value, "RANK");
-  }
-  if (run_id || world_size.value > 1) {
-    require_master("the address of the store next to RANK and WORLD_SIZE");
-  }
-  if (run_id) {
-    const Sourced local_rank = need("LOCAL_RANK", 0);
-    set_identity(rank, world_size, local_rank, need("LOCAL_WORLD_SIZE", 1));
-  } else {
-    set_locality_by_hand(rank, world_size, number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1));
-    if (set("SLURM_STEP_ID")) {
-      refuse_rank_of_another("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+/// "2(x3),1" -> {2, 2, 2, 1}
+std::vector<int> expand_tasks_per_node(const std::string& name, const std::string& text) {
+  constexpr int kMostNodes = 65536;
+  std::vector<int> tasks;
+  std::istringstream items(text + ",");
+  for (std::string item; std::getline(items, item, ',');) {
+    const size_t open = item.find("(x");
+    const bool closed = item.ends_with(')');
+    if ((open != std::string::npos) != closed) {
+      refuse("{}: got {}, expected counts as in 2(x3),1", name, quote(text));
     }
-    refuse_rank_of_another("_CONDOR_PROCNO", "_CONDOR_NPROCS");
+    const std::string times = closed ? item.substr(open + 2, item.size() - open - 3) : "1";
+    const auto nodes = parse_integer<size_t>(name, times, 1, kMostNodes);
+    tasks.insert(tasks.end(), nodes, parse_integer<int>(name, item.substr(0, open), 0));
+    if (tasks.size() > kMostNodes) {
+      refuse("{}: got {}, expected at most 65536 nodes", name, quote(text));
+    }
   }
-  if (const std::optional<Sourced> groups = number("GROUP_WORLD_SIZE", 1)) {
-    set_nodes(need("GROUP_RANK", 0), *groups);
-  } else {
+  return tasks;
+}
+
+class LaunchReader {
+ public:
+  LaunchReader(const Options& options, const GetEnv& getenv) : options_(options), getenv_(getenv) {}
+
+  LaunchEnvironment read() {
+    read_innermost();
+    const std::string& launcher = found_.launcher;
+    if (set("SLURM_STEP_ID") && launcher != "slurm" && launcher != "flags") {
+      record("outer", *getenv_("SLURM_STEP_ID"), "SLURM_STEP_ID");
+    }
+    if (set("SLURM_JOB_ID") && launcher != "slurm" && launcher != "none") {
+      add_restarts("SLURM_RESTART_COUNT");
+    }
+    if (found_.world_size == 1) {
+      found_.store = StoreLocation();  // nobody to meet
+    } else {
+      found_.store.prefix += fmt::format("/{}", found_.restart_count);
+    }
+    return found_;
+  }
+
+ private:
+  void read_innermost() {
+    struct Launcher {
+      const char* name;
+      std::vector<const char*> variables;  ///< any of them shows that it started this process
+      void (LaunchReader::*read)();
+    };
+    static const std::vector<Launcher> kFromInnermost = {
+        {"spawn", {"DDP_LAUNCHER"}, &LaunchReader::read_spawn},
+        {"torchrun", {"RANK", "TORCHELASTIC_RUN_ID"}, &LaunchReader::read_torchrun},
+        {"openmpi",
+         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+          "OMPI_COMM_WORLD_LOCAL_SIZE"},
+         &LaunchReader::read_openmpi},
+        {"slurm", {"SLURM_STEP_ID"}, &LaunchReader::read_slurm},
+        {"htcondor", {"_CONDOR_PROCNO", "_CONDOR_NPROCS"}, &LaunchReader::read_htcondor},
+    };
+    if (options_.rank || options_.world_size) {
+      found_.launcher = "flags";
+      return read_flags();
+    }
+    for (const Launcher& launcher : kFromInnermost) {
+      if (std::any_of(launcher.variables.begin(), launcher.variables.end(),
+                      [this](const char* name) { return set(name); })) {
+        found_.launcher = launcher.name;
+        return (this->*launcher.read)();
+      }
+    }
+    read_alone();
+  }
+
+  // ---- The launchers.
+
+  void read_flags() {
+    const std::optional<Sourced> rank = flag(options_.rank, "--rank");
+    const std::optional<Sourced> world_size = flag(options_.world_size, "--world-size");
+    if (!rank || !world_size) {
+      refuse("{} is not set, expected --rank and --world-size together",
+             rank ? "--world-size" : "--rank");
+    }
+    if (world_size->value > 1) {
+      require_master(
+          fmt::format("--master-addr and --master-port with --world-size {}", world_size->value));
+    }
+    set_identity_by_hand(*rank, *world_size, flag(options_.local_rank, "--local-rank"),
+                         flag(options_.local_world_size, "--local-world-size"));
     set_even_nodes();
+    found_.store.prefix = "flags";
   }
-  // Exactly "True", as in torch; and the agent serves only at the address it announced itself.
-  const std::optional<std::string> agent = getenv_("TORCHELASTIC_USE_AGENT_STORE");
-  if (agent == "True" && options_.master_addr.empty() && !options_.master_port) {
-    found_.store.kind = StoreLocation::Kind::kAgentTcp;
-    record("store.kind", "the launcher serves it", "TORCHELASTIC_USE_AGENT_STORE");
-  }
-  add_restarts("TORCHELASTIC_RESTART_COUNT");
-  found_.store.prefix = run_id ? "torchrun/" + *run_id : "environment";
-}
 
-void LaunchReader::read_alone() {
-  for (const char* const name :
-       {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}) {
-    if (set(name)) {
-      throw UsageError("RANK is not set, expected it next to " + std::string(name));
+  void read_spawn() {
+    const std::string marker = *getenv_("DDP_LAUNCHER");
+    if (marker != "spawn") {
+      refuse("DDP_LAUNCHER: got {}, expected \"spawn\" or unset", quote(marker));
+    }
+    if (set("TORCHELASTIC_RUN_ID")) {
+      throw UsageError(
+          "DDP_LAUNCHER: got \"spawn\" next to TORCHELASTIC_RUN_ID, expected one of the two, from "
+          "the launcher that started this process");
+    }
+    set_identity({need("RANK", 0), need("WORLD_SIZE", 1), need("LOCAL_RANK", 0),
+                  need("LOCAL_WORLD_SIZE", 1)});
+    const std::string rule = "derived: spawn stays on one node";
+    set_nodes({0, rule}, {1, rule});
+    require_master("it from spawn");
+    const std::optional<Sourced> listen_fd = number("DDP_STORE_LISTEN_FD", 3, 1 << 20);
+    if (listen_fd.has_value() != (found_.rank == 0)) {
+      refuse("DDP_STORE_LISTEN_FD is {}, expected it on rank 0 and only there, got RANK {}",
+             listen_fd ? "set" : "not set", found_.rank);
+    }
+    if (listen_fd) {
+      found_.store.listen_fd = listen_fd->value;
+      record("store.listen_fd", *listen_fd);
+    }
+    found_.store.prefix = "spawn";
+    add_restarts("TORCHELASTIC_RESTART_COUNT");
+  }
+
+  /// torchrun, or the same variables set by hand.
+  void read_torchrun() {
+    const std::optional<std::string> run_id = text("TORCHELASTIC_RUN_ID");
+    found_.launcher = run_id ? "torchrun" : "environment";
+    const Sourced rank = need("RANK", 0);
+    const Sourced world_size = need("WORLD_SIZE", 1);
+    if (run_id) {
+      record("launcher", *run_id, "TORCHELASTIC_RUN_ID");
+    } else {
+      agrees_with("OMPI_COMM_WORLD_SIZE", world_size);
+      agrees_with("OMPI_COMM_WORLD_RANK", rank);
+    }
+    if (run_id || world_size.value > 1) {
+      require_master("the address of the store next to RANK and WORLD_SIZE");
+    }
+    if (run_id) {
+      set_identity({rank, world_size, need("LOCAL_RANK", 0), need("LOCAL_WORLD_SIZE", 1)});
+    } else {
+      set_identity_by_hand(rank, world_size, number("LOCAL_RANK", 0),
+                           number("LOCAL_WORLD_SIZE", 1));
+      if (set("SLURM_STEP_ID")) {
+        refuse_rank_of_another("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+      }
+      refuse_rank_of_another("_CONDOR_PROCNO", "_CONDOR_NPROCS");
+    }
+    if (const std::optional<Sourced> groups = number("GROUP_WORLD_SIZE", 1)) {
+      set_nodes(need("GROUP_RANK", 0), *groups);
+    } else {
+      set_even_nodes();
+    }
+    // Exactly "True", as in torch; and the agent serves only at the address it announced itself.
+    const std::optional<std::string> agent = getenv_("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent == "True" && options_.master_addr.empty() && !options_.master_port) {
+      found_.store.kind = StoreLocation::Kind::kAgentTcp;
+      record("store.kind", "the launcher serves it", "TORCHELASTIC_USE_AGENT_STORE");
+    }
+    add_restarts("TORCHELASTIC_RESTART_COUNT");
+    found_.store.prefix = run_id ? "torchrun/" + *run_id : "environment";
+  }
+
+  void read_openmpi() {
+    set_identity({need("OMPI_COMM_WORLD_RANK", 0), need("OMPI_COMM_WORLD_SIZE", 1),
+                  need("OMPI_COMM_WORLD_LOCAL_RANK", 0), need("OMPI_COMM_WORLD_LOCAL_SIZE", 1)});
+    agrees_with_exported(identity_);
+    // OMPI_COMM_WORLD_NODE_RANK is no node's number but a local rank. Ranks fill a node first, or
+    // go round.
+    const int local = found_.local_world_size;
+    const int nodes = (found_.world_size + local - 1) / local;
+    const bool fills = found_.rank % local == found_.local_rank;
+    record_nodes({fills ? found_.rank / local : found_.rank % nodes, kEvenRule},
+                 {nodes, kEvenRule});
+
+    std::optional<std::string> job = text("PMIX_NAMESPACE");
+    job = job ? job : text("OMPI_MCA_ess_base_jobid");
+    found_.store.prefix = "openmpi/" + job.value_or("job");
+    const std::string pass = "mpirun -x MASTER_ADDR -x MASTER_PORT";
+    if (knows_store(pass)) {
+      return;
+    }
+    if (local != found_.world_size) {
+      refuse(
+          "MASTER_ADDR is not set, expected {} because the ranks are on "
+          "several nodes (OMPI_COMM_WORLD_LOCAL_SIZE {} of {})",
+          pass, local, found_.world_size);
+    }
+    if (!job) {
+      throw UsageError("PMIX_NAMESPACE is not set, expected the job's name from mpirun, or " +
+                       pass);
+    }
+    std::string folder = "/tmp";  // the last of these that is a folder wins
+    for (const char* const name : {"TMPDIR", "OMPI_FILE_LOCATION",
+                                   "OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR"}) {
+      const std::string value = getenv_(name).value_or("");
+      folder = value.starts_with('/') ? value : folder;
+    }
+    set_shared_file(folder, *job);
+  }
+
+  void read_slurm() {
+    // A step may be smaller than its job, so the step's variables come first.
+    const auto of_step = [this](const char* step, const char* job) {
+      return set(step) ? step : job;
+    };
+    const std::string step_id = *getenv_("SLURM_STEP_ID");
+    parse_integer<uint32_t>("SLURM_STEP_ID", step_id, 0);
+    const std::string job = text("SLURM_JOB_ID").value_or("");
+    parse_integer<uint64_t>("SLURM_JOB_ID", job, 1);
+    const std::string step = job + "." + step_id;
+    record("launcher", step, "SLURM_STEP_ID");
+    const Sourced world_size = need(of_step("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), 1);
+    const Sourced num_nodes = need(of_step("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), 1);
+    const Sourced node_rank = need("SLURM_NODEID", 0);
+    require_below(node_rank, num_nodes);
+
+    const std::string per_node = of_step("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE");
+    const std::string counts = text(per_node).value_or("");
+    const std::vector<int> tasks = expand_tasks_per_node(per_node, counts);
+    const int64_t sum = std::accumulate(tasks.begin(), tasks.end(), int64_t{0});
+    if (tasks.size() != static_cast<size_t>(num_nodes.value) || sum != world_size.value) {
+      refuse("{}: got {}, expected {} nodes with {} tasks together", per_node, quote(counts),
+             num_nodes.value, world_size.value);
+    }
+    set_identity({need("SLURM_PROCID", 0),
+                  world_size,
+                  need("SLURM_LOCALID", 0),
+                  {tasks[static_cast<size_t>(node_rank.value)], per_node}});
+    record_nodes(node_rank, num_nodes);
+    agrees_with_exported(identity_);
+    add_restarts("SLURM_RESTART_COUNT");
+    found_.store.prefix = "slurm/" + step;
+    if (find_master() || found_.world_size == 1) {
+      return;
+    }
+    if (found_.store.host.empty()) {
+      const std::string name = of_step("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+      const std::vector<std::string> hosts = hosts_of(name);
+      if (hosts.size() != tasks.size()) {
+        refuse("{}: got {} nodes, expected {} ({})", name, hosts.size(), num_nodes.source,
+               num_nodes.value);
+      }
+      found_.store.host = hosts.front();
+      found_.store.peer = hosts.back();
+      record("store.host", hosts.front(), "first of " + name);
+    }
+    if (found_.store.port == 0) {
+      // FNV-1a. Below the ephemeral range, where a client's socket could hold the port by chance.
+      uint32_t hash = 2166136261U;
+      for (const char c : fmt::format("{}.{}", step, found_.restart_count)) {
+        hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+      }
+      found_.store.port = 20000 + static_cast<int>(hash % 12000U);
+      record("store.port", {found_.store.port, "derived from job, step and restart"});
     }
   }
-  if (options_.local_rank || options_.local_world_size || !options_.master_addr.empty() ||
-      options_.master_port) {
-    throw UsageError(
-        "--rank is not set, expected --rank and --world-size with the other identity flags");
-  }
-  // MPICH, Intel MPI and MVAPICH: without this, each of their processes would train alone.
-  for (const char* const name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
-    const std::optional<Sourced> size = number(name, 1);
-    if (size && size->value > 1) {
-      throw UsageError(std::string(name) + ": got " + std::to_string(size->value) +
-                       ", expected torchrun, srun or Open MPI's mpirun to start several processes");
+
+  void read_htcondor() {
+    const Sourced rank = need("_CONDOR_PROCNO", 0);
+    const Sourced world_size = need("_CONDOR_NPROCS", 1);
+    // Each process has a slot of its own, with only its own GPUs visible, even next to another one.
+    const std::string rule = "derived: one process per slot";
+    const std::string slot = "HTCondor (one process per slot)";
+    set_identity({rank, world_size, {0, rule}, {1, rule}});
+    set_nodes({rank.value, rule}, {world_size.value, rule});
+    agrees_with_exported({rank, world_size, {0, slot}, {1, slot}});
+    const std::optional<std::string> job = text("DDP_JOB_ID");
+    found_.store.prefix = "htcondor/" + job.value_or("job");
+    if (knows_store("MASTER_ADDR and MASTER_PORT together")) {
+      return;
     }
+    const std::string folder = text("_CONDOR_JOB_IWD").value_or("");
+    if (!folder.starts_with('/')) {
+      refuse("_CONDOR_JOB_IWD: got {}, expected the job's folder, which all its processes see",
+             quote(folder));
+    }
+    if (!job) {
+      throw UsageError(
+          "DDP_JOB_ID is not set, expected the cluster's id, e.g. environment = "
+          "\"DDP_JOB_ID=$(ClusterId)\" in the submission file");
+    }
+    // Rank 0 serves where the others can reach it: by its machine's name.
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    found_.store.host = host.data();
+    set_shared_file(folder, *job);
   }
-  if (set("SLURM_JOB_ID")) {
+
+  /// Nobody started this process as one of several; or somebody did and does not say which.
+  void read_alone() {
+    for (const char* const name :
+         {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}) {
+      if (set(name)) {
+        refuse("RANK is not set, expected it next to {}", name);
+      }
+    }
+    if (options_.local_rank || options_.local_world_size || !options_.master_addr.empty() ||
+        options_.master_port) {
+      throw UsageError(
+          "--rank is not set, expected --rank and --world-size with the other identity flags");
+    }
+    // MPICH, Intel MPI and MVAPICH: without this, each of their processes would train alone.
+    for (const char* const name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+      if (const int size = number(name, 1).value_or(Sourced{}).value; size > 1) {
+        refuse(
+            "{}: got {}, expected torchrun, srun or Open MPI's mpirun to start several processes",
+            name, size);
+      }
+    }
+    if (!set("SLURM_JOB_ID")) {
+      return;
+    }
     record("note", "a Slurm job, but no step: srun starts its tasks", "SLURM_JOB_ID");
     for (const char* const name : {"SLURM_NTASKS", "SLURM_NNODES"}) {
-      const std::optional<Sourced> size = number(name, 1);
-      if (size && size->value > 1 && found_.note.empty()) {
-        found_.note = std::string(name) + " is " + std::to_string(size->value) +
-                      ", but this process is in no step of the job and trains alone; start me "
-                      "with srun";
+      const int size = number(name, 1).value_or(Sourced{}).value;
+      if (size > 1 && found_.note.empty()) {
+        found_.note = fmt::format(
+            "{} is {}, but this process is in no step of the job and trains alone; start me with "
+            "srun",
+            name, size);
       }
     }
     add_restarts("SLURM_RESTART_COUNT");
   }
-}
 
-LaunchEnvironment LaunchReader::read() {
-  const bool slurm = set("SLURM_STEP_ID");
-  if (options_.rank || options_.world_size) {
-    read_flags();
-  } else if (set("DDP_LAUNCHER")) {
-    read_spawn();
-    add_restarts("TORCHELASTIC_RESTART_COUNT");
-  } else if (set("RANK") || set("TORCHELASTIC_RUN_ID")) {
-    read_torchrun();
-  } else if (set("OMPI_COMM_WORLD_RANK") || set("OMPI_COMM_WORLD_SIZE") ||
-             set("OMPI_COMM_WORLD_LOCAL_RANK") || set("OMPI_COMM_WORLD_LOCAL_SIZE")) {
-    read_openmpi();
-  } else if (slurm) {
-    read_slurm();
-  } else if (set("_CONDOR_PROCNO") || set("_CONDOR_NPROCS")) {
-    read_htcondor();
-  } else {
-    read_alone();
-  }
-  if (slurm && found_.launcher != "slurm" && found_.launcher != "flags") {
-    record("outer", *getenv_("SLURM_STEP_ID"), "SLURM_STEP_ID");
-  }
-  if (found_.launcher != "slurm" && found_.launcher != "none" && set("SLURM_JOB_ID")) {
-    add_restarts("SLURM_RESTART_COUNT");
-  }
-  if (found_.world_size == 1) {
-    found_.store = StoreLocation();  // nobody to meet
-  } else {
-    found_.store.prefix += "/" + std::to_string(found_.restart_count);
-  }
-  return found_;
-}
+  // ---- Which rank, and on which node.
 
-}  // namespace internal
+  void set_identity(const Identity& identity) {
+    const auto& [rank, world_size, local_rank, local_world_size] = identity;
+    require_below(rank, world_size);
+    require(local_world_size.value <= world_size.value, local_world_size, "at most", world_size);
+    require_below(local_rank, local_world_size);
+    // Every launcher counts the ranks of a node in the order of their global ranks.
+    require(rank.value >= local_rank.value, rank, "at least", local_rank);
+    identity_ = identity;
+    record("rank", rank, &found_.rank);
+    record("world_size", world_size, &found_.world_size);
+    record("local_rank", local_rank, &found_.local_rank);
+    record("local_world_size", local_world_size, &found_.local_world_size);
+  }
+
+  /// Started by hand, with flags or plain variables: who is on which node is known only if it is
+  /// said, or if the store is at a loopback address.
+  void set_identity_by_hand(const Sourced& rank, const Sourced& world_size,
+                            std::optional<Sourced> local_rank,
+                            std::optional<Sourced> local_world_size) {
+    const std::string& host = found_.store.host;
+    if (world_size.value == 1 || host == "localhost" || is_loopback_address(host)) {
+      const std::string rule = "derived: one node";
+      local_rank = local_rank.value_or(Sourced{rank.value, rule});
+      local_world_size = local_world_size.value_or(Sourced{world_size.value, rule});
+    } else if (!local_rank || !local_world_size) {
+      const bool flags = found_.launcher == "flags";
+      refuse(
+          "{} is not set, expected it because the store is on another address ({}) than localhost",
+          !local_rank ? (flags ? "--local-rank" : "LOCAL_RANK")
+                      : (flags ? "--local-world-size" : "LOCAL_WORLD_SIZE"),
+          host);
+    }
+    set_identity({rank, world_size, *local_rank, *local_world_size});
+  }
+
+  void set_nodes(const Sourced& node_rank, const Sourced& num_nodes) {
+    require_below(node_rank, num_nodes);
+    const auto& [rank, world_size, local_rank, local_world_size] = identity_;
+    if (num_nodes.value > world_size.value ||
+        (num_nodes.value == 1) != (local_world_size.value == world_size.value)) {
+      refuse("{}: got {} node{}, expected as many as fit {} ({}) and {} ({}) on this node",
+             num_nodes.source, num_nodes.value, num_nodes.value == 1 ? "" : "s", world_size.source,
+             world_size.value, local_world_size.source, local_world_size.value);
+    }
+    record_nodes(node_rank, num_nodes);
+  }
+
+  /// Nobody counts the nodes: as many as there are groups of the local size, ranks in order.
+  void set_even_nodes() {
+    const Sourced& world_size = identity_.world_size;
+    const Sourced& local = identity_.local_world_size;
+    if (world_size.value % local.value != 0) {
+      refuse("{}: got {}, expected a multiple of {} ({}), or GROUP_WORLD_SIZE nodes",
+             world_size.source, world_size.value, local.source, local.value);
+    }
+    set_nodes(number("GROUP_RANK", 0).value_or(Sourced{found_.rank / local.value, kEvenRule}),
+              {world_size.value / local.value, kEvenRule});
+  }
+
+  void record_nodes(const Sourced& node_rank, const Sourced& num_nodes) {
+    record("node_rank", node_rank, &found_.node_rank);
+    record("num_nodes", num_nodes, &found_.num_nodes);
+  }
+
+  /// Launchers nest, so their restarts add up: a requeued Slurm job is a restart whatever torchrun
+  /// says.
+  void add_restarts(const char* name) {
+    if (const std::optional<Sourced> count = number(name, 0, 1 << 20)) {
+      found_.restart_count += count->value;
+      record("restart_count", *count);
+    }
+  }
+
+  /// @throws UsageError if `name` is set to another number
+  void agrees_with(const char* name, const Sourced& expected) const {
+    const std::optional<Sourced> found = number(name, 0);
+    if (found && found->value != expected.value) {
+      refuse("{}: got {}, expected {} as {} says", name, found->value, expected.value,
+             expected.source);
+    }
+  }
+
+  /// torchrun's variables may be exported next to another launcher's, if they agree.
+  void agrees_with_exported(const Identity& expected) const {
+    agrees_with("WORLD_SIZE", expected.world_size);
+    agrees_with("LOCAL_RANK", expected.local_rank);
+    agrees_with("LOCAL_WORLD_SIZE", expected.local_world_size);
+  }
+
+  /// RANK next to an outer launcher of as many processes that calls this one by another number: an
+  /// "export RANK=$SLURM_PROCID" in the batch script, say, which makes all of them rank 0.
+  void refuse_rank_of_another(const char* rank_name, const char* world_size_name) const {
+    const std::optional<Sourced> world_size = number(world_size_name, 1);
+    if (world_size && world_size->value == found_.world_size) {
+      agrees_with(rank_name, {found_.rank, "RANK"});
+    }
+  }
+
+  // ---- The store.
+
+  /// --master-addr, --master-port, MASTER_ADDR and MASTER_PORT.
+  /// @return true if both parts are known
+  bool find_master() {
+    const bool is_flag = !options_.master_addr.empty();
+    const std::string source = is_flag ? "--master-addr" : "MASTER_ADDR";
+    const std::string given = is_flag ? options_.master_addr : text(source).value_or("");
+    std::string host = given;
+    if (host.starts_with('[') && host.ends_with(']')) {
+      host = host.substr(1, host.size() - 2);  // "[fd00::1]", as in addresses with a port
+    }
+    if (!given.empty() && !is_host_or_address(host)) {
+      refuse("{}: got {}, expected a host name or an address, without a port", source,
+             quote(given));
+    }
+    if (host == "0.0.0.0" || host == "::") {
+      refuse("{}: got {}, expected an address of one host; this one means all of a host's own",
+             source, quote(given));
+    }
+    std::optional<Sourced> port = flag(options_.master_port, "--master-port");
+    port = port ? port : number("MASTER_PORT", 1, kMaxPort);
+    if (!host.empty()) {
+      found_.store.host = host;
+      record("store.host", host, source);
+    }
+    if (port) {
+      record("store.port", *port, &found_.store.port);
+    }
+    found_.store.kind = StoreLocation::Kind::kTcp;
+    return !host.empty() && port;
+  }
+
+  /// @param hint what was expected
+  void require_master(const std::string& hint) {
+    if (!find_master()) {
+      refuse("{} is not set, expected {}",
+             found_.store.host.empty() ? "MASTER_ADDR" : "MASTER_PORT", hint);
+    }
+  }
+
+  /// @return false if the store's address is needed and nothing is said about it
+  /// @throws UsageError with `hint` if half of it is said
+  bool knows_store(const std::string& hint) {
+    if (find_master() || found_.world_size == 1) {
+      return true;
+    }
+    if (!found_.store.host.empty() || found_.store.port != 0) {
+      require_master(hint);
+    }
+    return false;
+  }
+
+  /// A file whose name no other job and no other user picks.
+  void set_shared_file(const std::string& folder, const std::string& job) {
+    std::string name = job;
+    for (char& c : name) {
+      const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.';
+      c = plain ? c : '_';
+    }
+    found_.store.kind = StoreLocation::Kind::kSharedFile;
+    found_.store.file = fmt::format("{}/ddp-store-{}-{}", folder, geteuid(), name);
+    record("store.file", found_.store.file, "derived from the job's id");
+  }
+
+  std::vector<std::string> hosts_of(const std::string& name) const {
+    const std::optional<std::string> list = text(name);
+    if (!list) {
+      throw UsageError(name + " is not set, expected the nodes' names, or MASTER_ADDR");
+    }
+    try {
+      return expand_node_list(*list);
+    } catch (const UsageError& error) {
+      throw UsageError(name + ": " + error.what());
+    }
+  }
+
+  // ---- Variables.
+
+  bool set(const std::string& name) const { return getenv_(name).has_value(); }
+
+  std::optional<std::string> text(const std::string& name) const {
+    std::optional<std::string> value = getenv_(name);
+    if (value && value->empty()) {
+      throw UsageError(name + " is set but empty, expected a value");
+    }
+    return value;
+  }
+
+  std::optional<Sourced> number(const std::string& name, int minimum, int maximum = kMaxInt) const {
+    const std::optional<std::string> value = getenv_(name);
+    return value ? std::optional(Sourced{parse_integer(name, *value, minimum, maximum), name})
+                 : std::nullopt;
+  }
+
+  Sourced need(const std::string& name, int minimum) const {
+    const std::optional<Sourced> value = number(name, minimum);
+    if (!value) {
+      refuse("{} is not set, expected an integer >= {} next to the launcher's other variables ({})",
+             name, minimum, found_.launcher);
+    }
+    return *value;
+  }
+
+  static std::optional<Sourced> flag(const std::optional<int>& value, const char* name) {
+    return value ? std::optional(Sourced{*value, name}) : std::nullopt;
+  }
+
+  void record(const std::string& what, const std::string& value, const std::string& source) {
+    found_.evidence.push_back({what, value, source});
+  }
+  void record(const std::string& what, const Sourced& number, int* field = nullptr) {
+    record(what, std::to_string(number.value), number.source);
+    if (field != nullptr) {
+      *field = number.value;
+    }
+  }
+
+  const Options& options_;
+  const GetEnv& getenv_;
+  LaunchEnvironment found_;
+  Identity identity_;
+};
+
+}  // namespace
 
 std::optional<std::string> process_getenv(const std::string& name) {
   const char* const value = std::getenv(name.c_str());
@@ -208,82 +632,7 @@ std::optional<std::string> process_getenv(const std::string& name) {
 }
 
 LaunchEnvironment read_launch_environment(const Options& options, const GetEnv& getenv) {
-  return internal::LaunchReader(options, getenv).read();
-}
-
-namespace {
-
-std::string kind_name(StoreLocation::Kind kind) {
-  switch (kind) {
-    case StoreLocation::Kind::kNone:
-      return "none";
-    case StoreLocation::Kind::kTcp:
-      return "tcp";
-    case StoreLocation::Kind::kAgentTcp:
-      return "agent_tcp";
-    case StoreLocation::Kind::kSharedFile:
-      return "shared_file";
-  }
-  return "unknown";
-}
-
-std::string describe_as_json(const LaunchEnvironment& environment) {
-  nlohmann::ordered_json document = {
-      {"launcher", environment.launcher},
-      {"rank", environment.rank},
-      {"local_rank", environment.local_rank},
-      {"world_size", environment.world_size},
-      {"local_world_size", environment.local_world_size},
-      {"node_rank", environment.node_rank},
-      {"num_nodes", environment.num_nodes},
-      {"restart_count", environment.restart_count},
-      {"store",
-       {{"kind", kind_name(environment.store.kind)},
-        {"host", environment.store.host},
-        {"port", environment.store.port},
-        {"listen_fd", environment.store.listen_fd},
-        {"file", environment.store.file},
-        {"prefix", environment.store.prefix}}},
-      {"evidence", nlohmann::ordered_json::array()},
-  };
-  for (const Evidence& fact : environment.evidence) {
-    document["evidence"].push_back(
-        {{"what", fact.what}, {"value", fact.value}, {"source", fact.source}});
-  }
-  // Host names and ids come from outside and need not be UTF-8.
-  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-}
-
-}  // namespace
-
-std::string describe(const LaunchEnvironment& environment, bool json) {
-  if (json) {
-    return describe_as_json(environment);
-  }
-  constexpr size_t kColumn = 20;
-  std::ostringstream text;
-  const auto line = [&text](const std::string& name, const std::string& value) {
-    text << name << std::string(name.size() < kColumn ? kColumn - name.size() : 1, ' ') << value
-         << '\n';
-  };
-  line("launcher", environment.launcher);
-  line("rank", std::to_string(environment.rank) + " of " + std::to_string(environment.world_size));
-  line("local rank", std::to_string(environment.local_rank) + " of " +
-                         std::to_string(environment.local_world_size));
-  line("node",
-       std::to_string(environment.node_rank) + " of " + std::to_string(environment.num_nodes));
-  line("restarts", std::to_string(environment.restart_count));
-  const StoreLocation& store = environment.store;
-  line("store", kind_name(store.kind) +
-                    (store.port > 0 ? " " + store.host + ":" + std::to_string(store.port) : "") +
-                    (store.file.empty() ? "" : " " + store.file) +
-                    (store.listen_fd >= 0 ? " (inherited socket)" : ""));
-  line("store prefix", store.prefix);
-  text << (environment.evidence.empty() ? "nobody started this process\n" : "because\n");
-  for (const Evidence& fact : environment.evidence) {
-    line("  " + fact.what, fact.value + "  (" + fact.source + ")");
-  }
-  return text.str();
+  return LaunchReader(options, getenv).read();
 }
 
 }  // namespace ddp

@@ -1,22 +1,23 @@
+// common/launch/network.cpp - asks the resolver and the kernel; sends nothing.
 #include "common/launch/network.hpp"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
+#include "common/base/process.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -31,8 +32,10 @@ Addresses resolve(const std::string& host, int port) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
-    throw UsageError("MASTER_ADDR=" + host + " cannot be resolved (" + gai_strerror(error) +
-                     "), expected a host name or address that every rank can reach");
+    refuse(
+        "MASTER_ADDR={} cannot be resolved ({}), expected a host name or address that every rank "
+        "can reach",
+        host, gai_strerror(error));
   }
   return {found, freeaddrinfo};
 }
@@ -58,8 +61,8 @@ struct Interface {
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) {
-    throw TransientError(std::string("cannot list the network interfaces: ") +
-                         std::strerror(errno));
+    throw TransientError(
+        fmt::format("cannot list the network interfaces: {}", std::strerror(errno)));
   }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   std::vector<Interface> found;
@@ -68,42 +71,19 @@ std::vector<Interface> interfaces() {
       continue;
     }
     const int family = entry->ifa_addr->sa_family;
-    if (family == AF_INET) {
-      found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in))});
-    } else if (family == AF_INET6) {
-      const auto* const address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
-      if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) {
-        found.push_back({entry->ifa_name, to_text(entry->ifa_addr, sizeof(sockaddr_in6))});
-      }
+    const auto* const ipv6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+    if (family == AF_INET || (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&ipv6->sin6_addr))) {
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      found.push_back({entry->ifa_name, to_text(entry->ifa_addr, length)});
     }
   }
   return found;
 }
 
-/// Closed unless it is released.
-class Socket {
- public:
-  Socket(int family, int type) : fd_(socket(family, type | SOCK_CLOEXEC, 0)) {}
-  ~Socket() {
-    if (fd_ >= 0) {
-      close(fd_);
-    }
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 }  // namespace
 
 std::string endpoint(const std::string& host, int port) {
-  const bool bare = host.find(':') != std::string::npos;
-  return (bare ? "[" + host + "]" : host) + ":" + std::to_string(port);
+  return fmt::format("{}:{}", family_of(host) == AF_INET6 ? "[" + host + "]" : host, port);
 }
 
 HostAndPort split_endpoint(const std::string& text) {
@@ -115,7 +95,6 @@ HostAndPort split_endpoint(const std::string& text) {
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
   }
-  constexpr int kMaxPort = 65535;
   return {host, parse_integer<int>("port of rank 0", text.substr(colon + 1), 1, kMaxPort)};
 }
 
@@ -128,12 +107,11 @@ void require_resolvable(const std::string& host) {
 }
 
 std::string address_of_interface(const std::string& name, const std::string& like) {
-  const std::vector<Interface> all = interfaces();
   const int wanted = family_of(like);
   std::string address;
   std::string list;
-  for (const Interface& interface : all) {
-    list += (list.empty() ? "" : ", ") + interface.name + " (" + interface.address + ")";
+  for (const Interface& interface : interfaces()) {
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", interface.name, interface.address);
     if (interface.name == name && (address.empty() || (family_of(address) != wanted &&
                                                        family_of(interface.address) == wanted))) {
       address = interface.address;
@@ -141,9 +119,9 @@ std::string address_of_interface(const std::string& name, const std::string& lik
   }
   if (address.empty()) {
     const bool exists = if_nametoindex(name.c_str()) != 0;
-    throw UsageError("--interface: " + quote(name) +
-                     (exists ? " has no address or is down" : " is no network interface") +
-                     " of this host, expected one of: " + (list.empty() ? "none" : list));
+    refuse("--interface: {} {} of this host, expected one of: {}", quote(name),
+           exists ? "has no address or is down" : "is no network interface",
+           list.empty() ? "none" : list);
   }
   return address;
 }
@@ -153,7 +131,7 @@ std::string address_towards(const std::string& host, int port) {
   int reason = 0;
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
     // A datagram socket: connecting it only looks the route up.
-    const Socket probe(target->ai_family, SOCK_DGRAM);
+    const FileDescriptor probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
     auto* const generic = reinterpret_cast<sockaddr*>(&own);
@@ -163,13 +141,15 @@ std::string address_towards(const std::string& host, int port) {
     }
     reason = errno;
   }
-  throw UsageError("no route leads from this host to " + endpoint(host, port) + " (" +
-                   std::strerror(reason) + "), expected one; --interface names the network to use");
+  refuse(
+      "no route leads from this host to {} ({}), expected one; --interface names the network to "
+      "use",
+      endpoint(host, port), std::strerror(reason));
 }
 
 Listener listen_on(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
-  Socket listener(addresses->ai_family, SOCK_STREAM);
+  FileDescriptor listener(socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage bound{};
@@ -177,8 +157,9 @@ Listener listen_on(const std::string& host, int port) {
   if (listener.get() < 0 || bind(listener.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
       listen(listener.get(), SOMAXCONN) != 0 ||
       getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
-    throw TransientError("cannot listen on " + endpoint(host, port) + " (" + std::strerror(errno) +
-                         "), expected a free port of this host; another job may hold it");
+    throw TransientError(fmt::format(
+        "cannot listen on {} ({}), expected a free port of this host; another job may hold it",
+        endpoint(host, port), std::strerror(errno)));
   }
   const in_port_t network_port = bound.ss_family == AF_INET6
                                      ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port

@@ -5,6 +5,8 @@
 
 namespace ddp {
 
+inline constexpr int kMaxPort = 65535;
+
 /// "n1:29500", "[fd00::1]:29500".
 std::string endpoint(const std::string& host, int port);
 

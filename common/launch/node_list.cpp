@@ -1,8 +1,12 @@
 // common/launch/node_list.cpp - Slurm's compressed node lists, without asking scontrol (compute
 // nodes may lack it).
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string_view>
 
 #include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
 #include "common/launch/launch_environment.hpp"
 
 namespace ddp {
@@ -11,11 +15,14 @@ namespace {
 
 constexpr size_t kMostHosts =
     65536;  // Slurm's own limit; stops "n[0-999999999]" from eating the memory
+constexpr std::string_view kDigits = "0123456789";
+constexpr std::string_view kNameCharacters =
+    "0123456789-._abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// Walks over the list once. Every refusal names the whole list and what is wrong with it.
 class NodeListParser {
  public:
-  explicit NodeListParser(const std::string& list) : list_(list) {}
+  explicit NodeListParser(const std::string& list) : list_(list), rest_(list) {}
 
   std::vector<std::string> parse() {
     std::vector<std::string> hosts;
@@ -25,7 +32,7 @@ class NodeListParser {
       }
       require(hosts.size() <= kMostHosts, "at most 65536 hosts");
     } while (take(','));
-    require(position_ == list_.size(), "brackets in pairs");
+    require(rest_.empty(), "brackets in pairs");
     return hosts;
   }
 
@@ -33,40 +40,32 @@ class NodeListParser {
   /// "room[1-2]rack[1-2]n[01-03]": as with Slurm, the last bracket varies fastest, and of those
   /// before it the first.
   std::vector<std::string> host_expression() {
-    const size_t start = position_;
+    const std::string_view start = rest_;
     std::vector<std::string> hosts = {""};
-    while (position_ < list_.size() && list_[position_] != ',' && list_[position_] != ']') {
-      if (take('[')) {
-        const std::vector<std::string> numbers = bracket();
-        require(hosts.size() * numbers.size() <= kMostHosts, "at most 65536 hosts");
-        std::vector<std::string> product;
-        const size_t next = list_.find_first_of("[,", position_);
-        if (next != std::string::npos && list_[next] == '[') {
-          for (const std::string& number : numbers) {
-            for (const std::string& host : hosts) {
-              product.push_back(host + number);
-            }
-          }
-        } else {
-          for (const std::string& host : hosts) {
-            for (const std::string& number : numbers) {
-              product.push_back(host + number);
-            }
-          }
-        }
-        hosts = std::move(product);
-      } else {
-        const char c = list_[position_++];
-        require(is_digit(c) || is_letter(c) || c == '-' || c == '.' || c == '_',
-                "names of letters, digits, '-', '.' and '_'");
-        for (std::string& host : hosts) {
-          host += c;
+    while (!rest_.empty() && rest_[0] != ',' && rest_[0] != ']') {
+      const std::vector<std::string> parts =
+          take('[') ? bracket() : std::vector<std::string>{name_part()};
+      require(hosts.size() * parts.size() <= kMostHosts, "at most 65536 hosts");
+      const size_t next = rest_.find_first_of("[,");
+      const bool is_last = next == std::string::npos || rest_[next] == ',';
+      std::vector<std::string> product(hosts.size() * parts.size());
+      for (size_t host = 0; host < hosts.size(); ++host) {
+        for (size_t part = 0; part < parts.size(); ++part) {
+          product[is_last ? host * parts.size() + part : part * hosts.size() + host] =
+              hosts[host] + parts[part];
         }
       }
+      hosts = std::move(product);
     }
-    require(position_ > start, "no empty name");
-    require(list_[start] != '[', "a name before the bracket");
+    require(rest_.size() < start.size(), "no empty name");
+    require(start[0] != '[', "a name before the bracket");
     return hosts;
+  }
+
+  std::string name_part() {
+    const std::string part = take_all(kNameCharacters);
+    require(!part.empty(), "names of letters, digits, '-', '.' and '_'");
+    return part;
   }
 
   /// "1-2,07]", after the opening bracket.
@@ -81,10 +80,8 @@ class NodeListParser {
       require(high - low < kMostHosts && numbers.size() + (high - low) < kMostHosts,
               "at most 65536 hosts");
       for (uint64_t value = low; value <= high; ++value) {
-        std::string digits = std::to_string(value);
         // The first number of a range sets the width: [08-11] is 08 09 10 11, [8-011] is 8 9 10 11.
-        digits.insert(0, first.size() > digits.size() ? first.size() - digits.size() : 0, '0');
-        numbers.push_back(std::move(digits));
+        numbers.push_back(fmt::format("{:0{}}", value, first.size()));
       }
     } while (take(','));
     require(take(']'), "brackets in pairs, with numbers and ranges inside");
@@ -93,34 +90,32 @@ class NodeListParser {
 
   std::string number() {
     constexpr size_t kMostDigits = 18;  // fits in 64 bits
-    const size_t start = position_;
-    while (position_ < list_.size() && is_digit(list_[position_])) {
-      ++position_;
-    }
-    require(position_ > start && position_ - start <= kMostDigits,
-            "numbers and ranges in the brackets");
-    return list_.substr(start, position_ - start);
+    const std::string digits = take_all(kDigits);
+    require(!digits.empty() && digits.size() <= kMostDigits, "numbers and ranges in the brackets");
+    return digits;
   }
 
   bool take(char wanted) {
-    if (position_ < list_.size() && list_[position_] == wanted) {
-      ++position_;
-      return true;
-    }
-    return false;
+    const bool found = rest_.starts_with(wanted);
+    rest_.remove_prefix(found ? 1 : 0);
+    return found;
+  }
+
+  std::string take_all(std::string_view wanted) {
+    const size_t length = std::min(rest_.find_first_not_of(wanted), rest_.size());
+    const std::string taken(rest_.substr(0, length));
+    rest_.remove_prefix(length);
+    return taken;
   }
 
   void require(bool holds, const char* expected) const {
     if (!holds) {
-      throw UsageError("node list: got " + quote(list_) + ", expected " + expected);
+      refuse("node list: got {}, expected {}", quote(list_), expected);
     }
   }
 
-  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-  static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
   const std::string& list_;
-  size_t position_ = 0;
+  std::string_view rest_;
 };
 
 }  // namespace

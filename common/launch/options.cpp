@@ -1,30 +1,23 @@
 // common/launch/options.cpp - the command line of every stage, and the arithmetic of batch sizes.
 #include "common/launch/options.hpp"
 
-#include <unistd.h>
+#include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <sstream>
 #include <string_view>
 
 #include "common/base/command_line.hpp"
-
-#ifndef DDP_VERSION
-#define DDP_VERSION "unknown"
-#endif
-#ifndef DDP_TORCH_VERSION
-#define DDP_TORCH_VERSION "unknown"
-#endif
+#include "common/base/refuse.hpp"
+#include "common/launch/network.hpp"
 
 namespace ddp {
 
 namespace {
 
 constexpr int kMaxRanks = std::numeric_limits<int>::max();
-constexpr int kMaxPort = 65535;
 constexpr int kMaxProcesses = 1024;  // on one machine: more is a slip of the finger
 constexpr double kMaxBucketMib = 1 << 20;
 constexpr double kMaxLearningRate = 1e9;
@@ -41,8 +34,7 @@ StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
       target.push_back(parse_integer<int64_t>(name, width, 1));
     }
     if (target.size() < fewest) {
-      throw UsageError(name + ": got " + quote(text) + ", expected at least " +
-                       std::to_string(fewest) + " widths, e.g. 20,64,1");
+      refuse("{}: got {}, expected at least {} widths, e.g. 20,64,1", name, quote(text), fewest);
     }
   };
 }
@@ -85,8 +77,8 @@ void add_data_and_model(OptionGroup group, Options& options) {
   group.value("--dataset", join(datasets), "synthetic", "what to learn",
               [&options, datasets](const std::string& name, const std::string& text) {
                 if (text.ends_with(".safetensors") || text.ends_with(".csv")) {
-                  throw UsageError(name + ": a file (" + quote(text) +
-                                   ") is not available yet, expected " + join(datasets));
+                  refuse("{}: a file ({}) is not available yet, expected {}", name, quote(text),
+                         join(datasets));
                 }
                 options.dataset = check_choice(name, text, datasets);
               });
@@ -123,9 +115,10 @@ void add_devices(OptionGroup group, Options& options) {
                   options.launch == Launch::kSpawn ? "processes to start" : "replicas, stage 02",
                   [&options, counts](const std::string& name, const std::string& text) {
                     if (!counts) {
-                      throw UsageError(name + " " + text +
-                                       " is for stages 02 and 03; here the launcher decides, e.g. "
-                                       "torchrun --nproc-per-node");
+                      refuse(
+                          "{} {} is for stages 02 and 03; here the launcher decides, e.g. torchrun "
+                          "--nproc-per-node",
+                          name, text);
                     }
                     options.nprocs = parse_integer<int>(name, text, 1, kMaxProcesses);
                   });
@@ -189,12 +182,10 @@ void add_output(OptionGroup group, Options& options) {
 
 /// What depends on more than one option.
 void check_together(const Options& options, const CommandLine& line) {
-  if (options.dataset != "synthetic") {
-    for (const char* const name : {"--layers", "--dataset-size"}) {
-      if (line.given(name)) {
-        throw UsageError(std::string(name) + " was given with --dataset " + options.dataset +
-                         ", expected it only with --dataset synthetic");
-      }
+  for (const char* const name : {"--layers", "--dataset-size"}) {
+    if (options.dataset != "synthetic" && line.given(name)) {
+      refuse("{} was given with --dataset {}, expected it only with --dataset synthetic", name,
+             options.dataset);
     }
   }
   if (options.device == "cpu" && line.given("--devices")) {
@@ -202,8 +193,8 @@ void check_together(const Options& options, const CommandLine& line) {
   }
   if (options.nprocs && line.given("--devices") &&
       options.devices.size() != static_cast<size_t>(*options.nprocs)) {
-    throw UsageError("--nprocs: got " + std::to_string(*options.nprocs) + ", expected " +
-                     std::to_string(options.devices.size()) + ", the number of --devices");
+    refuse("--nprocs: got {}, expected {}, the number of --devices", *options.nprocs,
+           options.devices.size());
   }
   std::set<int> distinct(options.devices.begin(), options.devices.end());
   if (distinct.size() != options.devices.size()) {
@@ -228,12 +219,13 @@ std::string versions(const std::string& program) {
 }  // namespace
 
 std::string program_name(const char* argv0) {
-  std::array<char, 4096> buffer{};
-  const ssize_t length = readlink("/proc/self/exe", buffer.data(), buffer.size());
-  const std::string path = length > 0 ? std::string(buffer.data(), static_cast<size_t>(length))
-                                      : std::string(argv0 == nullptr ? "ddp" : argv0);
-  const std::string name = path.substr(path.rfind('/') + 1);
   constexpr std::string_view kDeleted = " (deleted)";  // replaced by a newer build since it started
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    path = argv0 == nullptr ? "ddp" : argv0;
+  }
+  const std::string name = path.filename();
   return name.ends_with(kDeleted) ? name.substr(0, name.size() - kDeleted.size()) : name;
 }
 
@@ -270,20 +262,19 @@ int64_t resolve_global_batch(const Options& options, int world_size) {
       __builtin_mul_overflow(options.accumulate, int64_t{world_size}, &micro_batches) ||
       __builtin_mul_overflow(options.batch_per_rank, micro_batches, &samples);
   if (overflow || samples > kMaxGlobalBatch) {
-    throw UsageError("--batch-size " + std::to_string(options.batch_per_rank) + " x --accumulate " +
-                     std::to_string(options.accumulate) + " x " + std::to_string(world_size) +
-                     " ranks is too large, expected a product of at most 2^62");
+    refuse(
+        "--batch-size {} x --accumulate {} x {} ranks is too large, expected a product of at most "
+        "2^62",
+        options.batch_per_rank, options.accumulate, world_size);
   }
-  if (!options.global_batch) {
-    return samples;
+  const int64_t global_batch = options.global_batch.value_or(samples);
+  if (global_batch % micro_batches != 0) {
+    refuse(
+        "Expected --global-batch to be a multiple of {} ({} ranks x {} micro-batches), "
+        "got {}",
+        micro_batches, world_size, options.accumulate, global_batch);
   }
-  if (*options.global_batch % micro_batches != 0) {
-    throw UsageError("Expected --global-batch to be a multiple of " +
-                     std::to_string(micro_batches) + " (" + std::to_string(world_size) +
-                     " ranks x " + std::to_string(options.accumulate) + " micro-batches), got " +
-                     std::to_string(*options.global_batch));
-  }
-  return *options.global_batch;
+  return global_batch;
 }
 
 int64_t resolve_batch_per_rank(const Options& options, int world_size) {

@@ -1,6 +1,8 @@
-// common/launch/run_main.cpp - the only place that catches exceptions.
+// common/launch/run_main.cpp - from main() to `train`; every exception becomes one line and an exit
+// code here.
 #include "common/launch/run_main.hpp"
 
+#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -16,27 +19,18 @@
 #include <vector>
 
 #include "common/base/command_line.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 #include "common/base/standard_streams.hpp"
 #include "common/launch/cpu_share.hpp"
-#include "common/launch/output_files.hpp"
 #include "common/launch/stop_request.hpp"
 
 namespace ddp {
 
-namespace internal {
-
 namespace {
 
-constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
+namespace fs = std::filesystem;
 
-/// A launcher that is killed cannot end its ranks any more: the kernel does it for spawn, torchrun
-/// and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
-void end_with_launcher(const std::string& launcher) {
-  if (launcher == "torchrun" || launcher == "openmpi") {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-  }
-}
+constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
 
 std::vector<std::function<void()>> train_end_actions;
 
@@ -52,11 +46,38 @@ struct TrainEnd {
   TrainEnd& operator=(const TrainEnd&) = delete;
 };
 
+bool in_writable_folder(const std::string& path) {
+  std::error_code error;
+  const fs::path folder = fs::absolute(path, error).parent_path();
+  return !error && access(folder.c_str(), W_OK | X_OK) == 0;
+}
+
+/// What rank 0 will write, looked at before it computes anything. Changes nothing.
+/// @throws UsageError unless --snapshot is, or can become, a regular file in a writable folder (it
+/// is replaced by a rename, which would end a device or a pipe), and --metrics can be written
+void check_output_files(const Options& options) {
+  std::error_code error;
+  const fs::file_status snapshot = fs::status(options.snapshot, error);
+  if ((fs::exists(snapshot) && !fs::is_regular_file(snapshot)) ||
+      !in_writable_folder(options.snapshot)) {
+    refuse("--snapshot: got {}, expected a file in an existing, writable folder",
+           quote(options.snapshot));
+  }
+  const fs::file_status metrics = fs::status(options.metrics, error);
+  const bool writable =
+      fs::exists(metrics) ? !fs::is_directory(metrics) && access(options.metrics.c_str(), W_OK) == 0
+                          : in_writable_folder(options.metrics);
+  if (!options.metrics.empty() && !writable) {
+    refuse("--metrics: got {}, expected a writable file, or a name in a writable folder",
+           quote(options.metrics));
+  }
+}
+
 /// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
 /// itself fails on half a document.
 void write_error_file(const std::string& message, const std::string& details) {
-  const std::optional<std::string> path = process_getenv("TORCHELASTIC_ERROR_FILE");
-  if (!path || path->empty()) {
+  const std::string path = process_getenv("TORCHELASTIC_ERROR_FILE").value_or("");
+  if (path.empty()) {
     return;
   }
   const nlohmann::json document = {
@@ -64,12 +85,12 @@ void write_error_file(const std::string& message, const std::string& details) {
        {{"message", message},
         {"extraInfo",
          {{"py_callstack", details}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
-  const std::string temporary = *path + "." + std::to_string(getpid());
+  const std::string temporary = fmt::format("{}.{}", path, getpid());
   std::ofstream file(temporary);
   // Messages may quote bytes that are not UTF-8.
   file << document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::flush;
   file.close();
-  if (!file || std::rename(temporary.c_str(), path->c_str()) != 0) {
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
     std::remove(temporary.c_str());  // the message is on stderr, and that is what counts
   }
 }
@@ -77,7 +98,7 @@ void write_error_file(const std::string& message, const std::string& details) {
 /// See Note [One line].
 bool has_pen() {
   const std::optional<std::string> fd = process_getenv("DDP_PEN_FD");
-  return !fd || take_pen(std::atoi(fd->c_str()));
+  return !fd || internal::take_pen(std::atoi(fd->c_str()));
 }
 
 /// The first line of `what`, as LibTorch's errors carry a backtrace after it.
@@ -112,6 +133,8 @@ int report(const std::string& program, const std::string& who, const std::string
 }
 
 }  // namespace
+
+namespace internal {
 
 bool take_pen(int fd) {
   char byte = 0;
@@ -153,13 +176,22 @@ int leave_if_refused(int code) {
   return code;
 }
 
+void refuse_several(const Options& options, const LaunchEnvironment& environment, const char* why) {
+  if (environment.world_size > 1) {
+    refuse(
+        "world size {} ({}): {} {}, expected it to be started once; use 04_ddp_launcher under "
+        "torchrun, mpirun or srun",
+        environment.world_size, environment.launcher, options.program, why);
+  }
+}
+
 int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
   bool trains = false;
   const int code = guarded(argc, argv, [&](std::string& who) {
     const Options options = parse_options(argc, argv, launch);
     const LaunchEnvironment environment = read_launch_environment(options);
     if (environment.world_size > 1) {
-      who = "[rank " + std::to_string(environment.rank) + "] ";
+      who = fmt::format("[rank {}] ", environment.rank);
     }
     if (environment.launcher == "spawn") {
       // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
@@ -169,11 +201,8 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       std::cout << describe(environment, options.json) << std::flush;
       return 0;
     }
-    if (launch == Launch::kAlone && environment.world_size > 1) {
-      throw UsageError("world size " + std::to_string(environment.world_size) + " (" +
-                       environment.launcher + "): " + options.program +
-                       " is one process, expected it to be started once; use 04_ddp_launcher "
-                       "under torchrun, mpirun or srun");
+    if (launch == Launch::kAlone) {
+      refuse_several(options, environment, "is one process");
     }
     if (launch == Launch::kLauncher && !environment.note.empty()) {
       std::cerr << options.program + ": note: " + environment.note + "\n";
@@ -182,7 +211,11 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank
     }
-    end_with_launcher(environment.launcher);
+    if (environment.launcher == "torchrun" || environment.launcher == "openmpi") {
+      // A launcher that is killed cannot end its ranks any more: the kernel does it for spawn,
+      // torchrun and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+    }
     remember_user_signals();
     if (environment.launcher == "slurm") {
       exit_on_sigterm();
@@ -200,7 +233,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
 }  // namespace internal
 
 void at_train_end(std::function<void()> action) {
-  internal::train_end_actions.push_back(std::move(action));
+  train_end_actions.push_back(std::move(action));
 }
 
 int run_alone(int argc, char** argv, TrainFunction train) {

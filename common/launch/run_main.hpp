@@ -1,5 +1,4 @@
-// common/launch/run_main.hpp - inside spawn: from main() to `train`, and from an exception to an
-// exit code.
+// common/launch/run_main.hpp - from main() to `train`, and from an exception to an exit code.
 #pragma once
 
 #include <functional>
@@ -23,6 +22,10 @@ bool take_pen(int fd);
 
 /// Ends the process, without destructors, if `code` is that of a usage error; else returns it.
 int leave_if_refused(int code);
+
+/// @throws UsageError if a launcher started several of a program that is to be started once
+/// @param why "is one process"
+void refuse_several(const Options& options, const LaunchEnvironment& environment, const char* why);
 
 /// Parses the command line, finds out which rank this process is, and trains (or prints, with
 /// --dump-env).

@@ -2,10 +2,8 @@
 // codes.
 #include "common/launch/spawn.hpp"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,9 +14,9 @@
 #include <cstring>
 #include <iostream>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 #include "common/launch/device_count.hpp"
+#include "common/launch/network.hpp"
 #include "common/launch/run_main.hpp"
 
 namespace ddp {
@@ -52,18 +50,136 @@ std::vector<int> watched_signals() {
 class Ranks {
  public:
   explicit Ranks(std::string program) : program_(std::move(program)) {}
-  ~Ranks();
+  ~Ranks() {
+    signal_all(SIGKILL);
+    for (const pid_t pid : pids_) {
+      if (pid > 0) {
+        waitpid(pid, nullptr, 0);
+      }
+    }
+  }
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  void start(const std::vector<std::string>& argv, int world_size);
-  int wait();
+  void start(const std::vector<std::string>& argv, int world_size) {
+    // Rank 0 serves the store on a socket that is bound before any rank starts: no port can be
+    // taken in between.
+    const Listener store = listen_on("127.0.0.1", 0);
+    const FileDescriptor listener(store.fd);
+    if (write(pen_.write_end.get(), "", 1) != 1) {
+      throw TransientError(fmt::format("cannot write to a pipe: {}", std::strerror(errno)));
+    }
+    std::cout << std::flush;
+    // Variables of an outer launcher that started just this one process say nothing about its
+    // ranks.
+    std::map<std::string, std::optional<std::string>> variables = {
+        {"DDP_LAUNCHER", "spawn"},
+        {"DDP_PEN_FD", std::to_string(pen_.read_end.get())},
+        {"WORLD_SIZE", std::to_string(world_size)},
+        {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", std::to_string(store.port)},
+        {"GROUP_RANK", std::nullopt},
+        {"GROUP_WORLD_SIZE", std::nullopt},
+        {"TORCHELASTIC_RUN_ID", std::nullopt},
+        {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
+    };
+    StartOptions options;
+    options.program = "/proc/self/exe";
+    options.parent_death_signal = SIGKILL;
+    options.signal_mask = signals_.original();
+    for (int rank = 0; rank < world_size; ++rank) {
+      variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
+      variables["DDP_STORE_LISTEN_FD"] = std::nullopt;
+      options.inherited_fds = {pen_.read_end.get()};
+      if (rank == 0) {
+        variables["DDP_STORE_LISTEN_FD"] = std::to_string(listener.get());
+        options.inherited_fds.push_back(listener.get());
+      }
+      options.environment = environment_with(variables);
+      try {
+        pids_.push_back(start_process(argv, options));
+      } catch (const std::system_error& error) {
+        throw TransientError(fmt::format("cannot start rank {}: {}", rank, error.code().message()));
+      }
+    }
+  }
+
+  /// @return the exit code of all together
+  int wait() {
+    const auto running = [](pid_t pid) { return pid > 0; };
+    while (std::any_of(pids_.begin(), pids_.end(), running)) {
+      std::optional<double> patience_s;
+      if (kill_at_) {
+        patience_s = std::chrono::duration<double>(*kill_at_ - Clock::now()).count();
+      }
+      const siginfo_t info = signals_.wait(patience_s);
+      if (info.si_signo == SIGCHLD) {
+        // Several deaths may come as one signal; it carries the first, which is the cause of the
+        // others.
+        const auto first = std::find(pids_.begin(), pids_.end(), info.si_pid);
+        if (first != pids_.end()) {
+          reap(static_cast<size_t>(first - pids_.begin()));
+        }
+        for (size_t rank = 0; rank < pids_.size(); ++rank) {
+          reap(rank);
+        }
+      } else if (info.si_signo > 0) {
+        signal_all(info.si_signo);
+        if (info.si_signo != SIGUSR1 && info.si_signo != SIGUSR2) {
+          leave_by(kGraceAfterRequest);
+        }
+      } else if (kill_at_ && Clock::now() >= *kill_at_) {
+        killed_ = true;
+        signal_all(SIGKILL);
+        kill_at_.reset();
+      }
+    }
+    return first_failure_ != 0 ? first_failure_ : run_again_ ? kRunAgain : 0;
+  }
 
  private:
-  void reap(size_t rank);
-  void fail(size_t rank, const ProcessEnd& end);
-  void signal_all(int signal) const;
-  void leave_by(std::chrono::seconds grace);
+  void reap(size_t rank) {
+    const std::optional<ProcessEnd> end =
+        pids_[rank] == 0 ? std::nullopt : poll_process(pids_[rank]);
+    if (!end) {
+      return;
+    }
+    pids_[rank] = 0;
+    if (end->exit_code == kRunAgain) {
+      run_again_ = true;  // all ranks agreed to stop: the others follow
+    } else if (end->exit_code != 0 && first_failure_ == 0) {
+      fail(rank, *end);
+    }
+  }
+
+  void fail(size_t rank, const ProcessEnd& end) {
+    constexpr int kSignalBase = 128;
+    const bool exited = end.signal == 0;
+    first_failure_ = exited ? end.exit_code : kSignalBase + end.signal;
+    if (internal::take_pen(pen_.read_end.get())) {  // else a rank's own line says it all
+      const std::string how = exited    ? fmt::format("exited with code {}", end.exit_code)
+                              : killed_ ? "did not stop in time and was killed"
+                                        : "was killed by " + signal_name(end.signal);
+      std::cerr << fmt::format("{}: error: rank {} {}\n", program_, rank, how) << std::flush;
+    }
+    signal_all(SIGTERM);
+    leave_by(kGraceAfterFailure);
+  }
+
+  void signal_all(int signal) const {
+    for (const pid_t pid : pids_) {
+      if (pid > 0) {
+        // SIGKILL leaves nobody to clean up after, so it goes to the whole group.
+        kill(signal == SIGKILL ? -pid : pid, signal);
+      }
+    }
+  }
+
+  void leave_by(std::chrono::seconds grace) {
+    const Clock::time_point deadline = Clock::now() + grace;
+    kill_at_ = std::min(kill_at_.value_or(deadline), deadline);
+  }
 
   std::string program_;
   // Never unblocked here: a late second SIGTERM must not replace the exit code.
@@ -75,134 +191,6 @@ class Ranks {
   int first_failure_ = 0;
   Pipe pen_{O_NONBLOCK};  ///< with one byte, for the first rank that takes it: see Note [One line]
 };
-
-Ranks::~Ranks() {
-  signal_all(SIGKILL);
-  for (const pid_t pid : pids_) {
-    if (pid > 0) {
-      waitpid(pid, nullptr, 0);
-    }
-  }
-}
-
-void Ranks::start(const std::vector<std::string>& argv, int world_size) {
-  const FileDescriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // Rank 0 serves the store on a socket that is bound before any rank starts: no port can be taken
-  // in between.
-  const int port = listen_on_loopback(listener.get());
-  if (write(pen_.write_end.get(), "", 1) != 1) {
-    throw TransientError(std::string("cannot write to a pipe: ") + std::strerror(errno));
-  }
-  std::cout << std::flush;
-  for (int rank = 0; rank < world_size; ++rank) {
-    // Variables of an outer launcher that started just this one process say nothing about its
-    // ranks.
-    std::map<std::string, std::optional<std::string>> variables = {
-        {"DDP_LAUNCHER", "spawn"},
-        {"DDP_PEN_FD", std::to_string(pen_.read_end.get())},
-        {"DDP_STORE_LISTEN_FD", std::nullopt},
-        {"RANK", std::to_string(rank)},
-        {"WORLD_SIZE", std::to_string(world_size)},
-        {"LOCAL_RANK", std::to_string(rank)},
-        {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-        {"MASTER_ADDR", "127.0.0.1"},
-        {"MASTER_PORT", std::to_string(port)},
-        {"GROUP_RANK", std::nullopt},
-        {"GROUP_WORLD_SIZE", std::nullopt},
-        {"TORCHELASTIC_RUN_ID", std::nullopt},
-        {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
-    };
-    StartOptions options;
-    options.program = "/proc/self/exe";
-    options.inherited_fds = {pen_.read_end.get()};
-    if (rank == 0) {
-      variables["DDP_STORE_LISTEN_FD"] = std::to_string(listener.get());
-      options.inherited_fds.push_back(listener.get());
-    }
-    options.environment = environment_with(variables);
-    options.parent_death_signal = SIGKILL;
-    options.signal_mask = signals_.original();
-    try {
-      pids_.push_back(start_process(argv, options));
-    } catch (const std::system_error& error) {
-      throw TransientError("cannot start rank " + std::to_string(rank) + ": " +
-                           error.code().message());
-    }
-  }
-}
-
-void Ranks::signal_all(int signal) const {
-  for (const pid_t pid : pids_) {
-    if (pid > 0) {
-      // SIGKILL leaves nobody to clean up after, so it goes to the whole group.
-      kill(signal == SIGKILL ? -pid : pid, signal);
-    }
-  }
-}
-
-void Ranks::leave_by(std::chrono::seconds grace) {
-  const Clock::time_point deadline = Clock::now() + grace;
-  kill_at_ = std::min(kill_at_.value_or(deadline), deadline);
-}
-
-void Ranks::reap(size_t rank) {
-  const std::optional<ProcessEnd> end = pids_[rank] == 0 ? std::nullopt : poll_process(pids_[rank]);
-  if (!end) {
-    return;
-  }
-  pids_[rank] = 0;
-  if (end->exit_code == kRunAgain) {
-    run_again_ = true;  // all ranks agreed to stop: the others follow
-  } else if (end->exit_code != 0 && first_failure_ == 0) {
-    fail(rank, *end);
-  }
-}
-
-void Ranks::fail(size_t rank, const ProcessEnd& end) {
-  constexpr int kSignalBase = 128;
-  const bool exited = end.signal == 0;
-  first_failure_ = exited ? end.exit_code : kSignalBase + end.signal;
-  if (internal::take_pen(pen_.read_end.get())) {  // else a rank's own line says it all
-    const std::string how = exited    ? " exited with code " + std::to_string(end.exit_code)
-                            : killed_ ? " did not stop in time and was killed"
-                                      : " was killed by " + signal_name(end.signal);
-    std::cerr << program_ + ": error: rank " + std::to_string(rank) + how + "\n" << std::flush;
-  }
-  signal_all(SIGTERM);
-  leave_by(kGraceAfterFailure);
-}
-
-int Ranks::wait() {
-  const auto running = [](pid_t pid) { return pid > 0; };
-  while (std::any_of(pids_.begin(), pids_.end(), running)) {
-    std::optional<double> patience_s;
-    if (kill_at_) {
-      patience_s = std::chrono::duration<double>(*kill_at_ - Clock::now()).count();
-    }
-    const siginfo_t info = signals_.wait(patience_s);
-    if (info.si_signo == SIGCHLD) {
-      // Several deaths may come as one signal; it carries the first, which is the cause of the
-      // others.
-      const auto first = std::find(pids_.begin(), pids_.end(), info.si_pid);
-      if (first != pids_.end()) {
-        reap(static_cast<size_t>(first - pids_.begin()));
-      }
-      for (size_t rank = 0; rank < pids_.size(); ++rank) {
-        reap(rank);
-      }
-    } else if (info.si_signo > 0) {
-      signal_all(info.si_signo);
-      if (info.si_signo != SIGUSR1 && info.si_signo != SIGUSR2) {
-        leave_by(kGraceAfterRequest);
-      }
-    } else if (kill_at_ && Clock::now() >= *kill_at_) {
-      killed_ = true;
-      signal_all(SIGKILL);
-      kill_at_.reset();
-    }
-  }
-  return first_failure_ != 0 ? first_failure_ : run_again_ ? kRunAgain : 0;
-}
 
 int processes_to_start(const Options& options) {
   const int devices = options.device == "cpu" ? 0 : count_cuda_devices();
@@ -225,32 +213,13 @@ int processes_to_start(const Options& options) {
 int start_and_wait(int argc, char** argv) {
   const Options options = parse_options(argc, argv, Launch::kSpawn);
   const LaunchEnvironment environment = read_launch_environment(options);
-  if (environment.world_size > 1) {
-    throw UsageError("world size " + std::to_string(environment.world_size) + " (" +
-                     environment.launcher + "): " + options.program +
-                     " starts its own processes, expected it to be started once; use "
-                     "04_ddp_launcher under torchrun, mpirun or srun");
-  }
+  internal::refuse_several(options, environment, "starts its own processes");
   const int world_size = processes_to_start(options);
   resolve_batch_per_rank(options, world_size);
   return start_ranks(options.program, {argv, argv + argc}, world_size);
 }
 
 }  // namespace
-
-int listen_on_loopback(int listener) {
-  constexpr int kBacklog = 2048;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener < 0 || bind(listener, generic, length) != 0 || listen(listener, kBacklog) != 0 ||
-      getsockname(listener, generic, &length) != 0) {
-    throw TransientError(std::string("cannot listen on 127.0.0.1: ") + std::strerror(errno));
-  }
-  return ntohs(address.sin_port);
-}
 
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size) {
   Ranks ranks(program);

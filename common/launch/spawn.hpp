@@ -35,10 +35,6 @@ int spawn(int argc, char** argv, TrainFunction train);
 /// @return as spawn() @throws TransientError if there is no port or no process to be had
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size);
 
-/// Makes the socket `listener` serve a free port of 127.0.0.1: no other machine can connect.
-/// @return the port @throws TransientError
-int listen_on_loopback(int listener);
-
 /// Stages 04 and 05: a launcher started this process and says which rank it is.
 /// @return as run_alone()
 int run_rank(int argc, char** argv, TrainFunction train);

@@ -1,5 +1,7 @@
 #include "common/model/flat_parameters.hpp"
 
+#include <torch/nn/utils/convert_parameters.h>
+
 #include <cstddef>
 
 #include "common/base/hash.hpp"
@@ -29,11 +31,7 @@ void FlatParameters::rebind_grad(size_t index) const {
     return;
   }
   const torch::Tensor view = on_storage(grad, offsets[index], parameter.sizes());
-  if (current.defined()) {
-    view.copy_(current.detach());
-  } else {
-    view.zero_();
-  }
+  current.defined() ? view.copy_(current.detach()) : view.zero_();
   parameter.mutable_grad() = view;
 }
 
@@ -99,11 +97,8 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
 
 torch::Tensor parameter_vector(const torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> parts;
-  for (const torch::Tensor& parameter : module.parameters()) {
-    parts.push_back(parameter.detach().to(torch::kCPU, torch::kFloat64).flatten());
-  }
-  return torch::cat(parts);
+  return torch::nn::utils::parameters_to_vector(module.parameters())
+      .to(torch::kCPU, torch::kFloat64);
 }
 
 std::string parameter_hash(const torch::nn::Module& module) {

@@ -1,5 +1,4 @@
-// common/model/flat_parameters.hpp - all parameters of a module in one tensor, all gradients in
-// another.
+// common/model/flat_parameters.hpp - a module's parameters in one tensor, its gradients in another.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -38,8 +37,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
 /// All parameters, frozen ones too, in order: (total) float64, on the host.
 torch::Tensor parameter_vector(const torch::nn::Module& module);
 
-/// Hash of the parameters' bytes in order, without gaps: 32 hex digits. Equal digests are equal
-/// bits.
+/// Hash of the parameters' bytes in order, without gaps: 32 hex digits. Equal hash, equal bits.
 std::string parameter_hash(const torch::nn::Module& module);
 
 }  // namespace ddp

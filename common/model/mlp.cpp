@@ -1,7 +1,6 @@
 #include "common/model/mlp.hpp"
 
 #include <cstdio>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -24,9 +23,7 @@ void MlpImpl::reset() {
 void MlpImpl::announce(at::IntArrayRef input_sizes, const torch::Device& device) const {
   if (verbose_) {
     // One string, one write: replicas print from several threads.
-    std::ostringstream line;
-    line << "In model: input " << input_sizes << " on " << device << "\n";
-    std::fputs(line.str().c_str(), stdout);
+    std::fputs(c10::str("In model: input ", input_sizes, " on ", device, "\n").c_str(), stdout);
   }
 }
 
@@ -50,10 +47,8 @@ torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
       regression ? at::mse_loss(output, batch.target, reduction)
                  : at::cross_entropy_loss(output, batch.target, /*weight=*/{}, reduction);
   torch::Tensor share = full ? reduced : reduced / batch.step_samples_per_rank;
-  if (batch.observer != nullptr) {
-    batch.observer->add_loss(share);
-    batch.observer->begin(Phase::kBackward);
-  }
+  batch.observer->add_loss(share);
+  batch.observer->begin(Phase::kBackward);
   return share;
 }
 
@@ -67,12 +62,13 @@ Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor&
     const torch::Tensor chunk_target = target.narrow(0, begin, samples).to(device);
     const torch::Tensor output =
         model->forward(input.narrow(0, begin, samples).to(device)).to(torch::kFloat64);
-    if (output.size(1) == 1) {
-      sums.loss_sum +=
-          at::mse_loss(output, chunk_target.to(torch::kFloat64), at::Reduction::Sum).item<double>();
-    } else {
-      sums.loss_sum +=
-          at::cross_entropy_loss(output, chunk_target, {}, at::Reduction::Sum).item<double>();
+    const bool regression = output.size(1) == 1;
+    const torch::Tensor loss =
+        regression
+            ? at::mse_loss(output, chunk_target.to(torch::kFloat64), at::Reduction::Sum)
+            : at::cross_entropy_loss(output, chunk_target, /*weight=*/{}, at::Reduction::Sum);
+    sums.loss_sum += loss.item<double>();
+    if (!regression) {
       sums.correct += output.argmax(1).eq(chunk_target).sum().item<double>();
     }
     sums.samples += static_cast<double>(samples);

@@ -14,8 +14,7 @@ namespace ddp {
 /// Linear layers with ReLU between them. Cloneable, because stage 02 makes a replica per device.
 class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
  public:
-  /// @param widths  features of the input, of each hidden layer, and of the output: {64, 128, 128,
-  /// 10}
+  /// @param widths features of the input, each hidden layer, and the output: {64, 128, 128, 10}
   /// @param verbose print the input's shape at every forward, to see who computes what
   explicit MlpImpl(std::vector<int64_t> widths, bool verbose = false);
   void reset() override;
@@ -52,8 +51,8 @@ struct Evaluation {
 };
 
 /// Without gradients, in chunks that bound the memory.
-/// @param input  (samples, in_features), @param target (samples) int64 or (samples, 1) float32,
-/// both on the host
+/// @param input  (samples, in_features) float32, on the host
+/// @param target (samples) int64 or (samples, 1) float32, on the host
 Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
                     const torch::Device& device);
 

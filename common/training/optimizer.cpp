@@ -249,7 +249,7 @@ void Optimizer::update_by_kernel() {
     if (state_.size() > 1) {
       update.second_moment = part_state_[1][i].mutable_data_ptr<float>();
     }
-    fused::kernels().update(update, 0, update.size);
+    fused::kernels().update(update);
   }
 }
 

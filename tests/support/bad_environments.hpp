@@ -21,10 +21,9 @@ extern const Variables kCondor;
 Variables with(Variables variables, const Variables& changes);
 Variables without(Variables variables, const std::vector<std::string>& names);
 
-/// One environment, and the variable that the refusal must name.
 struct BadEnvironment {
   Variables variables;
-  std::string named;
+  std::string named;  ///< the variable that the refusal must name, or several with blanks
 };
 
 /// Variables that should be numbers, each with many values that are none.
@@ -34,8 +33,8 @@ std::vector<BadEnvironment> environments_with_a_gap();
 /// Out of range, contradicting each other, or hostile.
 std::vector<BadEnvironment> contradictory_environments();
 
-/// Whether `line` has `name` as a word of its own: RANK is not in LOCAL_RANK.
-bool names(const std::string& line, const std::string& name);
+/// Whether `line` has each of the words of `all`: RANK is not in LOCAL_RANK.
+bool names(const std::string& line, const std::string& all);
 /// The environment on one line, for messages.
 std::string describe(const Variables& variables);
 

@@ -70,6 +70,7 @@ class Checks {
     const auto work = backend_.allreduce(tensors, options);
     TORCH_CHECK(work->wait() && work->isCompleted() && work->isSuccess());
     TORCH_CHECK(work->getFuture()->value().toTensorVector().at(0).is_same(tensors[0]));
+    TORCH_CHECK(work->result().at(0).is_same(tensors[0]));
     return tensors[0];
   }
 
@@ -103,6 +104,14 @@ class Checks {
     }
     expect("all_reduce of nothing", all_reduce(torch::ones({0}), c10d::ReduceOp::SUM),
            torch::ones({0}));
+    // What is not contiguous is reduced where it is.
+    const torch::Tensor rows = torch::arange(3000).view({60, 50});
+    expect("transposed all_reduce", all_reduce(rows.clone().t(), c10d::ReduceOp::SUM),
+           rows.t() * world_size_);
+    const torch::Tensor whole = torch::zeros({100, 3});
+    all_reduce(whole.select(1, 1).fill_(1), c10d::ReduceOp::SUM);
+    expect("all_reduce of a column", whole.sum(0),
+           torch::tensor({0.0F, 100.0F * static_cast<float>(world_size_), 0.0F}));
   }
 
   /// Sums that are rounded: near the exact one, and the same bits everywhere and every time.
@@ -168,7 +177,9 @@ class Checks {
           std::vector<torch::Tensor> input{of(rank_)};
           std::vector<std::vector<torch::Tensor>> outputs;
           if (rank_ == root) {
-            outputs.push_back(of_all([&](int) { return torch::zeros({count}, dtype); }));
+            outputs.push_back(of_all([&](int) {
+              return torch::zeros({count, 2}, dtype).select(1, 0);
+            }));
           }
           backend_.gather(outputs, input, {.rootRank = root})->wait();
           for (int r = 0; r < (rank_ == root ? world_size_ : 0); ++r) {

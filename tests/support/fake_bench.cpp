@@ -1,17 +1,14 @@
 #include "tests/support/fake_bench.hpp"
 
 #include <unistd.h>
-#include <algorithm>
+
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 
 #include "tests/catch.hpp"
-
-#ifndef DDP_BIN_DIR
-#error "expected DDP_BIN_DIR, the folder with the programs"
-#endif
 
 namespace ddp::test {
 
@@ -58,9 +55,17 @@ awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v
 after
 )sh";
 
-namespace {
+const char* const kFakeTorchrun = R"sh(#!/bin/sh
+# torchrun --standalone --nproc_per_node=N --no-python PROGRAM ARGUMENTS: starts it once, for all, and
+# leaves a folder behind, as the real one does.
+mktemp -d "${TMPDIR:-/tmp}/torchelastic_XXXXXX" > /dev/null
+WORLD_SIZE=${2#*=}
+export WORLD_SIZE
+shift 3
+exec "$@"
+)sh";
 
-constexpr const char* kFakeSrun = R"sh(#!/bin/sh
+const char* const kFakeSrun = R"sh(#!/bin/sh
 # srun --nodes=N --ntasks=RANKS ... PROGRAM ARGUMENTS: as above.
 [ "$1" != --version ] || { echo slurm 1.2; exit; }
 printf '%s\n' "$*" >> "$0.calls"
@@ -76,29 +81,16 @@ export WORLD_SIZE
 exec "$@"
 )sh";
 
-constexpr const char* kFakeTorchrun = R"sh(#!/bin/sh
-# torchrun --standalone --nproc_per_node=N --no-python PROGRAM ARGUMENTS: starts it once, for all, and
-# leaves a folder behind, as the real one does.
-mktemp -d "${TMPDIR:-/tmp}/torchelastic_XXXXXX" > /dev/null
-WORLD_SIZE=${2#*=}
-export WORLD_SIZE
-shift 3
-exec "$@"
-)sh";
+const char* const kFakeMicro = R"py(#!/usr/bin/python3
+import argparse, json
 
-constexpr const char* kFakeMicro = R"py(#!/usr/bin/python3
-import json, sys
-
-def value(name, default=None):
-    found = [a.split("=", 1)[1] for a in sys.argv if a.startswith(name + "=")]
-    found += [b for a, b in zip(sys.argv, sys.argv[1:]) if a == name]
-    return found[-1] if found else default
-
-def values(name):
-    found = [a.split("=", 1)[1] for a in sys.argv if a.startswith(name + "=")]
-    return found + [b for a, b in zip(sys.argv, sys.argv[1:]) if a == name]
-
-suite, ranks = value("--suite"), int(value("--nprocs", "1"))
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("--suite")
+parser.add_argument("--nprocs", type=int, default=1)
+parser.add_argument("--step", action="append", default=[])
+parser.add_argument("--benchmark_out")
+options, _ = parser.parse_known_args()
+ranks = options.nprocs
 
 def entry(name, time_us, **counters):
     return {"name": name, "run_name": name, "run_type": "iteration", "ranks": ranks,
@@ -109,30 +101,31 @@ def ring_us(size):
     return 2 * (ranks - 1) * 100 + 2 * (ranks - 1) / ranks * size / 2**20 * 300
 
 entries = []
-if suite == "limits":
+if options.suite == "limits":
     entries.append(entry(f"limits/gemm_fp32/ranks:{ranks}", 1, flops_per_second=100e9))
     entries.append(entry(f"limits/memory/ranks:{ranks}", 1, memory_bandwidth=10e9))
-elif suite == "all_reduce":
+elif options.suite == "all_reduce":
     for size in [4 ** k for k in range(1, 12)]:
         entries.append(entry(f"all_reduce/shm/ranks:{ranks}/bytes:{size}", ring_us(size), bytes=size))
-    for step in values("--step"):
+    for step in options.step:
         name, sizes = step.split("=")
         sizes = [int(size) for size in sizes.split("+")]
         entries.append(entry(f"all_reduce_step/shm/ranks:{ranks}/{name}",
                              sum(map(ring_us, sizes)), bytes=sum(sizes)))
 else:
     entries.append(entry("pieces/optimizer/sgd/flat/S", 7.5, bytes=1000, bandwidth=2e9))
-context = {"device": "cpu"}
-with open(value("--benchmark_out"), "w") as out:
-    json.dump({"context": context, "benchmarks": entries}, out)
+with open(options.benchmark_out, "w") as out:
+    json.dump({"context": {"device": "cpu"}, "benchmarks": entries}, out)
 )py";
 
-constexpr const char* kFakeInstall = R"sh(#!/bin/sh
+const char* const kFakeInstall = R"sh(#!/bin/sh
 [ "$1" = pytorch ] || { echo "error: no such peer" >&2; exit 2; }
 [ ! -f "$0.broken" ] || { echo "error: no network" >&2; exit 1; }
 echo "installing" >&2
 echo /bin/sh
 )sh";
+
+namespace {
 
 /// Each under a name of its own, for the test that validates all of them.
 void keep(const json& document) {
@@ -156,7 +149,7 @@ void check_phases(const json& run) {
     }
     sum_ms += phase_ms.get<double>();
   }
-  CHECK(is_near(sum_ms, run.at("step_ms").at("median").get<double>(), 0.03));
+  CHECK(is_near(run.at("step_ms").at("median"), sum_ms, 0.03));
 }
 
 }  // namespace
@@ -165,81 +158,85 @@ void write_file(const fs::path& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-void write_program(const fs::path& path, const std::string& text) {
-  write_file(path, text);
-  fs::permissions(path, fs::perms::owner_all);
-}
-
 std::string read_file(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 FakeBench::FakeBench() {
-  std::string pattern = (fs::temp_directory_path() / "ddp-bench-test-XXXXXX").string();
-  REQUIRE(mkdtemp(pattern.data()) != nullptr);
-  root_ = pattern;
-  for (const char* folder : {"bin", "path", "tmp"}) {
-    fs::create_directory(root_ / folder);
-  }
-  for (const char* name : {"01_single_gpu", "02_data_parallel", "03_ddp_spawn",
-                           "03_ddp_spawn_by_hand", "04_ddp_launcher"}) {
-    write_program(bin() / name, kFakeStage);
+  fs::create_directory(root() / "tmp");
+  for (const std::string name : {"01_single_gpu", "02_data_parallel", "03_ddp_spawn",
+                                 "03_ddp_spawn_by_hand", "04_ddp_launcher"}) {
+    install("bin/" + name, kFakeStage);
   }
 }
 
-FakeBench::~FakeBench() {
-  std::error_code ignored;
-  fs::remove_all(root_, ignored);
+void FakeBench::install(const std::string& path, const std::string& script) const {
+  fs::create_directories((root() / path).parent_path());
+  write_file(root() / path, script);
+  fs::permissions(root() / path, fs::perms::owner_all);
 }
 
 void FakeBench::behave(const std::string& stage, const std::string& script) const {
   write_file(bin() / (stage + ".behaviour"), script + "\n");
 }
 
-void FakeBench::install_torchrun() const {
-  write_program(root_ / "path" / "torchrun", kFakeTorchrun);
-}
-
-void FakeBench::install_srun() const {
-  write_program(root_ / "path" / "srun", kFakeSrun);
-}
-
-void FakeBench::install_micro() const {
-  write_program(bin() / "bench_micro", kFakeMicro);
-}
-
-void FakeBench::install_peer() const {
-  fs::create_directory(root_ / "peers");
-  write_program(root_ / "peers" / "install.sh", kFakeInstall);
-  write_program(root_ / "peers" / "pytorch.py", kFakeStage);
-}
-
-std::vector<std::string> FakeBench::command(const std::vector<std::string>& arguments) const {
-  std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/bench"};
-  argv.insert(argv.end(), arguments.begin(), arguments.end());
-  argv.insert(argv.end(), {"--stage-dir", bin().string()});
-  return argv;
-}
-
 RunResult FakeBench::run(const std::vector<std::string>& arguments,
                          const std::string& redirections) const {
   RunOptions options;
-  options.environment["PATH"] = (root_ / "path").string() + ":/usr/bin:/bin";
-  options.environment["TMPDIR"] = (root_ / "tmp").string();
+  options.environment["PATH"] = (root() / "path").string() + ":/usr/bin:/bin";
+  options.environment["TMPDIR"] = (root() / "tmp").string();
   for (const char* const name : {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}) {
     options.environment[name] = std::nullopt;
   }
   for (const auto& [name, value] : allocation_) {
     options.environment[name] = value;
   }
-  options.cwd = root_.string();
-  std::vector<std::string> argv = command(arguments);
+  options.cwd = root().string();
+  std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/bench"};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  argv.insert(argv.end(), {"--stage-dir", bin().string()});
   if (!redirections.empty()) {
     const std::vector<std::string> shell = {"/bin/sh", "-c", "exec \"$@\" " + redirections, "sh"};
     argv.insert(argv.begin(), shell.begin(), shell.end());
   }
   return run_program(argv, options);
+}
+
+Measured FakeBench::measure(const std::vector<std::string>& arguments, int exit_code) const {
+  std::vector<std::string> with_json = arguments;
+  with_json.push_back("--json");
+  const RunResult result = run(with_json);
+  INFO(result.err);
+  REQUIRE(result.exit_code == exit_code);
+  CHECK(fs::is_empty(root() / "tmp"));
+  const json document = json::parse(result.out);  // the whole of standard output
+  check_report(document);
+  return {document, document.at("ddp_scaling"), result.err, result.seconds};
+}
+
+std::vector<std::string> FakeBench::print(const std::vector<std::string>& arguments) const {
+  const RunResult result = run(arguments);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.err.empty());
+  CHECK_FALSE(has_run());
+  std::vector<std::string> lines;
+  std::istringstream out(result.out);
+  for (std::string line; std::getline(out, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+json Measured::run(const std::string& stage, const std::string& variant) const {
+  for (const json& run : scaling.at("runs")) {
+    if (run.at("stage") == stage && run.at("variant") == variant) {
+      return run;
+    }
+  }
+  FAIL("no run of " << stage << ", " << variant);
+  return {};
 }
 
 std::vector<std::string> small_and(const std::vector<std::string>& more) {
@@ -249,18 +246,13 @@ std::vector<std::string> small_and(const std::vector<std::string>& more) {
   return all;
 }
 
-json run_of(const json& document, const std::string& stage, const std::string& variant) {
-  for (const json& run : document.at("ddp_scaling").at("runs")) {
-    if (run.at("stage") == stage && run.at("variant") == variant) {
-      return run;
-    }
-  }
-  FAIL("no run of " << stage << ", " << variant);
-  return {};
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
 }
 
-bool is_near(double value, double expected, double relative) {
-  return std::abs(value - expected) <= relative * std::abs(expected);
+bool is_near(const json& value, double expected, double relative) {
+  return value.is_number() &&
+         std::abs(value.get<double>() - expected) <= relative * std::abs(expected);
 }
 
 void check_report(const json& document) {

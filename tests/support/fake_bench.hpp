@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace ddp::test {
 
 void write_file(const std::filesystem::path& path, const std::string& text);
-void write_program(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
 
 /// What a stage does with the options that bench gives it, as a shell script with made-up step
@@ -20,55 +20,67 @@ std::string read_file(const std::filesystem::path& path);
 /// What NAME.behaviour next to it says is done last, so a test can change any of it. NAME.calls
 /// holds a line for each start.
 extern const char* const kFakeStage;
+extern const char* const kFakeTorchrun;
+extern const char* const kFakeSrun;
+/// bench_micro where two ranks' all-reduces take as long as a ring with alpha = 100 us and
+/// beta = 300 us per MiB; 100 GFLOP/s, 10 GB/s.
+extern const char* const kFakeMicro;
+/// bench/peers/install.sh, with a shell instead of Python.
+extern const char* const kFakeInstall;
+
+/// A report, and what bench said besides.
+struct Measured {
+  nlohmann::json document;
+  nlohmann::json scaling;  ///< its object ddp_scaling
+  std::string err;
+  double seconds = 0;
+
+  /// The first run with this stage and variant. Fails the test if there is none.
+  nlohmann::json run(const std::string& stage, const std::string& variant = "main") const;
+};
 
 /// A folder with made-up stages, and what a test needs to run bench on them.
 class FakeBench {
  public:
   FakeBench();
-  ~FakeBench();
-  FakeBench(const FakeBench&) = delete;
-  FakeBench& operator=(const FakeBench&) = delete;
 
-  std::filesystem::path root() const { return root_; }
-  std::filesystem::path bin() const { return root_ / "bin"; }
+  std::filesystem::path root() const { return folder_.path(); }
+  std::filesystem::path bin() const { return root() / "bin"; }
 
+  /// @param path below root(), "path/torchrun"
+  void install(const std::string& path, const std::string& script) const;
   void behave(const std::string& stage, const std::string& script) const;
-  void install_torchrun() const;
-  void install_srun() const;
-  /// bench_micro where two ranks' all-reduces take as long as a ring with alpha = 100 us and
-  /// beta = 300 us per MiB; 100 GFLOP/s, 10 GB/s.
-  void install_micro() const;
-  /// The peer pytorch: a made-up stage, run by a shell instead of Python.
-  void install_peer() const;
   /// From here on bench runs inside an allocation of Slurm's. @param variables more of Slurm's
   void enter_allocation(const std::map<std::string, std::string>& variables = {}) {
     allocation_ = variables;
     allocation_["SLURM_JOB_ID"] = "4711";
   }
 
-  std::vector<std::string> command(const std::vector<std::string>& arguments) const;
   /// Only /usr/bin and /bin besides the test's own launchers: what is installed elsewhere does not
   /// matter.
   /// @param redirections that a shell makes first, such as ">/dev/full"
   RunResult run(const std::vector<std::string>& arguments,
                 const std::string& redirections = "") const;
-
-  /// Bench leaves nothing in the temporary folder.
-  bool is_clean() const { return std::filesystem::is_empty(root_ / "tmp"); }
+  /// Runs it with --json. Fails the test unless it ends with `exit_code` and leaves nothing behind
+  /// but one report.
+  Measured measure(const std::vector<std::string>& arguments, int exit_code = 0) const;
+  /// The lines that --benchmark_list_tests or --dry-run prints.
+  std::vector<std::string> print(const std::vector<std::string>& arguments) const;
+  /// Whether anything was trained.
+  bool has_run() const { return std::filesystem::exists(bin() / "01_single_gpu.calls"); }
 
  private:
-  std::filesystem::path root_;
+  ScratchFolder folder_{"ddp-bench-test"};
   std::map<std::string, std::string> allocation_;  // none if empty
 };
 
 /// One workload, one world size, no launcher that needs more than the stages themselves.
-std::vector<std::string> small_and(const std::vector<std::string>& more);
+std::vector<std::string> small_and(const std::vector<std::string>& more = {});
 
-/// The first run of the report with this stage and variant. Fails the test if there is none.
-nlohmann::json run_of(const nlohmann::json& document, const std::string& stage,
-                      const std::string& variant = "main");
+bool contains(const std::string& text, const std::string& part);
 
-bool is_near(double value, double expected, double relative);
+/// False for null.
+bool is_near(const nlohmann::json& value, double expected, double relative);
 
 /// What must hold of any report, whatever has happened. Keeps a copy of the document for the test
 /// report_schema, if DDP_TEST_DOCUMENTS names a folder.

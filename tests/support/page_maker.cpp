@@ -1,6 +1,6 @@
-// Makes the pages of the documents in the JSON list on standard input, which need not be reports,
-// and writes each with a NUL behind it. What JSON cannot hold is written as text: "@nan",
-// "@infinity", and "@bytes" for bytes that are not UTF-8.
+// Makes the pages of the reports in the JSON list on standard input, and writes each with a NUL
+// behind it; "refused: " and why for what is no report. What JSON cannot hold is written as text:
+// "@nan", "@infinity", and "@bytes" for bytes that are not UTF-8.
 #include <cmath>
 #include <iostream>
 #include <limits>
@@ -8,6 +8,8 @@
 #include <string>
 
 #include "bench/report/page/page.hpp"
+#include "bench/report/report_file.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace {
 
@@ -34,6 +36,12 @@ int main() {
   nlohmann::ordered_json documents = nlohmann::ordered_json::parse(std::cin);
   for (nlohmann::ordered_json& document : documents) {
     replace_marks(document);
-    std::cout << ddp::bench::render_page(document) << '\0';
+    try {
+      const ddp::bench::ReportFile file = ddp::bench::parse_report("the document", document);
+      std::cout << ddp::bench::render_page(file.document, file.report);
+    } catch (const ddp::UsageError& error) {
+      std::cout << "refused: " << error.what();
+    }
+    std::cout << '\0';
   }
 }

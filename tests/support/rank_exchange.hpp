@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_types.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
 
 namespace ddp::test {
 
@@ -33,7 +33,7 @@ class RankExchange {
   RankExchange& operator=(const RankExchange&) = delete;
 
   /// For one rank. @throws std::runtime_error if the others do not come within 20 s
-  shm::Exchange of(int rank) {
+  Exchange of(int rank) {
     return [this, rank, round = size_t{0}](const std::string& mine) mutable {
       auto& texts = board_->texts.at(round);
       auto& arrived = board_->arrived.at(round);

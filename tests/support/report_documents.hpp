@@ -1,8 +1,11 @@
-// tests/support/report_documents.hpp - reports of bench made up in memory, and normal noise.
+// tests/support/report_documents.hpp - reports of bench made up in memory, a folder in which bench
+// reads them, and normal noise.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -10,6 +13,9 @@
 
 #include "bench/report/field_json.hpp"
 #include "bench/report/record.hpp"
+#include "common/base/scratch_folder.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
 
 namespace ddp::test {
 
@@ -88,5 +94,41 @@ inline Json make_report(const std::vector<Json>& runs, const std::vector<Json>& 
           {"benchmarks", benchmarks},
           {"ddp_scaling", scaling}};
 }
+
+/// A folder with reports, and bench run on them.
+class ReportFolder {
+ public:
+  std::string path(const std::string& name) const { return folder_.path() + "/" + name; }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name)) << text;
+  }
+  void write(const std::string& name, const Json& document) const { write(name, document.dump()); }
+
+  RunResult bench(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), std::string(DDP_BIN_DIR) + "/bench");
+    RunOptions options;
+    options.cwd = folder_.path();
+    return run_program(arguments, options);
+  }
+
+  struct Refusal {
+    std::vector<std::string> arguments;
+    std::string error;
+  };
+  /// Each of these ends with exit code 2 and one line, which holds `error`.
+  void check_refusals(const std::string& command, const std::vector<Refusal>& refusals) const {
+    for (Refusal refusal : refusals) {
+      CAPTURE(refusal.arguments);
+      refusal.arguments.insert(refusal.arguments.begin(), command);
+      const RunResult result = bench(refusal.arguments);
+      CHECK(result.exit_code == 2);
+      CHECK(result.err.find(refusal.error) != std::string::npos);
+      CHECK(std::ranges::count(result.err, '\n') == 1);
+    }
+  }
+
+ private:
+  ScratchFolder folder_{"ddp-report-test"};
+};
 
 }  // namespace ddp::test

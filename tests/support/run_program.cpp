@@ -1,5 +1,7 @@
 #include "tests/support/run_program.hpp"
 
+#include <sstream>
+
 namespace ddp::test {
 namespace {
 
@@ -17,6 +19,17 @@ CaptureOptions capture_options(const RunOptions& options) {
 
 Program::Program(const std::vector<std::string>& argv, const RunOptions& options)
     : CapturedProcess(argv, capture_options(options)) {}
+
+std::vector<std::string> words(const std::string& line) {
+  std::vector<std::string> found;
+  std::istringstream text(line);
+  for (std::string word; std::getline(text, word, ' ');) {
+    if (!word.empty()) {
+      found.push_back(word);
+    }
+  }
+  return found;
+}
 
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options) {
   return Program(argv, options).wait();

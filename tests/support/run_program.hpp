@@ -30,6 +30,9 @@ class Program : public CapturedProcess {
   explicit Program(const std::vector<std::string>& argv, const RunOptions& options = {});
 };
 
+/// What stands between blanks: "a  b c" -> {"a", "b", "c"}
+std::vector<std::string> words(const std::string& line);
+
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});
 

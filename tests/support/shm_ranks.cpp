@@ -1,7 +1,8 @@
 #include "tests/support/shm_ranks.hpp"
 
-#include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,29 +13,23 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <mutex>
-#include <thread>
+#include <future>
+#include <stdexcept>
 
+#include "common/backends/shm/shm_kernels.hpp"
 #include "common/base/exit_codes.hpp"
-#include "tests/support/rank_exchange.hpp"
 
 namespace ddp::test {
 namespace {
 
-using shm::DType;
-using shm::ReduceOp;
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kPatience{60};
 
-constexpr double kPatienceSeconds = 20;
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::array<std::atomic<int>, shm::kMaxRanks + 1>& ticks() {
-  static auto* const shared = static_cast<std::array<std::atomic<int>, shm::kMaxRanks + 1>*>(
-      mmap(nullptr, sizeof(std::array<std::atomic<int>, shm::kMaxRanks + 1>),
-           PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  return *shared;
+/// How often each rank has called tick(), for all processes.
+std::atomic<int>& ticks_of(int rank) {
+  static void* const shared = mmap(nullptr, (shm::kMaxRanks + 1) * sizeof(std::atomic<int>),
+                                   PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return static_cast<std::atomic<int>*>(shared)[rank];
 }
 
 /// A format of so many bits of mantissa and so large a smallest exponent.
@@ -81,6 +76,35 @@ Bits small_float_bits(const SmallFloat& format, double value) {
              : sign | (bits + static_cast<Bits>(mantissa));
 }
 
+/// The value of a floating-point number's bits, and the other way round.
+double decode(DType dtype, Bits bits) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+    case DType::kFloat64:
+      return std::bit_cast<double>(bits);
+    default:
+      return small_float_value(dtype == DType::kFloat16 ? kHalf : kBrain, bits);
+  }
+}
+
+Bits encode(DType dtype, double value) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return std::bit_cast<uint32_t>(static_cast<float>(value));
+    case DType::kFloat64:
+      return std::bit_cast<uint64_t>(value);
+    default:
+      return small_float_bits(dtype == DType::kFloat16 ? kHalf : kBrain, value);
+  }
+}
+
+/// An integer's value: whole, with its sign.
+int64_t widen(DType dtype, Bits bits) {
+  const size_t shift = dtype == DType::kUint8 ? 0 : 64 - 8 * element_bytes(dtype);
+  return static_cast<int64_t>(bits << shift) >> shift;
+}
+
 template <typename T>
 T combine(ReduceOp op, T a, T b) {
   switch (op) {
@@ -97,39 +121,15 @@ T combine(ReduceOp op, T a, T b) {
   return a;
 }
 
-template <typename T, typename Decode>
-T reduce(ReduceOp op, const std::vector<Bits>& values, const Decode& decode) {
-  T result = decode(values[0]);
+template <typename T>
+Bits reduce_floats(DType dtype, ReduceOp op, const std::vector<Bits>& values) {
+  T result = static_cast<T>(decode(dtype, values[0]));
   for (size_t i = 1; i < values.size(); ++i) {
-    result = combine<T>(op, result, decode(values[i]));
+    result = combine(op, result, static_cast<T>(decode(dtype, values[i])));
   }
-  return op == ReduceOp::kAverage ? result / static_cast<T>(values.size()) : result;
-}
-
-template <typename T, typename Pattern>
-Bits reduce_bits(ReduceOp op, const std::vector<Bits>& values) {
-  return std::bit_cast<Pattern>(reduce<T>(
-      op, values, [](Bits value) { return std::bit_cast<T>(static_cast<Pattern>(value)); }));
-}
-
-/// Sums and products as unsigned numbers, which wrap.
-template <typename Signed, typename Unsigned>
-Bits reduce_integers(ReduceOp op, const std::vector<Bits>& values) {
-  if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
-    return reduce_bits<Signed, Unsigned>(op, values);
-  }
-  Bits result = values[0];
-  for (size_t i = 1; i < values.size(); ++i) {
-    result = op == ReduceOp::kSum ? result + values[i] : result * values[i];
-  }
-  return static_cast<Unsigned>(result);
-}
-
-Bits reduce_small_floats(const SmallFloat& format, ReduceOp op, const std::vector<Bits>& values) {
-  const float result = reduce<float>(op, values, [&format](Bits value) {
-    return static_cast<float>(small_float_value(format, value));
-  });
-  return small_float_bits(format, static_cast<double>(result));
+  return encode(
+      dtype, static_cast<double>(op == ReduceOp::kAverage ? result / static_cast<T>(values.size())
+                                                          : result));
 }
 
 /// Different for every argument (Steele, Lea, Flood: SplitMix), and much faster than the library's.
@@ -148,49 +148,28 @@ const std::vector<ReduceOp> kAllReduceOps = {ReduceOp::kSum, ReduceOp::kAverage,
                                              ReduceOp::kMin, ReduceOp::kMax};
 
 Bits expected_reduction(DType dtype, ReduceOp op, const std::vector<Bits>& values) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return reduce_bits<float, uint32_t>(op, values);
-    case DType::kFloat64:
-      return reduce_bits<double, uint64_t>(op, values);
-    case DType::kFloat16:
-      return reduce_small_floats(kHalf, op, values);
-    case DType::kBFloat16:
-      return reduce_small_floats(kBrain, op, values);
-    case DType::kInt32:
-      return reduce_integers<int32_t, uint32_t>(op, values);
-    case DType::kInt64:
-      return reduce_integers<int64_t, uint64_t>(op, values);
-    case DType::kInt8:
-      return reduce_integers<int8_t, uint8_t>(op, values);
-    case DType::kUint8:
-      return reduce_integers<uint8_t, uint8_t>(op, values);
-    case DType::kBool: {
-      const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
-      for (const Bits value : values) {
-        if ((value != 0) == any) {
-          return any ? 1 : 0;
-        }
-      }
-      return any ? 0 : 1;
-    }
+  if (dtype == DType::kFloat64) {
+    return reduce_floats<double>(dtype, op, values);
   }
-  return 0;
+  if (is_floating(dtype)) {
+    return reduce_floats<float>(dtype, op, values);
+  }
+  if (dtype == DType::kBool) {  // "any" or "all"
+    op = op == ReduceOp::kSum || op == ReduceOp::kMax ? ReduceOp::kMax : ReduceOp::kMin;
+  }
+  const bool is_order = op == ReduceOp::kMin || op == ReduceOp::kMax;
+  Bits result = values[0];
+  for (size_t i = 1; i < values.size(); ++i) {
+    // Sums and products as unsigned numbers, which wrap.
+    result = is_order
+                 ? static_cast<Bits>(combine(op, widen(dtype, result), widen(dtype, values[i])))
+                 : combine(op, result, values[i]);
+  }
+  return result & (~Bits{0} >> (64 - 8 * element_bytes(dtype)));
 }
 
 bool is_nan(DType dtype, Bits value) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return std::isnan(std::bit_cast<float>(static_cast<uint32_t>(value)));
-    case DType::kFloat64:
-      return std::isnan(std::bit_cast<double>(value));
-    case DType::kFloat16:
-      return std::isnan(small_float_value(kHalf, value));
-    case DType::kBFloat16:
-      return std::isnan(small_float_value(kBrain, value));
-    default:
-      return false;
-  }
+  return is_floating(dtype) && std::isnan(decode(dtype, value));
 }
 
 bool same_element(DType dtype, Bits a, Bits b) {
@@ -204,7 +183,7 @@ Bits load_element(const void* data, size_t index, size_t bytes) {
 }
 
 std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t seed) {
-  const size_t bytes = shm::element_bytes(dtype);
+  const size_t bytes = element_bytes(dtype);
   std::vector<std::byte> data(count * bytes);
   uint64_t state = scramble(seed * 1000 + static_cast<uint64_t>(rank) + 1);
   const auto random = [&state] { return scramble(state += 0x9e3779b97f4a7c15U); };
@@ -215,60 +194,46 @@ std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t s
     const double near = std::ldexp(static_cast<double>(random() >> 11), -52) - 1.0;
     if (dtype == DType::kBool) {
       bits &= 1;
-    } else if (i % 8 != 0 && dtype == DType::kFloat32) {
-      bits = std::bit_cast<uint32_t>(static_cast<float>(near));
-    } else if (i % 8 != 0 && dtype == DType::kFloat64) {
-      bits = std::bit_cast<uint64_t>(near);
-    } else if (i % 8 != 0 && (dtype == DType::kFloat16 || dtype == DType::kBFloat16)) {
-      bits = small_float_bits(dtype == DType::kFloat16 ? kHalf : kBrain, near);
+    } else if (i % 8 != 0 && is_floating(dtype)) {
+      bits = encode(dtype, near);
     }
     std::memcpy(data.data() + i * bytes, &bits, bytes);
   }
   return data;
 }
 
-std::set<std::string> shared_memory_names() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename().string());
+void own_shared_memory(const char* options) {
+  if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      mount("none", "/dev/shm", "tmpfs", 0, options) != 0) {
+    throw std::runtime_error("cannot mount: run this test as root");
   }
-  return names;
+}
+
+size_t count_shared_memory_names() {
+  const std::filesystem::directory_iterator names("/dev/shm");
+  return static_cast<size_t>(std::distance(begin(names), end(names)));
 }
 
 void run_shm_threads(int world_size, const std::function<void(shm::Communicator&)>& body) {
   RankExchange exchange(world_size);
-  std::exception_ptr first_exception;
-  std::mutex mutex;
-  std::vector<std::thread> threads;
+  std::vector<std::future<void>> ranks;
   for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto communicator = shm::Communicator::connect(
-            {.rank = rank, .world_size = world_size, .timeout = std::chrono::seconds(60)},
-            exchange.of(rank));
-        body(*communicator);
-        communicator->barrier();
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!first_exception) {
-          first_exception = std::current_exception();
-        }
-      }
-    });
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      const auto communicator = shm::Communicator::connect(
+          {.rank = rank, .world_size = world_size, .timeout = kPatience}, exchange.of(rank));
+      body(*communicator);
+      communicator->barrier();
+    }));
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  if (first_exception) {
-    std::rethrow_exception(first_exception);
+  for (std::future<void>& rank : ranks) {
+    rank.get();
   }
 }
 
-RankProcesses::RankProcesses(int world_size, const Body& body) : world_size_(world_size) {
-  auto* const exchange = new RankExchange(world_size);
-  exchange_ = exchange;
+RankProcesses::RankProcesses(int world_size, const Body& body)
+    : exchange_(std::make_unique<RankExchange>(world_size)) {
   for (int rank = 0; rank < world_size; ++rank) {
-    ticks()[static_cast<size_t>(rank)] = 0;
+    ticks_of(rank) = 0;
   }
   for (int rank = 0; rank < world_size; ++rank) {
     int ends[2];
@@ -280,7 +245,7 @@ RankProcesses::RankProcesses(int world_size, const Body& body) : world_size_(wor
       std::string text;
       int code = 0;
       try {
-        text = body(rank, exchange->of(rank));
+        text = body(rank, exchange_->of(rank));
       } catch (const Error& error) {
         text = std::string("Error: ") + error.what();
         code = static_cast<int>(error.code());
@@ -298,68 +263,52 @@ RankProcesses::RankProcesses(int world_size, const Body& body) : world_size_(wor
     }
     close(ends[1]);
     pids_.push_back(pid);
-    ended_.push_back(false);
     pipes_.push_back(ends[0]);
   }
 }
 
 RankProcesses::~RankProcesses() {
   wait();
-  for (const int fd : pipes_) {
-    close(fd);
-  }
-  delete static_cast<RankExchange*>(exchange_);
 }
 
 void RankProcesses::tick(int rank) {
-  ++ticks()[static_cast<size_t>(rank)];
+  ++ticks_of(rank);
 }
 
-bool RankProcesses::wait_for_ticks(int times) const {
-  const double begin = now_seconds();
-  for (int rank = 0; rank < world_size_; ++rank) {
-    while (ticks()[static_cast<size_t>(rank)] < times) {
-      if (now_seconds() - begin > kPatienceSeconds) {
-        return false;
-      }
-      usleep(200);
+void RankProcesses::await(int rank, int times) {
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  while (ticks_of(rank) < times) {
+    if (Clock::now() > deadline) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " did not come so far");
     }
+    usleep(200);
   }
-  return true;
+}
+
+void RankProcesses::await_all(int times) const {
+  for (size_t rank = 0; rank < pids_.size(); ++rank) {
+    await(static_cast<int>(rank), times);
+  }
 }
 
 std::vector<ProcessOutcome> RankProcesses::wait() {
-  std::vector<ProcessOutcome> outcomes(pids_.size());
-  const double begin = now_seconds();
-  size_t running = pids_.size();
-  bool killed = false;
-  while (running > 0) {
-    running = 0;
-    for (size_t i = 0; i < pids_.size(); ++i) {
-      if (ended_[i]) {
-        continue;
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  std::vector<ProcessOutcome> outcomes;
+  for (size_t i = 0; i < pids_.size(); ++i) {
+    ProcessOutcome& outcome = outcomes.emplace_back();
+    while (waitpid(pids_[i], &outcome.status, WNOHANG) == 0) {
+      if (Clock::now() > deadline) {
+        kill(pids_[i], SIGKILL);
       }
-      if (waitpid(pids_[i], &outcomes[i].status, WNOHANG) != pids_[i]) {
-        ++running;
-        continue;
-      }
-      ended_[i] = true;
-      outcomes[i].seconds = now_seconds() - begin;
-      char buffer[4096];
-      for (ssize_t n = 0; (n = read(pipes_[i], buffer, sizeof(buffer))) > 0;) {
-        outcomes[i].text.append(buffer, static_cast<size_t>(n));
-      }
+      usleep(500);
     }
-    if (!killed && now_seconds() - begin > kPatienceSeconds) {
-      killed = true;
-      for (size_t i = 0; i < pids_.size(); ++i) {
-        if (!ended_[i]) {
-          kill(pids_[i], SIGKILL);
-        }
-      }
+    char buffer[4096];
+    for (ssize_t n = 0; (n = read(pipes_[i], buffer, sizeof(buffer))) > 0;) {
+      outcome.text.append(buffer, static_cast<size_t>(n));
     }
-    usleep(500);
+    close(pipes_[i]);
   }
+  pids_.clear();
   return outcomes;
 }
 

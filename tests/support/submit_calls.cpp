@@ -26,8 +26,7 @@ void run_submit(const std::vector<std::string>& arguments) {
   int code = 0;
   std::string error;
   try {
-    const auto line = ddp::submit::parse_command_line(static_cast<int>(argv.size()), argv.data());
-    code = line ? ddp::submit::run(*line) : 0;
+    code = ddp::submit::run(static_cast<int>(argv.size()), argv.data());
   } catch (const ddp::Error& refused) {
     code = static_cast<int>(refused.code());
     error = refused.what();

@@ -1,8 +1,8 @@
 // tools/submit/job.hpp - one job: what runs, what it asks for, and how far it has come.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,10 +20,11 @@ inline constexpr int kAgain = static_cast<int>(ExitCode::kRunAgain);
 inline constexpr int kMostRestarts = 1000;
 
 enum class Scheduler { kCondor, kSlurm, kLocal };
+inline constexpr std::array<std::string_view, 3> kSchedulerNames = {"condor", "slurm", "local"};
 
-std::string_view scheduler_name(Scheduler scheduler);
-/// @throws UsageError starting with `name`
-Scheduler parse_scheduler(const std::string& name, const std::string& text);
+inline std::string_view scheduler_name(Scheduler scheduler) {
+  return kSchedulerNames.at(static_cast<std::size_t>(scheduler));
+}
 
 /// What is to be submitted. Never changes, so that a job can be submitted again.
 struct JobRequest {
@@ -32,7 +33,7 @@ struct JobRequest {
   std::string folder;  ///< "jobs/0-lr-0.1_seed-1", below out_dir: where it runs and writes
   Scheduler scheduler = Scheduler::kCondor;
   std::vector<std::string> command;  ///< the program (or the launcher it needs) and its arguments
-  int processes_per_node = 1;  ///< that the scheduler starts
+  std::int64_t processes_per_node = 1;  ///< that the scheduler starts
   bool several = false;  ///< the scheduler starts several processes that find each other
   bool single = true;  ///< not of a sweep: its submission file lies in out_dir too
   Resources resources;
@@ -51,19 +52,30 @@ enum class JobState {
   kCancelled,
   kLost,  ///< was submitted, but the scheduler knows nothing of it any more
 };
+inline constexpr std::array<std::string_view, 10> kStateNames = {
+    "planned", "maybe-submitted", "refused",   "pending", "running", "held",
+    "done",    "failed",          "cancelled", "lost"};
 
-std::string_view state_name(JobState state);
+inline std::string_view state_name(JobState state) {
+  return kStateNames.at(static_cast<std::size_t>(state));
+}
+
+/// Over, but not as wished. What the user cancelled is.
+inline bool needs_resubmission(JobState state) {
+  return state == JobState::kPlanned || state == JobState::kRefused || state == JobState::kFailed ||
+         state == JobState::kLost;
+}
 
 /// Nothing more will happen to it, so it may be submitted again.
-bool is_over(JobState state);
-/// Over, but not as wished. What the user cancelled is.
-bool needs_resubmission(JobState state);
+inline bool is_over(JobState state) {
+  return state == JobState::kDone || state == JobState::kCancelled || needs_resubmission(state);
+}
 
 /// What is known of a job by now.
 struct Finding {
   JobState state = JobState::kPlanned;
-  std::optional<int> exit_code;
-  std::string reason;  ///< of the state, if there is one
+  std::optional<int> exit_code = {};
+  std::string reason = {};  ///< of the state, if there is one
 
   bool operator==(const Finding&) const = default;
 };
@@ -88,11 +100,15 @@ struct Job {
   JobState state() const { return attempt.finding.state; }
 };
 
-/// For the state's files. What comes back is what was written.
-nlohmann::ordered_json to_json(const JobRequest& request);
-nlohmann::ordered_json to_json(const Attempt& attempt);
-/// @throws nlohmann::json::exception or UsageError if something is missing or of another type
-JobRequest request_from_json(const nlohmann::json& json);
-Attempt attempt_from_json(const nlohmann::json& json);
+/// Where it runs and writes.
+inline std::string job_folder(const JobRequest& job, const std::string& out_dir) {
+  return out_dir + "/" + job.folder;
+}
+
+/// Standard output and the like of an attempt, in the job's folder: "job.out", of the second
+/// attempt "job.2.out".
+inline std::string attempt_file(int attempt, const std::string& extension) {
+  return "job" + (attempt > 1 ? "." + std::to_string(attempt) : "") + extension;
+}
 
 }  // namespace ddp::submit

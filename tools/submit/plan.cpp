@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <system_error>
 
-#include "common/base/exit_codes.hpp"
-#include "tools/submit/quoting.hpp"
+#include "common/base/command_line.hpp"
+#include "common/base/process.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {
@@ -34,193 +35,187 @@ Program describe_program(const std::string& path) {
 }
 
 /// "--batch_size=32" -> "batch-size"; empty if `argument` is no option with a name.
-std::string option_name(std::string_view argument) {
-  if (!argument.starts_with("--")) {
-    return "";
-  }
-  std::string name(argument.substr(2, argument.find('=') - 2));
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
+std::string option_name(const std::string& argument) {
+  return argument.starts_with("--") ? with_dashes(argument).substr(2, argument.find('=') - 2) : "";
 }
 
-bool has_option(const std::vector<std::string>& arguments, const std::string& name) {
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [&](const std::string& argument) { return option_name(argument) == name; });
-}
-
-/// What a job adds to the arguments that its program was given. In front of a "--", behind which
-/// nothing is an option.
-class Arguments {
- public:
-  explicit Arguments(const std::vector<std::string>& given)
-      : values_(given), end_(std::find(values_.begin(), values_.end(), "--") - values_.begin()) {}
-
-  void add(const std::vector<std::string>& more) {
-    values_.insert(values_.begin() + end_, more.begin(), more.end());
-    end_ += static_cast<std::ptrdiff_t>(more.size());
-  }
-  void add_unless_given(const std::string& name, const std::string& value) {
-    if (!has_option(values_, name)) {
-      add({"--" + name, value});
-    }
-  }
-  bool has(const std::string& name) const { return has_option(values_, name); }
-  const std::vector<std::string>& values() const { return values_; }
-
- private:
-  std::vector<std::string> values_;
-  std::ptrdiff_t end_;
-};
-
-/// A name that is safe as a file's, and short.
-std::string slug(const std::string& text) {
-  constexpr std::size_t kLongest = 60;
-  std::string result;
-  for (const char c : text.substr(0, kLongest)) {
-    result += is_plain(std::string_view(&c, 1), "._-") ? c : '-';
-  }
-  return result.empty() || result.front() == '.' || result.front() == '-' ? "job" + result : result;
-}
-
+/// Short, and safe as a file's name: of a sweep "lr-0.1_seed-1", else the program's.
 std::string point_name(const SweepPoint& point, const std::string& program) {
-  if (point.empty()) {
-    return slug(program);
+  constexpr std::size_t kLongest = 60;
+  std::string text;
+  for (const auto& [key, value] : point) {
+    text += (text.empty() ? "" : "_") + key + "-" + value;
   }
   std::string name;
-  for (const auto& [key, value] : point) {
-    name += (name.empty() ? "" : "_") + key + "-" + value;
+  for (const char c : (point.empty() ? program : text).substr(0, kLongest)) {
+    name += is_plain(std::string_view(&c, 1), "._-") ? c : '-';
   }
-  return slug(name);
+  return name.empty() || name.front() == '.' || name.front() == '-' ? "job" + name : name;
 }
 
 void check_program(const std::string& path) {
-  const auto refuse = [&path](const std::string& expected) {
+  const auto refuse_program = [&path](const std::string& expected) {
     refuse_value("script_path", quote_bytes(path), "a program" + expected);
   };
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0) {
-    refuse(" (" + std::generic_category().message(errno) + ")");
+    refuse_program(" (" + std::generic_category().message(errno) + ")");
   }
   if (!S_ISREG(status.st_mode)) {
-    refuse(S_ISDIR(status.st_mode) ? ", not a folder" : ", not a special file");
+    refuse_program(S_ISDIR(status.st_mode) ? ", not a folder" : ", not a special file");
   }
   // Not access(): root may execute anything that anybody may.
   if ((status.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
-    refuse(", or a script with a #! line, that is executable (chmod +x)");
+    refuse_program(", or a script with a #! line, that is executable (chmod +x)");
+  }
+}
+
+void refuse_if(bool is_wrong, const std::string& name, const std::string& got,
+               const std::string& expected) {
+  if (is_wrong) {
+    refuse_value(name, got, expected);
   }
 }
 
 /// What holds whatever came from the file or from the command line.
-void check_devices(const Settings& settings, Scheduler scheduler) {
+void check_can_run(const Settings& settings, const Program& program, bool is_local,
+                   const std::vector<int>& gpus) {
   const Resources& resources = settings.resources;
-  if (settings.device == "cpu" && resources.gpus > 0) {
-    refuse_value("num_gpus", std::to_string(resources.gpus) + " with device cpu",
-                 "0: they would stand idle");
+  const std::int64_t gpu_memory_mb = resources.gpu_memory_mb.value_or(0);
+  refuse_if(settings.device == "cpu" && resources.gpus > 0, "num_gpus",
+            fmt::format("{} with device cpu", resources.gpus), "0: they would stand idle");
+  refuse_if(gpu_memory_mb > 0 && resources.gpus == 0, "memory_gpus",
+            fmt::format("{} with num_gpus 0", gpu_memory_mb), "at least one GPU");
+  refuse_if(!is_local && settings.device == "cuda" && resources.gpus == 0, "device",
+            "cuda with num_gpus 0", "at least one GPU, or device auto");
+  check_program(settings.script_path);
+  refuse_if(resources.nodes > 1 && is_local, "nodes",
+            fmt::format("{} with --scheduler local", resources.nodes), "1");
+  refuse_if(resources.nodes > 1 && program.starts_itself, "nodes", std::to_string(resources.nodes),
+            "1 because " + program.name + " runs on one node; 05_multinode runs on several");
+  refuse_if(is_local && !gpus.empty() && !program.is_stage(), "--gpus",
+            "devices for " + quote_bytes(program.name) + " with --scheduler local",
+            "a stage of this suite; for other programs set CUDA_VISIBLE_DEVICES");
+}
+
+void check_slurm_can_run(const Settings& settings) {
+  const Resources& resources = settings.resources;
+  if (resources.gpu_memory_mb && resources.constraint.empty()) {
+    refuse(
+        "memory_gpus: got {}, but Slurm cannot be asked for GPU memory; expected constraint: with "
+        "the feature that such nodes have here (sinfo -o '%f %G' lists them), or no memory_gpus",
+        *resources.gpu_memory_mb);
   }
-  if (resources.gpu_memory_mb && resources.gpus == 0) {
-    refuse_value("memory_gpus", std::to_string(*resources.gpu_memory_mb) + " with num_gpus 0",
-                 "at least one GPU");
-  }
-  if (scheduler != Scheduler::kLocal && settings.device == "cuda" && resources.gpus == 0) {
-    refuse_value("device", "cuda with num_gpus 0", "at least one GPU, or device auto");
+  refuse_if(!resources.transfer_files.empty(), "transfer_files",
+            fmt::format("{} files with --scheduler slurm", resources.transfer_files.size()),
+            "none: nodes must see them");
+  refuse_if(settings.out_dir.find_first_of("%\\") != std::string::npos, "out_dir",
+            quote_bytes(settings.out_dir),
+            "a path without % and \\, which Slurm replaces in the names of output files");
+}
+
+void check_condor_can_run(const Resources& resources) {
+  refuse_if(!resources.transfer_files.empty() && resources.nodes > 1, "transfer_files",
+            fmt::format("{} files with nodes {}", resources.transfer_files.size(), resources.nodes),
+            "none: the processes meet through a file that all nodes see");
+  for (const std::string& file : resources.transfer_files) {
+    refuse_if(file.find(',') != std::string::npos, "transfer_files", quote_bytes(file),
+              "a path without commas, which separate files for HTCondor");
+    refuse_if(!std::filesystem::exists(file), "transfer_files", quote_bytes(file), "a file");
   }
 }
 
-void check_can_run(const Settings& settings, const Program& program, const PlanOptions& options) {
-  const Resources& resources = settings.resources;
-  check_program(settings.script_path);
-  if (resources.nodes > 1 && options.scheduler == Scheduler::kLocal) {
-    refuse_value("nodes", std::to_string(resources.nodes) + " with --scheduler local", "1");
+/// Beside the build folder that this program is in, else on PATH; empty: not there.
+std::string find_torchrun() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  const fs::path ours = self.parent_path().parent_path().parent_path() / ".venv/bin/torchrun";
+  if (!error && is_executable(ours.string())) {
+    return ours.string();
   }
-  if (resources.nodes > 1 && program.starts_itself) {
-    refuse_value("nodes", std::to_string(resources.nodes),
-                 "1 because " + program.name + " runs on one node; 05_multinode runs on several");
-  }
-  if (options.scheduler == Scheduler::kLocal && !options.gpus.empty() && !program.is_stage()) {
-    refuse_value("--gpus", "devices for " + quote_bytes(program.name) + " with --scheduler local",
-                 "a stage of this suite; for other programs "
-                 "set CUDA_VISIBLE_DEVICES");
-  }
-  if (options.scheduler == Scheduler::kSlurm) {
-    if (resources.gpu_memory_mb && resources.constraint.empty()) {
-      throw UsageError("memory_gpus: got " + std::to_string(*resources.gpu_memory_mb) +
-                       ", but Slurm cannot be asked for GPU memory; expected constraint: with the "
-                       "feature that such nodes have here (sinfo -o '%f %G' lists them), or no "
-                       "memory_gpus");
-    }
-    if (!resources.transfer_files.empty()) {
-      refuse_value(
-          "transfer_files",
-          std::to_string(resources.transfer_files.size()) + " files with --scheduler slurm",
-          "none: nodes must see them");
-    }
-    if (settings.out_dir.find_first_of("%\\") != std::string::npos) {
-      refuse_value("out_dir", quote_bytes(settings.out_dir),
-                   "a path without % and \\, which Slurm replaces in the names of "
-                   "output files");
-    }
-  }
-  if (options.scheduler == Scheduler::kCondor) {
-    condor_path("script_path", settings.script_path);
-    condor_path("out_dir", settings.out_dir);
-    if (!resources.transfer_files.empty() && resources.nodes > 1) {
-      refuse_value("transfer_files",
-                   std::to_string(resources.transfer_files.size()) + " files with nodes " +
-                       std::to_string(resources.nodes),
-                   "none: the processes meet through a file that all nodes see");
-    }
-    for (const std::string& file : resources.transfer_files) {
-      condor_path("transfer_files", file);
-      if (file.find(',') != std::string::npos) {
-        refuse_value("transfer_files", quote_bytes(file),
-                     "a path without commas, which separate files for HTCondor");
-      }
-      if (!std::filesystem::exists(file)) {
-        refuse_value("transfer_files", quote_bytes(file), "a file");
-      }
-    }
-  }
+  const std::optional<std::string> found = find_in_path("torchrun");
+  return found ? fs::absolute(*found).string() : "";
 }
 
 /// The processes per node, and whether the scheduler starts them or torchrun does.
-void choose_processes(JobRequest& job, const Program& program, const PlanOptions& options) {
+void choose_processes(JobRequest& job, const Program& program) {
   const Resources& resources = job.resources;
-  const int per_device = std::max(1, resources.gpus);
-  const bool by_launcher = program.needs_launcher;
-  int processes = 1;
-  if (resources.nodes > 1 || (by_launcher && job.scheduler == Scheduler::kSlurm)) {
+  const std::int64_t per_device = std::max<std::int64_t>(1, resources.gpus);
+  std::int64_t processes = 1;
+  if (resources.nodes > 1 || (program.needs_launcher && job.scheduler == Scheduler::kSlurm)) {
     processes = per_device;
     job.processes_per_node = per_device;
     job.several = resources.nodes > 1 || per_device > 1;
-  } else if (by_launcher && per_device > 1) {
-    if (options.torchrun.empty()) {
-      throw UsageError(program.name + " needs a launcher for its " + std::to_string(per_device) +
-                       " processes, expected torchrun in .venv/bin or on PATH; 03_ddp_spawn needs "
-                       "none");
+  } else if (program.needs_launcher && per_device > 1) {
+    const std::string torchrun = find_torchrun();
+    if (torchrun.empty()) {
+      refuse(
+          "{} needs a launcher for its {} processes, expected torchrun in .venv/bin or on PATH; "
+          "03_ddp_spawn needs none",
+          program.name, per_device);
     }
-    check_path("torchrun", options.torchrun);
+    check_path("torchrun", torchrun);
     processes = per_device;
-    const std::vector<std::string> launcher = {options.torchrun, "--standalone",
-                                               "--nproc-per-node=" + std::to_string(per_device),
-                                               "--no-python"};
+    const std::vector<std::string> launcher = {
+        torchrun, "--standalone", fmt::format("--nproc-per-node={}", per_device), "--no-python"};
     job.command.insert(job.command.begin(), launcher.begin(), launcher.end());
   }
-  if (resources.cpus && *resources.cpus < processes) {
-    refuse_value("num_cpus", std::to_string(*resources.cpus),
-                 "at least " + std::to_string(processes) + ", one for each process of a node");
+  const std::int64_t cpus = resources.cpus.value_or(per_device);
+  refuse_if(cpus < processes, "num_cpus", std::to_string(cpus),
+            fmt::format("at least {}, one for each process of a node", processes));
+  job.resources.cpus = cpus;
+}
+
+/// The program's arguments at one point of a sweep.
+/// @param devices that it is to use; empty: as it likes
+std::vector<std::string> point_arguments(const Settings& settings, const Program& program,
+                                         const std::vector<int>& devices, const SweepPoint& point) {
+  // Behind a "--" nothing is an option.
+  const std::vector<std::string>& given = settings.arguments;
+  const auto end = std::find(given.begin(), given.end(), "--");
+  std::vector<std::string> arguments(given.begin(), end);
+  const auto has = [&arguments](const std::string& name) {
+    return std::any_of(arguments.begin(), arguments.end(),
+                       [&](const std::string& word) { return option_name(word) == name; });
+  };
+  const auto add = [&](const std::string& name, const std::string& value) {
+    if (!has(name)) {
+      arguments.insert(arguments.end(), {"--" + name, value});
+    }
+  };
+  for (const auto& [key, value] : point) {
+    if (has(option_name("--" + key))) {
+      refuse("--sweep {0}: the program's arguments have --{0} too, expected it once", key);
+    }
+    add(key, value);
   }
-  job.resources.cpus = resources.cpus.value_or(per_device);
+  if (program.is_stage()) {
+    if (settings.device != "auto") {
+      add("device", settings.device);
+    }
+    if (!devices.empty() && !has("gpus") && !has("devices")) {
+      arguments.emplace_back("--devices");
+      for (const int device : devices) {
+        arguments.push_back(std::to_string(device));
+      }
+    }
+    // All relative: a job runs in its own folder.
+    add("snapshot", "snapshot.safetensors");
+    add("metrics", "metrics.jsonl");
+    add("resume", "auto");
+  }
+  arguments.insert(arguments.end(), end, given.end());
+  return arguments;
 }
 
 }  // namespace
 
 SweepAxis parse_sweep(const std::string& text) {
   const std::size_t equals = text.find('=');
+  const std::size_t start = std::min(text.find_first_not_of('-'), text.size());
   SweepAxis axis;
-  axis.key = text.substr(0, equals);
-  while (axis.key.starts_with('-')) {
-    axis.key.erase(0, 1);
-  }
+  axis.key = text.substr(start, std::max(equals, start) - start);
   if (equals == std::string::npos || axis.key.empty() || !is_plain(axis.key, "_-")) {
     refuse_value("--sweep", quote_bytes(text), "an option and its values, e.g. lr=0.1,0.01");
   }
@@ -236,12 +231,10 @@ SweepAxis parse_sweep(const std::string& text) {
   for (std::size_t i = equals + 1; i < text.size(); ++i) {
     const bool escaped =
         text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\');
-    if (escaped) {
-      value += text[++i];
-    } else if (text[i] == ',') {
+    if (text[i] == ',') {
       finish();
     } else {
-      value += text[i];
+      value += escaped ? text[++i] : text[i];
     }
   }
   finish();
@@ -254,10 +247,10 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
   std::set<std::string> names;
   for (const SweepAxis& axis : axes) {
     if (!names.insert(option_name("--" + axis.key)).second) {
-      throw UsageError("--sweep " + axis.key + " was given twice, expected all values in one");
+      refuse("--sweep {} was given twice, expected all values in one", axis.key);
     }
     if (points.size() * axis.values.size() > kMostJobs) {
-      refuse_value("--sweep", "more than " + std::to_string(kMostJobs) + " combinations", "fewer");
+      refuse_value("--sweep", fmt::format("more than {} combinations", kMostJobs), "fewer");
     }
     std::vector<SweepPoint> product;
     for (const SweepPoint& point : points) {
@@ -271,51 +264,31 @@ std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes) {
   return points;
 }
 
-std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& options) {
-  check_devices(settings, options.scheduler);
+std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
+                                  const std::vector<SweepAxis>& sweep, const std::vector<int>& gpus,
+                                  int first_index) {
+  const bool is_local = scheduler == Scheduler::kLocal;
   const Program program = describe_program(settings.script_path);
-  check_can_run(settings, program, options);
+  check_can_run(settings, program, is_local, gpus);
+  if (scheduler == Scheduler::kSlurm) {
+    check_slurm_can_run(settings);
+  } else if (scheduler == Scheduler::kCondor) {
+    check_condor_can_run(settings.resources);
+  }
   std::vector<JobRequest> jobs;
-  for (const SweepPoint& point : sweep_points(options.sweep)) {
-    Arguments arguments(settings.arguments);
-    for (const auto& [key, value] : point) {
-      if (arguments.has(option_name("--" + key))) {
-        throw UsageError("--sweep " + key + ": the program's arguments have --" + key +
-                         " too, expected it once");
-      }
-      arguments.add({"--" + key, value});
-    }
-    if (program.is_stage()) {
-      if (settings.device != "auto") {
-        arguments.add_unless_given("device", settings.device);
-      }
-      if (options.scheduler == Scheduler::kLocal && !options.gpus.empty() &&
-          !arguments.has("gpus") && !arguments.has("devices")) {
-        std::vector<std::string> devices = {"--devices"};
-        for (const int gpu : options.gpus) {
-          devices.push_back(std::to_string(gpu));
-        }
-        arguments.add(devices);
-      }
-      // All relative: a job runs in its own folder.
-      arguments.add_unless_given("snapshot", "snapshot.safetensors");
-      arguments.add_unless_given("metrics", "metrics.jsonl");
-      arguments.add_unless_given("resume", "auto");
-    }
+  for (const SweepPoint& point : sweep_points(sweep)) {
+    const std::vector<std::string> arguments =
+        point_arguments(settings, program, is_local ? gpus : std::vector<int>(), point);
     JobRequest job;
-    job.index = options.first_index + static_cast<int>(jobs.size());
+    job.index = first_index + static_cast<int>(jobs.size());
     job.name = point_name(point, program.name);
-    job.folder = "jobs/" + std::to_string(job.index) + "-" + job.name;
-    job.scheduler = options.scheduler;
-    job.single = options.sweep.empty();
+    job.folder = fmt::format("jobs/{}-{}", job.index, job.name);
+    job.scheduler = scheduler;
+    job.single = sweep.empty();
     job.resources = settings.resources;
     job.command = {settings.script_path};
-    job.command.insert(job.command.end(), arguments.values().begin(), arguments.values().end());
-    if (job.scheduler == Scheduler::kCondor) {
-      condor_arguments(
-          {job.command.begin() + 1, job.command.end()});  // refuses what cannot be written
-    }
-    choose_processes(job, program, options);
+    job.command.insert(job.command.end(), arguments.begin(), arguments.end());
+    choose_processes(job, program);
     jobs.push_back(std::move(job));
   }
   return jobs;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "tools/submit/job.hpp"
-#include "tools/submit/settings.hpp"
 
 namespace ddp::submit {
 
@@ -27,16 +26,12 @@ using SweepPoint = std::vector<std::pair<std::string, std::string>>;
 /// @throws UsageError if there are too many, or an axis is given twice
 std::vector<SweepPoint> sweep_points(const std::vector<SweepAxis>& axes);
 
-struct PlanOptions {
-  Scheduler scheduler = Scheduler::kCondor;
-  std::vector<SweepAxis> sweep;
-  std::vector<int> gpus;  ///< --gpus: their number counts; local jobs use just these
-  int first_index = 0;
-  std::string torchrun;  ///< its path; empty: not there
-};
-
 /// The jobs, ready to be written down and submitted.
+/// @param gpus of --gpus: local jobs use just these
+/// @param first_index number of the first job
 /// @throws UsageError for what the scheduler or the program cannot do
-std::vector<JobRequest> plan_jobs(const Settings& settings, const PlanOptions& options);
+std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
+                                  const std::vector<SweepAxis>& sweep, const std::vector<int>& gpus,
+                                  int first_index);
 
 }  // namespace ddp::submit

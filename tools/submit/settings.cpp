@@ -15,8 +15,8 @@
 #include <sstream>
 #include <system_error>
 
+#include "common/base/command_line.hpp"
 #include "common/base/parse.hpp"
-#include "tools/submit/quoting.hpp"
 #include "tools/submit/text.hpp"
 
 namespace ddp::submit {
@@ -27,82 +27,83 @@ constexpr int kDeepest = 8;
 constexpr std::int64_t kMostMegabytes = 1'000'000'000;
 constexpr std::int64_t kHighestBid = 1'000'000'000;
 constexpr std::int64_t kMostCpus = 65536;  // of one node
-constexpr std::size_t kMostArguments = 10000;
+constexpr const char* kTimeExample = "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00";
 
 // Behind the text. yaml-cpp takes the end of a file for a closing quotation mark; then this comment
 // is in a value.
 constexpr std::string_view kEnd = "# The end of the settings, of 4f1d0c6e.";
 
-[[noreturn]] void refuse(const std::string& file, int line, int column, const std::string& what) {
-  throw UsageError(quote_path(file) + ":" + std::to_string(line) + ":" + std::to_string(column) +
-                   ": " + what);
-}
-[[noreturn]] void refuse(const std::string& file, const YAML::Mark& mark, const std::string& what) {
-  refuse(file, std::max(mark.line, 0) + 1, std::max(mark.column, 0) + 1, what);
-}
+/// The settings file, in front of whatever is wrong with it.
+struct File {
+  std::string name;
+
+  [[noreturn]] void refuse_at(int line, int column, const std::string& what) const {
+    refuse("{}:{}:{}: {}", quote_path(name), line, column, what);
+  }
+  [[noreturn]] void refuse_at(const YAML::Mark& mark, const std::string& what) const {
+    refuse_at(std::max(mark.line, 0) + 1, std::max(mark.column, 0) + 1, what);
+  }
+};
 
 /// What yaml-cpp would let through or report without a position.
-void check_bytes(const std::string& file, std::string_view text) {
+void check_bytes(const File& file, std::string_view text) {
   if (text.size() > kMostBytes) {
-    refuse(file, 1, 1,
-           "got " + std::to_string(text.size()) + " bytes, expected settings of at most " +
-               std::to_string(kMostBytes));
+    file.refuse_at(
+        1, 1,
+        fmt::format("got {} bytes, expected settings of at most {}", text.size(), kMostBytes));
   }
-  int line = 1;
-  std::size_t line_start = 0;
-  bool indentation = true;
-  for (std::size_t i = 0; i < text.size();) {
-    const int column = static_cast<int>(i - line_start) + 1;
-    const std::size_t length = utf8_length(text.substr(i));
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (length == 0) {
-      refuse(file, line, column,
-             "got the byte " + quote_bytes(text.substr(i, 1)) + ", expected UTF-8");
+  int line = 0;
+  for (const std::string& bytes : split(text, '\n')) {
+    ++line;
+    const std::size_t indentation = bytes.find_first_not_of(' ');
+    std::size_t length = 0;
+    for (std::size_t i = 0; i < bytes.size(); i += length) {
+      const std::string_view rest = std::string_view(bytes).substr(i);
+      const int column = static_cast<int>(i) + 1;
+      length = utf8_length(rest);
+      if (length == 0) {
+        file.refuse_at(line, column,
+                       "got the byte " + quote_bytes(rest.substr(0, 1)) + ", expected UTF-8");
+      }
+      if (rest.front() == '\t' && i == indentation) {
+        file.refuse_at(line, column, "got a tab in the indentation, expected blanks");
+      }
+      if (is_control(rest.front()) && rest.front() != '\t' && rest != "\r") {
+        file.refuse_at(
+            line, column,
+            "got the control character " + quote_bytes(rest.substr(0, 1)) + ", expected text");
+      }
     }
-    if (byte == '\n') {
-      ++line;
-      line_start = i + 1;
-      indentation = true;
-    } else if (byte == '\t' && indentation) {
-      refuse(file, line, column, "got a tab in the indentation, expected blanks");
-    } else if (byte == '\r' ? text.substr(i, 2) != "\r\n"
-                            : (byte < 0x20 && byte != '\t') || byte == 0x7f) {
-      refuse(file, line, column,
-             "got the control character " + quote_bytes(text.substr(i, 1)) + ", expected text");
-    } else if (byte != ' ') {
-      indentation = false;
-    }
-    i += length;
   }
 }
 
 /// Refuses the YAML whose nodes would not show that it was there, or are too many.
 class Guard : public YAML::EventHandler {
  public:
-  explicit Guard(const std::string& file) : file_(file) {}
+  explicit Guard(const File& file) : file_(file) {}
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (documents_++ > 0) {
-      refuse(file_, mark, "got a second document, expected one");
+      file_.refuse_at(mark, "got a second document, expected one");
     }
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { check(mark, "", anchor); }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
-    refuse(file_, mark, "got an alias (*name), expected the value itself");
+    file_.refuse_at(mark, "got an alias (*name), expected the value itself");
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     check(mark, tag, anchor);
     if (value.find(kEnd) != std::string::npos) {
-      refuse(file_, mark, "got a quotation mark that is never closed, expected a second one");
+      file_.refuse_at(mark, "got a quotation mark that is never closed, expected a second one");
     }
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value /*style*/) override {
     check(mark, tag, anchor);
     if (++depth_ > kDeepest) {
-      refuse(file_, mark, "got more than " + std::to_string(kDeepest) + " levels, expected fewer");
+      file_.refuse_at(mark, fmt::format("got more than {} levels, expected fewer", kDeepest));
     }
   }
   void OnSequenceEnd() override { --depth_; }
@@ -115,26 +116,26 @@ class Guard : public YAML::EventHandler {
  private:
   void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
     if (anchor != YAML::NullAnchor) {
-      refuse(file_, mark, "got an anchor (&name), expected the value alone");
+      file_.refuse_at(mark, "got an anchor (&name), expected the value alone");
     }
     // yaml-cpp's own: "?" on what is plain, "!" on a scalar in quotes or in a block.
     if (!tag.empty() && tag != "?" && tag != "!") {
-      refuse(file_, mark, "got the tag " + quote(tag) + ", expected the value alone");
+      file_.refuse_at(mark, "got the tag " + quote(tag) + ", expected the value alone");
     }
   }
 
-  const std::string& file_;
+  const File& file_;
   int documents_ = 0;
   int depth_ = 0;
 };
 
-YAML::Node read_yaml(const std::string& file, std::string_view text) {
+YAML::Node read_yaml(const File& file, std::string_view text) {
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   if (text.starts_with(kByteOrderMark)) {
     text.remove_prefix(kByteOrderMark.size());
   }
   check_bytes(file, text);
-  const std::string guarded = std::string(text) + "\n" + std::string(kEnd) + "\n";
+  const std::string guarded = fmt::format("{}\n{}\n", text, kEnd);
   YAML::Node root;
   try {
     std::istringstream stream(guarded);
@@ -144,21 +145,22 @@ YAML::Node read_yaml(const std::string& file, std::string_view text) {
     }
     root = YAML::Load(guarded);
   } catch (const YAML::Exception& error) {
-    refuse(file, error.mark, "not YAML: " + error.msg);
+    file.refuse_at(error.mark, "not YAML: " + error.msg);
   }
   if (!root.IsMap()) {
-    refuse(file, root.Mark(),
-           "got " + std::string(root.IsNull() ? "an empty file" : "no map") +
-               ", expected settings, e.g. script_path: /path/to/program");
+    file.refuse_at(root.Mark(),
+                   fmt::format("got {}, expected settings, e.g. script_path: /path/to/program",
+                               root.IsNull() ? "an empty file" : "no map"));
   }
   return root;
 }
 
 /// Words that YAML takes for something else than text, in one version of it or another.
 bool is_boolean_or_null(const std::string& word) {
-  static const std::set<std::string> kWords = {"yes",   "no",   "on", "off", "true",
-                                               "false", "null", "y",  "n"};
-  return kWords.count(lower_case(word)) > 0;
+  constexpr std::string_view kWords[] = {"yes",   "no",   "on", "off", "true",
+                                         "false", "null", "y",  "n"};
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](std::string_view known) { return equals_in_any_case(word, known); });
 }
 
 bool looks_like_number(const std::string& text) {
@@ -167,14 +169,22 @@ bool looks_like_number(const std::string& text) {
          text.find_first_of("+-.0123456789") == 0;
 }
 
+/// "nothing", "a map" or "a list"; a scalar as it is.
+std::string describe_node(const YAML::Node& node) {
+  return node.IsNull()     ? "nothing"
+         : node.IsMap()    ? "a map"
+         : node.IsScalar() ? quote(node.Scalar())
+                           : "a list";
+}
+
 /// One value of the file: where it stands, what it is called, and what it may be read as.
 class Value {
  public:
-  Value(const std::string& file, const YAML::Node& node, const YAML::Mark& mark, std::string name)
+  Value(const File& file, const YAML::Node& node, const YAML::Mark& mark, std::string name)
       : file_(file), node_(node), mark_(mark), name_(std::move(name)) {}
 
   [[noreturn]] void refuse(const std::string& got, const std::string& expected) const {
-    submit::refuse(file_, mark_, name_ + ": got " + got + ", expected " + expected);
+    file_.refuse_at(mark_, fmt::format("{}: got {}, expected {}", name_, got, expected));
   }
 
   /// Repeats a refusal of another part with the place in front.
@@ -183,20 +193,19 @@ class Value {
     try {
       return check();
     } catch (const UsageError& error) {
-      submit::refuse(file_, mark_, error.what());
+      file_.refuse_at(mark_, error.what());
     }
   }
 
   const std::string& scalar(const std::string& expected) const {
     if (!node_.IsScalar()) {
-      refuse(node_.IsNull() ? "nothing" : node_.IsMap() ? "a map" : "a list", expected);
+      refuse(describe_node(node_), expected);
     }
     return node_.Scalar();
   }
 
   std::int64_t integer(std::int64_t minimum, std::int64_t maximum) const {
-    const std::string range =
-        "an integer from " + std::to_string(minimum) + " to " + std::to_string(maximum);
+    const std::string range = fmt::format("an integer from {} to {}", minimum, maximum);
     const std::string& text = scalar(range);
     if (is_quoted()) {
       refuse("the text " + quote(text), range + ", without quotation marks");
@@ -215,8 +224,8 @@ class Value {
     const std::string& text = scalar(expected);
     if (!is_quoted() && is_boolean_or_null(text)) {
       refuse(quote(text), expected +
-                              " (YAML 1.1 reads this word as a truth value: put it in quotation "
-                              "marks)");
+                              " (YAML 1.1 reads this word as a truth value: put it in "
+                              "quotation marks)");
     }
     if (!is_quoted() && looks_like_number(text)) {
       refuse(quote(text), expected + " (this is a number to YAML: put it in quotation marks)");
@@ -227,56 +236,34 @@ class Value {
     return text;
   }
 
-  std::string plain_name(const std::string& expected, std::string_view others) const {
-    const std::string name = text(expected);
-    at_place([&] { check_name(name_, name, others); });
-    return name;
-  }
-
   std::string path(const std::string& folder, const std::string& expected) const {
     const std::string given = text(expected);
     at_place([&] { check_path(name_, given); });
     if (given.front() == '~') {
       refuse(quote(given), expected + " (no shell expands ~ here)");
     }
-    std::string absolute = (std::filesystem::path(folder) / given).lexically_normal().string();
-    if (absolute.size() > 1 && absolute.back() == '/') {
-      absolute.pop_back();
-    }
+    std::string absolute = absolute_path(folder, given);
     at_place([&] { check_path(name_, absolute); });
     return absolute;
   }
 
-  /// One of an argument's words: as it is written, so numbers and words need no quotation marks.
-  std::string argument() const {
-    const std::string& text = scalar("a word or a number");
-    at_place([&] { check_argument(name_, text); });
-    return text;
-  }
-
   std::vector<Value> list(const std::string& expected) const {
     if (!node_.IsSequence()) {
-      refuse(node_.IsScalar() ? quote(node_.Scalar())
-             : node_.IsNull() ? "nothing"
-                              : "a map",
-             expected);
-    }
-    if (node_.size() > kMostArguments) {
-      refuse(std::to_string(node_.size()) + " arguments",
-             "at most " + std::to_string(kMostArguments));
+      refuse(describe_node(node_), expected);
     }
     std::vector<Value> values;
     for (const YAML::Node& item : node_) {
-      values.emplace_back(file_, item, item.Mark(),
-                          name_ + "[" + std::to_string(values.size()) + "]");
+      values.emplace_back(file_, item, item.Mark(), fmt::format("{}[{}]", name_, values.size()));
     }
     return values;
   }
 
+  const std::string& name() const { return name_; }
+
  private:
   bool is_quoted() const { return node_.Tag() == "!"; }
 
-  const std::string& file_;
+  const File& file_;
   YAML::Node node_;
   YAML::Mark mark_;
   std::string name_;
@@ -285,8 +272,8 @@ class Value {
 /// Full names, "local.condor.bid", and who takes the value.
 using Keys = std::map<std::string, std::function<void(const Value&)>>;
 
-[[noreturn]] void refuse_key(const std::string& file, const YAML::Mark& mark,
-                             const std::string& prefix, const std::string& key, const Keys& keys) {
+[[noreturn]] void refuse_key(const File& file, const YAML::Mark& mark, const std::string& prefix,
+                             const std::string& key, const Keys& keys) {
   std::set<std::string> siblings;
   std::string elsewhere;
   for (const auto& [name, take] : keys) {
@@ -301,35 +288,31 @@ using Keys = std::map<std::string, std::function<void(const Value&)>>;
   }
   const std::vector<std::string> known(siblings.begin(), siblings.end());
   const std::string guess = nearest(key, known);
-  refuse(file, mark,
-         "unknown key " + quote(prefix + key) +
-             (!elsewhere.empty() ? ", expected " + elsewhere
-              : guess.empty()    ? ", expected " + any_of(known)
-                                 : ", did you mean " + prefix + guess + "?"));
+  file.refuse_at(mark, "unknown key " + quote(prefix + key) +
+                           (!elsewhere.empty() ? ", expected " + elsewhere
+                            : guess.empty()    ? ", expected " + join(known)
+                                               : ", did you mean " + prefix + guess + "?"));
 }
 
 /// @param prefix "local.condor." in front of the keys' names
-void read_map(const std::string& file, const YAML::Node& map, const std::string& prefix,
+void read_map(const File& file, const YAML::Node& map, const std::string& prefix,
               const Keys& keys) {
   std::map<std::string, int> lines;
   for (const auto& entry : map) {
     const YAML::Node key = entry.first;
     const YAML::Mark mark = key.Mark();
     if (!key.IsScalar()) {
-      refuse(file, mark,
-             std::string("got ") +
-                 (key.IsNull() ? "an empty key" : "a key that is a list or a map") +
-                 ", expected a name");
+      file.refuse_at(mark,
+                     fmt::format("got {}, expected a name",
+                                 key.IsNull() ? "an empty key" : "a key that is a list or a map"));
     }
-    const std::string& name = key.Scalar();
-    if (name == "<<" && key.Tag() != "!") {
-      refuse(file, mark, "got a merge key (<<), expected every key to be written out");
+    if (key.Scalar() == "<<" && key.Tag() != "!") {
+      file.refuse_at(mark, "got a merge key (<<), expected every key to be written out");
     }
-    const auto [first, is_new] = lines.emplace(name, mark.line + 1);
+    const auto [first, is_new] = lines.emplace(key.Scalar(), mark.line + 1);
     if (!is_new) {
-      refuse(file, mark,
-             quote(name) + " was given before, in line " + std::to_string(first->second) +
-                 ", expected every key once");
+      file.refuse_at(mark, fmt::format("{} was given before, in line {}, expected every key once",
+                                       quote(key.Scalar()), first->second));
     }
   }
   for (const auto& entry : map) {
@@ -344,10 +327,7 @@ void read_map(const std::string& file, const YAML::Node& map, const std::string&
     } else if (below == keys.end() || !below->first.starts_with(name + ".")) {
       refuse_key(file, key.Mark(), prefix, key.Scalar(), keys);
     } else if (!value.IsMap()) {
-      const std::string got = value.IsScalar() ? quote(value.Scalar())
-                              : value.IsNull() ? "nothing"
-                                               : "a list";
-      refuse(file, mark, name + ": got " + got + ", expected keys and values below it");
+      Value(file, value, mark, name).refuse(describe_node(value), "keys and values below it");
     } else {
       read_map(file, value, name + ".", keys);
     }
@@ -361,26 +341,25 @@ bool matches(const std::string& text, std::smatch& parts, const std::regex& patt
 
 }  // namespace
 
-Settings parse_settings(const std::string& file, std::string_view text, const std::string& folder) {
+Settings parse_settings(const std::string& file_name, std::string_view text,
+                        const std::string& folder) {
+  const File file = {file_name};
   const YAML::Node root = read_yaml(file, text);
   Settings settings;
   Resources& resources = settings.resources;
   const auto integer = [](auto& target, std::int64_t minimum, std::int64_t maximum) {
     return [&target, minimum, maximum](const Value& value) {
-      using Target = std::remove_reference_t<decltype(target)>;
-      constexpr bool kLong = std::is_same_v<Target, std::optional<std::int64_t>>;
-      target = static_cast<std::conditional_t<kLong, std::int64_t, int>>(
-          value.integer(minimum, maximum));
+      target = value.integer(minimum, maximum);
     };
   };
   const auto name = [](std::string& target, const char* expected, std::string_view others) {
     return [&target, expected, others](const Value& value) {
-      target = value.plain_name(expected, others);
+      target = value.text(expected);
+      value.at_place([&] { check_name(value.name(), target, others); });
     };
   };
   const auto path = [&folder](std::string& target, const char* expected) {
-    return
-        [&target, expected, &folder](const Value& value) { target = value.path(folder, expected); };
+    return [&, expected](const Value& value) { target = value.path(folder, expected); };
   };
   const Keys keys = {
       {"script_path", path(settings.script_path, "the path of a program")},
@@ -388,13 +367,15 @@ Settings parse_settings(const std::string& file, std::string_view text, const st
       {"arguments",
        [&](const Value& value) {
          for (const Value& item : value.list("a list, e.g. [50, 10, --lr, 0.1]")) {
-           settings.arguments.push_back(item.argument());
+           // As it is written, so numbers and words need no quotation marks.
+           settings.arguments.push_back(item.scalar("a word or a number"));
+           item.at_place([&] { check_argument(item.name(), settings.arguments.back()); });
          }
        }},
       {"nodes", integer(resources.nodes, 1, kMostNodes)},
       {"time",
        [&](const Value& value) {
-         const std::string& time = value.scalar("HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00");
+         const std::string& time = value.scalar(kTimeExample);
          resources.time_s = value.at_place([&] { return parse_time("time", time); });
        }},
       {"account", name(resources.account, "an account's name", kAccountOthers)},
@@ -402,11 +383,9 @@ Settings parse_settings(const std::string& file, std::string_view text, const st
       {"constraint", name(resources.constraint, "features", kConstraintOthers)},
       {"local.device",
        [&](const Value& value) {
-         const std::vector<std::string> devices = {"auto", "cpu", "cuda"};
-         settings.device = value.text(any_of(devices));
-         if (std::find(devices.begin(), devices.end(), settings.device) == devices.end()) {
-           value.refuse(quote(settings.device), any_of(devices));
-         }
+         const Choices devices = {"auto", "cpu", "cuda"};
+         settings.device = value.text(join(devices));
+         value.at_place([&] { check_choice(value.name(), settings.device, devices); });
        }},
       {"local.condor.bid", integer(resources.bid, 0, kHighestBid)},
       {"local.condor.num_cpus", integer(resources.cpus, 1, kMostCpus)},
@@ -421,13 +400,12 @@ Settings parse_settings(const std::string& file, std::string_view text, const st
        }},
   };
   read_map(file, root, "", keys);
-  const auto need = [&](const std::string& value, const std::string& what) {
-    if (value.empty()) {
-      refuse(file, root.Mark(), what);
-    }
-  };
-  need(settings.script_path, "script_path is missing, expected the path of a program");
-  need(settings.out_dir, "out_dir is missing, expected the path of a folder");
+  if (settings.script_path.empty()) {
+    file.refuse_at(root.Mark(), "script_path is missing, expected the path of a program");
+  }
+  if (settings.out_dir.empty()) {
+    file.refuse_at(root.Mark(), "out_dir is missing, expected the path of a folder");
+  }
   return settings;
 }
 
@@ -435,19 +413,19 @@ Settings read_settings(const std::string& file) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (fs::is_directory(file, error)) {
-    throw UsageError(quote_path(file) + " is a folder, expected a settings file");
+    refuse("{} is a folder, expected a settings file", quote_path(file));
   }
   std::ifstream stream(file, std::ios::binary);
   if (!stream) {
-    throw UsageError("cannot read " + quote_path(file) + ": " +
-                     std::generic_category().message(errno) + ", expected a settings file");
+    refuse("cannot read {}: {}, expected a settings file", quote_path(file),
+           std::generic_category().message(errno));
   }
   std::string text(kMostBytes + 1, '\0');  // what is longer is refused anyway
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(stream.gcount()));
   const fs::path folder = fs::absolute(file, error).lexically_normal().parent_path();
   if (error) {
-    throw UsageError("cannot find the folder of " + quote_path(file) + ": " + error.message());
+    refuse("cannot find the folder of {}: {}", quote_path(file), error.message());
   }
   return parse_settings(file, text, folder.string());
 }
@@ -456,7 +434,7 @@ std::int64_t parse_time(const std::string& name, const std::string& text) {
   static const std::regex kTime("(?:(\\d{1,4})-)?(\\d{2,4}):(\\d\\d):(\\d\\d)");
   static const std::regex kNumbers("(\\d+)(:\\d+)?");
   const auto refuse_time = [&](const std::string& hint) {
-    refuse_value(name, quote(text), "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00" + hint);
+    refuse_value(name, quote(text), kTimeExample + hint);
   };
   std::smatch parts;
   if (matches(text, parts, kNumbers)) {
@@ -484,25 +462,9 @@ void check_name(const std::string& name, const std::string& text, std::string_vi
   constexpr std::size_t kLongest = 256;
   const bool starts_well = !text.empty() && (is_plain(text.substr(0, 1), "_[(") || text[0] == '*');
   if (text.size() > kLongest || !starts_well || !is_plain(text, others)) {
-    std::string allowed;
-    for (const char c : others) {
-      allowed += std::string(" ") + c;
-    }
-    refuse_value(name, quote_bytes(text), "a name of letters, digits and" + allowed);
-  }
-}
-
-void check_path(const std::string& name, const std::string& path) {
-  check_text(name, path);
-  const std::string_view blanks = " \t";
-  const bool blank_end = blanks.find(path.front()) != std::string_view::npos ||
-                         blanks.find(path.back()) != std::string_view::npos;
-  if (blank_end || path.find('\t') != std::string::npos) {
-    throw UsageError(name + ": got " + quote_bytes(path) + ", expected a path without " +
-                     (blank_end ? "blanks at its ends" : "tabs"));
-  }
-  if (path.size() > 2000) {
-    refuse_value(name, std::to_string(path.size()) + " bytes", "a path of at most 2000");
+    refuse_value(name, quote_bytes(text),
+                 fmt::format("a name of letters, digits and {}",
+                             fmt::join(others.begin(), others.end(), " ")));
   }
 }
 

@@ -12,10 +12,10 @@ namespace ddp::submit {
 /// What a job asks a cluster for. Everything is per node; memory is in MB, as HTCondor and Slurm
 /// count it.
 struct Resources {
-  int nodes = 1;
-  std::optional<int> cpus;  ///< none: one per process
+  std::int64_t nodes = 1;
+  std::optional<std::int64_t> cpus;  ///< none: one per process
   std::optional<std::int64_t> memory_mb;  ///< none: the cluster's default
-  int gpus = 0;
+  std::int64_t gpus = 0;
   std::optional<std::int64_t> gpu_memory_mb;  ///< of each GPU, at least
   std::optional<std::int64_t> time_s;  ///< of one start of the job; none: the cluster's default
   std::string account;
@@ -58,12 +58,7 @@ inline constexpr std::string_view kAccountOthers = "_.-@";
 inline constexpr std::string_view kPartitionOthers = "_.-,";
 inline constexpr std::string_view kConstraintOthers = "_.-,|&*[]()";
 
-/// A path that can be handed to every scheduler: absolute, UTF-8, no control characters, no blanks
-/// at its ends.
-/// @throws UsageError starting with `name`
-void check_path(const std::string& name, const std::string& path);
-
-inline constexpr int kMostNodes = 65536;
+inline constexpr std::int64_t kMostNodes = 65536;
 inline constexpr int kMostGpus = 1024;  // of one node
 
 }  // namespace ddp::submit

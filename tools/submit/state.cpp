@@ -1,47 +1,106 @@
-// tools/submit/state.cpp - the folders and files of Note [No locks], read and written.
+// tools/submit/state.cpp - the files of Note [No locks], read and written.
 #include "tools/submit/state.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
+#include <ctime>
 #include <filesystem>
-#include <functional>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <regex>
 #include <system_error>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
-#include "tools/submit/files.hpp"
-#include "tools/submit/presence.hpp"
 #include "tools/submit/text.hpp"
 
+/// An empty one is null.
+template <typename T>
+struct nlohmann::adl_serializer<std::optional<T>> {
+  static void to_json(json& document, const std::optional<T>& value) {
+    document = value ? json(*value) : json();
+  }
+  static void from_json(const json& document, std::optional<T>& value) {
+    value = document.is_null() ? std::nullopt : std::optional<T>(document.get<T>());
+  }
+};
+
 namespace ddp::submit {
+
+// Enumerations are numbers in these files. Who changes their order, or a structure, changes kSeal.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Resources, nodes, cpus, memory_mb, gpus, gpu_memory_mb, time_s,
+                                   account, partition, constraint, bid, transfer_files)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRequest, index, name, folder, scheduler, command,
+                                   processes_per_node, several, single, resources)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, state, exit_code, reason)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Attempt, number, token, machine, id, earlier_ids,
+                                   submitted_unix_s, finding)
+
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using nlohmann::ordered_json;
 
-constexpr const char* kJobsFile = "jobs.json";
+constexpr const char* kFolder = "/submissions";
+constexpr const char* kSeal = "submit state 3, checksum ";
+
+[[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("cannot {} {}: {}, expected an out_dir that can be written", what,
+                          quote_path(path), std::generic_category().message(error)));
+}
+
+/// 16 random hex digits: no two of them are ever the same.
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+/// Has the disk take a file or a folder.
+void sync(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+  close(fd);
+  if (error != 0) {
+    fail("write", path, error);
+  }
+}
+
+/// Writes "a/.b.<random>" for "a/b". @return its path
+std::string write_beside(const fs::path& path, const std::string& text) {
+  const std::string temporary =
+      (path.parent_path() / ("." + path.filename().string() + "." + random_id())).string();
+  std::ofstream file(temporary, std::ios::binary);
+  file << text << std::flush;
+  if (!file) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    fail("write", path.string(), error);
+  }
+  sync(temporary);
+  return temporary;
+}
 
 /// The first line of a file. Nothing that submit did not write reaches a scheduler.
 std::string seal(const std::string& body) {
-  return "submit state 2, checksum " + Hash().update(body).hex();
+  return kSeal + Hash().update(body).hex();
 }
 
-std::string sealed(const ordered_json& document) {
+std::string sealed(const json& document) {
   // The scheduler's words, which a reason may repeat, may hold anything.
   const std::string body = document.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
   return seal(body) + "\n" + body;
 }
 
-/// Hands the document of a file to `take`.
-void read_sealed(const std::string& path, const std::function<void(const json&)>& take) {
+json read_sealed(const std::string& path) {
   const std::optional<std::string> text = read_text(path);
   if (!text) {
-    throw UsageError("cannot read " + quote_path(path) + ": " +
-                     std::generic_category().message(errno) + ", expected what submit wrote");
+    refuse("cannot read {}: {}, expected what submit wrote", quote_path(path),
+           std::generic_category().message(errno));
   }
   const std::size_t end = std::min(text->find('\n'), text->size());
   const std::string body = text->substr(std::min(end + 1, text->size()));
@@ -50,57 +109,89 @@ void read_sealed(const std::string& path, const std::function<void(const json&)>
                  quote_bytes(text->substr(0, std::min<std::size_t>(end, 80))),
                  "\"" + seal(body) + "\": it was damaged or changed");
   }
-  try {
-    take(json::parse(body));
-  } catch (const json::exception& error) {
-    throw UsageError(quote_path(path) + ": " + error.what() + ", expected what submit wrote");
-  }
-}
-
-std::string submissions_folder(const std::string& out_dir) {
-  return out_dir + "/submissions";
-}
-
-std::string earlier_state(const std::string& out_dir) {
-  return out_dir + "/submissions.jsonl";
-}
-
-/// The names in a folder that submit may have given; none if the folder is not there.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (std::string name = entry.path().filename().string(); name.front() != '.') {
-      names.push_back(std::move(name));
-    }
-  }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    throw UsageError("cannot read " + quote_path(folder) + ": " + error.message() +
-                     ", expected the submissions of an out_dir");
-  }
-  return names;
+  return json::parse(body);
 }
 
 }  // namespace
 
-State::State(const std::string& out_dir) : out_dir_(out_dir) {
-  if (fs::exists(earlier_state(out_dir))) {
-    throw UsageError(quote_path(earlier_state(out_dir)) +
-                     " is of an earlier version of submit, which knows its jobs; expected another "
-                     "out_dir");
+void replace_file(const std::string& path, const std::string& text) {
+  const std::string temporary = write_beside(path, text);
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    fail("write", path, error);
   }
-  const std::string folder = submissions_folder(out_dir);
-  for (const std::string& name : names_in(folder)) {
-    const std::optional<int> first = to_int(name);
-    if (!first) {
-      throw UsageError(quote_path(folder + "/" + name) +
-                       " is none of submit's, expected the number of a job");
+}
+
+bool create_file(const std::string& path, const std::string& text) {
+  const std::string temporary = write_beside(path, text);
+  // A link, because a rename would replace what is there.
+  const int error = link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;
+  std::error_code ignored;
+  // Two links: a file server's answer was lost, and the second try found the first one's work.
+  const bool is_ours = error == 0 || fs::hard_link_count(temporary, ignored) == 2;
+  unlink(temporary.c_str());
+  if (!is_ours && error != EEXIST) {
+    fail("write", path, error);
+  }
+  sync(fs::path(path).parent_path().string());
+  return is_ours;
+}
+
+void make_folders(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    fail("make", folder, error.value());
+  }
+}
+
+State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + kFolder) {
+  // The names first: all jobs whose files are named by then are there to be read afterwards.
+  std::map<int, int> latest;
+  int last_index = -1;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    static const std::regex kName("(\\d{1,9})(?:\\.(\\d{1,9}))?\\.json");
+    const std::string name = entry.path().filename().string();
+    std::smatch parts;
+    if (name.front() == '.') {
+      continue;  // left behind by a submit that was killed
     }
-    firsts_.push_back(*first);
+    if (!std::regex_match(name, parts, kName)) {
+      refuse(
+          "{} is none of this submit's, expected files like 0.json and 0.1.json; an earlier "
+          "version's out_dir it does not know",
+          quote_path(folder_ + "/" + name));
+    }
+    const int index = std::stoi(parts[1]);
+    if (parts[2].matched) {
+      latest[index] = std::max(latest[index], std::stoi(parts[2]));
+    } else {
+      last_index = std::max(last_index, index);
+    }
   }
-  std::sort(firsts_.begin(), firsts_.end());
-  for (const int first : firsts_) {
-    read_submission(first);
+  if (error && error != std::errc::no_such_file_or_directory) {
+    refuse("cannot read {}: {}, expected the submissions of an out_dir", quote_path(folder_),
+           error.message());
+  }
+  while (fs::exists(jobs_path(jobs_.size()))) {
+    const json document = read_sealed(jobs_path(jobs_.size()));
+    id_ = document.at("id").get<std::string>();
+    for (const JobRequest& request : document.at("jobs").get<std::vector<JobRequest>>()) {
+      jobs_.push_back({request, {}});
+    }
+  }
+  for (const auto& [index, attempt] : latest) {
+    last_index = std::max(last_index, index);
+    if (index < static_cast<int>(jobs_.size())) {
+      read_sealed(attempt_path(index, attempt))
+          .get_to(jobs_[static_cast<std::size_t>(index)].attempt);
+    }
+  }
+  if (last_index >= static_cast<int>(jobs_.size())) {
+    refuse("{} has job {}, but {} is not there, expected all that submit wrote",
+           quote_path(folder_), last_index, fs::path(jobs_path(jobs_.size())).filename().string());
   }
   if (id_.empty()) {
     id_ = random_id();
@@ -108,93 +199,58 @@ State::State(const std::string& out_dir) : out_dir_(out_dir) {
 }
 
 bool State::exists(const std::string& out_dir) {
-  return fs::exists(submissions_folder(out_dir)) || fs::exists(earlier_state(out_dir));
-}
-
-void State::read_submission(int first) {
-  const std::string folder = submissions_folder(out_dir_) + "/" + std::to_string(first);
-  if (first != static_cast<int>(jobs_.size())) {
-    throw UsageError(quote_path(folder) + " begins with job " + std::to_string(first) +
-                     ", expected " + std::to_string(jobs_.size()) + ", the next one");
-  }
-  read_sealed(folder + "/" + kJobsFile, [this](const json& document) {
-    id_ = document.at("id").get<std::string>();
-    for (const json& request : document.at("jobs")) {
-      jobs_.push_back({request_from_json(request), {}});
-    }
-  });
-  std::map<int, int> latest;
-  for (const std::string& name : names_in(folder)) {
-    const std::vector<std::string> parts = split(name, '.');
-    const std::optional<int> index = to_int(parts[0]);
-    const std::optional<int> attempt = parts.size() == 3 ? to_int(parts[1]) : std::nullopt;
-    if (index && attempt && *index >= first && *index < static_cast<int>(jobs_.size())) {
-      latest[*index] = std::max(latest[*index], *attempt);
-    }
-  }
-  for (const auto& [index, attempt] : latest) {
-    read_sealed(attempt_path(index, attempt), [this, index](const json& document) {
-      jobs_[static_cast<std::size_t>(index)].attempt = attempt_from_json(document);
-    });
-  }
+  return fs::exists(out_dir + kFolder);
 }
 
 const Job& State::job(int index) const {
   if (index < 0 || index >= static_cast<int>(jobs_.size())) {
-    throw UsageError("job " + std::to_string(index) + " is not in " +
-                     quote_path(submissions_folder(out_dir_)) +
-                     (jobs_.empty() ? ", which has none"
-                                    : ", expected 0 to " + std::to_string(jobs_.size() - 1)));
+    refuse(
+        "job {} is not in {}{}", index, quote_path(folder_),
+        jobs_.empty() ? ", which has none" : fmt::format(", expected 0 to {}", jobs_.size() - 1));
   }
   return jobs_[static_cast<std::size_t>(index)];
 }
 
 std::string State::token(int index, int attempt) const {
-  return "submit-" + id_ + "-" + std::to_string(index) + "-" + std::to_string(attempt);
+  return fmt::format("submit-{}-{}-{}", id_, index, attempt);
+}
+
+std::string State::jobs_path(std::size_t first) const {
+  return fmt::format("{}/{}.json", folder_, first);
 }
 
 std::string State::attempt_path(int index, int attempt) const {
-  const int first = *std::prev(std::upper_bound(firsts_.begin(), firsts_.end(), index));
-  return submissions_folder(out_dir_) + "/" + std::to_string(first) + "/" + std::to_string(index) +
-         "." + std::to_string(attempt) + ".json";
+  return fmt::format("{}/{}.{}.json", folder_, index, attempt);
 }
 
 bool State::plan(const std::vector<JobRequest>& requests) {
-  ordered_json document = {{"id", id_}, {"jobs", ordered_json::array()}};
-  for (const JobRequest& request : requests) {
-    document["jobs"].push_back(to_json(request));
-  }
-  const std::string folder = submissions_folder(out_dir_);
-  const int first = static_cast<int>(jobs_.size());
   try {
-    make_folders(folder);
-    if (!create_folder(folder + "/" + std::to_string(first), kJobsFile, sealed(document))) {
+    make_folders(folder_);
+    if (!create_file(jobs_path(jobs_.size()), sealed({{"id", id_}, {"jobs", requests}}))) {
       return false;
     }
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
-  firsts_.push_back(first);
   for (const JobRequest& request : requests) {
     jobs_.push_back({request, {}});
   }
   return true;
 }
 
-bool State::begin(int index, const Finding& finding, const std::string& id) {
+bool State::begin(int index, const Finding& finding, const std::string& machine,
+                  const std::string& id) {
   Attempt attempt = job(index).attempt;
   if (!attempt.id.empty()) {
     attempt.earlier_ids.push_back(attempt.id);
   }
   ++attempt.number;
   attempt.token = token(index, attempt.number);
-  attempt.machine = this_machine();
+  attempt.machine = machine;
   attempt.id = id;
   attempt.finding = finding;
-  attempt.submitted_unix_s = std::chrono::duration_cast<std::chrono::seconds>(
-                                 std::chrono::system_clock::now().time_since_epoch())
-                                 .count();
-  if (!create_file(attempt_path(index, attempt.number), sealed(to_json(attempt)))) {
+  attempt.submitted_unix_s = std::time(nullptr);
+  if (!create_file(attempt_path(index, attempt.number), sealed(attempt))) {
     return false;
   }
   jobs_[static_cast<std::size_t>(index)].attempt = attempt;
@@ -202,7 +258,7 @@ bool State::begin(int index, const Finding& finding, const std::string& id) {
 }
 
 void State::write_attempt(int index, const Attempt& attempt) {
-  replace_file(attempt_path(index, attempt.number), sealed(to_json(attempt)));
+  replace_file(attempt_path(index, attempt.number), sealed(attempt));
   read_again(index);  // a reason's bytes may have become UTF-8 on the way
 }
 
@@ -217,15 +273,14 @@ void State::update(int index, const Finding& finding) {
 void State::submitted(int index, const std::string& id) {
   Attempt attempt = job(index).attempt;
   attempt.id = id;
-  attempt.finding = {JobState::kPending, std::nullopt, ""};
+  attempt.finding = {JobState::kPending};
   write_attempt(index, attempt);
 }
 
 const Job& State::read_again(int index) {
   Job& job = jobs_.at(static_cast<std::size_t>(index));
   for (int next = std::max(job.attempt.number, 1); fs::exists(attempt_path(index, next)); ++next) {
-    read_sealed(attempt_path(index, next),
-                [&job](const json& document) { job.attempt = attempt_from_json(document); });
+    read_sealed(attempt_path(index, next)).get_to(job.attempt);
   }
   return job;
 }

@@ -1,42 +1,78 @@
-// tools/submit/text.cpp - small things about text: UTF-8, messages, near misses, words.
+// tools/submit/text.cpp - UTF-8, messages, words, HTCondor's and the shell's spelling of any text.
 #include "tools/submit/text.hpp"
+
+#include <strings.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
-
-#include "common/base/exit_codes.hpp"
 
 namespace ddp::submit {
 namespace {
 
-/// Levenshtein's distance.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j < row.size(); ++j) {
-    row[j] = j;
+/// Besides letters and digits: what neither HTCondor nor a shell treats as anything else.
+constexpr std::string_view kPlainOthers = "_-+=./:,@%";
+
+/// Behind a dollar, in any case: the one text that HTCondor has no spelling for.
+constexpr std::string_view kUnspeakable = "(dollar)";
+
+/// With "\xff" for every byte that cannot be shown: a control character's, or no UTF-8.
+std::string readable(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const std::size_t length = is_control(text.front()) ? 0 : utf8_length(text);
+    shown += length > 0 ? std::string(text.substr(0, length))
+                        : fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
+  return shown;
 }
 
-/// Bytes of `text` that can be shown: one character, or 0 for a control character or no UTF-8.
-std::size_t readable_length(std::string_view text) {
-  const auto byte = static_cast<unsigned char>(text.front());
-  return byte < 0x20 || byte == 0x7f ? 0 : utf8_length(text);
+/// See Note [Dollars].
+std::string escape_dollars(const std::string& name, std::string_view text) {
+  std::string escaped;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '$') {
+      escaped += text[i];
+    } else if (i + 1 < text.size() && text[i + 1] == '$') {
+      escaped += "$$(DOLLARDOLLAR)";
+      ++i;
+    } else if (equals_in_any_case(text.substr(i + 1, kUnspeakable.size()), kUnspeakable)) {
+      refuse_value(name, quote_bytes(text),
+                   "no $(DOLLAR), which HTCondor replaces however it is written");
+    } else {
+      escaped += "$(DOLLAR)";
+    }
+  }
+  return escaped;
+}
+
+/// `text` with every `from` replaced.
+std::string replaced(std::string_view text, char from, std::string_view to) {
+  std::string result;
+  for (const char c : text) {
+    result += c == from ? std::string(to) : std::string(1, c);
+  }
+  return result;
+}
+
+/// One argument inside the double quotes. Single quotes are needed around blanks and quotes only,
+/// but do no harm elsewhere: they keep an argument from being read as anything else.
+std::string condor_word(std::string_view text) {
+  if (!text.empty() && is_plain(text, kPlainOthers)) {
+    return std::string(text);
+  }
+  return "'" + replaced(replaced(text, '\'', "''"), '"', "\"\"") + "'";
 }
 
 }  // namespace
+
+void refuse_value(const std::string& name, const std::string& got, const std::string& expected) {
+  refuse("{}: got {}, expected {}", name, got, expected);
+}
 
 std::size_t utf8_length(std::string_view text) {
   if (text.empty()) {
@@ -63,62 +99,19 @@ std::size_t utf8_length(std::string_view text) {
   return overlong || surrogate || code > 0x10ffff ? 0 : length;
 }
 
+bool is_control(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte < 0x20 || byte == 0x7f;
+}
+
 std::string quote_bytes(std::string_view text) {
   constexpr std::size_t kLongest = 200;
-  constexpr std::string_view kHexDigits = "0123456789abcdef";
-  std::string quoted = "\"";
-  std::size_t i = 0;
-  while (i < text.size() && i < kLongest) {
-    if (const std::size_t length = readable_length(text.substr(i)); length > 0) {
-      quoted += text.substr(i, length);
-      i += length;
-    } else {
-      const auto byte = static_cast<unsigned char>(text[i++]);
-      quoted += {'\\', 'x', kHexDigits[byte >> 4U], kHexDigits[byte & 15U]};
-    }
-  }
-  return quoted + (i < text.size() ? "...\"" : "\"");
+  const bool is_long = text.size() > kLongest;
+  return "\"" + readable(text.substr(0, kLongest)) + (is_long ? "...\"" : "\"");
 }
 
 std::string quote_path(const std::string& path) {
-  for (std::string_view rest = path; !rest.empty();) {
-    const std::size_t length = readable_length(rest);
-    if (length == 0) {
-      return quote_bytes(path);
-    }
-    rest.remove_prefix(length);
-  }
-  return path;
-}
-
-void refuse_value(const std::string& name, const std::string& got, const std::string& expected) {
-  throw UsageError(name + ": got " + got + ", expected " + expected);
-}
-
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  const auto spelled = [](const std::string& text) {
-    std::string result = lower_case(text);
-    std::replace(result.begin(), result.end(), '-', '_');
-    return result;
-  };
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
-  for (const std::string& candidate : known) {
-    const std::size_t distance = edit_distance(spelled(word), spelled(candidate));
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = candidate;
-    }
-  }
-  return best;
-}
-
-std::string any_of(const std::vector<std::string>& words) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
-  }
-  return text;
+  return readable(path) == path ? path : quote_bytes(path);
 }
 
 bool is_plain(std::string_view text, std::string_view others) {
@@ -132,12 +125,8 @@ bool is_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-std::string lower_case(std::string_view text) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return lower;
+bool equals_in_any_case(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
 std::optional<int> to_int(std::string_view text) {
@@ -164,6 +153,86 @@ std::optional<std::string> read_text(const std::string& path) {
     return std::nullopt;
   }
   return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string absolute_path(const std::string& folder, const std::string& path) {
+  const auto whole = (std::filesystem::path(folder) / path).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).string();
+}
+
+void check_argument(const std::string& name, std::string_view text) {
+  constexpr std::size_t kLongest = 65536;
+  if (text.size() > kLongest) {
+    refuse_value(name, fmt::format("{} bytes", text.size()), fmt::format("at most {}", kLongest));
+  }
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
+    if (utf8_length(rest) == 0) {
+      refuse_value(name, quote_bytes(text), "UTF-8 text");
+    }
+  }
+  if (std::any_of(text.begin(), text.end(), [](char c) { return is_control(c) && c != '\t'; })) {
+    refuse_value(name, quote_bytes(text), "text on one line without control characters");
+  }
+}
+
+void check_text(const std::string& name, std::string_view text) {
+  if (text.empty()) {
+    refuse_value(name, "an empty text", "a value");
+  }
+  check_argument(name, text);
+}
+
+void check_path(const std::string& name, const std::string& path) {
+  constexpr std::size_t kLongest = 2000;
+  constexpr std::string_view kBlanks = " \t";
+  check_text(name, path);
+  if (kBlanks.find(path.front()) != std::string_view::npos ||
+      kBlanks.find(path.back()) != std::string_view::npos) {
+    refuse_value(name, quote_bytes(path), "a path without blanks at its ends");
+  }
+  if (path.find('\t') != std::string::npos) {
+    refuse_value(name, quote_bytes(path), "a path without tabs");
+  }
+  if (path.size() > kLongest) {
+    refuse_value(name, fmt::format("{} bytes", path.size()),
+                 fmt::format("a path of at most {}", kLongest));
+  }
+}
+
+std::string condor_arguments(const std::vector<std::string>& arguments) {
+  std::vector<std::string> words;
+  for (const std::string& argument : arguments) {
+    const std::string name = fmt::format("program argument {}", words.size() + 1);
+    words.push_back(condor_word(escape_dollars(name, argument)));
+  }
+  return fmt::format("\"{}\"", fmt::join(words, " "));
+}
+
+std::string condor_path(const std::string& name, const std::string& path) {
+  // Where condor_submit opens or looks at the file itself, the second expansion has not been yet.
+  if (path.find("$$") != std::string::npos) {
+    refuse_value(name, quote_bytes(path), "a path without $$, which HTCondor replaces");
+  }
+  if (path.back() == '\\') {
+    refuse_value(name, quote_bytes(path),
+                 "a path that does not end in a backslash, which continues the line for HTCondor");
+  }
+  return escape_dollars(name, path);
+}
+
+std::string shell_quote(std::string_view text) {
+  if (!text.empty() && is_plain(text, kPlainOthers)) {
+    return std::string(text);
+  }
+  return "'" + replaced(text, '\'', "'\\''") + "'";
+}
+
+std::string shell_line(const std::vector<std::string>& argv) {
+  std::string line;
+  for (const std::string& argument : argv) {
+    line += (line.empty() ? "" : " ") + shell_quote(argument);
+  }
+  return line;
 }
 
 }  // namespace ddp::submit

@@ -37,55 +37,41 @@ class Variant:
         return self.min_processes <= processes <= (self.max_processes or processes)
 
 
-@dataclass(frozen=True)
-class Options:
-    program: str
-    variant: Variant
-    total_epochs: int
-    global_batch: int  # samples per optimizer step, over all ranks
-    processes: int
-    dataset: str  # "synthetic" or "digits"
-    dataset_size: int  # training samples, synthetic only
-    data_dir: str | None
-    layers: tuple[int, ...] | None  # all widths, synthetic only
-    hidden: tuple[int, ...] | None
-    learning_rate: float
-    seed: int
-    device: str  # "auto", "cpu" or "cuda"
-    backend: str  # "auto", "gloo" or "nccl"
-    threads: int
-    timeout_s: float
-    metrics: str | None
-    quiet: bool
-
-    @property
-    def batch_per_rank(self):
-        return self.global_batch // self.processes
-
-
-def _integer(name, lowest, highest=2**63 - 1):
-    def parse(text):
-        # Not int(text) alone: it takes blanks, underscores and other scripts' digits too.
-        if text.isascii() and text.isdigit() and lowest <= int(text) <= highest:
-            return int(text)
-        expected = f"from {lowest} to {highest}" if highest < 2**63 - 1 else f">= {lowest}"
-        raise UsageError(f'{name}: got "{text}", expected an integer {expected}')
-
-    return parse
-
-
-def _positive(name, highest=sys.float_info.max):
+def _checked(name, expected, convert):
+    """What argparse takes as a type, refusing on one line. @param convert returns None, or fails, for what is wrong"""
     def parse(text):
         try:
-            value = float(text)
+            value = convert(text)
         except ValueError:
-            value = 0.0
-        if not 0 < value <= highest:
-            raise UsageError(f'{name}: got "{text}", expected a number > 0'
-                             + (f" and <= {highest}" if highest < sys.float_info.max else ""))
+            value = None
+        if value is None:
+            raise UsageError(f'{name}: got "{text}", expected {expected}')
         return value
 
     return parse
+
+
+def _is_whole(text, lowest, highest=2**63 - 1):
+    # Not int(text) alone: it takes blanks, underscores and other scripts' digits too.
+    return text.isascii() and text.isdigit() and lowest <= int(text) <= highest
+
+
+def _integer(name, lowest, highest=2**63 - 1):
+    expected = f"an integer from {lowest} to {highest}" if highest < 2**63 - 1 else f"an integer >= {lowest}"
+    return _checked(name, expected, lambda text: int(text) if _is_whole(text, lowest, highest) else None)
+
+
+def _positive(name, highest=sys.float_info.max):
+    expected = "a number > 0" + (f" and <= {highest}" if highest < sys.float_info.max else "")
+    return _checked(name, expected, lambda text: float(text) if 0 < float(text) <= highest else None)
+
+
+def _widths(name, fewest):
+    def convert(text):
+        widths = text.split(",")
+        return tuple(map(int, widths)) if len(widths) >= fewest and all(_is_whole(w, 1) for w in widths) else None
+
+    return _checked(name, f"at least {fewest} widths >= 1, e.g. 128,128", convert)
 
 
 def _choice(name, choices, elsewhere=()):
@@ -94,16 +80,6 @@ def _choice(name, choices, elsewhere=()):
             raise UsageError(f'{name}: got "{text}"{", which only the stages have" if text in elsewhere else ""}, '
                              f"expected {', '.join(choices[:-1])} or {choices[-1]}")
         return text
-
-    return parse
-
-
-def _widths(name, fewest):
-    def parse(text):
-        widths = text.split(",")
-        if len(widths) < fewest or not all(w.isascii() and w.isdigit() and int(w) > 0 for w in widths):
-            raise UsageError(f'{name}: got "{text}", expected at least {fewest} widths >= 1, e.g. 128,128')
-        return tuple(map(int, widths))
 
     return parse
 
@@ -120,16 +96,17 @@ def _make_parser(program, variants):
                      + "\nDashes and underscores in option names are equal.\n"
                      "Exit codes: 0 done, 1 training failed, 2 usage or environment, 75 port or rendezvous.")
 
-    def add(name, kind, metavar, default, text):
+    def add(name, kind, metavar, default, text, **more):
         suffix = f" (default {default})" if default is not None else ""
-        parser.add_argument(name, type=kind, metavar=metavar, default=default, help=text + suffix)
+        parser.add_argument(name, type=kind, metavar=metavar, default=default, help=text + suffix, **more)
 
     parser.add_argument("total_epochs", type=_integer("total_epochs", 1), help="passes over the data")
     parser.add_argument("save_every", type=_integer("save_every", 1), help="as the stages; no snapshot is written")
     names = [v.name for v in variants]
     add("--variant", _choice("--variant", names), "NAME", None, "the default is the first that admits --nprocs")
     parser.add_argument("--list-variants", action="store_true", help="print one JSON line per variant and exit")
-    add("--nprocs", _integer("--nprocs", 1, MAX_PROCESSES), "N", 1, "processes, each with a device of its own")
+    add("--nprocs", _integer("--nprocs", 1, MAX_PROCESSES), "N", 1, "processes, each with a device of its own",
+        dest="processes")
     add("--global-batch", _integer("--global-batch", 1), "SAMPLES", None,
         f"samples per step over all processes (default {DEFAULT_BATCH_PER_RANK} each)")
     add("--dataset", _choice("--dataset", ("synthetic", "digits"), ("fashion-mnist",)), "NAME", "synthetic",
@@ -138,13 +115,14 @@ def _make_parser(program, variants):
     add("--data-dir", str, "FOLDER", None, "where digits.csv.gz is (default the checkout's data/)")
     add("--layers", _widths("--layers", 2), "WIDTHS", None, "all widths, synthetic only (default 20,1)")
     add("--hidden", _widths("--hidden", 1), "WIDTHS", None, "widths of the hidden layers")
-    add("--lr", _positive("--lr"), "RATE", 0.1, "learning rate of SGD")
+    add("--lr", _positive("--lr"), "RATE", 0.1, "learning rate of SGD", dest="learning_rate")
     add("--seed", _integer("--seed", 0, 2**64 - 1), "N", 42, "of weights, data and their order")
     add("--device", _choice("--device", ("auto", "cpu", "cuda")), "KIND", "auto", "what computes")
     add("--backend", _choice("--backend", ("auto", "gloo", "nccl"), ("mpi", "shm")), "NAME", "auto",
         "what carries the collectives")
     add("--threads", _integer("--threads", 1, 4096), "N", 1, "CPU threads of each process")
-    add("--timeout", _positive("--timeout", MAX_TIMEOUT_S), "SECONDS", 120, "for the rendezvous and every collective")
+    add("--timeout", _positive("--timeout", MAX_TIMEOUT_S), "SECONDS", 120, "for the rendezvous and every collective",
+        dest="timeout_s")
     add("--metrics", str, "FILE", None, "one JSON line per rank and step, then the summary")
     parser.add_argument("--quiet", action="store_true", help="no line per epoch")
     add("--snapshot", str, "FILE", None, "taken as the stages take it; no snapshot is written")
@@ -185,7 +163,9 @@ def _pick_variant(given, variants, processes):
 
 
 def parse(program, variants, arguments):
-    """@return Options; None if everything asked for, a list say, has been printed. @throws UsageError"""
+    """@return what --help lists, by name (`processes` are --nprocs, `learning_rate` is --lr, `timeout_s` --timeout), and
+    `program`, `batch_per_rank` and the Variant in `variant`; None if all that was asked for, a list, has been printed
+    @throws UsageError"""
     arguments = _normalise(arguments)
     if "--list-variants" in arguments:
         if len(arguments) > 1:
@@ -193,26 +173,26 @@ def parse(program, variants, arguments):
         for variant in variants:
             print(variant.line())
         return None
-    parsed = _make_parser(program, variants).parse_args(arguments)
-    processes = parsed.nprocs
-    variant = _pick_variant(parsed.variant, variants, processes)
-    global_batch = parsed.global_batch or DEFAULT_BATCH_PER_RANK * processes
-    if global_batch % processes != 0:
-        raise UsageError(f"--global-batch: got {global_batch}, expected a multiple of {processes}, the processes")
-    if parsed.dataset != "synthetic":
-        for name, value in (("--layers", parsed.layers), ("--dataset-size", parsed.dataset_size)):
+    options = _make_parser(program, variants).parse_args(arguments)
+    options.program = program
+    processes = options.processes
+    variant = options.variant = _pick_variant(options.variant, variants, processes)
+    options.global_batch = options.global_batch or DEFAULT_BATCH_PER_RANK * processes
+    options.batch_per_rank, rest = divmod(options.global_batch, processes)
+    if rest != 0:
+        raise UsageError(f"--global-batch: got {options.global_batch}, expected a multiple of {processes}, "
+                         "the processes")
+    if options.dataset != "synthetic":
+        for name, value in (("--layers", options.layers), ("--dataset-size", options.dataset_size)):
             if value is not None:
-                raise UsageError(f"{name} was given with --dataset {parsed.dataset}, "
+                raise UsageError(f"{name} was given with --dataset {options.dataset}, "
                                  "expected it only with --dataset synthetic")
-    if parsed.layers and parsed.hidden:
+    options.dataset_size = options.dataset_size or 2048
+    if options.layers and options.hidden:
         raise UsageError("--hidden was given with --layers, expected one of them")
-    if parsed.device != "auto" and parsed.device not in variant.devices:
-        raise UsageError(f"--variant {variant.name} with --device {parsed.device}: "
+    if options.device != "auto" and options.device not in variant.devices:
+        raise UsageError(f"--variant {variant.name} with --device {options.device}: "
                          f"expected --device {' or '.join(variant.devices)}")
-    if parsed.device == "cpu" and parsed.backend == "nccl":
+    if options.device == "cpu" and options.backend == "nccl":
         raise UsageError("--backend nccl with --device cpu: expected --backend gloo")
-    return Options(program=program, variant=variant, total_epochs=parsed.total_epochs, global_batch=global_batch,
-                   processes=processes, dataset=parsed.dataset, dataset_size=parsed.dataset_size or 2048,
-                   data_dir=parsed.data_dir, layers=parsed.layers, hidden=parsed.hidden, learning_rate=parsed.lr,
-                   seed=parsed.seed, device=parsed.device, backend=parsed.backend, threads=parsed.threads,
-                   timeout_s=parsed.timeout, metrics=parsed.metrics, quiet=parsed.quiet)
+    return options

@@ -7,6 +7,7 @@ extern const char* const page_html;
 extern const char* const table_html;
 extern const char* const page_css;
 extern const char* const page_js;
-extern const char* const chart_js;  ///< Chart.js, with its copyright and licence notices
+extern const char* const contents_jsonc;
+extern const char* const chart_js;  ///< Chart.js, with its copyright notices
 
 }  // namespace ddp::bench::page

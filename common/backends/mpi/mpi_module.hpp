@@ -1,5 +1,4 @@
-// common/backends/mpi/mpi_module.hpp - everything that needs libmpi.so, behind one table of
-// functions.
+// common/backends/mpi/mpi_module.hpp - what needs libmpi.so, behind one table of functions.
 #pragma once
 
 #include <chrono>
@@ -12,17 +11,13 @@
 
 namespace ddp {
 
-/// Where ranks leave word for each other when MPI says nothing any more. Either may throw.
-struct Notes {
-  std::function<void(const std::string& key, const std::string& text)> leave;
-  std::function<std::optional<std::string>(const std::string& key)> find;
-};
-
 struct MpiSettings {
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout{120000};  ///< of every collective
-  Notes notes;
+  // Where ranks leave word for each other when MPI says nothing any more. Either may throw.
+  std::function<void(const std::string& key, const std::string& text)> leave_note;
+  std::function<std::optional<std::string>(const std::string& key)> find_note;
 };
 
 /// What libddp_mpi.so offers. It is opened only for --backend mpi: libmpi brings ten more libraries
@@ -31,8 +26,6 @@ struct MpiModule {
   /// Initialises MPI, once per process. Collective.
   /// @throws UsageError if this process is another rank in MPI's world, or that has another size
   std::unique_ptr<Communicator> (*connect)(const MpiSettings& settings);
-  /// One line, "Open MPI v4.1.4, ...".
-  std::string (*version)();
   /// Whether MPI takes pointers to a GPU's memory.
   bool (*is_cuda_aware)();
 };
@@ -40,11 +33,5 @@ struct MpiModule {
 /// Opens the module, once. @return nullptr if this build has none
 /// @throws UsageError if it is there but cannot be opened, as where libmpi is not installed
 const MpiModule* mpi_module();
-/// @throws UsageError if there is none, too
-const MpiModule& need_mpi_module();
-
-/// The name under which the module exports its table, and the type of that function.
-inline constexpr const char* kMpiModuleSymbol = "ddp_mpi_module";
-using MpiModuleFunction = const MpiModule* (*)();
 
 }  // namespace ddp

@@ -1,6 +1,7 @@
 #include "common/backends/mpi/mpi_reduction.hpp"
 
 #include <array>
+#include <map>
 
 #include "common/backends/shm/shm_kernels.hpp"
 #include "common/base/exit_codes.hpp"
@@ -11,57 +12,33 @@ namespace {
 template <DType kDType, ReduceOp kOp>
 void combine(void* theirs, void* ours, int* count, MPI_Datatype*) {
   const std::array<const void*, 2> inputs = {theirs, ours};
-  shm::kernels().reduce({.dtype = kDType,
-                         .op = kOp,
-                         .count = static_cast<size_t>(*count),
-                         .inputs = inputs.data(),
-                         .input_count = inputs.size(),
-                         .outputs = &ours,
-                         .output_count = 1});
+  shm::kernels().reduce({kDType, kOp, static_cast<size_t>(*count), inputs, {&ours, 1}});
+}
+
+template <DType kDType, ReduceOp kOp>
+MPI_Op create() {
+  MPI_Op created = MPI_OP_NULL;
+  MPI_Op_create(combine<kDType, kOp>, /*commute=*/1, &created);
+  return created;
 }
 
 /// Made at the first use and never freed: MPI does that in the end.
-template <DType kDType, ReduceOp kOp>
-MPI_Op own() {
-  static const MPI_Op op = [] {
-    MPI_Op created = MPI_OP_NULL;
-    MPI_Op_create(combine<kDType, kOp>, /*commute=*/1, &created);
-    return created;
-  }();
-  return op;
-}
-
 template <DType kDType>
 MPI_Op own(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return own<kDType, ReduceOp::kSum>();
-    case ReduceOp::kProduct:
-      return own<kDType, ReduceOp::kProduct>();
-    case ReduceOp::kMin:
-      return own<kDType, ReduceOp::kMin>();
-    case ReduceOp::kMax:
-      return own<kDType, ReduceOp::kMax>();
-    case ReduceOp::kAverage:
-      break;
-  }
-  throw Error(ExitCode::kTrainingFailed, "--backend mpi: got an average, expected a sum");
+  static const std::map<ReduceOp, MPI_Op> ops = {
+      {ReduceOp::kSum, create<kDType, ReduceOp::kSum>()},
+      {ReduceOp::kProduct, create<kDType, ReduceOp::kProduct>()},
+      {ReduceOp::kMin, create<kDType, ReduceOp::kMin>()},
+      {ReduceOp::kMax, create<kDType, ReduceOp::kMax>()}};
+  return ops.at(op);
 }
 
 MPI_Op builtin(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return MPI_SUM;
-    case ReduceOp::kProduct:
-      return MPI_PROD;
-    case ReduceOp::kMin:
-      return MPI_MIN;
-    case ReduceOp::kMax:
-      return MPI_MAX;
-    case ReduceOp::kAverage:
-      break;
-  }
-  throw Error(ExitCode::kTrainingFailed, "--backend mpi: got an average, expected a sum");
+  static const std::map<ReduceOp, MPI_Op> ops = {{ReduceOp::kSum, MPI_SUM},
+                                                 {ReduceOp::kProduct, MPI_PROD},
+                                                 {ReduceOp::kMin, MPI_MIN},
+                                                 {ReduceOp::kMax, MPI_MAX}};
+  return ops.at(op);
 }
 
 bool is_order(ReduceOp op) {

@@ -1,10 +1,9 @@
-// common/backends/mpi/mpi_reduction.hpp - inside libddp_mpi.so: MPI's names for types and
-// operations.
+// common/backends/mpi/mpi_reduction.hpp - MPI's names for types and operations.
 #pragma once
 
 #include <mpi.h>
 
-#include "common/backends/shm/collective_types.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp::mpi {
 

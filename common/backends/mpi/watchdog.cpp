@@ -1,7 +1,9 @@
 #include "common/backends/mpi/watchdog.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 
 namespace ddp {
 namespace {
@@ -13,45 +15,33 @@ constexpr std::chrono::milliseconds kShortestInterval{5};
 }  // namespace
 
 Watchdog::Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
-                   Actions actions)
-    : slow_after_(slow_after), timeout_(timeout), actions_(std::move(actions)) {
+                   std::function<void()> on_slow, std::function<void(uint64_t)> on_late)
+    : slow_after_(slow_after),
+      timeout_(timeout),
+      on_slow_(std::move(on_slow)),
+      on_late_(std::move(on_late)) {
   // Signals are for the threads that expect them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-Watchdog::~Watchdog() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_one();
-  thread_.join();
-}
-
-void Watchdog::begin() {
-  calls_.fetch_add(1, std::memory_order_release);
-}
-
-void Watchdog::end() {
-  calls_.fetch_add(1, std::memory_order_release);
 }
 
 /// The clock is read here, not by the watched calls: a call is as old as the first look at it, so
 /// what is called late is late by up to one interval more.
-void Watchdog::run() {
+void Watchdog::run(const std::stop_token& stop) {
   const std::chrono::milliseconds interval =
       std::clamp(std::min(slow_after_, timeout_) / 4, kShortestInterval, kLongestInterval);
   uint64_t seen = 0;
   Clock::time_point since{};
   bool told_slow = false;
   bool told_late = false;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stop_.wait_for(lock, interval, [this] { return stopping_; })) {
+  std::mutex mutex;
+  std::condition_variable_any sleep;
+  std::unique_lock<std::mutex> lock(mutex);
+  while (!sleep.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
     const uint64_t call = calls_.load(std::memory_order_acquire);
     if (call != seen || call % 2 == 0) {
       seen = call;
@@ -59,17 +49,15 @@ void Watchdog::run() {
       told_slow = told_late = false;
       continue;
     }
-    lock.unlock();
     const auto age = Clock::now() - since;
     if (age >= std::min(slow_after_, timeout_) && !told_slow) {
       told_slow = true;
-      actions_.slow();
+      on_slow_();
     }
     if (age >= timeout_ && !told_late) {
       told_late = true;
-      actions_.late(call);
+      on_late_(call);
     }
-    lock.lock();
   }
 }
 

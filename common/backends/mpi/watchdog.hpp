@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 namespace ddp {
@@ -14,45 +12,36 @@ namespace ddp {
 /// call costs two stores.
 class Watchdog {
  public:
-  /// Called by the thread.
-  struct Actions {
-    std::function<void()> slow;  ///< once per call that takes `slow_after`
-    /// Once per call that takes `timeout`, after `slow`. @param call for has_ended()
-    std::function<void(uint64_t call)> late;
-  };
+  /// @param on_slow the thread calls it once per call that takes `slow_after`
+  /// @param on_late once per call that takes `timeout`, after `on_slow`, with what has_ended()
+  /// takes
   Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
-           Actions actions);
-  ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
+           std::function<void()> on_slow, std::function<void(uint64_t call)> on_late);
 
   bool has_ended(uint64_t call) const { return calls_.load(std::memory_order_acquire) != call; }
 
   /// The watched call is the life of this object. One at a time.
   class Watch {
    public:
-    explicit Watch(Watchdog& watchdog) : watchdog_(watchdog) { watchdog_.begin(); }
-    ~Watch() { watchdog_.end(); }
+    explicit Watch(Watchdog& watchdog) : calls_(watchdog.calls_) { count(); }
+    ~Watch() { count(); }
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
    private:
-    Watchdog& watchdog_;
+    void count() { calls_.fetch_add(1, std::memory_order_release); }
+    std::atomic<uint64_t>& calls_;
   };
 
  private:
-  void begin();
-  void end();
-  void run();
+  void run(const std::stop_token& stop);
 
   std::chrono::milliseconds slow_after_;
   std::chrono::milliseconds timeout_;
-  Actions actions_;
+  std::function<void()> on_slow_;
+  std::function<void(uint64_t)> on_late_;
   std::atomic<uint64_t> calls_{0};  // odd while one runs
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace ddp

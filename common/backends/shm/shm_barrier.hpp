@@ -11,46 +11,18 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_types.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp::shm {
-
-enum class Operation : uint8_t {
-  kAllReduce,
-  kBroadcast,
-  kAllGather,
-  kGather,
-  kReduceScatter,
-  kBarrier,
-};
-
-/// A collective call, as each rank tells the others, who compare it with their own.
-struct Call {
-  Operation operation = Operation::kBarrier;
-  DType dtype = DType::kUint8;
-  ReduceOp reduce_op = ReduceOp::kSum;  ///< of kAllReduce and kReduceScatter
-  uint8_t root = 0;  ///< of kBroadcast and kGather
-  uint64_t count = 0;  ///< elements of each rank
-  // Where the rank's elements lie; may differ between ranks.
-  uint32_t region = 0;  ///< 0: in memory that is not shared
-  uint64_t region_offset = 0;  ///< bytes
-
-  bool same_call(const Call& other) const;
-};
-
-/// "all_reduce sum of 100 float32"
-std::string to_string(const Call& call);
 
 /// The beginning of every rank's part of the shared memory. A rank writes its own; only `sleepers`
 /// is written by the others.
 struct ControlPage {
-  static constexpr size_t kCallWords = 7;
-
   /// One line, so that the others fetch the counter and the call together. There are two calls
   /// because a fast rank announces its next one while a slow rank still reads the last.
   struct alignas(64) Progress {
     std::atomic<uint32_t> arrivals;  ///< how many times this rank came to a barrier; wraps
-    std::array<std::array<uint32_t, kCallWords>, 2> calls;
+    std::array<Call, 2> calls;
   };
   struct alignas(64) Sleepers {
     std::atomic<uint32_t> count;  ///< ranks that the kernel must wake when this one arrives
@@ -90,8 +62,7 @@ class Barrier {
  public:
   /// @param pages by rank, all zero at first; they must outlive this object
   /// @param is_alive false once that rank's process cannot come any more
-  /// @param names what messages call the ranks, where these are part of a larger job; empty: as
-  /// they are
+  /// @param names what messages call the ranks, where they are part of a larger job; empty: as is
   Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
           WaitPolicy policy, std::function<bool(int rank)> is_alive, std::vector<int> names = {});
   /// Whoever still waits for this rank learns that it has left.
@@ -100,8 +71,9 @@ class Barrier {
   Barrier& operator=(const Barrier&) = delete;
 
   /// Begins a collective: meets the others, and compares.
+  /// @param call its sequence is set here
   /// @return whether all ranks' elements lie at the same place of the same region
-  bool begin(const Call& call);
+  bool begin(Call call);
   /// Meets the others again, within the collective that begin() began.
   void meet();
 
@@ -112,22 +84,22 @@ class Barrier {
   [[noreturn]] void fail(const std::string& reason);
 
   uint64_t sequence() const noexcept { return sequence_; }  ///< collectives so far
-  int rank() const noexcept { return rank_; }
-  int world_size() const noexcept { return static_cast<int>(pages_.size()); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  int world_size() const noexcept { return static_cast<int>(pages_.size()); }
+  ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
   void wait_for_all();
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer, std::chrono::microseconds limit);
   bool has_arrived(int peer) const;
-  void check_peers(Clock::time_point deadline);
+  void check_peers();
   void throw_if_failed();
   [[noreturn]] void fail_mismatch(int peer);
   std::string name(int rank) const;
-  std::string describe(int peer) const;
+  std::string name_and_pid(int peer) const;
   std::string current() const;
 
   int rank_;

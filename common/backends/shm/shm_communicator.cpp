@@ -1,5 +1,7 @@
 #include "common/backends/shm/shm_communicator.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -18,6 +20,8 @@ constexpr size_t kMailboxesBytes = 32 << 20;
 constexpr size_t kLargestMailboxBytes = 4 << 20;
 /// What a rank reads of all slots together before mailboxes are faster.
 constexpr size_t kSlotsReadBytes = 64 << 10;
+/// Long enough for what Segment::create() says, errors included.
+constexpr size_t kTextBytes = 512;
 
 size_t round_down(size_t bytes, size_t unit) {
   return bytes / unit * unit;
@@ -51,8 +55,8 @@ std::unique_ptr<Communicator> Communicator::connect(const Settings& settings,
     identities.push_back(host_identity_from(text));
   }
   if (settings.world_size > kMaxRanks) {
-    throw SegmentError("world size is " + std::to_string(settings.world_size) +
-                       ", expected at most " + std::to_string(kMaxRanks));
+    throw SegmentError(
+        fmt::format("world size is {}, expected at most {}", settings.world_size, kMaxRanks));
   }
   const std::string stranger = first_stranger(identities);
   if (!stranger.empty()) {
@@ -71,20 +75,19 @@ std::unique_ptr<Communicator> Communicator::connect(const Settings& settings,
 Communicator::Communicator(int rank, const std::vector<std::byte*>& parts,
                            std::chrono::milliseconds timeout, WaitPolicy policy,
                            std::function<bool(int)> is_alive, std::vector<int> names)
-    : parts_(parts),
+    : ddp::Communicator(rank, static_cast<int>(parts.size())),
+      own_(static_cast<size_t>(rank)),
+      ranks_(parts.size()),
+      parts_(parts),
       barrier_(rank, control_pages(parts), timeout, policy, std::move(is_alive), std::move(names)) {
 }
 
-std::byte* Communicator::slot(int rank) const {
-  return parts_[static_cast<size_t>(rank)] + kControlBytes + sequence() % 2 * kSlotBytes;
+std::byte* Communicator::slot(size_t rank, bool next) const {
+  return parts_[rank] + kControlBytes + (barrier_.sequence() + next) % 2 * kSlotBytes;
 }
 
-std::byte* Communicator::mailbox(int rank) const {
-  return parts_[static_cast<size_t>(rank)] + kSlotsEnd;
-}
-
-size_t Communicator::largest_in_slot() const {
-  return std::min(kSlotBytes, kSlotsReadBytes / static_cast<size_t>(world_size()));
+std::byte* Communicator::mailbox(size_t rank) const {
+  return parts_[rank] + kSlotsEnd;
 }
 
 void Communicator::barrier() {
@@ -94,25 +97,20 @@ void Communicator::barrier() {
 void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op) {
   Call call{.operation = Operation::kAllReduce, .dtype = dtype, .reduce_op = op, .count = count};
   const size_t bytes = count * element_bytes(dtype);
-  if (bytes <= largest_in_slot()) {
-    // The slot of the collective that begins now, which nobody reads any more: all have begun the
-    // one before.
-    std::byte* const own =
-        parts_[static_cast<size_t>(rank())] + kControlBytes + (sequence() + 1) % 2 * kSlotBytes;
-    kernels().stream(own, data, bytes);
+  if (bytes <= std::min(kSlotBytes, kSlotsReadBytes / ranks_)) {
+    kernels().stream(slot(own_, /*next=*/true), data, bytes);
     barrier_.begin(call);
     reduce_slots(data, count, dtype, op);
     return;
   }
   const Region* const region = find_region(data, bytes);
   if (region != nullptr) {
-    const auto offset = static_cast<size_t>(static_cast<std::byte*>(data) -
-                                            region->parts[static_cast<size_t>(rank())]);
+    const auto offset = static_cast<size_t>(static_cast<std::byte*>(data) - region->parts[own_]);
     call.region = offset % element_bytes(dtype) == 0 ? region->id : 0;
     call.region_offset = offset;
   }
   const bool in_place = barrier_.begin(call);
-  if (world_size() == 1) {
+  if (ranks_ == 1) {
     return;
   }
   if (in_place) {
@@ -124,16 +122,10 @@ void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op
 
 void Communicator::reduce_slots(void* data, size_t count, DType dtype, ReduceOp op) {
   std::array<const void*, kMaxRanks> inputs;
-  for (int r = 0; r < world_size(); ++r) {
-    inputs[static_cast<size_t>(r)] = r == rank() ? data : slot(r);
+  for (size_t r = 0; r < ranks_; ++r) {
+    inputs[r] = r == own_ ? data : slot(r);
   }
-  kernels().reduce({.dtype = dtype,
-                    .op = op,
-                    .count = count,
-                    .inputs = inputs.data(),
-                    .input_count = static_cast<size_t>(world_size()),
-                    .outputs = &data,
-                    .output_count = 1});
+  kernels().reduce({dtype, op, count, {inputs.data(), ranks_}, {&data, 1}});
 }
 
 void Communicator::reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype,
@@ -142,36 +134,27 @@ void Communicator::reduce_in_place(const Region& region, size_t offset, size_t c
   const size_t end = offset + count * element_bytes(dtype);
   const size_t first_line = offset / kLineBytes;
   const size_t lines = (end + kLineBytes - 1) / kLineBytes - first_line;
-  const auto ranks = static_cast<size_t>(world_size());
-  const size_t lines_each = (lines + ranks - 1) / ranks;
+  const size_t lines_each = (lines + ranks_ - 1) / ranks_;
   const auto boundary = [&](size_t stripe) {
     return std::clamp((first_line + stripe * lines_each) * kLineBytes, offset, end);
   };
-  const auto own = static_cast<size_t>(rank());
   std::array<void*, kMaxRanks> buffers;
-  for (size_t r = 0; r < ranks; ++r) {
-    buffers[r] = region.parts[r] + boundary(own);
+  for (size_t r = 0; r < ranks_; ++r) {
+    buffers[r] = region.parts[r] + boundary(own_);
   }
-  kernels().reduce({.dtype = dtype,
-                    .op = op,
-                    .count = (boundary(own + 1) - boundary(own)) / element_bytes(dtype),
-                    .inputs = buffers.data(),
-                    .input_count = ranks,
-                    .outputs = buffers.data(),
-                    .output_count = ranks});
+  const size_t own_count = (boundary(own_ + 1) - boundary(own_)) / element_bytes(dtype);
+  kernels().reduce({dtype, op, own_count, {buffers.data(), ranks_}, {buffers.data(), ranks_}});
   barrier_.meet();
 }
 
 void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType dtype,
                                             ReduceOp op) {
-  const auto ranks = static_cast<size_t>(world_size());
-  const auto own = static_cast<size_t>(rank());
   const size_t unit = element_bytes(dtype);
-  const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / ranks, kLineBytes);
+  const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / ranks_, kLineBytes);
   const size_t bytes = count * unit;
-  for (size_t begin = 0; begin < bytes; begin += stripe_bytes * ranks) {
-    const size_t piece = std::min(stripe_bytes * ranks, bytes - begin);
-    const size_t each = (piece / ranks + kLineBytes) / kLineBytes * kLineBytes;
+  for (size_t begin = 0; begin < bytes; begin += stripe_bytes * ranks_) {
+    const size_t piece = std::min(stripe_bytes * ranks_, bytes - begin);
+    const size_t each = (piece / ranks_ + kLineBytes) / kLineBytes * kLineBytes;
     const size_t part = std::min(each, stripe_bytes);
     const auto range = [&](size_t r) {
       return std::pair{std::min(r * part, piece), std::min((r + 1) * part, piece)};
@@ -179,32 +162,26 @@ void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType
     std::byte* const here = data + begin;
     // A stripe begins at the same place of a mailbox whatever the piece's size: what is written
     // into one here was read by its rank before the last meeting.
-    for (size_t step = 1; step < ranks; ++step) {
-      const size_t r = (own + step) % ranks;
+    for (size_t step = 1; step < ranks_; ++step) {
+      const size_t r = (own_ + step) % ranks_;
       const auto [from, to] = range(r);
-      kernels().stream(mailbox(rank()) + r * stripe_bytes, here + from, to - from);
+      kernels().stream(mailbox(own_) + r * stripe_bytes, here + from, to - from);
     }
     barrier_.meet();
-    const auto [from, to] = range(own);
+    const auto [from, to] = range(own_);
     std::array<const void*, kMaxRanks> inputs;
-    for (size_t r = 0; r < ranks; ++r) {
-      inputs[r] = r == own ? here + from : mailbox(static_cast<int>(r)) + own * stripe_bytes;
+    for (size_t r = 0; r < ranks_; ++r) {
+      inputs[r] = r == own_ ? here + from : mailbox(r) + own_ * stripe_bytes;
     }
     void* output = here + from;
-    kernels().reduce({.dtype = dtype,
-                      .op = op,
-                      .count = (to - from) / unit,
-                      .inputs = inputs.data(),
-                      .input_count = ranks,
-                      .outputs = &output,
-                      .output_count = 1,
-                      .streamed_output = mailbox(rank()) + own * stripe_bytes});
+    std::byte* const streamed = mailbox(own_) + own_ * stripe_bytes;
+    kernels().reduce(
+        {dtype, op, (to - from) / unit, {inputs.data(), ranks_}, {&output, 1}, streamed});
     barrier_.meet();
-    for (size_t step = 1; step < ranks; ++step) {
-      const size_t r = (own + step) % ranks;
+    for (size_t step = 1; step < ranks_; ++step) {
+      const size_t r = (own_ + step) % ranks_;
       const auto [their_from, their_to] = range(r);
-      std::memcpy(here + their_from, mailbox(static_cast<int>(r)) + r * stripe_bytes,
-                  their_to - their_from);
+      std::memcpy(here + their_from, mailbox(r) + r * stripe_bytes, their_to - their_from);
     }
   }
 }
@@ -219,15 +196,11 @@ void Communicator::broadcast(void* data, size_t count, DType dtype, int root) {
            rank() == root ? data : nullptr, outputs.data());
 }
 
-void Communicator::all_gather(const void* input, void* const* outputs, size_t count, DType dtype) {
-  exchange({.operation = Operation::kAllGather, .dtype = dtype, .count = count}, input, outputs);
-}
-
 void Communicator::all_gather(const void* input, void* const* outputs, const size_t* counts,
                               DType dtype) {
   exchange({.operation = Operation::kAllGather,
             .dtype = dtype,
-            .count = *std::max_element(counts, counts + world_size())},
+            .count = *std::max_element(counts, counts + ranks_)},
            input, outputs, counts);
 }
 
@@ -246,19 +219,19 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   const size_t unit = element_bytes(call.dtype);
   const size_t bytes = call.count * unit;  // of the longest
   const auto* const source = static_cast<const std::byte*>(input);
-  /// Of rank r's bytes [begin, begin + size), those that there are.
-  const auto present = [&](int r, size_t begin, size_t size) {
+  // Of rank r's bytes [begin, begin + size), those that there are.
+  const auto present = [&](size_t r, size_t begin, size_t size) {
     const size_t all = counts == nullptr ? bytes : counts[r] * unit;
     return std::min(begin + size, all) - std::min(begin, all);
   };
   const auto collect = [&](size_t begin, size_t size, const auto& place_of) {
-    for (int r = 0; r < world_size(); ++r) {
+    for (size_t r = 0; r < ranks_; ++r) {
       void* const output = outputs[r];
       const size_t part = present(r, begin, size);
       if (output == nullptr || part == 0) {
         continue;
       }
-      if (r != rank()) {
+      if (r != own_) {
         std::memcpy(static_cast<std::byte*>(output) + begin, place_of(r), part);
       } else if (output != input) {
         std::memmove(static_cast<std::byte*>(output) + begin, source + begin, part);
@@ -267,17 +240,15 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   };
   if (bytes <= kSlotBytes) {
     if (source != nullptr) {
-      kernels().stream(
-          parts_[static_cast<size_t>(rank())] + kControlBytes + (sequence() + 1) % 2 * kSlotBytes,
-          source, present(rank(), 0, bytes));
+      kernels().stream(slot(own_, /*next=*/true), source, present(own_, 0, bytes));
     }
     barrier_.begin(call);
-    collect(0, bytes, [&](int r) { return slot(r); });
+    collect(0, bytes, [&](size_t r) { return slot(r); });
     return;
   }
   barrier_.begin(call);
-  if (world_size() == 1) {
-    collect(0, bytes, [&](int) { return source; });
+  if (ranks_ == 1) {
+    collect(0, bytes, [&](size_t) { return source; });
     return;
   }
   // The halves of the mailbox take turns: one is written while slow ranks still read the other.
@@ -285,36 +256,27 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   size_t half = 0;
   for (size_t begin = 0; begin < bytes; begin += half_bytes, half = 1 - half) {
     const size_t size = std::min(half_bytes, bytes - begin);
-    if (const size_t own = present(rank(), begin, size); source != nullptr && own > 0) {
-      kernels().stream(mailbox(rank()) + half * half_bytes, source + begin, own);
+    if (const size_t part = present(own_, begin, size); source != nullptr && part > 0) {
+      kernels().stream(mailbox(own_) + half * half_bytes, source + begin, part);
     }
     barrier_.meet();
-    collect(begin, size, [&](int r) { return mailbox(r) + half * half_bytes; });
+    collect(begin, size, [&](size_t r) { return mailbox(r) + half * half_bytes; });
   }
-}
-
-void Communicator::reduce_scatter(const void* const* inputs, void* output, size_t count,
-                                  DType dtype, ReduceOp op) {
-  std::array<size_t, kMaxRanks> counts{};
-  counts.fill(count);
-  reduce_scatter(inputs, output, counts.data(), dtype, op);
 }
 
 void Communicator::reduce_scatter(const void* const* inputs, void* output, const size_t* counts,
                                   DType dtype, ReduceOp op) {
-  const auto ranks = static_cast<size_t>(world_size());
-  const auto own = static_cast<size_t>(rank());
   const size_t unit = element_bytes(dtype);
-  const size_t longest = *std::max_element(counts, counts + ranks);
+  const size_t longest = *std::max_element(counts, counts + ranks_);
   barrier_.begin(
       {.operation = Operation::kReduceScatter, .dtype = dtype, .reduce_op = op, .count = longest});
-  if (ranks == 1) {
+  if (ranks_ == 1) {
     if (longest > 0 && output != inputs[0]) {
       std::memmove(output, inputs[0], longest * unit);
     }
     return;
   }
-  const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / 2 / ranks, kLineBytes);
+  const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / 2 / ranks_, kLineBytes);
   size_t half = 0;
   for (size_t begin = 0; begin < longest * unit; begin += stripe_bytes, half = 1 - half) {
     const auto size = [&](size_t r) {
@@ -322,31 +284,77 @@ void Communicator::reduce_scatter(const void* const* inputs, void* output, const
       return std::min(begin + stripe_bytes, bytes) - std::min(begin, bytes);
     };
     const auto stripe = [&](size_t from, size_t to) {
-      return mailbox(static_cast<int>(from)) + (half * ranks + to) * stripe_bytes;
+      return mailbox(from) + (half * ranks_ + to) * stripe_bytes;
     };
-    for (size_t step = 1; step < ranks; ++step) {
-      const size_t r = (own + step) % ranks;
+    for (size_t step = 1; step < ranks_; ++step) {
+      const size_t r = (own_ + step) % ranks_;
       if (size(r) > 0) {
-        kernels().stream(stripe(own, r), static_cast<const std::byte*>(inputs[r]) + begin, size(r));
+        kernels().stream(stripe(own_, r), static_cast<const std::byte*>(inputs[r]) + begin,
+                         size(r));
       }
     }
     barrier_.meet();
-    if (size(own) == 0) {
+    if (size(own_) == 0) {
       continue;
     }
     std::array<const void*, kMaxRanks> pieces;
-    for (size_t r = 0; r < ranks; ++r) {
-      pieces[r] = r == own ? static_cast<const std::byte*>(inputs[own]) + begin : stripe(r, own);
+    for (size_t r = 0; r < ranks_; ++r) {
+      pieces[r] = r == own_ ? static_cast<const std::byte*>(inputs[own_]) + begin : stripe(r, own_);
     }
     void* place = static_cast<std::byte*>(output) + begin;
-    kernels().reduce({.dtype = dtype,
-                      .op = op,
-                      .count = size(own) / unit,
-                      .inputs = pieces.data(),
-                      .input_count = ranks,
-                      .outputs = &place,
-                      .output_count = 1});
+    kernels().reduce({dtype, op, size(own_) / unit, {pieces.data(), ranks_}, {&place, 1}});
   }
+}
+
+std::shared_ptr<void> Communicator::allocate(size_t bytes) {
+  const auto gather_all = [&](auto mine) {
+    std::vector<decltype(mine)> all(ranks_);
+    std::array<void*, kMaxRanks> outputs{};
+    for (size_t r = 0; r < ranks_; ++r) {
+      outputs[r] = &all[r];
+    }
+    exchange({.operation = Operation::kAllGather, .count = sizeof(mine)}, &mine, outputs.data());
+    return all;
+  };
+  const std::vector<uint64_t> sizes = gather_all(static_cast<uint64_t>(bytes));
+  if (bytes == 0 || std::ranges::count(sizes, bytes) != world_size()) {
+    return nullptr;
+  }
+  const Exchange exchange_texts = [&](const std::string& mine) {
+    std::array<char, kTextBytes> text{};
+    std::strncpy(text.data(), mine.c_str(), text.size() - 1);
+    std::vector<std::string> texts;
+    for (const auto& theirs : gather_all(text)) {
+      texts.emplace_back(theirs.data());
+    }
+    return texts;
+  };
+  std::shared_ptr<Segment> segment;
+  try {
+    segment = Segment::create(exchange_texts, rank(), world_size(), bytes);
+  } catch (const SegmentError&) {
+    return nullptr;  // on all ranks: without a region the mailboxes do
+  }
+  add_region(segment->parts(), bytes, segment);
+  return {segment, segment->part(rank())};
+}
+
+void Communicator::add_region(const std::vector<std::byte*>& parts, size_t bytes,
+                              std::weak_ptr<const void> owner) {
+  regions_.push_back({next_region_++, parts, bytes, std::move(owner)});
+}
+
+const Communicator::Region* Communicator::find_region(const void* data, size_t bytes) const {
+  // What was freed may be somebody else's memory by now.
+  std::erase_if(regions_, [](const Region& region) { return region.owner.expired(); });
+  for (const Region& region : regions_) {
+    const auto begin = reinterpret_cast<uintptr_t>(region.parts[own_]);
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    if (at >= begin && at + bytes <= begin + region.bytes) {
+      return &region;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace ddp::shm

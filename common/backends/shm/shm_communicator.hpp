@@ -10,7 +10,6 @@
 #include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_host.hpp"
 #include "common/backends/shm/shm_segment.hpp"
-#include "common/backends/shm/shm_types.hpp"
 
 namespace ddp::shm {
 
@@ -21,8 +20,7 @@ namespace ddp::shm {
 /// - More, in private memory: pieces go through the mailboxes. Rank r combines stripe r of every
 ///   mailbox, writes the result into its own, and everyone collects the stripes.
 /// - More, in a region (see allocate()): rank r combines its stripe of all ranks' tensors where
-/// they
-///   are and writes the result to each. Nothing is copied.
+///   they are and writes the result to each. Nothing is copied.
 /// Whoever combines does so in the order of the ranks, so all ranks hold the same bits, in every
 /// run.
 ///
@@ -50,10 +48,6 @@ class Communicator : public ddp::Communicator {
                WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names = {});
   static size_t part_bytes(int world_size);
 
-  int rank() const noexcept override { return barrier_.rank(); }
-  int world_size() const noexcept override { return barrier_.world_size(); }
-  uint64_t sequence() const noexcept override { return barrier_.sequence(); }
-
   std::chrono::milliseconds timeout() const noexcept { return barrier_.timeout(); }
   /// For the waits that follow, of this rank alone.
   void set_timeout(std::chrono::milliseconds timeout) noexcept { barrier_.set_timeout(timeout); }
@@ -63,13 +57,10 @@ class Communicator : public ddp::Communicator {
   void barrier() override;
   void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) override;
   void broadcast(void* data, size_t count, DType dtype, int root) override;
-  void all_gather(const void* input, void* const* outputs, size_t count, DType dtype) override;
   void all_gather(const void* input, void* const* outputs, const size_t* counts,
                   DType dtype) override;
   void gather(const void* input, void* const* outputs, size_t count, DType dtype,
               int root) override;
-  void reduce_scatter(const void* const* inputs, void* output, size_t count, DType dtype,
-                      ReduceOp op) override;
   void reduce_scatter(const void* const* inputs, void* output, const size_t* counts, DType dtype,
                       ReduceOp op) override;
 
@@ -89,9 +80,10 @@ class Communicator : public ddp::Communicator {
   };
 
   const Region* find_region(const void* data, size_t bytes) const;
-  std::byte* slot(int rank) const;
-  std::byte* mailbox(int rank) const;
-  size_t largest_in_slot() const;
+  /// Of the collective that began last, or of the one that begins next: nobody reads that slot any
+  /// more, since all have begun the one between.
+  std::byte* slot(size_t rank, bool next = false) const;
+  std::byte* mailbox(size_t rank) const;
 
   void reduce_slots(void* data, size_t count, DType dtype, ReduceOp op);
   void reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype, ReduceOp op);
@@ -101,6 +93,8 @@ class Communicator : public ddp::Communicator {
   void exchange(const Call& call, const void* input, void* const* outputs,
                 const size_t* counts = nullptr);
 
+  size_t own_;  // rank and world size, as indices
+  size_t ranks_;
   std::vector<std::byte*> parts_;
   Barrier barrier_;
   mutable std::vector<Region> regions_;

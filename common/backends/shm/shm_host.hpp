@@ -18,7 +18,7 @@ struct HostIdentity {
 
 HostIdentity read_host_identity();
 
-/// One line, for the other ranks to read.
+/// For the other ranks to read.
 std::string to_text(const HostIdentity& identity);
 HostIdentity host_identity_from(const std::string& text);
 

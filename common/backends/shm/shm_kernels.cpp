@@ -20,32 +20,23 @@
 // The same source once per instruction set: see Note [Instruction sets].
 
 #define DDP_SHM_LEVEL 0
+#define DDP_SHM_NAME "portable"
 #define DDP_SHM_NAMESPACE portable
 #define DDP_SHM_TARGET
-#include "common/backends/shm/shm_elements_body.hpp"
 #include "common/backends/shm/shm_kernels_body.hpp"
-#undef DDP_SHM_LEVEL
-#undef DDP_SHM_NAMESPACE
-#undef DDP_SHM_TARGET
 
 #if defined(__x86_64__)
 #define DDP_SHM_LEVEL 256
+#define DDP_SHM_NAME "avx2"
 #define DDP_SHM_NAMESPACE avx2
 #define DDP_SHM_TARGET __attribute__((target("avx2,f16c,prfchw")))
-#include "common/backends/shm/shm_elements_body.hpp"
 #include "common/backends/shm/shm_kernels_body.hpp"
-#undef DDP_SHM_LEVEL
-#undef DDP_SHM_NAMESPACE
-#undef DDP_SHM_TARGET
 
 #define DDP_SHM_LEVEL 512
+#define DDP_SHM_NAME "avx512"
 #define DDP_SHM_NAMESPACE avx512
 #define DDP_SHM_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prfchw")))
-#include "common/backends/shm/shm_elements_body.hpp"
 #include "common/backends/shm/shm_kernels_body.hpp"
-#undef DDP_SHM_LEVEL
-#undef DDP_SHM_NAMESPACE
-#undef DDP_SHM_TARGET
 #endif
 
 namespace ddp::shm {

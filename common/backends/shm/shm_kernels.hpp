@@ -2,24 +2,26 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
-#include "common/backends/shm/shm_types.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp::shm {
+
+/// More processes on one host are refused.
+inline constexpr int kMaxRanks = 64;
 
 /// outputs[...][i] = inputs[0][i] op inputs[1][i] op ..., in the order of the inputs.
 ///
 /// Half precision is accumulated in float32 and rounded once, to nearest even. Minimum and maximum
 /// of NaN and anything is NaN, as in LibTorch. Integers wrap.
 struct Reduction {
-  DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  size_t count = 0;  ///< elements
-  const void* const* inputs = nullptr;
-  size_t input_count = 0;
-  void* const* outputs = nullptr;  ///< may be inputs; any alignment
-  size_t output_count = 0;
+  DType dtype;
+  ReduceOp op;
+  size_t count;  ///< elements
+  std::span<const void* const> inputs;
+  std::span<void* const> outputs;  ///< may be inputs; any alignment
   /// One more output, or nullptr: written past the caches, since another core reads it next.
   /// At a multiple of 64 bytes, and none of the inputs.
   void* streamed_output = nullptr;

@@ -8,9 +8,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
@@ -26,13 +26,11 @@ constexpr unsigned kMfdNoexecSeal = 8;
 constexpr int kMadvPopulateWrite = 23;
 
 std::string mebibytes(size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 std::string because(int error) {
-  return std::string(" (") + std::strerror(error) + ")";
+  return fmt::format(" ({})", std::strerror(error));
 }
 
 struct flock byte_lock(short type, int byte) {
@@ -64,9 +62,8 @@ int create_named(std::string& name) {
     if (getrandom(&random, sizeof(random), 0) != sizeof(random)) {
       return -1;
     }
-    char text[64];
-    std::snprintf(text, sizeof(text), "/%s%016" PRIx64, kNamePrefix, random);
-    const int fd = shm_open(text, O_RDWR | O_CREAT | O_EXCL, 0600);
+    const std::string candidate = fmt::format("/{}{:016x}", kNamePrefix, random);
+    const int fd = shm_open(candidate.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0 && errno == EEXIST) {
       continue;
     }
@@ -75,10 +72,10 @@ int create_named(std::string& name) {
     }
     struct stat status {};
     if (try_lock(fd, 0) && fstat(fd, &status) == 0 && status.st_nlink > 0) {
-      name = text;
+      name = candidate;
       return fd;
     }
-    shm_unlink(text);
+    shm_unlink(candidate.c_str());
     close(fd);
   }
   errno = EEXIST;
@@ -108,8 +105,7 @@ int remove_stale_names() {
   return removed;
 }
 
-Segment::Segment(int world_size, size_t part_bytes)
-    : part_bytes_(part_bytes), world_size_(world_size) {
+Segment::Segment(int world_size, size_t part_bytes) : world_size_(world_size) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   stride_bytes_ = (part_bytes + page - 1) / page * page;
   total_bytes_ = stride_bytes_ * static_cast<size_t>(world_size);
@@ -140,14 +136,13 @@ bool Segment::is_held_by(int rank) const {
   return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-/// @return "pid fd device inode name" for the other ranks, or "!" and what went wrong
 std::string Segment::create_file(Sharing way) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < total_bytes_) {
     // The kernel would send SIGXFSZ.
-    return "!cannot make " + mebibytes(total_bytes_) +
-           " of shared memory: the limit of a file's size (ulimit -f) is " +
-           mebibytes(limit.rlim_cur);
+    return fmt::format(
+        "!cannot make {} of shared memory: the limit of a file's size (ulimit -f) is {}",
+        mebibytes(total_bytes_), mebibytes(limit.rlim_cur));
   }
   if (way == Sharing::kName) {
     remove_stale_names();
@@ -156,17 +151,15 @@ std::string Segment::create_file(Sharing way) {
   struct stat status {};
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(total_bytes_)) != 0 ||
       fstat(fd_, &status) != 0) {
-    return (way == Sharing::kDescriptor ? "!cannot make nameless shared memory"
-                                        : std::string("!cannot make a file in ") + kFolder) +
-           because(errno);
+    const char* what =
+        way == Sharing::kDescriptor ? "nameless shared memory" : "a file in /dev/shm";
+    return fmt::format("!cannot make {}{}", what, because(errno));
   }
   if (way == Sharing::kDescriptor) {
     // Another process that shortened it would be our SIGBUS.
     fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   }
-  std::ostringstream offer;
-  offer << getpid() << ' ' << fd_ << ' ' << status.st_dev << ' ' << status.st_ino << ' ' << name_;
-  return offer.str();
+  return fmt::format("{} {} {} {} {}", getpid(), fd_, status.st_dev, status.st_ino, name_);
 }
 
 std::string Segment::reserve(int rank) const {
@@ -178,16 +171,15 @@ std::string Segment::reserve(int rank) const {
   if (result == 0) {
     return "";
   }
-  const std::string problem =
-      "cannot reserve " + mebibytes(stride_bytes_) + " of shared memory" + because(errno);
+  std::string problem =
+      fmt::format("cannot reserve {} of shared memory{}", mebibytes(stride_bytes_), because(errno));
   struct statvfs space {};
-  return name_.empty() || statvfs(kFolder, &space) != 0
-             ? problem
-             : problem + "; " + kFolder + " has " + mebibytes(space.f_bavail * space.f_frsize) +
-                   " free";
+  if (!name_.empty() && statvfs(kFolder, &space) == 0) {
+    problem += fmt::format("; {} has {} free", kFolder, mebibytes(space.f_bavail * space.f_frsize));
+  }
+  return problem;
 }
 
-/// @return what went wrong, or nothing
 std::string Segment::attach(const std::string& offer, int rank) {
   if (offer.empty() || offer[0] == '!') {
     return offer.substr(offer.empty() ? 0 : 1);
@@ -200,22 +192,20 @@ std::string Segment::attach(const std::string& offer, int rank) {
   std::string name;
   fields >> pid >> fd >> device >> inode >> name;
   if (fd_ < 0) {
-    const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-    fd_ = name.empty() ? open(path.c_str(), O_RDWR | O_CLOEXEC)
-                       : shm_open(name.c_str(), O_RDWR, 0600);
+    const std::string path = name.empty() ? fmt::format("/proc/{}/fd/{}", pid, fd) : kFolder + name;
+    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
     struct stat status {};
     if (fd_ < 0) {
-      return "cannot open " + (name.empty() ? path : kFolder + name) + because(errno);
+      return fmt::format("cannot open {}{}", path, because(errno));
     }
     if (fstat(fd_, &status) != 0 || status.st_dev != device || status.st_ino != inode) {
-      return (name.empty() ? path : kFolder + name) +
-             " is not rank 0's memory: the processes see different process numbers";
+      return path + " is not rank 0's memory: the processes see different process numbers";
     }
   }
   name_ = name;  // for reserve()'s message; only rank 0 removes it
   void* const mapped = mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (mapped == MAP_FAILED) {
-    return "cannot map " + mebibytes(total_bytes_) + " of shared memory" + because(errno);
+    return fmt::format("cannot map {} of shared memory{}", mebibytes(total_bytes_), because(errno));
   }
   base_ = static_cast<std::byte*>(mapped);
   std::string problem = reserve(rank);

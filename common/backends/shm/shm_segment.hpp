@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_types.hpp"
+#include "common/backends/shm/communicator.hpp"
 
 namespace ddp::shm {
 
@@ -21,8 +21,7 @@ class SegmentError : public std::runtime_error {
 /// How the others come by the memory that rank 0 makes.
 enum class Sharing {
   /// It has no name. They open rank 0's descriptor in /proc, which the kernel allows to processes
-  /// of
-  /// one user in one pid namespace. Nothing can be left behind, and a small /dev/shm does not
+  /// of one user in one pid namespace. Nothing can be left behind, and a small /dev/shm does not
   /// matter.
   kDescriptor,
   /// By a name in /dev/shm, until all have opened it. If all ranks are killed in that moment the
@@ -49,7 +48,6 @@ class Segment {
 
   std::byte* part(int rank) const { return base_ + static_cast<size_t>(rank) * stride_bytes_; }
   std::vector<std::byte*> parts() const;
-  size_t part_bytes() const noexcept { return part_bytes_; }
 
   /// Whether rank `rank`'s process still has its segment. Each holds a lock on its byte of the
   /// file, which the kernel lets go when the process ends, however it ends: nothing that another
@@ -60,11 +58,12 @@ class Segment {
  private:
   Segment(int world_size, size_t part_bytes);
 
+  /// @return how the other ranks find it, or "!" and what went wrong
   std::string create_file(Sharing way);
+  /// @return what went wrong, or nothing
   std::string attach(const std::string& offer, int rank);
   std::string reserve(int rank) const;
 
-  size_t part_bytes_;
   size_t stride_bytes_;
   size_t total_bytes_;
   int world_size_;

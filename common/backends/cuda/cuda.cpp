@@ -1,0 +1,90 @@
+// libddp_cuda.so: NCCL's backend, CUDA Graphs, and the module's table.
+//
+// Streams, events and guards are c10's for any device: those for CUDA alone call the CUDA runtime
+// inline, with which the module would have to be linked.
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "common/backends/cuda_module.hpp"
+
+namespace ddp {
+namespace {
+
+class CudaGraphWork : public CapturedWork {
+ public:
+  void replay() override { graph_.replay(); }
+  at::cuda::CUDAGraph& graph() { return graph_; }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+class CudaGraphStream : public GraphStream {
+ public:
+  explicit CudaGraphStream(const torch::Device& device)
+      : device_(device),
+        impl_(device.type()),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()).unwrap()) {}
+
+  void run(c10::function_ref<void()> work) override {
+    const c10::Stream outer = impl_.getStream(device_);
+    follow(stream_, outer);
+    {
+      const c10::StreamGuard guard(stream_);
+      work();
+    }
+    follow(outer, stream_);
+  }
+
+  std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) override {
+    auto captured = std::make_unique<CudaGraphWork>();
+    impl_.synchronizeDevice(device_.index());
+    const c10::StreamGuard guard(stream_);
+    // Thread-local: NCCL's watchdog looks at its events in another thread meanwhile.
+    captured->graph().capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    work();
+    captured->graph().capture_end();
+    return captured;
+  }
+
+ private:
+  static void follow(const c10::Stream& later, const c10::Stream& earlier) {
+    c10::Event event(later.device_type());
+    event.record(earlier);
+    event.block(later);
+  }
+
+  torch::Device device_;
+  c10::impl::VirtualGuardImpl impl_;
+  c10::Stream stream_;
+};
+
+std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
+  return std::make_unique<CudaGraphStream>(device);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const BackendOptions& options) {
+  const auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
+  nccl_options->timeout = options.timeout;
+  const auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      store, options.rank, options.world_size, nccl_options);
+  // Bound to its device: barriers and lazy initialisation never have to guess one.
+  backend->setBoundDeviceId(options.device);
+  backend->eagerConnectSingleDevice(options.device);
+  return backend;
+}
+
+}  // namespace
+}  // namespace ddp
+
+extern "C" const ddp::CudaModule* ddp_cuda_module() {
+  static const ddp::CudaModule module{.make_nccl_backend = ddp::make_nccl_backend,
+                                      .make_graph_stream = ddp::make_graph_stream};
+  return &module;
+}

@@ -1,0 +1,48 @@
+// The shared libraries that are opened only where they are needed.
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "common/backends/cuda_module.hpp"
+#include "common/backends/mpi/mpi_module.hpp"
+#include "common/base/exit_codes.hpp"
+
+namespace ddp {
+namespace {
+
+/// Opens lib/`file` beside the program's folder. It is never closed: what it registers with
+/// LibTorch cannot be undone.
+/// @param symbol of the C function that gives the module's table
+/// @return the table, or nullptr if this build has no such module
+template <typename Module>
+const Module* open_module(const char* file, const char* symbol) {
+  const std::filesystem::path path =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "lib" / file;
+  if (!std::filesystem::exists(path)) {
+    return nullptr;
+  }
+  // Global: what the modules bring with them opens libraries of its own that need its symbols.
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* const function = library == nullptr ? nullptr : dlsym(library, symbol);
+  if (function == nullptr) {
+    throw UsageError(fmt::format("{} cannot be opened: {}", path.string(), dlerror()));
+  }
+  return reinterpret_cast<const Module* (*)()>(function)();
+}
+
+}  // namespace
+
+const CudaModule* cuda_module() {
+  // LibTorch registers its CUDA support while the library is being opened; that must happen before
+  // anything asks for it.
+  static const auto* const module = open_module<CudaModule>("libddp_cuda.so", "ddp_cuda_module");
+  return module;
+}
+
+const MpiModule* mpi_module() {
+  static const auto* const module = open_module<MpiModule>("libddp_mpi.so", "ddp_mpi_module");
+  return module;
+}
+
+}  // namespace ddp
