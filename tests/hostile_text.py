@@ -27,7 +27,7 @@ def hostile(rng):
 
 
 def is_carried(text):
-    """The rule of tools/submit/quoting.hpp, written down a second time."""
+    """The rule of tools/submit/text.hpp, written down a second time."""
     try:
         decoded = text.decode()
     except UnicodeDecodeError:

@@ -179,7 +179,8 @@ struct Body {
         Four::store(out + 3 * to_row, __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
       }
     }
-    for (int64_t i = 0; i < rows; ++i) {
+    // What is left: the last columns of all rows, if there are such, and the last rows.
+    for (int64_t i = whole_columns < columns ? 0 : whole_rows; i < rows; ++i) {
       for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; ++j) {
         to[j * to_row + i] = from[i * from_row + j];
       }
