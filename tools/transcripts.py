@@ -40,7 +40,8 @@ SAMPLES_PER_SECOND_ROUNDING = 0.5
 MOVED_TOLERANCE = 1e-4
 TIMEOUT_S = 300
 # The shell's own forgets what became of the jobs that it waited for.
-WAIT = "wait() { local job code=0; for job in $(jobs -p); do builtin wait $job || code=$?; done; return $code; }"
+WAIT = ("trap '[[ -z ${!:-} ]] || started[$!]=1' DEBUG; "
+        'wait() { local job code=0; for job in "${!started[@]}"; do builtin wait "$job" || code=$?; done; return $code; }')
 
 
 def commands(block):
