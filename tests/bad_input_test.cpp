@@ -76,6 +76,8 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   const std::vector<BadInput> cases = {
       {"01_single_gpu 5 1 --epocs 3", {"--epocs"}},
       {"01_single_gpu 5 1 --nprocs 2", {"--nprocs", "2"}},
+      {"04_ddp_launcher 5 1 --nprocs 2", {"--nprocs"}},
+      {"01_single_gpu 5 1", {"world size 2"}, {{"RANK", "1"}, {"WORLD_SIZE", "2"}}},
       {"01_single_gpu 5 1 --batch-size 9223372036854775807",
        {"--batch-size", "9223372036854775807"}},
       {"01_single_gpu 5 1 --speedup graph --device cpu", {"--speedup graph", "cpu", "fused"}},

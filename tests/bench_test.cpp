@@ -48,7 +48,7 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   CHECK(base.at("steps") >= 50);
   CHECK(base.at("step_ms").at("n") >= 3 * 50);
   CHECK(is_near(base.at("step_ms").at("median"), 0.065, 0.05));
-  CHECK(base.at("step_ms").at("p95") < 0.1);  // no warm-up step among them
+  CHECK(base.at("step_ms").at("p95").get<double>() < 0.1);  // no warm-up step among them
   CHECK(base.at("peak_rss_mib") == 100.5);
   CHECK(base.at("comm").at("bytes_per_step") == 0);
   CHECK(base.at("comm").at("alone_ms").is_null());
@@ -60,6 +60,9 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
     }
   }
   CHECK(two_ranks.at("global_batch") == 64);
+  for (const json& phase_ms : two_ranks.at("phases_ms")) {
+    CHECK(phase_ms.is_number());
+  }
   // Rank 1 is twice as slow as rank 0, and the slowest counts.
   CHECK(is_near(two_ranks.at("step_ms").at("median"), 2 * 1.3 * 0.2, 0.05));
   CHECK(is_near(two_ranks.at("phases_ms").at("exposed_comm"), 0.14, 1e-6));
@@ -306,6 +309,12 @@ TEST_CASE("with files alone standard output has the table", "[bench]") {
       bench.run(small_and({"--repetitions", "1", "--html", "page.html", "--json", "report.json"}));
   CHECK(result.exit_code == 0);
   CHECK(contains(result.out, "What to conclude"));
+
+  bench.behave("03_ddp_spawn", "exit 1");
+  const auto failing = bench.run(small_and({"--repetitions", "1", "--json", "failing.json"}));
+  CHECK(failing.exit_code == 1);
+  CHECK(contains(failing.out, "What to conclude"));
+  check_report(json::parse(read_file(bench.root() / "failing.json")));
 }
 
 TEST_CASE("bench refuses what it does not understand", "[bench]") {
@@ -330,6 +339,8 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
        "--backends mpi: no stage is started by mpirun"},
       {{"--backends", "carrier-pigeon"}, "carrier-pigeon"},
       {{"--world-sizes", "two"}, "two"},
+      {{"--world-sizes", "0"}, "--world-sizes"},
+      {{"--repetitions", "0"}, "--repetitions"},
       {{"--models", "Q"}, "\"Q\""},
       {{"--stages", "06"}, "\"06\""},
       {{"--stages", "05_multinode"}, "05_multinode"},

@@ -163,7 +163,7 @@ TEST_CASE("a rank that is killed, leaves or calls something else ends the others
        std::map<std::string, std::string>{{"die", "signal 9"},
                                           {"leave", "error: [rank 2] had enough"},
                                           {"differ", "--backend mpi: "}}) {
-    const RunResult result = mpirun(3, {DDP_MPI_RANKS, what, what == "differ" ? "5" : "280"});
+    const RunResult result = mpirun(3, {DDP_MPI_RANKS, what, what == "differ" ? "5" : "600"});
     INFO(what << ": " << result.err);
     CHECK(result.exit_code != 0);
     CHECK_FALSE(result.timed_out);

@@ -219,6 +219,8 @@ TEST_CASE(
   }
   const std::string fused =
       folder.run("03_ddp_spawn " + workload + " --nprocs 2 --speedup fused").digest;
+  CHECK(folder.run("03_ddp_spawn_by_hand " + workload + " --nprocs 2 --speedup fused").digest ==
+        fused);
   CHECK(folder.run(torchrun(2) + "04_ddp_launcher " + workload + " --speedup fused").digest ==
         fused);
   CHECK(folder.run(mpirun(2) + "04_ddp_launcher " + workload + " --speedup fused").digest == fused);

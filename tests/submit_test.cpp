@@ -372,6 +372,8 @@ TEST_CASE("submit: settings that are refused, with the place", "[submit]") {
       // Times: YAML 1.1 takes 1:30 for 90.
       {kTop + "time: 1:30\n", {"s.yaml:3:7:", "time", "\"1:30\"", "HH:MM:SS", "MM:SS"}},
       {kTop + "time: 90\n", {"s.yaml:3:7:", "\"90\"", "HH:MM:SS", "minutes"}},
+      {kTop + "time: 99999:00:00\n", {"s.yaml:3:7:", "HH:MM:SS"}},
+      {kTop + "time: 1:2:3\n", {"s.yaml:3:7:", "HH:MM:SS"}},
       {kTop + "time: 12:60:00\n", {"s.yaml:3:7:", "\"12:60:00\"", "59"}},
       {kTop + "time: 1-24:00:00\n", {"s.yaml:3:7:", "23 hours"}},
       {kTop + "time: 00:00:00\n", {"s.yaml:3:7:", "not zero"}},

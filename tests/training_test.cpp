@@ -175,6 +175,7 @@ TEST_CASE("a loop that leaves its loader early, or computes no loss, is told", "
   Run early(small_run());
   ddp::Training training(early.options, early.launch, early.dataset, early.loader, early.model,
                          *early.optimizer);
+  early.loader.begin();  // reads a batch
   CHECK_THROWS_WITH(++training.epochs(), Catch::Contains("read the loader to its end"));
   Run lossless(small_run());
   CHECK_THROWS_WITH(lossless.train([&](const ddp::Batch& batch) {

@@ -185,8 +185,11 @@ Dataset fashion_mnist(const Options& options) {
     return Samples{idx_values(folder, images, 16, torch::kFloat32).view({-1, kPixels}),
                    idx_values(folder, labels, 8, torch::kInt64)};
   };
-  return image_dataset("fashion-mnist", part(kFashionTrainImages, kFashionTrainLabels),
-                       part(kFashionTestImages, kFashionTestLabels), options, {256, 128});
+  // Before the call, whose arguments are evaluated in any order: a missing folder is told by its
+  // first file.
+  Samples train = part(kFashionTrainImages, kFashionTrainLabels);
+  Samples test = part(kFashionTestImages, kFashionTestLabels);
+  return image_dataset("fashion-mnist", std::move(train), std::move(test), options, {256, 128});
 }
 
 }  // namespace

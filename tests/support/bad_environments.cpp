@@ -280,8 +280,9 @@ std::vector<BadEnvironment> contradictory_environments() {
                                                         {kSlurm, "SLURM_STEP_NODELIST"},
                                                         {kSpawn, "DDP_LAUNCHER"},
                                                         {kCondor, "_CONDOR_JOB_IWD"}}) {
-      // A bracket that stays open, since some of them could be a node's name.
-      found.push_back({with(good, {{name, value + "["}}), name});
+      // As a list of nodes with a bracket that stays open, since some of them could be a node's name.
+      const bool is_list = name == "SLURM_STEP_NODELIST";
+      found.push_back({with(good, {{name, is_list ? value + "[" : value}}), name});
     }
   }
   return found;
