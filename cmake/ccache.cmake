@@ -1,4 +1,4 @@
-# A source that includes <torch/torch.h> takes 20 s to compile; ccache makes the second build free.
+# LibTorch's headers cost seconds in every source; ccache makes the second build free.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Precompiled headers are cached only when told that their time stamps do not matter.

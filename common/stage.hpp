@@ -1,4 +1,5 @@
-// common/stage.hpp - the one include of every stage: LibTorch, and what it lacks of PyTorch.
+// common/stage.hpp - the one include of every stage: what it needs of LibTorch, and what LibTorch
+// lacks of PyTorch. With other layers or optimizers, include <torch/torch.h> too.
 #pragma once
 
 #include "common/backends/device.hpp"  // set_device

@@ -33,8 +33,8 @@ void flatten(const std::string& prefix, const ordered_json& value, ordered_json&
 }
 
 std::vector<FieldChange> compare_fields(const Report& a, const Report& b) {
-  ordered_json fields_a;
-  ordered_json fields_b;
+  ordered_json fields_a = ordered_json::object();
+  ordered_json fields_b = ordered_json::object();
   for (const auto& [report, fields] : {std::pair(&a, &fields_a), std::pair(&b, &fields_b)}) {
     flatten("machine", report->machine, *fields);
     flatten("software", report->software, *fields);

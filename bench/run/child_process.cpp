@@ -123,6 +123,7 @@ void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
     const double elapsed_s = seconds_since(start);
     const bool interrupted_now = session.interrupts.requested() && !result.interrupted;
     if (asked_to_end && elapsed_s >= give_up_s) {
+      kill(-pid, SIGKILL);
       kill_descendants();
       give_up_s = elapsed_s + 1;
     } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {

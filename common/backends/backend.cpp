@@ -1,6 +1,8 @@
 #include "common/backends/backend.hpp"
 
 #include <fmt/format.h>
+
+#include <iostream>
 // The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
 // shared_ptr; nothing of Gloo itself may be called through these headers.
@@ -53,8 +55,8 @@ c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d
     }
   } catch (const shm::SegmentError& error) {
     if (options.rank == 0) {
-      fmt::print(stderr, "note: --backend auto uses gloo, because {} cannot be used: {}\n", wanted,
-                 error.what());
+      std::cerr << fmt::format("note: --backend auto uses gloo, because {} cannot be used: {}\n",
+                               wanted, error.what());
     }
   }
   return make_gloo_backend(store, options);

@@ -280,13 +280,28 @@ bool CapturedProcess::wait_for_output(const std::string& text) {
 CaptureResult CapturedProcess::wait() {
   constexpr double kDrainSeconds = 2;  // for what is still in the pipes after the kill
   constexpr auto kExitPoll = std::chrono::milliseconds(1);
+  constexpr double kLookSeconds = 0.05;  // whether it has ended, where somebody may hold its pipes
   const auto kill_if_late = [this] {
     if (!result_.timed_out && elapsed_s() > options_.timeout_s) {
       result_.timed_out = true;
       kill_all();
     }
   };
-  while (!result_.timed_out && read_some(options_.timeout_s)) {
+  const auto has_ended = [this] {
+    siginfo_t info = {};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid != 0;
+  };
+  const bool lingers = options_.linger_s >= 0;
+  std::optional<double> ended_s;
+  while (!result_.timed_out &&
+         read_some(lingers ? elapsed_s() + kLookSeconds : options_.timeout_s)) {
+    if (lingers && !ended_s && has_ended()) {
+      ended_s = elapsed_s();
+    }
+    if (ended_s && elapsed_s() > *ended_s + options_.linger_s) {
+      break;
+    }
     kill_if_late();
   }
   // Somebody outside the group may hold the pipes open: that one is not waited for.

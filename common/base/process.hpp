@@ -123,6 +123,8 @@ struct CaptureOptions {
   StartOptions start;  ///< without out_fd and err_fd
   double timeout_s = 60;
   bool merge = false;  ///< standard error goes where standard output goes, in order
+  /// How long, once it has ended, output is read of what it left behind. Negative: to the timeout.
+  double linger_s = -1;
 };
 
 struct CaptureResult : ProcessEnd {

@@ -1,4 +1,4 @@
-// common/base/refuse.hpp - tells the user's mistake in one line, and ends.
+// common/base/refuse.hpp - throws a mistake of the user's, as one line.
 #pragma once
 
 #include <fmt/format.h>

@@ -151,7 +151,9 @@ Listener listen_on(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
   FileDescriptor listener(socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (listener.get() >= 0) {  // else errno says why not
+    setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  }
   sockaddr_storage bound{};
   socklen_t length = sizeof(bound);
   if (listener.get() < 0 || bind(listener.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||

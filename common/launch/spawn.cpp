@@ -14,6 +14,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 #include "common/launch/device_count.hpp"
 #include "common/launch/network.hpp"

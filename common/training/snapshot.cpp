@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
@@ -147,8 +148,8 @@ Snapshot::Stored Snapshot::load_newest() const {
     } catch (const Error& older) {
       throw Error(newest.code(), std::string(newest.what()) + "; " + older.what());
     }
-    fmt::print(stderr, "{}: warning: {}; going on from {}\n", options_.program, newest.what(),
-               previous);
+    std::cerr << fmt::format("{}: warning: {}; going on from {}\n", options_.program, newest.what(),
+                             previous);
     return stored;
   }
 }

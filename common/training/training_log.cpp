@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -119,9 +120,10 @@ void TrainingLog::end_epoch() {
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
   stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
-    fmt::print("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_, epoch_,
-               resolve_batch_per_rank(options_, world_size_), steps.size(), loss);
-    std::fflush(stdout);
+    std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_,
+                             epoch_, resolve_batch_per_rank(options_, world_size_), steps.size(),
+                             loss)
+              << std::flush;
   }
   const bool weights_finite = sums[2].item<double>() == 0;
   if (!std::isfinite(loss) || !weights_finite) {
@@ -184,9 +186,9 @@ void TrainingLog::report(const Dataset& dataset) {
                                   ? ""
                                   : fmt::format(" | step {:.3f} ms | {:.0f} samples/s", all.step_ms,
                                                 all.samples_per_second);
-    fmt::print("moved {:#.6g} | loss {:.4f}{} | digest {}{}\n", all.moved, all.loss, accuracy,
-               all.digest, speed);
-    std::fflush(stdout);
+    std::cout << fmt::format("moved {:#.6g} | loss {:.4f}{} | digest {}{}\n", all.moved, all.loss,
+                             accuracy, all.digest, speed)
+              << std::flush;
   }
   if (options_.metrics.empty()) {
     return;

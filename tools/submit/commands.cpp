@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
@@ -368,15 +368,19 @@ std::vector<std::string> output_files(const Job& job, const std::string& out_dir
 
 /// The last lines of a file.
 std::string tail(const std::string& path, int lines) {
-  std::ifstream file(path, std::ios::binary);
-  std::deque<std::string> last;
-  for (std::string line; std::getline(file, line);) {
-    last.push_back(line + '\n');
-    if (last.size() > static_cast<std::size_t>(lines)) {
-      last.pop_front();
-    }
+  constexpr std::streamoff kMostBytes = std::streamoff{1} << 20;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) {
+    return "";
   }
-  return fmt::format("{}", fmt::join(last, ""));
+  file.seekg(std::max<std::streamoff>(0, file.tellg() - kMostBytes));
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::size_t start = text.size();
+  for (int i = 0; i < lines && start > 0; ++i) {
+    const std::size_t newline = start < 2 ? std::string::npos : text.rfind('\n', start - 2);
+    start = newline == std::string::npos ? 0 : newline + 1;
+  }
+  return text.substr(start);
 }
 
 int logs(const Command& command) {

@@ -28,6 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int kCannotRun = 127;  // as a shell has it
 // A scheduler that is busy answers late; a job that it takes after all is found by its token.
 constexpr double kSubmissionTimeout_s = 300;
 // Where nobody can tell whether a submission is still under way: on another machine.
@@ -71,7 +72,8 @@ class Presence {
 };
 
 Presence::Presence(const std::string& name)
-    : socket_(make_socket()), is_ours_(call_with_address(bind, socket_, name) == 0) {
+    : socket_(make_socket()),
+      is_ours_(socket_.get() >= 0 && call_with_address(bind, socket_, name) == 0) {
   if (const int error = errno; !is_ours_ && error != EADDRINUSE) {
     throw Error(ExitCode::kTrainingFailed,
                 "cannot make a socket: " + std::generic_category().message(error));
@@ -193,9 +195,9 @@ std::string ask(State& state, const ClusterScheduler& scheduler, const std::vect
     if (job == open.end()) {
       return;
     }
-    Finding& known = found.try_emplace(job->second, finding).first->second;
-    known.exit_code = finding.exit_code;
-    // That it failed is not all that can be known.
+    Finding& known = found[job->second];
+    known = finding;
+    // That it failed is not all that can be known, and the history knows more than the queue.
     if (known.state != JobState::kFailed || known.exit_code) {
       open.erase(job);
     }
@@ -213,7 +215,8 @@ std::string ask(State& state, const ClusterScheduler& scheduler, const std::vect
   for (const std::string& id : open_ids()) {
     const Job& job = state.job(open.at(id));
     if (const auto record = scheduler.read_record(job, job_folder(job.request, state.out_dir()))) {
-      learn(id, *record);
+      // The scheduler's own word for its state stays, if there is one.
+      found.try_emplace(job.request.index, *record).first->second.exit_code = record->exit_code;
     } else if (answers) {
       found.try_emplace(job.request.index, Finding{JobState::kLost, std::nullopt, scheduler.lost});
     }
@@ -303,7 +306,9 @@ Ending run_job(State& state, int index, const BlockedSignals& signals) {
     try {
       ending = wait_for(start_job(job, folder, signals), signals, state, index);
     } catch (const CannotRun& error) {
-      ending.finding = {JobState::kFailed, std::nullopt, error.what()};
+      ending.finding = {JobState::kFailed, kCannotRun, error.what()};
+      replace_file(folder + "/" + attempt_file(job.attempt.number, ".err"),
+                   error.what() + std::string("\n"));
     }
     const bool is_cancelled = state.read_again(index).state() == JobState::kCancelled;
     if (is_cancelled) {

@@ -27,6 +27,7 @@ constexpr int kDeepest = 8;
 constexpr std::int64_t kMostMegabytes = 1'000'000'000;
 constexpr std::int64_t kHighestBid = 1'000'000'000;
 constexpr std::int64_t kMostCpus = 65536;  // of one node
+constexpr std::size_t kMostArguments = 10000;
 constexpr const char* kTimeExample = "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00";
 
 // Behind the text. yaml-cpp takes the end of a file for a closing quotation mark; then this comment
@@ -250,6 +251,9 @@ class Value {
   std::vector<Value> list(const std::string& expected) const {
     if (!node_.IsSequence()) {
       refuse(describe_node(node_), expected);
+    }
+    if (node_.size() > kMostArguments) {
+      refuse(fmt::format("{} arguments", node_.size()), fmt::format("at most {}", kMostArguments));
     }
     std::vector<Value> values;
     for (const YAML::Node& item : node_) {

@@ -46,6 +46,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kFolder = "/submissions";
+constexpr const char* kFirstVersion = "/submissions.jsonl";  // where the first version kept them
 constexpr const char* kSeal = "submit state 3, checksum ";
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
@@ -147,6 +148,9 @@ void make_folders(const std::string& folder) {
 }
 
 State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + kFolder) {
+  if (const std::string first = out_dir + kFirstVersion; fs::exists(first)) {
+    refuse("{} is an earlier version's, expected an out_dir of this submit", quote_path(first));
+  }
   // The names first: all jobs whose files are named by then are there to be read afterwards.
   std::map<int, int> latest;
   int last_index = -1;
@@ -199,7 +203,7 @@ State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + 
 }
 
 bool State::exists(const std::string& out_dir) {
-  return fs::exists(out_dir + kFolder);
+  return fs::exists(out_dir + kFolder) || fs::exists(out_dir + kFirstVersion);
 }
 
 const Job& State::job(int index) const {

@@ -223,7 +223,8 @@ Json describe_facts(const Json& object, const Json& names) {
     std::string text = show_fact(value);
     if (key == "launchers" && value.is_object()) {
       for (const auto& [launcher, description] : value.items()) {
-        const bool has_version = description.is_object() && description.contains("version");
+        const bool has_version =
+            description.is_object() && !description.value("version", Json()).is_null();
         add_fact(launcher, show_fact(has_version ? description["version"] : description), facts);
       }
       continue;

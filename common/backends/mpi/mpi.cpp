@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <mutex>
 #include <thread>
 
@@ -246,11 +247,11 @@ class MpiCommunicator : public Communicator {
     }
     const size_t blank = call.find(' ');
     std::fflush(stdout);
-    fmt::print(stderr,
-               "{}: error: [rank {}] --backend mpi: {} (collective {}): {} within {} s, expected "
-               "all {} ranks\n",
-               program_invocation_short_name, rank(), call.substr(blank + 1), call.substr(0, blank),
-               who, in_seconds(settings_.timeout), world_size());
+    std::cerr << fmt::format(
+        "{}: error: [rank {}] --backend mpi: {} (collective {}): {} within {} s, expected all {} "
+        "ranks\n",
+        program_invocation_short_name, rank(), call.substr(blank + 1), call.substr(0, blank), who,
+        in_seconds(settings_.timeout), world_size());
     _exit(static_cast<int>(ExitCode::kTrainingFailed));
   }
 
