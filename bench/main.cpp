@@ -22,6 +22,7 @@
 #include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/base/standard_streams.hpp"
 
 namespace ddp::bench {

@@ -258,6 +258,10 @@ TEST_CASE("what only one report has, and what was set otherwise, is listed", "[c
 
   CHECK(compare(a, a).changes.empty());
   CHECK(compare(a, a).parity.empty());
+  for (const char* const section : {"machine", "software", "settings"}) {
+    b["ddp_scaling"][section] = Json::object();
+  }
+  CHECK(compare(b, b).changes.empty());
   CHECK_THROWS_AS(compare(a, make_report({make_run("03_ddp_spawn", 2, quiet_ms)})),
                   ddp::UsageError);
 }

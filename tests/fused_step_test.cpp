@@ -17,7 +17,7 @@
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
-#include "tests/support/threads_as_ranks.hpp"
+#include "tests/support/train_on_ranks.hpp"
 
 namespace {
 
@@ -324,62 +324,33 @@ TEST_CASE("fused training ends on autograd's weights: optimizers, replicas, micr
 }
 
 TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fused][ddp]") {
-  // 23 samples: at 3 ranks and more the last step has a rank without any. 300 x 1000: several buckets.
+  // 23 samples: at 3 ranks and more the last step has a rank without any. 300 x 1000: several
+  // buckets.
   Options options = options_for({9, 300, 1000, 3}, 2, "none");
   options.dataset_size = 23;
   options.accumulate = 2;
-  const ddp::Dataset dataset = ddp::load_dataset(options);
-  torch::manual_seed(options.seed);
-  const ddp::Mlp initial(dataset.layers);
-  /// @return the ranks' weights, and the bytes that rank 0 has sent
-  const auto train_ranks = [&](int world_size) {
-    std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
-    int64_t bytes = 0;
-    ddp::test::run_ranks(world_size, [&](ProcessGroup& process_group) {
-      process_group.enable_wait_timer();
-      ddp::Mlp model = std::dynamic_pointer_cast<ddp::MlpImpl>(initial->clone());
-      ddp::DistributedSampler sampler(dataset, process_group, options);
-      ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
-      ddp::DistributedDataParallel parallel_model(model, process_group);
-      ddp::Optimizer optimizer(*model, options);
-      ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
-                                [&] { optimizer.fused_step(); });
-      for (int64_t epoch = 0; epoch < 2; ++epoch) {
-        sampler.set_epoch(epoch);
-        for (const Batch& batch : loader) {
-          if (options.speedup == "fused") {
-            fused_step.run(batch, optimizer.learning_rate());
-            continue;
-          }
-          const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
-          ddp::loss(parallel_model.forward(batch.input), batch).backward();
-          if (batch.completes_step) {
-            optimizer.step();
-            optimizer.zero_grad();
-          }
-        }
-      }
-      weights[static_cast<size_t>(process_group.rank())] = ddp::parameter_vector(*model);
-      if (process_group.rank() == 0) {
-        for (const int64_t count : process_group.take_wait().all_reduce_bytes) {
-          bytes += count;
-        }
-      }
-    });
-    return std::make_pair(weights, bytes);
-  };
   for (const int world_size : {1, 2, 3, 4, 8}) {
     INFO("world size " << world_size);
     options.speedup = "none";
-    const auto [expected, expected_bytes] = train_ranks(world_size);
+    const auto expected = ddp::test::train_on_ranks(options, world_size, "gloo");
     options.speedup = "fused";
-    const auto [weights, bytes] = train_ranks(world_size);
-    CHECK(bytes == expected_bytes);
-    CHECK((bytes > 0) == (world_size > 1));
-    for (size_t rank = 0; rank < weights.size(); ++rank) {
-      CHECK(torch::equal(weights[rank], weights[0]));
-      CHECK((weights[rank] - expected[rank]).abs().le(1e-5).all().item<bool>());
+    const auto ours = ddp::test::train_on_ranks(options, world_size, "gloo");
+    CHECK(ours.all_reduce_bytes == expected.all_reduce_bytes);
+    CHECK((ours.all_reduce_bytes > 0) == (world_size > 1));
+    CHECK((ours.weights - expected.weights).abs().le(1e-5).all().item<bool>());
+  }
+}
+
+TEST_CASE("a model of which some layers are not trained is refused", "[fused]") {
+  // The middle layer; the first bias; the last layer, which leaves a chain that fits.
+  for (const std::vector<size_t>& frozen : std::vector<std::vector<size_t>>{{2, 3}, {1}, {4, 5}}) {
+    ddp::Mlp model(Widths{6, 8, 8, 3});
+    for (const size_t index : frozen) {
+      model->parameters()[index].set_requires_grad(false);
     }
+    const Options options = options_for({6, 8, 8, 3}, 4, "fused");
+    INFO("parameter " << frozen.front());
+    CHECK_THROWS_AS(ddp::FusedStep(options, model, {torch::kCPU}, nullptr, [] {}), c10::Error);
   }
 }
 

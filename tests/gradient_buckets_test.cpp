@@ -19,6 +19,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"
+#include "tests/support/train_on_ranks.hpp"
 
 namespace {
 
@@ -27,6 +28,8 @@ using ddp::GradientBuckets;
 using ddp::Options;
 using ddp::ProcessGroup;
 using ddp::test::run_ranks;
+using ddp::test::train_on_ranks;
+using ddp::test::TrainedRanks;
 
 const std::vector<std::string> kBackends = {"gloo", "shm"};
 
@@ -268,84 +271,15 @@ TEST_CASE("rounding allocates nothing, step after step", "[compression][allocati
 
 namespace {
 
-struct Training {
-  torch::Tensor weights;
-  std::vector<int64_t> state_bytes;  // by rank
-  int64_t all_reduce_bytes = 0;
-  int64_t gather_bytes = 0;
-  size_t all_reduces = 0;  // of all steps
-};
-
-/// The loop of stage 03 on threads. Two epochs; 46 samples, so that the last step is smaller.
-Training train(Options options, int world_size, const std::string& backend) {
+Options options_of(const std::string& optimizer, const std::string& speedup) {
+  Options options;
   options.program = "gradient_buckets_test";
   options.layers = {9, 300, 1000, 3};
-  options.dataset_size = 46;
+  options.dataset_size = 46;  // the last step is smaller
   options.batch_per_rank = 2;
   options.accumulate = 2;
   options.total_epochs = 2;
   options.quiet = true;
-  Training training;
-  training.state_bytes.resize(static_cast<size_t>(world_size));
-  std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
-  std::mutex seed_mutex;  // torch::manual_seed() is for the whole process
-  run_ranks(
-      world_size,
-      [&](ProcessGroup& process_group) {
-        process_group.enable_wait_timer();
-        ddp::Dataset dataset;
-        ddp::Mlp model(nullptr);
-        {
-          const std::lock_guard<std::mutex> lock(seed_mutex);
-          dataset = ddp::load_dataset(options);
-          torch::manual_seed(options.seed);
-          model = ddp::Mlp(dataset.layers);
-        }
-        ddp::DistributedSampler sampler(dataset, process_group, options);
-        ddp::DataLoader loader(dataset.train, sampler, {2, options.accumulate, torch::kCPU});
-        ddp::DistributedDataParallel parallel_model(model, process_group,
-                                                    ddp::distributed_options(options));
-        ddp::Optimizer optimizer(*model, options, &process_group);
-        ddp::FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
-                                  [&] { optimizer.fused_step(); });
-        process_group.take_wait();
-        for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
-          sampler.set_epoch(epoch);
-          for (const ddp::Batch& batch : loader) {
-            if (options.speedup != "none") {
-              fused_step.run(batch, optimizer.learning_rate());
-              continue;
-            }
-            const ddp::NoSync no_sync = parallel_model.no_sync(!batch.completes_step);
-            ddp::loss(parallel_model.forward(batch.input), batch).backward();
-            if (batch.completes_step) {
-              optimizer.step();
-              optimizer.zero_grad();
-            }
-          }
-        }
-        const auto rank = static_cast<size_t>(process_group.rank());
-        weights[rank] = ddp::parameter_vector(*model);
-        training.state_bytes[rank] = optimizer.state_bytes();
-        if (rank == 0) {
-          const ddp::CommunicationWait wait = process_group.take_wait();
-          training.all_reduces = wait.all_reduce_bytes.size();
-          for (const int64_t bytes : wait.all_reduce_bytes) {
-            training.all_reduce_bytes += bytes;
-          }
-          training.gather_bytes = wait.gather_bytes;
-        }
-      },
-      backend);
-  for (const torch::Tensor& of_rank : weights) {
-    TORCH_CHECK(torch::equal(of_rank, weights[0]), "Expected the same weights on all ranks");
-  }
-  training.weights = weights[0];
-  return training;
-}
-
-Options options_of(const std::string& optimizer, const std::string& speedup) {
-  Options options;
   options.optimizer = optimizer;
   options.speedup = speedup;
   return options;
@@ -360,10 +294,10 @@ TEST_CASE("a sharded optimizer ends on the same bits and keeps 1/n of the state"
         Options options = options_of(optimizer, speedup);
         const std::string backend =
             (world_size + static_cast<int>(optimizer.size())) % 2 == 0 ? "shm" : "gloo";
-        const Training whole = train(options, world_size, backend);
+        const TrainedRanks whole = train_on_ranks(options, world_size, backend);
         options.shard_optimizer = true;
         options.bucket_mib = 0.05;
-        const Training sharded = train(options, world_size, backend);
+        const TrainedRanks sharded = train_on_ranks(options, world_size, backend);
         INFO(speedup << ", " << optimizer << ", world size " << world_size);
         CHECK(torch::equal(sharded.weights, whole.weights));
         CHECK(sharded.all_reduce_bytes == whole.all_reduce_bytes);
@@ -387,11 +321,11 @@ TEST_CASE("a sharded optimizer ends on the same bits and keeps 1/n of the state"
 TEST_CASE("the size of the buckets changes no bit, only their number", "[buckets]") {
   for (const std::string speedup : {"none", "fused"}) {
     Options options = options_of("adam", speedup);
-    const Training usual = train(options, 3, "shm");
+    const TrainedRanks usual = train_on_ranks(options, 3);
     size_t fewest = 0;
     for (const double mib : {1e-6, 0.01, 0.5, 4.0, 1000.0}) {
       options.bucket_mib = mib;
-      const Training other = train(options, 3, "shm");
+      const TrainedRanks other = train_on_ranks(options, 3);
       INFO(speedup << ", " << mib << " MiB");
       CHECK(torch::equal(other.weights, usual.weights));
       CHECK(other.all_reduce_bytes == usual.all_reduce_bytes);
@@ -409,10 +343,10 @@ TEST_CASE("compression halves the bytes, and trains to about the same weights", 
     for (const bool shard : {false, true}) {
       Options options = options_of("momentum", speedup);
       options.shard_optimizer = shard;
-      const Training plain = train(options, 3, "shm");
+      const TrainedRanks plain = train_on_ranks(options, 3);
       for (const std::string compression : {"bf16", "fp16"}) {
         options.gradient_compression = compression;
-        const Training compressed = train(options, 3, "shm");
+        const TrainedRanks compressed = train_on_ranks(options, 3);
         INFO(speedup << ", " << compression << ", sharded " << shard);
         CHECK(compressed.all_reduce_bytes * 2 == plain.all_reduce_bytes);
         CHECK(compressed.gather_bytes == plain.gather_bytes);  // weights are never rounded
@@ -427,10 +361,10 @@ TEST_CASE("compression halves the bytes, and trains to about the same weights", 
 TEST_CASE("alone, nothing is compressed or sharded", "[compression][shard]") {
   for (const std::string speedup : {"none", "fused"}) {
     Options options = options_of("adam", speedup);
-    const Training plain = train(options, 1, "shm");
+    const TrainedRanks plain = train_on_ranks(options, 1);
     options.gradient_compression = "bf16";
     options.shard_optimizer = true;
-    const Training other = train(options, 1, "shm");
+    const TrainedRanks other = train_on_ranks(options, 1);
     CHECK(torch::equal(other.weights, plain.weights));
     CHECK(other.state_bytes == plain.state_bytes);
     CHECK(other.all_reduce_bytes == 0);

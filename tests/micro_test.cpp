@@ -291,6 +291,7 @@ TEST_CASE("a rank that dies takes the others along, and so does the program itse
   const std::vector<pid_t> ranks = children_of(program.pid());
   REQUIRE(ranks.size() == 2);
   kill(ranks[1], SIGKILL);
+  CHECK(all_gone_within(ranks, 10));
   const RunResult result = program.wait();
   INFO(result.err);
   CHECK(result.exit_code == 128 + SIGKILL);
@@ -300,7 +301,6 @@ TEST_CASE("a rank that dies takes the others along, and so does the program itse
   CHECK((line.starts_with("bench_micro: error: rank 1 was killed by signal 9") ||
          line.starts_with("bench_micro: error: [rank 0] rank 1 (pid " + std::to_string(ranks[1]) +
                           ") died during ")));
-  CHECK(all_gone_within(ranks, 10));
 
   Program killed(long_run());
   REQUIRE(killed.wait_for_output("bytes:4\""));

@@ -87,10 +87,13 @@ TEST_CASE("at the timeout its whole group is killed, and what it said until then
   CHECK(shell("trap '' TERM; while :; do sleep 1; done", options).timed_out);
 }
 
-TEST_CASE("what is left behind in its group ends with it") {
-  const CaptureResult result = shell("sleep 1000 >/dev/null 2>&1 & echo $!");
-  CHECK(result.exit_code == 0);
-  CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
+TEST_CASE("what is left behind in its group ends with it, also where it holds the output open") {
+  for (const std::string closed : {">/dev/null 2>&1", ""}) {
+    const CaptureResult result = shell("sleep 1000 " + closed + " & echo $!");
+    CHECK(result.exit_code == 0);
+    CHECK_FALSE(result.timed_out);
+    CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
+  }
 }
 
 TEST_CASE("output beyond the limit is read and dropped, on both streams at once") {

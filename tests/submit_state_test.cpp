@@ -452,6 +452,9 @@ TEST_CASE("submit: a state that submit did not write is refused, and left alone"
     }
     CHECK(place.slurm_jobs().empty());
   };
+  write(place.out() / "submissions.jsonl", "");
+  check_refused("submissions.jsonl");
+  fs::remove(place.out() / "submissions.jsonl");
   for (const char* const name : {"0.json", "0.1.json"}) {
     const std::string whole = read(submissions / name);
     const std::size_t half = whole.size() / 2;
@@ -602,6 +605,16 @@ TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything aft
   CHECK(place.slurm_jobs().size() == 6);
 }
 
+TEST_CASE("submit: the accounting knows more than the queue's \"failed\"", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.submit(0);
+  place.set_slurm_state("101", "FAILED");
+  place.tool("sacct", "echo '101|CANCELLED by 0|0:15'\n");
+  place.expect(0, {"status", "out"});
+  CHECK(place.states() == Words{"cancelled"});
+}
+
 TEST_CASE("submit: HTCondor is asked for jobs, and its log where it does not answer", "[submit]") {
   const Workplace place;
   place.tool("condor_submit", "[[ $1 == -terse && $# == 2 ]] || exit 9\necho '7.0 - 7.0'\n");
@@ -647,6 +660,8 @@ TEST_CASE("submit: a scheduler that fails, lies or is slow", "[submit]") {
       {"[[ $1 == after ]] && { echo 'Socket timed out' >&2; exit 1; }", true, 0, "pending", ""},
       // Taken, but the answer is no id.
       {"[[ $1 == after ]] && echo 'Welcome to the cluster!'", true, 0, "pending", ""},
+      // Taken, and a connection stays open that holds the output.
+      {"[[ $1 == after ]] && { sleep 1000 & }", true, 0, "pending", ""},
       // Nobody knows.
       {"[[ $1 == after ]] && exit 1", false, 75, "maybe-submitted", "not known"},
   };

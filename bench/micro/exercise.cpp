@@ -8,15 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/report/statistics.hpp"
+#include "common/base/seconds_since.hpp"
 
 namespace ddp::micro {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 /// All ranks throw if one of them found something wrong.
 void agree_that_right(Lockstep& lockstep, const std::string& wrong) {

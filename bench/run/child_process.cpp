@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -29,7 +30,6 @@ constexpr double kGraceSeconds = 5;  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;  // how often progress is shown and the GPUs are looked at
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
-constexpr int kCannotRun = 127;  // as a shell
 
 // What torchrun, Open MPI, other PMIs, Slurm and HTCondor say to one process of a job.
 constexpr std::string_view kIdentityPrefixes[] = {
@@ -190,7 +190,7 @@ ChildResult run_child(const Command& command, Session& session) {
     options.signal_mask = session.interrupts.original_mask();
     watch(start_process(command.argv, options), command.timeout_s, session, result);
   } catch (const CannotRun& error) {
-    result.exit_code = kCannotRun;
+    result.exit_code = kCannotRunExitCode;
     result.err = error.what();
     return result;
   } catch (const std::system_error& error) {

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "common/base/seconds_since.hpp"
+
 namespace ddp::bench {
 namespace {
 

@@ -7,10 +7,6 @@
 
 namespace ddp::bench {
 
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 /// A bar that is redrawn in place on a terminal, else a line now and then.
 class Progress {
  public:

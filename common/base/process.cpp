@@ -18,6 +18,8 @@
 #include <sstream>
 #include <thread>
 
+#include "common/base/seconds_since.hpp"
+
 namespace ddp {
 namespace {
 
@@ -47,14 +49,13 @@ timespec to_timespec(double seconds) {
 /// @return errno: it did not become the program
 int become(const char* program, char* const* argv, char* const* environment,
            const StartOptions& options, const sigset_t& mask, pid_t parent) {
-  constexpr int kCannotRun = 127;
   if (options.standing == Standing::kOwnGroup) {
     setpgid(0, 0);
   }
   if (options.parent_death_signal != 0) {
     prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
     if (getppid() != parent) {
-      _exit(kCannotRun);  // it died before the line above
+      _exit(kCannotRunExitCode);  // it died before the line above
     }
   }
   dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
@@ -129,7 +130,7 @@ pid_t start_process(const std::vector<std::string>& argv, const StartOptions& op
         become(program.c_str(), argument_pointers.data(), environment, options, mask, parent);
     [[maybe_unused]] const ssize_t written =
         write(failure.write_end.get(), &reason, sizeof(reason));
-    _exit(127);
+    _exit(kCannotRunExitCode);
   }
   if (pid < 0) {
     fail("cannot start a process", errno);
@@ -238,7 +239,7 @@ void CapturedProcess::kill_all() const {
 }
 
 double CapturedProcess::elapsed_s() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return seconds_since(start_);
 }
 
 /// Waits for output until then. @return false once both streams are closed
@@ -278,47 +279,39 @@ bool CapturedProcess::wait_for_output(const std::string& text) {
 }
 
 CaptureResult CapturedProcess::wait() {
-  constexpr double kDrainSeconds = 2;  // for what is still in the pipes after the kill
-  constexpr auto kExitPoll = std::chrono::milliseconds(1);
-  constexpr double kLookSeconds = 0.05;  // whether it has ended, where somebody may hold its pipes
-  const auto kill_if_late = [this] {
-    if (!result_.timed_out && elapsed_s() > options_.timeout_s) {
+  constexpr double kLookSeconds = 0.02;  // between two looks whether it has ended
+  constexpr auto kClosedSleep = std::chrono::milliseconds(1);
+  // What it leaves behind may hold its output open for ever: so long it is read.
+  constexpr double kLingerSeconds = 1;
+  const auto has_ended = [this] {
+    siginfo_t info = {};
+    // An error, as where somebody ignores SIGCHLD, is told by poll_process() below.
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+           info.si_pid != 0;
+  };
+  std::optional<double> ended_s;
+  while (true) {
+    const bool is_open = read_some(elapsed_s() + kLookSeconds);
+    if (ended_s && (!is_open || elapsed_s() > *ended_s + kLingerSeconds)) {
+      break;
+    }
+    if (!is_open) {
+      std::this_thread::sleep_for(kClosedSleep);  // it closed its streams and lives on
+    }
+    if (!ended_s && elapsed_s() > options_.timeout_s) {
       result_.timed_out = true;
       kill_all();
     }
-  };
-  const auto has_ended = [this] {
-    siginfo_t info = {};
-    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-           info.si_pid != 0;
-  };
-  const bool lingers = options_.linger_s >= 0;
-  std::optional<double> ended_s;
-  while (!result_.timed_out &&
-         read_some(lingers ? elapsed_s() + kLookSeconds : options_.timeout_s)) {
-    if (lingers && !ended_s && has_ended()) {
+    if (!ended_s && has_ended()) {
       ended_s = elapsed_s();
     }
-    if (ended_s && elapsed_s() > *ended_s + options_.linger_s) {
-      break;
-    }
-    kill_if_late();
-  }
-  // Somebody outside the group may hold the pipes open: that one is not waited for.
-  for (const double until = elapsed_s() + kDrainSeconds;
-       result_.timed_out && elapsed_s() < until && read_some(until);) {
-  }
-  std::optional<ProcessEnd> end;
-  while (!(end = poll_process(pid_))) {
-    kill_if_late();  // it closed its streams and lives on
-    std::this_thread::sleep_for(kExitPoll);
   }
   if (options_.start.standing != Standing::kOurGroup) {
-    kill_all();  // what it left behind
+    kill_all();  // what it left behind, while its number still is its own
   }
+  static_cast<ProcessEnd&>(result_) = poll_process(pid_).value();
   pid_ = -1;
-  static_cast<ProcessEnd&>(result_) = *end;
-  result_.seconds = elapsed_s();
+  result_.seconds = *ended_s;
   return result_;
 }
 

@@ -60,6 +60,9 @@ struct StartOptions {
   std::optional<sigset_t> signal_mask;  ///< none: no signal is blocked
 };
 
+/// Of a program that could not be run, as a shell has it.
+inline constexpr int kCannotRunExitCode = 127;
+
 /// The program is not there, or cannot be executed. `what()` is "cannot run NAME: reason".
 class CannotRun : public std::system_error {
  public:
@@ -123,13 +126,11 @@ struct CaptureOptions {
   StartOptions start;  ///< without out_fd and err_fd
   double timeout_s = 60;
   bool merge = false;  ///< standard error goes where standard output goes, in order
-  /// How long, once it has ended, output is read of what it left behind. Negative: to the timeout.
-  double linger_s = -1;
 };
 
 struct CaptureResult : ProcessEnd {
   bool timed_out = false;  ///< and was killed
-  double seconds = 0;
+  double seconds = 0;  ///< from its start to its end
   std::string out;  ///< its first 64 MiB, as of err
   std::string err;  ///< empty with merge
 };
@@ -150,7 +151,7 @@ class CapturedProcess {
   /// Reads until it has printed `text` to its standard output. @return false if it ended or the
   /// timeout passed first
   bool wait_for_output(const std::string& text);
-  /// Reads until it has ended and its output is complete.
+  /// Reads until it has ended and its output is complete, or was held open a second longer.
   CaptureResult wait();
 
  private:

@@ -26,20 +26,16 @@ struct LinearStorage {
 };
 using MlpStorage = std::vector<LinearStorage>;
 
-/// The layers of an Mlp whose parameters, laid out as `flat` is, are in `data` and `grad`.
+/// The layers of an Mlp whose parameters, all of them trained and laid out as `flat` is, are in
+/// `data` and `grad`.
 inline MlpStorage mlp_storage(const FlatParameters& flat, const torch::Tensor& data,
                               const torch::Tensor& grad) {
   const auto part_of = [&flat](const torch::Tensor& all, size_t index) {
     const torch::Tensor& parameter = flat.parameters[index];
     return all.narrow(0, flat.offsets[index], parameter.numel()).view(parameter.sizes());
   };
-  TORCH_CHECK(flat.parameters.size() % 2 == 0, "Expected a weight and a bias per layer, got ",
-              flat.parameters.size(), " trained parameters");
   MlpStorage storage;
   for (size_t i = 0; i < flat.parameters.size(); i += 2) {
-    TORCH_CHECK(storage.empty() || storage.back().out() == flat.parameters[i].size(1),
-                "Expected a layer of ", storage.empty() ? 0 : storage.back().out(), " inputs, got ",
-                flat.parameters[i].size(1), ": all layers are trained here");
     storage.push_back(
         {part_of(data, i), part_of(data, i + 1), part_of(grad, i), part_of(grad, i + 1)});
   }

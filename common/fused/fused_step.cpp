@@ -39,6 +39,9 @@ struct FusedStep::State {
         flat(flatten_parameters(*model)),
         threads(devices.size()) {
     const torch::NoGradGuard no_grad;
+    TORCH_CHECK(flat.parameters.size() == model->parameters().size(),
+                "Expected a model all of whose parameters are trained, got ",
+                flat.parameters.size(), " of ", model->parameters().size());
     if (world_size > 1) {
       buckets.emplace(flat, *process_group, distributed_options(options),
                       GradientBuckets::Scale::kDivided);

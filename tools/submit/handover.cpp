@@ -28,7 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCannotRun = 127;  // as a shell has it
 // A scheduler that is busy answers late; a job that it takes after all is found by its token.
 constexpr double kSubmissionTimeout_s = 300;
 // Where nobody can tell whether a submission is still under way: on another machine.
@@ -306,7 +305,7 @@ Ending run_job(State& state, int index, const BlockedSignals& signals) {
     try {
       ending = wait_for(start_job(job, folder, signals), signals, state, index);
     } catch (const CannotRun& error) {
-      ending.finding = {JobState::kFailed, kCannotRun, error.what()};
+      ending.finding = {JobState::kFailed, kCannotRunExitCode, error.what()};
       replace_file(folder + "/" + attempt_file(job.attempt.number, ".err"),
                    error.what() + std::string("\n"));
     }

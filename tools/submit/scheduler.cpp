@@ -56,7 +56,6 @@ CommandResult run_command(const std::vector<std::string>& argv, const std::strin
   options.start.cwd = cwd;
   options.start.standing = Standing::kOurGroup;
   options.timeout_s = timeout_s;
-  options.linger_s = 1;  // a site's wrapper may leave a connection open that holds its output
   if (inherited_fd >= 0) {
     options.start.inherited_fds = {inherited_fd};
   }
