@@ -46,8 +46,6 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     "${LibTorch_INCLUDE_DIR}" "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
   # Without these c10d's headers are empty.
   target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
-  # Its headers bring a version of fmt of their own, whose functions are in no library that can be linked.
-  target_compile_definitions(LibTorch::cpu INTERFACE FMT_HEADER_ONLY=1)
   target_link_libraries(LibTorch::cpu INTERFACE "${LibTorch_CPU_LIBRARY}" "${LibTorch_C10_LIBRARY}")
   target_compile_features(LibTorch::cpu INTERFACE cxx_std_20)
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -403,6 +404,8 @@ TEST_CASE("submit: ten thousand jobs are listed", "[submit]") {
   const fs::path home = fs::exists("/dev/shm") ? "/dev/shm" : fs::temp_directory_path();
   std::string out = (home / "ddp-submit-XXXXXX").string();
   REQUIRE(mkdtemp(out.data()) != nullptr);
+  const std::unique_ptr<std::string, void (*)(std::string*)> removed(
+      &out, [](std::string* folder) { fs::remove_all(*folder); });
   constexpr int kJobs = 10000;
   {
     State state(out);
@@ -424,9 +427,8 @@ TEST_CASE("submit: ten thousand jobs are listed", "[submit]") {
   RunOptions options;
   options.cwd = out;
   const RunResult result = run_program(Workplace::argv({"list", "--json"}), options);
-  fs::remove_all(out);
   REQUIRE(result.exit_code == 0);
-  CHECK(result.seconds < 5);  // about 0.3 s on a machine that does nothing else
+  CHECK(result.cpu_seconds < 5);  // about 0.3
   const nlohmann::json jobs = nlohmann::json::parse(result.out).at("jobs");
   REQUIRE(jobs.size() == kJobs);
   for (int i = 0; i < kJobs; ++i) {

@@ -12,7 +12,7 @@ set -euo pipefail
 packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
-    libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev
+    libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev
     libkainjow-mustache-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin
@@ -217,10 +217,11 @@ install_venv() {
     reporter=$!
     disown
     # -I: a PYTHONPATH set for other programs must not count as installed here.
-    # TMPDIR: /tmp may be a small memory disk. Only wheels: compiling torch is not an option.
+    # TMPDIR: /tmp may be a small memory disk. Only wheels: compiling torch is not an option. --no-compile: of its ten
+    # thousand Python files few are ever used.
     local code=0 interrupted=false
     trap 'interrupted=true' INT
-    TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --only-binary :all: \
+    TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
         "${arguments[@]}" </dev/null || code=$?
     trap - INT
     stop_reporter

@@ -1,5 +1,6 @@
 // bench/report/compare_report.cpp - what two reports differ in, for people.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <string>

@@ -1,6 +1,7 @@
 #include "bench/report/conclusions.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>

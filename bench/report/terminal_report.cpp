@@ -1,6 +1,7 @@
 #include "bench/report/terminal_report.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

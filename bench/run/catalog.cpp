@@ -1,6 +1,7 @@
 #include "bench/run/catalog.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

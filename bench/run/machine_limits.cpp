@@ -1,6 +1,7 @@
 #include "bench/run/machine_limits.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <functional>

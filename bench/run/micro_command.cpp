@@ -1,6 +1,7 @@
 #include "bench/run/micro_command.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace ddp::bench {
 namespace {

@@ -1,4 +1,6 @@
 // tools/submit/condor.cpp - HTCondor: the submit description, its queue, history and job logs.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "tools/submit/scheduler.hpp"

@@ -1,6 +1,7 @@
 // tools/submit/settings.cpp - the settings file: which keys it has and what their values may be.
 #include "tools/submit/settings.hpp"
 
+#include <fmt/ranges.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 

@@ -1,4 +1,6 @@
 // tools/submit/slurm.cpp - Slurm: the batch script, the controller's queue and the accounting.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <regex>

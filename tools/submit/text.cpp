@@ -1,6 +1,7 @@
 // tools/submit/text.cpp - UTF-8, messages, words, HTCondor's and the shell's spelling of any text.
 #include "tools/submit/text.hpp"
 
+#include <fmt/ranges.h>
 #include <strings.h>
 
 #include <algorithm>

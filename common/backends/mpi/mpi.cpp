@@ -290,7 +290,7 @@ void initialize() {
   if (provided < MPI_THREAD_SERIALIZED) {
     throw UsageError(
         fmt::format("--backend mpi: MPI gives thread level {}, expected MPI_THREAD_SERIALIZED, {}",
-                    provided, MPI_THREAD_SERIALIZED));
+                    provided, int{MPI_THREAD_SERIALIZED}));
   }
   std::atexit(finalize);
 }
