@@ -217,7 +217,7 @@ install_venv() {
     reporter=$!
     disown
     # -I: a PYTHONPATH set for other programs must not count as installed here.
-    # TMPDIR: /tmp may be a small memory disk. Only wheels: compiling torch is not an option. --no-compile: of its ten
+    # TMPDIR: /tmp may be a small memory disk. Only wheels: compiling torch is not an option. --no-compile: of its seven
     # thousand Python files few are ever used.
     local code=0 interrupted=false
     trap 'interrupted=true' INT

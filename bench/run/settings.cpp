@@ -132,7 +132,7 @@ void add_how(OptionGroup group, Settings& settings) {
   group.integer("--repetitions", settings.repetitions, 1, kMaxRepetitions, "",
                 "runs of each configuration (default: 5, with --quick 1)");
   group.positive("--budget", "SECONDS", settings.budget_s, kMaxSeconds, "",
-                 "seconds that the number of steps is chosen for (default: 180, with --quick 30)");
+                 "seconds that the number of steps is chosen for (default: 150, with --quick 30)");
   group.positive("--timeout", "SECONDS", settings.timeout_s, kMaxSeconds, "",
                  "for one run of a stage (default: 120)");
   group.flag("--quick", settings.quick, "one repetition, the largest world size only, no controls");

@@ -42,7 +42,7 @@ struct Settings {
   int repetitions = 5;
   bool quick = false;
   bool micro = false;  ///< the pieces too, not only whole steps
-  double budget_s = 180;  ///< that the step counts are chosen for
+  double budget_s = 150;  ///< that the step counts are chosen for
   double timeout_s = 120;  ///< for one run
 
   // What is written.
