@@ -1,4 +1,4 @@
-// Stage 04: torchrun or mpirun starts the processes; the program only asks which one it is.
+// Stage 04: torchrun, mpirun or srun starts the processes; the program only asks which one it is.
 //
 //   run:  torchrun --standalone --nproc_per_node=2 --no-python build/bin/04_ddp_launcher 50 10
 //   run:  mpirun -np 2 build/bin/04_ddp_launcher 50 10

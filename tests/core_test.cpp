@@ -1,5 +1,4 @@
-// The pieces that no stage teaches: sampler, loader, loss, optimizer, data, snapshot,
-// data_parallel.
+// The pieces, one by one: sampler, loader, loss, optimizer, data, snapshot, data_parallel.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <torch/optim/adam.h>

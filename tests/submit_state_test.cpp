@@ -252,6 +252,7 @@ TEST_CASE("submit: command lines that are refused", "[submit]") {
 TEST_CASE("submit: settings that no scheduler could carry out are refused", "[submit]") {
   const Workplace place;
   place.program("", "03_ddp_spawn");
+  place.program("", "04_ddp_launcher");
   write(place.folder() / "plain.py", "print()\n");
   struct Case {
     std::string scheduler;
@@ -265,6 +266,7 @@ TEST_CASE("submit: settings that no scheduler could carry out are refused", "[su
            {"slurm", "bin", "", {"script_path", "not a folder"}},
            {"slurm", "plain.py", "", {"script_path", "plain.py", "chmod +x"}},
            {"slurm", "03_ddp_spawn", "nodes: 2\n", {"nodes", "03_ddp_spawn", "05_multinode"}},
+           {"slurm", "04_ddp_launcher", "nodes: 2\n" + condor("num_gpus: 2"), {"05_multinode"}},
            {"slurm", "program", condor("memory_gpus: 5, num_gpus: 1"), {"memory_gpus", "Slurm"}},
            {"slurm", "program", condor("memory_gpus: 5"), {"memory_gpus", "num_gpus 0"}},
            {"slurm", "program", "local: {device: cuda}\n", {"device", "num_gpus 0"}},

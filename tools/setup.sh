@@ -218,7 +218,7 @@ install_venv() {
     disown
     # -I: a PYTHONPATH set for other programs must not count as installed here.
     # TMPDIR: /tmp may be a small memory disk. Only wheels: compiling torch is not an option. --no-compile: of its seven
-    # thousand Python files few are ever used.
+    # thousand Python files few are ever used, and most of these are compiled by the import below.
     local code=0 interrupted=false
     trap 'interrupted=true' INT
     TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
@@ -231,7 +231,7 @@ install_venv() {
         [[ $in_place == false || $code -gt 2 ]] || rm "$unfinished"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
     fi
-    "$venv/bin/python" -I -c 'import torch; print("    torch", torch.__version__)' ||
+    "$venv/bin/python" -I -c 'import torch, torch.distributed.run; print("    torch", torch.__version__)' ||
         die 1 "the installed torch does not load (its reason stands above)"
 
     # In this order an interruption costs a repetition, and never looks like success.

@@ -24,8 +24,8 @@ constexpr double kMaxSeconds = 1e7;
 
 constexpr const char* kFooter =
     "bench compare A.json B.json finds what became slower between two reports; bench merge\n"
-    "OUT.json A.json B.json makes one report of several; bench html REPORT.json PAGE.html makes\n"
-    "the page of one. Each has a --help of its own.\n"
+    "OUT.json A.json B.json makes one report of several; bench html REPORT.json [PAGE.html]\n"
+    "makes the page of one. Each has a --help of its own.\n"
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 

@@ -1,4 +1,4 @@
-// common/data/dataset.hpp - the data: a synthetic teacher, or real images that need no download.
+// common/data/dataset.hpp - the data: a synthetic teacher, or real images from files.
 #pragma once
 
 #include <torch/types.h>

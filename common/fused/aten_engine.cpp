@@ -1,3 +1,4 @@
+// common/fused/aten_engine.cpp - a replica's step on ATen's operators: what runs on GPUs.
 #include <torch/types.h>
 
 #include <array>

@@ -1,3 +1,4 @@
+// common/fused/host_engine.cpp - a replica's step on the CPU, by our own kernels.
 #include <algorithm>
 #include <utility>
 

@@ -140,7 +140,7 @@ void add_devices(OptionGroup group, Options& options) {
   group.choice("--speedup", options.speedup, {"none", "fused", "graph"},
                "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph");
   group.positive("--bucket-mib", "MIB", options.bucket_mib, kMaxBucketMib, "25",
-                 "gradients that are all-reduced together; the first bucket has 1 MiB at most");
+                 "gradients that are all-reduced together; the first bucket is closed at 1 MiB");
   group.choice("--gradient-compression", options.gradient_compression, {"none", "bf16", "fp16"},
                "what gradients are rounded to while they travel: half the bytes, other results");
   group.flag("--shard-optimizer", options.shard_optimizer,

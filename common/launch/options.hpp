@@ -35,7 +35,7 @@ struct Options {
   int64_t accumulate = 1;  ///< micro-batches per optimizer step
   std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
   std::optional<double>
-      learning_rate;  ///< none: the optimizer's default, see default_learning_rate()
+      learning_rate;  ///< none: the optimizer's default, see resolve_learning_rate()
   std::string lr_schedule;  ///< "constant" or "linear"; empty: the dataset's default
   uint64_t seed = 42;  ///< weights, data and order; the same on every rank
   bool deterministic = false;

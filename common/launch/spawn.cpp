@@ -1,5 +1,4 @@
-// common/launch/spawn.cpp - starts one process per rank, watches them, and turns errors into exit
-// codes.
+// common/launch/spawn.cpp - starts one process per rank, watches them, and tells how they ended.
 #include "common/launch/spawn.hpp"
 
 #include <fcntl.h>

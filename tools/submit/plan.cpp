@@ -93,6 +93,11 @@ void check_can_run(const Settings& settings, const Program& program, bool is_loc
             fmt::format("{} with --scheduler local", resources.nodes), "1");
   refuse_if(resources.nodes > 1 && program.starts_itself, "nodes", std::to_string(resources.nodes),
             "1 because " + program.name + " runs on one node; 05_multinode runs on several");
+  refuse_if(
+      resources.nodes > 1 && resources.gpus > 0 && program.name == "04_ddp_launcher", "nodes",
+      std::to_string(resources.nodes),
+      "1 because 04_ddp_launcher takes the GPU of its rank's number, which a second node does "
+      "not have; 05_multinode takes that of its local rank");
   refuse_if(is_local && !gpus.empty() && !program.is_stage(), "--gpus",
             "devices for " + quote_bytes(program.name) + " with --scheduler local",
             "a stage of this suite; for other programs set CUDA_VISIBLE_DEVICES");
