@@ -9,19 +9,20 @@
 #include <optional>
 #include <utility>
 
-#include "bench/report/google_benchmark.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
 #include "bench/report/record.hpp"
 #include "bench/report/subcommands.hpp"
 #include "bench/report/terminal_report.hpp"
 #include "bench/run/child_process.hpp"
+#include "bench/run/google_benchmark.hpp"
 #include "bench/run/machine.hpp"
 #include "bench/run/machine_limits.hpp"
 #include "bench/run/measurement.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/base/standard_streams.hpp"
 
@@ -34,7 +35,7 @@ void print_commands(const Plan& plan) {
     std::vector<std::string> argv =
         command_line(configuration, plan, length, "METRICS", "SNAPSHOT");
     std::ranges::replace(argv, std::to_string(kUnknownEpochs), std::string("EPOCHS"));
-    std::cout << shell_quote(argv) << '\n';
+    std::cout << shell_line(argv) << '\n';
   };
   std::cout << "# parity, once each\n";
   for (const Configuration& configuration : plan.configurations) {
@@ -58,7 +59,7 @@ nlohmann::ordered_json describe_settings(const Settings& settings) {
   std::vector<std::string> command = {"bench"};
   command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
   return {
-      {"command", shell_quote(command)},
+      {"command", shell_line(command)},
       {"repetitions", settings.repetitions},
       {"steps_asked", settings.steps ? nlohmann::ordered_json(*settings.steps) : nullptr},
       {"budget_s", settings.budget_s},

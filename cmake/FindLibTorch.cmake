@@ -18,6 +18,8 @@ endif()
 
 find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/Backend.hpp
           HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
+# Of the fmt that it brings along, which common/fmt.cpp compiles.
+find_path(LibTorch_FMT_INCLUDE_DIR fmt/format-inl.h HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
 find_library(LibTorch_C10_LIBRARY c10 HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
 
@@ -36,7 +38,7 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
-  REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR
+  REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR LibTorch_FMT_INCLUDE_DIR
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "Expected LibTorch in .venv (run tools/setup.sh bench once) or in -DLIBTORCH=/path, got \"${_libtorch_root}\".")
 

@@ -8,9 +8,6 @@ target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(ddp_warnings INTERFACE -Wno-restrict)
 endif()
-# For code whose speed nobody measures: it compiles in two thirds of the time.
-add_library(ddp_not_timed INTERFACE)
-target_compile_options(ddp_not_timed INTERFACE -O1)
 # Off for a user, whose compiler may know warnings that ours does not; on in continuous integration.
 set(warnings_as_errors OFF)
 if(DEFINED ENV{CI})

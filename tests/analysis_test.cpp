@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "bench/report/analysis.hpp"
+#include "bench/report/catalog.hpp"
 #include "bench/report/conclusions.hpp"
 #include "bench/report/record.hpp"
 #include "bench/report/verdict.hpp"
-#include "bench/run/catalog.hpp"
 #include "bench/run/results.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"

@@ -1,6 +1,5 @@
 // Runs the bench program on stages that are made up: right ones, wrong ones, and broken ones.
 #include <algorithm>
-#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>

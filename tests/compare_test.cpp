@@ -17,6 +17,7 @@
 namespace {
 
 using namespace ddp::bench;
+using ddp::test::contains;
 using ddp::test::Json;
 using ddp::test::make_control;
 using ddp::test::make_report;
@@ -50,10 +51,6 @@ RunChange judge(const std::vector<double>& a, const std::vector<double>& b,
   const Json report_a = make_report({make_run("03_ddp_spawn", 2, a)});
   const Json report_b = make_report({make_run("03_ddp_spawn", 2, b)});
   return compare(report_a, report_b, threshold).runs.at(0);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST_CASE("a verdict needs a change beyond the threshold that is more than noise", "[compare]") {

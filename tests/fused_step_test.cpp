@@ -13,7 +13,6 @@
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
-#include "common/parallel/distributed_sampler.hpp"
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"

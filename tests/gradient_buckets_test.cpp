@@ -6,12 +6,9 @@
 
 #include <cmath>
 #include <limits>
-#include <mutex>
 
-#include "common/base/exit_codes.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
-#include "common/fused/fused_step.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"

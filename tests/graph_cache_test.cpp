@@ -4,8 +4,6 @@
 
 #include <torch/types.h>
 
-#include <utility>
-
 #include "tests/catch.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 

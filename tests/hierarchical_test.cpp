@@ -13,6 +13,8 @@
 
 namespace {
 
+using ddp::test::contains;
+
 /// Runs `body` on threads. @return what each rank threw, or nothing
 std::vector<std::string> run_on_hosts(
     const std::vector<std::string>& host_of_rank,
@@ -52,10 +54,6 @@ std::vector<std::string> run_on_hosts(
 
 ddp::shm::HostIdentity host(const std::string& name) {
   return {.host_name = name, .boot_id = "b", .shm_device = 1, .cpus = {}};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Of ranks whose calls must fail before others begin theirs.

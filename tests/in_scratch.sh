@@ -4,5 +4,5 @@ set -euo pipefail
 
 TMPDIR=$(mktemp -d)
 export TMPDIR
-trap 'rm -rf -- "$TMPDIR"' EXIT
+trap 'rm -rf -- "$TMPDIR" || true' EXIT
 "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the order of the folders of common/: a file includes from its own folder or from those below it.
+"""Holds the order of the folders of common/ and of bench/: a file includes from its own folder or from those below it.
 
 usage: include_order.py [ROOT]
 Also: every folder of common/ is in the order, and stage.hpp is all that a stage's main.cpp includes of common/.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 # From the bottom to the top; what a name on a line may use stands on the lines before it.
 ORDER = ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"]
+BENCH_ORDER = ["report", "run", "micro"]
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
 WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench/run", "bench/report", "tools"]
 
@@ -35,6 +36,13 @@ def violations(root):
             other = rest.split("/")[0]
             if other not in ORDER or ORDER.index(other) > ORDER.index(own):
                 yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(ORDER[:ORDER.index(own)])}"
+    for source in sorted((root / "bench").rglob("*.[ch]pp")):
+        name = source.relative_to(root).as_posix()
+        own = name.split("/")[1]
+        for header in included(source):
+            other = header.split("/")[1] if header.startswith("bench/") else own
+            if own in BENCH_ORDER and other in BENCH_ORDER and BENCH_ORDER.index(other) > BENCH_ORDER.index(own):
+                yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(BENCH_ORDER[:BENCH_ORDER.index(own)])}"
     for source in sorted(root.glob("0*/*.cpp")):
         for header in included(source):
             if header.startswith("common/") and header != "common/stage.hpp":

@@ -9,14 +9,11 @@
 
 namespace {
 
+using ddp::test::contains;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
 
 const std::string kBin = std::string(DDP_BIN_DIR) + "/";
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 /// Where programs run, and what Open MPI keeps of a session until it is over.
 const std::string& folder() {

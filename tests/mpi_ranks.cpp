@@ -1,5 +1,4 @@
 // One rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT [TIMEOUT].
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>

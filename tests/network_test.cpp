@@ -1,7 +1,6 @@
 // Which of a host's addresses its peers are told. Several hosts are in slurm_test.py.
 #include "common/launch/network.hpp"
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
@@ -10,6 +9,8 @@
 #include "tests/catch.hpp"
 
 namespace {
+
+using ddp::test::contains;
 
 /// What it says when it refuses, on one line.
 template <typename Function>
@@ -20,10 +21,6 @@ std::string refusal(Function function) {
     return error.what();
   }
   return "(accepted)";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 namespace {
 
 using ddp::ProcessGroup;
+using ddp::test::contains;
 using ddp::test::Program;
 using ddp::test::run_program;
 using ddp::test::run_ranks;
@@ -67,10 +68,6 @@ bool mapped_as_shared(const torch::Tensor& tensor) {
     }
   }
   return false;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Whether a program ended with `exit_code` and one line on stderr in which `part` stands.

@@ -28,6 +28,7 @@ using ddp::ReduceOp;
 using ddp::shm::Communicator;
 using ddp::shm::Segment;
 using ddp::shm::Sharing;
+using ddp::test::contains;
 using ddp::test::count_shared_memory_names;
 using ddp::test::own_shared_memory;
 using ddp::test::ProcessOutcome;
@@ -83,10 +84,6 @@ std::string sum_of_two(Communicator& communicator) {
   std::vector<float> data(100000, static_cast<float>(communicator.rank() + 1));
   communicator.all_reduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
   return std::to_string(data[99999]);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Whether a rank ended with code 1 and one line in which `part` stands.

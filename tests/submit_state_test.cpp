@@ -23,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace ddp::submit;
+using ddp::test::contains;
 using ddp::test::Program;
 using ddp::test::run_program;
 using ddp::test::RunOptions;
@@ -38,10 +39,6 @@ void write(const fs::path& path, const std::string& text, bool executable = fals
   if (executable) {
     fs::permissions(path, fs::perms::owner_all);
   }
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Waits at most ten seconds. @return whether it came true

@@ -13,6 +13,8 @@
 
 namespace {
 
+using ddp::test::contains;
+
 using namespace ddp::submit;
 
 const std::string kTop = "script_path: /bin/true\nout_dir: /out\n";
@@ -41,10 +43,6 @@ void check_refusal(const std::string& message, const std::vector<std::string>& n
     INFO("expected: " << word);
     CHECK(message.find(word) != std::string::npos);
   }
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Every part is in the text.

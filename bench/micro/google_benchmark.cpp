@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <regex>
-#include <utility>
 
 #include "bench/report/output_file.hpp"
 #include "bench/report/statistics.hpp"

@@ -6,20 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/pause.hpp"
 
 namespace ddp::micro {
-namespace {
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
-
 Lockstep::Lockstep(const ProcessGroup& group, std::chrono::milliseconds timeout)
     : device_(group.device()), group_(&group), timeout_(timeout) {
   if (group.world_size() > 1 && group.environment().num_nodes == 1) {

@@ -10,8 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/communication_model.hpp"
-#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace {

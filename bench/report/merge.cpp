@@ -9,8 +9,8 @@
 #include <set>
 #include <string>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/format.hpp"
-#include "bench/run/catalog.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {

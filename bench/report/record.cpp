@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/field_json.hpp"
 #include "bench/report/verdict.hpp"
-#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 

@@ -226,6 +226,7 @@ struct Comparison {
   /// "faster", "slower" or "same" (see judge()); none where the A/A controls do not hold.
   std::optional<std::string> verdict;
   DDP_FIELDS(kind, a, b, ratio_median, ci95, pairs, verdict);
+  static constexpr const char* kMayLack = "kind";
 };
 
 /// What a job of many ranks would take if nothing changed but their number.
@@ -295,6 +296,8 @@ struct Report {
   std::optional<std::vector<Origin>> merged_from;  ///< none: it was measured
   DDP_FIELDS(schema_version, machine, software, settings, limits, all_reduce, communication_models,
              runs, comparisons, extrapolations, assumptions, micro, not_run, partial, merged_from);
+  static constexpr const char* kMayLack =
+      "limits, all_reduce, communication_models, extrapolations, assumptions, micro";
 
   /// The stage 01 run that `run` is measured against; nullptr without one that has a speed.
   const Run* baseline_of(const Run& run) const;

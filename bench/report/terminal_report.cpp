@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/conclusions.hpp"
 #include "bench/report/format.hpp"
-#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace {

@@ -15,7 +15,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <regex>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -214,19 +213,6 @@ std::string describe_failure(const ChildResult& result, double timeout_s) {
   // What a launcher says about having been stopped is not why it hung.
   const bool is_why = !result.timed_out || reason.find("error:") != std::string::npos;
   return reason.empty() || !is_why ? end : end + ": " + reason;
-}
-
-std::string shell_quote(const std::vector<std::string>& argv) {
-  constexpr const char* kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,/:@%";
-  static const std::regex quotation_mark("'");
-  std::vector<std::string> words = argv;
-  for (std::string& word : words) {
-    if (word.empty() || word.find_first_not_of(kPlain) != std::string::npos) {
-      word = "'" + std::regex_replace(word, quotation_mark, "'\\''") + "'";
-    }
-  }
-  return fmt::format("{}", fmt::join(words, " "));
 }
 
 }  // namespace ddp::bench

@@ -78,7 +78,4 @@ ChildResult run_child(const Command& command, Session& session);
 /// How it ended, and the line of its standard error that most likely tells why. Never empty.
 std::string describe_failure(const ChildResult& result, double timeout_s);
 
-/// One line that a shell would read back as `argv`.
-std::string shell_quote(const std::vector<std::string>& argv);
-
 }  // namespace ddp::bench

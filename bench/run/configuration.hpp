@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/run/catalog.hpp"
+#include "bench/report/catalog.hpp"
 
 namespace ddp::bench {
 

@@ -194,6 +194,17 @@ void ask_launchers(Plan& plan, Session& session) {
     plan.not_run.push_back({"mpirun", fmt::format("{} is not Open MPI's (it says \"{}\")",
                                                   mpirun.path, mpirun.version)});
     plan.launchers.erase("mpirun");
+    // The one run of stage 05 then takes the other launcher of one host.
+    const auto is_multinode = [](const Configuration& c) { return c.program.name == kMultinode; };
+    const bool is_sampled = std::ranges::none_of(plan.configurations, [&](const Configuration& c) {
+      return is_multinode(c) && c.launcher != "mpirun";
+    });
+    for (Configuration& c : plan.configurations) {
+      if (is_sampled && is_multinode(c) && c.backend != "mpi" &&
+          plan.launchers.contains("torchrun")) {
+        c.launcher = "torchrun";
+      }
+    }
     std::erase_if(plan.configurations,
                   [](const Configuration& c) { return c.launcher == "mpirun"; });
   }

@@ -3,16 +3,14 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "common/base/parse.hpp"
 
-// Only command_line.cpp includes CLI11, which takes seconds to compile.
+// No header includes CLI11, which takes seconds to compile.
 namespace CLI {
 class App;
 class Option;

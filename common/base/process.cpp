@@ -165,6 +165,25 @@ std::vector<std::string> environment_with(
   return variables;
 }
 
+std::string shell_line(const std::vector<std::string>& argv) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,/:@%";
+  std::string line;
+  for (const std::string& word : argv) {
+    line += line.empty() ? "" : " ";
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+      line += word;
+      continue;
+    }
+    line += '\'';
+    for (const char c : word) {
+      line += c == '\'' ? "'\\''" : std::string(1, c);
+    }
+    line += '\'';
+  }
+  return line;
+}
+
 std::optional<ProcessEnd> poll_process(pid_t pid) {
   int status = 0;
   rusage used{};
@@ -298,12 +317,12 @@ CaptureResult CapturedProcess::wait() {
     if (!is_open) {
       std::this_thread::sleep_for(kClosedSleep);  // it closed its streams and lives on
     }
+    if (!ended_s && has_ended()) {
+      ended_s = elapsed_s();
+    }
     if (!ended_s && elapsed_s() > options_.timeout_s) {
       result_.timed_out = true;
       kill_all();
-    }
-    if (!ended_s && has_ended()) {
-      ended_s = elapsed_s();
     }
   }
   if (options_.start.standing != Standing::kOurGroup) {

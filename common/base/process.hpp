@@ -87,6 +87,9 @@ std::vector<std::string> environment_with(
     const std::map<std::string, std::optional<std::string>>& changes,
     const std::function<bool(std::string_view)>& is_dropped = {});
 
+/// One line that bash, or any other POSIX shell, reads back as `argv`.
+std::string shell_line(const std::vector<std::string>& argv);
+
 /// How a process ended.
 struct ProcessEnd {
   int exit_code = -1;  ///< -1: it did not exit by itself

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/pause.hpp"
+
 namespace ddp::fused {
 
 /// A step takes microseconds: threads that live as long as training are told to begin through one
@@ -92,11 +94,7 @@ class WorkerPool {
       if (now != old) {
         return now;
       }
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
+      pause_briefly();
     }
     value.wait(old, std::memory_order_acquire);
     return value.load(std::memory_order_acquire);

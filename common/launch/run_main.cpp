@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
 
-std::vector<std::function<void()>> train_end_actions;
+thread_local std::vector<std::function<void()>> train_end_actions;
 
 /// See at_train_end().
 struct TrainEnd {

@@ -99,6 +99,9 @@ class Ranks {
       options.environment = environment_with(variables);
       try {
         pids_.push_back(start_process(argv, options));
+      } catch (const CannotRun& error) {
+        throw Error(ExitCode::kTrainingFailed,
+                    fmt::format("cannot start rank {}: {}", rank, error.code().message()));
       } catch (const std::system_error& error) {
         throw TransientError(fmt::format("cannot start rank {}: {}", rank, error.code().message()));
       }

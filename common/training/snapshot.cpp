@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -246,10 +246,6 @@ std::vector<std::string> small_and(const std::vector<std::string>& more) {
   return all;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 bool is_near(const json& value, double expected, double relative) {
   return value.is_number() &&
          std::abs(value.get<double>() - expected) <= relative * std::abs(expected);

@@ -77,8 +77,6 @@ class FakeBench {
 /// One workload, one world size, no launcher that needs more than the stages themselves.
 std::vector<std::string> small_and(const std::vector<std::string>& more = {});
 
-bool contains(const std::string& text, const std::string& part);
-
 /// False for null.
 bool is_near(const nlohmann::json& value, double expected, double relative);
 

@@ -1,7 +1,6 @@
 // Makes the pages of the reports in the JSON list on standard input, and writes each with a NUL
 // behind it; "refused: " and why for what is no report. What JSON cannot hold is written as text:
 // "@nan", "@infinity", and "@bytes" for bytes that are not UTF-8.
-#include <cmath>
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "common/base/parse.hpp"
 #include "tools/submit/commands.hpp"

@@ -97,7 +97,7 @@ void print_job(const JobRequest& job, const std::string& out_dir, int attempt,
   const std::string path = submission_path(job, out_dir);
   std::cout << fmt::format("# file {}\n{}# in folder {}\n{} {}\n", quote_path(path),
                            scheduler.file_text(job, job_folder(job, out_dir), attempt, token),
-                           folder, shell_line(scheduler.submit_command), shell_quote(path));
+                           folder, shell_line(scheduler.submit_command), shell_line({path}));
 }
 
 /// A folder that no state knows of may hold another run's snapshot, which this one would resume.

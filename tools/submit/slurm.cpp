@@ -152,7 +152,7 @@ std::string slurm_file(const JobRequest& job, const std::string& folder, int /*a
   line("constraint", resources.constraint);
   file += "#SBATCH --requeue\n";
   line("signal", fmt::format("B:USR1@{}", kWarningSeconds));
-  return file + fmt::format(kScript, fmt::arg("folder", shell_quote(folder)),
+  return file + fmt::format(kScript, fmt::arg("folder", shell_line({folder})),
                             fmt::arg("most", kMostRestarts), fmt::arg("cpus", cpus_per_task),
                             fmt::arg("command", shell_line(job.command)),
                             fmt::arg("transient", static_cast<int>(ExitCode::kTransient)),

@@ -221,19 +221,4 @@ std::string condor_path(const std::string& name, const std::string& path) {
   return escape_dollars(name, path);
 }
 
-std::string shell_quote(std::string_view text) {
-  if (!text.empty() && is_plain(text, kPlainOthers)) {
-    return std::string(text);
-  }
-  return "'" + replaced(text, '\'', "'\\''") + "'";
-}
-
-std::string shell_line(const std::vector<std::string>& argv) {
-  std::string line;
-  for (const std::string& argument : argv) {
-    line += (line.empty() ? "" : " ") + shell_quote(argument);
-  }
-  return line;
-}
-
 }  // namespace ddp::submit

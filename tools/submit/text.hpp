@@ -8,18 +8,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"  // shell_line
+#include "common/base/refuse.hpp"
 
 namespace ddp::submit {
-
-/// @throws UsageError with the text, formatted as by fmt::format
-template <typename... Values>
-[[noreturn]] void refuse(fmt::format_string<Values...> text, Values&&... values) {
-  throw UsageError(fmt::format(text, std::forward<Values>(values)...));
-}
 
 /// A value that cannot be: "nodes: got 2 with --scheduler local, expected 1".
 /// @throws UsageError
@@ -86,11 +80,5 @@ std::string condor_arguments(const std::vector<std::string>& arguments);
 /// A path as the value of a submit command that condor_submit uses itself.
 /// @throws UsageError starting with `name` if no spelling of it survives condor_submit
 std::string condor_path(const std::string& name, const std::string& path);
-
-/// One word of bash (or of any other POSIX shell), whatever `text` holds.
-std::string shell_quote(std::string_view text);
-
-/// One line that a shell would read back as `argv`.
-std::string shell_line(const std::vector<std::string>& argv);
 
 }  // namespace ddp::submit

@@ -10,12 +10,12 @@
 #include <ostream>
 #include <vector>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/assets.hpp"
 #include "bench/report/page/series.hpp"
 #include "bench/report/page/tables.hpp"
 #include "bench/report/verdict.hpp"
-#include "bench/run/catalog.hpp"
 
 namespace ddp::bench {
 namespace page {

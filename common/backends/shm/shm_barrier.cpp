@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/pause.hpp"
 
 namespace ddp::shm {
 namespace {
@@ -20,14 +21,6 @@ namespace {
 constexpr std::chrono::milliseconds kCheckInterval{5};
 /// How long a failed rank may take to write its reason before others stop waiting for the text.
 constexpr int kReasonAttempts = 1000;
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds limit) {
   timespec timeout{};

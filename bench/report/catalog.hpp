@@ -1,4 +1,4 @@
-// bench/run/catalog.hpp - the models, programs and peers that bench knows by name.
+// bench/report/catalog.hpp - the models, programs and peers that bench knows by name.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "bench/report/google_benchmark.hpp"
+#include "bench/run/google_benchmark.hpp"
 
 #include <benchmark/benchmark.h>
 

@@ -1,4 +1,4 @@
-#include "bench/run/catalog.hpp"
+#include "bench/report/catalog.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

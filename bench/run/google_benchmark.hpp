@@ -1,4 +1,4 @@
-// bench/report/google_benchmark.hpp - the part of the document that Google Benchmark's tools read.
+// bench/run/google_benchmark.hpp - the part of the document that Google Benchmark's tools read.
 #pragma once
 
 #include <nlohmann/json.hpp>
