@@ -1,5 +1,4 @@
-// Stage 03 by hand: the same without the DDP class. What it does for you is two loops and a
-// division.
+// Stage 03 by hand: the same without the DDP class, whose work is two loops and a division.
 //
 //   run:  build/bin/03_ddp_spawn_by_hand 50 10 --nprocs 2
 //

@@ -323,8 +323,7 @@ TEST_CASE("fused training ends on autograd's weights: optimizers, replicas, micr
 }
 
 TEST_CASE("fused steps average over ranks as DistributedDataParallel does", "[fused][ddp]") {
-  // 23 samples: at 3 ranks and more the last step has a rank without any. 300 x 1000: several
-  // buckets.
+  // 23 samples: from 3 ranks on, the last step has a rank without any. 300 x 1000: several buckets.
   Options options = options_for({9, 300, 1000, 3}, 2, "none");
   options.dataset_size = 23;
   options.accumulate = 2;

@@ -1,5 +1,4 @@
-// When a step's CUDA Graphs are captured, replayed, counted and freed; on a stream that only takes
-// notes.
+// When a step's CUDA Graphs are captured, replayed, counted, freed; on a stream that takes notes.
 #include "common/fused/graph_cache.hpp"
 
 #include <torch/types.h>

@@ -1,5 +1,4 @@
-// Who am I: every launcher's good environment, and what is missing, malformed or contradictory in
-// it.
+// Who am I: every launcher's good environment, and missing, malformed or contradictory variables.
 #include "common/launch/launch_environment.hpp"
 
 #include <unistd.h>

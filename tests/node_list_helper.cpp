@@ -1,5 +1,4 @@
-// Expands the Slurm node lists on standard input, one a line, for slurm_test.py: names with commas,
-// or "refused".
+// Expands Slurm node lists on stdin, one a line, for slurm_test.py: comma-joined, or "refused".
 #include <iostream>
 #include <string>
 

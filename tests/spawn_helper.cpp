@@ -31,8 +31,7 @@ void remember(int signal) {
   std::_Exit(99);
 }
 
-/// Stops as training does: finishes its step, "saves", asks to be run again. Prints how often it
-/// was asked.
+/// Stops like training: ends its step, "saves", asks to be rerun. Prints how often it was asked.
 void stop_when_asked(int rank) {
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP}) {
     std::signal(signal, remember);

@@ -74,8 +74,7 @@ class Workplace {
   void program(const std::string& script, const std::string& name = "program") const {
     write(folder_ / name, "#!/bin/sh\n" + script + "\n", true);
   }
-  /// A program that writes its process id into the file `pid` and ends when the file `end` is in
-  /// its folder.
+  /// A program that writes its process id into the file `pid` and ends when there is a file `end`.
   void waiting_program() const { program("echo $$ >pid\nwhile ! [ -e end ]; do sleep 0.05; done"); }
   pid_t wait_for_pid(const std::string& name) const {
     REQUIRE(wait_until([&] { return contains(read(job(name) / "pid"), "\n"); }));

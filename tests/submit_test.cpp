@@ -1,5 +1,4 @@
-// submit's pure parts: spelling of text, the files it writes, settings, sweeps, answers of
-// schedulers.
+// submit's pure parts: spelling, the files it writes, settings, sweeps, answers of schedulers.
 #include <csignal>
 #include <functional>
 #include <string>

@@ -162,8 +162,7 @@ void check_together(const CommandLine& line, const MicroOptions& options) {
   }
 }
 
-/// The values go through the stages' own parser: what they accept and refuse is accepted and
-/// refused here.
+/// The values go through the stages' own parser, so that both accept and refuse the same.
 Options parse_as_stage(const std::string& program, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {program, "0", "1"});
   std::vector<const char*> argv;

@@ -12,8 +12,7 @@ namespace ddp::micro {
 
 inline constexpr std::int64_t kFloatBytes = sizeof(float);
 
-/// A training step's communication: one all-reduce per bucket, all started before any is waited
-/// for.
+/// A training step's communication: one all-reduce per bucket, all started before any wait.
 struct StepBuckets {
   std::string name;
   std::vector<std::int64_t> bytes;  ///< of each bucket, in the order in which they are started
@@ -39,8 +38,7 @@ struct MicroOptions {
 
 /// Dashes and underscores in option names are equal.
 /// @throws Answered after --help and --version
-/// @throws UsageError naming the option that is unknown, malformed, out of range or of another
-/// suite
+/// @throws UsageError naming the option: unknown, malformed, out of range or of another suite
 MicroOptions parse_micro_options(int argc, const char* const* argv);
 
 /// `options.stage` with --backend set. @throws UsageError if the stages know no such backend

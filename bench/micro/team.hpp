@@ -24,8 +24,7 @@ struct Entry {
 
 using ReportSeries = std::function<void(const Series&, const Exercise&)>;
 
-/// The ranks of one run. They are connected by one backend at a time, because an idle one may keep
-/// threads busy.
+/// The ranks of one run. One backend at a time connects them: an idle one may keep threads busy.
 class Team {
  public:
   /// Connects the ranks, if there are several, by one of `options.backends`.

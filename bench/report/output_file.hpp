@@ -18,8 +18,7 @@ void flush_standard_output();
 /// Writes the whole file or leaves the one before. @throws Error (1) naming the file
 void write_output_file(const std::string& file, const std::function<void(std::ostream&)>& write);
 
-/// On one line. What is not UTF-8, as a path may be, is replaced; numbers that JSON cannot hold
-/// become null.
+/// On one line. What is not UTF-8, as a path may be, is replaced; NaN and infinity become null.
 std::string dump_json(const nlohmann::ordered_json& value);
 
 /// Indented, with lists of numbers on one line each.

@@ -1,5 +1,4 @@
-// bench/run/configuration.hpp - one thing that is run: a program, a launcher, a world size, a
-// workload.
+// bench/run/configuration.hpp - one thing to run: a program, a launcher, a world size, a workload.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// bench/run/machine_limits.hpp - measures what this machine can do at best, with the program
-// bench_micro.
+// bench/run/machine_limits.hpp - measures with bench_micro what this machine can do at best.
 #pragma once
 
 #include "bench/run/child_process.hpp"

@@ -146,8 +146,7 @@ void judge_parity(const StageRun& run, double reference_moved, Result& result) {
   result.warmup_steps = metrics.warmup_steps * (may_grow ? 2 : 1);
 }
 
-/// Weak and strong scaling of one program are the same run here, and so are a control and its
-/// original.
+/// Weak and strong scaling of a program are the same run here; so are a control and its original.
 std::string parity_key(Configuration configuration) {
   configuration.scaling = "";
   return configuration.original_name();

@@ -1,5 +1,4 @@
-// bench/run/measurement.hpp - the runs of the programs: each once to compare the weights, then the
-// timed ones.
+// bench/run/measurement.hpp - the programs' runs: each once to compare weights, then timed ones.
 #pragma once
 
 #include "bench/run/child_process.hpp"

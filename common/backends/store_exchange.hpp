@@ -1,5 +1,4 @@
-// common/backends/store_exchange.hpp - ranks that know each other through a store only exchange
-// texts.
+// common/backends/store_exchange.hpp - how ranks that share only a store exchange texts.
 #pragma once
 
 #include <chrono>

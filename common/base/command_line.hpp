@@ -113,8 +113,7 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   OptionGroup group(const std::string& title) { return {*app_, title}; }
-  /// Puts --help and --version behind the options so far, instead of first into a group of their
-  /// own.
+  /// Puts --help and --version behind the options so far, instead of first into their own group.
   void put_help_into(const std::string& title);
   /// These positionals must be given, unless the flag `unless` is.
   /// @param example of their values

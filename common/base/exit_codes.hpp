@@ -6,8 +6,7 @@
 
 namespace ddp {
 
-/// Every program of the suite exits with one of these, so that scripts and schedulers can act on
-/// it.
+/// Every program of the suite exits with one, so that scripts and schedulers can act on it.
 enum class ExitCode : int {
   kDone = 0,
   kTrainingFailed = 1,
@@ -17,8 +16,7 @@ enum class ExitCode : int {
   kRunAgain = 85,  ///< stopped with a good snapshot: start the same command again
 };
 
-/// An error that knows its exit code. `what()` is one line: what is wrong, its value, what was
-/// expected.
+/// An error and its exit code. `what()` is one line: what is wrong, its value, what was expected.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

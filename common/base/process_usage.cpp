@@ -38,8 +38,7 @@ double peak_rss_mib() {
 std::chrono::system_clock::time_point process_start() {
   std::ifstream in("/proc/self/stat");
   std::string text((std::istreambuf_iterator<char>(in)), {});
-  // The second field is the program's name in parentheses and may hold blanks; start time is the
-  // 22nd.
+  // The second field, the program's name in parentheses, may hold blanks; start time is the 22nd.
   std::istringstream fields(text.substr(text.rfind(')') + 2));
   std::string field;
   for (int i = 3; i <= 22; ++i) {

@@ -1,5 +1,4 @@
-// common/base/standard_streams.hpp - stdin, stdout and stderr that were closed before this program
-// began.
+// common/base/standard_streams.hpp - stdin, stdout and stderr that were closed at the start.
 #pragma once
 
 #include <fcntl.h>

@@ -69,8 +69,7 @@ std::string read_data_file(const fs::path& folder, const DataFile& file) {
   return bytes;
 }
 
-/// The first of the candidates that has the file, else the first, so that the error names a likely
-/// place.
+/// The first candidate that has the file, else the first, so that the error names a likely place.
 fs::path find_data_dir(const Options& options, const DataFile& file,
                        const std::vector<fs::path>& candidates) {
   if (!options.data_dir.empty()) {
@@ -185,8 +184,7 @@ Dataset fashion_mnist(const Options& options) {
     return Samples{idx_values(folder, images, 16, torch::kFloat32).view({-1, kPixels}),
                    idx_values(folder, labels, 8, torch::kInt64)};
   };
-  // Before the call, whose arguments are evaluated in any order: a missing folder is told by its
-  // first file.
+  // Before the call, which evaluates in any order: a missing folder is told by its first file.
   Samples train = part(kFashionTrainImages, kFashionTrainLabels);
   Samples test = part(kFashionTestImages, kFashionTestLabels);
   return image_dataset("fashion-mnist", std::move(train), std::move(test), options, {256, 128});

@@ -207,8 +207,7 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
   temporary.write(header);
   temporary.write(data);
   temporary.sync();
-  // The old file gets its second name first, so that there is no moment without a snapshot at
-  // `path`.
+  // The old file gets its second name first, so that there is always a snapshot at `path`.
   const std::string previous = path + ".prev";
   const std::string link_name = temporary_name(previous);
   if (link(path.c_str(), link_name.c_str()) == 0) {

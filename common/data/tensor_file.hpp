@@ -1,5 +1,4 @@
-// common/data/tensor_file.hpp - named tensors in a safetensors file that is there whole or not at
-// all.
+// common/data/tensor_file.hpp - named tensors in a safetensors file, there whole or not at all.
 #pragma once
 
 #include <torch/types.h>
@@ -24,8 +23,7 @@ struct TensorFile {
 /// @throws Error (1) with the path and the reason
 void write_tensor_file(const std::string& path, const TensorFile& file);
 
-/// @throws Error (3) if the file is not a safetensors file, or its checksum (over all of it) does
-/// not match
+/// @throws Error (3) if it is no safetensors file, or its checksum (over all of it) does not match
 TensorFile read_tensor_file(const std::string& path);
 
 }  // namespace ddp

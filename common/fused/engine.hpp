@@ -58,8 +58,7 @@ struct Progress {
   c10::function_ref<void(size_t layer)> gradient_ready;
 };
 
-/// One replica's forward and backward without autograd: everything it writes was allocated when it
-/// was made.
+/// One replica's forward and backward without autograd: all it writes was allocated with it.
 class Engine {
  public:
   Engine() = default;

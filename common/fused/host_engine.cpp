@@ -162,8 +162,8 @@ class HostEngine : public Engine {
     }
   }
 
-  /// Replaces the outputs by the gradient of the loss with respect to them. @return the sum of the
-  /// samples' losses
+  /// Replaces the outputs by the gradient of the loss with respect to them.
+  /// @return the sum of the samples' losses
   double differentiate_loss(const Part& part, const Work& work) {
     float* const output = layers_.back().output_gradient.mutable_data_ptr<float>();
     const int64_t classes = layers_.back().out;

@@ -11,8 +11,7 @@
 // step in depth a tile reads 6 scalars of a, each multiplied with the same 4 vectors of b. So only
 // b must be contiguous along its rows, and it is always an activation: (features, samples) or
 // (samples, features). The weights are read where they lie, never packed or transposed, which is
-// why this beats a general matrix product here: with 32 or 64 samples that would copy as much as it
-// computes.
+// why this beats a general matrix product: with 32 or 64 samples it would copy as much as compute.
 
 namespace ddp::fused {
 namespace {
@@ -28,8 +27,7 @@ struct Body {
   // What may lie anywhere in an array of floats.
   typedef float Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
-  // Vectors are passed by reference: by value they would need an instruction set's own calling
-  // convention.
+  // Vectors are passed by reference: by value they need an instruction set's calling convention.
   DDP_INLINE void load(Float& to, const float* from) {
     to = *reinterpret_cast<const Unaligned*>(from);
   }

@@ -21,8 +21,7 @@ enum class After {
 };
 
 /// c = after((accumulate ? c : bias) + a b), with the bias added to every column. Element (i, k) of
-/// a lies at a[i * a_row + k * a_depth], so that a may be a transposed matrix; b and c have
-/// contiguous rows.
+/// a lies at a[i * a_row + k * a_depth], so that a may be transposed; b and c have contiguous rows.
 struct Product {
   int64_t rows = 0;  ///< of a and c
   int64_t columns = 0;  ///< of b and c
@@ -75,8 +74,7 @@ struct Update {
 struct Kernels {
   const char* name;
   /// Rows [begin, end) of the product. The order in which an element's terms are added depends on
-  /// nothing but their number, so its bits depend neither on how the rows are divided nor on the
-  /// other columns.
+  /// nothing but their number, so its bits depend on neither the rows' division nor other columns.
   void (*multiply)(const Product& product, int64_t begin, int64_t end);
   /// to[j][i] = from[i][j]
   void (*transpose)(const float* from, int64_t from_row, int64_t rows, int64_t columns, float* to,

@@ -241,8 +241,7 @@ class LaunchReader {
     set_identity({need("OMPI_COMM_WORLD_RANK", 0), need("OMPI_COMM_WORLD_SIZE", 1),
                   need("OMPI_COMM_WORLD_LOCAL_RANK", 0), need("OMPI_COMM_WORLD_LOCAL_SIZE", 1)});
     agrees_with_exported(identity_);
-    // OMPI_COMM_WORLD_NODE_RANK is no node's number but a local rank. Ranks fill a node first, or
-    // go round.
+    // OMPI_COMM_WORLD_NODE_RANK is no node's number but a local rank. Ranks fill nodes or go round.
     const int local = found_.local_world_size;
     const int nodes = (found_.world_size + local - 1) / local;
     const bool fills = found_.rank % local == found_.local_rank;
@@ -466,8 +465,7 @@ class LaunchReader {
     record("num_nodes", num_nodes, &found_.num_nodes);
   }
 
-  /// Launchers nest, so their restarts add up: a requeued Slurm job is a restart whatever torchrun
-  /// says.
+  /// Launchers nest, so restarts add up: a requeued Slurm job is a restart whatever torchrun says.
   void add_restarts(const char* name) {
     if (const std::optional<Sourced> count = number(name, 0, 1 << 20)) {
       found_.restart_count += count->value;

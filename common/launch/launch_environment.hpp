@@ -50,15 +50,13 @@ struct LaunchEnvironment {
   std::string note;  ///< for a program that a launcher should start: why this process is alone
 };
 
-/// Looks a variable up; std::nullopt if unset. Tests pass a table instead of the process's
-/// environment.
+/// Looks a variable up; std::nullopt if unset. Tests pass a table instead of the environment.
 using GetEnv = std::function<std::optional<std::string>(const std::string&)>;
 std::optional<std::string> process_getenv(const std::string& name);
 
 /// Order: explicit flags, our own spawn and torchrun (RANK, ...), Open MPI, a Slurm step,
 /// HTCondor's parallel universe, else alone. Opens no socket and no file.
-/// @throws UsageError naming the variable that is missing, malformed, out of range or contradicts
-/// another
+/// @throws UsageError naming the variable: missing, malformed, out of range or contradictory
 LaunchEnvironment read_launch_environment(const Options& options,
                                           const GetEnv& getenv = process_getenv);
 

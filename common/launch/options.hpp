@@ -8,8 +8,7 @@
 
 namespace ddp {
 
-/// Who starts the processes of a program. It decides which options exist and what the default world
-/// is.
+/// Who starts a program's processes. It decides which options exist and what the default world is.
 enum class Launch {
   kAlone,  ///< stages 01 and 02: one process, whatever the number of devices
   kSpawn,  ///< stage 03: the program starts one process per device itself
@@ -19,8 +18,7 @@ enum class Launch {
 /// Options::threads of `--threads auto`, until with_cpu_share() settles it.
 inline constexpr int kAutomaticThreads = 0;
 
-/// The defaults are the official tutorial's workload: 2048 samples of 20 features, one linear
-/// layer.
+/// The defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
 struct Options {
   std::string program;  ///< base name of the executable, "01_single_gpu"
   Launch launch = Launch::kAlone;
@@ -28,14 +26,14 @@ struct Options {
   // Training.
   int64_t total_epochs = 0;
   int64_t save_every = 0;  ///< epochs between snapshots
-  int64_t batch_per_rank = 32;  ///< samples per process and micro-batch; train() gets it with
-                                ///< --global-batch resolved
-  std::optional<int64_t>
-      global_batch;  ///< samples per optimizer step, over all ranks and micro-batches
+  /// Samples per process and micro-batch; train() gets it with --global-batch resolved.
+  int64_t batch_per_rank = 32;
+  /// Samples per optimizer step, over all ranks and micro-batches.
+  std::optional<int64_t> global_batch;
   int64_t accumulate = 1;  ///< micro-batches per optimizer step
   std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
-  std::optional<double>
-      learning_rate;  ///< none: the optimizer's default, see resolve_learning_rate()
+  /// None: the optimizer's default, see resolve_learning_rate().
+  std::optional<double> learning_rate;
   std::string lr_schedule;  ///< "constant" or "linear"; empty: the dataset's default
   uint64_t seed = 42;  ///< weights, data and order; the same on every rank
   bool deterministic = false;
@@ -86,8 +84,7 @@ std::string program_name(const char* argv0);
 
 /// Parses `argv`. Dashes and underscores in option names are equal.
 /// @throws Answered after --help and --version
-/// @throws UsageError naming the option that is unknown, malformed, out of range or not of this
-/// program
+/// @throws UsageError naming the option: unknown, malformed, out of range or not of this program
 Options parse_options(int argc, const char* const* argv, Launch launch);
 
 /// @throws UsageError unless --global-batch is divisible by world_size * accumulate

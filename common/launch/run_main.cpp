@@ -1,5 +1,4 @@
-// common/launch/run_main.cpp - from main() to `train`; every exception becomes one line and an exit
-// code here.
+// common/launch/run_main.cpp - main() to `train`; an exception becomes one line and an exit code.
 #include "common/launch/run_main.hpp"
 
 #include <fmt/format.h>

@@ -27,8 +27,7 @@ int leave_if_refused(int code);
 /// @param why "is one process"
 void refuse_several(const Options& options, const LaunchEnvironment& environment, const char* why);
 
-/// Parses the command line, finds out which rank this process is, and trains (or prints, with
-/// --dump-env).
+/// Parses the command line, finds out this process's rank, and trains (or prints, with --dump-env).
 int run_main(int argc, char** argv, Launch launch, TrainFunction train);
 
 }  // namespace ddp::internal

@@ -70,8 +70,7 @@ class Ranks {
       throw TransientError(fmt::format("cannot write to a pipe: {}", std::strerror(errno)));
     }
     std::cout << std::flush;
-    // Variables of an outer launcher that started just this one process say nothing about its
-    // ranks.
+    // An outer launcher's variables, if it started just this process, say nothing about its ranks.
     std::map<std::string, std::optional<std::string>> variables = {
         {"DDP_LAUNCHER", "spawn"},
         {"DDP_PEN_FD", std::to_string(pen_.read_end.get())},
@@ -118,8 +117,7 @@ class Ranks {
       }
       const siginfo_t info = signals_.wait(patience_s);
       if (info.si_signo == SIGCHLD) {
-        // Several deaths may come as one signal; it carries the first, which is the cause of the
-        // others.
+        // Several deaths may come as one signal; it carries the first, the cause of the others.
         const auto first = std::find(pids_.begin(), pids_.end(), info.si_pid);
         if (first != pids_.end()) {
           reap(static_cast<size_t>(first - pids_.begin()));

@@ -12,8 +12,7 @@ namespace {
 /// 64 bytes: a cache line and the widest vector, so that no parameter starts in the middle of one.
 constexpr int64_t kAlignmentBytes = 64;
 
-/// A tensor on `storage` that is no autograd view: in-place operations on it are nobody else's
-/// business.
+/// A tensor on `storage`, no autograd view: in-place operations on it concern nobody else.
 torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes) {
   return torch::empty({0}, flat.options())
       .set_(flat.storage(), flat.storage_offset() + offset, sizes);

@@ -11,16 +11,14 @@
 namespace ddp {
 
 /// With one tensor for all weights and one for all gradients an optimizer step is one operation,
-/// and a communication bucket is a range: nothing is copied together before an all-reduce or apart
-/// after it.
+/// and a communication bucket is a range: nothing is copied together or apart for an all-reduce.
 struct FlatParameters {
   torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
   torch::Tensor grad;  ///< (total) likewise; every parameter's .grad() is a view of it
   std::vector<torch::Tensor> parameters;  ///< those that require a gradient
   std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
 
-  /// Makes parameter `index`'s .grad() a view of `grad` again if something replaced it, keeping its
-  /// value.
+  /// Makes parameter `index`'s .grad() a view of `grad` again if it was replaced; keeps its value.
   void rebind_grad(size_t index) const;
 };
 

@@ -32,8 +32,7 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
 };
 TORCH_MODULE(Mlp);
 
-/// This batch's share of the step's loss: mean squared error for one output, cross entropy for
-/// more.
+/// This batch's share of the step's loss: mean squared error for one output, else cross entropy.
 ///
 /// Note [Averaging]: the sum over the samples is divided by the step's samples *per rank*, not by
 /// the samples at hand. The two differ only in the last step of an epoch, when the ranks' shares

@@ -24,8 +24,7 @@ struct DistributedSamplerOptions {
 };
 
 /// All ranks draw the same permutation and rank r takes elements r, r + world size, ...: so the
-/// ranks' batches together are the batch that one process would have read, which is why all stages
-/// train alike.
+/// ranks' batches together are what one process would read, which is why all stages train alike.
 class DistributedSampler : public Sampler {
  public:
   /// The sampler of a stage: --seed and --sampler. With `--sampler none` every rank reads all

@@ -1,5 +1,4 @@
-// tests/support/bad_environments.hpp - what the launchers set, and environments that no process may
-// start in.
+// tests/support/bad_environments.hpp - what the launchers set, and environments to be refused.
 #pragma once
 
 #include <map>

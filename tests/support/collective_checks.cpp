@@ -14,8 +14,7 @@ const std::vector<torch::ScalarType> kTypes = {torch::kFloat32,  torch::kFloat64
                                                torch::kBFloat16, torch::kInt32,   torch::kInt64,
                                                torch::kInt8,     torch::kUInt8,   torch::kBool};
 
-/// -2 to 2 (0 to 2 without a sign), so that sums and products of 8 ranks are exact in every type
-/// and order.
+/// -2 to 2 (0 to 2 if unsigned): sums and products of 8 ranks are exact in every type and order.
 torch::Tensor contribution(int rank, torch::ScalarType dtype, int64_t count) {
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(rank) + 11);
   const bool is_unsigned = dtype == torch::kUInt8 || dtype == torch::kBool;

@@ -1,5 +1,4 @@
-// tests/support/collective_checks.hpp - every collective of a c10d backend against what it must
-// give.
+// tests/support/collective_checks.hpp - a c10d backend's collectives against what they must give.
 #pragma once
 
 #include <torch/types.h>

@@ -60,8 +60,7 @@ bool same_element(DType dtype, Bits a, Bits b);
 bool is_nan(DType dtype, Bits value);
 Bits load_element(const void* data, size_t index, size_t bytes);
 
-/// The same for every caller; different for every rank and element. Some are infinite, some not a
-/// number.
+/// The same for every caller; different for every rank and element. Some are infinite, some NaN.
 std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t seed);
 
 extern const std::vector<DType> kAllDTypes;

@@ -1,5 +1,4 @@
-// tests/support/submit_calls.cpp - submit as a function: one command line after another, in one
-// process.
+// tests/support/submit_calls.cpp - submit as a function: command after command in one process.
 #include <iostream>
 #include <sstream>
 #include <string>

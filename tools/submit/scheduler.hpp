@@ -1,5 +1,4 @@
-// tools/submit/scheduler.hpp - what is written for HTCondor and Slurm, and what they say about
-// jobs.
+// tools/submit/scheduler.hpp - what is written for HTCondor and Slurm, and what they say of jobs.
 #pragma once
 
 #include <map>

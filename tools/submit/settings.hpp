@@ -9,8 +9,7 @@
 
 namespace ddp::submit {
 
-/// What a job asks a cluster for. Everything is per node; memory is in MB, as HTCondor and Slurm
-/// count it.
+/// What a job asks a cluster for, all per node. Memory is in MB, as HTCondor and Slurm count it.
 struct Resources {
   std::int64_t nodes = 1;
   std::optional<std::int64_t> cpus;  ///< none: one per process

@@ -65,8 +65,7 @@ std::string format_time(std::int64_t seconds) {
                      seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
 }
 
-/// All of this user's jobs that the controller still knows, over or not: id, state, reason,
-/// comment.
+/// This user's jobs that the controller still knows, over or not: id, state, reason, comment.
 CommandResult list_queue() {
   return run_command({"squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%k"});
 }

@@ -1,5 +1,4 @@
-// tools/submit/text.hpp - messages, words, and how text is spelled such that it comes out
-// unchanged.
+// tools/submit/text.hpp - messages, words, and how text is spelled to come out unchanged.
 #pragma once
 
 #include <fmt/format.h>

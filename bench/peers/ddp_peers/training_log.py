@@ -114,8 +114,7 @@ class TrainingLog:
         for marks, loss, share in self.steps:
             parts = [self.clock.milliseconds(a, b) for a, b in zip(marks, marks[1:])]
             phases = parts if self.has_phases else [math.nan] * 4
-            # What DDP waited for is a part of its backward that it does not tell; without it there is nothing to wait
-            # for.
+            # What DDP waited for is a part of its backward that it does not tell; without DDP there is no wait.
             exposed = 0.0 if self.group.backend is None and self.has_phases else math.nan
             self.rows.append([self.epoch, self.clock.milliseconds(marks[0], marks[-1]), *phases[:3], exposed,
                               phases[3], float(loss)])

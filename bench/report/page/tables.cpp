@@ -224,8 +224,7 @@ Json make_table(const Json& table, const Json& rows) {
     for (const Json& column : columns) {
       const Json& value = value_at(row, column);
       const Kind& kind = kind_of(column);
-      // The number unrounded. All keys are set, or the template would find those of the table
-      // around.
+      // The number unrounded. All keys are set, or the template would find the outer table's.
       cells.push_back({{"css_class", kind.css_class},
                        {"text", kind.show(value)},
                        {"value", is_finite(value) ? value.dump() : ""},

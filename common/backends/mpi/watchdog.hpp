@@ -13,8 +13,7 @@ namespace ddp {
 class Watchdog {
  public:
   /// @param on_slow the thread calls it once per call that takes `slow_after`
-  /// @param on_late once per call that takes `timeout`, after `on_slow`, with what has_ended()
-  /// takes
+  /// @param on_late likewise for `timeout`, after `on_slow`; it gets what has_ended() takes
   Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
            std::function<void()> on_slow, std::function<void(uint64_t call)> on_late);
 

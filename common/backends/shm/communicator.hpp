@@ -1,5 +1,4 @@
-// common/backends/shm/communicator.hpp - the collectives of a job's ranks on plain memory, whatever
-// carries them.
+// common/backends/shm/communicator.hpp - ranks' collectives on plain memory, whatever carries them.
 #pragma once
 
 #include <chrono>

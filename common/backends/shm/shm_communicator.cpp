@@ -14,8 +14,7 @@ namespace {
 constexpr size_t kLineBytes = 64;
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kSlotsEnd = kControlBytes + 2 * Communicator::kSlotBytes;
-/// Of all ranks together, and of one. Larger ones fall out of the caches; smaller ones meet more
-/// often.
+/// Of all ranks, and of one. Larger ones fall out of the caches; smaller ones meet more often.
 constexpr size_t kMailboxesBytes = 32 << 20;
 constexpr size_t kLargestMailboxBytes = 4 << 20;
 /// What a rank reads of all slots together before mailboxes are faster.

@@ -21,8 +21,7 @@ namespace ddp::shm {
 ///   mailbox, writes the result into its own, and everyone collects the stripes.
 /// - More, in a region (see allocate()): rank r combines its stripe of all ranks' tensors where
 ///   they are and writes the result to each. Nothing is copied.
-/// Whoever combines does so in the order of the ranks, so all ranks hold the same bits, in every
-/// run.
+/// Whoever combines does so in the order of the ranks: all ranks hold the same bits, in every run.
 ///
 /// The calling thread does the work: with a rank on every core there is none left for a helper.
 class Communicator : public ddp::Communicator {
@@ -39,8 +38,7 @@ class Communicator : public ddp::Communicator {
   };
 
   /// Collective. Blocks until all ranks are there.
-  /// @throws SegmentError on all ranks alike if they are not on one host, too many, or cannot share
-  /// memory
+  /// @throws SegmentError on all ranks alike: not on one host, too many, or unable to share memory
   static std::unique_ptr<Communicator> connect(const Settings& settings, const Exchange& exchange);
 
   /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero

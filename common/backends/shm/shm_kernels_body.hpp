@@ -277,8 +277,7 @@ DDP_SHM_TARGET void reduce_elements(const Reduction& reduction) {
   const bool shared = reduction.outputs.size() > 1;
   size_t begin = 0;
   if (shared) {
-    // Only whole lines are written to other ranks' memory, where all begin at the same place in a
-    // line.
+    // Only whole lines are written to others' memory, where all begin at the same place in a line.
     const size_t in_line = reinterpret_cast<uintptr_t>(reduction.outputs[0]) % kLineBytes;
     begin = in_line == 0 ? 0 : kLineBytes - in_line;
     begin = begin < bytes ? begin : bytes;

@@ -48,8 +48,7 @@ bool try_lock(int fd, int byte) {
 }
 
 int create_nameless() {
-  // Executable memory is refused where vm.memfd_noexec says so, and older kernels do not know the
-  // flag.
+  // Executable memory is refused where vm.memfd_noexec says so; older kernels lack the flag.
   const int fd = memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING | kMfdNoexecSeal);
   return fd >= 0 || errno != EINVAL ? fd : memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }

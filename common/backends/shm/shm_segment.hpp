@@ -1,5 +1,4 @@
-// common/backends/shm/shm_segment.hpp - memory that the ranks of one host share, and who still
-// lives.
+// common/backends/shm/shm_segment.hpp - memory that one host's ranks share, and who still lives.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +20,7 @@ class SegmentError : public std::runtime_error {
 /// How the others come by the memory that rank 0 makes.
 enum class Sharing {
   /// It has no name. They open rank 0's descriptor in /proc, which the kernel allows to processes
-  /// of one user in one pid namespace. Nothing can be left behind, and a small /dev/shm does not
-  /// matter.
+  /// of one user in one pid namespace. Nothing can be left behind, and /dev/shm may be small.
   kDescriptor,
   /// By a name in /dev/shm, until all have opened it. If all ranks are killed in that moment the
   /// name stays; the next segment with a name removes it.
