@@ -506,6 +506,17 @@ TEST_CASE("streams that are closed stay closed for the stages too", "[bench]") {
   CHECK(contains(fds, "/stderr\n"));
 }
 
+TEST_CASE("another MPI's mpirun is left out, and stage 05 runs under torchrun", "[bench]") {
+  FakeBench bench;
+  bench.install("bin/05_multinode", kFakeStage);
+  bench.install("path/torchrun", kFakeTorchrun);
+  bench.install("path/mpirun", "#!/bin/sh\necho HYDRA build details\n");
+  const Measured report = bench.measure({"--models", "T", "--world-sizes", "1,2", "--repetitions",
+                                         "1", "--launchers", "spawn,torchrun,mpirun"});
+  CHECK(report.run("05_multinode").at("launcher") == "torchrun");
+  CHECK(contains(report.scaling.at("not_run").dump(), "mpirun is not Open MPI's (it says "));
+}
+
 TEST_CASE("a launcher that was interrupted is not judged by its silence", "[bench]") {
   FakeBench bench;
   bench.install("path/mpirun", "#!/bin/sh\nkill -INT $PPID\nsleep 30\n");

@@ -341,6 +341,17 @@ TEST_CASE("the record has every field of a report, in its order", "[compare]") {
   CHECK(to_json(read.report) == document.at("ddp_scaling"));
 }
 
+TEST_CASE("a report whose comparisons do not tell their kind yet is read", "[compare]") {
+  std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/data/report_minimal.json");
+  Json document = Json::parse(file);
+  for (Json& comparison : document["ddp_scaling"]["comparisons"]) {
+    comparison.erase("kind");
+  }
+  const ReportFile read = parse_report("before.json", document);
+  REQUIRE_FALSE(read.report.comparisons.empty());
+  CHECK(read.report.comparisons.front().kind == "baseline");
+}
+
 TEST_CASE("what is no report is refused in one line", "[compare]") {
   const ReportFolder folder;
   const Json good = make_report({make_run("01_single_gpu", 1, quiet_ms)});

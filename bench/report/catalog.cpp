@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "bench/report/format.hpp"
+
 namespace ddp::bench {
 
 const std::vector<Workload>& known_workloads() {
@@ -62,6 +64,15 @@ const std::vector<PeerVariant>& known_peers() {
       {"c10d", "reducer", false, /*cuda_only=*/false, /*built_here=*/true},
   };
   return peers;
+}
+
+std::string Gradients::suffix() const {
+  std::string text;
+  if (bucket_mib != Gradients().bucket_mib) {
+    text += "/bucket:" + format_shortest(bucket_mib);
+  }
+  text += compression == "none" ? "" : "/" + compression;
+  return text + (shard_optimizer ? "/sharded" : "");
 }
 
 }  // namespace ddp::bench

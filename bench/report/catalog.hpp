@@ -1,4 +1,5 @@
-// bench/report/catalog.hpp - the models, programs and peers that bench knows by name.
+// bench/report/catalog.hpp - the models, programs and peers that bench knows by name, and the ways
+// of gradients.
 #pragma once
 
 #include <cstdint>
@@ -58,5 +59,15 @@ struct PeerVariant {
 };
 
 const std::vector<PeerVariant>& known_peers();
+
+/// How gradients travel between processes, as the stages' options name it.
+struct Gradients {
+  double bucket_mib = 25;
+  std::string compression = "none";  ///< "none", "bf16", "fp16"
+  bool shard_optimizer = false;
+
+  /// "/bucket:4/bf16/sharded": what is not the default. For a name.
+  std::string suffix() const;
+};
 
 }  // namespace ddp::bench

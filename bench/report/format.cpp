@@ -4,9 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 
 namespace ddp::bench {
+
+std::string format_shortest(double value) {
+  std::array<char, 32> buffer{};
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
+}
 
 std::string format_fixed(std::optional<double> value, int decimals) {
   return value && std::isfinite(*value) ? fmt::format("{:.{}f}", *value, decimals) : "-";

@@ -10,6 +10,8 @@ namespace ddp::bench {
 
 /// Three significant digits without an exponent: "0.0412", "1.23", "1230"; "-" for nothing.
 std::string format_significant(std::optional<double> value);
+/// The shortest text that is this number: "0.25", "1e+05".
+std::string format_shortest(double value);
 std::string format_fixed(std::optional<double> value, int decimals);
 /// "1,234,567".
 std::string format_count(std::optional<double> value);

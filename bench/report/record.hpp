@@ -296,8 +296,6 @@ struct Report {
   std::optional<std::vector<Origin>> merged_from;  ///< none: it was measured
   DDP_FIELDS(schema_version, machine, software, settings, limits, all_reduce, communication_models,
              runs, comparisons, extrapolations, assumptions, micro, not_run, partial, merged_from);
-  static constexpr const char* kMayLack =
-      "limits, all_reduce, communication_models, extrapolations, assumptions, micro";
 
   /// The stage 01 run that `run` is measured against; nullptr without one that has a speed.
   const Run* baseline_of(const Run& run) const;

@@ -4,22 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 
+#include "bench/report/format.hpp"
 #include "bench/run/plan.hpp"
 
 namespace ddp::bench {
 namespace {
-
-/// The shortest text that is this number: "0.25", "1e+05".
-std::string format_shortest(double value) {
-  std::array<char, 32> buffer{};
-  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
-}
 
 int environment_number(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
@@ -88,15 +81,6 @@ std::vector<std::string> launcher_command(const Configuration& configuration, co
   }
   return configuration.launcher == "srun" ? srun_command(configuration, plan)
                                           : std::vector<std::string>();
-}
-
-std::string Gradients::suffix() const {
-  std::string text;
-  if (bucket_mib != Gradients().bucket_mib) {
-    text += "/bucket:" + format_shortest(bucket_mib);
-  }
-  text += compression == "none" ? "" : "/" + compression;
-  return text + (shard_optimizer ? "/sharded" : "");
 }
 
 std::string Configuration::original_name() const {

@@ -9,16 +9,6 @@
 
 namespace ddp::bench {
 
-/// How gradients travel between processes, as the stages' options name it.
-struct Gradients {
-  double bucket_mib = 25;
-  std::string compression = "none";  ///< "none", "bf16", "fp16"
-  bool shard_optimizer = false;
-
-  /// "/bucket:4/bf16/sharded": what is not the default. For a name.
-  std::string suffix() const;
-};
-
 /// Why something is run.
 enum class Role {
   kStage,
