@@ -205,7 +205,8 @@ std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t s
 void own_shared_memory(const char* options) {
   if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("none", "/dev/shm", "tmpfs", 0, options) != 0) {
-    throw std::runtime_error("cannot mount: run this test as root");
+    throw std::runtime_error(
+        "cannot mount: expected root, and in a chroot one that is a mount point (mount --bind)");
   }
 }
 
