@@ -129,6 +129,8 @@ class CondorPool:
         """At the same path. alice may write to it; what she writes stays in memory."""
         inside = self.root / str(CHECKOUT).lstrip("/")
         self._overlay(CHECKOUT, memory / "checkout", inside)
+        for folder in inside.parents[:len(CHECKOUT.parents) - 1]:
+            folder.chmod(folder.stat().st_mode | 0o011)  # also where the checkout is below root's own home
         venv = CHECKOUT / ".venv"
         if venv.is_dir():
             run("mount", "--rbind", venv.resolve(), inside / ".venv")
