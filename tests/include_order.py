@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 # From the bottom to the top; what a name on a line may use stands on the lines before it.
-ORDER = ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"]
-BENCH_ORDER = ["report", "run", "micro"]
+ORDERS = {"common": ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"], "bench": ["report", "run", "micro"]}
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
 WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench/run", "bench/report", "tools"]
 
@@ -22,27 +21,21 @@ def included(source):
 def violations(root):
     common = root / "common"
     for folder in sorted(path.name for path in common.iterdir() if path.is_dir()):
-        if folder not in ORDER:
-            yield f"common/{folder}: is not in the order, expected one of {', '.join(ORDER)}"
-    for source in sorted(common.rglob("*.[ch]pp")):
-        name = source.relative_to(root).as_posix()
-        own = name.split("/")[1]
-        for header in included(source):
-            top, _, rest = header.partition("/")
-            if top in ("bench", "tools", "tests"):
-                yield f"{name}: includes {header}, expected nothing from outside common/"
-            if top != "common" or own not in ORDER:
-                continue
-            other = rest.split("/")[0]
-            if other not in ORDER or ORDER.index(other) > ORDER.index(own):
-                yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(ORDER[:ORDER.index(own)])}"
-    for source in sorted((root / "bench").rglob("*.[ch]pp")):
-        name = source.relative_to(root).as_posix()
-        own = name.split("/")[1]
-        for header in included(source):
-            other = header.split("/")[1] if header.startswith("bench/") else own
-            if own in BENCH_ORDER and other in BENCH_ORDER and BENCH_ORDER.index(other) > BENCH_ORDER.index(own):
-                yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(BENCH_ORDER[:BENCH_ORDER.index(own)])}"
+        if folder not in ORDERS["common"]:
+            yield f"common/{folder}: is not in the order, expected one of {', '.join(ORDERS['common'])}"
+    for tree, order in ORDERS.items():
+        for source in sorted((root / tree).rglob("*.[ch]pp")):
+            name = source.relative_to(root).as_posix()
+            own = name.split("/")[1]
+            for header in included(source):
+                top, _, rest = header.partition("/")
+                if tree == "common" and top in ("bench", "tools", "tests"):
+                    yield f"{name}: includes {header}, expected nothing from outside common/"
+                if top != tree or own not in order:
+                    continue
+                other = rest.split("/")[0]
+                if other not in order or order.index(other) > order.index(own):
+                    yield f"{name}: includes {header}, expected a folder below {own}: {', '.join(order[:order.index(own)])}"
     for source in sorted(root.glob("0*/*.cpp")):
         for header in included(source):
             if header.startswith("common/") and header != "common/stage.hpp":
