@@ -53,7 +53,7 @@ std::vector<std::string> run_on_hosts(
 }
 
 ddp::shm::HostIdentity host(const std::string& name) {
-  return {.host_name = name, .boot_id = "b", .shm_device = 1, .cpus = {}};
+  return {.host_name = name, .boot_id = "b", .shm_device = 1};
 }
 
 /// Of ranks whose calls must fail before others begin theirs.

@@ -3,10 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <numeric>
+#include <random>
+#include <thread>
 
+#include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
+#include "common/backends/shm/spin_budget.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/random_collectives.hpp"
 #include "tests/support/shm_ranks.hpp"
@@ -24,6 +31,50 @@ using ddp::test::load_element;
 using ddp::test::rank_data;
 using ddp::test::run_shm_threads;
 using Bytes = std::vector<std::byte>;
+
+/// Two ranks that compute, meet, and wait as Barrier does, on a time of their own.
+class TwoRanks {
+ public:
+  /// @param wake_up_ns from a peer's arrival until a sleeper runs
+  TwoRanks(int64_t compute_ns, int64_t wake_up_ns)
+      : compute_ns_(compute_ns), wake_up_ns_(wake_up_ns) {}
+
+  /// @param late_ns how much longer rank 0 computes than rank 1 @return how often a rank slept
+  int steps(int count, int64_t late_ns = 0) {
+    int sleeps = 0;
+    for (int step = 0; step < count; ++step) {
+      for (size_t rank : {0U, 1U}) {
+        const int64_t own_ns = rank == 0 ? late_ns : 0;
+        now_ns_[rank] += compute_ns_ + own_ns + static_cast<int64_t>(random_() % 3000);
+      }
+      const size_t first = now_ns_[0] < now_ns_[1] ? 0 : 1;
+      const int64_t arrival_ns = now_ns_[1 - first];
+      const int64_t limit_ns = budget_[first].limit_ns(now_ns_[first]);
+      if (arrival_ns - now_ns_[first] <= limit_ns) {
+        now_ns_[first] = arrival_ns;
+        continue;
+      }
+      budget_[first].spun_in_vain(limit_ns);
+      budget_[first].woken_after(wake_up_ns_);
+      vain_ns_[first] += limit_ns;
+      now_ns_[first] = arrival_ns + wake_up_ns_;
+      ++sleeps;
+    }
+    return sleeps;
+  }
+  int64_t now_ns() const { return now_ns_[0]; }
+  double vain_share(size_t rank) const {
+    return static_cast<double>(vain_ns_[rank]) / static_cast<double>(now_ns_[rank]);
+  }
+
+ private:
+  int64_t compute_ns_;
+  int64_t wake_up_ns_;
+  std::array<int64_t, 2> now_ns_{1'000'000'000, 1'000'000'000};
+  std::array<int64_t, 2> vain_ns_{};
+  std::array<ddp::shm::SpinBudget, 2> budget_;
+  std::mt19937 random_{1};
+};
 
 /// The first element that is not what reducing `inputs` must give, or "".
 std::string first_wrong(DType dtype, ReduceOp op, size_t count, const std::vector<Bytes>& inputs,
@@ -77,6 +128,48 @@ class Guarded {
 };
 
 }  // namespace
+
+TEST_CASE("each meeting of a collective has the timeout for itself") {
+  constexpr std::chrono::milliseconds kTimeout{2000};
+  std::array<ddp::shm::ControlPage, 2> pages{};
+  const auto run = [&](int rank) {
+    ddp::shm::Barrier barrier(rank, {&pages[0], &pages[1]}, kTimeout, [](int) { return true; });
+    barrier.begin({.operation = ddp::Operation::kAllReduce});
+    for (int piece = 0; piece < 3; ++piece) {
+      if (rank == 1) {
+        std::this_thread::sleep_for(kTimeout * 2 / 5);
+      }
+      barrier.meet();
+    }
+  };
+  std::future<void> late = std::async(std::launch::async, run, 1);
+  CHECK_NOTHROW(run(0));
+  CHECK_NOTHROW(late.get());
+}
+
+TEST_CASE("ranks that wake up slowly fall into step again, and do not keep each other asleep") {
+  const int64_t compute_ns = GENERATE(3'000, 30'000, 150'000, 2'000'000);
+  const int64_t wake_up_ns = GENERATE(5'000, 50'000, 150'000, 400'000);
+  CAPTURE(compute_ns, wake_up_ns);
+  TwoRanks ranks(compute_ns, wake_up_ns);
+  CHECK(ranks.steps(1000) <= 5);
+  // As when another program takes a processor in every step, for a second.
+  CHECK(ranks.steps(200, 5'000'000) >= 190);
+  // What was spent comes back within 32 spins of at most 1 ms, in which every step may sleep.
+  const int64_t disturbed_until_ns = ranks.now_ns();
+  while (ranks.now_ns() < disturbed_until_ns + 32'000'000) {
+    ranks.steps(1);
+  }
+  CHECK(ranks.steps(1000) == 0);
+}
+
+TEST_CASE("spins that find nobody take one part in 32 of the time") {
+  TwoRanks ranks(100'000, 50'000);
+  ranks.steps(20'000, GENERATE(500'000, 3'000'000));
+  // And the short look of every wait.
+  CHECK(ranks.vain_share(1) <= 1.0 / 32 + 2'000.0 / 600'000);
+  CHECK(ranks.vain_share(1) > 1.0 / 64);
+}
 
 TEST_CASE("the reference knows half precision", "[kernels]") {
   using ddp::test::expected_reduction;

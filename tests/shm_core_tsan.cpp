@@ -72,7 +72,7 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
   }
 }
 
-void run(int world_size, bool cores_for_all, bool with_race) {
+void run(int world_size, bool with_race) {
   const SharedParts memory(world_size, round_to_page(Communicator::part_bytes(world_size)));
   const auto region = std::make_shared<SharedParts>(world_size, round_to_page(400000));
   std::atomic<int> here{0};
@@ -81,7 +81,6 @@ void run(int world_size, bool cores_for_all, bool with_race) {
     threads.emplace_back([&, rank] {
       try {
         Communicator communicator(rank, memory.parts(), std::chrono::seconds(100),
-                                  ddp::shm::wait_policy(world_size, cores_for_all ? world_size : 1),
                                   [](int) { return true; });
         communicator.add_region(region->parts(), 400000, region);
         const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
@@ -110,12 +109,11 @@ void run(int world_size, bool cores_for_all, bool with_race) {
 int main(int argc, char** argv) {
   const bool with_race = argc > 1 && std::string(argv[1]) == "--race";
   if (with_race) {
-    run(2, true, true);
+    run(2, true);
     return 0;
   }
   for (const int world_size : {2, 3, 4}) {
-    run(world_size, true, false);
-    run(world_size, false, false);
+    run(world_size, false);
   }
   std::printf("done\n");
   return 0;

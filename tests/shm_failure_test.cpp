@@ -169,7 +169,7 @@ TEST_CASE("a rank that stays away is named when the time is over") {
   }
 }
 
-TEST_CASE("the time is the whole collective's, however many ranks are late") {
+TEST_CASE("the time is the whole meeting's, however many ranks are late") {
   constexpr milliseconds kTimeout{2000};
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())

@@ -21,6 +21,12 @@ namespace {
 constexpr std::chrono::milliseconds kCheckInterval{5};
 /// How long a failed rank may take to write its reason before others stop waiting for the text.
 constexpr int kReasonAttempts = 1000;
+/// Looks for a peer from one look at the clock to the next. Most waits are over before the first.
+constexpr int kLooksPerClock = 32;
+
+int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds limit) {
   timespec timeout{};
@@ -41,21 +47,13 @@ bool same_collective(const Call& a, const Call& b) {
 
 }  // namespace
 
-WaitPolicy wait_policy(int world_size, int cpus) {
-  // A spin takes 10 to 50 ns.
-  return world_size <= cpus ? WaitPolicy{.fewest_spins = 50, .most_spins = 4000}
-                            : WaitPolicy{.fewest_spins = 10, .most_spins = 100};
-}
-
 Barrier::Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-                 WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names)
+                 std::function<bool(int)> is_alive, std::vector<int> names)
     : rank_(rank),
       pages_(std::move(pages)),
       timeout_(timeout),
-      policy_(policy),
       is_alive_(std::move(is_alive)),
-      names_(std::move(names)),
-      spins_(policy.most_spins) {
+      names_(std::move(names)) {
   page(rank_).pid = getpid();
 }
 
@@ -68,7 +66,6 @@ bool Barrier::begin(Call call) {
   throw_if_failed();
   call.sequence = static_cast<uint32_t>(++sequence_);
   call_ = call;
-  deadline_.reset();
   page(rank_).progress.calls[sequence_ % 2] = call;
   meet();
   bool same_place = call.region != 0;
@@ -94,6 +91,7 @@ void Barrier::fail_mismatch(int peer) {
 }
 
 void Barrier::meet() {
+  deadline_.reset();
   arrive();
   wait_for_all();
 }
@@ -104,6 +102,7 @@ void Barrier::arrive() {
   // that needs a total order of these four accesses.
   own.progress.arrivals.store(++arrivals_, std::memory_order_seq_cst);
   if (own.sleepers.count.load(std::memory_order_seq_cst) != 0) {
+    own.sleepers.woken_ns.store(now_ns(), std::memory_order_relaxed);
     futex_wake_all(own.progress.arrivals);
   }
 }
@@ -116,21 +115,30 @@ bool Barrier::has_arrived(int peer) const {
 void Barrier::wait_for_all() {
   for (int step = 1; step < world_size(); ++step) {
     const int peer = (rank_ + step) % world_size();
-    if (has_arrived(peer)) {
-      continue;
-    }
-    int spin = 0;
-    while (spin < spins_ && !has_arrived(peer)) {
-      pause_briefly();
-      ++spin;
-    }
-    // Ranks that share a processor for a while, because other programs run too, must not spin;
-    // ranks of which one was interrupted for once must not lose their processor for it.
-    if (spin < spins_) {
-      spins_ = std::min(policy_.most_spins, spins_ * 2);
-    } else {
-      spins_ = std::max(policy_.fewest_spins, spins_ / 2);
+    if (!has_arrived(peer) && !spin(peer)) {
       wait_slowly(peer);
+    }
+  }
+}
+
+bool Barrier::spin(int peer) {
+  int64_t begin_ns = 0;
+  int64_t limit_ns = 0;
+  for (;;) {
+    for (int look = 0; look < kLooksPerClock; ++look) {
+      if (has_arrived(peer)) {
+        return true;
+      }
+      pause_briefly();
+    }
+    const int64_t time_ns = now_ns();
+    if (begin_ns == 0) {
+      begin_ns = time_ns;
+      limit_ns = spin_budget_.limit_ns(time_ns);
+    } else if (time_ns - begin_ns >= limit_ns) {
+      // Not the time that passed: the processor may have been elsewhere.
+      spin_budget_.spun_in_vain(limit_ns);
+      return false;
     }
   }
 }
@@ -154,7 +162,12 @@ void Barrier::sleep_until_arrival(int peer, std::chrono::microseconds limit) {
   theirs.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = theirs.progress.arrivals.load(std::memory_order_seq_cst);
   if (static_cast<int32_t>(seen - arrivals_) < 0) {
+    const int64_t begin_ns = now_ns();
     futex_wait(theirs.progress.arrivals, seen, limit);
+    const int64_t woken_ns = theirs.sleepers.woken_ns.load(std::memory_order_relaxed);
+    if (has_arrived(peer) && woken_ns > begin_ns) {
+      spin_budget_.woken_after(now_ns() - woken_ns);
+    }
   }
   theirs.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/backends/shm/communicator.hpp"
+#include "common/backends/shm/spin_budget.hpp"
 
 namespace ddp::shm {
 
@@ -26,6 +27,7 @@ struct ControlPage {
   };
   struct alignas(64) Sleepers {
     std::atomic<uint32_t> count;  ///< ranks that the kernel must wake when this one arrives
+    std::atomic<int64_t> woken_ns;  ///< when it last did, of the host's steady clock
   };
   struct alignas(64) Failure {
     std::atomic<uint32_t> state;  ///< 0, 1: being written, 2: written. Rank 0's page counts
@@ -44,16 +46,6 @@ static_assert(sizeof(ControlPage::Progress) == 64);
 static_assert(sizeof(ControlPage) <= 4096);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-/// How long to spin before sleeping in the kernel. Spinning is fastest while every rank has a
-/// processor, and takes it from those who are waited for when there are more ranks than that. There
-/// is no sched_yield() in between: on a busy machine the kernel lets a thread that yields wait for
-/// all others, and one that slept and is woken run at once.
-struct WaitPolicy {
-  int fewest_spins = 0;
-  int most_spins = 0;  ///< between the two, by how often spinning was enough lately
-};
-WaitPolicy wait_policy(int world_size, int cpus);
-
 /// The ranks' meeting point. Every wait ends: with all ranks there, when the timeout has passed,
 /// when a missing rank's process has ended, or when another rank has failed. The last three throw
 /// ddp::Error (1) with one line that names the operation and the rank, and make every later call on
@@ -64,7 +56,7 @@ class Barrier {
   /// @param is_alive false once that rank's process cannot come any more
   /// @param names what messages call the ranks, where they are part of a larger job; empty: as is
   Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-          WaitPolicy policy, std::function<bool(int rank)> is_alive, std::vector<int> names = {});
+          std::function<bool(int rank)> is_alive, std::vector<int> names = {});
   /// Whoever still waits for this rank learns that it has left.
   ~Barrier();
   Barrier(const Barrier&) = delete;
@@ -92,6 +84,8 @@ class Barrier {
   ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
   void wait_for_all();
+  /// @return whether it came, before this rank should sleep
+  bool spin(int peer);
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer, std::chrono::microseconds limit);
   bool has_arrived(int peer) const;
@@ -105,14 +99,13 @@ class Barrier {
   int rank_;
   std::vector<ControlPage*> pages_;
   std::chrono::milliseconds timeout_;
-  WaitPolicy policy_;
   std::function<bool(int)> is_alive_;
   std::vector<int> names_;
   Call call_;
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;
-  int spins_;
-  std::optional<Clock::time_point> deadline_;  // of the collective, once a wait takes long
+  SpinBudget spin_budget_;
+  std::optional<Clock::time_point> deadline_;  // of the meeting, once a wait takes long
 };
 
 }  // namespace ddp::shm

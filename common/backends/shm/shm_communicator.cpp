@@ -65,21 +65,19 @@ std::unique_ptr<Communicator> Communicator::connect(const Settings& settings,
       exchange, settings.rank, settings.world_size, part_bytes(settings.world_size), settings.ways);
   auto communicator = std::make_unique<Communicator>(
       settings.rank, segment->parts(), settings.timeout,
-      wait_policy(settings.world_size, count_cpus(identities)),
       [segment](int peer) { return segment->is_held_by(peer); }, settings.names);
   communicator->barrier();
   return communicator;
 }
 
 Communicator::Communicator(int rank, const std::vector<std::byte*>& parts,
-                           std::chrono::milliseconds timeout, WaitPolicy policy,
-                           std::function<bool(int)> is_alive, std::vector<int> names)
+                           std::chrono::milliseconds timeout, std::function<bool(int)> is_alive,
+                           std::vector<int> names)
     : ddp::Communicator(rank, static_cast<int>(parts.size())),
       own_(static_cast<size_t>(rank)),
       ranks_(parts.size()),
       parts_(parts),
-      barrier_(rank, control_pages(parts), timeout, policy, std::move(is_alive), std::move(names)) {
-}
+      barrier_(rank, control_pages(parts), timeout, std::move(is_alive), std::move(names)) {}
 
 std::byte* Communicator::slot(size_t rank, bool next) const {
   return parts_[rank] + kControlBytes + (barrier_.sequence() + next) % 2 * kSlotBytes;

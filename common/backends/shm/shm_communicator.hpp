@@ -43,7 +43,7 @@ class Communicator : public ddp::Communicator {
 
   /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero
   Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
-               WaitPolicy policy, std::function<bool(int)> is_alive, std::vector<int> names = {});
+               std::function<bool(int)> is_alive, std::vector<int> names = {});
   static size_t part_bytes(int world_size);
 
   std::chrono::milliseconds timeout() const noexcept { return barrier_.timeout(); }

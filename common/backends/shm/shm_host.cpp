@@ -3,14 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <array>
 #include <fstream>
-#include <set>
 #include <sstream>
-
-#include "common/launch/cpu_share.hpp"
 
 namespace ddp::shm {
 
@@ -22,13 +19,11 @@ HostIdentity read_host_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> identity.boot_id;
   struct stat status {};
   identity.shm_device = stat("/dev/shm", &status) == 0 ? status.st_dev : 0;
-  identity.cpus = allowed_cores();
   return identity;
 }
 
 std::string to_text(const HostIdentity& identity) {
-  return fmt::format("{}\n{}\n{} {}", identity.host_name, identity.boot_id, identity.shm_device,
-                     fmt::join(identity.cpus, " "));
+  return fmt::format("{}\n{}\n{}", identity.host_name, identity.boot_id, identity.shm_device);
 }
 
 HostIdentity host_identity_from(const std::string& text) {
@@ -37,9 +32,6 @@ HostIdentity host_identity_from(const std::string& text) {
   std::getline(fields, identity.host_name);
   std::getline(fields, identity.boot_id);
   fields >> identity.shm_device;
-  for (int cpu = 0; fields >> cpu;) {
-    identity.cpus.push_back(cpu);
-  }
   return identity;
 }
 
@@ -61,14 +53,6 @@ std::string first_stranger(const std::vector<HostIdentity>& identities) {
     }
   }
   return "";
-}
-
-int count_cpus(const std::vector<HostIdentity>& identities) {
-  std::set<int> all;
-  for (const HostIdentity& identity : identities) {
-    all.insert(identity.cpus.begin(), identity.cpus.end());
-  }
-  return static_cast<int>(all.size());
 }
 
 }  // namespace ddp::shm

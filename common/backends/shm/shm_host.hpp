@@ -13,7 +13,6 @@ struct HostIdentity {
   std::string host_name;
   std::string boot_id;
   uint64_t shm_device = 0;  ///< device number of /dev/shm; 0 if there is none
-  std::vector<int> cpus;  ///< those that this rank may run on; no part of the comparison
 };
 
 HostIdentity read_host_identity();
@@ -24,8 +23,5 @@ HostIdentity host_identity_from(const std::string& text);
 
 /// @return empty if all ranks are on one host, else which rank differs from rank 0 and in what
 std::string first_stranger(const std::vector<HostIdentity>& identities);
-
-/// How many processors the ranks have between them.
-int count_cpus(const std::vector<HostIdentity>& identities);
 
 }  // namespace ddp::shm
