@@ -1,8 +1,12 @@
 // The MPI backend: real ranks under mpirun.
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <regex>
+#include <thread>
 
 #include "common/backends/backend.hpp"
+#include "common/backends/mpi/watchdog.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
@@ -75,6 +79,24 @@ Last last_line(const RunResult& result) {
 }
 
 }  // namespace
+
+TEST_CASE("a call that makes progress is not late, one that does not is") {
+  using std::chrono::milliseconds;
+  std::atomic<int> late = 0;
+  ddp::Watchdog watchdog(
+      milliseconds(500), milliseconds(1000), [] {}, [&](uint64_t) { ++late; });
+  const ddp::Watchdog::Watch watch(watchdog);
+  for (int piece = 0; piece < 50; ++piece) {
+    std::this_thread::sleep_for(milliseconds(50));
+    watchdog.progress();
+  }
+  CHECK(late == 0);
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (late == 0 && std::chrono::steady_clock::now() < patience) {
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  CHECK(late == 1);
+}
 
 TEST_CASE("which launches are an MPI world") {
   const std::map<std::string, std::string> one_of_two = {{"OMPI_COMM_WORLD_RANK", "1"},

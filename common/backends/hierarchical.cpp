@@ -18,6 +18,9 @@ namespace {
 constexpr const char* kName = "hierarchical";
 /// Of each rank, in gathers and scatters, which go through a buffer.
 constexpr size_t kPieceBytes = size_t{1} << 20;
+/// Of what goes from host to host at a time: those who wait for their leader see no progress
+/// before.
+constexpr size_t kMostElements = size_t{1} << 24;
 constexpr std::chrono::milliseconds kMoreThanLeader{5000};
 
 c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& store,
@@ -52,12 +55,14 @@ class HierarchicalCommunicator : public Communicator {
     if (topology_.hosts.size() == 1) {
       return;
     }
-    if (is_floating(dtype) && (op == ReduceOp::kMin || op == ReduceOp::kMax)) {
-      compare_between_hosts(data, count, dtype, op);
-    } else if (count > 0) {
-      reduce_between_hosts(data, count, dtype, op);
-    }
-    hand_down(data, count, dtype);
+    for_pieces(data, count, dtype, [&](void* piece, size_t size) {
+      if (is_floating(dtype) && (op == ReduceOp::kMin || op == ReduceOp::kMax)) {
+        compare_between_hosts(piece, size, dtype, op);
+      } else if (size > 0) {
+        reduce_between_hosts(piece, size, dtype, op);
+      }
+      hand_down(piece, size, dtype);
+    });
   }
 
   void broadcast(void* data, size_t count, DType dtype, int root) override {
@@ -70,15 +75,17 @@ class HierarchicalCommunicator : public Communicator {
       const auto root_local = std::ranges::find(*host, root) - host->begin();
       local_->broadcast(data, count, dtype, static_cast<int>(root_local));
     }
-    if (count > 0) {
-      between_hosts("broadcast", [&] {
-        std::vector<at::Tensor> tensors{as_tensor(data, count * element_bytes(dtype))};
-        return leaders_->broadcast(tensors, {.rootRank = root_host});
-      });
-    }
-    // On the root's host nothing is left to hand down, but the others must not be in the next
-    // collective, where they would wait for their leader with less patience.
-    hand_down(data, is_here ? 0 : count, dtype);
+    for_pieces(data, count, dtype, [&](void* piece, size_t size) {
+      if (size > 0) {
+        between_hosts("broadcast", [&] {
+          std::vector<at::Tensor> tensors{as_tensor(piece, size * element_bytes(dtype))};
+          return leaders_->broadcast(tensors, {.rootRank = root_host});
+        });
+      }
+      // On the root's host nothing is left to hand down, but the others must not be in the next
+      // collective, where they would wait for their leader with less patience.
+      hand_down(piece, is_here ? 0 : size, dtype);
+    });
   }
 
   void all_gather(const void* input, void* const* outputs, const size_t* counts,
@@ -135,6 +142,17 @@ class HierarchicalCommunicator : public Communicator {
           fmt::format("--backend hierarchical: {} between the hosts: {}", operation,
                       from_torch == nullptr ? error.what() : from_torch->what_without_backtrace()));
     }
+  }
+
+  /// Calls `body` with each piece, one at least.
+  template <typename Body>
+  static void for_pieces(void* data, size_t count, DType dtype, const Body& body) {
+    size_t begin = 0;
+    do {
+      const size_t size = std::min(kMostElements, count - begin);
+      body(static_cast<std::byte*>(data) + begin * element_bytes(dtype), size);
+      begin += size;
+    } while (begin < count);
   }
 
   /// From the leader to its host. A rank that waits for its leader, who waits for another host,

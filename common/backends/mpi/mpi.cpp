@@ -25,8 +25,8 @@
 namespace ddp::mpi {
 namespace {
 
-/// MPI counts in int.
-constexpr size_t kMostElements = size_t{1} << 30;
+/// Of one call to MPI, which counts in int, and shows no progress before it returns.
+constexpr size_t kMostElements = size_t{1} << 24;
 /// Of each rank, in gathers and scatters, which go through a buffer.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 /// When a waiting rank tells the others where it is. Long before, nobody needs to know.
@@ -172,6 +172,7 @@ class MpiCommunicator : public Communicator {
         const size_t piece = std::min(largest, size - begin);
         result = body(begin, piece);
         begin += piece;
+        watchdog_.progress();
       } while (begin < size && result == MPI_SUCCESS);
       return result;
     });

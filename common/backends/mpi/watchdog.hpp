@@ -17,6 +17,9 @@ class Watchdog {
   Watchdog(std::chrono::milliseconds slow_after, std::chrono::milliseconds timeout,
            std::function<void()> on_slow, std::function<void(uint64_t call)> on_late);
 
+  /// The watched call has come further, and is as young as a new one.
+  void progress() { calls_.fetch_add(2, std::memory_order_release); }
+
   bool has_ended(uint64_t call) const { return calls_.load(std::memory_order_acquire) != call; }
 
   /// The watched call is the life of this object. One at a time.
