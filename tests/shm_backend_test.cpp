@@ -3,10 +3,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <regex>
 #include <sstream>
+#include <thread>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
@@ -241,6 +244,26 @@ TEST_CASE("a rank that never comes is named") {
                         {0, 3, torch::kCPU, std::chrono::milliseconds(300), "127.0.0.1"}),
       "within 0.3 s the start of --backend shm lacks rank 1, 2 of world size 3, expected all of "
       "them");
+}
+
+TEST_CASE("a barrier waits for the other ranks, while all-reduces are paused too") {
+  std::atomic<bool> has_come = false;
+  std::atomic<bool> came_before = false;
+  run_ranks(
+      2,
+      [&](ProcessGroup& process_group) {
+        process_group.pause_all_reduce(true);
+        if (process_group.rank() == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          has_come = true;
+        }
+        process_group.barrier();
+        if (process_group.rank() == 1) {
+          came_before = has_come.load();
+        }
+      },
+      "shm");
+  CHECK(came_before);
 }
 
 TEST_CASE("gradients of a DDP model live in shared memory, also after zero_grad") {

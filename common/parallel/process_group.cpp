@@ -11,6 +11,7 @@
 
 #include "common/backends/backend.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/parallel/rendezvous.hpp"
@@ -19,10 +20,6 @@ namespace ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
 
 std::chrono::milliseconds timeout_of(const Options& options) {
   // Up, as c10d takes zero for no timeout at all.
@@ -118,7 +115,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
   const Clock::time_point before = Clock::now();
   auto work = collective();
   if (!device_.is_cuda()) {
-    wait_.backward.host_ms += ms_since(before);
+    wait_.backward.host_ms += 1e3 * seconds_since(before);
   }
   return work;
 }
@@ -173,7 +170,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     }
   }
   if (wait_timer_enabled_ && !device_.is_cuda()) {
-    wait_.gather.host_ms += ms_since(before);
+    wait_.gather.host_ms += 1e3 * seconds_since(before);
   }
   for (const auto& work : works) {
     wait(work, wait_.gather);
@@ -208,7 +205,7 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
   } else {
     const Clock::time_point before = Clock::now();
     work->wait();
-    time.host_ms += ms_since(before);
+    time.host_ms += 1e3 * seconds_since(before);
   }
 }
 
@@ -228,7 +225,9 @@ torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {
 }
 
 void ProcessGroup::barrier() const {
-  all_reduce(torch::zeros({1}, device_));
+  // Ranks meet while all-reduces are paused, too. No c10d barrier: NCCL's would guess the device.
+  std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
+  wait(group_->getDefaultBackend()->allreduce(one));
 }
 
 torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) const {
