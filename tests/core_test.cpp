@@ -582,6 +582,34 @@ TEST_CASE("a backward may follow the next forward", "[data_parallel]") {
   }
 }
 
+TEST_CASE("dropped gradients are made again where the optimizer reads them", "[optimizer]") {
+  ddp::Options options;
+  options.optimizer = "momentum";
+  options.learning_rate = 0.5;
+  torch::nn::Linear model(1, 1);
+  torch::nn::Linear reference(1, 1);
+  reference->weight.set_data(model->weight.detach().clone());
+  reference->bias.set_data(model->bias.detach().clone());
+  ddp::Optimizer optimizer(*model, options, nullptr);
+  torch::optim::SGD their_optimizer(reference->parameters(),
+                                    torch::optim::SGDOptions(0.5).momentum(0.9));
+  for (int step = 1; step <= 3; ++step) {
+    const torch::Tensor input = torch::full({1, 1}, static_cast<double>(step));
+    model->zero_grad();  // sets them to none
+    if (step == 3) {
+      model->forward(input * 100).sum().backward();
+      optimizer.zero_grad();
+    }
+    model->forward(input).sum().backward();
+    optimizer.step();
+    their_optimizer.zero_grad();
+    reference->forward(input).sum().backward();
+    their_optimizer.step();
+  }
+  CHECK(model->weight.item<double>() == Approx(reference->weight.item<double>()));
+  CHECK(model->bias.item<double>() == Approx(reference->bias.item<double>()));
+}
+
 TEST_CASE("an exception in a replica's thread reaches the caller", "[data_parallel]") {
   CHECK_THROWS_AS(ddp::parallel_apply(3,
                                       [](size_t i) {
