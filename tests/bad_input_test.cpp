@@ -180,6 +180,25 @@ TEST_CASE("a rank that stands still while all train is named in one line", "[bad
   check_one_line(program.wait(), 1, {"rank 2"});
 }
 
+TEST_CASE("a thread that cannot be started is an error in one line", "[bad_input]") {
+  for (const std::string line :
+       {"02_data_parallel 2 1 --nprocs 3 --threads 1", "01_single_gpu 2 1 --threads 2",
+        "02_data_parallel 2 1 --nprocs 3 --threads 1 --speedup fused",
+        "01_single_gpu 2 1 --threads 2 --speedup fused"}) {
+    for (const int from : {1, 2}) {  // of two that there are at a time
+      const ddp::ScratchFolder folder("ddp-bad");
+      RunOptions options;
+      options.cwd = folder.path();
+      options.environment = {{"LD_PRELOAD", DDP_NO_THREAD},
+                             {"DDP_NO_THREAD_FROM", std::to_string(from)}};
+      INFO(line << ", from thread " << from);
+      check_one_line(ddp::test::run_program(command(line), options), 2,
+                     {"a thread cannot be started", "ulimit -u"});
+      CHECK(fs::is_empty(folder.path()));
+    }
+  }
+}
+
 TEST_CASE("a rank that does not come is named, and a timeout below a millisecond is rounded up",
           "[bad_input]") {
   // As under mpirun: rank 0 takes any free port, and tells the others in a file.

@@ -1,6 +1,10 @@
 // The pieces, one by one: sampler, loader, loss, optimizer, data, snapshot, data_parallel.
+#include <ATen/CPUGeneratorImpl.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -429,6 +433,181 @@ TEST_CASE("data_parallel computes what the module computes", "[data_parallel]") 
       }
     }
   }
+}
+
+namespace {
+
+/// Has all that a replica must follow.
+struct NormalizedImpl : torch::nn::Cloneable<NormalizedImpl> {
+  NormalizedImpl() { reset(); }
+  void reset() override {
+    linear = register_module("linear", torch::nn::Linear(4, 3));
+    norm = register_module("norm", torch::nn::BatchNorm1d(3));
+  }
+  torch::Tensor forward(const torch::Tensor& input) {
+    return norm->forward(linear->forward(input));
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Normalized);
+
+torch::Tensor random_state() {
+  return at::detail::getDefaultCPUGenerator().get_state();
+}
+
+}  // namespace
+
+TEST_CASE("replicas are made once, draw no random numbers, and go with their model",
+          "[data_parallel]") {
+  const std::vector<torch::Device> devices(2, torch::kCPU);
+  const torch::Tensor input = torch::randn({4, 4});
+  std::weak_ptr<torch::nn::Module> replica;
+  {
+    ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
+    const torch::Tensor before = random_state();
+    const auto replicas = ddp::replicate(*model, devices);
+    ddp::data_parallel(model, input, devices).sum().backward();
+    CHECK(torch::equal(random_state(), before));
+    CHECK(ddp::replicate(*model, devices) == replicas);
+    replica = replicas->modules.front();
+    // Another number of devices, and another model, have their own.
+    CHECK(ddp::replicate(*model, {torch::kCPU}) != replicas);
+    ddp::Mlp other(std::vector<int64_t>{4, 6, 2});
+    CHECK(ddp::replicate(*other, devices) != replicas);
+    CHECK(ddp::replicate(*model, devices) == replicas);
+  }
+  ddp::Mlp next(std::vector<int64_t>{1, 1});
+  ddp::replicate(*next, devices);
+  CHECK(replica.expired());
+}
+
+TEST_CASE("replicas follow their model", "[data_parallel]") {
+  const std::vector<torch::Device> devices(2, torch::kCPU);
+  const torch::Tensor input = torch::randn({6, 4});
+  Normalized model;
+  const auto follows = [&] {
+    for (const auto& replica : ddp::replicate(*model, devices)->modules) {
+      const auto parameters = replica->parameters();
+      const auto buffers = replica->buffers();
+      for (size_t p = 0; p < parameters.size(); ++p) {
+        if (!torch::equal(parameters[p], model->parameters()[p]) ||
+            parameters[p].requires_grad() != model->parameters()[p].requires_grad()) {
+          return false;
+        }
+      }
+      for (size_t b = 0; b < buffers.size(); ++b) {
+        if (!torch::equal(buffers[b], model->buffers()[b])) {
+          return false;
+        }
+      }
+      for (size_t m = 0; m < replica->modules().size(); ++m) {
+        if (replica->modules()[m]->is_training() != model->modules()[m]->is_training()) {
+          return false;
+        }
+      }
+    }
+    return true;
+  };
+  CHECK(follows());
+  {
+    const torch::NoGradGuard no_grad;
+    model->linear->weight.fill_(2);
+    model->norm->running_mean.fill_(3);
+  }
+  CHECK(follows());
+  ddp::flatten_parameters(*model);  // other memory
+  model->linear->weight.set_requires_grad(false);
+  CHECK(follows());
+  ddp::data_parallel(model, input, devices).square().sum().backward();
+  CHECK_FALSE(model->linear->weight.grad().ne(0).any().item<bool>());
+  CHECK(model->norm->weight.grad().ne(0).any().item<bool>());
+  // What the first replica, on the model's own device, learns of the data is kept.
+  CHECK(model->norm->num_batches_tracked.item<int64_t>() == 1);
+  model->norm->eval();
+  CHECK(follows());
+  CHECK(torch::allclose(ddp::data_parallel(model, input, devices), model->forward(input)));
+  model->train();
+  CHECK(follows());
+  model->linear->reset_parameters();
+  CHECK(follows());
+  model->linear = model->replace_module("linear", torch::nn::Linear(4, 3));
+  CHECK(follows());
+}
+
+namespace {
+
+/// One weight, twice used, under two names that reset() gives it.
+struct TiedImpl : torch::nn::Cloneable<TiedImpl> {
+  TiedImpl() { reset(); }
+  void reset() override {
+    weight = register_parameter("weight", torch::ones({3, 3}));
+    again = register_parameter("again", weight);
+  }
+  torch::Tensor forward(const torch::Tensor& input) {
+    return torch::linear(torch::tanh(torch::linear(input, weight)), again);
+  }
+  torch::Tensor weight;
+  torch::Tensor again;
+};
+TORCH_MODULE(Tied);
+
+}  // namespace
+
+TEST_CASE("a tied parameter's gradient counts once in data_parallel", "[data_parallel]") {
+  const torch::Tensor input = torch::randn({4, 3});
+  Tied alone;
+  alone->forward(input).square().sum().backward();
+  for (const size_t replicas : {1U, 3U}) {
+    Tied model;
+    const std::vector<torch::Device> devices(replicas, torch::kCPU);
+    ddp::data_parallel(model, input, devices).square().sum().backward();
+    CHECK(torch::allclose(model->weight.grad(), alone->weight.grad()));
+  }
+}
+
+TEST_CASE("a backward may follow the next forward", "[data_parallel]") {
+  const std::vector<torch::Device> devices(2, torch::kCPU);
+  ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
+  ddp::Mlp reference = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
+  const torch::Tensor one = torch::randn({4, 4});
+  const torch::Tensor two = torch::randn({4, 4});
+  (ddp::data_parallel(model, one, devices) * ddp::data_parallel(model, two, devices))
+      .sum()
+      .backward();
+  (reference->forward(one) * reference->forward(two)).sum().backward();
+  for (size_t p = 0; p < model->parameters().size(); ++p) {
+    CHECK(torch::allclose(model->parameters()[p].grad(), reference->parameters()[p].grad(), 1e-4,
+                          1e-5));
+  }
+}
+
+TEST_CASE("dropped gradients are made again where the optimizer reads them", "[optimizer]") {
+  ddp::Options options;
+  options.optimizer = "momentum";
+  options.learning_rate = 0.5;
+  torch::nn::Linear model(1, 1);
+  torch::nn::Linear reference(1, 1);
+  reference->weight.set_data(model->weight.detach().clone());
+  reference->bias.set_data(model->bias.detach().clone());
+  ddp::Optimizer optimizer(*model, options, nullptr);
+  torch::optim::SGD their_optimizer(reference->parameters(),
+                                    torch::optim::SGDOptions(0.5).momentum(0.9));
+  for (int step = 1; step <= 3; ++step) {
+    const torch::Tensor input = torch::full({1, 1}, static_cast<double>(step));
+    model->zero_grad();  // sets them to none
+    if (step == 3) {
+      model->forward(input * 100).sum().backward();
+      optimizer.zero_grad();
+    }
+    model->forward(input).sum().backward();
+    optimizer.step();
+    their_optimizer.zero_grad();
+    reference->forward(input).sum().backward();
+    their_optimizer.step();
+  }
+  CHECK(model->weight.item<double>() == Approx(reference->weight.item<double>()));
+  CHECK(model->bias.item<double>() == Approx(reference->bias.item<double>()));
 }
 
 TEST_CASE("an exception in a replica's thread reaches the caller", "[data_parallel]") {

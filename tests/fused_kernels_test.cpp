@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "common/fused/worker_pool.hpp"
+#include "common/parallel/worker_pool.hpp"
 #include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
 
@@ -251,7 +251,7 @@ TEST_CASE("the fused update is LibTorch's, for every optimizer", "[fused][optimi
 
 TEST_CASE("a pool runs every task once, and hands on the first exception", "[fused]") {
   for (const size_t size : {1U, 2U, 5U}) {
-    ddp::fused::WorkerPool pool(size);
+    ddp::WorkerPool pool(size);
     std::vector<int> calls(size);
     for (int round = 1; round <= 1000; ++round) {
       pool.run([&](size_t i) { ++calls[i]; });

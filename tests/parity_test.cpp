@@ -371,6 +371,31 @@ TEST_CASE("no rank outlives a launcher that was killed", "[launcher]") {
   }
 }
 
+TEST_CASE("without a sampler every rank does what one process does, and nothing is gained",
+          "[parity]") {
+  const Folder folder;
+  for (const std::string workload :
+       {" 3 3 --dataset digits", " 3 3 --batch-size 48 --speedup fused --optimizer adam"}) {
+    const Outcome alone = folder.run("01_single_gpu" + workload);
+    for (const std::string program : {"03_ddp_spawn", "03_ddp_spawn_by_hand"}) {
+      // The mean of two equal gradients has their bits.
+      const Outcome outcome = folder.run(program + workload + " --nprocs 2 --sampler none");
+      INFO(program << workload);
+      CHECK(outcome.digest == alone.digest);
+      CHECK(outcome.moved == alone.moved);
+      for (const std::string& line : alone.lines) {
+        const size_t epoch = line.find("] Epoch ");
+        if (epoch != std::string::npos) {  // by both ranks, with as many steps
+          CHECK(std::ranges::count_if(outcome.lines, [&](const std::string& printed) {
+                  return printed.ends_with(line.substr(epoch));
+                }) == 2);
+        }
+      }
+      CHECK(folder.run(program + workload + " --nprocs 2").digest != alone.digest);
+    }
+  }
+}
+
 TEST_CASE("every rank prints every epoch, and rank 0 the last line", "[parity]") {
   const Outcome outcome = Folder().run("03_ddp_spawn 3 3 --nprocs 2");
   const std::regex epoch(

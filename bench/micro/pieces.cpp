@@ -115,14 +115,14 @@ struct Replicated {
         outputs(all.size()) {
     const std::vector<torch::Tensor> inputs = scatter(batch, devices);
     parallel_apply(devices.size(), [&](size_t i) {
-      outputs[i] = std::dynamic_pointer_cast<MlpImpl>(replicas[i])->forward(inputs[i]);
+      outputs[i] = std::dynamic_pointer_cast<MlpImpl>(replicas->modules[i])->forward(inputs[i]);
     });
   }
 
   std::vector<torch::Device> devices;
   Mlp model;
   torch::Tensor batch;  // (batch over all devices, in_features) float32, on the host
-  std::vector<std::shared_ptr<torch::nn::Module>> replicas;
+  std::shared_ptr<const Replicas> replicas;
   std::vector<torch::Tensor> outputs;  // by device: (batch_per_rank, out_features) float32
 };
 
@@ -137,8 +137,7 @@ Exercise replicate_model(const std::shared_ptr<Replicated>& state) {
 Exercise gather_outputs(const std::shared_ptr<Replicated>& state) {
   const auto bytes = static_cast<std::int64_t>(torch::cat(state->outputs).nbytes());
   return piece(2 * bytes, [state] {
-    benchmark::DoNotOptimize(
-        gather(*state->model, state->replicas, state->outputs, state->devices.front()));
+    benchmark::DoNotOptimize(gather(*state->replicas, state->outputs, state->devices.front()));
   });
 }
 

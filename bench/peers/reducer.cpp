@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "common/model/flat_parameters.hpp"
+
 namespace ddp {
 
 ReducerPeer::ReducerPeer(const torch::nn::Module& module, const ProcessGroup& process_group,
@@ -11,12 +13,7 @@ ReducerPeer::ReducerPeer(const torch::nn::Module& module, const ProcessGroup& pr
     : find_unused_parameters_(find_unused_parameters) {
   constexpr int64_t kFirstBucketBytes = 1024 * 1024;
   constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
-  std::vector<torch::Tensor> parameters;
-  for (const torch::Tensor& parameter : module.parameters()) {
-    if (parameter.requires_grad()) {
-      parameters.push_back(parameter);
-    }
-  }
+  std::vector<torch::Tensor> parameters = trainable_parameters(module);
   std::vector<std::vector<size_t>> buckets = std::get<0>(
       c10d::compute_bucket_assignment_by_size(parameters, {kFirstBucketBytes, kBucketBytes}));
   std::reverse(buckets.begin(), buckets.end());  // backward produces the last gradients first

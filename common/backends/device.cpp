@@ -1,7 +1,10 @@
 #include "common/backends/device.hpp"
 
 #include <cstdlib>
+#include <latch>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
@@ -44,7 +47,25 @@ torch::Device cuda_device(int index, int devices) {
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
+/// LibTorch makes a pool and OpenMP another; where one of their threads cannot be started they wait
+/// for ever, or end the process.
+/// @throws std::system_error instead
+void try_threads(int threads) {
+  std::latch tried(1);
+  std::vector<std::jthread> all;
+  try {
+    for (int i = 0; i < 2 * (threads - 1); ++i) {
+      all.emplace_back([&tried] { tried.wait(); });
+    }
+  } catch (...) {
+    tried.count_down();
+    throw;
+  }
+  tried.count_down();
+}
+
 void apply_settings(const Options& options) {
+  try_threads(options.threads);
   at::set_num_threads(options.threads);
   if (options.deterministic) {
     // Must be set before cuBLAS is first used.

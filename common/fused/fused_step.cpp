@@ -8,9 +8,9 @@
 #include "common/fused/engine.hpp"
 #include "common/fused/graph_cache.hpp"
 #include "common/fused/kernels.hpp"
-#include "common/fused/worker_pool.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/gradient_buckets.hpp"
+#include "common/parallel/worker_pool.hpp"
 
 namespace ddp {
 namespace {
@@ -201,7 +201,7 @@ struct FusedStep::State {
   FlatParameters flat;
   std::optional<GradientBuckets> buckets;  // in the order in which backward fills them
   std::vector<Replica> replicas;
-  fused::WorkerPool threads;  // one per replica
+  WorkerPool threads;  // one per replica
   std::shared_ptr<fused::GraphCache> graphs;
   bool step_begun = false;  // gradients of this step's earlier micro-batches are there
 };

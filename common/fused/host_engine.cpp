@@ -4,7 +4,7 @@
 
 #include "common/fused/engine.hpp"
 #include "common/fused/kernels.hpp"
-#include "common/fused/worker_pool.hpp"
+#include "common/parallel/worker_pool.hpp"
 
 namespace ddp::fused {
 namespace {

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -153,7 +154,18 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
     code =
         report(program, who, one_line(error.what()), static_cast<int>(error.code()), error.what());
   } catch (const std::exception& error) {
-    code = report(program, who, first_line(error.what()), kFailed, error.what());
+    const auto* const system_error = dynamic_cast<const std::system_error*>(&error);
+    if (system_error != nullptr &&
+        system_error->code() == std::errc::resource_unavailable_try_again) {
+      // Whoever it was that wanted one more: this program, LibTorch or Gloo.
+      code = report(program, who,
+                    fmt::format("a thread cannot be started ({}), expected the limit on processes "
+                                "(ulimit -u, or a container's) to leave room for it",
+                                system_error->code().message()),
+                    static_cast<int>(ExitCode::kUsage), error.what());
+    } else {
+      code = report(program, who, first_line(error.what()), kFailed, error.what());
+    }
   } catch (...) {
     const std::string what = "an exception of unknown type";
     code = report(program, who, what, kFailed, what);

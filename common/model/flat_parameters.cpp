@@ -3,6 +3,7 @@
 #include <torch/nn/utils/convert_parameters.h>
 
 #include <cstddef>
+#include <unordered_set>
 
 #include "common/base/hash.hpp"
 
@@ -34,23 +35,29 @@ void FlatParameters::rebind_grad(size_t index) const {
   parameter.mutable_grad() = view;
 }
 
+std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> trainable;
+  std::unordered_set<const torch::TensorImpl*> seen;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      trainable.push_back(parameter);
+    }
+  }
+  return trainable;
+}
+
 FlatParameters flatten_parameters(const torch::nn::Module& module,
                                   const AllocateFunction& allocate_gradients) {
   const torch::NoGradGuard no_grad;
   FlatParameters flat;
+  flat.parameters = trainable_parameters(module);
   int64_t total = 0;
-  for (const torch::Tensor& parameter : module.parameters()) {
-    if (!parameter.requires_grad()) {
-      continue;
-    }
-    if (!flat.parameters.empty()) {
-      const torch::Tensor& first = flat.parameters.front();
-      TORCH_CHECK(
-          parameter.options().type_equal(first.options()) && parameter.device() == first.device(),
-          "Expected all trainable parameters to be ", first.toString(), " on ", first.device(),
-          ", got ", parameter.toString(), " on ", parameter.device());
-    }
-    flat.parameters.push_back(parameter);
+  for (const torch::Tensor& parameter : flat.parameters) {
+    const torch::Tensor& front = flat.parameters.front();
+    TORCH_CHECK(
+        parameter.options().type_equal(front.options()) && parameter.device() == front.device(),
+        "Expected all trainable parameters to be ", front.toString(), " on ", front.device(),
+        ", got ", parameter.toString(), " on ", parameter.device());
     flat.offsets.push_back(total);
     const int64_t alignment = kAlignmentBytes / parameter.element_size();
     total += (parameter.numel() + alignment - 1) / alignment * alignment;

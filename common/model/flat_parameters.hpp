@@ -15,12 +15,17 @@ namespace ddp {
 struct FlatParameters {
   torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
   torch::Tensor grad;  ///< (total) likewise; every parameter's .grad() is a view of it
-  std::vector<torch::Tensor> parameters;  ///< those that require a gradient
+  std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
   std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
 
-  /// Makes parameter `index`'s .grad() a view of `grad` again if it was replaced; keeps its value.
+  /// Makes parameter `index`'s .grad() a view of `grad` again if it was replaced; keeps its value,
+  /// which is zero if there is none.
   void rebind_grad(size_t index) const;
 };
+
+/// The parameters that require a gradient, in order. One that has several names (tied weights) is
+/// there once, in the place of its first.
+std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module);
 
 /// (numel) elements on the module's device, whose values do not matter.
 using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;

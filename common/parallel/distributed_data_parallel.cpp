@@ -6,15 +6,19 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <sstream>
+#include <unordered_map>
 
 namespace ddp {
 namespace {
 
 std::string describe_parameters(const torch::nn::Module& module) {
   std::ostringstream text;
+  std::unordered_map<const torch::TensorImpl*, std::string> names;
   for (const auto& item : module.named_parameters()) {
     text << item.key() << " " << item.value().sizes() << " " << item.value().dtype()
-         << (item.value().requires_grad() ? "" : " frozen") << "\n";
+         << (item.value().requires_grad() ? "" : " frozen");
+    const auto [first, is_new] = names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    text << (is_new ? "" : " tied to " + first->second) << "\n";
   }
   for (const auto& item : module.named_buffers()) {
     text << item.key() << " " << item.value().sizes() << " " << item.value().dtype() << " buffer\n";
@@ -38,7 +42,8 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     : process_group_(process_group),
       buffers_(module.buffers()),
       flat_(flatten_same_parameters(module, process_group)),
-      buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide) {
+      buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide),
+      target_(std::make_shared<HookTarget>()) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const size_t parameters = buckets_.range(bucket).parameters;
     bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // buckets begin at the end
@@ -51,23 +56,31 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     }
   }
   broadcast_buffers();
+  if (process_group.world_size() > 1) {
+    add_hooks();
+  }
+}
+
+void GradientReducer::add_hooks() {
+  target_->reducer = this;
   for (size_t i = 0; i < flat_.parameters.size(); ++i) {
-    auto accumulator = torch::autograd::impl::grad_accumulator(flat_.parameters[i]);
-    const uintptr_t key =
-        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [this, i](const torch::autograd::variable_list& outputs,
-                      const torch::autograd::variable_list&) {
-              gradient_ready(i);
-              return outputs;
-            }));
-    hooks_.emplace_back(std::move(accumulator), key);
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(flat_.parameters[i]));
+    accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+        [target = target_, i](const torch::autograd::variable_list& outputs,
+                              const torch::autograd::variable_list&) {
+          const std::lock_guard<std::mutex> lock(target->mutex);
+          if (target->reducer != nullptr) {
+            target->reducer->gradient_ready(i);
+          }
+          return outputs;
+        }));
   }
 }
 
 GradientReducer::~GradientReducer() {
-  for (const auto& [accumulator, key] : hooks_) {
-    accumulator->del_post_hook(key);
-  }
+  const std::lock_guard<std::mutex> lock(target_->mutex);
+  // The hooks stay: another thread may be going through them. They end with the accumulators.
+  target_->reducer = nullptr;
 }
 
 void GradientReducer::broadcast_buffers() const {
@@ -78,23 +91,30 @@ void GradientReducer::broadcast_buffers() const {
 }
 
 void GradientReducer::before_forward() {
-  in_backward_ = false;  // if a backward threw, its callback never ran
-  if (completes_step()) {
-    broadcast_buffers();
+  if (!completes_step()) {
+    return;
   }
+  {
+    const std::lock_guard<std::mutex> lock(target_->mutex);
+    in_backward_ = false;  // if a backward threw, its callback never ran
+  }
+  broadcast_buffers();
 }
 
 void GradientReducer::gradient_ready(size_t parameter) {
-  if (!completes_step() || process_group_.world_size() == 1) {
+  if (!completes_step()) {
     return;
   }
-  // With several GPUs in one process autograd has a thread for each.
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (!in_backward_) {
     in_backward_ = true;
     next_to_start_ = 0;
     pending_ = parameters_in_;
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([target = target_] {
+      const std::lock_guard<std::mutex> lock(target->mutex);
+      if (target->reducer != nullptr) {
+        target->reducer->finish_backward();
+      }
+    });
   }
   // zero_grad() of a stock optimizer drops gradients; backward then makes new ones elsewhere.
   flat_.rebind_grad(parameter);
@@ -105,9 +125,14 @@ void GradientReducer::gradient_ready(size_t parameter) {
 }
 
 void GradientReducer::finish_backward() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  while (next_to_start_ < buckets_.size()) {
-    buckets_.start(next_to_start_++);
+  for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
+    if (pending_[next_to_start_] > 0) {
+      const BucketRange& range = buckets_.range(next_to_start_);
+      for (size_t i = 0; i < range.parameters; ++i) {
+        flat_.rebind_grad(range.first_parameter + i);  // see Note [Unused parameters]
+      }
+    }
+    buckets_.start(next_to_start_);
   }
   buckets_.finish();
   in_backward_ = false;

@@ -22,11 +22,17 @@ namespace ddp {
 /// Backward produces gradients roughly in reverse order of the parameters, so buckets are filled
 /// from the end; a hook on each parameter counts, and the last gradient of a bucket starts its
 /// all-reduce. All ranks start buckets in the same order. When backward is through, buckets that
-/// are not full (parameters without a gradient count as zero) are started too, all are waited for,
-/// and the sums become means.
+/// are not full are started too, all are waited for, and the sums become means.
 ///
-/// At least one parameter must take part in every synchronised backward: the first hook is what
-/// starts the work.
+/// Note [Unused parameters]: one that takes no part in a backward contributes what its gradient
+/// holds, from micro-batches before or another loss, and zero if it has none. Afterwards every
+/// parameter has a gradient on every rank, be it zero: optimizers, which pass over parameters
+/// without one, do the same on all ranks. But at least one parameter must take part in every
+/// synchronised backward on every rank: the first hook is what starts the work.
+///
+/// Several reducers may share a process group, and a backward (a GAN's generator learns through the
+/// discriminator), as long as their buckets fill up in the same order on all ranks: not if ranks
+/// use different parameters of several reducers in one backward.
 class GradientReducer {
  public:
   /// Broadcasts rank 0's parameters and buffers.
@@ -44,6 +50,14 @@ class GradientReducer {
   size_t bucket_count() const { return buckets_.size(); }
 
  private:
+  /// What hooks know of the reducer. When a backward fails on one of autograd's threads, the others
+  /// may still run hooks while the exception unwinds the caller's stack, the reducer included.
+  struct HookTarget {
+    std::mutex mutex;  // With several GPUs in one process autograd has a thread for each.
+    GradientReducer* reducer;  // none: it is gone
+  };
+
+  void add_hooks();
   /// Or else backward only adds gradients up.
   bool completes_step() const { return synchronize_ && !process_group_.is_accumulating(); }
   void gradient_ready(size_t parameter);
@@ -57,10 +71,10 @@ class GradientReducer {
   GradientBuckets buckets_;  // in the order in which backward fills them
   std::vector<size_t> bucket_of_;  // each parameter
   std::vector<size_t> parameters_in_;  // each bucket
-  // Each parameter's hook, by what adds its gradients up: parameters refer to that only weakly.
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
+  // What adds each parameter's gradients up, and has the hook: parameters refer to it only weakly.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
-  std::mutex mutex_;  // for what follows
+  std::shared_ptr<HookTarget> target_;  // whose mutex is for what follows
   bool in_backward_ = false;
   std::vector<size_t> pending_;  // parameters in each bucket whose gradient is not there yet
   size_t next_to_start_ = 0;

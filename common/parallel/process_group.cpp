@@ -238,8 +238,12 @@ torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) con
              : torch::empty({numel}, options);
 }
 
+std::string ProcessGroup::exchange_key(const std::string& topic) const {
+  return fmt::format("{}/{}", topic, exchanges_++);
+}
+
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
-  const std::string key = topic + "/";
+  const std::string key = exchange_key(topic) + "/";
   store_->set(key + std::to_string(rank()), text);
   // Rank 0 reads everyone's, so that it too stops when another rank disagrees.
   for (int r = rank() == 0 ? 1 : 0; r < (rank() == 0 ? world_size() : 1); ++r) {
@@ -253,10 +257,11 @@ void ProcessGroup::verify_same(const std::string& topic, const std::string& text
 }
 
 std::string ProcessGroup::share(const std::string& topic, const std::string& text) const {
+  const std::string key = exchange_key(topic);
   if (rank() == 0) {
-    store_->set(topic, text);
+    store_->set(key, text);
   }
-  return store_->get_to_str(topic);
+  return store_->get_to_str(key);
 }
 
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

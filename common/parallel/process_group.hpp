@@ -100,8 +100,7 @@ class ProcessGroup {
   torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
 
   /// Compares `text` with the other ranks', through the store: no collective runs that ranks with
-  /// different ideas of the job could hang or abort in. @param topic names the exchange; each may
-  /// be used once
+  /// different ideas of the job could hang or abort in. @param topic what is compared, for messages
   /// @throws UsageError naming the rank and the first line that differs
   void verify_same(const std::string& topic, const std::string& text) const;
   /// Rank 0's text, on every rank, through the store. @param topic as above
@@ -139,6 +138,8 @@ class ProcessGroup {
   template <typename Collective>
   c10::intrusive_ptr<c10d::Work> start(int64_t bytes, const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
+  /// Another one each time, the same on all ranks: an earlier exchange's texts are still there.
+  std::string exchange_key(const std::string& topic) const;
 
   LaunchEnvironment environment_;
   c10::intrusive_ptr<c10d::Store> store_;
@@ -150,6 +151,7 @@ class ProcessGroup {
   bool accumulating_ = false;
   bool destroyed_ = false;
   mutable CommunicationWait wait_;
+  mutable int64_t exchanges_ = 0;
   mutable std::vector<std::function<void()>> before_shutdown_;
 };
 

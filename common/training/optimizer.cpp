@@ -163,6 +163,12 @@ void Optimizer::set_epoch(int64_t epoch) {
   }
 }
 
+void Optimizer::rebind_gradients() const {
+  for (size_t i = 0; i < flat_.parameters.size(); ++i) {
+    flat_.rebind_grad(i);
+  }
+}
+
 void Optimizer::step() {
   updating_ = true;
   step_is_partial_ = accumulating_;
@@ -172,12 +178,14 @@ void Optimizer::step() {
   if (observer_ != nullptr) {
     observer_->begin(Phase::kOptimizer);
   }
+  rebind_gradients();
   update_by_aten();
   gather_weights();
 }
 
 void Optimizer::zero_grad() {
   if (!step_is_partial_) {
+    rebind_gradients();
     flat_.grad.zero_();
   }
   // Not if the loop begins with zero_grad().

@@ -36,7 +36,8 @@ class Optimizer {
 
   /// Sets the learning rate of this epoch, see resolve_lr_schedule().
   void set_epoch(int64_t epoch);
-  /// Collective if is_sharded(); then gradients are read in this rank's parts only.
+  /// Collective if is_sharded(); then gradients are read in this rank's parts only. Of a parameter
+  /// whose gradient was dropped, as torch::nn::Module::zero_grad() does, and not made again: zero.
   void step();
   /// Keeps the gradients while those of more micro-batches are to be added to them.
   void zero_grad();
@@ -62,6 +63,8 @@ class Optimizer {
   int64_t state_bytes() const;
 
  private:
+  /// Where one was dropped, backward has made another elsewhere, or none.
+  void rebind_gradients() const;
   void update_by_aten();
   void update_by_kernel();
   void gather_weights();

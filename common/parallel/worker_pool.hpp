@@ -1,4 +1,4 @@
-// common/fused/worker_pool.hpp - threads that wait for the next piece of work.
+// common/parallel/worker_pool.hpp - threads that wait for the next piece of work.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -15,7 +15,7 @@
 
 #include "common/base/pause.hpp"
 
-namespace ddp::fused {
+namespace ddp {
 
 /// A step takes microseconds: threads that live as long as training are told to begin through one
 /// variable. They look at it for a while before they sleep in the kernel, which costs more than
@@ -23,19 +23,18 @@ namespace ddp::fused {
 class WorkerPool {
  public:
   /// @param size threads that work at a time, the caller of run() included
+  /// @throws std::system_error if one of them cannot be started; none is left then
   explicit WorkerPool(size_t size) {
-    for (size_t i = 1; i < size; ++i) {
-      threads_.emplace_back([this, i] { work(i); });
+    try {
+      for (size_t i = 1; i < size; ++i) {
+        threads_.emplace_back([this, i] { work(i); });
+      }
+    } catch (...) {
+      stop();
+      throw;
     }
   }
-  ~WorkerPool() {
-    stop_ = true;
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-  }
+  ~WorkerPool() { stop(); }
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
@@ -60,6 +59,15 @@ class WorkerPool {
   }
 
  private:
+  void stop() {
+    stop_ = true;
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
   void work(size_t index) {
     at::init_num_threads();  // a new thread would compute with all cores, see Note [Threads]
     uint32_t round = 0;
@@ -109,4 +117,4 @@ class WorkerPool {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace ddp::fused
+}  // namespace ddp
