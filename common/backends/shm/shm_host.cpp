@@ -5,6 +5,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <set>
@@ -23,12 +24,13 @@ HostIdentity read_host_identity() {
   struct stat status {};
   identity.shm_device = stat("/dev/shm", &status) == 0 ? status.st_dev : 0;
   identity.cpus = allowed_cores();
+  identity.cpu_quota = cpu_quota();
   return identity;
 }
 
 std::string to_text(const HostIdentity& identity) {
-  return fmt::format("{}\n{}\n{} {}", identity.host_name, identity.boot_id, identity.shm_device,
-                     fmt::join(identity.cpus, " "));
+  return fmt::format("{}\n{}\n{} {} {}", identity.host_name, identity.boot_id, identity.shm_device,
+                     identity.cpu_quota, fmt::join(identity.cpus, " "));
 }
 
 HostIdentity host_identity_from(const std::string& text) {
@@ -36,7 +38,9 @@ HostIdentity host_identity_from(const std::string& text) {
   std::istringstream fields(text);
   std::getline(fields, identity.host_name);
   std::getline(fields, identity.boot_id);
-  fields >> identity.shm_device;
+  std::string quota;
+  fields >> identity.shm_device >> quota;
+  identity.cpu_quota = std::stod(quota);  // "inf" too
   for (int cpu = 0; fields >> cpu;) {
     identity.cpus.push_back(cpu);
   }
@@ -65,10 +69,12 @@ std::string first_stranger(const std::vector<HostIdentity>& identities) {
 
 int count_cpus(const std::vector<HostIdentity>& identities) {
   std::set<int> all;
+  double quota = std::numeric_limits<double>::infinity();
   for (const HostIdentity& identity : identities) {
     all.insert(identity.cpus.begin(), identity.cpus.end());
+    quota = std::min(quota, identity.cpu_quota);
   }
-  return static_cast<int>(all.size());
+  return count_processors({all.begin(), all.end()}, quota);
 }
 
 }  // namespace ddp::shm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct HostIdentity {
   std::string boot_id;
   uint64_t shm_device = 0;  ///< device number of /dev/shm; 0 if there is none
   std::vector<int> cpus;  ///< those that this rank may run on; no part of the comparison
+  double cpu_quota = std::numeric_limits<double>::infinity();  ///< of its container, likewise
 };
 
 HostIdentity read_host_identity();
@@ -25,7 +27,7 @@ HostIdentity host_identity_from(const std::string& text);
 /// @return empty if all ranks are on one host, else which rank differs from rank 0 and in what
 std::string first_stranger(const std::vector<HostIdentity>& identities);
 
-/// How many processors the ranks have between them.
+/// How many processors the ranks have between them. A quota is one container's, which all are in.
 int count_cpus(const std::vector<HostIdentity>& identities);
 
 }  // namespace ddp::shm
