@@ -2,6 +2,10 @@
 #include "common/launch/cpu_share.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -83,6 +87,116 @@ TEST_CASE("cores as text") {
   CHECK(ddp::format_cores({0}) == "0");
   CHECK(ddp::format_cores({0, 1, 2, 3, 8}) == "0-3,8");
   CHECK(ddp::format_cores({1, 3, 4, 7, 8, 9}) == "1,3-4,7-9");
+}
+
+namespace {
+
+/// Folders as the kernel shows them to a process: its groups, and where they are mounted.
+class MadeUpRoot {
+ public:
+  MadeUpRoot(const std::string& groups, const std::vector<std::string>& mounts) {
+    std::string all;
+    for (const std::string& mount : mounts) {
+      all += "31 23 0:28 " + mount + "\n";
+    }
+    write("proc/self/cgroup", groups);
+    write("proc/self/mountinfo", "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n" + all);
+  }
+  void write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = folder_.path() + "/" + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  double quota() const { return ddp::cpu_quota(folder_.path()); }
+
+ private:
+  ddp::ScratchFolder folder_{"ddp-cgroup"};
+};
+
+const std::string kV2 = "/ /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate";
+const std::string kV1 = "/ /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct";
+
+}  // namespace
+
+TEST_CASE("the quota of a container, control groups version 2") {
+  const MadeUpRoot root("0::/system.slice/job/task\n", {kV2});
+  const std::string groups = "sys/fs/cgroup/";
+  CHECK(std::isinf(root.quota()));  // no cpu.max anywhere: a root group has none
+  root.write(groups + "system.slice/job/task/cpu.max", "max 100000\n");
+  CHECK(std::isinf(root.quota()));
+  root.write(groups + "system.slice/job/cpu.max", "150000 100000\n");
+  CHECK(root.quota() == 1.5);
+  root.write(groups + "system.slice/cpu.max", "400000 100000\n");
+  CHECK(root.quota() == 1.5);  // the least counts, wherever it stands
+  root.write(groups + "system.slice/job/task/cpu.max", "20000 50000\n");
+  CHECK(root.quota() == 0.4);
+  root.write(groups + "cpu.max", "10000 100000\n");
+  CHECK(root.quota() == 0.1);
+  root.write(groups + "system.slice/job/other/cpu.max", "1000 100000\n");
+  CHECK(root.quota() == 0.1);  // somebody else's
+}
+
+TEST_CASE("the quota of a container, control groups version 1, and both versions") {
+  const std::string of_v1 = "5:cpuset:/\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/x\n0::/\n";
+  const std::string group = "sys/fs/cgroup/cpu,cpuacct/";
+  for (const std::string mount : {"whole", "its own", "hybrid"}) {
+    const bool is_own = mount == "its own";
+    std::vector<std::string> mounts = {
+        "/ /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset",
+        is_own ? "/docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct" : kV1};
+    if (mount == "hybrid") {
+      mounts.push_back("/ /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw");
+    }
+    const MadeUpRoot root(of_v1, mounts);
+    const std::string own = group + (is_own ? "" : "docker/abc/");
+    INFO(mount);
+    CHECK(std::isinf(root.quota()));
+    root.write("sys/fs/cgroup/cpuset/cpu.cfs_quota_us", "1\n");  // no quota's place
+    root.write(own + "cpu.cfs_quota_us", "-1\n");
+    root.write(own + "cpu.cfs_period_us", "100000\n");
+    CHECK(std::isinf(root.quota()));
+    root.write(own + "cpu.cfs_quota_us", "250000\n");
+    CHECK(root.quota() == 2.5);
+    if (mount == "whole") {
+      root.write(group + "docker/cpu.cfs_quota_us", "50000\n");
+      root.write(group + "docker/cpu.cfs_period_us", "100000\n");
+      CHECK(root.quota() == 0.5);
+    }
+    if (mount == "hybrid") {
+      root.write("sys/fs/cgroup/unified/cpu.max", "100000 100000\n");
+      CHECK(root.quota() == 1);
+    }
+  }
+}
+
+TEST_CASE("a group outside of what is mounted, and a machine without control groups: no quota") {
+  const MadeUpRoot outside("0::/../../elsewhere\n", {kV2});
+  outside.write("elsewhere/cpu.max", "1000 100000\n");
+  CHECK(std::isinf(outside.quota()));
+  outside.write("sys/fs/cgroup/cpu.max", "300000 100000\n");
+  CHECK(outside.quota() == 3);
+  CHECK(std::isinf(MadeUpRoot("", {}).quota()));
+  CHECK(std::isinf(ddp::cpu_quota("/nowhere")));
+}
+
+TEST_CASE("threads and processors are no more than a quota has time for") {
+  const Cores cores = {0, 1, 2, 3, 4, 5, 6, 7};
+  CHECK(ddp::count_processors(cores, 100) == 8);
+  CHECK(ddp::count_processors(cores, 3.9) == 3);
+  CHECK(ddp::count_processors(cores, 0.4) == 1);
+  CHECK(ddp::count_processors({5}, std::numeric_limits<double>::infinity()) == 1);
+  const auto threads = [](int ranks, double quota, const std::string& wanted = "auto") {
+    ddp::Options options;
+    options.launch = ddp::Launch::kSpawn;
+    options.threads = wanted == "auto" ? ddp::kAutomaticThreads : std::stoi(wanted);
+    return ddp::with_cpu_share(options, local(0, ranks), quota).threads;
+  };
+  const auto all = static_cast<int>(ddp::allowed_cores().size());
+  CHECK(threads(1, 1e9) == all);
+  CHECK(threads(1, 1.5) == 1);
+  CHECK(threads(2, 2.5) == 1);
+  CHECK(threads(1, all + 0.5) == all);
+  CHECK(threads(1, 1.5, "7") == 7);  // who asks gets it
 }
 
 TEST_CASE("stages say how many threads they use on which cores, and do so") {

@@ -94,8 +94,10 @@ TEST_CASE("listening on one address, and only there") {
   }
   const ddp::Listener other = ddp::listen_on("127.0.0.2", first.port);
   CHECK(other.port == first.port);
+  CHECK_FALSE(ddp::is_refused("127.0.0.2", other.port));
   close(first.fd);
   close(other.fd);
+  CHECK(ddp::is_refused("127.0.0.2", other.port));
   // An address of no interface here (TEST-NET-1).
   CHECK_THROWS_AS(ddp::listen_on("192.0.2.77", 0), ddp::TransientError);
 }

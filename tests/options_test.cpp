@@ -173,6 +173,10 @@ TEST_CASE("numbers out of range or malformed are refused by name") {
   check_line_refused("--dataset-size 9223372036854775807", "--dataset-size");
   check_line_refused("--master-port 65536", "from 1 to 65535");
   check_line_refused("--rank 2147483648", "--rank");
+  for (const char* const world_size : {"--world-size", "--local-world-size"}) {
+    check_refused({"50", "10", world_size, "2147483647"}, "from 1 to 131072");
+  }
+  check_line_refused("--nprocs 2147483647", "from 1 to 1024");
   check_line_refused("--seed 18446744073709551616", "--seed");
   check_refused({"-1", "10"}, "-1");
   check_refused({"abc", "10"}, "total_epochs: got \"abc\"");

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
@@ -108,9 +110,22 @@ TEST_CASE("a process that runs is asked about without waiting, until it has been
   const pid_t pid = ddp::start_process({"sleep", "1000"});
   CHECK(getpgid(pid) == pid);
   CHECK_FALSE(ddp::poll_process(pid));
+  const auto becomes = [pid](const std::string& states) {
+    for (int i = 0; i < 2000 && states.find(ddp::process_state(pid)) == std::string::npos; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return states.find(ddp::process_state(pid)) != std::string::npos;
+  };
+  CHECK(becomes("RS"));
+  kill(pid, SIGSTOP);
+  CHECK(becomes("T"));
+  kill(pid, SIGCONT);
+  CHECK(becomes("RS"));
   kill(pid, SIGTERM);
+  CHECK(becomes("Z"));
   CHECK(ddp::test::all_gone_within({pid}, 20));
   CHECK(ddp::poll_process(pid).value().signal == SIGTERM);
+  CHECK(ddp::process_state(pid) == 0);
   CHECK_THROWS_AS(ddp::poll_process(pid), std::system_error);
 }
 

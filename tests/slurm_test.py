@@ -90,6 +90,17 @@ def ranks_of(program):
     return ranks
 
 
+def name_of(process):
+    with contextlib.suppress(OSError):
+        return (process / "comm").read_text().strip()
+    return ""
+
+
+def repeats(default):
+    """How often a test of something random tries it."""
+    return int(os.environ.get("DDP_TEST_REPEATS", default))
+
+
 def wildcard_listeners(pid):
     """Sockets of the process that listen on all addresses of its host."""
     inodes = set()
@@ -430,20 +441,58 @@ class Submit(StoppedJobs):
             self.assertEqual(done.output.count(f"[CPU0] Epoch {epoch} |"), 1, epoch)
 
 
-class Failures(unittest.TestCase):
+class Failures(StoppedJobs):
+    EPOCHS = 100
+
     def ends_quickly(self, job, started, code):
         job.wait(60)
         seconds = time.monotonic() - started
         self.assertEqual((job.state(), job.exit_code()), ("FAILED", code), job.output)
         self.assertLess(seconds, 20)
 
+    def in_training(self, folder, chance, *arguments):
+        """A job of 4 ranks on 2 nodes at a random moment, with its ranks."""
+        job = Job("05_multinode", str(self.EPOCHS), "5", *Stopping.LONG, *arguments, folder=folder)
+        job.wait_for_output(f"[CPU0] Epoch {chance.randrange(self.EPOCHS // 2)} |")
+        time.sleep(chance.uniform(0, 0.02))
+        return job, ranks_of("05_multinode")
+
     def test_a_killed_rank(self):
-        for rank in (0, 3):
-            job = Job("05_multinode", "100000", "100000", *Stopping.LONG)
-            job.wait_for_output("Epoch 1 ")
+        """Named, the others end with it, and a restart ends on the bits of a run that nothing disturbed."""
+        chance = random.Random()
+        folders = [cluster.folder / f"killed{number}" for number in range(1 + repeats(2))]
+        for folder in folders:
+            folder.mkdir()
+        expected = Job("05_multinode", str(self.EPOCHS), "5", *Stopping.LONG, folder=folders[0]).finished()
+        for folder in folders[1:]:
+            job, ranks = self.in_training(folder, chance)
+            rank = chance.randrange(4)
             started = time.monotonic()
-            os.kill(ranks_of("05_multinode")[rank], signal.SIGKILL)
+            os.kill(ranks[rank], signal.SIGKILL)
+            job.wait_for(lambda: not ranks_of("05_multinode"))
+            gone_s = time.monotonic() - started
             self.ends_quickly(job, started, 137)
+            print(f"srun: rank {rank} of {sorted(ranks)} is killed, the last one is gone after {gone_s:.2f} s", file=sys.stderr)
+            self.assertRegex(job.output, rf"srun: error: node{1 + rank // 2}: task {rank}: Killed")
+            self.assert_nothing_runs()
+            again = Job("05_multinode", str(self.EPOCHS), "5", *Stopping.LONG, "--resume", "auto", folder=folder)
+            self.assertEqual(again.finished(), expected)
+
+    def test_a_killed_srun(self):
+        chance = random.Random()
+        for number in range(repeats(1)):
+            folder = cluster.folder / f"srun{number}"
+            folder.mkdir()
+            job, ranks = self.in_training(folder, chance)
+            step = [process for process in pathlib.Path("/proc").iterdir() if process.name.isdigit() and name_of(process) == "srun"]
+            started = time.monotonic()
+            for process in step:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process.name), signal.SIGKILL)
+            job.wait_for(lambda: not ranks_of("05_multinode"))
+            print(f"srun: srun is killed, the last rank is gone after {time.monotonic() - started:.2f} s", file=sys.stderr)
+            self.ends_quickly(job, started, 137)
+            self.assert_nothing_runs()
 
     def test_a_rank_that_refuses_while_the_others_wait(self):
         # A network that only node1 has: the ranks on node2 stop before they meet anyone.

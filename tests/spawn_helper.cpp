@@ -1,15 +1,23 @@
 // tests/spawn_helper.cpp - a stage without training: each rank does what RANK<r> (or ALL) in the
 // environment says.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 
@@ -68,6 +76,75 @@ void meet(const ddp::LaunchEnvironment& environment) {
   }
 }
 
+void wait_for(const std::string& file) {
+  while (access(file.c_str(), F_OK) != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void make(const std::string& file) {
+  close(open(file.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+}
+
+/// In the folder $MEET: fails, and lets the others see it as long before it ends as they need.
+[[noreturn]] void fail_in_sight(const std::string& folder) {
+  ddp::at_train_end([folder] {
+    make(folder + "/left");
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  });
+  throw std::runtime_error("the cause");
+}
+
+/// In the folder $MEET: fails because another one did.
+[[noreturn]] void fail_after(const std::string& folder) {
+  wait_for(folder + "/left");
+  throw std::runtime_error("somebody left");
+}
+
+/// In the folder $MEET: ends without a word, as a library may do it.
+[[noreturn]] void vanish(const std::string& folder, int code) {
+  flock(open(folder.c_str(), O_RDONLY | O_CLOEXEC), LOCK_EX);
+  make(folder + "/left");
+  std::_Exit(code);
+}
+
+/// In the folder $MEET: fails because another one vanished: the kernel has closed its files.
+[[noreturn]] void fail_without(const std::string& folder) {
+  wait_for(folder + "/left");
+  flock(open(folder.c_str(), O_RDONLY | O_CLOEXEC), LOCK_SH);
+  throw std::runtime_error("somebody left");
+}
+
+/// In the folder $MEET: names itself, and is killed by a signal once it is watched.
+[[noreturn]] void die_in_sight(const std::string& folder) {
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+  std::ofstream(folder + "/pid.new") << getpid() << '\n';
+  rename((folder + "/pid.new").c_str(), (folder + "/pid").c_str());
+  wait_for(folder + "/watched");
+  raise(SIGKILL);
+  std::abort();
+}
+
+/// In the folder $MEET: fails because that one died, and keeps its parent from knowing for a while,
+/// which a busy kernel may do too: a process that is traced ends for its tracer first.
+[[noreturn]] void notice_death(const std::string& folder) {
+  pid_t victim = 0;
+  while (!(std::ifstream(folder + "/pid") >> victim)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (ptrace(PTRACE_SEIZE, victim, nullptr, nullptr) != 0) {
+    throw std::runtime_error("cannot trace the other rank");
+  }
+  make(folder + "/watched");
+  siginfo_t ended{};
+  waitid(P_PID, static_cast<id_t>(victim), &ended, WEXITED | WNOWAIT | __WALL);
+  ddp::at_train_end([victim] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    waitpid(victim, nullptr, __WALL);
+  });
+  throw std::runtime_error("somebody left");
+}
+
 void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
   const std::string own = "RANK" + std::to_string(environment.rank);
   const char* action = std::getenv(own.c_str());
@@ -99,6 +176,22 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
     stop_when_asked(environment.rank);
   } else if (what == "throw") {
     throw std::runtime_error("the message\nand a backtrace");
+  } else if (what == "fail_in_sight") {
+    fail_in_sight(std::getenv("MEET"));
+  } else if (what == "fail_after") {
+    fail_after(std::getenv("MEET"));
+  } else if (what == "die_in_sight") {
+    die_in_sight(std::getenv("MEET"));
+  } else if (what == "notice_death") {
+    notice_death(std::getenv("MEET"));
+  } else if (what == "fail_without") {
+    fail_without(std::getenv("MEET"));
+  } else if (what == "vanish0") {
+    vanish(std::getenv("MEET"), 0);
+  } else if (what == "vanish7") {
+    vanish(std::getenv("MEET"), 7);
+  } else if (what == "shout") {
+    throw std::runtime_error(std::string(1000000, 'x'));
   } else if (what == "usage") {
     throw ddp::UsageError("got 1, expected 2");
   } else if (what == "snapshot") {
@@ -117,11 +210,42 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
   }
 }
 
+/// Starts ranks again and again, and says what this process has before and after.
+int start_in_cycles(int argc, char** argv) {
+  const auto describe = [] {
+    const auto count = [](const char* folder) {
+      return std::distance(std::filesystem::directory_iterator(folder), {});
+    };
+    std::ifstream list("/proc/thread-self/children");
+    const auto children = std::distance(std::istream_iterator<int>(list), {});
+    int64_t pages = 0;
+    std::ifstream statm("/proc/self/statm");
+    statm >> pages >> pages;
+    std::cout << "descriptors " << count("/proc/self/fd") << " children " << children << " rss_kib "
+              << pages * (sysconf(_SC_PAGESIZE) / 1024) << '\n'
+              << std::flush;
+  };
+  const int cycles = std::atoi(std::getenv("CYCLES"));
+  for (int i = 0; i < cycles; ++i) {
+    if (i == 1) {
+      describe();  // what the first start sets up once stays
+    }
+    if (const int code = ddp::start_ranks("spawn_helper", {argv, argv + argc}, 2); code != 0) {
+      return code;
+    }
+  }
+  describe();
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const char* const how = std::getenv("HOW");
   const std::string mode = how == nullptr ? "spawn" : how;
+  if (mode == "cycles" && std::getenv("DDP_LAUNCHER") == nullptr) {
+    return start_in_cycles(argc, argv);
+  }
   return mode == "alone"  ? ddp::run_alone(argc, argv, act)
          : mode == "rank" ? ddp::run_rank(argc, argv, act)
                           : ddp::spawn(argc, argv, act);

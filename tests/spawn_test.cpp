@@ -164,6 +164,45 @@ TEST_CASE("the first failure ends the other ranks and gives the exit code") {
   }
 }
 
+TEST_CASE("the cause is told, and not what it brought about, whoever is faster") {
+  struct Case {
+    const char* rank2;
+    const char* others;
+    int code;
+    const char* line;
+  };
+  for (const Case& failure : std::vector<Case>{
+           {"fail_in_sight", "fail_after", 1, "error: [rank 2] the cause\n"},
+           {"vanish7", "fail_without", 7, "error: rank 2 exited with code 7\n"},
+           {"vanish0", "fail_without", 1, "] somebody left (ended with code 0 before: rank 2)\n"},
+           {"die_in_sight", "notice_death", 137, "error: rank 2 was killed by signal 9 (Killed)\n"},
+       }) {
+    // One tracer is all that a process can have.
+    const bool traces = std::string(failure.others) == "notice_death";
+    for (int i = 0; i < ddp::test::repeats(); ++i) {
+      const ddp::ScratchFolder folder("ddp-cause");
+      const RunResult result = run({{"RANK2", failure.rank2},
+                                    {traces ? "RANK0" : "ALL", failure.others},
+                                    {traces ? "RANK1" : "RANK4", "sleep"},
+                                    {"MEET", folder.path()}},
+                                   traces ? "--nprocs 3" : "--nprocs 4");
+      INFO(failure.rank2 << ": " << result.err);
+      CHECK(result.exit_code == failure.code);
+      CHECK(result.err.ends_with(failure.line));
+      CHECK(count(result.err, "\n") == 1);
+    }
+  }
+}
+
+TEST_CASE("a line of any length arrives, cut at 64 KiB") {
+  const RunResult result = run({{"RANK1", "shout"}, {"ALL", "sleep"}}, "--nprocs 2");
+  CHECK(result.exit_code == 1);
+  CHECK(result.err ==
+        "spawn_helper: error: [rank 1] " +
+            std::string((1 << 16) - std::string("spawn_helper: error: [rank 1] ").size(), 'x') +
+            "\n");
+}
+
 TEST_CASE("a rank that ignores SIGTERM is killed after the grace") {
   const RunResult result = run({{"RANK1", "throw"}, {"ALL", "stubborn"}}, "--nprocs 2");
   CHECK(result.exit_code == 1);

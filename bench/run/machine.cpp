@@ -14,6 +14,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
+#include "common/base/process_usage.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -122,7 +123,7 @@ int available_cores() {
   const int cores = sched_getaffinity(0, sizeof(set), &set) == 0
                         ? CPU_COUNT(&set)
                         : static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(cores, 1);
+  return std::max(1, static_cast<int>(std::min(static_cast<double>(cores), cpu_quota())));
 }
 
 int visible_gpus() {

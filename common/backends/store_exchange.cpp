@@ -22,10 +22,11 @@ void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
   try {
     store.wait(keys, timeout);
   } catch (const c10::Error&) {
-    std::vector<size_t> missing;
-    for (size_t rank = 0; rank < keys.size(); ++rank) {
+    constexpr size_t kMostNames = 16;
+    std::vector<std::string> missing;
+    for (size_t rank = 0; rank < keys.size() && missing.size() <= kMostNames; ++rank) {
       if (!store.check({keys[rank]})) {
-        missing.push_back(rank);
+        missing.push_back(missing.size() < kMostNames ? std::to_string(rank) : "...");
       }
     }
     throw TransientError(

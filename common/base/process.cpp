@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -203,6 +204,20 @@ std::optional<ProcessEnd> poll_process(pid_t pid) {
     end.cpu_seconds += static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   }
   return end;
+}
+
+char process_state(pid_t pid) {
+  constexpr unsigned kExiting = 0x4;  // PF_EXITING of the kernel's sched.h
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(stat, text);
+  // "123 (a name) S parent group session terminal its-group flags ..."
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  char state = 0;
+  std::string skipped;
+  unsigned flags = 0;
+  fields >> state >> skipped >> skipped >> skipped >> skipped >> skipped >> flags;
+  return (flags & kExiting) != 0 ? 'Z' : state;
 }
 
 std::string signal_name(int signal) {

@@ -100,6 +100,11 @@ struct ProcessEnd {
 /// Reaps `pid` if it has ended. @throws std::system_error if it is no child of this process
 std::optional<ProcessEnd> poll_process(pid_t pid);
 
+/// The letter of its state: 'R' if it runs, 'S' if it waits, 'T' if it was stopped, ... A process
+/// that is being ended is 'Z' from before the kernel closes its files: whoever has seen one of them
+/// closed finds it so. 0 if there is none.
+char process_state(pid_t pid);
+
 /// "signal 9 (Killed)"
 std::string signal_name(int signal);
 

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -12,13 +14,81 @@
 namespace ddp {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
 double read_ms(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
   return double(now.tv_sec) * 1e3 + double(now.tv_nsec) * 1e-6;
 }
 
+/// Whether `list`, of names with commas between them, has `name`.
+bool has_name(const std::string& list, const std::string& name) {
+  return ("," + list + ",").find("," + name + ",") != std::string::npos;
+}
+
+/// A group's own quota. @param v2 false: of control groups version 1
+double quota_of(const fs::path& group, bool v2) {
+  double quota_us = kUnlimited;  // "max", "-1" and a root group's missing file too
+  double period_us = 0;
+  if (v2) {
+    std::ifstream(group / "cpu.max") >> quota_us >> period_us;
+  } else {
+    std::ifstream(group / "cpu.cfs_quota_us") >> quota_us;
+    std::ifstream(group / "cpu.cfs_period_us") >> period_us;
+  }
+  return quota_us > 0 && period_us > 0 ? quota_us / period_us : kUnlimited;
+}
+
+/// The path of this process's group in a hierarchy, as /proc/self/cgroup has it.
+std::string group_path(const fs::path& root, bool v2) {
+  std::ifstream in(root / "proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    // "4:cpu,cpuacct:/a/b", or "0::/a/b" for version 2
+    const size_t controllers = line.find(':') + 1;
+    const size_t path = line.find(':', controllers) + 1;
+    const std::string names = line.substr(controllers, path - 1 - controllers);
+    if (v2 ? names.empty() : has_name(names, "cpu")) {
+      return line.substr(path);
+    }
+  }
+  return "/";
+}
+
 }  // namespace
+
+double cpu_quota(const std::string& root_folder) {
+  const fs::path root = root_folder;
+  double least = kUnlimited;
+  std::ifstream mounts(root / "proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    // "33 31 0:29 /root /where options ... - type source options"
+    std::istringstream fields(line);
+    std::string skipped;
+    std::string mounted_root;
+    std::string where;
+    fields >> skipped >> skipped >> skipped >> mounted_root >> where;
+    std::istringstream end(line.substr(std::min(line.rfind(" - "), line.size())));
+    std::string type;
+    std::string options;
+    end >> skipped >> type >> skipped >> options;
+    const bool v2 = type == "cgroup2";
+    if (!v2 && (type != "cgroup" || !has_name(options, "cpu"))) {
+      continue;
+    }
+    // A container may see its group's path on the host, and have only that group mounted.
+    const fs::path mount = root / fs::path(where).relative_path();
+    const fs::path own = fs::path(group_path(root, v2)).lexically_relative(mounted_root);
+    fs::path group = own.empty() || *own.begin() == ".." ? mount : (mount / own).lexically_normal();
+    for (; group != mount && group.has_relative_path(); group = group.parent_path()) {
+      least = std::min(least, quota_of(group, v2));
+    }
+    least = std::min(least, quota_of(mount, v2));
+  }
+  return least;
+}
 
 ProcessTimes process_times() {
   return {read_ms(CLOCK_PROCESS_CPUTIME_ID), read_ms(CLOCK_MONOTONIC)};

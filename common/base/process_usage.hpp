@@ -1,7 +1,8 @@
-// common/base/process_usage.hpp - what this process has used of the machine.
+// common/base/process_usage.hpp - what this process has used of the machine, and may use.
 #pragma once
 
 #include <chrono>
+#include <string>
 
 namespace ddp {
 
@@ -15,6 +16,13 @@ ProcessTimes process_times();
 /// Largest resident set so far, in MiB; not a number if the kernel does not tell. Of this program
 /// alone: getrusage() would also count what a launcher used before it executed us.
 double peak_rss_mib();
+
+/// How many processors' time this process and those beside it may use: the least quota of its
+/// control groups (version 1, 2 or both), from its own upwards as far as they are mounted. A
+/// container is given 1.5 of 64 processors so; its affinity says 64.
+/// @param root a folder with the proc/self and the control groups to look at
+/// @return infinity without a quota
+double cpu_quota(const std::string& root = "/");
 
 /// When this process was started, to the kernel's clock tick (usually 10 ms).
 std::chrono::system_clock::time_point process_start();

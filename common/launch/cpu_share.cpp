@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <iostream>
 
@@ -76,21 +77,28 @@ std::vector<int> share_of_cores(const std::vector<int>& allowed, int online,
           allowed.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
-Options with_cpu_share(Options options, const LaunchEnvironment& environment) {
+int count_processors(const std::vector<int>& allowed, double quota) {
+  return static_cast<int>(
+      std::max(1.0, std::floor(std::min(static_cast<double>(allowed.size()), quota))));
+}
+
+Options with_cpu_share(Options options, const LaunchEnvironment& environment, double quota) {
   const std::vector<int> share =
       share_of_cores(allowed_cores(), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), environment);
   if (options.threads == kAutomaticThreads) {
     // Stage 02's replicas compute side by side in this process.
     const int replicas = options.launch == Launch::kAlone ? options.nprocs.value_or(1) : 1;
-    options.threads = std::max(1, static_cast<int>(share.size()) / replicas);
+    const int processors = count_processors(share, quota / environment.local_world_size);
+    options.threads = std::max(1, processors / replicas);
   }
   if (options.bind == "cores") {
     bind_to(share);
   }
   if (options.verbose) {
-    std::cerr << fmt::format("{}: [rank {}] {} thread{} on cores {}\n", options.program,
+    std::cerr << fmt::format("{}: [rank {}] {} thread{} on cores {}{}\n", options.program,
                              environment.rank, options.threads, options.threads == 1 ? "" : "s",
-                             format_cores(allowed_cores()))
+                             format_cores(allowed_cores()),
+                             std::isinf(quota) ? "" : fmt::format(", quota {:g}", quota))
               << std::flush;
   }
   return options;

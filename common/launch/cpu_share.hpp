@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/process_usage.hpp"
 #include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
 
@@ -14,6 +15,12 @@ std::vector<int> allowed_cores();
 
 /// "0-3,8".
 std::string format_cores(const std::vector<int>& cores);
+
+/// How many processors this process and those beside it have the time of: the allowed cores, or
+/// fewer if a container's quota is less.
+/// @param quota of cpu_quota()
+/// @return at least one
+int count_processors(const std::vector<int>& allowed, double quota = cpu_quota());
 
 /// The part of `allowed` that is for this process: the ranks of a node divide it among themselves,
 /// in order; more ranks than cores share. Under Open MPI and Slurm, which bind ranks themselves,
@@ -26,6 +33,9 @@ std::vector<int> share_of_cores(const std::vector<int>& allowed, int online,
 /// on stderr what became of it.
 /// @return the options with the number of threads
 /// @throws Error (1) if the operating system refuses
-Options with_cpu_share(Options options, const LaunchEnvironment& environment);
+/// @param quota of cpu_quota(), which the ranks of a node share: more threads than its processors
+/// would be stopped in turns, and all wait for the one that is
+Options with_cpu_share(Options options, const LaunchEnvironment& environment,
+                       double quota = cpu_quota());
 
 }  // namespace ddp

@@ -15,7 +15,6 @@
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <numeric>
 #include <sstream>
 
@@ -27,7 +26,6 @@ namespace ddp {
 
 namespace {
 
-constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr const char* kEvenRule = "derived: every node has as many processes as this one";
 
 /// A number and the variable or flag it came from, so that a contradiction can name both.
@@ -587,7 +585,8 @@ class LaunchReader {
     return value;
   }
 
-  std::optional<Sourced> number(const std::string& name, int minimum, int maximum = kMaxInt) const {
+  std::optional<Sourced> number(const std::string& name, int minimum,
+                                int maximum = kMaxWorldSize) const {
     const std::optional<std::string> value = getenv_(name);
     return value ? std::optional(Sourced{parse_integer(name, *value, minimum, maximum), name})
                  : std::nullopt;

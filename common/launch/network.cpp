@@ -1,4 +1,4 @@
-// common/launch/network.cpp - asks the resolver and the kernel; sends nothing.
+// common/launch/network.cpp - asks the resolver and the kernel; sends no data.
 #include "common/launch/network.hpp"
 
 #include <arpa/inet.h>
@@ -145,6 +145,19 @@ std::string address_towards(const std::string& host, int port) {
       "no route leads from this host to {} ({}), expected one; --interface names the network to "
       "use",
       endpoint(host, port), std::strerror(reason));
+}
+
+bool is_refused(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port);
+  for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
+    const FileDescriptor probe(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval patience{1, 0};  // of connect(), too
+    setsockopt(probe.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    if (connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 || errno != ECONNREFUSED) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Listener listen_on(const std::string& host, int port) {

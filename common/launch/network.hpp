@@ -33,6 +33,10 @@ std::string address_of_interface(const std::string& name, const std::string& lik
 /// @throws UsageError if it cannot be resolved, or no route leads there
 std::string address_towards(const std::string& host, int port);
 
+/// Whether nobody listens there: the host says so itself at every address.
+/// @throws UsageError if the name cannot be resolved
+bool is_refused(const std::string& host, int port);
+
 /// A socket that listens.
 struct Listener {
   int fd;

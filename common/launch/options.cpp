@@ -17,7 +17,6 @@ namespace ddp {
 
 namespace {
 
-constexpr int kMaxRanks = std::numeric_limits<int>::max();
 constexpr int kMaxProcesses = 1024;  // on one machine: more is a slip of the finger
 constexpr double kMaxBucketMib = 1 << 20;
 constexpr double kMaxLearningRate = 1e9;
@@ -126,7 +125,7 @@ void add_devices(OptionGroup group, Options& options) {
     nprocs.hidden();
   }
   group.value("--threads", "N", std::to_string(options.threads),
-              "CPU threads of each rank or replica; auto: its share of the cores",
+              "CPU threads of each rank or replica; auto: its share of the cores or of a quota",
               [&options](const std::string& name, const std::string& text) {
                 options.threads =
                     text == "auto" ? kAutomaticThreads : parse_integer<int>(name, text, 1, 4096);
@@ -157,10 +156,11 @@ void add_devices(OptionGroup group, Options& options) {
 }
 
 void add_identity(OptionGroup group, Options& options) {
-  group.integer("--rank", options.rank, 0, kMaxRanks - 1, "", "of this process");
-  group.integer("--world-size", options.world_size, 1, kMaxRanks, "", "number of processes");
-  group.integer("--local-rank", options.local_rank, 0, kMaxRanks - 1, "", "among this node's");
-  group.integer("--local-world-size", options.local_world_size, 1, kMaxRanks, "", "on this node");
+  group.integer("--rank", options.rank, 0, kMaxWorldSize - 1, "", "of this process");
+  group.integer("--world-size", options.world_size, 1, kMaxWorldSize, "", "number of processes");
+  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "among this node's");
+  group.integer("--local-world-size", options.local_world_size, 1, kMaxWorldSize, "",
+                "on this node");
   group.text("--master-addr", "HOST", options.master_addr, "", "where rank 0 serves the store");
   group.integer("--master-port", options.master_port, 1, kMaxPort, "", "the store's TCP port");
   group.text("--interface", "NAME", options.interface, "the one towards rank 0",

@@ -18,6 +18,10 @@ enum class Launch {
 /// Options::threads of `--threads auto`, until with_cpu_share() settles it.
 inline constexpr int kAutomaticThreads = 0;
 
+/// More ranks than any job has: what is larger is a slip of the finger or no number of ranks, and
+/// would have every rank write a list of them first.
+inline constexpr int kMaxWorldSize = 1 << 17;
+
 /// The defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
 struct Options {
   std::string program;  ///< base name of the executable, "01_single_gpu"

@@ -2,7 +2,9 @@
 #include "common/launch/run_main.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +16,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -33,18 +36,6 @@ namespace fs = std::filesystem;
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
 
 thread_local std::vector<std::function<void()>> train_end_actions;
-
-/// See at_train_end().
-struct TrainEnd {
-  TrainEnd() = default;
-  ~TrainEnd() {
-    for (const auto& action : std::exchange(train_end_actions, {})) {
-      action();
-    }
-  }
-  TrainEnd(const TrainEnd&) = delete;
-  TrainEnd& operator=(const TrainEnd&) = delete;
-};
 
 bool in_writable_folder(const std::string& path) {
   std::error_code error;
@@ -95,10 +86,17 @@ void write_error_file(const std::string& message, const std::string& details) {
   }
 }
 
-/// See Note [One line].
-bool has_pen() {
-  const std::optional<std::string> fd = process_getenv("DDP_PEN_FD");
-  return !fd || internal::take_pen(std::atoi(fd->c_str()));
+/// Whether it is a pipe or a terminal whose other end is closed.
+bool is_unread(int fd) {
+  pollfd stream{fd, POLLOUT, 0};
+  return poll(&stream, 1, 0) > 0 && (stream.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+/// See Note [One line]. @return false if this process has no parent who would print it
+bool hand_to_parent(const internal::RankError& error) {
+  const std::optional<std::string> fd = process_getenv("DDP_ERROR_FD");
+  const std::string text = to_text(error);
+  return fd && send(std::atoi(fd->c_str()), text.data(), text.size(), MSG_NOSIGNAL) > 0;
 }
 
 /// The first line of `what`, as LibTorch's errors carry a backtrace after it.
@@ -125,7 +123,7 @@ int report(const std::string& program, const std::string& who, const std::string
     return code;
   }
   const std::string line = program + ": error: " + who + what;
-  if (has_pen()) {
+  if (!hand_to_parent({getpid(), code, line})) {
     std::cerr << line + "\n" << std::flush;
   }
   write_error_file(line, details);
@@ -136,9 +134,17 @@ int report(const std::string& program, const std::string& who, const std::string
 
 namespace internal {
 
-bool take_pen(int fd) {
-  char byte = 0;
-  return read(fd, &byte, 1) == 1;
+std::string to_text(const RankError& error) {
+  return fmt::format("{} {} {}", error.pid, error.code, error.line.substr(0, kMostErrorBytes));
+}
+
+RankError rank_error_from(const std::string& text) {
+  RankError error;
+  std::istringstream words(text);
+  words >> error.pid >> error.code;
+  words.get();
+  std::getline(words, error.line);
+  return error;
 }
 
 int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body) {
@@ -176,6 +182,10 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
   if (!written && code == 0) {
     const std::string what = "cannot write to stdout, expected room on its device";
     code = report(program, who, what, kFailed, what);
+  }
+  // Only now, when it is said why, may other ranks see that this one goes: see Note [One line].
+  for (const auto& action : std::exchange(train_end_actions, {})) {
+    action();
   }
   return code;
 }
@@ -226,6 +236,9 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       // A launcher that is killed cannot end its ranks any more: the kernel does it for spawn,
       // torchrun and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (environment.launcher == "openmpi" && is_unread(STDOUT_FILENO)) {
+        std::_Exit(kFailed);  // killed before that: its ranks would find one another, and train on
+      }
     }
     remember_user_signals();
     if (environment.launcher == "slurm") {
@@ -234,7 +247,6 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     trains = true;
     Options settled = with_cpu_share(options, environment);
     settled.batch_per_rank = batch_per_rank;
-    const TrainEnd end;
     train(settled, environment);
     return 0;
   });

@@ -2,16 +2,19 @@
 #include "common/launch/spawn.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <set>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -32,10 +35,10 @@ constexpr int kRunAgain = static_cast<int>(ExitCode::kRunAgain);
 constexpr std::chrono::seconds kGraceAfterFailure{5};
 constexpr std::chrono::seconds kGraceAfterRequest{30};
 
-/// A rank's end, and what is forwarded to the ranks.
+/// A rank's end, a rank's line, and what is forwarded to the ranks.
 std::vector<int> watched_signals() {
   std::signal(SIGCHLD, SIG_DFL);  // ignored, it would make the exit codes vanish
-  std::vector<int> signals = {SIGCHLD};
+  std::vector<int> signals = {SIGCHLD, SIGIO};
   for (const int forwarded : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP}) {
     struct sigaction action {};
     sigaction(forwarded, nullptr, &action);
@@ -45,6 +48,36 @@ std::vector<int> watched_signals() {
   }
   return signals;
 }
+
+/// Where ranks hand their errors to the parent, one message each: see Note [One line].
+class ErrorSocket {
+ public:
+  /// From now on SIGIO comes with every message. @throws TransientError
+  ErrorSocket() {
+    std::array<int, 2> ends{};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+      throw TransientError(fmt::format("cannot make a socket: {}", std::strerror(errno)));
+    }
+    read_end_.reset(ends[0]);
+    write_end_.reset(ends[1]);
+    fcntl(ends[0], F_SETOWN, getpid());
+    fcntl(ends[0], F_SETFL, O_NONBLOCK | O_ASYNC);
+  }
+  int write_end() const { return write_end_.get(); }
+
+  std::optional<internal::RankError> next() const {
+    constexpr size_t kNumbersBytes = 64;
+    std::vector<char> text(internal::kMostErrorBytes + kNumbersBytes);
+    const ssize_t size = recv(read_end_.get(), text.data(), text.size(), 0);
+    return size <= 0
+               ? std::nullopt
+               : std::optional(internal::rank_error_from({text.data(), static_cast<size_t>(size)}));
+  }
+
+ private:
+  FileDescriptor read_end_;
+  FileDescriptor write_end_;
+};
 
 /// The processes of all ranks. Whatever happens, none is left when this object is gone.
 class Ranks {
@@ -66,14 +99,11 @@ class Ranks {
     // taken in between.
     const Listener store = listen_on("127.0.0.1", 0);
     const FileDescriptor listener(store.fd);
-    if (write(pen_.write_end.get(), "", 1) != 1) {
-      throw TransientError(fmt::format("cannot write to a pipe: {}", std::strerror(errno)));
-    }
     std::cout << std::flush;
     // An outer launcher's variables, if it started just this process, say nothing about its ranks.
     std::map<std::string, std::optional<std::string>> variables = {
         {"DDP_LAUNCHER", "spawn"},
-        {"DDP_PEN_FD", std::to_string(pen_.read_end.get())},
+        {"DDP_ERROR_FD", std::to_string(errors_.write_end())},
         {"WORLD_SIZE", std::to_string(world_size)},
         {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
         {"MASTER_ADDR", "127.0.0.1"},
@@ -90,7 +120,7 @@ class Ranks {
     for (int rank = 0; rank < world_size; ++rank) {
       variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
       variables["DDP_STORE_LISTEN_FD"] = std::nullopt;
-      options.inherited_fds = {pen_.read_end.get()};
+      options.inherited_fds = {errors_.write_end()};
       if (rank == 0) {
         variables["DDP_STORE_LISTEN_FD"] = std::to_string(listener.get());
         options.inherited_fds.push_back(listener.get());
@@ -116,15 +146,8 @@ class Ranks {
         patience_s = std::chrono::duration<double>(*kill_at_ - Clock::now()).count();
       }
       const siginfo_t info = signals_.wait(patience_s);
-      if (info.si_signo == SIGCHLD) {
-        // Several deaths may come as one signal; it carries the first, the cause of the others.
-        const auto first = std::find(pids_.begin(), pids_.end(), info.si_pid);
-        if (first != pids_.end()) {
-          reap(static_cast<size_t>(first - pids_.begin()));
-        }
-        for (size_t rank = 0; rank < pids_.size(); ++rank) {
-          reap(rank);
-        }
+      if (info.si_signo == SIGCHLD || info.si_signo == SIGIO) {
+        look_at_ranks(info.si_signo == SIGCHLD ? info.si_pid : 0);
       } else if (info.si_signo > 0) {
         signal_all(info.si_signo);
         if (info.si_signo != SIGUSR1 && info.si_signo != SIGUSR2) {
@@ -136,34 +159,82 @@ class Ranks {
         kill_at_.reset();
       }
     }
-    return first_failure_ != 0 ? first_failure_ : run_again_ ? kRunAgain : 0;
+    return failure_ != 0 ? failure_ : run_again_ ? kRunAgain : 0;
   }
 
  private:
-  void reap(size_t rank) {
-    const std::optional<ProcessEnd> end =
-        pids_[rank] == 0 ? std::nullopt : poll_process(pids_[rank]);
-    if (!end) {
-      return;
+  struct Ended {
+    size_t rank;
+    pid_t pid;
+    ProcessEnd end;
+  };
+
+  /// See Note [One line].
+  /// @param first of the ranks that have ended since the last look, if known
+  void look_at_ranks(pid_t first) {
+    // Several deaths may come as one signal; it carries the first, the cause of the others.
+    std::vector<Ended> ended;
+    for (const bool is_first : {true, false}) {
+      for (size_t rank = 0; rank < pids_.size(); ++rank) {
+        const pid_t pid = pids_[rank];
+        if (const auto end =
+                pid == 0 || (is_first && pid != first) ? std::nullopt : poll_process(pid)) {
+          ended.push_back({rank, pid, *end});
+          pids_[rank] = 0;
+        }
+      }
     }
-    pids_[rank] = 0;
-    if (end->exit_code == kRunAgain) {
-      run_again_ = true;  // all ranks agreed to stop: the others follow
-    } else if (end->exit_code != 0 && first_failure_ == 0) {
-      fail(rank, *end);
+    // After that, as what a rank said, it said before it ended.
+    while (const auto error = errors_.next()) {
+      spoke_.insert(error->pid);
+      said_ = said_ ? said_ : error;
+    }
+    for (const auto& [rank, pid, end] : ended) {
+      if (end.exit_code == kRunAgain) {
+        run_again_ = true;  // all ranks agreed to stop: the others follow
+      } else if (end.exit_code == 0) {
+        done_.push_back(rank);
+      } else if (failure_ == 0 && spoke_.count(pid) == 0) {
+        fail_without_word(rank, end);
+      }
+    }
+    const auto may_be_cause = [this](pid_t pid) {
+      return pid > 0 && spoke_.count(pid) == 0 && process_state(pid) == 'Z';
+    };
+    if (failure_ == 0 && said_ && std::none_of(pids_.begin(), pids_.end(), may_be_cause)) {
+      fail(said_->code, said_->line + whereabouts());
     }
   }
 
-  void fail(size_t rank, const ProcessEnd& end) {
+  /// Of ranks that others may miss: some backends do not say whom, and a library may call exit().
+  std::string whereabouts() const {
+    std::vector<size_t> stopped;
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (pids_[rank] > 0 && process_state(pids_[rank]) == 'T') {
+        stopped.push_back(rank);
+      }
+    }
+    std::string text;
+    for (const auto& [what, ranks] :
+         {std::pair("ended with code 0 before", done_), std::pair("stopped", stopped)}) {
+      text += ranks.empty() ? "" : fmt::format(" ({}: rank {})", what, fmt::join(ranks, ", "));
+    }
+    return text;
+  }
+
+  void fail_without_word(size_t rank, const ProcessEnd& end) {
     constexpr int kSignalBase = 128;
     const bool exited = end.signal == 0;
-    first_failure_ = exited ? end.exit_code : kSignalBase + end.signal;
-    if (internal::take_pen(pen_.read_end.get())) {  // else a rank's own line says it all
-      const std::string how = exited    ? fmt::format("exited with code {}", end.exit_code)
-                              : killed_ ? "did not stop in time and was killed"
-                                        : "was killed by " + signal_name(end.signal);
-      std::cerr << fmt::format("{}: error: rank {} {}\n", program_, rank, how) << std::flush;
-    }
+    const std::string how = exited    ? fmt::format("exited with code {}", end.exit_code)
+                            : killed_ ? "did not stop in time and was killed"
+                                      : "was killed by " + signal_name(end.signal);
+    fail(exited ? end.exit_code : kSignalBase + end.signal,
+         fmt::format("{}: error: rank {} {}", program_, rank, how));
+  }
+
+  void fail(int code, const std::string& line) {
+    failure_ = code;
+    std::cerr << line + "\n" << std::flush;
     signal_all(SIGTERM);
     leave_by(kGraceAfterFailure);
   }
@@ -173,6 +244,9 @@ class Ranks {
       if (pid > 0) {
         // SIGKILL leaves nobody to clean up after, so it goes to the whole group.
         kill(signal == SIGKILL ? -pid : pid, signal);
+        if (signal == SIGTERM) {
+          kill(pid, SIGCONT);  // a rank that was stopped would not hear it
+        }
       }
     }
   }
@@ -189,8 +263,11 @@ class Ranks {
   std::optional<Clock::time_point> kill_at_;
   bool killed_ = false;
   bool run_again_ = false;
-  int first_failure_ = 0;
-  Pipe pen_{O_NONBLOCK};  ///< with one byte, for the first rank that takes it: see Note [One line]
+  int failure_ = 0;  ///< the exit code that goes with the line that was printed
+  ErrorSocket errors_;
+  std::optional<internal::RankError> said_;  ///< by the first rank that said something
+  std::set<pid_t> spoke_;
+  std::vector<size_t> done_;  ///< ranks that have ended with code 0
 };
 
 int processes_to_start(const Options& options) {

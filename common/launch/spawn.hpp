@@ -14,7 +14,9 @@ namespace ddp {
 /// What a stage does: `environment` says which rank it is.
 using TrainFunction = void (*)(const Options& options, const LaunchEnvironment& environment);
 
-/// Has `action` called when `train` has returned or thrown, and its local objects are gone.
+/// Has `action` called when `train` has returned or thrown, its local objects are gone, and its
+/// error, if there is one, was said. What other ranks would miss is to be given up here: whoever
+/// notices then is not the first to speak.
 void at_train_end(std::function<void()> action);
 
 /// Stages 01 and 02: this process is the only one. Refuses to run under a launcher that started

@@ -300,6 +300,7 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
                    {environment.rank, environment.world_size, device, timeout,
                     address_for_peers(environment, interface, meeting), environment.num_nodes});
   attach_backend(*group, device, backend);
+  at_train_end([group] {});  // the others notice its end, and an error is to be said before
   return ProcessGroup(environment, store, group, backend->getBackendName(), device);
 }
 

@@ -13,6 +13,7 @@
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp {
 namespace {
@@ -69,6 +70,12 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
     const HostAndPort server = by_file ? split_endpoint(read_address(location.file, timeout))
                                        : HostAndPort{location.host, location.port};
     require_resolvable(server.host);
+    if (location.kind == Kind::kAgentTcp && is_refused(server.host, server.port)) {
+      // It served before it started any rank, so it has ended, and who waits would be left alone.
+      throw TransientError(fmt::format(
+          "nobody serves the store at {}, expected the launcher's agent to, which has ended",
+          endpoint(server.host, server.port)));
+    }
     return tcp_store(server.host, server.port, std::nullopt, timeout);
   }
   if (location.listen_fd >= 0) {
@@ -100,6 +107,8 @@ void meet(c10d::Store& store, const std::string& event, int rank, int world_size
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout) {
   Rendezvous meeting = open_store(environment, interface, timeout);
+  // Whatever fails here, the others are to hear of it from its line and not from the store's end.
+  at_train_end([store = meeting.store] {});
   const std::string& prefix = environment.store.prefix;
   meeting.store =
       c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);

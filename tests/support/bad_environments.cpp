@@ -64,7 +64,8 @@ const Variables kCondor = {
 namespace {
 
 const std::vector<std::string> kNoInteger = {
-    "", "abc", " 1", "1 ", "1e3", "-1", "+1", "0x1", "1.0", "2147483648", "18446744073709551616"};
+    "",   "abc", " 1",  "1 ",         "1e3",        "-1",
+    "+1", "0x1", "1.0", "2147483647", "2147483648", "18446744073709551616"};
 
 using List = std::vector<std::string>;
 
@@ -280,7 +281,8 @@ std::vector<BadEnvironment> contradictory_environments() {
                                                         {kSlurm, "SLURM_STEP_NODELIST"},
                                                         {kSpawn, "DDP_LAUNCHER"},
                                                         {kCondor, "_CONDOR_JOB_IWD"}}) {
-      // As a list of nodes with a bracket that stays open, since some of them could be a node's name.
+      // As a list of nodes with a bracket that stays open, since some of them could be a node's
+      // name.
       const bool is_list = name == "SLURM_STEP_NODELIST";
       found.push_back({with(good, {{name, is_list ? value + "[" : value}}), name});
     }

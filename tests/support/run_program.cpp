@@ -1,5 +1,6 @@
 #include "tests/support/run_program.hpp"
 
+#include <cstdlib>
 #include <sstream>
 
 namespace ddp::test {
@@ -29,6 +30,11 @@ std::vector<std::string> words(const std::string& line) {
     }
   }
   return found;
+}
+
+int repeats() {
+  const char* const wanted = std::getenv("DDP_TEST_REPEATS");
+  return wanted == nullptr ? 5 : std::stoi(wanted);
 }
 
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options) {

@@ -33,6 +33,9 @@ class Program : public CapturedProcess {
 /// What stands between blanks: "a  b c" -> {"a", "b", "c"}
 std::vector<std::string> words(const std::string& line);
 
+/// How often a test of something random tries it: $DDP_TEST_REPEATS, or 5.
+int repeats();
+
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});
 

@@ -1,0 +1,330 @@
+#!/usr/bin/env python3
+"""Ranks and launchers that are killed, stopped or asked to stop at random moments, and disks that are full, under the real launchers:
+the one line says why, nobody is left, and a restart ends on the bits of a run that nothing disturbed.
+
+usage: faults_test.py BUILD_DIR [CASE...]     CASE: the beginning of a case's name
+DDP_TEST_REPEATS=100 tries every case so often (default: a few times). DDP_TEST_SEED repeats a run's random moments.
+Exit code 0 if every check holds, else 1.
+"""
+
+import collections
+import contextlib
+import functools
+import itertools
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
+import stages  # noqa: E402
+
+BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
+SEED = int(os.environ.get("DDP_TEST_SEED", time.time_ns() % 10**6))
+RANKS = 3
+EPOCHS = 150  # of few milliseconds each: most of a run is left when the fault comes
+WORKLOAD = [str(EPOCHS), "5", "--dataset-size", "512", "--optimizer", "adam", "--device", "cpu", "--snapshot", "s", "--resume", "auto"]
+HANG_SECONDS = 120  # nothing here takes so long, also on a busy machine
+MARK = "DDP_TEST_FAULT"  # a variable of all processes of a run, to find them by
+PROGRAM = {"spawn": "03_ddp_spawn", "torchrun": "04_ddp_launcher", "mpirun": "04_ddp_launcher"}
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+STARTED_BY = ("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "_CONDOR_", "DDP_")
+EXIT_AGAIN = 85
+
+numbers = itertools.count()
+figures = collections.defaultdict(list)  # what was measured, by what it is
+
+
+def check(condition, text):
+    if not condition:
+        raise AssertionError(text)
+
+
+def command(launcher, *options, ranks=RANKS):
+    program = BIN / PROGRAM[launcher]
+    return {"spawn": [program, *WORKLOAD, *options, "--nprocs", str(ranks)],
+            "torchrun": [stages.torchrun(), "--standalone", f"--nproc-per-node={ranks}", "--no-python", program, *WORKLOAD, *options],
+            "mpirun": ["mpirun", "--oversubscribe", "-np", str(ranks), program, *WORKLOAD, *options]}[launcher]
+
+
+class Run:
+    """A training under a launcher, in a session of its own; its output goes to files. What is left of it is killed at the end."""
+
+    def __init__(self, folder, argv):
+        self.mark = f"{os.getpid()}.{next(numbers)}"
+        self.out, self.err = (pathlib.Path(folder) / f"{name}.{self.mark}" for name in ("out", "err"))
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith(STARTED_BY) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+        with open(self.out, "wb") as out, open(self.err, "wb") as err:
+            self.launcher = subprocess.Popen([str(word) for word in argv], cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                             env=environment | MPI | {MARK: self.mark}, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        while self.processes() or self.launcher.poll() is None:
+            for pid in {*self.processes(), *([self.launcher.pid] if self.launcher.poll() is None else [])}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def processes(self):
+        """Those of the run that still run, the launcher's too, by process id: their variables."""
+        found = {}
+        for process in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not process.name.isdigit():
+                    continue
+                variables = dict(item.split("=", 1) for item in (process / "environ").read_text(errors="replace").split("\0") if "=" in item)
+                state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if variables.get(MARK) == self.mark and state not in "ZX":
+                    found[int(process.name)] = variables
+        return found
+
+    def ranks(self):
+        """Process ids of the training's ranks, by rank."""
+        names = ("RANK", "OMPI_COMM_WORLD_RANK")
+        found = {}
+        for pid, variables in self.processes().items():
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/exe").startswith(str(BIN)):
+                    found.update({int(variables[name]): pid for name in names if name in variables})
+        return found
+
+    def wait_until(self, condition, what):
+        deadline = time.monotonic() + HANG_SECONDS
+        while not condition():
+            check(time.monotonic() < deadline, f"not within {HANG_SECONDS} s: {what}\n{self.texts()}")
+            time.sleep(0.01)
+
+    def wait_for_epoch(self, epoch):
+        """@return whether it got there, and trains on"""
+        line = f"[CPU0] Epoch {epoch} |".encode()
+        self.wait_until(lambda: line in self.out.read_bytes() or self.launcher.poll() is not None, line)
+        return self.launcher.poll() is None
+
+    def wait(self):
+        """Until none is left. Returns the exit code."""
+        self.wait_until(lambda: self.launcher.poll() is not None, "the launcher's end")
+        self.wait_until(lambda: not self.processes(), f"the end of {self.processes()}")
+        return self.launcher.returncode
+
+    def texts(self):
+        return f"{self.out.read_text(errors='replace')[-2000:]}\n{self.err.read_text(errors='replace')}"
+
+    def errors(self):
+        """Lines on stderr that are no launcher's chatter."""
+        return [line for line in self.err.read_text(errors="replace").splitlines() if ": error: " in line]
+
+
+def finish(folder, launcher, *options, ranks=RANKS):
+    """Runs to the end. Returns the digest."""
+    with Run(folder, command(launcher, *options, ranks=ranks)) as run:
+        code = run.wait()
+        check(code == 0, f"{launcher}: exit code {code}\n{run.texts()}")
+        return stages.last_line(run.out.read_text())[1]
+
+
+@functools.lru_cache(maxsize=None)
+def unbroken_digest(backend, ranks=RANKS):
+    with tempfile.TemporaryDirectory() as folder:
+        return finish(folder, "spawn", "--backend", backend, ranks=ranks)
+
+
+def in_training(folder, launcher, options, chance, epochs=EPOCHS):
+    """A run at a random moment, with time before its end; started again where it was too fast."""
+    for _ in range(20):
+        run = Run(folder, command(launcher, *options))
+        epoch = chance.randrange(epochs // 2)
+        if run.wait_for_epoch(epoch):
+            time.sleep(chance.uniform(0, 0.005))
+            return run
+        run.__exit__()
+        for file in pathlib.Path(folder).glob("s*"):
+            file.unlink()
+    raise AssertionError(f"{launcher}: 20 runs were over before they could be disturbed")
+
+
+def backend_of(number):
+    return ("shm", "gloo")[number % 2]
+
+
+def names_killed(launcher, rank, run):
+    """Whether one line says which rank was killed."""
+    text = run.err.read_text(errors="replace") + run.out.read_text(errors="replace")
+    if launcher == "spawn":
+        return run.errors() == [f"03_ddp_spawn: error: rank {rank} was killed by signal 9 (Killed)"]
+    if launcher == "mpirun":
+        return re.search(rf"process rank {rank} with PID \d+ on node \S+ exited on\s+signal 9", text) is not None
+    return re.search(rf"rank +: {rank} \(local_rank: {rank}\)\s+exitcode +: -9", text) is not None
+
+
+def check_killed_rank(launcher, number, chance):
+    options = ["--backend", backend_of(number)]
+    rank = chance.randrange(RANKS)
+    with tempfile.TemporaryDirectory() as folder:
+        with in_training(folder, launcher, options, chance) as run:
+            pids = run.ranks()
+            check(len(pids) == RANKS, f"{launcher}: got ranks {pids}, expected {RANKS}\n{run.texts()}")
+            begin = time.monotonic()
+            os.kill(pids[rank], signal.SIGKILL)
+            run.wait_until(lambda: not run.ranks(), "the other ranks' end")
+            figures[f"{launcher}: a rank is killed, the last one is gone after"].append(time.monotonic() - begin)
+            code = run.wait()
+            figures[f"{launcher}: a rank is killed, the launcher too is gone after"].append(time.monotonic() - begin)
+            check(code != 0 and names_killed(launcher, rank, run), f"{launcher}, rank {rank} killed: exit code {code}\n{run.texts()}")
+        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)), f"{launcher}: another digest after rank {rank} was killed")
+
+
+def check_killed_launcher(launcher, number, chance):
+    """Every other time while it starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--backend", backend_of(number)]
+        if number // 2 % 2 == 0:
+            run = in_training(folder, launcher, options, chance)
+        else:
+            run = Run(folder, command(launcher, *options))
+        with run:
+            if number // 2 % 2 == 1:
+                run.wait_until(lambda: run.ranks() or run.launcher.poll() is not None, "a rank")
+                time.sleep(chance.uniform(0, 0.7))
+            begin = time.monotonic()
+            os.kill(run.launcher.pid, signal.SIGKILL)
+            run.launcher.wait()
+            run.wait_until(lambda: not run.processes(), "its ranks' end")
+            figures[f"{launcher}: the launcher is killed, the last rank is gone after"].append(time.monotonic() - begin)
+
+
+def check_stopped_rank(launcher, number, chance):
+    """Kept still, not ended: only a clock can tell. Gloo does not say whom it waits for; the parent of 03_ddp_spawn does."""
+    timeout_s, backend = 3, backend_of(number) if launcher == "spawn" else "shm"
+    rank = chance.randrange(RANKS)
+    with tempfile.TemporaryDirectory() as folder:
+        # Whole starts of three LibTorch fit into the timeout on a machine that has nothing else to do.
+        with in_training(folder, launcher, ["--backend", backend, "--timeout", str(timeout_s)], chance) as run:
+            pid = run.ranks()[rank]
+            begin = time.monotonic()
+            os.kill(pid, signal.SIGSTOP)
+            code = run.wait()
+            figures[f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)"].append(time.monotonic() - begin)
+            errors = run.errors()
+            named = [line for line in errors if re.search(rf"\brank {rank}\b(?!\])", line)]
+            check(code != 0 and named and (launcher != "spawn" or len(errors) == 1),
+                  f"{launcher} over {backend}, rank {rank} stopped: exit code {code}\n{run.texts()}")
+
+
+def check_asked_to_stop(launcher, number, chance):
+    """One rank or all, by one signal or two; with --metrics too."""
+    options = ["--backend", backend_of(number), *(["--metrics", "m"] if number // 2 % 2 else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        with in_training(folder, launcher, options, chance) as run:
+            pids = run.ranks()
+            for pid in chance.choice([list(pids.values()), [chance.choice(list(pids.values()))]]):
+                for _ in range(chance.choice([1, 2])):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, chance.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]))
+                    time.sleep(chance.uniform(0, 0.002))
+            code = run.wait()
+            check(code == EXIT_AGAIN and run.err.read_text().count("stopped on request") == 1 and not run.errors(),
+                  f"{launcher} asked to stop: exit code {code}\n{run.texts()}")
+        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)), f"{launcher}: another digest after a stop")
+
+
+def on_small_disk(argv):
+    """In a mount namespace of its own, in a folder of 64 KiB."""
+    script = 'mkdir -p small && mount -t tmpfs -o size=64k none small && cd small && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *argv]
+
+
+def check_told_cause(launcher, fault, number, chance):
+    """The line of the rank that failed is there whatever the others said about its end, and under spawn it alone."""
+    ranks = chance.randrange(2, 5)
+    options = ["--backend", backend_of(number), "--layers", "20,256,256,1" if fault == "disk" else "20,1"]
+    argv, cause = command(launcher, *options, ranks=ranks), r"error: (\[rank 0\] )?snapshot s\S* cannot be written: No space left on device"
+    if fault == "disk":
+        argv = on_small_disk(argv)
+    else:
+        argv, cause = [word if word != "s" else "s" * 300 for word in argv], r"error: (\[rank 0\] )?.*File name too long"
+    with tempfile.TemporaryDirectory() as folder, Run(folder, argv) as run:
+        code = run.wait()
+        errors = run.errors()
+        check(code != 0 and any(re.search(cause, line) for line in errors) and (launcher != "spawn" or len(errors) == 1),
+              f"{launcher}, {ranks} ranks, {fault}: exit code {code}\n{run.texts()}")
+
+
+def check_agent_gone(*_):
+    """A rank of torchrun whose agent was killed before the rank could ask to end with it, does not wait for a store that nobody serves."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                 "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run([BIN / "04_ddp_launcher", "1", "1", "--timeout", "100000"], cwd=folder, capture_output=True, text=True,
+                                env=os.environ | {name: str(value) for name, value in variables.items()}, timeout=HANG_SECONDS)
+    check(result.returncode == 75 and result.stderr.count("\n") == 1 and "nobody serves the store at 127.0.0.1:" in result.stderr, result)
+
+
+def check_leaks(*_):
+    """One parent starts ranks 300 times and has what it had before: descriptors, children, memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        helper = BIN.parent / "tests/spawn_helper"
+        result = subprocess.run([helper, "1", "1", "--device", "cpu", "--nprocs", "2"], cwd=folder, capture_output=True, text=True,
+                                env=os.environ | {"HOW": "cycles", "CYCLES": "300"}, timeout=600, stdin=subprocess.DEVNULL)
+    found = [list(map(int, numbers)) for numbers in re.findall(r"descriptors (\d+) children (\d+) rss_kib (\d+)", result.stdout)]
+    check(result.returncode == 0 and len(found) == 2, f"exit code {result.returncode}\n{result.stdout}{result.stderr}")
+    (descriptors, children, rss), (descriptors_after, children_after, rss_after) = found
+    figures["spawn: KiB that a parent grows by in 300 starts"].append(rss_after - rss)
+    check((descriptors, children) == (descriptors_after, children_after), f"before and after 300 starts: {found}")
+    check(rss_after - rss < 5 * 1024, f"before and after 300 starts: {found}")
+
+
+def main():
+    chance = random.Random(SEED)
+    print(f"DDP_TEST_SEED={SEED}", flush=True)
+    launchers = {"spawn": 5, "mpirun": 4, "torchrun": 2}
+    faults = ("name", "disk") if os.geteuid() == 0 else ("name",)
+    if os.geteuid() != 0:
+        print("LEFT OUT: a full disk, for which only root can mount one", flush=True)
+    cases = [("leaks", 1, check_leaks), ("agent gone", 1, check_agent_gone)]
+    for launcher, tries in launchers.items():
+        cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
+                  for name, body in (("killed rank", check_killed_rank), ("killed launcher", check_killed_launcher))]
+    cases += [("stopped rank, spawn", 4, functools.partial(check_stopped_rank, "spawn")),
+              ("stopped rank, mpirun", 2, functools.partial(check_stopped_rank, "mpirun")),
+              ("asked to stop, spawn", 5, functools.partial(check_asked_to_stop, "spawn"))]
+    cases += [(f"told cause, {fault}, {launcher}", tries, functools.partial(check_told_cause, launcher, fault))
+              for fault in faults for launcher, tries in (("spawn", 5), ("mpirun", 2))]
+    failed = 0
+    for name, default, body in cases:
+        if sys.argv[2:] and not any(name.startswith(wanted) for wanted in sys.argv[2:]):
+            continue
+        tries = default if default == 1 else int(os.environ.get("DDP_TEST_REPEATS", default))
+        begin, good = time.monotonic(), 0
+        for number in range(tries):
+            try:
+                body(number, chance)
+                good += 1
+            except Exception:
+                print(f"{name}, try {number}: {traceback.format_exc()}", flush=True)
+        failed += good < tries
+        print(f"{'ok    ' if good == tries else 'FAILED'} {name}: {good} of {tries} ({time.monotonic() - begin:.1f} s)", flush=True)
+    for what, values in figures.items():
+        values.sort()
+        print(f"{what}: median {values[len(values) // 2]:.2f}, most {values[-1]:.2f} (n = {len(values)})", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    for tool in ("mpirun", stages.torchrun()):
+        if not shutil.which(tool):
+            sys.exit(f"{sys.argv[0]}: error: found no {tool}, expected what tools/setup.sh installs")
+    sys.exit(main())
