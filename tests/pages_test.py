@@ -306,5 +306,20 @@ class Links(unittest.TestCase):
         self.assertGreater(count, 0)
 
 
+class Promises(unittest.TestCase):
+    """docs/reliability.md."""
+
+    def test_every_test_that_it_names_is_there(self):
+        cells = re.findall(r"`(\w+)`: ([^|\n]+?) *(?:\||\)\.|$)", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+        self.assertGreater(len(cells), 30)
+        registered = (ROOT / "tests/CMakeLists.txt").read_text()
+        # A name that is split over lines is one.
+        sources = [re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "tests").glob("*.*") if path.suffix in (".cpp", ".py")]
+        for test, case in cells:
+            with self.subTest(f"{test}: {case}"):
+                self.assertRegex(registered, rf"\b{test}\b")
+                self.assertTrue(any(case.replace('"', '\\"') in source for source in sources))
+
+
 if __name__ == "__main__":
     unittest.main()
