@@ -1,8 +1,6 @@
 // What fuzzers have found worth keeping, and mutations of it, read in seconds: every reader of
 // bytes that others have written reads or refuses, and does nothing else. The fuzzer itself is
 // fuzz_main.cpp, run by hand (docs/reliability.md).
-#include <sys/resource.h>
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -68,9 +66,7 @@ TEST_CASE("every reader reads or refuses what fuzzers have found, and mutations 
     INFO(reader.name);
     REQUIRE(inputs.size() >= 5);
     Random random;
-    // A data file takes a hundred times as long as the others.
-    const int mutations = std::string(reader.name) == "data" ? kMutations / 100 : kMutations;
-    for (int i = 0; i < mutations; ++i) {
+    for (int i = 0; i < kMutations; ++i) {
       const std::string input =
           mutated(inputs[random.below(inputs.size())], inputs[random.below(inputs.size())], random);
       try {

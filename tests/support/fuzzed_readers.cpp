@@ -91,20 +91,18 @@ void read_snapshot(const std::string& bytes) {
   }
 }
 
-/// As the digits, which are a CSV, and as the first of the IDX files: both packed and plain.
+/// As the digits, packed and plain: a CSV. The IDX files are read by the same lines, but take 47
+/// MB.
 void read_data(const std::string& bytes) {
   static const ScratchFolder folder("ddp-fuzz");
   Options options;
   options.data_dir = folder.path();
-  for (const auto& [dataset, name] : std::map<std::string, std::string>{
-           {"digits", "digits.csv"}, {"fashion-mnist", "train-images-idx3-ubyte"}}) {
-    options.dataset = dataset;
-    for (const std::string ending : {"", ".gz"}) {
-      const std::string path = folder.path() + "/" + name + ending;
-      std::ofstream(path, std::ios::binary) << bytes;
-      reads_or_refuses([&] { load_dataset(options); });
-      unlink(path.c_str());
-    }
+  options.dataset = "digits";
+  for (const std::string name : {"digits.csv", "digits.csv.gz"}) {
+    const std::string path = folder.path() + "/" + name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    reads_or_refuses([&] { load_dataset(options); });
+    unlink(path.c_str());
   }
 }
 
