@@ -5,6 +5,9 @@
 #include <fstream>
 #include <iterator>
 
+#include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
+#include "common/data/tensor_file.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fuzzed_readers.hpp"
 
@@ -76,5 +79,30 @@ TEST_CASE("every reader reads or refuses what fuzzers have found, and mutations 
         REQUIRE(false);
       }
     }
+  }
+}
+
+TEST_CASE("a tensor's shape is whole numbers", "[fuzz]") {
+  const ddp::ScratchFolder folder("ddp-fuzz-test");
+  const std::string path = folder.path() + "/s";
+  const auto accepted = [&](const std::string& shape) {
+    std::string header = R"({"__metadata__":{"xxh3_128":")" + std::string(32, '0') +
+                         R"("},"t":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":[0,4]}})";
+    std::string bytes(sizeof(uint64_t), '\0');
+    bytes[0] = static_cast<char>(header.size());
+    std::ofstream(path, std::ios::binary) << ddp::test::with_checksum(bytes + header + "four");
+    try {
+      return ddp::read_tensor_file(path).tensors.front().second.numel() == 1;
+    } catch (const ddp::Error& error) {
+      CHECK(error.code() == ddp::ExitCode::kSnapshotRefused);
+      return false;
+    }
+  };
+  CHECK(accepted("[1]"));
+  CHECK(accepted("[1,1]"));
+  for (const std::string shape : {"[1.5]", "[1.0]", "[true]", "[-1]", "[46116860128212499449]",
+                                  "[2]", "[9223372036854775808]", "[null]", "1", "[[1]]"}) {
+    INFO(shape);
+    CHECK_FALSE(accepted(shape));
   }
 }

@@ -375,7 +375,7 @@ TEST_CASE("malformed node lists are refused") {
   lists.push_back(std::string(100000, 'n') + "[0-65535]");  // gigabytes
   lists.insert(lists.end(), {"", "n 1", "n1 n2", "n1\nn2", "n[1 -2]"});
   for (const std::string& list : lists) {
-    INFO(list);
+    INFO(list.substr(0, 100));
     CHECK_THROWS_AS(ddp::expand_node_list(list), ddp::UsageError);
   }
 }

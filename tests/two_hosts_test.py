@@ -151,7 +151,7 @@ class NamedNetwork(TwoHosts):
 
     def ranks(self, *arguments, **variables):
         return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
-                      LOCAL_WORLD_SIZE="1", MASTER_ADDR="host1", MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
+                      LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
 
     def addresses_in_use(self, **variables):
         """Those at host2's end of its connections while the two train."""

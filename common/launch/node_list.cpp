@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kMostHosts =
     65536;  // Slurm's own limit; stops "n[0-999999999]" from eating the memory
-constexpr size_t kMostNameBytes =
-    253;  // the DNS's limit; 65536 names of any length would do it, too
+// The DNS's limit; 65536 names of any length would eat it, too.
+constexpr size_t kMostNameBytes = 253;
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kNameCharacters =
     "0123456789-._abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";

@@ -62,28 +62,6 @@ void is_one_line(const std::function<void()>& read) {
   }
 }
 
-/// With the checksum that it should have, or no fuzzer would ever come past that.
-std::string with_checksum(std::string bytes) {
-  uint64_t header_bytes = 0;
-  const std::string key = "\"xxh3_128\":\"";
-  const std::string zeros(32, '0');
-  if (bytes.size() < sizeof(header_bytes)) {
-    return bytes;
-  }
-  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  if (header_bytes > bytes.size() - sizeof(header_bytes)) {
-    return bytes;
-  }
-  const size_t end = sizeof(header_bytes) + header_bytes;
-  const size_t found = bytes.find(key, sizeof(header_bytes));
-  if (found == std::string::npos || found + key.size() + zeros.size() > end) {
-    return bytes;
-  }
-  bytes.replace(found + key.size(), zeros.size(), zeros);
-  const std::string hash = Hash().update(bytes.substr(sizeof(header_bytes))).hex();
-  return bytes.replace(found + key.size(), zeros.size(), hash);
-}
-
 void read_snapshot(const std::string& bytes) {
   for (const std::string& tried : {bytes, with_checksum(bytes)}) {
     const MemoryFile file(tried);
@@ -149,6 +127,27 @@ void read_metrics_file(const std::string& bytes) {
 }
 
 }  // namespace
+
+std::string with_checksum(std::string bytes) {
+  uint64_t header_bytes = 0;
+  const std::string key = "\"xxh3_128\":\"";
+  const std::string zeros(32, '0');
+  if (bytes.size() < sizeof(header_bytes)) {
+    return bytes;
+  }
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  if (header_bytes > bytes.size() - sizeof(header_bytes)) {
+    return bytes;
+  }
+  const size_t end = sizeof(header_bytes) + header_bytes;
+  const size_t found = bytes.find(key, sizeof(header_bytes));
+  if (found == std::string::npos || found + key.size() + zeros.size() > end) {
+    return bytes;
+  }
+  bytes.replace(found + key.size(), zeros.size(), zeros);
+  const std::string hash = Hash().update(bytes.substr(sizeof(header_bytes))).hex();
+  return bytes.replace(found + key.size(), zeros.size(), hash);
+}
 
 const std::vector<FuzzedReader>& fuzzed_readers() {
   static const std::vector<FuzzedReader> all = {

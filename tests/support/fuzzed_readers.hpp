@@ -15,4 +15,8 @@ struct FuzzedReader {
 
 const std::vector<FuzzedReader>& fuzzed_readers();
 
+/// The bytes of a snapshot with the checksum that they should have, or no fuzzer would ever come
+/// past that.
+std::string with_checksum(std::string bytes);
+
 }  // namespace ddp::test
