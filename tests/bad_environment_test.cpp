@@ -119,3 +119,17 @@ TEST_CASE("a stage in a batch script that no srun has started says so, and train
     }
   }
 }
+
+TEST_CASE("Slurm's node list is read where there is no scontrol") {
+  const Variables step = with(ddp::test::kSlurm, {{"SLURM_STEP_NODELIST", "a,b[1-2]"},
+                                                  {"SLURM_STEP_NUM_NODES", "3"},
+                                                  {"SLURM_STEP_TASKS_PER_NODE", "1(x3)"},
+                                                  {"PATH", "/nowhere"}});
+  std::vector<std::string> argv = kDdpEnv;
+  argv.push_back("--json");
+  const RunResult result = run(argv, step);
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(result.out.find(R"("host":"a")") != std::string::npos);
+  CHECK(result.out.find(R"("num_nodes":3)") != std::string::npos);
+}

@@ -9,6 +9,8 @@
 
 namespace {
 
+using ddp::test::contains;
+
 std::string count(const std::string& visible, bool driver_works) {
   ddp::test::RunOptions options;
   options.environment = {{"CUDA_VISIBLE_DEVICES", visible}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
@@ -39,4 +41,34 @@ TEST_CASE("device count: what CUDA_VISIBLE_DEVICES names, the driver counts", "[
   }
   // A driver that is there and does not work is no GPU.
   CHECK(count("GPU-8932f937", false) == "0\n");
+}
+
+TEST_CASE("on a second node stage 04 has no device for its rank, stage 05 has", "[device][stage]") {
+  // Two nodes with 8 GPUs each, and the first rank of the second.
+  ddp::test::RunOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7"},
+                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
+                         {"RANK", "8"},
+                         {"WORLD_SIZE", "16"},
+                         {"LOCAL_RANK", "0"},
+                         {"LOCAL_WORLD_SIZE", "8"},
+                         {"GROUP_RANK", "1"},
+                         {"GROUP_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", "1"}};
+  const auto run = [&](const std::string& program) {
+    return ddp::test::run_program(
+        {std::string(DDP_BIN_DIR) + "/" + program, "2", "1", "--timeout", "1"}, options);
+  };
+  const ddp::test::RunResult fourth = run("04_ddp_launcher");
+  CHECK(fourth.exit_code == 2);
+  CHECK(fourth.err ==
+        "04_ddp_launcher: error: [rank 8] local rank 8 has no device of its own: got 8 CUDA "
+        "devices, expected one per process on this node\n");
+  // It goes on to a device that the driver only pretends to have.
+  const ddp::test::RunResult fifth = run("05_multinode");
+  INFO(fifth.err);
+  CHECK(fifth.exit_code != 0);
+  CHECK(contains(fifth.err, "[rank 8] "));
+  CHECK_FALSE(contains(fifth.err, "no device of its own"));
 }

@@ -177,6 +177,13 @@ TEST_CASE("a rank that hangs is named, and the job ends at the timeout") {
                  "(collective 3): rank 2 did not arrive within 5 s, expected all 3 ranks"));
 }
 
+TEST_CASE("two collectives may be further apart than the timeout") {
+  const RunResult result = mpirun(2, {DDP_MPI_RANKS, "pause", "3"});
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(result.err.empty());
+}
+
 TEST_CASE("a rank that is killed, leaves or calls something else ends the others") {
   for (const auto& [what, said] :
        std::map<std::string, std::string>{{"die", "signal 9"},

@@ -61,6 +61,11 @@ int main(int argc, char** argv) {
       if (group.rank() == 0) {
         std::cout << counts.sum().item<int64_t>() << " results are right\n";
       }
+    } else if (what == "pause") {  // all alike, longer than the timeout; then rank 0 has to wait
+      wide_sum(group, 100);
+      std::this_thread::sleep_for(
+          std::chrono::duration<double>(options.timeout_seconds + 1 + group.rank()));
+      TORCH_CHECK(wide_sum(group, 784)[783].item<int>() == group.world_size());
     } else {
       misbehave(what, group);
     }

@@ -62,6 +62,22 @@ TEST_CASE("an interface is asked for by name") {
   }
 }
 
+TEST_CASE("a wrong interface is refused under the name of who asked for it") {
+  CHECK(contains(refusal([] { ddp::address_of_interface("nope", "", "GLOO_SOCKET_IFNAME"); }),
+                 "GLOO_SOCKET_IFNAME: \"nope\" is no network interface of this host"));
+  for (const std::string wanted : {"", "lo", "l", "=lo", "nope,lo", "=nope,lo", "^nope", "^lo"}) {
+    INFO(wanted);
+    CHECK(refusal([&] { ddp::require_interface_of_nccl(wanted); }) == "(accepted)");
+  }
+  for (const std::string wanted : {"nope", "lol", "=l", "=nope,l", "nope,lol"}) {
+    const std::string message = refusal([&] { ddp::require_interface_of_nccl(wanted); });
+    INFO(message);
+    CHECK(contains(message, "NCCL_SOCKET_IFNAME: \"" + wanted + "\" names no network interface"));
+    CHECK(contains(message, "lo (127.0.0.1)"));
+    CHECK_FALSE(contains(message, "\n"));
+  }
+}
+
 TEST_CASE("the way to a host") {
   CHECK(ddp::address_towards("127.0.0.1", 1) == "127.0.0.1");
   CHECK(ddp::is_loopback_address(ddp::address_towards("localhost", 1)));

@@ -81,6 +81,8 @@ class Transcripts(TemporaryTree):
             "a line twice": [OUTPUT[0], OUTPUT[1], OUTPUT[1], SUMMARY],
             "summary first": [OUTPUT[0], SUMMARY, OUTPUT[1], OUTPUT[2]],
             "another batch in the log": [OUTPUT[0], OUTPUT[1].replace(": 32 | Steps", ": 64 | Steps"), *OUTPUT[2:]],
+            "steps of another data set": [OUTPUT[0], OUTPUT[1].replace("Steps: 32", "Steps: 33"), *OUTPUT[2:]],
+            "an epoch too many": [OUTPUT[0], *(line.replace("Epoch 49", "Epoch 50") for line in OUTPUT[1:3]), SUMMARY],
             "too many lines": [OUTPUT[0], OUTPUT[1].replace("49", "48"), *OUTPUT[1:]],
             "something else": [OUTPUT[0], "Segmentation fault", SUMMARY],
         }.items():
@@ -130,6 +132,20 @@ class Transcripts(TemporaryTree):
             self.assertEqual(len(transcripts.wrong_pages()), 1)
         self.write_pages(other_summary=SUMMARY.replace("1.40743", "1.40744"))
         self.assertEqual(transcripts.wrong_pages(), [])
+
+    def test_a_number_that_is_another_where_it_is_quoted_is_seen(self):
+        for quoted, paragraph, complaints in (
+                ("1.09 | 1.00", "Of S and M 1.09 and 1.00 times as long.", 0),
+                ("1.09 | 1.00", "Of S and M 1.00 and 1.09 times as long.", 1),
+                ("1.09 | 1.00", "Of S and M 1.09 and 1.0 times as long.\n\n1.00", 1),
+                ("1.09 | 1.00", "Of S and M 11.09 and 1.00 times as long.", 1),
+                ("1.09 | 1.01", "Of S and M 1.09 and 1.01 times as long.", 1)):
+            with self.subTest(f"{quoted}: {paragraph}"):
+                self.write("README.md", "| S | M |\n| 1.09 | 1.00 |\n")
+                self.write("common/README.md", f"<!-- quoted from README.md: {quoted} -->\n{paragraph}\n")
+                self.assertEqual(len(list(transcripts.wrong_quotes(self.root / "common/README.md"))), complaints)
+        self.write("common/README.md", "<!-- quoted from nowhere.md: 1.09 -->\n1.09\n")
+        self.assertEqual(len(list(transcripts.wrong_quotes(self.root / "common/README.md"))), 1)
 
     def test_what_fails_in_the_background_is_seen(self):
         for command, code in {"true & true & wait": 0, "false & true & wait": 1, "for i in 0 3; do exit $i & done; wait": 3, "wait": 0}.items():
@@ -288,6 +304,21 @@ class Links(unittest.TestCase):
                     if anchor:
                         self.assertIn(anchor, self.anchors(target))
         self.assertGreater(count, 0)
+
+
+class Promises(unittest.TestCase):
+    """docs/reliability.md."""
+
+    def test_every_test_that_it_names_is_there(self):
+        cells = re.findall(r"`(\w+)`: ([^|\n]+?) *(?:\||\)\.|$)", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+        self.assertGreater(len(cells), 30)
+        registered = (ROOT / "tests/CMakeLists.txt").read_text()
+        # A name that is split over lines is one.
+        sources = [re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "tests").glob("*.*") if path.suffix in (".cpp", ".py")]
+        for test, case in cells:
+            with self.subTest(f"{test}: {case}"):
+                self.assertRegex(registered, rf"\b{test}\b")
+                self.assertTrue(any(case.replace('"', '\\"') in source for source in sources))
 
 
 if __name__ == "__main__":

@@ -31,12 +31,14 @@ def missing_lines(expected, got):
 
 
 def main():
-    failed = 0
+    failed = left_out = 0
     printed = {}  # a command that several pages show runs once
     with copy_of_checkout() as (folder, environment):
         for page in pages():
             for command, expected in (shown for block in CONSOLE.findall(page.read_text()) for shown in commands(block)):
                 if command.startswith(NOT_HERE):
+                    left_out += 1
+                    print(f"left out {page.relative_to(ROOT)}: {command}")
                     continue
                 if command not in printed:
                     printed[command] = run_command(command, folder, environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -47,6 +49,7 @@ def main():
                 if not ok:
                     failed += 1
                     print(f"exit code {result.returncode}; not in the output: {missing}; output:\n{result.stdout[-2000:]}")
+    print(f"{len(printed)} commands run, {failed} failed, {left_out} left out")
     if not printed:
         print("found no command, expected some")
         return 1

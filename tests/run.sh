@@ -8,4 +8,7 @@ root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 # torchrun and Python are those of the environment.
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
-exec ctest --preset release --parallel "$(nproc)" "$@"
+code=0
+ctest --preset release --parallel "$(nproc)" "$@" || code=$?
+tests/skipped.sh build
+exit "$code"

@@ -605,6 +605,49 @@ TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything aft
   CHECK(place.slurm_jobs().size() == 6);
 }
 
+TEST_CASE("submit: what an earlier attempt of a job left is not taken for the next one's",
+          "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.submit(0);
+  const std::string folder = place.jobs()[0].at("folder");
+  write(folder + "/job-101.out", "of the first\n");
+  write(folder + "/exit_code", "101 7\n");
+  place.set_slurm_state("101", "FAILED");
+  place.expect(0, {"status", "out"});
+  CHECK(place.jobs()[0].at("exit_code") == 7);
+  place.expect(0, {"resubmit", "--failed", "out"});
+
+  // list, logs and status are about the new one.
+  CHECK(place.jobs()[0].at("id") == "102");
+  CHECK(place.jobs()[0].at("exit_code").is_null());
+  CHECK(contains(place.expect(0, {"list", "out"}).out, " 102 "));
+  place.expect(1, {"logs", "0", "out"});
+  CHECK(place.expect(0, {"logs", "out"}).out.empty());
+  write(folder + "/job-102.out", "of the second\n");
+  CHECK(contains(place.expect(0, {"logs", "0", "out"}).out, "of the second"));
+  CHECK_FALSE(contains(place.run({"logs", "0", "out"}).out, "of the first"));
+  place.set_slurm_state("101", "COMPLETED");
+  place.expect(0, {"status", "out"});
+  CHECK(place.states() == Words{"pending"});
+  write(place.folder() / "slurm.jobs", "");  // the queue forgets both
+  place.expect(0, {"status", "out"});
+  CHECK(place.jobs()[0].at("exit_code").is_null());
+  CHECK(contains(place.jobs()[0].at("reason"), "it left no exit code"));
+
+  // The third dies before Slurm has it. Neither output in the folder is its own.
+  place.make_slurm("[[ $1 == before ]] && { kill -9 $PPID; kill -9 $$; }");
+  CHECK(place.run({"resubmit", "0", "out"}).signal == SIGKILL);
+  CHECK(place.states() == Words{"maybe-submitted"});
+  place.make_slurm();
+  REQUIRE(wait_until([&] {
+    place.expect(0, {"resubmit", "--failed", "out"});
+    return place.states() == Words{"pending"};
+  }));
+  CHECK(place.jobs()[0].at("id") == "103");
+  place.check_each_is_submitted_once(1);
+}
+
 TEST_CASE("submit: the accounting knows more than the queue's \"failed\"", "[submit]") {
   const Workplace place;
   place.make_slurm();

@@ -141,6 +141,44 @@ class Mpirun(TwoHosts):
         self.assertIn("cannot listen on 10.77.0.1:29611", err)
 
 
+class NamedNetwork(TwoHosts):
+    """Ranks by hand, one on each host, between which there are two networks. That a wrong name is one line holds process_group_test."""
+
+    def setUp(self):
+        for host in hosts:
+            host.add_interface("fast0", host.ipv4.replace("10.77", "10.79") + "/24")
+            self.addCleanup(host.remove_interface, "fast0")
+
+    def ranks(self, *arguments, **variables):
+        return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
+                      LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
+
+    def addresses_in_use(self, **variables):
+        """Those at host2's end of its connections while the two train."""
+        ranks = self.ranks("1000000", "1000000", **variables)
+        try:
+            self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
+            text = run("nsenter", f"--net=/run/netns/{hosts[1].name}", "cat", "/proc/net/tcp")
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+        established = [line.split()[1] for line in text.splitlines() if line.split()[3] == "01"]
+        return {".".join(str(int(address[at:at + 2], 16)) for at in (6, 4, 2, 0)) for address in established}
+
+    def test_gloo_socket_ifname(self):
+        store, fast = hosts[1].ipv4, hosts[1].ipv4.replace("10.77", "10.79")
+        self.assertEqual(self.addresses_in_use(), {store})
+        self.assertEqual(self.addresses_in_use(GLOO_SOCKET_IFNAME="fast0"), {store, fast})
+        self.check(*finish(*self.ranks(*WORKLOAD, GLOO_SOCKET_IFNAME="fast0")), 2)
+
+    def test_a_wrong_name(self):
+        codes, _, err = finish(*self.ranks(*WORKLOAD, GLOO_SOCKET_IFNAME="nope"))
+        self.assertEqual(codes, [2, 2], err)
+        self.assertEqual(err.count("\n"), 2, err)
+        self.assertEqual(err.count('GLOO_SOCKET_IFNAME: "nope" is no network interface of this host, expected one of: lo (127.0.0.1), '), 2, err)
+
+
 if __name__ == "__main__":
     namespaces.enter("controller")
     SHARED.mkdir()

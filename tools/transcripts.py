@@ -8,6 +8,9 @@ A page marks a console block whose outputs are generated:
 `lines` is how many lines of each command's output are shown, the last ones, ranks in order (they print in any). Blocks with the same name
 after `same_digest` or `same_moved`, on whatever page, must show the same digest or, to 1e-4, the same `moved`.
 
+A paragraph that repeats numbers of another page says so above: `<!-- quoted from docs/speedup.md: 1.09 | 1.00 | 1.26 -->`. What follows the
+colon must stand on that page, and its numbers, in that order, in the paragraph.
+
 Without --check, builds the programs that the blocks name, runs every command once in a copy of the checkout, and rewrites the blocks and
 the line in README.md that says when, where and of which commit they are. It wants an idle machine and a checkout whose changes are
 committed (pages, pictures and results/ aside). With --check, changes nothing and fails if an output was not written by that run, or cannot be true:
@@ -32,12 +35,15 @@ from stage_diffs import ROOT, pages, strange_comments
 CONSOLE = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
 TRANSCRIPT = re.compile(r"<!-- transcript((?: \w+=\w+)+) -->\n```console\n(.*?)```\n", re.DOTALL)
 ORIGIN = re.compile(r"<!-- transcripts (\w+) -->\n(.*?)\n<!-- end of transcripts -->\n", re.DOTALL)
+QUOTED = re.compile(r"<!-- quoted from (\S+): (.+?) -->\n")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 LOG_LINE = re.compile(r"\[(?:CPU|GPU)(\d+)\] Epoch (\d+) \| Batchsize: (\d+) \| Steps: (\d+) \| Loss: (\S+)")
 SUMMARY = re.compile(r"moved (\S+) \| loss (\S+) \|(?: accuracy (\S+) \|)? digest ([0-9a-f]{16}) \| step (\S+) ms \| (\S+) samples/s")
 # The step is printed in ms with three decimals, samples/s as an integer.
 STEP_ROUNDING_MS = 0.0005
 SAMPLES_PER_SECOND_ROUNDING = 0.5
 MOVED_TOLERANCE = 1e-4
+TRAINING_SAMPLES = {"synthetic": 2048, "digits": 1437, "fashion-mnist": 60000}
 TIMEOUT_S = 300
 # The shell's own forgets what became of the jobs that it waited for.
 WAIT = ("trap '[[ -z ${!:-} ]] || started[$!]=1' DEBUG; "
@@ -120,6 +126,18 @@ def batch_of(command):
     return (int(match.group(1)) if match else 32) * world_size_of(command)
 
 
+def steps_of(command):
+    """Of an epoch."""
+    size = re.search(r"--dataset[-_]size[= ](\d+)", command)
+    name = re.search(r"--dataset[= ](\S+)", command)
+    return math.ceil((int(size.group(1)) if size else TRAINING_SAMPLES[name.group(1) if name else "synthetic"]) / batch_of(command))
+
+
+def epochs_of(command):
+    match = re.search(r"--total[-_]epochs[= ](\d+)", command) or re.search(r"build/bin/\w+ (\d+) ", command)
+    return int(match.group(1)) if match else 0
+
+
 def wrong_output(command, output, count):
     """Why these lines cannot be what the command printed; empty if they can."""
     lines = output[1:] if output[:1] == ["..."] else output
@@ -139,6 +157,10 @@ def wrong_output(command, output, count):
         match = LOG_LINE.fullmatch(line)
         if match and int(match.group(3)) * world_size != batch:
             complaints.append(f"{line}: expected a batch of {batch} over {world_size} ranks")
+        if match and int(match.group(4)) != steps_of(command):
+            complaints.append(f"{line}: expected {steps_of(command)} steps")
+        if match and int(match.group(2)) >= epochs_of(command):
+            complaints.append(f"{line}: expected epochs below {epochs_of(command)}")
     summary = SUMMARY.fullmatch(lines[-1])
     if not summary:
         return complaints + [f"{lines[-1]}: expected the summary"]
@@ -178,6 +200,23 @@ def fingerprint(origin, outputs):
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
+def wrong_quotes(page):
+    """Complaints about paragraphs that do not have the numbers that they say they have from another page."""
+    text = page.read_text()
+    for match in QUOTED.finditer(text):
+        name, quoted = match.groups()
+        source = ROOT / name
+        complaint = f"{page.relative_to(ROOT)}: quoted from {name}: {quoted}: "
+        if not source.is_file() or quoted not in QUOTED.sub("", source.read_text()):
+            yield complaint + "does not stand there"
+        paragraph = QUOTED.sub("", text[match.end():].lstrip("\n")).partition("\n\n")[0]
+        numbers = iter(NUMBER.findall(paragraph))
+        for number in NUMBER.findall(quoted):
+            if number not in numbers:  # which also goes on to behind it
+                yield complaint + f"no {number} where it is expected in the paragraph below"
+                break
+
+
 def wrong_pages():
     complaints, summaries = [], {}
     found = list(transcripts())
@@ -201,7 +240,8 @@ def wrong_pages():
             if kind == "same_moved" and not abs(moved - expected) <= MOVED_TOLERANCE * abs(expected):
                 complaints.append(f"{name}: {command}: moved {moved}, expected {expected} as elsewhere")
     for page in pages():
-        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN), "hunk|excerpt")
+        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN, QUOTED), "hunk|excerpt")
+        complaints += wrong_quotes(page)
         # What is in no transcript is checked by nobody.
         for block in CONSOLE.findall(TRANSCRIPT.sub("", page.read_text())):
             complaints += [f"{page.relative_to(ROOT)}: {command}: has an output, but no marker <!-- transcript ... --> above its block"

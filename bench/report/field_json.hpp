@@ -170,10 +170,12 @@ class FieldReader {
   void expect(bool ok, const Json& json, const std::string& where,
               const std::string& expected) const {
     if (!ok) {
+      constexpr std::size_t kMostShown = 200;
       const std::string got = json.is_structured()
                                   ? std::string("an ") + json.type_name()
                                   : json.dump(-1, ' ', false, Json::error_handler_t::replace);
-      fail(where + ": expected " + expected + ", got " + got);
+      fail(where + ": expected " + expected + ", got " + got.substr(0, kMostShown) +
+           (got.size() > kMostShown ? "..." : ""));
     }
   }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -29,12 +30,13 @@ struct Row {
   Step step;
 };
 
-Row read_row(const nlohmann::ordered_json& line, std::size_t ranks) {
-  constexpr std::size_t kMostRows = 100'000'000;  // a number beyond is damage, not a long run
+/// @param lines of the file: a step beyond is damage, and must not cost memory
+Row read_row(const nlohmann::ordered_json& line, std::size_t ranks, std::size_t lines) {
   Row row;
   reader().read_member(line, "", "rank", row.rank);
   reader().read_member(line, "", "step", row.index);
-  reader().expect(row.index <= kMostRows, line["step"], "/step", "a number of steps");
+  reader().expect(row.index < lines, line["step"], "/step",
+                  fmt::format("less than the {} lines", lines));
   reader().read_member(line, "", "step_ms", row.step.step_ms);
   if (!std::isfinite(row.step.step_ms) || row.step.step_ms <= 0) {
     reader().fail(fmt::format("step {} of rank {} has no step time", row.index, row.rank));
@@ -115,6 +117,10 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
   if (!file) {
     reader().fail("the program wrote none");
   }
+  const auto lines =
+      static_cast<std::size_t>(std::count(std::istreambuf_iterator<char>(file), {}, '\n'));
+  file.clear();
+  file.seekg(0);
   const auto ranks = static_cast<std::size_t>(expected_ranks);
   StageMetrics metrics;
   metrics.ranks = expected_ranks;
@@ -135,7 +141,7 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
       has_summary = true;
       continue;
     }
-    const Row row = read_row(parsed, ranks);
+    const Row row = read_row(parsed, ranks, lines);
     if (row.index >= metrics.steps.size()) {
       metrics.steps.resize(row.index + 1);
       written.resize(row.index + 1, std::vector<bool>(ranks));

@@ -17,6 +17,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp {
 namespace {
@@ -141,18 +142,21 @@ torch::Tensor read_tensor(const std::string& path, const std::string& name,
                           const ordered_json& entry, const std::string& data, size_t& position) {
   const auto dtype = std::ranges::find(kDtypes, entry.at("dtype").get<std::string>(), &Dtype::name);
   if (dtype == std::end(kDtypes)) {
-    refuse(path, "has tensor " + name + " of unknown dtype");
+    refuse(path, "has tensor " + quote(name) + " of unknown dtype");
+  }
+  if (!std::ranges::all_of(entry.at("shape"), &ordered_json::is_number_unsigned)) {
+    refuse(path, "has tensor " + quote(name) + " of impossible shape");  // 1.5 would be read as 1
   }
   const auto shape = entry.at("shape").get<std::vector<int64_t>>();
   size_t bytes = c10::elementSize(dtype->type);
   for (const int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
-      refuse(path, "has tensor " + name + " of impossible shape");
+      refuse(path, "has tensor " + quote(name) + " of impossible shape");
     }
   }
   if (bytes > data.size() - position ||
       entry.at("data_offsets") != ordered_json{position, position + bytes}) {
-    refuse(path, "has tensor " + name + " outside of its data");
+    refuse(path, "has tensor " + quote(name) + " outside of its data");
   }
   torch::Tensor tensor = torch::empty(shape, dtype->type);
   std::copy_n(data.data() + position, bytes, static_cast<char*>(tensor.mutable_data_ptr()));

@@ -9,10 +9,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "common/base/parse.hpp"
@@ -80,6 +83,15 @@ std::vector<Interface> interfaces() {
   return found;
 }
 
+/// "lo (127.0.0.1), eth0 (10.77.0.11)".
+std::string list_of(const std::vector<Interface>& all) {
+  std::string list;
+  for (const Interface& interface : all) {
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", interface.name, interface.address);
+  }
+  return list.empty() ? "none" : list;
+}
+
 }  // namespace
 
 std::string endpoint(const std::string& host, int port) {
@@ -106,12 +118,12 @@ void require_resolvable(const std::string& host) {
   resolve(host, 0);
 }
 
-std::string address_of_interface(const std::string& name, const std::string& like) {
+std::string address_of_interface(const std::string& name, const std::string& like,
+                                 const std::string& source) {
   const int wanted = family_of(like);
   std::string address;
-  std::string list;
-  for (const Interface& interface : interfaces()) {
-    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", interface.name, interface.address);
+  const std::vector<Interface> present = interfaces();
+  for (const Interface& interface : present) {
     if (interface.name == name && (address.empty() || (family_of(address) != wanted &&
                                                        family_of(interface.address) == wanted))) {
       address = interface.address;
@@ -119,11 +131,32 @@ std::string address_of_interface(const std::string& name, const std::string& lik
   }
   if (address.empty()) {
     const bool exists = if_nametoindex(name.c_str()) != 0;
-    refuse("--interface: {} {} of this host, expected one of: {}", quote(name),
-           exists ? "has no address or is down" : "is no network interface",
-           list.empty() ? "none" : list);
+    refuse("{}: {} {} of this host, expected one of: {}", source, quote(name),
+           exists ? "has no address or is down" : "is no network interface", list_of(present));
   }
   return address;
+}
+
+void require_interface_of_nccl(const std::string& wanted) {
+  if (wanted.empty() || wanted.starts_with('^')) {
+    return;
+  }
+  const bool whole_names = wanted.starts_with('=');
+  // Of all that there are: NCCL may use some whose addresses mean nothing to others.
+  const std::unique_ptr<struct if_nameindex, void (*)(struct if_nameindex*)> present(
+      if_nameindex(), if_freenameindex);
+  std::istringstream names(wanted.substr(whole_names ? 1 : 0));
+  for (std::string name; std::getline(names, name, ',');) {
+    name = name.substr(0, name.find(':'));  // a port may follow
+    for (const struct if_nameindex* entry = present.get(); entry && entry->if_name; ++entry) {
+      const std::string_view there = entry->if_name;
+      if (whole_names ? there == name : there.starts_with(name)) {
+        return;
+      }
+    }
+  }
+  refuse("NCCL_SOCKET_IFNAME: {} names no network interface of this host, expected one of: {}",
+         quote(wanted), list_of(interfaces()));
 }
 
 std::string address_towards(const std::string& host, int port) {

@@ -26,8 +26,16 @@ void require_resolvable(const std::string& host);
 /// The address, as a number, of this host's network interface `name`: of the family of `like`, if
 /// it has one, else IPv4 before IPv6. Link-local IPv6 does not count: other hosts would need to
 /// know the link.
+/// @param source who asked for `name`, for the error
 /// @throws UsageError listing the interfaces that there are
-std::string address_of_interface(const std::string& name, const std::string& like = "");
+std::string address_of_interface(const std::string& name, const std::string& like = "",
+                                 const std::string& source = "--interface");
+
+/// @param wanted as NCCL_SOCKET_IFNAME has it: "ib,eth" begin the names of those that NCCL may use,
+/// "=ib0,ib1" are the names, "^docker" begins those that it may not; empty: any
+/// @throws UsageError listing the interfaces that there are if NCCL would find none. Its own words
+/// would be "internal error"
+void require_interface_of_nccl(const std::string& wanted);
 
 /// The address, as a number, from which this host talks to `host`. Sends nothing.
 /// @throws UsageError if it cannot be resolved, or no route leads there

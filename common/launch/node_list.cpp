@@ -15,6 +15,8 @@ namespace {
 
 constexpr size_t kMostHosts =
     65536;  // Slurm's own limit; stops "n[0-999999999]" from eating the memory
+// The DNS's limit; 65536 names of any length would eat it, too.
+constexpr size_t kMostNameBytes = 253;
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kNameCharacters =
     "0123456789-._abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -46,6 +48,8 @@ class NodeListParser {
       const std::vector<std::string> parts =
           take('[') ? bracket() : std::vector<std::string>{name_part()};
       require(hosts.size() * parts.size() <= kMostHosts, "at most 65536 hosts");
+      require(hosts.back().size() + parts.back().size() <= kMostNameBytes,
+              "names of at most 253 characters");
       const size_t next = rest_.find_first_of("[,");
       const bool is_last = next == std::string::npos || rest_[next] == ',';
       std::vector<std::string> product(hosts.size() * parts.size());

@@ -1,7 +1,7 @@
 #include "common/parallel/process_group.hpp"
 
 #include <c10/util/Logging.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/backend.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
@@ -28,19 +29,25 @@ std::chrono::milliseconds timeout_of(const Options& options) {
 }
 
 /// What all ranks must have been told alike, one setting a line.
-std::string shared_settings(const Options& options, int world_size) {
+std::string shared_settings(const Options& options, int world_size, const torch::Device& device) {
   std::ostringstream text;
   text << "program " << options.program << "\nversion " << DDP_VERSION << "\nworld size "
-       << world_size << "\n--total-epochs " << options.total_epochs << "\n--save-every "
-       << options.save_every << "\n--batch-size " << resolve_batch_per_rank(options, world_size)
-       << "\n--accumulate " << options.accumulate << "\n--optimizer " << options.optimizer
-       << "\n--lr " << options.learning_rate.value_or(-1) << "\n--lr-schedule "
-       << options.lr_schedule << "\n--seed " << options.seed << "\n--dataset " << options.dataset
-       << "\n--sampler " << options.sampler << "\n--speedup " << options.speedup << "\n--backend "
-       << options.backend << "\n--resume " << options.resume << "\n--metrics "
-       << !options.metrics.empty() << "\n--no-communication " << options.no_communication
-       << "\n--bucket-mib " << options.bucket_mib << "\n--gradient-compression "
-       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
+       << world_size << "\ndevice " << c10::DeviceTypeName(device.type(), /*lower_case=*/true)
+       << "\n--total-epochs " << options.total_epochs << "\n--save-every " << options.save_every
+       << "\n--batch-size " << resolve_batch_per_rank(options, world_size) << "\n--accumulate "
+       << options.accumulate << "\n--optimizer " << options.optimizer << "\n--lr "
+       << (options.learning_rate ? fmt::format("{}", *options.learning_rate)
+                                 : "the optimizer's own")
+       << "\n--lr-schedule " << options.lr_schedule << "\n--seed " << options.seed
+       << "\n--deterministic " << options.deterministic << "\n--dataset " << options.dataset
+       << "\n--dataset-size " << options.dataset_size << "\n--hidden "
+       << fmt::format("{}", fmt::join(options.hidden, ",")) << "\n--layers "
+       << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler " << options.sampler
+       << "\n--speedup " << options.speedup << "\n--backend " << options.backend << "\n--resume "
+       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--no-communication "
+       << options.no_communication << "\n--bucket-mib " << fmt::format("{}", options.bucket_mib)
+       << "\n--gradient-compression " << options.gradient_compression << "\n--shard-optimizer "
+       << options.shard_optimizer << "\n";
   return text.str();
 }
 
@@ -56,11 +63,16 @@ std::pair<std::string, std::string> first_difference(const std::string& ours,
 }
 
 /// The network that the user wants: --interface, or what torch's own programs read.
+/// @throws UsageError naming who asked for an interface that this host does not have
 std::string wanted_interface(const Options& options) {
-  for (const std::string& wanted : {options.interface, process_getenv("DDP_INTERFACE").value_or(""),
-                                    process_getenv("GLOO_SOCKET_IFNAME").value_or("")}) {
+  for (const auto& [source, wanted] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"--interface", options.interface},
+           {"DDP_INTERFACE", process_getenv("DDP_INTERFACE").value_or("")},
+           {"GLOO_SOCKET_IFNAME", process_getenv("GLOO_SOCKET_IFNAME").value_or("")}}) {
     if (!wanted.empty()) {
-      return wanted.substr(0, wanted.find(','));
+      std::string interface = wanted.substr(0, wanted.find(','));
+      address_of_interface(interface, "", source);
+      return interface;
     }
   }
   return "";
@@ -244,15 +256,25 @@ std::string ProcessGroup::exchange_key(const std::string& topic) const {
 
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
   const std::string key = exchange_key(topic) + "/";
-  store_->set(key + std::to_string(rank()), text);
-  // Rank 0 reads everyone's, so that it too stops when another rank disagrees.
-  for (int r = rank() == 0 ? 1 : 0; r < (rank() == 0 ? world_size() : 1); ++r) {
+  const std::string same = "same";
+  std::string verdict = same;
+  if (rank() != 0) {
+    store_->set(key + std::to_string(rank()), text);
+  }
+  // Rank 0 compares and all refuse with its words: a rank that agrees with it must not go on to
+  // wait for one that has left.
+  for (int r = 1; rank() == 0 && r < world_size() && verdict == same; ++r) {
     const std::string other = store_->get_to_str(key + std::to_string(r));
     if (other != text) {
-      const auto [ours, theirs] = first_difference(text, other);
-      throw UsageError(fmt::format(R"({}: rank {} has "{}", rank {} has "{}", expected the same)",
-                                   topic, rank(), ours, r, theirs));
+      const auto [theirs, ours] = first_difference(other, text);
+      verdict = fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)", topic, r,
+                            theirs, ours);
     }
+  }
+  verdict = share(topic + "/verdict", verdict);
+  if (verdict != same) {
+    let_others_read(*store_, topic, {rank(), world_size(), device_, store_->getTimeout(), ""});
+    throw UsageError(verdict);
   }
 }
 
@@ -284,16 +306,18 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
   check_launch(name, environment);
   const std::string interface = wanted_interface(options);
   if (!interface.empty()) {
-    address_of_interface(interface);  // a wrong name is refused before anyone waits
     // NCCL chooses by itself; "=" asks for this very name, not for all that begin with it.
     setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
+  }
+  if (name == "nccl") {
+    require_interface_of_nccl(process_getenv("NCCL_SOCKET_IFNAME").value_or(""));
   }
   const Rendezvous meeting = rendezvous(environment, interface, timeout);
   const c10::intrusive_ptr<c10d::Store>& store = meeting.store;
   auto group =
       c10::make_intrusive<c10d::ProcessGroup>(store, environment.rank, environment.world_size);
   ProcessGroup process_group(environment, store, group, name, device);
-  process_group.verify_same("settings", shared_settings(options, environment.world_size));
+  process_group.verify_same("settings", shared_settings(options, environment.world_size, device));
 
   const auto backend =
       make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),

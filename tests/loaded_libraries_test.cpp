@@ -1,0 +1,114 @@
+// What a run on the CPU loads: no library of CUDA, NCCL or MPI, however many are installed. The
+// dynamic linker itself says what every process of a run has opened.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <regex>
+#include <set>
+
+#include "common/base/scratch_folder.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Argv = std::vector<std::string>;
+
+struct Loaded {
+  std::set<std::string> names;  ///< of files, without their folders
+  int processes = 0;
+};
+
+/// Runs a program on a machine that pretends to have a CUDA driver.
+/// @param argv its name, and options
+Loaded libraries_of(const Argv& argv, bool must_succeed = true) {
+  const ddp::ScratchFolder folder("ddp-libraries");
+  ddp::test::RunOptions options;
+  options.cwd = folder.path();
+  options.timeout_seconds = 120;
+  options.environment = {{"LD_DEBUG", "files"},
+                         {"LD_DEBUG_OUTPUT", folder.path() + "/loaded"},
+                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
+                         {"CUDA_VISIBLE_DEVICES", "0"}};
+  Argv whole = argv;
+  whole.front() = std::string(DDP_BIN_DIR) + "/" + argv.front();
+  const ddp::test::RunResult result = ddp::test::run_program(whole, options);
+  INFO(result.err);
+  CHECK((result.exit_code == 0) == must_succeed);
+  Loaded loaded;
+  const std::regex initialised(R"(calling init: (\S+))");
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (!entry.path().filename().string().starts_with("loaded.")) {
+      continue;
+    }
+    ++loaded.processes;
+    std::ifstream lines(entry.path());
+    for (std::string line; std::getline(lines, line);) {
+      if (std::smatch match; std::regex_search(line, match, initialised)) {
+        loaded.names.insert(fs::path(match[1].str()).filename());
+      }
+    }
+  }
+  return loaded;
+}
+
+/// Those that have no business in a run on the CPU. (libcudart is not among them: PyTorch's
+/// libtorch_cpu.so itself is linked to it.)
+Argv unwanted_in(const Loaded& loaded) {
+  static const std::regex unwanted(
+      "lib(ddp_cuda|ddp_mpi|torch_cuda|c10_cuda|cuda|nvidia|nccl|cudnn|cublas|mpi|open-rte|"
+      "open-pal|pmix)[^a-z].*");
+  Argv found;
+  std::ranges::copy_if(loaded.names, std::back_inserter(found),
+                       [](const std::string& name) { return std::regex_match(name, unwanted); });
+  return found;
+}
+
+bool has(const Loaded& loaded, const std::string& part) {
+  return std::ranges::any_of(
+      loaded.names, [&](const std::string& name) { return ddp::test::contains(name, part); });
+}
+
+}  // namespace
+
+TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
+  for (const std::string line :
+       {"01_single_gpu 1 1 --device cpu", "02_data_parallel 1 1 --device cpu --nprocs 2",
+        "03_ddp_spawn 1 1 --device cpu --nprocs 2",
+        "03_ddp_spawn 1 1 --device cpu --nprocs 2 --backend gloo --speedup fused",
+        "03_ddp_spawn_by_hand 1 1 --device cpu --nprocs 2", "04_ddp_launcher 1 1 --device cpu",
+        "05_multinode 1 1 --device cpu", "peer_c10d 1 1 --device cpu --nprocs 2",
+        "bench_micro --suite all_reduce --bytes 4096 --device cpu --nprocs 2 --min-seconds 0.01",
+        "bench --device cpu --stages 01_single_gpu,03_ddp_spawn --models T --launchers spawn "
+        "--world-sizes 2 --steps 30 --quick --json report.json",
+        "ddp-env", "submit --help"}) {
+    const Argv argv = ddp::test::words(line);
+    const Loaded loaded = libraries_of(argv);
+    INFO(line);
+    CHECK(unwanted_in(loaded) == Argv{});
+    // It was seen at all, with all its processes.
+    const bool uses_torch = argv.front() != "ddp-env" && argv.front() != "submit";
+    CHECK(has(loaded, "libtorch_cpu.so") == uses_torch);
+    const bool spawns = line.find("03_") == 0 || line.find("peer") == 0;
+    CHECK(loaded.processes >= (spawns ? 3 : 1));
+  }
+}
+
+// The other way round, so that it is known to see them.
+
+TEST_CASE("--backend mpi loads MPI", "[mpi]") {
+  const Loaded loaded =
+      libraries_of({"04_ddp_launcher", "1", "1", "--device", "cpu", "--backend", "mpi"});
+  CHECK(has(loaded, "libddp_mpi.so"));
+  CHECK(unwanted_in(loaded).size() > 1);
+}
+
+TEST_CASE("--device cuda loads CUDA", "[cuda]") {
+  // It fails then, since the driver only pretends to have a device.
+  const Loaded loaded = libraries_of({"01_single_gpu", "1", "1", "--device", "cuda"}, false);
+  CHECK(has(loaded, "libddp_cuda.so"));
+  CHECK(has(loaded, "libtorch_cuda.so"));
+  CHECK(unwanted_in(loaded).size() > 2);
+}

@@ -1,0 +1,273 @@
+// How ranks become a process group: told the same, over the network that was asked for, and for as
+// long as they need between two collectives.
+#include "common/parallel/process_group.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
+#include "common/data/dataset.hpp"
+#include "common/launch/network.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+using ddp::Options;
+using ddp::ProcessGroup;
+using ddp::test::contains;
+using ddp::test::RunResult;
+
+Options plain() {
+  Options options;
+  options.program = "process_group_test";
+  options.total_epochs = options.save_every = 2;
+  options.backend = "gloo";
+  options.timeout_seconds = 30;
+  return options;
+}
+
+/// Ranks that are threads, and meet as processes do, each with options and a device of its own.
+/// @return what each threw
+std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
+                              const std::vector<torch::Device>& devices,
+                              const std::function<void(ProcessGroup&, const Options&)>& body) {
+  // c10d's flight recorder is one object for the process and not made for ranks that are threads.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
+  const int world_size = static_cast<int>(options_of_rank.size());
+  std::vector<std::string> messages(options_of_rank.size());
+  const auto run = [&](int rank) {
+    std::string& message = messages[static_cast<size_t>(rank)];
+    try {
+      at::init_num_threads();
+      ddp::LaunchEnvironment environment;
+      environment.rank = environment.local_rank = rank;
+      environment.world_size = environment.local_world_size = world_size;
+      environment.store.kind = ddp::StoreLocation::Kind::kTcp;
+      environment.store.host = "127.0.0.1";
+      environment.store.port = listener.port;
+      environment.store.listen_fd = rank == 0 ? listener.fd : -1;
+      const Options& options = options_of_rank[static_cast<size_t>(rank)];
+      ProcessGroup group =
+          ddp::create_process_group(options, environment, devices[static_cast<size_t>(rank)]);
+      body(group, options);
+      ddp::destroy_process_group(group);
+    } catch (const ddp::UsageError& error) {
+      message = error.what();
+    } catch (const std::exception& error) {
+      message = std::string("not a usage error: ") + error.what();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back(run, rank);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return messages;
+}
+
+std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
+                              const std::function<void(ProcessGroup&, const Options&)>& body) {
+  return meet(options_of_rank, std::vector<torch::Device>(options_of_rank.size(), torch::kCPU),
+              body);
+}
+
+/// Sets a variable of this process for as long as it lives.
+class Variable {
+ public:
+  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
+    setenv(name_.c_str(), value.c_str(), /*overwrite=*/1);
+  }
+  ~Variable() { unsetenv(name_.c_str()); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  std::string name_;
+};
+
+}  // namespace
+
+TEST_CASE("ranks that were told different things refuse before they connect, and name the setting",
+          "[settings]") {
+  struct Difference {
+    std::string named;  ///< the setting, and the value of rank 2
+    std::function<void(Options&)> make;
+  };
+  const std::vector<Difference> differences = {
+      {"program other", [](Options& o) { o.program = "other"; }},
+      {"--total-epochs 3", [](Options& o) { o.total_epochs = 3; }},
+      {"--save-every 1", [](Options& o) { o.save_every = 1; }},
+      {"--batch-size 16", [](Options& o) { o.batch_per_rank = 16; }},
+      {"--batch-size 8", [](Options& o) { o.global_batch = 24; }},
+      {"--accumulate 2", [](Options& o) { o.accumulate = 2; }},
+      {"--optimizer adam", [](Options& o) { o.optimizer = "adam"; }},
+      {"--lr 0.02", [](Options& o) { o.learning_rate = 0.02; }},
+      {"--lr-schedule linear", [](Options& o) { o.lr_schedule = "linear"; }},
+      {"--seed 43", [](Options& o) { o.seed = 43; }},
+      {"--deterministic 1", [](Options& o) { o.deterministic = true; }},
+      {"--dataset digits", [](Options& o) { o.dataset = "digits"; }},
+      {"--dataset-size 2047", [](Options& o) { o.dataset_size = 2047; }},
+      {"--hidden 7,8",
+       [](Options& o) {
+         o.hidden = {7, 8};
+       }},
+      {"--layers 20,3,1",
+       [](Options& o) {
+         o.layers = {20, 3, 1};
+       }},
+      {"--sampler none", [](Options& o) { o.sampler = "none"; }},
+      {"--speedup fused", [](Options& o) { o.speedup = "fused"; }},
+      {"--backend shm", [](Options& o) { o.backend = "shm"; }},
+      {"--bucket-mib 25.000001", [](Options& o) { o.bucket_mib = 25.000001; }},
+      {"--gradient-compression bf16", [](Options& o) { o.gradient_compression = "bf16"; }},
+      {"--shard-optimizer 1", [](Options& o) { o.shard_optimizer = true; }},
+      {"--resume auto", [](Options& o) { o.resume = "auto"; }},
+      {"--metrics 1", [](Options& o) { o.metrics = "m.jsonl"; }},
+      {"--no-communication 1", [](Options& o) { o.no_communication = true; }},
+  };
+  for (const auto& [named, make] : differences) {
+    INFO(named);
+    std::vector<Options> options(3, plain());
+    make(options[2]);
+    std::atomic<bool> connected = false;
+    const auto messages = meet(options, [&](ProcessGroup&, const Options&) { connected = true; });
+    CHECK_FALSE(connected);
+    for (const std::string& message : messages) {
+      INFO(message);
+      CHECK(contains(message, "settings: rank 2 has \"" + named + "\", rank 0 has \""));
+      CHECK(contains(message, "\", expected the same"));
+      CHECK_FALSE(contains(message, "\n"));
+    }
+  }
+}
+
+TEST_CASE("numbers that print alike to six digits are different, too", "[settings]") {
+  std::vector<Options> options(2, plain());
+  options[0].learning_rate = 0.1;
+  options[1].learning_rate = 0.10000001;
+  const auto messages = meet(options, [](ProcessGroup&, const Options&) {});
+  CHECK(contains(messages[1], "\"--lr 0.10000001\", rank 0 has \"--lr 0.1\""));
+}
+
+TEST_CASE("a rank that found no GPU is another setting", "[settings]") {
+  const auto messages =
+      meet({plain(), plain()}, {torch::Device("cuda:0"), torch::kCPU}, [](auto&, auto&) {});
+  CHECK(contains(messages[0], "rank 1 has \"device cpu\", rank 0 has \"device cuda\""));
+  CHECK(messages[1] == messages[0]);
+}
+
+TEST_CASE("what concerns one rank alone may differ", "[settings]") {
+  std::vector<Options> options(2, plain());
+  options[1].threads = 2;
+  options[1].bind = "cores";
+  options[1].quiet = options[1].verbose = true;
+  options[1].timeout_seconds = 31;
+  options[1].snapshot = options[1].data_dir = "elsewhere";
+  options[1].interface = "lo";
+  const auto messages = meet(options, [](ProcessGroup& group, const Options&) { group.barrier(); });
+  CHECK(messages == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("other data is refused before the first collective", "[settings]") {
+  Options other = plain();
+  other.dataset_size = 2047;
+  const auto sampled = meet(std::vector<Options>(3, plain()), [&](ProcessGroup& group, auto& same) {
+    ddp::DistributedSampler(ddp::load_dataset(group.rank() == 1 ? other : same), group, same);
+    throw std::runtime_error("went on");
+  });
+  for (const std::string& message : sampled) {
+    INFO(message);
+    CHECK(contains(message, "dataset: rank 1 has \"synthetic 2047+511 samples, hash "));
+    CHECK(contains(message, "rank 0 has \"synthetic 2048+512 samples, hash "));
+  }
+}
+
+TEST_CASE("real ranks told different things: exit code 2, one line each, nothing trained",
+          "[settings][stage]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+  for (const std::string rank : {"0", "1", "2"}) {
+    ddp::test::RunOptions options;
+    options.cwd = folder.path();
+    // As under mpirun: rank 0 takes any free port, and tells the others in a file.
+    options.environment = {{"OMPI_COMM_WORLD_RANK", rank},
+                           {"OMPI_COMM_WORLD_SIZE", "3"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+                           {"PMIX_NAMESPACE", "job"},
+                           {"PMIX_SERVER_TMPDIR", folder.path()}};
+    ranks.push_back(std::make_unique<ddp::test::Program>(
+        std::vector<std::string>{std::string(DDP_BIN_DIR) + "/04_ddp_launcher", "2", "1",
+                                 "--device", "cpu", "--seed", rank == "2" ? "7" : "42"},
+        options));
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const RunResult result = ranks[rank]->wait();
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.out.empty());
+    CHECK(result.err == "04_ddp_launcher: error: [rank " + std::to_string(rank) +
+                            "] settings: rank 2 has \"--seed 7\", rank 0 has \"--seed 42\", "
+                            "expected the same\n");
+  }
+}
+
+TEST_CASE("two collectives may be further apart than --timeout", "[timeout]") {
+  const auto train = [](const std::string& backend) {
+    Options options = plain();
+    options.timeout_seconds = 3;
+    options.backend = backend;
+    return meet({options, options}, [](ProcessGroup& group, const Options&) {
+      const torch::Tensor tensor = torch::ones({1000});
+      // Rank 1 is a bit late, so that rank 0 does wait, and looks at its clock.
+      std::this_thread::sleep_for(std::chrono::milliseconds(100 * group.rank()));
+      group.all_reduce(tensor);
+      std::this_thread::sleep_for(std::chrono::milliseconds(4000 + 100 * group.rank()));
+      group.all_reduce(tensor);
+      group.broadcast(tensor);
+      TORCH_CHECK(group.all_gather(tensor).sum().item<double>() == 8000);
+    });
+  };
+  const std::vector<std::string> nothing_thrown(2);
+  auto over_gloo = std::async(std::launch::async, train, "gloo");
+  CHECK(train("shm") == nothing_thrown);
+  CHECK(over_gloo.get() == nothing_thrown);
+}
+
+TEST_CASE("the interface that torch's own variables name", "[interface]") {
+  const auto one_rank = [](const std::string& backend, torch::Device device = torch::kCPU) {
+    Options options = plain();
+    options.backend = backend;
+    return meet({options}, {device}, [](ProcessGroup&, const Options&) {}).front();
+  };
+  const auto of_nccl = [] { return std::string(getenv("NCCL_SOCKET_IFNAME")); };
+  SECTION("NCCL gets Gloo's, by its whole name, unless it has its own") {
+    const Variable gloo("GLOO_SOCKET_IFNAME", "lo,eth9");
+    CHECK(one_rank("gloo").empty());
+    const Variable after("NCCL_SOCKET_IFNAME", of_nccl());  // unset when this section ends
+    CHECK(of_nccl() == "=lo");
+    const Variable nccl("NCCL_SOCKET_IFNAME", "ib");
+    CHECK(one_rank("gloo").empty());
+    CHECK(of_nccl() == "ib");
+  }
+  SECTION("a wrong name is refused under the variable's name") {
+    for (const std::string name : {"GLOO_SOCKET_IFNAME", "DDP_INTERFACE"}) {
+      const Variable wrong(name, "nope,lo");
+      CHECK(contains(one_rank("gloo"), name + ": \"nope\" is no network interface of this host"));
+    }
+    const Variable wrong("NCCL_SOCKET_IFNAME", "nope");
+    CHECK(contains(one_rank("nccl", torch::Device("cuda:0")),
+                   "NCCL_SOCKET_IFNAME: \"nope\" names no network interface of this host"));
+    CHECK(one_rank("gloo").empty());  // who does not use NCCL
+  }
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""A test that cannot run is counted, with its reason; one that must be able to run fails: cmake/leave_out.cmake, tests/skipped.sh.
+
+usage: skips_test.py CMAKE CTEST
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CMAKE, CTEST = sys.argv.pop(1), sys.argv.pop(1)
+# Catch2's, unittest's and pytest's ways to leave a test without a word in ctest's summary.
+SILENT = re.compile(r"\b(?:GTEST_)?SKIP\(|\bskipTest\b|\bSkipTest\b|unittest\.skip|pytest\.(?:skip|mark\.skip|importorskip)")
+
+
+class Skips(unittest.TestCase):
+    def run_tests(self, *lines):
+        """ctest's exit code and what it says, of a project with these tests beside one that passes; and what skipped.sh says."""
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "CMakeLists.txt").write_text("\n".join([
+                "cmake_minimum_required(VERSION 3.25)", "project(skips LANGUAGES NONE)", "enable_testing()",
+                f"include({ROOT}/cmake/leave_out.cmake)", "add_test(NAME good COMMAND true)", *lines]) + "\n")
+            subprocess.run([CMAKE, "-S", folder, "-B", f"{folder}/build"], check=True, capture_output=True)
+            tests = subprocess.run([CTEST, "--test-dir", f"{folder}/build"], capture_output=True, text=True)
+            said = subprocess.run([ROOT / "tests/skipped.sh", f"{folder}/build"], capture_output=True, text=True)
+        self.assertEqual(said.stderr, "")
+        return tests.returncode, tests.stdout, said.stdout
+
+    def test_a_skip_is_counted_with_its_reason(self):
+        code, said, skipped = self.run_tests('leave_out(one gpu "no GPU here")', 'leave_out(two cluster "user id 7, expected 0")')
+        self.assertEqual(code, 0, said)
+        self.assertIn("(Skipped)", said)
+        self.assertEqual(skipped, "2 skipped\n  one: no GPU here\n  two: user id 7, expected 0\n")
+
+    def test_none(self):
+        code, _, skipped = self.run_tests()
+        self.assertEqual((code, skipped), (0, "0 skipped\n"))
+
+    def test_what_setup_installs_is_no_reason(self):
+        code, said, skipped = self.run_tests('leave_out(one launcher "no torchrun" MISSING)')
+        self.assertNotEqual(code, 0)
+        self.assertIn("1 tests failed out of 2", said)
+        self.assertEqual(skipped, "0 skipped\n")
+
+    def test_no_test_leaves_by_another_way(self):
+        sources = [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".cpp", ".hpp", ".py") and path != pathlib.Path(__file__)]
+        self.assertGreater(len(sources), 50)
+        for path in sources:
+            with self.subTest(path.relative_to(ROOT)):
+                self.assertIsNone(SILENT.search(path.read_text(errors="replace")))
+
+
+if __name__ == "__main__":
+    unittest.main()
