@@ -84,7 +84,8 @@ class Run:
             with contextlib.suppress(OSError):
                 if not process.name.isdigit():
                     continue
-                variables = dict(item.split("=", 1) for item in (process / "environ").read_text(errors="replace").split("\0") if "=" in item)
+                items = (process / "environ").read_text(errors="replace").split("\0")
+                variables = dict(item.split("=", 1) for item in items if "=" in item)
                 state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
                 if variables.get(MARK) == self.mark and state not in "ZX":
                     found[int(process.name)] = variables
@@ -182,7 +183,8 @@ def check_killed_rank(launcher, number, chance):
             code = run.wait()
             figures[f"{launcher}: a rank is killed, the launcher too is gone after"].append(time.monotonic() - begin)
             check(code != 0 and names_killed(launcher, rank, run), f"{launcher}, rank {rank} killed: exit code {code}\n{run.texts()}")
-        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)), f"{launcher}: another digest after rank {rank} was killed")
+        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)),
+              f"{launcher}: another digest after rank {rank} was killed")
 
 
 def check_killed_launcher(launcher, number, chance):
@@ -216,7 +218,8 @@ def check_stopped_rank(launcher, number, chance):
             begin = time.monotonic()
             os.kill(pid, signal.SIGSTOP)
             code = run.wait()
-            figures[f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)"].append(time.monotonic() - begin)
+            gone_s = time.monotonic() - begin
+            figures[f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)"].append(gone_s)
             errors = run.errors()
             named = [line for line in errors if re.search(rf"\brank {rank}\b(?!\])", line)]
             check(code != 0 and named and (launcher != "spawn" or len(errors) == 1),
