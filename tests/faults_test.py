@@ -84,7 +84,8 @@ class Run:
             with contextlib.suppress(OSError):
                 if not process.name.isdigit():
                     continue
-                variables = dict(item.split("=", 1) for item in (process / "environ").read_text(errors="replace").split("\0") if "=" in item)
+                items = (process / "environ").read_text(errors="replace").split("\0")
+                variables = dict(item.split("=", 1) for item in items if "=" in item)
                 state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
                 if variables.get(MARK) == self.mark and state not in "ZX":
                     found[int(process.name)] = variables
@@ -182,19 +183,21 @@ def check_killed_rank(launcher, number, chance):
             code = run.wait()
             figures[f"{launcher}: a rank is killed, the launcher too is gone after"].append(time.monotonic() - begin)
             check(code != 0 and names_killed(launcher, rank, run), f"{launcher}, rank {rank} killed: exit code {code}\n{run.texts()}")
-        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)), f"{launcher}: another digest after rank {rank} was killed")
+        check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)),
+              f"{launcher}: another digest after rank {rank} was killed")
 
 
 def check_killed_launcher(launcher, number, chance):
     """Every other time while it starts."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--backend", backend_of(number)]
-        if number // 2 % 2 == 0:
+        options = ["--backend", backend_of(number // 2)]
+        starts = number % 2 == 1
+        if not starts:
             run = in_training(folder, launcher, options, chance)
         else:
             run = Run(folder, command(launcher, *options))
         with run:
-            if number // 2 % 2 == 1:
+            if starts:
                 run.wait_until(lambda: run.ranks() or run.launcher.poll() is not None, "a rank")
                 time.sleep(chance.uniform(0, 0.7))
             begin = time.monotonic()
@@ -215,7 +218,8 @@ def check_stopped_rank(launcher, number, chance):
             begin = time.monotonic()
             os.kill(pid, signal.SIGSTOP)
             code = run.wait()
-            figures[f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)"].append(time.monotonic() - begin)
+            gone_s = time.monotonic() - begin
+            figures[f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)"].append(gone_s)
             errors = run.errors()
             named = [line for line in errors if re.search(rf"\brank {rank}\b(?!\])", line)]
             check(code != 0 and named and (launcher != "spawn" or len(errors) == 1),
@@ -253,7 +257,7 @@ def check_told_cause(launcher, fault, number, chance):
     if fault == "disk":
         argv = on_small_disk(argv)
     else:
-        argv, cause = [word if word != "s" else "s" * 300 for word in argv], r"error: (\[rank 0\] )?.*File name too long"
+        argv, cause = [word if word != "s" else "s" * 300 for word in argv], r"error: (\[rank 0\] )?.*(File name too long|--snapshot: got)"
     with tempfile.TemporaryDirectory() as folder, Run(folder, argv) as run:
         code = run.wait()
         errors = run.errors()
@@ -290,19 +294,19 @@ def check_leaks(*_):
 def main():
     chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
-    launchers = {"spawn": 5, "mpirun": 4, "torchrun": 2}
     faults = ("name", "disk") if os.geteuid() == 0 else ("name",)
     if os.geteuid() != 0:
         print("LEFT OUT: a full disk, for which only root can mount one", flush=True)
     cases = [("leaks", 1, check_leaks), ("agent gone", 1, check_agent_gone)]
-    for launcher, tries in launchers.items():
-        cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
-                  for name, body in (("killed rank", check_killed_rank), ("killed launcher", check_killed_launcher))]
-    cases += [("stopped rank, spawn", 4, functools.partial(check_stopped_rank, "spawn")),
-              ("stopped rank, mpirun", 2, functools.partial(check_stopped_rank, "mpirun")),
-              ("asked to stop, spawn", 5, functools.partial(check_asked_to_stop, "spawn"))]
+    # Tries that together take about a minute; torchrun alone needs seconds to start.
+    cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
+              for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 5, "mpirun": 2, "torchrun": 1}),
+                                            ("killed launcher", check_killed_launcher, {"spawn": 4, "mpirun": 4, "torchrun": 2}),
+                                            ("stopped rank", check_stopped_rank, {"spawn": 2, "mpirun": 1}),
+                                            ("asked to stop", check_asked_to_stop, {"spawn": 4}))
+              for launcher, tries in all_tries.items()]
     cases += [(f"told cause, {fault}, {launcher}", tries, functools.partial(check_told_cause, launcher, fault))
-              for fault in faults for launcher, tries in (("spawn", 5), ("mpirun", 2))]
+              for fault in faults for launcher, tries in (("spawn", 5), ("mpirun", 1), ("torchrun", 1))]
     failed = 0
     for name, default, body in cases:
         if sys.argv[2:] and not any(name.startswith(wanted) for wanted in sys.argv[2:]):
