@@ -641,9 +641,12 @@ TEST_CASE("submit: what an earlier attempt of a job left is not taken for the ne
   CHECK(place.states() == Words{"maybe-submitted"});
   place.make_slurm();
   REQUIRE(wait_until([&] {
-    place.expect(0, {"resubmit", "--failed", "out"});
-    return place.states() == Words{"pending"};
+    place.expect(0, {"status", "out"});
+    return place.states() != Words{"maybe-submitted"};
   }));
+  CHECK(contains(place.jobs()[0].at("reason"), "before the scheduler had it"));
+  CHECK(place.jobs()[0].at("exit_code").is_null());
+  place.expect(0, {"resubmit", "--failed", "out"});
   CHECK(place.jobs()[0].at("id") == "103");
   place.check_each_is_submitted_once(1);
 }
