@@ -41,9 +41,10 @@ std::string shared_settings(const Options& options, int world_size) {
        << options.lr_schedule << "\n--seed " << options.seed << "\n--dataset " << options.dataset
        << "\n--sampler " << options.sampler << "\n--speedup " << options.speedup << "\n--backend "
        << options.backend << "\n--resume " << options.resume << "\n--metrics "
-       << !options.metrics.empty() << "\n--no-communication " << options.no_communication
-       << "\n--bucket-mib " << options.bucket_mib << "\n--gradient-compression "
-       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
+       << !options.metrics.empty() << "\n--check weights " << options.check_weights_every
+       << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
+       << options.bucket_mib << "\n--gradient-compression " << options.gradient_compression
+       << "\n--shard-optimizer " << options.shard_optimizer << "\n";
   return text.str();
 }
 
