@@ -137,17 +137,17 @@ void TrainingLog::end_batch(const Batch& batch) {
   }
 }
 
-void TrainingLog::add_step(StepTimes times) {
-  times.epoch = static_cast<double>(epoch_);
+void TrainingLog::add_step(const StepTimes& times) {
   step_ms_.add(times.step_ms);
   samples_.add(times.samples);
-  if (!std::isnan(times.exposed_comm_ms)) {
+  if (world_size_ > 1 && !std::isnan(times.exposed_comm_ms)) {
     busy_ms_.add(std::max(0.0, times.step_ms - times.exposed_comm_ms));
   }
   epoch_loss_ += times.loss * times.samples;
   epoch_samples_ += times.samples;
   if (!options_.metrics.empty()) {
     unwritten_steps_.push_back(times);
+    unwritten_steps_.back().epoch = static_cast<double>(epoch_);
   }
 }
 
@@ -259,13 +259,13 @@ void TrainingLog::compare_weights(const std::string& hash) const {
 }
 
 TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
-  if (!std::isfinite(sum_of_weights(model_))) {
-    throw Error(ExitCode::kTrainingFailed,
-                "a weight is not finite, expected finite numbers; a smaller --lr may help");
-  }
   const std::string hash = parameter_hash(*model_);
   if (!options_.no_communication) {
     compare_weights(hash);
+  }
+  if (!std::isfinite(sum_of_weights(model_))) {
+    throw Error(ExitCode::kTrainingFailed,
+                "a weight is not finite, expected finite numbers; a smaller --lr may help");
   }
 
   // Every rank evaluates its own contiguous part; together they are every sample once.

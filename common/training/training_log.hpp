@@ -69,7 +69,7 @@ class TrainingLog final : public StepObserver {
   };
 
   Result result(const Dataset& dataset);
-  void add_step(StepTimes times);
+  void add_step(const StepTimes& times);
   /// @throws Error (1) that says where in training
   [[noreturn]] void fail_in_step(const std::string& what) const;
   void expect_finite_loss() const;
