@@ -123,6 +123,11 @@ TEST_CASE("every option reaches its field") {
         std::vector<int64_t>{784, 512, 10});
   CHECK(parse_after_epochs({"--global-batch=128"}).global_batch == 128);
   CHECK(parse_after_epochs({"--dataset-size", "100"}).dataset_size == 100);
+  CHECK(!options.check_finite);
+  CHECK(options.check_weights_every == 0);
+  const ddp::Options checked = parse_after_epochs({"--check", "weights=100,finite"});
+  CHECK(checked.check_finite);
+  CHECK(checked.check_weights_every == 100);
 }
 
 TEST_CASE("values are taken as they are, however odd") {
@@ -168,6 +173,10 @@ TEST_CASE("numbers out of range or malformed are refused by name") {
     }
   }
   check_line_refused("--timeout 1e10", "--timeout");
+  check_line_refused("--check weights=0", "--check weights: got \"0\"");
+  check_line_refused("--check weights", "expected finite, weights=K");
+  check_line_refused("--check finite,", "--check: got \"finite,\"");
+  check_line_refused("--check weights=9 --no-communication", "--no-communication");
   check_line_refused("--lr 1e308", "--lr: got \"1e308\"");
   check_line_refused("--bucket-mib 1e9", "<= 1048576");
   check_line_refused("--dataset-size 9223372036854775807", "--dataset-size");

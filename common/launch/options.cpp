@@ -38,6 +38,24 @@ StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
   };
 }
 
+/// "finite,weights=100"
+StoreValue store_checks(Options& options) {
+  return [&options](const std::string& name, const std::string& text) {
+    constexpr std::string_view kWeights = "weights=";
+    std::istringstream list(text + ",");
+    for (std::string check; std::getline(list, check, ',');) {
+      if (check == "finite") {
+        options.check_finite = true;
+      } else if (check.starts_with(kWeights)) {
+        options.check_weights_every =
+            parse_integer<int64_t>(name + " weights", check.substr(kWeights.size()), 1);
+      } else {
+        refuse("{}: got {}, expected finite, weights=K, or both with a comma", name, quote(text));
+      }
+    }
+  };
+}
+
 void add_training(OptionGroup group, Options& options) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   group.integer("total_epochs,--total-epochs", options.total_epochs, int64_t{0}, kAny, "",
@@ -175,6 +193,10 @@ void add_output(OptionGroup group, Options& options) {
   group.choice("--resume", options.resume, {"restart", "auto", "never"},
                "from the snapshot: if the launcher restarted us, if there is one, or not");
   group.text("--metrics", "PATH", options.metrics, "", "one JSON line per rank and step");
+  group.value("--check", "CHECK,...", "",
+              "finite: each rank's loss in every step, not only once an epoch; weights=K: every K "
+              "steps ranks compare theirs",
+              store_checks(options));
   group.flag("--no-communication", options.no_communication,
              "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");
   group.flag("--quiet", options.quiet, "no line per epoch");
@@ -201,6 +223,11 @@ void check_together(const Options& options, const CommandLine& line) {
     // In stage 02 too: autograd has one thread per device, and there one replica's backward would
     // wait for the other's.
     throw UsageError("--devices names a device twice, expected different ones");
+  }
+  if (options.check_weights_every > 0 && options.no_communication) {
+    throw UsageError(
+        "--check weights was given with --no-communication, expected only one of them: without "
+        "communication weights differ");
   }
   if (options.json && !options.dump_env) {
     throw UsageError("--json was given alone, expected it with --dump-env");

@@ -77,6 +77,8 @@ struct Options {
   std::string snapshot;  ///< default "<program>.safetensors"
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
+  bool check_finite = false;  ///< every rank looks at its loss in every step
+  int64_t check_weights_every = 0;  ///< steps after which ranks compare their weights; 0: never
   bool no_communication = false;  ///< measuring only: gradients are not exchanged
   bool quiet = false;
   bool dump_env = false;  ///< print the launch environment and exit

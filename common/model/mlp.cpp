@@ -1,5 +1,6 @@
 #include "common/model/mlp.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -54,11 +55,13 @@ torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
 
 Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
                     const torch::Device& device) {
-  constexpr int64_t kChunkSamples = 4096;
+  // 4,096 samples of a narrow model; activations of at most 16 MiB each of a wide one.
+  constexpr int64_t kChunkElements = int64_t{1} << 22;
+  const int64_t chunk_samples = std::clamp<int64_t>(kChunkElements / model->widest(), 1, 4096);
   const torch::NoGradGuard no_grad;
   Evaluation sums;
-  for (int64_t begin = 0; begin < input.size(0); begin += kChunkSamples) {
-    const int64_t samples = std::min(kChunkSamples, input.size(0) - begin);
+  for (int64_t begin = 0; begin < input.size(0); begin += chunk_samples) {
+    const int64_t samples = std::min(chunk_samples, input.size(0) - begin);
     const torch::Tensor chunk_target = target.narrow(0, begin, samples).to(device);
     const torch::Tensor output =
         model->forward(input.narrow(0, begin, samples).to(device)).to(torch::kFloat64);

@@ -4,6 +4,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,8 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   /// @param  input (batch, widths.front()) float32, on the model's device; batch may be 0
   /// @return       (batch, widths.back()) float32; the last layer is linear
   torch::Tensor forward(const torch::Tensor& input);
+  /// Features of the widest layer, the input included.
+  int64_t widest() const { return *std::ranges::max_element(widths_); }
   /// Prints the shape of what is about to be computed on, if this model is verbose.
   void announce(at::IntArrayRef input_sizes, const torch::Device& device) const;
 

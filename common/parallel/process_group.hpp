@@ -106,9 +106,9 @@ class ProcessGroup {
   /// Rank 0's text, on every rank, through the store. @param topic as above
   std::string share(const std::string& topic, const std::string& text) const;
 
-  /// What this rank waited since the last call. Recorded once enable_wait_timer() has been called.
+  /// What this rank waited since the last call, while the timer was enabled.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
-  void enable_wait_timer() { wait_timer_enabled_ = true; }
+  void enable_wait_timer(bool enabled = true) { wait_timer_enabled_ = enabled; }
   /// Counts what a CUDA Graph repeats without a call to this object: the bytes of `captured`.
   void record_bytes(const CommunicationWait& captured) const;
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if

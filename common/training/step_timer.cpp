@@ -1,13 +1,70 @@
 #include "common/training/step_timer.hpp"
 
-namespace ddp {
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
 
-StepTimer::StepTimer(const torch::Device& device, ProcessGroup* process_group, bool with_phases)
-    : device_(device), process_group_(process_group), with_phases_(with_phases) {
-  if (process_group_ != nullptr && with_phases) {
-    process_group_->enable_wait_timer();
-  }
+namespace ddp {
+namespace {
+
+constexpr int64_t kWarmupSteps = 20;
+constexpr int64_t kWaitStride = 8;  // see Note [Sampled waits]
+
+/// The sign, the exponent and the leading 10 bits of the mantissa.
+constexpr uint64_t leading_bits(double value) {
+  return std::bit_cast<uint64_t>(value) >> 42;
 }
+constexpr uint64_t kFirstBucket = leading_bits(0x1p-12);
+constexpr uint64_t kBuckets = leading_bits(0x1p24) - kFirstBucket;
+
+}  // namespace
+
+StepMedian::StepMedian() : first_(kExactSteps), buckets_(kBuckets) {}
+
+void StepMedian::add(double value) {
+  if (steps_ < kExactSteps) {
+    first_[static_cast<size_t>(steps_)] = value;
+  }
+  if (steps_ >= kWarmupSteps) {
+    Bucket& bucket =
+        buckets_[std::clamp(leading_bits(value), kFirstBucket, kFirstBucket + kBuckets - 1) -
+                 kFirstBucket];
+    ++bucket.values;
+    bucket.sum += value;
+  }
+  ++steps_;
+}
+
+int64_t StepMedian::warmup_steps() const noexcept {
+  return std::min(kWarmupSteps, steps_ / 2);
+}
+
+double StepMedian::mean_of(int64_t rank) const {
+  auto bucket = buckets_.begin();
+  while (rank >= bucket->values) {
+    rank -= bucket->values;
+    ++bucket;
+  }
+  return bucket->sum / static_cast<double>(bucket->values);
+}
+
+double StepMedian::median() const {
+  const int64_t values = steps_ - warmup_steps();
+  if (values == 0) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  if (steps_ > kExactSteps) {
+    return (mean_of((values - 1) / 2) + mean_of(values / 2)) / 2;
+  }
+  std::vector<double> sorted(first_.begin() + warmup_steps(), first_.begin() + steps_);
+  std::ranges::sort(sorted);
+  return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+}
+
+StepTimer::StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail,
+                     Record record)
+    : device_(device), process_group_(process_group), detail_(detail), record_(std::move(record)) {}
 
 StepTimer::Mark StepTimer::mark() const {
   Mark now;
@@ -41,10 +98,19 @@ void StepTimer::begin_epoch() {
   step_.begin = mark();
   phase_ = Phase::kData;
   phase_begin_ = step_.begin.host;
+  choose_wait_timer();
+}
+
+void StepTimer::choose_wait_timer() {
+  if (process_group_ != nullptr) {
+    step_.wait_timed = detail_ == Detail::kAll ||
+                       (detail_ == Detail::kSampledWaits && steps_done_ % kWaitStride == 0);
+    process_group_->enable_wait_timer(step_.wait_timed);
+  }
 }
 
 void StepTimer::begin(Phase phase) {
-  if (!with_phases_) {
+  if (detail_ != Detail::kAll) {
     return;
   }
   if (device_.is_cuda()) {
@@ -76,50 +142,60 @@ void StepTimer::add_loss(const torch::Tensor& loss) {
 void StepTimer::end_step(double samples, int64_t epoch_steps) {
   TORCH_CHECK(step_.has_loss, "Expected ddp::loss() to be called in every step, got none");
   step_.samples = samples;
-  if (process_group_ != nullptr) {
+  if (step_.wait_timed) {
     step_.wait = process_group_->take_wait();
     all_reduce_bytes_ = step_.wait.all_reduce_bytes;
     gather_bytes_ = step_.wait.gather_bytes;
   }
-  Step next;
   step_.end = mark();
   if (device_.is_cuda()) {
-    next.begin = mark();
+    if (steps_.empty()) {
+      steps_.reserve(static_cast<size_t>(epoch_steps));
+    }
+    steps_.push_back(std::exchange(step_, {}));
+    step_.begin = mark();
   } else {
-    switch_phase(Phase::kData, step_.end.host);
-    next.begin.host = step_.end.host;
+    const auto now = step_.end.host;
+    switch_phase(Phase::kData, now);
+    record_(times_of(step_));
+    // Only what has changed: a whole Step takes as long as a tenth of the shortest steps.
+    step_.begin.host = now;
+    step_.phase_ms = {};
+    step_.loss = 0;
+    step_.has_loss = false;
+    if (step_.wait_timed) {
+      step_.wait = {};
+    }
   }
-  if (steps_.empty() && steps_.capacity() < static_cast<size_t>(epoch_steps)) {
-    steps_.resize(static_cast<size_t>(epoch_steps));  // written to, so that the pages are there
-    steps_.clear();
-  }
-  steps_.push_back(std::exchange(step_, std::move(next)));
-  if (!first_step_end_) {
+  if (steps_done_++ == 0) {
     wait_for_device();
     first_step_end_ = std::chrono::system_clock::now();
   }
+  choose_wait_timer();
 }
 
-std::vector<StepTimes> StepTimer::end_epoch(int64_t epoch) {
+void StepTimer::end_epoch() {
   wait_for_device();
-  std::vector<StepTimes> times;
-  times.reserve(steps_.size());
   for (const Step& step : steps_) {
-    times.push_back(times_of(step, epoch));
+    record_(times_of(step));
   }
   steps_.clear();
-  return times;
 }
 
-StepTimes StepTimer::times_of(const Step& step, int64_t epoch) const {
-  const double backward_wait_ms = step.wait.backward.total_ms();
-  const double gather_wait_ms = step.wait.gather.total_ms();
-  StepTimes times{.epoch = static_cast<double>(epoch),
-                  .step_ms = milliseconds(step.begin, step.end),
+double StepTimer::loss_of(const Step& step) const {
+  return device_.is_cuda() ? step.device_loss.item<double>() : step.loss;
+}
+
+StepTimes StepTimer::times_of(const Step& step) const {
+  const double backward_wait_ms = step.wait_timed ? step.wait.backward.total_ms() : 0;
+  const double gather_wait_ms = step.wait_timed ? step.wait.gather.total_ms() : 0;
+  StepTimes times{.step_ms = milliseconds(step.begin, step.end),
                   .phase_ms = step.phase_ms,
-                  .exposed_comm_ms = backward_wait_ms + gather_wait_ms,
+                  .exposed_comm_ms = process_group_ == nullptr || step.wait_timed
+                                         ? backward_wait_ms + gather_wait_ms
+                                         : std::numeric_limits<double>::quiet_NaN(),
                   .samples = step.samples,
-                  .loss = device_.is_cuda() ? step.device_loss.item<double>() : step.loss};
+                  .loss = loss_of(step)};
   if (device_.is_cuda()) {
     Phase phase = Phase::kData;
     const Mark* from = &step.begin;

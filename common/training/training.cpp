@@ -52,6 +52,9 @@ void Training::begin_epoch() {
 void Training::end_epoch() {
   epoch_ended_ = true;
   log_.end_epoch();
+  if (is_due() || log_.stop_asked()) {
+    log_.before_snapshot();
+  }
 }
 
 void Training::begin_batch(const Batch& batch) {
@@ -63,7 +66,9 @@ void Training::begin_batch(const Batch& batch) {
 }
 
 Training::Epochs Training::epochs() {
-  set_epoch(snapshot_.load(process_group_));
+  const int64_t epochs_done = snapshot_.load(process_group_);
+  log_.begin_training(epochs_done);
+  set_epoch(epochs_done);
   if (fused_step_ != nullptr) {
     train_by_fused_step();
   }

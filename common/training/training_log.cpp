@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/launch/cpu_share.hpp"
@@ -22,26 +22,20 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kWarmupSteps = 20;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr auto kStepColumns = static_cast<int64_t>(sizeof(StepTimes) / sizeof(double));
+/// Of --metrics: to write takes time in which caches grow cold, so it is not done every epoch.
+constexpr size_t kStepsPerWrite = 4096;
+constexpr int64_t kStepsPerGather = 1024;
 
-/// At most half of the steps: a short run is still measured.
-size_t warmup_steps(size_t steps) {
-  return std::min(kWarmupSteps, steps / 2);
-}
-
-/// Of one member of the steps after the warm-up; not a number for no steps.
-double median(const std::vector<StepTimes>& steps, double StepTimes::*member) {
-  std::vector<double> values;
-  for (size_t i = warmup_steps(steps.size()); i < steps.size(); ++i) {
-    values.push_back(steps[i].*member);
+StepTimer::Detail detail(const Options& options, const ProcessGroup* process_group) {
+  if (!options.metrics.empty()) {
+    return StepTimer::Detail::kAll;
   }
-  if (values.empty()) {
-    return kNaN;
-  }
-  std::ranges::sort(values);
-  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+  // Of what a graph repeats the host times no part.
+  const bool has_waits = process_group != nullptr && process_group->world_size() > 1 &&
+                         !options.no_communication && options.speedup != "graph";
+  return has_waits ? StepTimer::Detail::kSampledWaits : StepTimer::Detail::kSteps;
 }
 
 /// Not finite if one weight is not.
@@ -63,8 +57,11 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
       process_group_(process_group),
       rank_(process_group == nullptr ? 0 : process_group->rank()),
       world_size_(process_group == nullptr ? 1 : process_group->world_size()),
-      initial_weights_(parameter_vector(*model_)),
-      timer_(device, process_group, /*with_phases=*/!options.metrics.empty()) {
+      timer_(device, process_group, detail(options, process_group),
+             [this](const StepTimes& times) { add_step(times); }) {
+  if (rank_ == 0) {
+    initial_weights_ = std::make_unique<InitialWeights>(*model_, options.seed);
+  }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
   label_ = fmt::format("{}{}", device.is_cuda() ? "GPU" : "CPU", number);
 }
@@ -78,25 +75,105 @@ torch::Tensor TrainingLog::gather_over_ranks(const std::vector<double>& values) 
   return gather_over_ranks(torch::tensor(values, torch::kFloat64));
 }
 
+void TrainingLog::begin_training(int64_t epochs_done) {
+  if (rank_ == 0 && !options_.metrics.empty()) {
+    metrics_file_ = std::make_unique<MetricsFile>(options_.metrics, epochs_done);
+  }
+}
+
 void TrainingLog::begin_epoch() {
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(options_.no_communication);
   }
+  epoch_steps_ = 0;
+  epoch_loss_ = 0;
+  epoch_samples_ = 0;
   epoch_begin_ = process_times();
   timer_.begin_epoch();
 }
 
+void TrainingLog::add_loss(const torch::Tensor& loss) {
+  timer_.add_loss(loss);
+  if (options_.check_finite) {
+    expect_finite_loss();
+  }
+}
+
+void TrainingLog::expect_finite_loss() const {
+  const double loss = timer_.loss();
+  if (std::isfinite(loss)) {
+    return;
+  }
+  // With a speed-up the step's update is over, and what is not finite has spread.
+  for (const auto& parameter : model_->named_parameters()) {
+    if (options_.speedup == "none" && !parameter.value().isfinite().all().item<bool>()) {
+      fail_in_step(fmt::format("parameter {} of rank {} is not finite", parameter.key(), rank_));
+    }
+  }
+  fail_in_step(fmt::format("the loss of rank {} is {:g}, expected a finite number", rank_, loss));
+}
+
+void TrainingLog::fail_in_step(const std::string& what) const {
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("epoch {}, step {}: {}", epoch_, epoch_steps_, what));
+}
+
 void TrainingLog::end_batch(const Batch& batch) {
   if (batch.completes_step) {
+    if (!options_.metrics.empty() && epoch_steps_ == 0) {
+      // Written to, so that the pages are there.
+      const size_t before = unwritten_steps_.size();
+      unwritten_steps_.resize(before + static_cast<size_t>(batch.epoch_steps));
+      unwritten_steps_.resize(before);
+    }
     timer_.end_step(batch.step_samples_per_rank * world_size_, batch.epoch_steps);
+    ++epoch_steps_;
+    ++steps_;
+    if (options_.check_weights_every > 0 && steps_ % options_.check_weights_every == 0) {
+      check_weights();
+    }
   } else {
     timer_.begin(Phase::kData);
   }
 }
 
+void TrainingLog::add_step(const StepTimes& times) {
+  step_ms_.add(times.step_ms);
+  samples_.add(times.samples);
+  if (world_size_ > 1 && !std::isnan(times.exposed_comm_ms)) {
+    busy_ms_.add(std::max(0.0, times.step_ms - times.exposed_comm_ms));
+  }
+  epoch_loss_ += times.loss * times.samples;
+  epoch_samples_ += times.samples;
+  if (!options_.metrics.empty()) {
+    unwritten_steps_.push_back(times);
+    unwritten_steps_.back().epoch = static_cast<double>(epoch_);
+  }
+}
+
+void TrainingLog::write_steps() {
+  const torch::Tensor own = torch::from_blob(
+      unwritten_steps_.data(), {static_cast<int64_t>(unwritten_steps_.size()), kStepColumns},
+      torch::kFloat64);
+  for (int64_t begin = 0; begin < own.size(0); begin += kStepsPerGather) {
+    const int64_t end = std::min(begin + kStepsPerGather, own.size(0));
+    const torch::Tensor of_ranks = gather_over_ranks(own.slice(0, begin, end));
+    if (metrics_file_ != nullptr) {
+      metrics_file_->append_steps(of_ranks.contiguous());
+    }
+  }
+  unwritten_steps_.clear();
+}
+
+void TrainingLog::before_snapshot() {
+  if (options_.check_weights_every > 0) {
+    check_weights();
+  }
+  write_steps();
+}
+
 void TrainingLog::end_epoch() {
-  const std::vector<StepTimes> steps = timer_.end_epoch(epoch_);
-  steps_.insert(steps_.end(), steps.begin(), steps.end());
+  timer_.end_epoch();
   const ProcessTimes now = process_times();
   if (++epochs_done_ == 2) {
     usage_ = {};
@@ -106,26 +183,25 @@ void TrainingLog::end_epoch() {
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(false);
   }
-  double loss_sum = 0;
-  double samples = 0;
-  for (const StepTimes& step : steps) {
-    loss_sum += step.loss * step.samples;
-    samples += step.samples;
+  if (unwritten_steps_.size() >= kStepsPerWrite) {
+    write_steps();  // before the ranks meet below: the next epoch begins at one time on all
   }
   // Ranks may be signalled at different moments, or only one: the wish travels with the loss.
-  const torch::Tensor sums = gather_over_ranks({loss_sum / samples, stop_request() == 0 ? 0.0 : 1.0,
-                                                std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0})
-                                 .sum(0);
+  const torch::Tensor sums =
+      gather_over_ranks({epoch_loss_ / epoch_samples_, stop_request() == 0 ? 0.0 : 1.0,
+                         std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0})
+          .sum(0);
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
   stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
     std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_,
-                             epoch_, resolve_batch_per_rank(options_, world_size_), steps.size(),
+                             epoch_, resolve_batch_per_rank(options_, world_size_), epoch_steps_,
                              loss)
               << std::flush;
   }
   const bool weights_finite = sums[2].item<double>() == 0;
   if (!std::isfinite(loss) || !weights_finite) {
+    write_steps();
     throw Error(
         ExitCode::kTrainingFailed,
         fmt::format("training diverged in epoch {}: its loss is {:g}{}, expected finite numbers; a "
@@ -134,27 +210,63 @@ void TrainingLog::end_epoch() {
   }
 }
 
-void TrainingLog::check_weights(double moved, const std::string& hash) const {
-  if (!std::isfinite(moved)) {
+void TrainingLog::check_weights() const {
+  compare_weights(parameter_hash(*model_));
+  // What is not finite spreads with the gradients, and may be the same on all ranks by now.
+  if (!std::isfinite(sum_of_weights(model_))) {
     throw Error(ExitCode::kTrainingFailed,
-                fmt::format("the weights moved by {:f}, expected a finite distance; a smaller --lr "
-                            "may help",
-                            moved));
-  }
-  if (process_group_ != nullptr && !options_.no_communication) {
-    const std::string first = process_group_->share("final weights", hash);
-    if (first != hash) {
-      throw Error(ExitCode::kTrainingFailed,
-                  fmt::format("weights of rank {} have digest {}, expected rank 0's {}", rank_,
-                              hash.substr(0, 16), first.substr(0, 16)));
-    }
+                fmt::format("after {} steps of epoch {} a weight is not finite on any rank, "
+                            "expected finite numbers",
+                            epoch_steps_, epoch_));
   }
 }
 
+void TrainingLog::compare_weights(const std::string& hash) const {
+  if (process_group_ == nullptr) {
+    return;
+  }
+  const auto half = [&hash](size_t begin) {
+    return static_cast<int64_t>(std::stoull(hash.substr(begin, 16), nullptr, 16));
+  };
+  const torch::Tensor of_ranks =
+      gather_over_ranks(torch::tensor({half(0), half(16)}, torch::kInt64));
+  std::map<std::pair<int64_t, int64_t>, std::vector<int>> ranks_of;  // by hash
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const torch::Tensor halves = of_ranks[rank];
+    ranks_of[{halves[0].item<int64_t>(), halves[1].item<int64_t>()}].push_back(rank);
+  }
+  if (ranks_of.size() == 1) {
+    return;
+  }
+  const auto most =
+      std::ranges::max_element(ranks_of, {}, [](const auto& group) { return group.second.size(); });
+  const bool majority = 2 * most->second.size() > static_cast<size_t>(world_size_);
+  std::string others;
+  for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group) {
+    for (const int rank : group->second) {
+      if (!majority || group != most) {
+        others += fmt::format("{}{} has digest {:016x}", others.empty() ? "rank " : ", rank ", rank,
+                              static_cast<uint64_t>(group->first.first));
+      }
+    }
+  }
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("after {} steps of epoch {} the weights differ: {}, expected {}",
+                          epoch_steps_, epoch_, others,
+                          majority ? fmt::format("the other ranks' {:016x}",
+                                                 static_cast<uint64_t>(most->first.first))
+                                   : "the same on all ranks"));
+}
+
 TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
-  const double moved = (parameter_vector(*model_) - initial_weights_).norm().item<double>();
   const std::string hash = parameter_hash(*model_);
-  check_weights(moved, hash);
+  if (!options_.no_communication) {
+    compare_weights(hash);
+  }
+  if (!std::isfinite(sum_of_weights(model_))) {
+    throw Error(ExitCode::kTrainingFailed,
+                "a weight is not finite, expected finite numbers; a smaller --lr may help");
+  }
 
   // Every rank evaluates its own contiguous part; together they are every sample once.
   const int64_t test_size = dataset.test.size();
@@ -166,14 +278,14 @@ TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
 
   // The slowest rank's.
   const double step_ms =
-      gather_over_ranks({median(steps_, &StepTimes::step_ms)}).max().item<double>();
+      gather_over_ranks(std::vector<double>{step_ms_.median()}).max().item<double>();
   // Fewer samples than the global batch if the data has fewer.
-  return {.moved = moved,
+  return {.moved = initial_weights_ == nullptr ? kNaN : initial_weights_->distance(),
           .loss = (sums[0] / sums[2]).item<double>(),
           .accuracy = dataset.classification() ? (sums[1] / sums[2]).item<double>() : kNaN,
           .digest = hash.substr(0, 16),
           .step_ms = step_ms,
-          .samples_per_second = median(steps_, &StepTimes::samples) / step_ms * 1000};
+          .samples_per_second = samples_.median() / step_ms * 1000};
 }
 
 void TrainingLog::report(const Dataset& dataset) {
@@ -181,7 +293,7 @@ void TrainingLog::report(const Dataset& dataset) {
   if (rank_ == 0) {
     const std::string accuracy =
         std::isnan(all.accuracy) ? "" : fmt::format(" | accuracy {:.4f}", all.accuracy);
-    const std::string speed = steps_.empty()  // as when only evaluating
+    const std::string speed = steps_ == 0  // as when only evaluating
                                   ? ""
                                   : fmt::format(" | step {:.3f} ms | {:.0f} samples/s", all.step_ms,
                                                 all.samples_per_second);
@@ -189,43 +301,40 @@ void TrainingLog::report(const Dataset& dataset) {
                              accuracy, all.digest, speed)
               << std::flush;
   }
+  name_slow_rank();
   if (options_.metrics.empty()) {
     return;
   }
+  write_steps();
   const json last = summary(dataset, all);
-  const torch::Tensor steps_of_ranks = gather_over_ranks(torch::from_blob(
-      steps_.data(), {static_cast<int64_t>(steps_.size()), kStepColumns}, torch::kFloat64));
-  if (rank_ == 0) {
-    write_metrics(steps_of_ranks, last);
+  if (metrics_file_ != nullptr) {
+    metrics_file_->append_summary(last);
   }
 }
 
-void TrainingLog::write_metrics(const torch::Tensor& steps_of_ranks, const json& summary) const {
-  std::ofstream out(options_.metrics, std::ios::trunc);
-  const double* row = steps_of_ranks.const_data_ptr<double>();
-  for (int rank = 0; rank < world_size_; ++rank) {
-    for (int64_t step = 0; step < steps_of_ranks.size(1); ++step, row += kStepColumns) {
-      StepTimes times;
-      std::memcpy(static_cast<void*>(&times), row, sizeof(times));
-      // Ordered, so that a line reads from cause to effect. What is not finite becomes null.
-      const nlohmann::ordered_json line = {{"rank", rank},
-                                           {"epoch", static_cast<int64_t>(times.epoch)},
-                                           {"step", step},
-                                           {"step_ms", times.step_ms},
-                                           {"data_ms", times.phase_ms[0]},
-                                           {"forward_ms", times.phase_ms[1]},
-                                           {"backward_ms", times.phase_ms[2]},
-                                           {"exposed_comm_ms", times.exposed_comm_ms},
-                                           {"optimizer_ms", times.phase_ms[3]},
-                                           {"loss", times.loss}};
-      out << line.dump() << '\n';
+void TrainingLog::name_slow_rank() const {
+  constexpr int64_t kFewestSteps = 100;
+  constexpr double kSlower = 1.5;
+  constexpr double kLeastExcessMs = 0.005;  // in a step of a few us a core's quirks are as much
+  const torch::Tensor of_ranks = gather_over_ranks(
+      std::vector<double>{busy_ms_.steps() < kFewestSteps ? kNaN : busy_ms_.median()});
+  for (int rank = 0; rank_ == 0 && world_size_ > 1 && rank < world_size_; ++rank) {
+    std::vector<double> others;
+    for (int other = 0; other < world_size_; ++other) {
+      if (other != rank) {
+        others.push_back(of_ranks[other].item<double>());
+      }
     }
-  }
-  out << json{{"summary", summary}}.dump() << '\n';
-  out.close();
-  if (!out) {
-    throw Error(ExitCode::kTrainingFailed,
-                "--metrics: cannot write " + options_.metrics + ", expected a writable file");
+    std::ranges::nth_element(others,
+                             others.begin() + static_cast<std::ptrdiff_t>(others.size()) / 2);
+    const double own_ms = of_ranks[rank].item<double>();
+    const double others_ms = others[others.size() / 2];
+    if (own_ms > kSlower * others_ms && own_ms > others_ms + kLeastExcessMs) {
+      std::cerr << fmt::format(
+          "{}: note: rank {} computes for {:.4f} ms in a step, the other ranks for {:.4f} ms: "
+          "they wait for it\n",
+          options_.program, rank, own_ms, others_ms);
+    }
   }
 }
 
@@ -248,6 +357,10 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
   const LaunchEnvironment environment =
       process_group_ == nullptr ? LaunchEnvironment{} : process_group_->environment();
   const std::vector<int64_t> all_reduce_bytes = timer_.all_reduce_bytes().vec();
+  int64_t parameters = 0;
+  for (const torch::Tensor& parameter : model_->parameters()) {
+    parameters += parameter.numel();
+  }
   return {
       {"program", options_.program},
       {"launcher", environment.launcher},
@@ -269,8 +382,8 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"threads", options_.threads},
       {"cores", format_cores(allowed_cores())},
       {"epochs", options_.total_epochs},
-      {"steps", steps_.size()},
-      {"warmup_steps", warmup_steps(steps_.size())},
+      {"steps", metrics_file_ == nullptr ? steps_ : metrics_file_->steps()},
+      {"warmup_steps", step_ms_.warmup_steps()},
       {"step_ms", result.step_ms},
       {"samples_per_second", result.samples_per_second},
       {"moved", result.moved},
@@ -278,7 +391,7 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"accuracy", result.accuracy},
       {"loss_floor", dataset.loss_floor},
       {"digest", result.digest},
-      {"parameters", initial_weights_.numel()},
+      {"parameters", parameters},
       {"communicates", !options_.no_communication},
       {"bytes_per_step",
        std::accumulate(all_reduce_bytes.begin(), all_reduce_bytes.end(), int64_t{0})},

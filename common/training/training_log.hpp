@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 #include "common/launch/options.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/process_group.hpp"
+#include "common/training/initial_weights.hpp"
+#include "common/training/metrics_file.hpp"
 #include "common/training/step_timer.hpp"
 
 namespace ddp {
@@ -26,12 +29,17 @@ class TrainingLog final : public StepObserver {
   TrainingLog(const Options& options, Mlp model, const torch::Device& device,
               ProcessGroup* process_group = nullptr);
 
+  /// Training begins, or goes on after so many epochs: --metrics is opened.
+  /// @throws Error (1), on rank 0, if it cannot be
+  void begin_training(int64_t epochs_done);
   /// The epoch that begin_epoch() is about to begin.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
   void begin_epoch() override;
   void begin_batch(const Batch&) override {}
   void begin(Phase phase) override { timer_.begin(phase); }
-  void add_loss(const torch::Tensor& loss) override { timer_.add_loss(loss); }
+  /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite
+  void add_loss(const torch::Tensor& loss) override;
+  /// @throws Error (1), on all ranks, with --check weights if their weights differ
   void end_batch(const Batch& batch) override;
   /// Prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123", the mean loss of the epoch
   /// over all ranks.
@@ -39,9 +47,12 @@ class TrainingLog final : public StepObserver {
   void end_epoch() override;
   /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
   bool stop_asked() const noexcept { return stop_asked_; }
+  /// Collective. To be called before the epoch at hand is saved: with --check weights compares the
+  /// ranks' weights, and writes the epoch's steps to --metrics.
+  void before_snapshot();
 
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
-  /// weights, prints the last line on rank 0 and writes --metrics.
+  /// weights, prints the last line on rank 0, names a slow rank on stderr and ends --metrics.
   /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if --metrics
   /// cannot be written
   void report(const Dataset& dataset);
@@ -49,7 +60,7 @@ class TrainingLog final : public StepObserver {
  private:
   /// What the last line says; the same on every rank.
   struct Result {
-    double moved;
+    double moved;  // on rank 0
     double loss;
     double accuracy;  // not a number in a regression
     std::string digest;
@@ -58,9 +69,15 @@ class TrainingLog final : public StepObserver {
   };
 
   Result result(const Dataset& dataset);
-  void check_weights(double moved, const std::string& hash) const;
+  void add_step(const StepTimes& times);
+  /// @throws Error (1) that says where in training
+  [[noreturn]] void fail_in_step(const std::string& what) const;
+  void expect_finite_loss() const;
+  void check_weights() const;
+  void compare_weights(const std::string& hash) const;
+  void write_steps();
+  void name_slow_rank() const;
   nlohmann::json summary(const Dataset& dataset, const Result& result) const;
-  void write_metrics(const torch::Tensor& steps_of_ranks, const nlohmann::json& summary) const;
   /// @return (world size, ...): row r is rank r's `values`
   torch::Tensor gather_over_ranks(const torch::Tensor& values) const;
   torch::Tensor gather_over_ranks(const std::vector<double>& values) const;
@@ -72,12 +89,20 @@ class TrainingLog final : public StepObserver {
   int rank_;
   int world_size_;
   std::string label_;  // "CPU0"
-  torch::Tensor initial_weights_;
+  std::unique_ptr<InitialWeights> initial_weights_;  // on rank 0, likewise the next
+  std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
   StepTimer timer_;
 
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
-  std::vector<StepTimes> steps_;  // of all epochs
+  int64_t steps_ = 0;  // of all epochs
+  int64_t epoch_steps_ = 0;  // of the epoch at hand, likewise the next two
+  double epoch_loss_ = 0;  // summed over samples
+  double epoch_samples_ = 0;
+  StepMedian step_ms_;
+  StepMedian samples_;
+  StepMedian busy_ms_;  // without waiting for communication, of the steps in which that is known
+  std::vector<StepTimes> unwritten_steps_;  // for --metrics
   int epochs_done_ = 0;
   ProcessTimes epoch_begin_;
   ProcessTimes usage_;  // without the first epoch, which warms up, if there are more

@@ -1,0 +1,112 @@
+#include "common/training/metrics_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "common/base/exit_codes.hpp"
+#include "common/training/step_timer.hpp"
+
+namespace ddp {
+
+MetricsFile::MetricsFile(std::string path, int64_t epochs_done)
+    : path_(std::move(path)),
+      fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  struct stat status {};
+  if (fd_ < 0 || fstat(fd_, &status) != 0) {
+    fail();
+  }
+  is_regular_ = S_ISREG(status.st_mode);
+  if (is_regular_) {
+    keep_epochs(epochs_done);
+  }
+}
+
+MetricsFile::~MetricsFile() {
+  close(fd_);
+}
+
+void MetricsFile::keep_epochs(int64_t epochs_done) {
+  off_t kept_bytes = 0;
+  if (epochs_done > 0) {
+    std::ifstream in(path_);
+    // Without its newline the last line may be half of one.
+    for (std::string line; std::getline(in, line) && !in.eof();) {
+      const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const auto number = [&row](const char* name) {
+        const auto found = row.is_object() ? row.find(name) : row.end();
+        return found != row.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
+      };
+      if (number("epoch") < 0 || number("epoch") >= epochs_done || number("step") < 0) {
+        break;
+      }
+      kept_bytes += static_cast<off_t>(line.size()) + 1;
+      steps_ = number("step") + 1;
+    }
+  }
+  if (ftruncate(fd_, kept_bytes) != 0) {
+    fail();
+  }
+}
+
+void MetricsFile::append_steps(const torch::Tensor& steps) {
+  const double* const first = steps.const_data_ptr<double>();
+  std::string lines;
+  for (int64_t step = 0; step < steps.size(1); ++step, ++steps_) {
+    for (int64_t rank = 0; rank < steps.size(0); ++rank) {
+      StepTimes times;
+      std::memcpy(static_cast<void*>(&times), first + (rank * steps.size(1) + step) * steps.size(2),
+                  sizeof(times));
+      // Ordered, so that a line reads from cause to effect. What is not finite becomes null.
+      const nlohmann::ordered_json line = {{"rank", rank},
+                                           {"epoch", static_cast<int64_t>(times.epoch)},
+                                           {"step", steps_},
+                                           {"step_ms", times.step_ms},
+                                           {"data_ms", times.phase_ms[0]},
+                                           {"forward_ms", times.phase_ms[1]},
+                                           {"backward_ms", times.phase_ms[2]},
+                                           {"exposed_comm_ms", times.exposed_comm_ms},
+                                           {"optimizer_ms", times.phase_ms[3]},
+                                           {"loss", times.loss}};
+      lines += line.dump() + '\n';
+    }
+  }
+  append(lines);
+}
+
+void MetricsFile::append_summary(const nlohmann::json& summary) {
+  append(nlohmann::json{{"summary", summary}}.dump() + '\n');
+}
+
+void MetricsFile::append(const std::string& lines) {
+  size_t written = 0;
+  while (written < lines.size()) {
+    const ssize_t bytes = write(fd_, lines.data() + written, lines.size() - written);
+    if (bytes > 0) {
+      written += static_cast<size_t>(bytes);
+    } else if (bytes == 0 || errno != EINTR) {
+      const int error = errno;
+      if (is_regular_) {
+        const off_t end = lseek(fd_, 0, SEEK_END);
+        static_cast<void>(ftruncate(fd_, end - static_cast<off_t>(written)) == 0);
+      }
+      errno = error;
+      fail();
+    }
+  }
+}
+
+void MetricsFile::fail() const {
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("--metrics: cannot write {} ({}), expected a writable file", path_,
+                          std::strerror(errno)));
+}
+
+}  // namespace ddp

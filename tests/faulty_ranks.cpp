@@ -1,0 +1,123 @@
+// tests/faulty_ranks.cpp - stage 03 with a rank that has a fault: DDP_TEST_FAULT="KIND RANK EPOCH
+// STEP" in the environment.
+//
+//   nan-input    the samples of the rank become NaN before that step
+//   nan-weight   a weight of the last layer does
+//   flip         a bit of that weight flips
+//   slow         before every step the rank computes 1 ms longer, the others 0.5 ms
+//   slow-start   likewise, and in the first 20 steps of the run 20 ms longer
+//   none         before every step all ranks compute 0.5 ms longer
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "common/stage.hpp"
+
+namespace {
+
+struct Fault {
+  std::string kind;
+  int rank = 0;
+  int64_t epoch = 0;
+  int64_t step = 0;
+};
+
+Fault fault_in_environment() {
+  Fault fault;
+  const char* const text = std::getenv("DDP_TEST_FAULT");
+  std::istringstream(text == nullptr ? "none 0 0 0" : text) >> fault.kind >> fault.rank >>
+      fault.epoch >> fault.step;
+  return fault;
+}
+
+void compute_for(double ms) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::duration<double, std::milli>(ms)) {
+  }
+}
+
+/// The loader asks twice for the indices of a batch before the batch is there.
+class FaultySampler final : public ddp::DistributedSampler {
+ public:
+  FaultySampler(const ddp::Dataset& dataset, const ddp::Options& options, int rank, Fault fault)
+      : DistributedSampler(dataset, options),
+        dataset_(dataset),
+        fault_(std::move(fault)),
+        has_fault_(fault_.rank == rank) {}
+  void set_model(const ddp::Mlp& model) { weight_ = model->parameters().end()[-2].detach(); }
+  void set_epoch(int64_t epoch) override {
+    DistributedSampler::set_epoch(epoch);
+    epoch_ = epoch;
+    asked_ = 0;
+  }
+  const torch::Tensor& indices() const override {
+    if (weight_.defined() && asked_++ % 2 == 0) {
+      before_step((asked_ - 1) / 2);
+    }
+    return DistributedSampler::indices();
+  }
+
+ private:
+  void before_step(int64_t step) const {
+    if (fault_.kind == "slow" || fault_.kind == "slow-start" || fault_.kind == "none") {
+      const bool start = fault_.kind == "slow-start" && epoch_ == 0 && step < 20;
+      compute_for((fault_.kind != "none" && has_fault_ ? 1.0 : 0.5) + (start ? 20 : 0));
+    }
+    if (!has_fault_ || epoch_ != fault_.epoch || step != fault_.step) {
+      return;
+    }
+    float& weight = weight_.mutable_data_ptr<float>()[1];
+    if (fault_.kind == "nan-input") {
+      dataset_.train.input.fill_(std::numeric_limits<float>::quiet_NaN());
+    } else if (fault_.kind == "nan-weight") {
+      weight = std::numeric_limits<float>::quiet_NaN();
+    } else if (fault_.kind == "flip") {
+      weight = std::bit_cast<float>(std::bit_cast<uint32_t>(weight) ^ (uint32_t{1} << 21));
+    }
+  }
+
+  const ddp::Dataset& dataset_;
+  Fault fault_;
+  bool has_fault_;
+  torch::Tensor weight_;
+  int64_t epoch_ = 0;
+  mutable int64_t asked_ = 0;
+};
+
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+  const torch::Device device = ddp::set_device(options, launch.rank);
+  ddp::init_process_group(options, launch, device);
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  FaultySampler sampler(dataset, options, launch.rank, fault_in_environment());
+  ddp::DataLoader loader(dataset.train, sampler, options, device);
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers, options.verbose);
+  ddp::DistributedDataParallel parallel_model(model, options);
+  ddp::Optimizer optimizer(*model, options);
+  sampler.set_model(model);
+  ddp::Training training(options, launch, dataset, loader, model, optimizer);
+  for (const int64_t epoch : training.epochs()) {
+    sampler.set_epoch(epoch);
+    for (const ddp::Batch& batch : loader) {
+      const torch::Tensor output = parallel_model.forward(batch.input);
+      const torch::Tensor loss = ddp::loss(output, batch);
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    if (launch.rank == 0 && (epoch + 1) % options.save_every == 0) {
+      training.save_snapshot();
+    }
+  }
+  training.report();
+  ddp::destroy_process_group();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::spawn(argc, argv, train);
+}

@@ -1,0 +1,483 @@
+// What training prints, measures and writes with --metrics is so; what it takes of memory; and that
+// a rank with a fault is named. The real programs, and stage 03 with a fault (faulty_ranks.cpp).
+#include "common/training/training_log.hpp"
+
+#include <fmt/format.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/scratch_folder.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "common/training/training.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+#include "tests/support/threads_as_ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::test::Program;
+using ddp::test::RunOptions;
+using ddp::test::RunResult;
+using nlohmann::json;
+
+/// A folder in which programs run and leave their files.
+class Folder {
+ public:
+  Program start(const std::string& line, const std::string& fault = "") const {
+    RunOptions options;
+    options.cwd = folder_.path();
+    options.timeout_seconds = 120;
+    options.environment = {{"DDP_TEST_FAULT", fault.empty() ? "none 0 0 0" : fault}};
+    std::vector<std::string> argv = ddp::test::words(line);
+    argv.front() = argv.front() == "faulty_ranks" ? std::string(DDP_FAULTY_RANKS)
+                                                  : std::string(DDP_BIN_DIR) + "/" + argv.front();
+    return Program(argv, options);
+  }
+  RunResult run(const std::string& line, const std::string& fault = "") const {
+    return start(line, fault).wait();
+  }
+  std::string file(const std::string& name) const { return fs::path(folder_.path()) / name; }
+
+ private:
+  ddp::ScratchFolder folder_{"ddp-log"};
+};
+
+struct Metrics {
+  std::vector<json> rows;
+  json summary;  // null if there is none
+};
+
+/// Fails the test unless every line is whole, steps and epochs ascend, each rank has each step
+/// once, and there is no second summary, nor anything after the first.
+Metrics read_metrics(const std::string& path, int64_t ranks) {
+  Metrics metrics;
+  std::ifstream in(path);
+  int64_t epoch = 0;
+  for (std::string line; std::getline(in, line);) {
+    INFO(path << ": " << line);
+    REQUIRE(!in.eof());  // it ends with a newline
+    REQUIRE(metrics.summary.is_null());
+    const json parsed = json::parse(line);
+    if (parsed.contains("summary")) {
+      metrics.summary = parsed["summary"];
+      continue;
+    }
+    const auto count = static_cast<int64_t>(metrics.rows.size());
+    CHECK(parsed["rank"] == count % ranks);
+    CHECK(parsed["step"] == count / ranks);
+    CHECK(parsed["epoch"] >= epoch);
+    epoch = parsed["epoch"];
+    metrics.rows.push_back(parsed);
+  }
+  CHECK(metrics.rows.size() % static_cast<size_t>(ranks) == 0);
+  return metrics;
+}
+
+std::vector<double> column(const Metrics& metrics, int64_t rank, const char* name,
+                           int64_t first_step = 0) {
+  std::vector<double> values;
+  for (const json& row : metrics.rows) {
+    if (row["rank"] == rank && row["step"] >= first_step) {
+      values.push_back(row[name]);
+    }
+  }
+  return values;
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void check_failed(const RunResult& result, const std::vector<std::string>& parts) {
+  INFO("stdout: " << result.out << "\nstderr: " << result.err);
+  CHECK(result.exit_code == 1);
+  CHECK(std::ranges::count(result.err, '\n') == 1);
+  CHECK(!contains(result.out, "moved"));
+  for (const std::string& part : parts) {
+    INFO("expected " << part);
+    CHECK(contains(result.err, part));
+  }
+}
+
+size_t bytes_in_use() {
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+}  // namespace
+
+TEST_CASE("the median of many steps is within 0.1 %, that of few is exact", "[log]") {
+  std::mt19937_64 random(1);
+  const auto check = [&](const char* name, const std::function<double()>& draw) {
+    ddp::StepMedian steps;
+    std::vector<double> values;
+    CHECK(std::isnan(steps.median()));
+    for (const int64_t count : {1, 2, 3, 39, 41, 4096, 4097, 100000}) {
+      while (steps.steps() < count) {
+        values.push_back(draw());
+        steps.add(values.back());
+      }
+      const int64_t warmup = std::min<int64_t>(20, count / 2);
+      CHECK(steps.warmup_steps() == warmup);
+      const double exact = median({values.begin() + warmup, values.end()});
+      INFO(name << ", " << count << " steps: " << steps.median() << ", exactly " << exact);
+      const double bound = count <= ddp::StepMedian::kExactSteps ? 0 : 1.0 / 1024;
+      CHECK(std::abs(steps.median() - exact) <= bound * exact);
+    }
+  };
+  std::lognormal_distribution<double> usual(std::log(0.137), 0.1);
+  std::lognormal_distribution<double> wide(0, 4);
+  std::bernoulli_distribution coin(0.5);
+  check("usual", [&] { return usual(random); });
+  check("wide", [&] { return std::clamp(wide(random), 0x1p-12, 0x1p24); });
+  check("two values", [&] { return coin(random) ? 0.003 : 0.3; });
+  check("one value", [] { return 77670.0; });
+  check("beyond the buckets", [] { return 1e-7; });
+}
+
+TEST_CASE("memory does not grow with the number of steps", "[log]") {
+  ddp::Options options;
+  options.quiet = true;
+  options.save_every = 1;
+  const ddp::Mlp model(std::vector<int64_t>{3, 1});
+  ddp::TrainingLog log(options, model, torch::kCPU);
+  const torch::Tensor loss = torch::ones({});
+  ddp::Batch batch;
+  batch.epoch_steps = 1000;
+  batch.step_samples_per_rank = 32;
+  const auto train = [&](int64_t epochs) {
+    for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+      log.begin_epoch();
+      for (int64_t step = 0; step < batch.epoch_steps; ++step) {
+        log.add_loss(loss);
+        log.end_batch(batch);
+      }
+      log.end_epoch();
+    }
+  };
+  train(20);
+  const size_t before = bytes_in_use();
+  train(200);
+  CHECK(bytes_in_use() < before + 4096);
+}
+
+TEST_CASE("a run with SGD takes three times its weights and 128 MiB", "[log]") {
+  const Folder folder;
+  // Autograd makes each layer's gradient before it adds it to what is there, so a layer that is
+  // nearly the whole model takes nearly a fourth copy, unless fused.
+  for (const std::string options :
+       {"--layers 784,3300,3300,3300,3300,10 --dataset-size 64",
+        "--layers 784,4096,8000,10 --dataset-size 64 --speedup fused"}) {
+    const RunResult result = folder.run("01_single_gpu 1 9 --quiet --metrics m " + options);
+    INFO(options << "\n" << result.err);
+    REQUIRE(result.exit_code == 0);
+    const json summary = read_metrics(folder.file("m"), 1).summary;
+    const double weights_mib = summary["parameters"].get<double>() * 4 / 1024 / 1024;
+    REQUIRE(weights_mib > 130);
+    INFO(weights_mib << " MiB of weights, peak " << summary["peak_rss_mib"]);
+    CHECK(summary["peak_rss_mib"][0].get<double>() <= 3 * weights_mib + 128);
+  }
+}
+
+TEST_CASE("how far weights moved is exact, whoever drew them", "[log]") {
+  for (const bool as_drawn : {true, false}) {
+    torch::manual_seed(7);
+    const ddp::Mlp model(std::vector<int64_t>{300, 400, 10});
+    const torch::NoGradGuard no_grad;
+    if (!as_drawn) {
+      model->parameters()[2].add_(1e-3);
+    }
+    const size_t before = bytes_in_use();
+    const ddp::InitialWeights initial(*model, 7);
+    CHECK((bytes_in_use() < before + 100000) == as_drawn);  // no copy
+    CHECK(initial.distance() == 0);
+    const torch::Tensor first = ddp::parameter_vector(*model);
+    for (torch::Tensor& parameter : model->parameters()) {
+      parameter.add_(torch::randn_like(parameter));
+    }
+    const double expected = (ddp::parameter_vector(*model) - first).norm().item<double>();
+    CHECK(std::abs(initial.distance() - expected) <= 1e-12 * expected);
+  }
+}
+
+TEST_CASE("the printed loss is the mean over the ranks", "[log]") {
+  const Folder folder;
+  const RunResult result = folder.run("03_ddp_spawn 3 9 --nprocs 2 --layers 20,16,4 --metrics m");
+  INFO(result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  std::map<int64_t, std::map<int64_t, double>> loss;  // by epoch and rank
+  for (const json& row : metrics.rows) {
+    loss[row["epoch"]][row["rank"]] += row["loss"].get<double>() / 32;  // all steps are equal
+  }
+  bool ranks_differ = false;
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    const double mean = (loss[epoch][0] + loss[epoch][1]) / 2;
+    ranks_differ = ranks_differ || std::abs(loss[epoch][0] - mean) > 3e-4;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const std::regex line(fmt::format(
+          R"(\[CPU{}\] Epoch {} \| Batchsize: 32 \| Steps: 32 \| Loss: (\S+)\n)", rank, epoch));
+      std::smatch match;
+      REQUIRE(std::regex_search(result.out, match, line));
+      INFO("epoch " << epoch << ", mean " << mean << ": " << match[0]);
+      CHECK(std::abs(std::stod(match[1]) - mean) <= 0.5001e-4);
+    }
+  }
+  CHECK(ranks_differ);  // else one rank's loss would pass for the mean
+}
+
+TEST_CASE("the printed step is the slowest rank's, without the first 20", "[log]") {
+  const Folder folder;
+  // Without communication no rank waits for another, and their steps differ.
+  const RunResult result = folder.run(
+      "faulty_ranks 1 9 --nprocs 2 --dataset-size 2560 --no-communication --quiet --metrics m",
+      "slow-start 1 0 0");
+  INFO(result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  std::smatch match;
+  REQUIRE(std::regex_search(result.out, match, std::regex(R"(\| step (\S+) ms \|)")));
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  const double slower = median(column(metrics, 1, "step_ms", 20));
+  CHECK(match[1] == fmt::format("{:.3f}", slower));
+  CHECK(metrics.summary["step_ms"] == slower);
+  CHECK(metrics.summary["steps"] == 40);
+  CHECK(metrics.summary["warmup_steps"] == 20);
+}
+
+TEST_CASE("--metrics of a run that is stopped and resumed is that of one run", "[log][metrics]") {
+  const Folder folder;
+  Program first =
+      folder.start("03_ddp_spawn 1000000000 1000000000 --nprocs 2 --metrics m --snapshot s");
+  REQUIRE(first.wait_for_output("Epoch 3 "));
+  kill(first.pid(), SIGTERM);
+  const RunResult stopped = first.wait();
+  INFO(stopped.err);
+  REQUIRE(stopped.exit_code == 85);
+  const Metrics before = read_metrics(folder.file("m"), 2);
+  REQUIRE(!before.rows.empty());
+  CHECK(before.summary.is_null());
+  const int64_t epochs_done = before.rows.back()["epoch"].get<int64_t>() + 1;
+  CHECK(contains(stopped.err, "after epoch " + std::to_string(epochs_done - 1)));
+
+  // As if it had gone on for an epoch and then been killed while it wrote.
+  json later = before.rows.back();
+  later["epoch"] = epochs_done;
+  later["step"] = later["step"].get<int64_t>() + 1;
+  const std::string half = later.dump();
+  std::ofstream(folder.file("m"), std::ios::app) << later.dump() << "\n"
+                                                 << half.substr(0, half.size() / 2);
+  const std::string resume =
+      fmt::format("03_ddp_spawn {} 1000000000 --nprocs 2 --metrics m --snapshot s --resume auto",
+                  epochs_done + 2);
+  for (int i = 0; i < 2; ++i) {  // the second time from the same snapshot, after a whole run
+    const RunResult result = folder.run(resume);
+    INFO(result.out << result.err);
+    REQUIRE(result.exit_code == 0);
+    const Metrics all = read_metrics(folder.file("m"), 2);
+    CHECK(all.rows.size() == before.rows.size() + 2 * 2 * 32);
+    CHECK(std::equal(before.rows.begin(), before.rows.end(), all.rows.begin()));
+    CHECK(all.rows.back()["epoch"] == epochs_done + 1);
+    REQUIRE(!all.summary.is_null());
+    CHECK(all.summary["steps"] == all.rows.size() / 2);
+  }
+  // A fresh start begins the file anew.
+  REQUIRE(folder.run("03_ddp_spawn 1 9 --nprocs 2 --metrics m --snapshot s --quiet").exit_code ==
+          0);
+  CHECK(read_metrics(folder.file("m"), 2).rows.size() == 2 * 32);
+}
+
+TEST_CASE("--metrics of a run that diverges holds the steps until then", "[log][metrics]") {
+  const Folder folder;
+  check_failed(folder.run("03_ddp_spawn 3 1 --nprocs 2 --lr 5 --metrics m --quiet"),
+               {"diverged in epoch 0"});
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  CHECK(metrics.rows.size() == 2 * 32);
+  CHECK(metrics.summary.is_null());
+}
+
+TEST_CASE("of a write that fails nothing stays", "[log][metrics]") {
+  const Folder folder;
+  {
+    ddp::MetricsFile file(folder.file("m"), 0);
+    file.append_steps(torch::zeros({2, 3, 9}, torch::kFloat64));
+    // Room for one more line: the next write is cut off in its second.
+    const auto size = static_cast<rlim_t>(fs::file_size(folder.file("m")));
+    struct rlimit old {};
+    getrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_IGN);
+    const struct rlimit limit { .rlim_cur = size + size / 6 + 10, .rlim_max = old.rlim_max };
+    setrlimit(RLIMIT_FSIZE, &limit);
+    CHECK_THROWS_WITH(file.append_steps(torch::zeros({2, 1, 9}, torch::kFloat64)),
+                      Catch::Contains("--metrics: cannot write " + folder.file("m")));
+    setrlimit(RLIMIT_FSIZE, &old);
+  }
+  CHECK(read_metrics(folder.file("m"), 2).rows.size() == 6);
+}
+
+TEST_CASE("a rank's NaN is named in the same step", "[log][faults]") {
+  for (const std::string speedup : {"none", "fused"}) {
+    const Folder folder;
+    const std::string command =
+        "faulty_ranks 9 1 --nprocs 2 --layers 20,16,16,1 --check finite --snapshot s --quiet "
+        "--speedup " +
+        speedup;
+    REQUIRE(folder
+                .run("faulty_ranks 2 1 --nprocs 2 --layers 20,16,16,1 --snapshot s --quiet "
+                     "--speedup " +
+                     speedup)
+                .exit_code == 0);
+    std::ifstream in(folder.file("s"), std::ios::binary);
+    const std::string saved((std::istreambuf_iterator<char>(in)), {});
+    const std::string resume = command + " --resume auto";
+    check_failed(folder.run(resume, "nan-input 1 2 17"),
+                 {"epoch 2, step 17: the loss of rank 1 is nan"});
+    check_failed(
+        folder.run(resume, "nan-weight 0 2 5"),
+        {"epoch 2, step 5: ", speedup == "none" ? "parameter layer2.weight of rank 0 is not finite"
+                                                : "the loss of rank 0 is nan"});
+    std::ifstream again(folder.file("s"), std::ios::binary);
+    CHECK(std::string((std::istreambuf_iterator<char>(again)), {}) == saved);
+  }
+}
+
+TEST_CASE("ranks whose weights differ are told apart, with --check weights at the next check",
+          "[log][faults]") {
+  for (const std::string speedup : {"none", "fused"}) {
+    const Folder folder;
+    const std::string command =
+        "faulty_ranks 3 9 --layers 20,16,16,1 --quiet --speedup " + speedup + " --nprocs ";
+    check_failed(folder.run(command + "3 --check weights=10", "flip 1 1 3"),
+                 {"after 8 steps of epoch 1 the weights differ: rank 1 has digest ",
+                  ", expected the other ranks' "});  // step 30 of the run
+    check_failed(folder.run(command + "2 --check weights=10", "flip 1 0 12"),
+                 {"after 20 steps of epoch 0 the weights differ: rank ", ", rank ",
+                  ", expected the same on all ranks"});
+    check_failed(folder.run(command + "2", "flip 0 2 31"), {"of epoch 2 the weights differ: "});
+  }
+}
+
+TEST_CASE("before a snapshot the weights are compared, too", "[log][faults]") {
+  const Folder folder;
+  check_failed(folder.run("faulty_ranks 3 1 --layers 20,16,16,1 --nprocs 2 --snapshot s "
+                          "--check weights=1000000 --quiet",
+                          "flip 0 1 30"),
+               {"of epoch 1 the weights differ: "});
+  CHECK(fs::exists(folder.file("s")));
+  CHECK(!fs::exists(folder.file("s.prev")));  // that of epoch 0 is the only one
+}
+
+TEST_CASE("a flipped bit of one rank's weights is found at the next check, 100 of 100",
+          "[log][faults]") {
+  ddp::Options options;
+  options.program = "training_log_test";
+  options.layers = {6, 5, 3};
+  options.dataset_size = 96;
+  options.batch_per_rank = 4;
+  options.total_epochs = 2;
+  options.save_every = 4;  // never
+  options.quiet = true;
+  options.check_weights_every = 5;
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  std::mt19937 random(1);
+  int found = 0;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int world_size = 2 + attempt % 2;
+    const auto faulty_rank = static_cast<int>(random() % static_cast<unsigned>(world_size));
+    const auto faulty_step = static_cast<int64_t>(random() % 15);
+    const auto element = static_cast<int64_t>(random() % 53);
+    const auto bit = random() % 32;
+    std::string message;
+    try {
+      ddp::test::run_ranks(
+          world_size,
+          [&](ddp::ProcessGroup& process_group) {
+            const ddp::LaunchEnvironment launch = process_group.environment();
+            ddp::Mlp model(dataset.layers);
+            ddp::DistributedSampler sampler(dataset, process_group, options);
+            ddp::DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+            ddp::DistributedDataParallel parallel_model(model, process_group);
+            ddp::Optimizer optimizer(*model, options, &process_group);
+            ddp::Training training(options, launch, dataset, loader, model, optimizer, {},
+                                   &process_group);
+            int64_t step = 0;
+            for (const int64_t epoch : training.epochs()) {
+              sampler.set_epoch(epoch);
+              for (const ddp::Batch& batch : loader) {
+                ddp::loss(parallel_model.forward(batch.input), batch).backward();
+                optimizer.step();
+                optimizer.zero_grad();
+                if (step++ == faulty_step && process_group.rank() == faulty_rank) {
+                  int64_t begin = 0;
+                  for (const torch::Tensor& parameter : model->parameters()) {
+                    if (element >= begin && element < begin + parameter.numel()) {
+                      auto* const bits =
+                          static_cast<uint32_t*>(parameter.detach().mutable_data_ptr());
+                      bits[element - begin] ^= uint32_t{1} << bit;
+                    }
+                    begin += parameter.numel();
+                  }
+                }
+              }
+            }
+          },
+          "shm");
+    } catch (const ddp::Error& error) {
+      message = error.what();
+    }
+    const int64_t check = (faulty_step / 5 + 1) * 5;
+    const int64_t per_epoch = (96 + 4 * world_size - 1) / (4 * world_size);
+    const std::string where =
+        fmt::format("after {} steps of epoch {} ", check - (check - 1) / per_epoch * per_epoch,
+                    (check - 1) / per_epoch);
+    INFO("attempt " << attempt << ": " << world_size << " ranks, rank " << faulty_rank << ", step "
+                    << faulty_step << ", bit " << bit << ": " << message);
+    // A weight of 1e38 makes all ranks' gradients, and so their weights, NaN before the check.
+    const bool spread = bit == 30 && contains(message, "a weight is not finite on any rank");
+    const bool named = contains(message, fmt::format("rank {} has digest", faulty_rank)) &&
+                       (world_size == 2 || contains(message, "expected the other ranks'"));
+    const bool right = contains(message, where) && (named || spread);
+    CHECK(right);
+    found += right ? 1 : 0;
+  }
+  CHECK(found == 100);
+}
+
+TEST_CASE("a rank that computes longer than the others is named, equal ones are not",
+          "[log][faults]") {
+  const Folder folder;
+  const std::string command = "faulty_ranks 1 9 --nprocs 2 --dataset-size 57600 --quiet --speedup ";
+  for (const std::string speedup : {"none", "fused"}) {
+    for (const std::string rank : {"0", "1"}) {
+      const RunResult slow = folder.run(command + speedup, "slow " + rank + " 0 0");
+      INFO(slow.out << slow.err);
+      CHECK(slow.exit_code == 0);
+      CHECK(contains(slow.err, "note: rank " + rank + " computes for 1."));
+      CHECK(std::ranges::count(slow.err, '\n') == 1);
+      CHECK(std::regex_match(slow.out, std::regex(R"(moved .* samples/s\n)")));
+    }
+    const RunResult even = folder.run(command + speedup);
+    CHECK(even.exit_code == 0);
+    CHECK(even.err.empty());
+  }
+}
