@@ -56,6 +56,8 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   fs::create_directory(work);
   fs::create_directory(folder / "truncated");
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  fs::create_symlink("circle", folder / "circle");
+  fs::create_symlink("no/such/folder/s", folder / "nowhere");
   fs::copy(fs::path(DDP_SOURCE_DIR) / "data" / "digits.csv.gz", folder / "truncated");
   fs::resize_file(folder / "truncated" / "digits.csv.gz", 20000);
 
@@ -99,6 +101,11 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
       {"01_single_gpu 5 1 --resume auto --snapshot ../pipe", {"pipe"}},
       {"01_single_gpu 5 1 --snapshot /dev/null", {"--snapshot", "/dev/null"}},
       {"01_single_gpu 5 1 --snapshot a\nb/x", {"a\\x0ab/x", "folder"}},
+      {"01_single_gpu 5 1 --snapshot .", {"--snapshot", "\".\""}},
+      {"03_ddp_spawn 5 1 --snapshot " + std::string(240, 'n'),
+       {"--snapshot", "240 bytes", "at most 229"}},
+      {"01_single_gpu 5 1 --snapshot ../circle", {"--snapshot", "circle"}},
+      {"01_single_gpu 5 1 --snapshot ../nowhere", {"--snapshot", "no/such/folder"}},
       {"01_single_gpu 5 1 --metrics no/such/m", {"--metrics", "no/such/m"}},
       {"03_ddp_spawn 5 1 --metrics .", {"--metrics", "\".\""}},
       {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},

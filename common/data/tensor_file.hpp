@@ -19,10 +19,13 @@ struct TensorFile {
 
 /// Writes `file` so that a reader, or this program after a crash, finds the old file or the new
 /// one, never a part: temporary file, fsync, rename. What was at `path` is kept as `path` +
-/// ".prev". What a writer that was killed has left beside it is removed.
+/// ".prev", unless it is damaged. What a writer that was killed has left beside it is removed.
+/// Tensors are written one after the other: one at a time is copied, and only if it is not
+/// contiguous or on a GPU.
 /// @throws Error (1) with the path and the reason
 void write_tensor_file(const std::string& path, const TensorFile& file);
 
+/// Reads it once. The tensors share one memory of the file's size.
 /// @throws Error (3) if it is no safetensors file, or its checksum (over all of it) does not match
 TensorFile read_tensor_file(const std::string& path);
 

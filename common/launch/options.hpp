@@ -15,6 +15,10 @@ enum class Launch {
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
+/// How much longer than the snapshot's own the names of files beside it are:
+/// "<snapshot>.prev.tmp.0123456789abcdef" is the longest.
+inline constexpr int kSnapshotSuffixBytes = 26;
+
 /// Options::threads of `--threads auto`, until with_cpu_share() settles it.
 inline constexpr int kAutomaticThreads = 0;
 
@@ -74,7 +78,8 @@ struct Options {
   std::string interface;  ///< network interface for the collectives; empty: see --help
 
   // Output.
-  std::string snapshot;  ///< default "<program>.safetensors"
+  /// Default "<program>.safetensors". What train() gets is no symbolic link.
+  std::string snapshot;
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
   bool check_finite = false;  ///< every rank looks at its loss in every step

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
@@ -43,6 +45,37 @@ bool in_writable_folder(const std::string& path) {
   return !error && access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
+/// What `path` leads to, whether or not that is there: a file that is replaced by a rename would
+/// take the place of a link to it.
+std::string follow_links(fs::path path) {
+  constexpr int kMostLinks = 40;  // the kernel's own limit
+  std::error_code error;
+  for (int links = 0; links < kMostLinks && fs::is_symlink(path, error); ++links) {
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
+}
+
+/// @throws UsageError if the files beside the snapshot would have names that are too long
+void check_snapshot_name(const fs::path& snapshot) {
+  const fs::path folder = snapshot.has_parent_path() ? snapshot.parent_path() : ".";
+  const long folders_limit = pathconf(folder.c_str(), _PC_NAME_MAX);
+  const long name_limit = folders_limit > 0 ? folders_limit : NAME_MAX;
+  const long longest_name = name_limit - kSnapshotSuffixBytes;
+  const std::string name = snapshot.filename();
+  if (std::ssize(name) > longest_name) {
+    refuse(
+        "--snapshot: got a name of {} bytes, {}, expected at most {}: its folder's file system "
+        "takes {}, and names of files beside it are {} longer",
+        name.size(), quote(name), longest_name, name_limit, kSnapshotSuffixBytes);
+  }
+  constexpr ssize_t kLongestPath = PATH_MAX - 1 - kSnapshotSuffixBytes;
+  if (std::ssize(snapshot.native()) > kLongestPath) {
+    refuse("--snapshot: got a path of {} bytes, {}, expected at most {}", snapshot.native().size(),
+           quote(snapshot.native()), kLongestPath);
+  }
+}
+
 /// What rank 0 will write, looked at before it computes anything. Changes nothing.
 /// @throws UsageError unless --snapshot is, or can become, a regular file in a writable folder (it
 /// is replaced by a rename, which would end a device or a pipe), and --metrics can be written
@@ -50,10 +83,12 @@ void check_output_files(const Options& options) {
   std::error_code error;
   const fs::file_status snapshot = fs::status(options.snapshot, error);
   if ((fs::exists(snapshot) && !fs::is_regular_file(snapshot)) ||
+      fs::is_symlink(options.snapshot, error) ||  // one that leads in a circle
       !in_writable_folder(options.snapshot)) {
     refuse("--snapshot: got {}, expected a file in an existing, writable folder",
            quote(options.snapshot));
   }
+  check_snapshot_name(options.snapshot);
   const fs::file_status metrics = fs::status(options.metrics, error);
   const bool writable =
       fs::exists(metrics) ? !fs::is_directory(metrics) && access(options.metrics.c_str(), W_OK) == 0
@@ -209,7 +244,7 @@ void refuse_several(const Options& options, const LaunchEnvironment& environment
 int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
   bool trains = false;
   const int code = guarded(argc, argv, [&](std::string& who) {
-    const Options options = parse_options(argc, argv, launch);
+    Options options = parse_options(argc, argv, launch);
     const LaunchEnvironment environment = read_launch_environment(options);
     if (environment.world_size > 1) {
       who = fmt::format("[rank {}] ", environment.rank);
@@ -229,6 +264,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       std::cerr << options.program + ": note: " + environment.note + "\n";
     }
     const int64_t batch_per_rank = resolve_batch_per_rank(options, environment.world_size);
+    options.snapshot = follow_links(options.snapshot);
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank
     }
