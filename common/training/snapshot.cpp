@@ -2,10 +2,21 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <iostream>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
 
+#include "common/backends/shm/communicator.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 
@@ -16,6 +27,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 const std::string kFormat = "ddp-snapshot-1";
+const std::string kLoadKey = "snapshot";
+const std::string kSignKey = "snapshot/sign of life";
+const std::string kSaved = "saved";
+const std::string kFailed = "failed";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   throw Error(ExitCode::kSnapshotRefused, "snapshot " + path + " " + reason);
@@ -28,6 +43,129 @@ class OtherRun : public Error {
       : Error(ExitCode::kSnapshotRefused,
               "snapshot " + path + " belongs to another run: it has " + reason) {}
 };
+
+std::string save_key(int64_t epochs_done) {
+  return "snapshot/" + std::to_string(epochs_done);
+}
+
+std::chrono::milliseconds sign_interval(const c10d::Store& store) {
+  constexpr int kSignsPerTimeout = 4;
+  return std::max(store.getTimeout() / kSignsPerTimeout, std::chrono::milliseconds(1));
+}
+
+/// Tells the other ranks that rank 0 lives, as long as the object does.
+class SignsOfLife {
+ public:
+  /// @param process_group none: nobody waits
+  explicit SignsOfLife(const ProcessGroup* process_group) {
+    if (process_group == nullptr || process_group->world_size() == 1) {
+      return;
+    }
+    try {
+      thread_ = std::jthread(
+          [store = process_group->store()](const std::stop_token& stop) { give(*store, stop); });
+    } catch (const std::system_error&) {
+      // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
+    }
+  }
+
+ private:
+  static void give(c10d::Store& store, const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any never;
+    std::unique_lock<std::mutex> lock(mutex);
+    for (int64_t sign = 1;; ++sign) {
+      never.wait_for(lock, stop, sign_interval(store), [] { return false; });
+      if (stop.stop_requested()) {
+        return;
+      }
+      try {
+        store.set(kSignKey, std::to_string(sign));
+      } catch (const std::exception&) {
+        return;  // the launcher's store is gone, and so will be this process
+      }
+    }
+  }
+
+  std::jthread thread_;
+};
+
+/// What rank 0 says when it is done.
+/// @param activity "writes"
+/// @throws Error (1) if it gave no sign of life for --timeout, or if the store is gone
+std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
+                            const std::string& activity) {
+  using Clock = std::chrono::steady_clock;
+  struct Progress {
+    std::promise<std::string> done;
+    std::atomic<int> signs{0};
+  };
+  const std::chrono::milliseconds timeout = store->getTimeout();
+  const std::chrono::milliseconds interval = sign_interval(*store);
+  const auto progress = std::make_shared<Progress>();
+  const auto listen = [store, key, interval, progress] {
+    const auto is_done = [&] {
+      try {
+        store->wait({key}, interval);
+        return true;
+      } catch (const c10::DistStoreError&) {
+        return false;
+      }
+    };
+    try {
+      std::string last_sign;
+      while (!is_done()) {
+        const std::string sign = store->check({kSignKey}) ? store->get_to_str(kSignKey) : "";
+        if (sign != last_sign) {
+          last_sign = sign;
+          ++progress->signs;
+        }
+      }
+      progress->done.set_value(store->get_to_str(key));
+    } catch (...) {
+      progress->done.set_exception(std::current_exception());
+    }
+  };
+  // In a thread, as the store may be served by rank 0: if that is stopped, no call returns.
+  std::thread listener(listen);
+  std::future<std::string> done = progress->done.get_future();
+  int signs = 0;
+  Clock::time_point heard = Clock::now();
+  while (done.wait_for(interval) != std::future_status::ready) {
+    if (const int now = progress->signs; now != signs) {
+      signs = now;
+      heard = Clock::now();
+    } else if (Clock::now() - heard > timeout) {
+      listener.detach();
+      throw Error(ExitCode::kTrainingFailed,
+                  fmt::format("rank 0 gave no sign of life for {} s while it {} the snapshot",
+                              in_seconds(timeout), activity));
+    }
+  }
+  listener.join();
+  try {
+    return done.get();
+  } catch (const c10::DistNetworkError&) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("the store was lost while rank 0 {} the snapshot", activity));
+  }
+}
+
+/// Every rank is about to end because rank 0 could not save: rank 0, who says why and may serve the
+/// store, goes when the others know.
+void part_after_failure(const ProcessGroup& process_group, const std::string& key) noexcept {
+  try {
+    c10d::Store& store = *process_group.store();
+    if (process_group.rank() == 0) {
+      store.set(key, kFailed);
+    }
+    let_others_read(store, "snapshot",
+                    {process_group.rank(), process_group.world_size(), process_group.device(),
+                     store.getTimeout(), ""});
+  } catch (const std::exception&) {
+    // They learn it from the launcher.
+  }
+}
 
 int64_t epochs_done_in(const std::string& path, const std::string& text) {
   try {
@@ -75,7 +213,38 @@ NamedTensors Snapshot::model_tensors() const {
   return all;
 }
 
-void Snapshot::save(int64_t epochs_done) {
+void Snapshot::save(int64_t epochs_done, const ProcessGroup* process_group) {
+  try {
+    const SignsOfLife signs(process_group);
+    write(epochs_done);
+  } catch (...) {
+    if (process_group != nullptr) {
+      part_after_failure(*process_group, save_key(epochs_done));
+    }
+    throw;
+  }
+  saved_epochs_ = epochs_done;
+}
+
+void Snapshot::finish_save(int64_t epochs_done, const ProcessGroup& process_group) {
+  const std::string key = save_key(epochs_done);
+  if (process_group.rank() == 0) {
+    c10d::Store& store = *process_group.store();
+    if (!last_key_.empty()) {
+      store.deleteKey(last_key_);  // all have read it: an epoch lies between
+    }
+    last_key_ = key;
+    store.set(key, kSaved);
+    return;
+  }
+  optimizer_.state();
+  if (wait_for_rank_0(process_group.store(), key, "writes") != kSaved) {
+    part_after_failure(process_group, key);
+    throw Error(ExitCode::kTrainingFailed, "");  // rank 0 says why
+  }
+}
+
+void Snapshot::write(int64_t epochs_done) const {
   TensorFile file{.metadata = settings(), .tensors = model_tensors()};
   for (const auto& [name, tensor] : optimizer_.state()) {
     file.tensors.emplace_back("optimizer." + name, tensor);
@@ -83,7 +252,6 @@ void Snapshot::save(int64_t epochs_done) {
   file.metadata["format"] = kFormat;
   file.metadata["epochs_done"] = std::to_string(epochs_done);
   write_tensor_file(options_.snapshot, file);
-  saved_epochs_ = epochs_done;
 }
 
 Snapshot::Stored Snapshot::read(const std::string& path) const {
@@ -166,13 +334,18 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
   std::string outcome;
   if (process_group->rank() == 0) {
     try {
+      const SignsOfLife signs(process_group);
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const Error& error) {
       outcome = error.what();
     }
   }
-  outcome = process_group->share("snapshot", outcome);
+  if (process_group->rank() == 0) {
+    process_group->store()->set(kLoadKey, outcome);
+  } else {
+    outcome = wait_for_rank_0(process_group->store(), kLoadKey, "reads");
+  }
   if (outcome.rfind("epoch ", 0) != 0) {
     destroy_process_group(*process_group);  // rank 0 stays until the others have the answer
     throw Error(ExitCode::kSnapshotRefused, outcome);

@@ -104,7 +104,7 @@ void Training::save_snapshot() {
   // The other ranks know by the same arithmetic when to give their parts.
   TORCH_CHECK(!optimizer_.is_sharded() || is_due(), "Expected --shard-optimizer to save every ",
               options_.save_every, " epochs, got ", epoch_ + 1);
-  snapshot_.save(epoch_ + 1);
+  snapshot_.save(epoch_ + 1, process_group_);
 }
 
 void Training::finish_epoch() {
@@ -112,12 +112,11 @@ void Training::finish_epoch() {
               ": there the ranks' losses are summed and requests to stop are heard");
   const int64_t epochs_done = epoch_ + 1;
   const bool stops = log_.stop_asked() && epochs_done < options_.total_epochs;
-  if (launch_.rank != 0) {
-    if (stops || is_due()) {
-      optimizer_.state();  // gives rank 0, who saves, this rank's part
-    }
-  } else if (stops && snapshot_.saved_epochs() != epochs_done) {
-    snapshot_.save(epochs_done);
+  if (launch_.rank == 0 && stops && snapshot_.saved_epochs() != epochs_done) {
+    snapshot_.save(epochs_done, process_group_);
+  }
+  if (process_group_ != nullptr && (stops || is_due())) {
+    snapshot_.finish_save(epochs_done, *process_group_);
   }
   if (!stops) {
     set_epoch(epochs_done);

@@ -42,8 +42,8 @@ namespace ddp {
 ///
 /// Note [The next epoch]: going on in epochs() looks whether a signal asked any rank to stop (then
 /// rank 0 saves and all leave with exit code 85), gives rank 0 the parts of a sharded optimizer for
-/// the snapshot that it is saving, and sets the learning rate. The first epoch is where a resumed
-/// run goes on.
+/// the snapshot that it is saving, waits until it has saved, and sets the learning rate. The first
+/// epoch is where a resumed run goes on.
 ///
 /// Note [Speed-ups]: with --speedup, epochs() trains inside, by FusedStep, and yields nothing.
 class Training final : private StepObserver {
