@@ -337,11 +337,9 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
       const SignsOfLife signs(process_group);
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       outcome = error.what();
     }
-  }
-  if (process_group->rank() == 0) {
     process_group->store()->set(kLoadKey, outcome);
   } else {
     outcome = wait_for_rank_0(process_group->store(), kLoadKey, "reads");
