@@ -11,8 +11,8 @@ namespace ddp::shm {
 /// outlasts that wake-up: so a wait may spin for twice the wake-ups that were seen. A peer that is
 /// later is often one that wants this very processor, with more ranks than processors or other
 /// programs beside them. So spins that found nobody may take one part in 32 of the time; once that
-/// is spent, a wait all but sleeps at once. What was spent comes back with time, whatever happened:
-/// ranks that have begun to sleep spin again after 32 of those spins at the latest.
+/// is spent, a wait sleeps after kBriefly_ns. What was spent comes back with time, whatever happens
+/// meanwhile: ranks that have begun to sleep spin again after the time of 32 spins.
 ///
 /// Nothing here knows of processors, clocks or threads: a test runs it on a time of its own.
 class SpinBudget {
@@ -23,8 +23,13 @@ class SpinBudget {
     last_ns_ = now_ns;
     return left_ns_ >= full_ns_ ? full_ns_ : kBriefly_ns;
   }
-  /// A spin of that length found nobody.
-  void spun_in_vain(int64_t limit_ns) noexcept { left_ns_ -= std::min(left_ns_, limit_ns); }
+  /// A spin of that length found nobody. A brief one is free: short steps in which every wait
+  /// sleeps would else spend what they earn.
+  void spun_in_vain(int64_t limit_ns) noexcept {
+    if (limit_ns > kBriefly_ns) {
+      left_ns_ -= std::min(left_ns_, limit_ns);
+    }
+  }
   /// A sleep ended so long after the peer had come.
   void woken_after(int64_t latency_ns) noexcept {
     const int64_t seen_ns = std::clamp<int64_t>(latency_ns, 0, kLongest_ns);
@@ -32,7 +37,7 @@ class SpinBudget {
     full_ns_ = std::clamp(2 * wake_up_ns_, kShortest_ns, kLongest_ns);
   }
 
-  static constexpr int64_t kShare = 32;  ///< spins in vain take at most 1 / kShare of the time
+  static constexpr int64_t kShare = 32;  ///< full spins in vain take at most 1 / kShare of the time
   static constexpr int64_t kBriefly_ns = 2'000;
 
  private:
