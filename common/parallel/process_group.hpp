@@ -99,6 +99,9 @@ class ProcessGroup {
   /// on without a copy if the backend has such; ordinary memory otherwise.
   torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
 
+  /// A key of the store that is another one each time, and the same on all ranks if they call this
+  /// alike: an earlier exchange's texts are still there.
+  std::string exchange_key(const std::string& topic) const;
   /// Compares `text` with the other ranks', through the store: no collective runs that ranks with
   /// different ideas of the job could hang or abort in. @param topic what is compared, for messages
   /// @throws UsageError naming the rank and the first line that differs
@@ -138,8 +141,6 @@ class ProcessGroup {
   template <typename Collective>
   c10::intrusive_ptr<c10d::Work> start(int64_t bytes, const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
-  /// Another one each time, the same on all ranks: an earlier exchange's texts are still there.
-  std::string exchange_key(const std::string& topic) const;
 
   LaunchEnvironment environment_;
   c10::intrusive_ptr<c10d::Store> store_;

@@ -27,10 +27,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 const std::string kFormat = "ddp-snapshot-1";
-const std::string kLoadKey = "snapshot";
-const std::string kSignKey = "snapshot/sign of life";
 const std::string kSaved = "saved";
-const std::string kFailed = "failed";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   throw Error(ExitCode::kSnapshotRefused, "snapshot " + path + " " + reason);
@@ -44,8 +41,16 @@ class OtherRun : public Error {
               "snapshot " + path + " belongs to another run: it has " + reason) {}
 };
 
-std::string save_key(int64_t epochs_done) {
-  return "snapshot/" + std::to_string(epochs_done);
+std::string sign_key(const std::string& keys) {
+  return keys + "/sign of life";
+}
+
+std::string load_key(const std::string& keys) {
+  return keys + "/loaded";
+}
+
+std::string save_key(const std::string& keys, int64_t epochs_done) {
+  return fmt::format("{}/saved {}", keys, epochs_done);
 }
 
 std::chrono::milliseconds sign_interval(const c10d::Store& store) {
@@ -57,20 +62,20 @@ std::chrono::milliseconds sign_interval(const c10d::Store& store) {
 class SignsOfLife {
  public:
   /// @param process_group none: nobody waits
-  explicit SignsOfLife(const ProcessGroup* process_group) {
+  SignsOfLife(const ProcessGroup* process_group, const std::string& keys) {
     if (process_group == nullptr || process_group->world_size() == 1) {
       return;
     }
     try {
-      thread_ = std::jthread(
-          [store = process_group->store()](const std::stop_token& stop) { give(*store, stop); });
+      thread_ = std::jthread([store = process_group->store(), key = sign_key(keys)](
+                                 const std::stop_token& stop) { give(*store, key, stop); });
     } catch (const std::system_error&) {
       // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
     }
   }
 
  private:
-  static void give(c10d::Store& store, const std::stop_token& stop) {
+  static void give(c10d::Store& store, const std::string& key, const std::stop_token& stop) {
     std::mutex mutex;
     std::condition_variable_any never;
     std::unique_lock<std::mutex> lock(mutex);
@@ -80,7 +85,7 @@ class SignsOfLife {
         return;
       }
       try {
-        store.set(kSignKey, std::to_string(sign));
+        store.set(key, std::to_string(sign));
       } catch (const std::exception&) {
         return;  // the launcher's store is gone, and so will be this process
       }
@@ -91,10 +96,11 @@ class SignsOfLife {
 };
 
 /// What rank 0 says when it is done.
+/// @param sign the key of its signs of life
 /// @param activity "writes"
 /// @throws Error (1) if it gave no sign of life for --timeout, or if the store is gone
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
-                            const std::string& activity) {
+                            const std::string& sign, const std::string& activity) {
   using Clock = std::chrono::steady_clock;
   struct Progress {
     std::promise<std::string> done;
@@ -103,7 +109,7 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   const std::chrono::milliseconds timeout = store->getTimeout();
   const std::chrono::milliseconds interval = sign_interval(*store);
   const auto progress = std::make_shared<Progress>();
-  const auto listen = [store, key, interval, progress] {
+  const auto listen = [store, key, sign, interval, progress] {
     const auto is_done = [&] {
       try {
         store->wait({key}, interval);
@@ -115,9 +121,9 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
     try {
       std::string last_sign;
       while (!is_done()) {
-        const std::string sign = store->check({kSignKey}) ? store->get_to_str(kSignKey) : "";
-        if (sign != last_sign) {
-          last_sign = sign;
+        const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
+        if (now != last_sign) {
+          last_sign = now;
           ++progress->signs;
         }
       }
@@ -151,15 +157,16 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   }
 }
 
-/// Every rank is about to end because rank 0 could not save: rank 0, who says why and may serve the
-/// store, goes when the others know.
-void part_after_failure(const ProcessGroup& process_group, const std::string& key) noexcept {
+/// Every rank is about to end because rank 0 could not save: rank 0, who may serve the store, goes
+/// when the others know why. Whoever ends first says it.
+void part_after_failure(const ProcessGroup& process_group, const std::string& key,
+                        const std::string& why) noexcept {
   try {
     c10d::Store& store = *process_group.store();
     if (process_group.rank() == 0) {
-      store.set(key, kFailed);
+      store.set(key, why);
     }
-    let_others_read(store, "snapshot",
+    let_others_read(store, key,
                     {process_group.rank(), process_group.world_size(), process_group.device(),
                      store.getTimeout(), ""});
   } catch (const std::exception&) {
@@ -215,11 +222,11 @@ NamedTensors Snapshot::model_tensors() const {
 
 void Snapshot::save(int64_t epochs_done, const ProcessGroup* process_group) {
   try {
-    const SignsOfLife signs(process_group);
+    const SignsOfLife signs(process_group, keys_);
     write(epochs_done);
-  } catch (...) {
+  } catch (const std::exception& error) {
     if (process_group != nullptr) {
-      part_after_failure(*process_group, save_key(epochs_done));
+      part_after_failure(*process_group, save_key(keys_, epochs_done), error.what());
     }
     throw;
   }
@@ -227,7 +234,7 @@ void Snapshot::save(int64_t epochs_done, const ProcessGroup* process_group) {
 }
 
 void Snapshot::finish_save(int64_t epochs_done, const ProcessGroup& process_group) {
-  const std::string key = save_key(epochs_done);
+  const std::string key = save_key(keys_, epochs_done);
   if (process_group.rank() == 0) {
     c10d::Store& store = *process_group.store();
     if (!last_key_.empty()) {
@@ -238,9 +245,11 @@ void Snapshot::finish_save(int64_t epochs_done, const ProcessGroup& process_grou
     return;
   }
   optimizer_.state();
-  if (wait_for_rank_0(process_group.store(), key, "writes") != kSaved) {
-    part_after_failure(process_group, key);
-    throw Error(ExitCode::kTrainingFailed, "");  // rank 0 says why
+  const std::string outcome =
+      wait_for_rank_0(process_group.store(), key, sign_key(keys_), "writes");
+  if (outcome != kSaved) {
+    part_after_failure(process_group, key, outcome);
+    throw Error(ExitCode::kTrainingFailed, "rank 0 failed: " + outcome);
   }
 }
 
@@ -330,19 +339,20 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     return stored.epochs_done;
   }
+  keys_ = process_group->exchange_key("snapshot");
   // Through the store: a refusal reaches every rank as the same error, and none hangs waiting.
   std::string outcome;
   if (process_group->rank() == 0) {
     try {
-      const SignsOfLife signs(process_group);
+      const SignsOfLife signs(process_group, keys_);
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const std::exception& error) {
       outcome = error.what();
     }
-    process_group->store()->set(kLoadKey, outcome);
+    process_group->store()->set(load_key(keys_), outcome);
   } else {
-    outcome = wait_for_rank_0(process_group->store(), kLoadKey, "reads");
+    outcome = wait_for_rank_0(process_group->store(), load_key(keys_), sign_key(keys_), "reads");
   }
   if (outcome.rfind("epoch ", 0) != 0) {
     destroy_process_group(*process_group);  // rank 0 stays until the others have the answer

@@ -68,7 +68,8 @@ class Snapshot {
   torch::nn::Module& model_;
   Optimizer& optimizer_;
   int64_t saved_epochs_ = -1;
-  std::string last_key_;  // in the store, of the save before; empty: none
+  std::string keys_ = "snapshot";  // what its keys in the store begin with
+  std::string last_key_;  // of the save before; empty: none
 };
 
 }  // namespace ddp
