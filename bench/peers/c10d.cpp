@@ -99,6 +99,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
   ddp::ReducerPeer reducer(*model, ddp::default_process_group(), /*find_unused_parameters=*/false);
 
   ddp::TrainingLog log(options, model, device, &ddp::default_process_group());
+  log.begin_training(/*epochs_done=*/0);
   loader.set_observer(&log);
   for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
     sampler.set_epoch(epoch);

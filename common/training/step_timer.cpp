@@ -90,11 +90,15 @@ void StepTimer::wait_for_device() const {
 }
 
 void StepTimer::begin_epoch() {
+  steps_.clear();
+  step_ = {};
+  begin_step_anew();
+}
+
+void StepTimer::begin_step_anew() {
   if (process_group_ != nullptr) {
     process_group_->take_wait();  // what came before is no part of a step
   }
-  steps_.clear();
-  step_ = {};
   step_.begin = mark();
   phase_ = Phase::kData;
   phase_begin_ = step_.begin.host;
@@ -103,8 +107,9 @@ void StepTimer::begin_epoch() {
 
 void StepTimer::choose_wait_timer() {
   if (process_group_ != nullptr) {
-    step_.wait_timed = detail_ == Detail::kAll ||
-                       (detail_ == Detail::kSampledWaits && steps_done_ % kWaitStride == 0);
+    step_.wait_timed =
+        detail_ == Detail::kAll || (detail_ == Detail::kSampledWaits &&
+                                    (steps_done_ + steps_done_ / kWaitStride) % kWaitStride == 0);
     process_group_->enable_wait_timer(step_.wait_timed);
   }
 }

@@ -63,7 +63,8 @@ class StepMedian {
 /// one. Phases are recorded only with --metrics. On the CPU nothing here allocates or keeps a step.
 ///
 /// Note [Sampled waits]: to time the waits for communication costs two readings of the clock for
-/// each, so without --metrics it is done in every kWaitStride-th step only.
+/// each, so without --metrics it is done in one of kWaitStride steps only, and not always in the
+/// same step of an epoch: the first has cold caches.
 class StepTimer {
  public:
   enum class Detail {
@@ -79,6 +80,8 @@ class StepTimer {
   StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail, Record record);
 
   void begin_epoch();
+  /// The step at hand begins only now: what came since the last one is no part of it.
+  void begin_step_anew();
   /// Ends the phase before and starts `phase`. kData comes first and needs no call.
   void begin(Phase phase);
   /// @param loss scalar, of a micro-batch of the step at hand

@@ -132,6 +132,7 @@ void TrainingLog::end_batch(const Batch& batch) {
     ++steps_;
     if (options_.check_weights_every > 0 && steps_ % options_.check_weights_every == 0) {
       check_weights();
+      timer_.begin_step_anew();
     }
   } else {
     timer_.begin(Phase::kData);
