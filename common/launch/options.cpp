@@ -192,11 +192,13 @@ void add_output(OptionGroup group, Options& options) {
              "the one before is kept as PATH.prev");
   group.choice("--resume", options.resume, {"restart", "auto", "never"},
                "from the snapshot: if the launcher restarted us, if there is one, or not");
-  group.text("--metrics", "PATH", options.metrics, "", "one JSON line per rank and step, and a summary");
-  group.value("--check", "CHECK,...", "",
-              "finite: fail in the step in which a rank's loss is NaN or infinite, not at the end of "
-              "the epoch; weights=K: every K steps, fail if the ranks' weights differ",
-              store_checks(options));
+  group.text("--metrics", "PATH", options.metrics, "",
+             "one JSON line per rank and step, and a summary");
+  group.value(
+      "--check", "CHECK,...", "",
+      "finite: fail in the step in which a rank's loss is NaN or infinite, not at the end of "
+      "the epoch; weights=K: every K steps, fail if the ranks' weights differ",
+      store_checks(options));
   group.flag("--no-communication", options.no_communication,
              "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");
   group.flag("--quiet", options.quiet, "no line per epoch");

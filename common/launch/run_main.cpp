@@ -136,7 +136,9 @@ bool hand_to_parent(const internal::RankError& error) {
 
 /// The first line of `what`, as LibTorch's errors carry a backtrace after it.
 std::string first_line(const std::string& what) {
-  return what.substr(0, what.find('\n'));
+  const size_t begin = what.find_first_not_of('\n');
+  return begin == std::string::npos ? "an exception without a text"
+                                    : what.substr(begin, what.find('\n', begin) - begin);
 }
 
 /// All of `what`: it may quote a path with a newline.

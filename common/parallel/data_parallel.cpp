@@ -40,7 +40,8 @@ struct GatherBackward : torch::autograd::Node {
       for (size_t p = 0; p < sums.size(); ++p) {
         if (replica_gradients[i][p].defined()) {
           const torch::Tensor part = replica_gradients[i][p].to(parameter_device);
-          sums[p] = sums[p].defined() ? sums[p].to(parameter_device).add_(part) : part;
+          // Not in place: autograd may have given one tensor to two parameters.
+          sums[p] = sums[p].defined() ? sums[p].to(parameter_device) + part : part;
         }
       }
     }

@@ -66,7 +66,7 @@ bool InitialWeights::visit_pieces(const Visit& visit) const {
 double InitialWeights::distance() const {
   double sum = 0;
   visit_pieces([&sum](const torch::Tensor& initial, const torch::Tensor& now) {
-    sum += now.to(torch::kFloat64).sub_(initial).square_().sum().item<double>();
+    sum += torch::sub(now.to(torch::kFloat64), initial).square_().sum().item<double>();
     return true;
   });
   return std::sqrt(sum);
