@@ -10,7 +10,6 @@
 
 #include "common/data/tensor_file.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -355,19 +354,6 @@ TEST_CASE("fused, the model is as talkative as it was", "[parity]") {
     const Outcome outcome = folder.run(
         "02_data_parallel 1 1 --nprocs 2 --verbose --dataset-size 32 --speedup " + speedup);
     CHECK(std::ranges::count(outcome.lines, "In model: input [16, 20] on cpu") == 2);
-  }
-}
-
-TEST_CASE("no rank outlives a launcher that was killed", "[launcher]") {
-  for (const auto launcher : {torchrun, mpirun}) {
-    const Folder folder;
-    Program program = folder.start(launcher(2) + "04_ddp_launcher 1000000 1000000 --device cpu");
-    REQUIRE(program.wait_for_output("Epoch 3 "));
-    const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
-    REQUIRE(ranks.size() == 2);
-    kill(program.pid(), SIGKILL);
-    INFO(launcher(2));
-    CHECK(ddp::test::all_gone_within(ranks, 2));
   }
 }
 

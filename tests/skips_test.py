@@ -13,8 +13,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CMAKE, CTEST = sys.argv.pop(1), sys.argv.pop(1)
-# Catch2's, unittest's and pytest's ways to leave a test without a word in ctest's summary.
-SILENT = re.compile(r"\b(?:GTEST_)?SKIP\(|\bskipTest\b|\bSkipTest\b|unittest\.skip|pytest\.(?:skip|mark\.skip|importorskip)")
+# Ways of Catch2, unittest and pytest to leave a test without a word in ctest's summary.
+SILENT = re.compile(r"\b(?:GTEST_)?SKIP\(|\bskipTest\b|\bSkipTest\b|unittest\.skip|pytest\.(?:skip|mark\.skip|importorskip)|WARN\(.skipped")
 
 
 class Skips(unittest.TestCase):
