@@ -101,6 +101,13 @@ def repeats(default):
     return int(os.environ.get("DDP_TEST_REPEATS", default))
 
 
+def random_moments():
+    """Other ones in every run; DDP_TEST_SEED repeats them."""
+    seed = int(os.environ.get("DDP_TEST_SEED", time.time_ns() % 10**6))
+    print(f"DDP_TEST_SEED={seed}", file=sys.stderr)
+    return random.Random(seed)
+
+
 def wildcard_listeners(pid):
     """Sockets of the process that listen on all addresses of its host."""
     inodes = set()
@@ -459,7 +466,7 @@ class Failures(StoppedJobs):
 
     def test_a_killed_rank(self):
         """Named, the others end with it, and a restart ends on the bits of a run that nothing disturbed."""
-        chance = random.Random()
+        chance = random_moments()
         folders = [cluster.folder / f"killed{number}" for number in range(1 + repeats(2))]
         for folder in folders:
             folder.mkdir()
@@ -479,7 +486,7 @@ class Failures(StoppedJobs):
             self.assertEqual(again.finished(), expected)
 
     def test_a_killed_srun(self):
-        chance = random.Random()
+        chance = random_moments()
         for number in range(repeats(1)):
             folder = cluster.folder / f"srun{number}"
             folder.mkdir()
