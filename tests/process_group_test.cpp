@@ -133,6 +133,7 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
       {"--shard-optimizer 1", [](Options& o) { o.shard_optimizer = true; }},
       {"--resume auto", [](Options& o) { o.resume = "auto"; }},
       {"--metrics 1", [](Options& o) { o.metrics = "m.jsonl"; }},
+      {"--check weights 5", [](Options& o) { o.check_weights_every = 5; }},
       {"--no-communication 1", [](Options& o) { o.no_communication = true; }},
   };
   for (const auto& [named, make] : differences) {
