@@ -20,6 +20,7 @@
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process.hpp"
+#include "common/base/uninterrupted.hpp"
 
 namespace ddp {
 namespace {
@@ -49,16 +50,6 @@ constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
 [[noreturn]] void fail_to_write(const std::string& path, int error) {
   throw Error(ExitCode::kTrainingFailed,
               fmt::format("snapshot {} cannot be written: {}", path, std::strerror(error)));
-}
-
-/// What `call` returns once no signal interrupts it.
-template <typename Call>
-auto uninterrupted(const Call& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) {
-    result = call();
-  }
-  return result;
 }
 
 /// Where the checksum's digits stand. The checksum covers the file with zeros in their place.

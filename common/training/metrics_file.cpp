@@ -12,25 +12,23 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/uninterrupted.hpp"
 #include "common/training/step_timer.hpp"
 
 namespace ddp {
 
 MetricsFile::MetricsFile(std::string path, int64_t epochs_done)
-    : path_(std::move(path)),
-      fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+    : path_(std::move(path)), file_(uninterrupted([this] {
+        return open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+      })) {
   struct stat status {};
-  if (fd_ < 0 || fstat(fd_, &status) != 0) {
+  if (!file_.is_open() || fstat(file_.get(), &status) != 0) {
     fail();
   }
   is_regular_ = S_ISREG(status.st_mode);
   if (is_regular_) {
     keep_epochs(epochs_done);
   }
-}
-
-MetricsFile::~MetricsFile() {
-  close(fd_);
 }
 
 void MetricsFile::keep_epochs(int64_t epochs_done) {
@@ -51,7 +49,7 @@ void MetricsFile::keep_epochs(int64_t epochs_done) {
       steps_ = number("step") + 1;
     }
   }
-  if (ftruncate(fd_, kept_bytes) != 0) {
+  if (ftruncate(file_.get(), kept_bytes) != 0) {
     fail();
   }
 }
@@ -88,18 +86,18 @@ void MetricsFile::append_summary(const nlohmann::json& summary) {
 void MetricsFile::append(const std::string& lines) {
   size_t written = 0;
   while (written < lines.size()) {
-    const ssize_t bytes = write(fd_, lines.data() + written, lines.size() - written);
-    if (bytes > 0) {
-      written += static_cast<size_t>(bytes);
-    } else if (bytes == 0 || errno != EINTR) {
+    const ssize_t bytes = uninterrupted(
+        [&] { return write(file_.get(), lines.data() + written, lines.size() - written); });
+    if (bytes <= 0) {
       const int error = errno;
       if (is_regular_) {
-        const off_t end = lseek(fd_, 0, SEEK_END);
-        static_cast<void>(ftruncate(fd_, end - static_cast<off_t>(written)) == 0);
+        const off_t end = lseek(file_.get(), 0, SEEK_END);
+        static_cast<void>(ftruncate(file_.get(), end - static_cast<off_t>(written)) == 0);
       }
       errno = error;
       fail();
     }
+    written += static_cast<size_t>(bytes);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "common/base/process.hpp"
+
 namespace ddp {
 
 /// A line per step and rank, step by step, and at last the summary. Whole lines are appended while
@@ -17,9 +19,6 @@ class MetricsFile {
   /// resumed run would begin in the middle; a pipe or a device is only written to.
   /// @throws Error (1) if it cannot be opened, as does every function that cannot write
   MetricsFile(std::string path, int64_t epochs_done);
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
 
   /// @param steps (ranks, steps, doubles of StepTimes) float64, on the host: what follows
   void append_steps(const torch::Tensor& steps);
@@ -33,7 +32,7 @@ class MetricsFile {
   [[noreturn]] void fail() const;
 
   std::string path_;
-  int fd_;
+  FileDescriptor file_;
   bool is_regular_;
   int64_t steps_ = 0;
 };
