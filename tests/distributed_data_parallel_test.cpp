@@ -10,6 +10,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <functional>
 #include <latch>
 #include <numeric>
 #include <random>
@@ -305,20 +306,32 @@ TEST_CASE("tied parameters are laid out once, and again nowhere else", "[ddp]") 
   });
 }
 
-TEST_CASE("a parameter that is tied on one rank only is refused", "[ddp]") {
+namespace {
+
+/// What each of two ranks says when they wrap their `model_of(rank)`; empty if it takes it.
+std::vector<std::string> refusals(const std::function<torch::nn::Linear(int rank)>& model_of) {
   std::vector<std::string> messages(2);
   run_ranks(2, [&](ProcessGroup& process_group) {
-    torch::nn::Linear model(3, 3);
-    model->register_parameter("again", process_group.rank() == 0
-                                           ? model->weight
-                                           : model->weight.detach().clone().requires_grad_());
+    torch::nn::Linear model = model_of(process_group.rank());
     try {
       ddp::DistributedDataParallel parallel_model(model, process_group);
     } catch (const ddp::UsageError& error) {
       messages[static_cast<size_t>(process_group.rank())] = error.what();
     }
   });
-  for (const std::string& message : messages) {
+  return messages;
+}
+
+}  // namespace
+
+TEST_CASE("a parameter that is tied on one rank only is refused", "[ddp]") {
+  const auto model_of = [](int rank) {
+    torch::nn::Linear model(3, 3);
+    model->register_parameter(
+        "again", rank == 0 ? model->weight : model->weight.detach().clone().requires_grad_());
+    return model;
+  };
+  for (const std::string& message : refusals(model_of)) {
     INFO(message);
     CHECK(message.find("tied to weight") != std::string::npos);
   }
@@ -566,16 +579,8 @@ TEST_CASE("all ranks start from rank 0's parameters and buffers", "[ddp]") {
 }
 
 TEST_CASE("a different model on one rank is refused by name, before any collective", "[ddp]") {
-  std::vector<std::string> messages(2);
-  run_ranks(2, [&](ProcessGroup& process_group) {
-    torch::nn::Linear model(3, process_group.rank() == 0 ? 2 : 5);
-    try {
-      ddp::DistributedDataParallel parallel_model(model, process_group);
-    } catch (const ddp::UsageError& error) {
-      messages[static_cast<size_t>(process_group.rank())] = error.what();
-    }
-  });
-  for (const std::string& message : messages) {
+  const auto model_of = [](int rank) { return torch::nn::Linear(3, rank == 0 ? 2 : 5); };
+  for (const std::string& message : refusals(model_of)) {
     INFO(message);
     CHECK(message.find("weight [5, 3]") != std::string::npos);
     CHECK(message.find("weight [2, 3]") != std::string::npos);
