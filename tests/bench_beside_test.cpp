@@ -133,7 +133,7 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
   SECTION("one node: beside the other launchers") {
     bench.enter_allocation();
     CHECK(any_contains(bench.print({"--models", "T", "--world-sizes", "2", "--dry-run"}),
-                       "srun --relative=0 --nodes=1 --ntasks=2 --ntasks-per-node=2"));
+                       "srun --nodelist=n7 --nodes=1 --ntasks=2 --ntasks-per-node=2"));
   }
   SECTION("ranks share the CPUs that the job has") {
     struct Case {
@@ -160,7 +160,8 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     CHECK(run.at("nodes") == 2);
     CHECK(run.at("world_size") == 4);
     CHECK(run.at("launcher") == "srun");
-    CHECK(contains(read_file(bench.root() / "path" / "srun.calls"), "--nodes=2 --ntasks=4"));
+    CHECK(contains(read_file(bench.root() / "path" / "srun.calls"),
+                   "--nodelist=n7,n8 --nodes=2 --ntasks=4"));
     CHECK(report.run("01_single_gpu").at("nodes") == 1);
   }
 }

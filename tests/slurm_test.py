@@ -769,6 +769,17 @@ class Benchmark(unittest.TestCase):
             self.assertTrue(entry["parity"]["ok"])
             self.assertGreater(entry["samples_per_second"], 0)
 
+    def test_beside_a_step_that_still_ends(self):
+        """Slurm would place one node's step on the other node, which is idle, where bench's temporary folder is not."""
+        script = cluster.folder / "beside.sh"
+        script.write_text(f"""#!/bin/bash
+srun --nodelist=node1 --nodes=1 --ntasks=1 sh -c 'touch began; sleep 2' &
+until [[ -e began ]]; do sleep 0.05; done
+{shlex.quote(str(BIN / "bench"))} --launchers srun --stages 05_multinode --world-sizes 1 --models T --steps 50 --repetitions 1
+""")
+        job = Job(script, options=["--nodes=2", "--ntasks-per-node=1", "--output=beside-%j.out"]).wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+
 
 class NodeLists(unittest.TestCase):
     # No text after the last bracket: we understand that too, Slurm neither writes nor reads it.

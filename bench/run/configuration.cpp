@@ -1,6 +1,7 @@
 #include "bench/run/configuration.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,8 @@
 
 #include "bench/report/format.hpp"
 #include "bench/run/plan.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/launch/launch_environment.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -20,13 +23,29 @@ int environment_number(const char* name, int otherwise) {
   return number > 0 ? number : otherwise;
 }
 
+/// The first `count` nodes of the job, for srun. Its --relative=0 names none: while an earlier step
+/// still ends on the first node, it would take another that is idle.
+std::string first_nodes(int count) {
+  const char* const list = std::getenv("SLURM_JOB_NODELIST");
+  std::vector<std::string> nodes;
+  if (list != nullptr) {
+    nodes = expand_node_list(list);
+  }
+  if (std::ssize(nodes) < count) {
+    throw UsageError(
+        fmt::format("SLURM_JOB_NODELIST: got {} nodes, expected at least {}", nodes.size(), count));
+  }
+  nodes.resize(static_cast<size_t>(count));
+  return fmt::format("{}", fmt::join(nodes, ","));
+}
+
 /// srun and its options, as in slurm/05_multinode.sh.
 std::vector<std::string> srun_command(const Configuration& configuration, const Plan& plan) {
   const int per_node = configuration.world_size / configuration.nodes;
   // The first nodes of the job: the batch script runs on the first, and so must rank 0, which
   // writes the metrics. A step starts in bench's temporary folder otherwise, which is only there.
   std::vector<std::string> argv = {plan.launchers.at("srun").path,
-                                   "--relative=0",
+                                   "--nodelist=" + first_nodes(configuration.nodes),
                                    fmt::format("--nodes={}", configuration.nodes),
                                    fmt::format("--ntasks={}", configuration.world_size),
                                    fmt::format("--ntasks-per-node={}", per_node),

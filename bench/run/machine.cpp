@@ -1,7 +1,6 @@
 #include "bench/run/machine.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -10,11 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <thread>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
-#include "common/base/process_usage.hpp"
+#include "common/launch/cpu_share.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -116,15 +114,6 @@ ordered_json gpu_names() {
 }
 
 }  // namespace
-
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int cores = sched_getaffinity(0, sizeof(set), &set) == 0
-                        ? CPU_COUNT(&set)
-                        : static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, static_cast<int>(std::min(static_cast<double>(cores), cpu_quota())));
-}
 
 int visible_gpus() {
   if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
@@ -236,7 +225,7 @@ ordered_json describe_machine() {
   return {
       {"host", text_or_null(kernel.nodename)},
       {"cpu_model", text_or_null(value_of("/proc/cpuinfo", "model name"))},
-      {"cores", available_cores()},
+      {"cores", count_processors(allowed_cores())},
       {"memory_mib", memory_mib()},
       {"gpus", gpu_names()},
       {"load_average", load_average()},

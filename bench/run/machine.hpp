@@ -1,4 +1,4 @@
-// bench/run/machine.hpp - where and with what the numbers are made: cores, GPUs, launchers, peers.
+// bench/run/machine.hpp - where and with what the numbers are made: GPUs, launchers, peers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,9 +7,6 @@
 #include "bench/run/plan.hpp"
 
 namespace ddp::bench {
-
-/// Cores that this process may use, at least 1.
-int available_cores();
 
 /// As CUDA_VISIBLE_DEVICES or else the device files say; no driver is asked.
 int visible_gpus();

@@ -10,6 +10,7 @@
 #include "bench/run/machine.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
+#include "common/launch/cpu_share.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -138,7 +139,7 @@ class Planner {
   /// Ascending.
   std::vector<int> pick_world_sizes() {
     const bool cuda = settings_.device == "cuda";
-    const int units = settings_.nodes * (cuda ? visible_gpus() : available_cores());
+    const int units = settings_.nodes * (cuda ? visible_gpus() : count_processors(allowed_cores()));
     const char* const what = cuda ? "GPUs" : "cores";
     std::vector<int> sizes = settings_.world_sizes;
     if (sizes.empty() && settings_.nodes > 1) {

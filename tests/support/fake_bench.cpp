@@ -186,7 +186,8 @@ RunResult FakeBench::run(const std::vector<std::string>& arguments,
   RunOptions options;
   options.environment["PATH"] = (root() / "path").string() + ":/usr/bin:/bin";
   options.environment["TMPDIR"] = (root() / "tmp").string();
-  for (const char* const name : {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}) {
+  for (const char* const name :
+       {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"}) {
     options.environment[name] = std::nullopt;
   }
   for (const auto& [name, value] : allocation_) {

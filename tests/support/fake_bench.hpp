@@ -52,8 +52,8 @@ class FakeBench {
   void behave(const std::string& stage, const std::string& script) const;
   /// From here on bench runs inside an allocation of Slurm's. @param variables more of Slurm's
   void enter_allocation(const std::map<std::string, std::string>& variables = {}) {
-    allocation_ = variables;
-    allocation_["SLURM_JOB_ID"] = "4711";
+    allocation_ = {{"SLURM_JOB_ID", "4711"}, {"SLURM_JOB_NODELIST", "n[7-9]"}};
+    allocation_.insert(variables.begin(), variables.end());
   }
 
   /// Only /usr/bin and /bin besides the test's own launchers: what is installed elsewhere does not
