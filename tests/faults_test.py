@@ -270,7 +270,8 @@ def check_agent_gone(*_):
 
 
 def check_leaks(*_):
-    """One parent starts ranks 300 times and has what it had before: descriptors, children, memory."""
+    """One parent starts ranks 300 times and has what it had before: descriptors, children, memory. They do not train, since that takes
+    half a second each time; see check_starts()."""
     with tempfile.TemporaryDirectory() as folder:
         helper = BIN.parent / "tests/spawn_helper"
         result = subprocess.run([helper, "1", "1", "--device", "cpu", "--nprocs", "2"], cwd=folder, capture_output=True, text=True,
@@ -283,6 +284,19 @@ def check_leaks(*_):
     check(rss_after - rss < 5 * 1024, f"before and after 300 starts: {found}")
 
 
+def check_starts(*_):
+    """What a training leaves: nothing. Names in /dev/shm are looked at after every try, in main()."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Run(folder, [BIN / "03_ddp_spawn", "1", "1", *WORKLOAD[1:], "--backend", "shm", "--nprocs", str(RANKS)]) as run:
+            code = run.launcher.wait(HANG_SECONDS)
+            left = run.processes()
+            check(code == 0 and not left, f"exit code {code}, left: {left}\n{run.texts()}")
+
+
+def names_in_shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
 def main():
     chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
@@ -292,7 +306,8 @@ def main():
               for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 5, "mpirun": 2, "torchrun": 1}),
                                             ("killed launcher", check_killed_launcher, {"spawn": 4, "mpirun": 4, "torchrun": 2}),
                                             ("stopped rank", check_stopped_rank, {"spawn": 2, "mpirun": 1}),
-                                            ("told cause", check_told_cause, {"spawn": 5, "mpirun": 1, "torchrun": 1}))
+                                            ("told cause", check_told_cause, {"spawn": 5, "mpirun": 1, "torchrun": 1}),
+                                            ("start", check_starts, {"spawn": 3}))
               for launcher, tries in all_tries.items()]
     failed = 0
     for name, default, body in cases:
@@ -302,7 +317,9 @@ def main():
         begin, good = time.monotonic(), 0
         for number in range(tries):
             try:
+                before = names_in_shared_memory()
                 body(number, chance)
+                check(names_in_shared_memory() <= before, f"in /dev/shm: {names_in_shared_memory() - before}")
                 good += 1
             except Exception:
                 print(f"{name}, try {number}: {traceback.format_exc()}", flush=True)

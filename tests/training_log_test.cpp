@@ -348,13 +348,32 @@ TEST_CASE("a rank's NaN is named in the same step", "[log][faults]") {
     const std::string saved((std::istreambuf_iterator<char>(in)), {});
     const std::string resume = command + " --resume auto";
     check_failed(folder.run(resume, "nan-input 1 2 17"),
-                 {"epoch 2, step 17: the loss of rank 1 is nan"});
-    check_failed(
-        folder.run(resume, "nan-weight 0 2 5"),
-        {"epoch 2, step 5: ", speedup == "none" ? "parameter layer2.weight of rank 0 is not finite"
-                                                : "the loss of rank 0 is nan"});
+                 {"epoch 2, step 17: the ",
+                  speedup == "none" ? " loss of rank 1 is nan"
+                                    : " gradient of parameter layer0.weight of rank 1 is not"});
+    check_failed(folder.run(resume, "nan-weight 0 2 5"),
+                 {"epoch 2, step 5: parameter layer2.weight of rank 0 is not finite"});
     std::ifstream again(folder.file("s"), std::ios::binary);
     CHECK(std::string((std::istreambuf_iterator<char>(again)), {}) == saved);
+  }
+}
+
+TEST_CASE("what is not finite in a rank's gradient alone is named in the same step",
+          "[log][faults]") {
+  const Folder folder;
+  for (const std::string speedup : {"none", "fused"}) {
+    const std::string command =
+        "faulty_ranks 9 9 --layers 20,16,16,1 --check finite --quiet --speedup " + speedup;
+    for (const std::string rank : {"0", "1"}) {
+      check_failed(folder.run(command + " --nprocs 2", "inf-gradient " + rank + " 2 17"),
+                   {"epoch 2, step 17: the gradient of parameter layer0.weight of rank " + rank +
+                    " is not "});
+    }
+    check_failed(folder.run(command + " --nprocs 1", "inf-gradient 0 2 17"),
+                 {"epoch 2, step 17: the gradient of parameter layer0.weight of rank 0 is not "});
+    check_failed(
+        folder.run(command + " --nprocs 2 --gradient-compression fp16", "large-gradient 1 2 17"),
+        {"epoch 2, step 17: a gradient of rank 1 is too large for fp16"});
   }
 }
 
