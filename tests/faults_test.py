@@ -57,9 +57,9 @@ def check(condition, text):
         raise AssertionError(text)
 
 
-def check_gone(seconds, promised_s, what):
+def check_gone(seconds, promised_s, what, run):
     figures[what].append(seconds)
-    check(seconds < promised_s + BUSY_S, f"{what}: {seconds:.2f} s, promised are {promised_s}, allowed {BUSY_S} more")
+    check(seconds < promised_s + BUSY_S, f"{what}: {seconds:.2f} s, promised are {promised_s}, allowed {BUSY_S} more\n{run.texts()}")
 
 
 def command(launcher, *options, ranks=RANKS, epochs=EPOCHS):
@@ -197,7 +197,7 @@ def check_killed_rank(launcher, number, chance):
             run.wait_until(lambda: not run.ranks(), "the other ranks' end")
             figures[f"{launcher}: a rank is killed, the last one is gone after"].append(time.monotonic() - begin)
             code = run.wait()
-            check_gone(time.monotonic() - begin, RANK_GONE_S[launcher], f"{launcher}: a rank is killed, the launcher too is gone after")
+            check_gone(time.monotonic() - begin, RANK_GONE_S[launcher], f"{launcher}: a rank is killed, the launcher too is gone after", run)
             good = code == 128 + signal.SIGKILL if launcher == "spawn" else code != 0
             check(good and names_killed(launcher, rank, run), f"{launcher}, rank {rank} killed: exit code {code}\n{run.texts()}")
         check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)),
@@ -221,7 +221,7 @@ def check_killed_launcher(launcher, number, chance):
             os.kill(run.launcher.pid, signal.SIGKILL)
             run.launcher.wait()
             run.wait_until(lambda: not run.processes(), "its ranks' end")
-            check_gone(time.monotonic() - begin, LAUNCHER_GONE_S, f"{launcher}: the launcher is killed, the last rank is gone after")
+            check_gone(time.monotonic() - begin, LAUNCHER_GONE_S, f"{launcher}: the launcher is killed, the last rank is gone after", run)
 
 
 def check_stopped_rank(launcher, number, chance):
@@ -236,7 +236,7 @@ def check_stopped_rank(launcher, number, chance):
             os.kill(pid, signal.SIGSTOP)
             code = run.wait()
             check_gone(time.monotonic() - begin, timeout_s + STOPPED_GONE_S,
-                       f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)")
+                       f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)", run)
             errors = run.errors()
             named = [line for line in errors if re.search(rf"\brank {rank}\b(?!\])", line)]
             check(code != 0 and named and (launcher != "spawn" or len(errors) == 1),
