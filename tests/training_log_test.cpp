@@ -182,10 +182,11 @@ TEST_CASE("memory does not grow with the number of steps", "[log]") {
 TEST_CASE("a run with SGD takes three times its weights and 128 MiB", "[log]") {
   const Folder folder;
   // Autograd makes each layer's gradient before it adds it to what is there, so a layer that is
-  // nearly the whole model takes nearly a fourth copy, unless fused.
-  for (const std::string options :
-       {"--layers 784,3300,3300,3300,3300,10 --dataset-size 64",
-        "--layers 784,4096,8000,10 --dataset-size 64 --speedup fused"}) {
+  // nearly the whole model takes nearly a third copy, unless fused; LibTorch alone takes 128 MiB.
+  for (const auto& [options, more_mib] : std::initializer_list<std::pair<std::string, double>>{
+           {"--layers 784,3300,3300,3300,3300,10 --dataset-size 64", 128},
+           {"--layers 784,4096,8000,10 --dataset-size 64 --speedup fused", 128},
+           {"--layers 784,4096,8000,10 --dataset-size 64", 160}}) {
     const RunResult result = folder.run("01_single_gpu 1 1 --quiet --metrics m " + options);
     INFO(options << "\n" << result.err);
     REQUIRE(result.exit_code == 0);
@@ -193,7 +194,7 @@ TEST_CASE("a run with SGD takes three times its weights and 128 MiB", "[log]") {
     const double weights_mib = summary["parameters"].get<double>() * 4 / 1024 / 1024;
     REQUIRE(weights_mib > 130);
     INFO(weights_mib << " MiB of weights, peak " << summary["peak_rss_mib"]);
-    CHECK(summary["peak_rss_mib"][0].get<double>() <= 3 * weights_mib + 128);
+    CHECK(summary["peak_rss_mib"][0].get<double>() <= 3 * weights_mib + more_mib);
   }
 }
 
