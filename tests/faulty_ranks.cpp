@@ -3,6 +3,9 @@
 //
 //   nan-input    the samples of the rank become NaN before that step
 //   nan-weight   a weight of the last layer does
+//   large-gradient  the rank's targets become so large that its gradients overflow half precision
+//   inf-gradient    likewise, and with an input of 3e38 that the first layer ignores: that layer's
+//                   gradient overflows, while all else is finite, the loss too
 //   flip         a bit of that weight flips
 //   slow         before every step the rank computes 1 ms longer, the others 0.5 ms
 //   slow-start   likewise, and in the first 20 steps of the run 20 ms longer
@@ -47,7 +50,10 @@ class FaultySampler final : public ddp::DistributedSampler {
         dataset_(dataset),
         fault_(std::move(fault)),
         has_fault_(fault_.rank == rank) {}
-  void set_model(const ddp::Mlp& model) { weight_ = model->parameters().end()[-2].detach(); }
+  void set_model(const ddp::Mlp& model) {
+    weight_ = model->parameters().end()[-2].detach();
+    first_weight_ = model->parameters().front().detach();
+  }
   void set_epoch(int64_t epoch) override {
     DistributedSampler::set_epoch(epoch);
     epoch_ = epoch;
@@ -74,6 +80,12 @@ class FaultySampler final : public ddp::DistributedSampler {
       dataset_.train.input.fill_(std::numeric_limits<float>::quiet_NaN());
     } else if (fault_.kind == "nan-weight") {
       weight = std::numeric_limits<float>::quiet_NaN();
+    } else if (fault_.kind == "large-gradient" || fault_.kind == "inf-gradient") {
+      dataset_.train.target.fill_(1e6);
+      if (fault_.kind == "inf-gradient") {
+        dataset_.train.input.select(1, 0).fill_(3e38);
+        first_weight_.select(1, 0).zero_();
+      }
     } else if (fault_.kind == "flip") {
       weight = std::bit_cast<float>(std::bit_cast<uint32_t>(weight) ^ (uint32_t{1} << 21));
     }
@@ -83,6 +95,7 @@ class FaultySampler final : public ddp::DistributedSampler {
   Fault fault_;
   bool has_fault_;
   torch::Tensor weight_;
+  torch::Tensor first_weight_;
   int64_t epoch_ = 0;
   mutable int64_t asked_ = 0;
 };

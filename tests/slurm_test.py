@@ -86,7 +86,8 @@ def ranks_of(program):
         with contextlib.suppress(OSError):
             if process.name.isdigit() and os.readlink(process / "exe") == str(BIN / program):
                 environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
-                ranks[int(environment["SLURM_PROCID"])] = int(process.name)
+                if environment != {}:  # as of one that ends just now
+                    ranks[int(environment["SLURM_PROCID"])] = int(process.name)
     return ranks
 
 

@@ -589,6 +589,27 @@ TEST_CASE("a rank that is killed under torchrun --max-restarts: it goes on from 
   CHECK(Runs::digest_of(result) == Runs().digest(kMpirun + run + " --quiet"));
 }
 
+TEST_CASE("rank 0 that is killed while it saves is missed by ranks that torchrun asks to stop",
+          "[torchrun]") {
+  const Runs runs;
+  Program program = runs.start(
+      "torchrun --standalone --no-python --nproc_per_node=3 04_ddp_launcher 2 1 --backend shm",
+      runs.fault("sleep 150", "fsync"));
+  REQUIRE(runs.wait_for_file("s.tmp.", program.pid()));
+  const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
+  REQUIRE(ranks.size() == 3);
+  kill(ranks[0], SIGKILL);
+  const RunResult result = program.wait();
+  INFO(result.err);
+  CHECK_FALSE(result.timed_out);
+  // Or else they would wait for --timeout, 120 s, until torchrun kills them.
+  for (const std::string rank : {"1", "2"}) {
+    CHECK(contains(result.err, "[rank " + rank +
+                                   "] rank 0 gave no sign of life for 3 s while it "
+                                   "writes the snapshot"));
+  }
+}
+
 TEST_CASE("a symbolic link as --snapshot leads to what is written", "[snapshot]") {
   for (const bool target_exists : {true, false}) {
     const Runs runs;

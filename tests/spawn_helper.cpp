@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -190,6 +191,17 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
     vanish(std::getenv("MEET"), 0);
   } else if (what == "vanish7") {
     vanish(std::getenv("MEET"), 7);
+  } else if (what == "broken") {
+    int ends[2];
+    socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+    close(ends[1]);
+    if (write(ends[0], "x", 1) >= 0 || errno != EPIPE) {
+      throw std::runtime_error("a broken connection was written to");
+    }
+    throw std::runtime_error("the connection is broken");
+  } else if (what == "chatter") {
+    std::cout << std::string(1000000, 'x') << std::flush;
+    throw std::runtime_error("nobody reads, and this goes on");
   } else if (what == "shout") {
     throw std::runtime_error(std::string(1000000, 'x'));
   } else if (what == "usage") {

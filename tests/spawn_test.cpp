@@ -23,6 +23,7 @@ namespace {
 
 using ddp::test::all_gone_within;
 using ddp::test::children_of;
+using ddp::test::contains;
 using ddp::test::Program;
 using ddp::test::run_program;
 using ddp::test::RunOptions;
@@ -95,6 +96,19 @@ TEST_CASE("what is buffered is printed") {
   const RunResult result = run({{"ALL", "print"}}, "--nprocs 1");
   CHECK(result.out.find("buffered by C") != std::string::npos);
   CHECK(result.out.find("buffered by C++") != std::string::npos);
+}
+
+TEST_CASE("a broken connection is told, and does not end the process; unread output does") {
+  const RunResult broken = run({{"HOW", "alone"}, {"ALL", "broken"}});
+  INFO(broken.err);
+  CHECK(broken.exit_code == 1);
+  CHECK(contains(broken.err, "the connection is broken"));
+  const RunResult unread =
+      run_program({"bash", "-c", "\"$0\" 1 1 --device cpu | true; exit ${PIPESTATUS[0]}", helper()},
+                  environment({{"HOW", "alone"}, {"ALL", "chatter"}}));
+  INFO(unread.err);
+  CHECK(unread.exit_code == 128 + SIGPIPE);
+  CHECK(unread.err.empty());
 }
 
 TEST_CASE("usage errors are one line, and nothing is started") {

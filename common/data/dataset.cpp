@@ -4,6 +4,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -51,14 +52,20 @@ std::string read_data_file(const fs::path& folder, const DataFile& file) {
         "data file {} cannot be opened, expected {} or {}.gz in the folder that --data-dir names",
         path, file.name, file.name));
   }
-  std::string bytes(file.bytes + 1, '\0');  // one more than expected: a longer file must be noticed
-  const int got = gzread(in.get(), bytes.data(), static_cast<unsigned>(bytes.size()));
-  bytes.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  std::array<char, size_t{1} << 16> piece;
+  std::string bytes;
+  bytes.reserve(file.bytes + piece.size());  // memory that a short file never touches
+  int got = 0;
+  while (bytes.size() <= file.bytes &&  // one more byte than expected: too much data
+         (got = gzread(in.get(), piece.data(), piece.size())) > 0) {
+    bytes.append(piece.data(), static_cast<size_t>(got));
+  }
   if (bytes.size() != file.bytes) {
     throw UsageError(fmt::format("data file {} holds {}, expected {} bytes unpacked", path,
-                                 got < 0                     ? "damaged gzip data"
-                                 : bytes.size() > file.bytes ? "too much data"
-                                                             : fmt::format("{} bytes", got),
+                                 got < 0 ? "damaged gzip data"
+                                 : bytes.size() > file.bytes
+                                     ? "too much data"
+                                     : fmt::format("{} bytes", bytes.size()),
                                  file.bytes));
   }
   const std::string hash = Hash().update(bytes).hex();

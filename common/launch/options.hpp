@@ -82,7 +82,7 @@ struct Options {
   std::string snapshot;
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
-  bool check_finite = false;  ///< every rank looks at its loss in every step
+  bool check_finite = false;  ///< every rank looks at its loss and gradients in every step
   int64_t check_weights_every = 0;  ///< steps after which ranks compare their weights; 0: never
   bool no_communication = false;  ///< measuring only: gradients are not exchanged
   bool quiet = false;

@@ -279,6 +279,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       }
     }
     remember_user_signals();
+    survive_broken_connections();
     if (environment.launcher == "slurm") {
       exit_on_sigterm();
     }

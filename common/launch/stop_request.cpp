@@ -1,8 +1,11 @@
 #include "common/launch/stop_request.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 
 #include "common/base/exit_codes.hpp"
@@ -20,6 +23,18 @@ void remember(int signal) {
 
 void leave(int) {
   _exit(static_cast<int>(ExitCode::kTrainingFailed));
+}
+
+/// Dies as by default if nobody reads what this process prints.
+void leave_if_unread(int signal) {
+  const int error = errno;
+  std::array<pollfd, 2> streams{{{STDOUT_FILENO, POLLOUT, 0}, {STDERR_FILENO, POLLOUT, 0}}};
+  poll(streams.data(), streams.size(), 0);
+  if (((streams[0].revents | streams[1].revents) & (POLLERR | POLLHUP)) != 0) {
+    std::signal(signal, SIG_DFL);
+    raise(signal);  // comes when this handler has ended
+  }
+  errno = error;
 }
 
 void handle(int signal, void (*handler)(int)) {
@@ -48,6 +63,10 @@ void watch_for_stop_request() {
 
 int stop_request() {
   return requested;
+}
+
+void survive_broken_connections() {
+  handle(SIGPIPE, leave_if_unread);
 }
 
 void exit_on_sigterm() {

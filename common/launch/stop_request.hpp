@@ -1,4 +1,4 @@
-// common/launch/stop_request.hpp - a signal asks the run to stop with a good snapshot.
+// common/launch/stop_request.hpp - what signals do to a run: above all, ask it to stop.
 #pragma once
 
 namespace ddp {
@@ -12,6 +12,11 @@ void watch_for_stop_request();
 
 /// The signal that asked, 0 if none did.
 int stop_request();
+
+/// From now on SIGPIPE no longer ends this process, unless nobody reads its output: a connection
+/// that broke since a peer died is for the call to tell, with a message, also in libraries that
+/// write without MSG_NOSIGNAL (Gloo).
+void survive_broken_connections();
 
 /// Note [Slurm's exit code]: when a task fails, `srun --kill-on-bad-exit` ends the others with
 /// SIGTERM, and its own exit code is the highest of all: 143 for each task that the signal ended,

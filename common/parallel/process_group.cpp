@@ -114,15 +114,18 @@ ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10
       device_(device) {}
 
 template <typename Collective>
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
                                                    const Collective& collective) const {
+  if (before_all_reduce_) {
+    before_all_reduce_(tensor);
+  }
   if (all_reduce_paused_) {
     return {};
   }
   if (!wait_timer_enabled_) {
     return collective();
   }
-  wait_.all_reduce_bytes.push_back(bytes);
+  wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
   auto work = collective();
@@ -134,25 +137,24 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(int64_t bytes,
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensors,
                                                               c10d::ReduceOp::RedOpType op) const {
-  return start(static_cast<int64_t>(tensors.front().nbytes()),
+  return start(tensors.front(),
                [&] { return group_->getDefaultBackend()->allreduce(tensors, {.reduceOp = op}); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {
   torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
-  return start(static_cast<int64_t>(tensor.whole.front().nbytes()),
-               [&]() -> c10::intrusive_ptr<c10d::Work> {
-                 const auto backend = group_->getDefaultBackend();
-                 if (backend_name_ == "shm") {
-                   std::vector<torch::Tensor> output{own};
-                   std::vector<std::vector<torch::Tensor>> inputs{tensor.parts};
-                   return backend->reduce_scatter(output, inputs);
-                 }
-                 if (backend_name_ == "nccl" && tensor.is_even()) {
-                   return backend->_reduce_scatter_base(own, tensor.whole.front());
-                 }
-                 return backend->allreduce(tensor.whole);
-               });
+  return start(tensor.whole.front(), [&]() -> c10::intrusive_ptr<c10d::Work> {
+    const auto backend = group_->getDefaultBackend();
+    if (backend_name_ == "shm") {
+      std::vector<torch::Tensor> output{own};
+      std::vector<std::vector<torch::Tensor>> inputs{tensor.parts};
+      return backend->reduce_scatter(output, inputs);
+    }
+    if (backend_name_ == "nccl" && tensor.is_even()) {
+      return backend->_reduce_scatter_base(own, tensor.whole.front());
+    }
+    return backend->allreduce(tensor.whole);
+  });
 }
 
 void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {

@@ -117,6 +117,11 @@ class ProcessGroup {
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
   /// communication were free?
   void pause_all_reduce(bool paused) { all_reduce_paused_ = paused; }
+  /// Has `look` called with what this rank gives to every sum, before it starts, paused or not; it
+  /// may throw. Empty: nothing is called.
+  void before_all_reduce(std::function<void(const torch::Tensor& own)> look) {
+    before_all_reduce_ = std::move(look);
+  }
   /// While accumulating, DistributedDataParallel only adds gradients up, as under no_sync(): this
   /// micro-batch does not complete its step.
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
@@ -137,9 +142,10 @@ class ProcessGroup {
  private:
   friend void destroy_process_group(ProcessGroup& process_group);
 
-  /// Calls `collective`, which starts to sum so many bytes, unless all-reduces are paused.
+  /// Calls `collective`, which starts to sum `tensor`, unless all-reduces are paused.
   template <typename Collective>
-  c10::intrusive_ptr<c10d::Work> start(int64_t bytes, const Collective& collective) const;
+  c10::intrusive_ptr<c10d::Work> start(const torch::Tensor& tensor,
+                                       const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
 
   LaunchEnvironment environment_;
@@ -151,6 +157,7 @@ class ProcessGroup {
   bool all_reduce_paused_ = false;
   bool accumulating_ = false;
   bool destroyed_ = false;
+  std::function<void(const torch::Tensor&)> before_all_reduce_;
   mutable CommunicationWait wait_;
   mutable int64_t exchanges_ = 0;
   mutable std::vector<std::function<void()>> before_shutdown_;

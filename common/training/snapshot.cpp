@@ -19,6 +19,7 @@
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
+#include "common/launch/stop_request.hpp"
 
 namespace ddp {
 namespace {
@@ -53,9 +54,14 @@ std::string save_key(const std::string& keys, int64_t epochs_done) {
   return fmt::format("{}/saved {}", keys, epochs_done);
 }
 
+/// How long rank 0 may be silent for ranks that were asked to stop: a launcher that has lost rank 0
+/// asks the others, and kills them only much later (torchrun after 30 s).
+constexpr std::chrono::milliseconds kPatienceWhenAsked(3000);
+
 std::chrono::milliseconds sign_interval(const c10d::Store& store) {
-  constexpr int kSignsPerTimeout = 4;
-  return std::max(store.getTimeout() / kSignsPerTimeout, std::chrono::milliseconds(1));
+  constexpr int kSigns = 4;  // in --timeout; enough of them in the patience, too
+  return std::clamp(store.getTimeout() / kSigns, std::chrono::milliseconds(1),
+                    kPatienceWhenAsked / (2 * kSigns));
 }
 
 /// Tells the other ranks that rank 0 lives, as long as the object does.
@@ -98,7 +104,8 @@ class SignsOfLife {
 /// What rank 0 says when it is done.
 /// @param sign the key of its signs of life
 /// @param activity "writes"
-/// @throws Error (1) if it gave no sign of life for --timeout, or if the store is gone
+/// @throws Error (1) if it gave no sign of life for --timeout, or for kPatienceWhenAsked, or if the
+/// store is gone
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
                             const std::string& sign, const std::string& activity) {
   using Clock = std::chrono::steady_clock;
@@ -138,14 +145,16 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   int signs = 0;
   Clock::time_point heard = Clock::now();
   while (done.wait_for(interval) != std::future_status::ready) {
+    const std::chrono::milliseconds patience =
+        stop_request() == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
     if (const int now = progress->signs; now != signs) {
       signs = now;
       heard = Clock::now();
-    } else if (Clock::now() - heard > timeout) {
+    } else if (Clock::now() - heard > patience) {
       listener.detach();
       throw Error(ExitCode::kTrainingFailed,
                   fmt::format("rank 0 gave no sign of life for {} s while it {} the snapshot",
-                              in_seconds(timeout), activity));
+                              in_seconds(patience), activity));
     }
   }
   listener.join();

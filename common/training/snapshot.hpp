@@ -22,7 +22,8 @@ namespace ddp {
 /// Note [Files take their time]: a disk may take longer than --timeout, which is the deadline of
 /// collectives. While rank 0 reads or writes, the others wait at the store and not in a collective,
 /// without a deadline, as long as rank 0 lives: a thread of its own gives a sign several times per
-/// --timeout.
+/// --timeout. Ranks that are asked to stop meanwhile, as by a launcher that has lost rank 0, wait
+/// only for seconds without a sign.
 class Snapshot {
  public:
   /// Everything must outlive this object. Whether --snapshot can be written is known already, see
@@ -43,7 +44,7 @@ class Snapshot {
   void save(int64_t epochs_done, const ProcessGroup* process_group = nullptr);
   /// Collective: gives rank 0 the parts of a sharded optimizer, and waits until it has saved or has
   /// come here without; see Note [Files take their time].
-  /// @throws Error (1) on the others if rank 0 failed or gave no sign of life for --timeout
+  /// @throws Error (1) on the others if rank 0 failed or gave no sign of life for too long
   void finish_save(int64_t epochs_done, const ProcessGroup& process_group);
   /// How many epochs the file holds, as far as this run wrote it; -1 if it did not.
   int64_t saved_epochs() const noexcept { return saved_epochs_; }

@@ -47,6 +47,10 @@ double sum_of_weights(const Mlp& model) {
   return sum;
 }
 
+bool all_finite(const torch::Tensor& tensor) {
+  return tensor.isfinite().all().item<bool>();
+}
+
 }  // namespace
 
 TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device& device,
@@ -64,6 +68,21 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
   }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
   label_ = fmt::format("{}{}", device.is_cuda() ? "GPU" : "CPU", number);
+  if (!options.check_finite || options.speedup == "graph") {
+    return;  // nobody can look into a graph: what is not finite there shows in the next step's loss
+  }
+  if (world_size_ == 1) {
+    flat_ = flatten_parameters(*model_);
+  } else {
+    // The last moment at which it can be told whose it is.
+    process_group->before_all_reduce([this](const torch::Tensor& own) { expect_finite(own); });
+  }
+}
+
+TrainingLog::~TrainingLog() {
+  if (process_group_ != nullptr) {
+    process_group_->before_all_reduce({});
+  }
 }
 
 torch::Tensor TrainingLog::gather_over_ranks(const torch::Tensor& values) const {
@@ -104,13 +123,44 @@ void TrainingLog::expect_finite_loss() const {
   if (std::isfinite(loss)) {
     return;
   }
-  // With a speed-up the step's update is over, and what is not finite has spread.
+  if (options_.speedup == "none") {  // else the step's update is over, and it has spread
+    expect_finite_weights();
+  }
+  fail_in_step(fmt::format("the loss of rank {} is {:g}, expected a finite number", rank_, loss));
+}
+
+void TrainingLog::expect_finite_weights() const {
   for (const auto& parameter : model_->named_parameters()) {
-    if (options_.speedup == "none" && !parameter.value().isfinite().all().item<bool>()) {
+    if (!all_finite(parameter.value())) {
       fail_in_step(fmt::format("parameter {} of rank {} is not finite", parameter.key(), rank_));
     }
   }
-  fail_in_step(fmt::format("the loss of rank {} is {:g}, expected a finite number", rank_, loss));
+}
+
+void TrainingLog::expect_finite_gradients() const {
+  for (size_t i = 0; i < flat_->parameters.size(); ++i) {
+    flat_->rebind_grad(i);
+  }
+  expect_finite(flat_->grad);
+}
+
+void TrainingLog::expect_finite(const torch::Tensor& own_gradients) const {
+  // The sum is not finite if a term is not, and seldom else: a fraction of the time.
+  if (std::isfinite(own_gradients.sum(torch::kFloat32).item<double>()) ||
+      all_finite(own_gradients)) {
+    return;
+  }
+  expect_finite_weights();
+  for (const auto& parameter : model_->named_parameters()) {
+    // Those of other ranks that may be in there by now were finite.
+    const torch::Tensor& gradient = parameter.value().grad();
+    if (gradient.defined() && !all_finite(gradient)) {
+      fail_in_step(fmt::format("the gradient of parameter {} of rank {} is not finite",
+                               parameter.key(), rank_));
+    }
+  }
+  fail_in_step(fmt::format("a gradient of rank {} is too large for {}", rank_,
+                           options_.gradient_compression));
 }
 
 void TrainingLog::fail_in_step(const std::string& what) const {

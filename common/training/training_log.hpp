@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
 #include "common/launch/options.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/process_group.hpp"
 #include "common/training/initial_weights.hpp"
@@ -28,6 +30,9 @@ class TrainingLog final : public StepObserver {
   /// @param process_group losses and times are reduced over it; none: this is the only process
   TrainingLog(const Options& options, Mlp model, const torch::Device& device,
               ProcessGroup* process_group = nullptr);
+  ~TrainingLog() override;
+  TrainingLog(const TrainingLog&) = delete;
+  TrainingLog& operator=(const TrainingLog&) = delete;
 
   /// Training begins, or goes on after so many epochs: --metrics is opened.
   /// @throws Error (1), on rank 0, if it cannot be
@@ -36,8 +41,15 @@ class TrainingLog final : public StepObserver {
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
   void begin_epoch() override;
   void begin_batch(const Batch&) override {}
-  void begin(Phase phase) override { timer_.begin(phase); }
-  /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite
+  /// @throws Error (1) as add_loss() does, of the gradients of a run of one process
+  void begin(Phase phase) override {
+    if (flat_ && phase == Phase::kOptimizer) {
+      expect_finite_gradients();
+    }
+    timer_.begin(phase);
+  }
+  /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite.
+  /// Whatever starts to sum this rank's gradients over the ranks throws the same if they are not.
   void add_loss(const torch::Tensor& loss) override;
   /// @throws Error (1), on all ranks, with --check weights if their weights differ
   void end_batch(const Batch& batch) override;
@@ -73,6 +85,10 @@ class TrainingLog final : public StepObserver {
   /// @throws Error (1) that says where in training
   [[noreturn]] void fail_in_step(const std::string& what) const;
   void expect_finite_loss() const;
+  void expect_finite_gradients() const;
+  void expect_finite(const torch::Tensor& own_gradients) const;
+  /// @throws as fail_in_step(), naming the parameter
+  void expect_finite_weights() const;
   void check_weights() const;
   void compare_weights(const std::string& hash) const;
   void write_steps();
@@ -92,6 +108,7 @@ class TrainingLog final : public StepObserver {
   std::unique_ptr<InitialWeights> initial_weights_;  // on rank 0, likewise the next
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
   StepTimer timer_;
+  std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
 
   int64_t epoch_ = 0;
   bool stop_asked_ = false;

@@ -23,7 +23,11 @@ uint64_t allocations() {
 }  // namespace ddp::test
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
+
+// As <sanitizer/allocator_interface.h> declares it, which g++ does not bring.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*,
+                                                                             size_t),
+                                                         void (*free_hook)(const volatile void*));
 
 namespace {
 

@@ -69,19 +69,26 @@ void read_snapshot(const std::string& bytes) {
   }
 }
 
-/// As the digits, packed and plain: a CSV. The IDX files are read by the same lines, but take 47
-/// MB.
-void read_data(const std::string& bytes) {
+/// As the dataset's first file, packed and plain.
+void read_data(const std::string& dataset, const std::string& file, const std::string& bytes) {
   static const ScratchFolder folder("ddp-fuzz");
   Options options;
   options.data_dir = folder.path();
-  options.dataset = "digits";
-  for (const std::string name : {"digits.csv", "digits.csv.gz"}) {
-    const std::string path = folder.path() + "/" + name;
+  options.dataset = dataset;
+  for (const std::string ending : {"", ".gz"}) {
+    const std::string path = folder.path() + "/" + file + ending;
     std::ofstream(path, std::ios::binary) << bytes;
     reads_or_refuses([&] { load_dataset(options); });
     unlink(path.c_str());
   }
+}
+
+void read_csv(const std::string& bytes) {
+  read_data("digits", "digits.csv", bytes);
+}
+
+void read_idx(const std::string& bytes) {
+  read_data("fashion-mnist", "train-images-idx3-ubyte", bytes);
 }
 
 void read_settings_file(const std::string& bytes) {
@@ -151,9 +158,13 @@ std::string with_checksum(std::string bytes) {
 
 const std::vector<FuzzedReader>& fuzzed_readers() {
   static const std::vector<FuzzedReader> all = {
-      {"snapshot", read_snapshot},       {"data", read_data},
-      {"settings", read_settings_file},  {"node_list", read_node_list},
-      {"environment", read_environment}, {"metrics", read_metrics_file},
+      {"snapshot", read_snapshot},
+      {"csv", read_csv},
+      {"idx", read_idx},
+      {"settings", read_settings_file},
+      {"node_list", read_node_list},
+      {"environment", read_environment},
+      {"metrics", read_metrics_file},
   };
   return all;
 }
