@@ -34,7 +34,7 @@ class TrainingLog final : public StepObserver {
   void begin_training(int64_t epochs_done);
   /// The epoch that begin_epoch() is about to begin.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
-  void begin_epoch() override;
+  void begin_epoch(int64_t steps) override;
   void begin_batch(const Batch&) override {}
   void begin(Phase phase) override { timer_.begin(phase); }
   /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite
