@@ -92,8 +92,8 @@ std::string compare(c10d::Store& store, const std::vector<std::string>& keys,
 }
 
 /// On the other ranks. @throws TransientError naming rank 0 if it does not set `key` in time
-void wait_for_rank_0(c10d::Store& store, const std::string& key, const std::string& topic,
-                     std::chrono::milliseconds timeout) {
+void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::string& topic,
+                      std::chrono::milliseconds timeout) {
   try {
     store.wait({key}, timeout);
   } catch (const c10::DistStoreError&) {
@@ -309,8 +309,8 @@ void ProcessGroup::verify_same(const std::string& topic, const std::string& text
     } else {
       // Once rank 0 has come, it may itself wait as long for another rank, which it then names.
       constexpr std::chrono::seconds kLonger{5};
-      wait_for_rank_0(*store_, keys.front(), topic, timeout);
-      wait_for_rank_0(*store_, verdict_key, topic, timeout + kLonger);
+      expect_of_rank_0(*store_, keys.front(), topic, timeout);
+      expect_of_rank_0(*store_, verdict_key, topic, timeout + kLonger);
       verdict = store_->get_to_str(verdict_key);
     }
   } catch (const c10::DistNetworkError&) {

@@ -9,9 +9,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "common/backends/shm/communicator.hpp"
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
 

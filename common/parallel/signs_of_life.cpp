@@ -1,0 +1,131 @@
+#include "common/parallel/signs_of_life.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <system_error>
+
+#include "common/backends/store_exchange.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
+
+namespace ddp {
+namespace {
+
+std::chrono::milliseconds sign_interval(const c10d::Store& store) {
+  constexpr int kSignsPerTimeout = 4;
+  return std::max(store.getTimeout() / kSignsPerTimeout, std::chrono::milliseconds(1));
+}
+
+void give_signs(c10d::Store& store, const std::string& key, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock<std::mutex> lock(mutex);
+  for (int64_t sign = 1;; ++sign) {
+    never.wait_for(lock, stop, sign_interval(store), [] { return false; });
+    if (stop.stop_requested()) {
+      return;
+    }
+    try {
+      store.set(key, std::to_string(sign));
+    } catch (const std::exception&) {
+      return;  // the launcher's store is gone, and so will be this process
+    }
+  }
+}
+
+}  // namespace
+
+SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& key) {
+  if (process_group == nullptr || process_group->world_size() == 1) {
+    return;
+  }
+  try {
+    thread_ = std::jthread([store = process_group->store(), key](const std::stop_token& stop) {
+      give_signs(*store, key, stop);
+    });
+  } catch (const std::system_error&) {
+    // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
+  }
+}
+
+std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
+                            const std::string& sign, const std::string& activity) {
+  using Clock = std::chrono::steady_clock;
+  struct Progress {
+    std::promise<std::string> done;
+    std::atomic<int> signs{0};
+  };
+  const std::chrono::milliseconds timeout = store->getTimeout();
+  const std::chrono::milliseconds interval = sign_interval(*store);
+  const auto progress = std::make_shared<Progress>();
+  const auto listen = [store, key, sign, interval, progress] {
+    const auto is_done = [&] {
+      try {
+        store->wait({key}, interval);
+        return true;
+      } catch (const c10::DistStoreError&) {
+        return false;
+      }
+    };
+    try {
+      std::string last_sign;
+      while (!is_done()) {
+        const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
+        if (now != last_sign) {
+          last_sign = now;
+          ++progress->signs;
+        }
+      }
+      progress->done.set_value(store->get_to_str(key));
+    } catch (...) {
+      progress->done.set_exception(std::current_exception());
+    }
+  };
+  // In a thread, as the store may be served by rank 0: if that is stopped, no call returns.
+  std::thread listener(listen);
+  std::future<std::string> done = progress->done.get_future();
+  int signs = 0;
+  Clock::time_point heard = Clock::now();
+  while (done.wait_for(interval) != std::future_status::ready) {
+    if (const int now = progress->signs; now != signs) {
+      signs = now;
+      heard = Clock::now();
+    } else if (Clock::now() - heard > timeout) {
+      listener.detach();
+      throw Error(ExitCode::kTrainingFailed,
+                  fmt::format("rank 0 gave no sign of life for {} s while it {}",
+                              in_seconds(timeout), activity));
+    }
+  }
+  listener.join();
+  try {
+    return done.get();
+  } catch (const c10::DistNetworkError&) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("the store was lost while rank 0 {}", activity));
+  }
+}
+
+void part_after_failure(const ProcessGroup& process_group, const std::string& key,
+                        const std::string& why) noexcept {
+  try {
+    c10d::Store& store = *process_group.store();
+    if (process_group.rank() == 0) {
+      store.set(key, why);
+    }
+    let_others_read(store, key,
+                    {process_group.rank(), process_group.world_size(), process_group.device(),
+                     store.getTimeout(), ""});
+  } catch (const std::exception&) {
+    // They learn it from the launcher.
+  }
+}
+
+}  // namespace ddp
