@@ -86,9 +86,9 @@ void FileDescriptor::reset(int fd) {
   fd_ = fd;
 }
 
-Pipe::Pipe(int flags) {
+Pipe::Pipe() {
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC | flags) != 0) {
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail("cannot make a pipe", errno);
   }
   read_end.reset(ends[0]);

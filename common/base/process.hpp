@@ -37,7 +37,7 @@ class FileDescriptor {
 
 /// A pipe whose ends a program that is started does not inherit, unless told to.
 struct Pipe {
-  explicit Pipe(int flags = 0);  ///< @throws std::system_error
+  Pipe();  ///< @throws std::system_error
   FileDescriptor read_end;
   FileDescriptor write_end;
 };
