@@ -14,6 +14,8 @@
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/launch/spawn.hpp"
+#include "common/parallel/rendezvous.hpp"
 
 namespace ddp {
 namespace {
@@ -113,18 +115,25 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   }
 }
 
-void part_after_failure(const ProcessGroup& process_group, const std::string& key,
-                        const std::string& why) noexcept {
-  try {
-    c10d::Store& store = *process_group.store();
-    if (process_group.rank() == 0) {
-      store.set(key, why);
+void part_after_failure(const ProcessGroup& process_group, const std::string& key) {
+  const auto part = [store = process_group.store(), key,
+                     options = BackendOptions{process_group.rank(), process_group.world_size(),
+                                              process_group.device(),
+                                              process_group.store()->getTimeout(), ""}] {
+    try {
+      if (options.rank == 0) {
+        store->set(key, "failed");
+      }
+      let_others_read(*store, key, options);
+    } catch (const std::exception&) {
+      // They learn it from the launcher.
     }
-    let_others_read(store, key,
-                    {process_group.rank(), process_group.world_size(), process_group.device(),
-                     store.getTimeout(), ""});
-  } catch (const std::exception&) {
-    // They learn it from the launcher.
+  };
+  if (process_group.rank() == 0) {
+    at_train_end(part);
+  } else {
+    part();
+    wait_for_launcher();
   }
 }
 

@@ -28,10 +28,9 @@ class SignsOfLife {
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
                             const std::string& sign, const std::string& activity);
 
-/// Every rank is about to end because rank 0 failed: rank 0, who may serve the store, goes when the
-/// others know why. Whoever ends first says it.
-/// @param key that rank 0 sets to `why`
-void part_after_failure(const ProcessGroup& process_group, const std::string& key,
-                        const std::string& why) noexcept;
+/// Every rank is about to end because rank 0 failed, which alone says why. Then it tells the others
+/// by `key`, who leave without a word; and they let it end first, since a launcher ends all with
+/// the first one, and takes that one's code and reason.
+void part_after_failure(const ProcessGroup& process_group, const std::string& key);
 
 }  // namespace ddp
