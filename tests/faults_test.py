@@ -244,17 +244,18 @@ def check_stopped_rank(launcher, number, chance):
 
 
 def check_told_cause(launcher, number, chance):
-    """A save of rank 0 finds the disk full: whoever ends first says why, and under spawn it alone."""
+    """A save of rank 0 finds the disk full: it says why, and no other rank says anything."""
     ranks = chance.randrange(2, 5)
     with tempfile.TemporaryDirectory() as folder:
         variables = {"LD_PRELOAD": str(BIN.parent / "lib/libfaulty_calls.so"), "DDP_FAULT_FOLDER": os.path.realpath(folder),
                      "DDP_FAULT": str(errno.ENOSPC), "DDP_FAULT_CALL": chance.choice(["pwrite", "fsync"])}
         with Run(folder, command(launcher, "--backend", backend_of(number), ranks=ranks), variables) as run:
             code = run.wait()
-            cause = r": error: (\[rank 0\] |\[rank \d\] rank 0 failed: )?snapshot s\S* cannot be written: No space left on device"
-            told = any(re.search(cause, line) for line in run.errors())
-            alone = code == 1 and run.err.read_text().count("\n") == 1
-            check(told and (alone if launcher == "spawn" else code != 0), f"{launcher}, {ranks} ranks: exit code {code}\n{run.texts()}")
+            cause = PROGRAM[launcher] + r": error: \[rank 0\] snapshot s\S* cannot be written: No space left on device"
+            said = [line for line in run.errors() if line.startswith(PROGRAM[launcher])]  # torchrun repeats it
+            told = len(said) == 1 and re.fullmatch(cause, said[0])
+            alone = launcher != "spawn" or run.err.read_text().count("\n") == 1
+            check(told and alone and code == 1, f"{launcher}, {ranks} ranks: exit code {code}\n{run.texts()}")
 
 
 def check_agent_gone(*_):

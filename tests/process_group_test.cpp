@@ -2,6 +2,9 @@
 // long as they need between two collectives.
 #include "common/parallel/process_group.hpp"
 
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
 #include <atomic>
 #include <cstdlib>
 #include <exception>
@@ -33,15 +36,27 @@ Options plain() {
   return options;
 }
 
+enum class Server { kRank0, kAgent };
+
 /// Ranks that are threads, and meet as processes do, each with options and a device of its own.
+/// @param server of the store
 /// @return what each threw
 std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
                               const std::vector<torch::Device>& devices,
-                              const std::function<void(ProcessGroup&, const Options&)>& body) {
+                              const std::function<void(ProcessGroup&, const Options&)>& body,
+                              Server server = Server::kRank0) {
   // c10d's flight recorder is one object for the process and not made for ranks that are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
   const int world_size = static_cast<int>(options_of_rank.size());
+  c10d::TCPStoreOptions agents;
+  agents.port = static_cast<uint16_t>(listener.port);
+  agents.isServer = true;
+  agents.waitWorkers = false;
+  agents.masterListenFd = listener.fd;
+  const bool by_agent = server == Server::kAgent;
+  const auto agents_store =
+      by_agent ? c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agents) : nullptr;
   std::vector<std::string> messages(options_of_rank.size());
   const auto run = [&](int rank) {
     std::string& message = messages[static_cast<size_t>(rank)];
@@ -50,10 +65,11 @@ std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
       ddp::LaunchEnvironment environment;
       environment.rank = environment.local_rank = rank;
       environment.world_size = environment.local_world_size = world_size;
-      environment.store.kind = ddp::StoreLocation::Kind::kTcp;
+      environment.store.kind =
+          by_agent ? ddp::StoreLocation::Kind::kAgentTcp : ddp::StoreLocation::Kind::kTcp;
       environment.store.host = "127.0.0.1";
       environment.store.port = listener.port;
-      environment.store.listen_fd = rank == 0 ? listener.fd : -1;
+      environment.store.listen_fd = rank == 0 && !by_agent ? listener.fd : -1;
       const Options& options = options_of_rank[static_cast<size_t>(rank)];
       ProcessGroup group =
           ddp::create_process_group(options, environment, devices[static_cast<size_t>(rank)]);
@@ -61,6 +77,8 @@ std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
       ddp::destroy_process_group(group);
     } catch (const ddp::UsageError& error) {
       message = error.what();
+    } catch (const ddp::Error& error) {
+      message = fmt::format("{}: {}", static_cast<int>(error.code()), error.what());
     } catch (const std::exception& error) {
       message = std::string("not a usage error: ") + error.what();
     }
@@ -190,6 +208,46 @@ TEST_CASE("other data is refused before the first collective", "[settings]") {
     INFO(message);
     CHECK(contains(message, "dataset: rank 1 has \"synthetic 2047+511 samples, hash "));
     CHECK(contains(message, "rank 0 has \"synthetic 2048+512 samples, hash "));
+  }
+}
+
+TEST_CASE("a rank that ends before its text was compared is named by all others", "[settings]") {
+  const auto without = [](int lost, Server server) {
+    Options options = plain();
+    options.timeout_seconds = 2;
+    auto messages = meet(
+        std::vector<Options>(4, options), std::vector<torch::Device>(4, torch::kCPU),
+        [lost](ProcessGroup& group, auto&) {
+          if (group.rank() == lost) {
+            throw std::runtime_error("ended");
+          }
+          group.verify_same("model", "the same");
+        },
+        server);
+    messages.erase(messages.begin() + lost);
+    return messages;
+  };
+  struct Case {
+    int lost;
+    Server server;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {1, Server::kRank0,
+       "within 2 s the comparison of model lacks rank 1 of world size 4, expected all of them"},
+      {3, Server::kAgent,
+       "within 2 s the comparison of model lacks rank 3 of world size 4, expected all of them"},
+      {0, Server::kAgent,
+       "within 2 s the comparison of model lacks rank 0, expected it to tell the other ranks"},
+      {0, Server::kRank0,
+       "the store went away during the comparison of model, expected rank 0 (or the launcher's "
+       "agent) to serve it"}};
+  std::vector<std::future<std::vector<std::string>>> runs;
+  for (const Case& one : cases) {
+    runs.push_back(std::async(std::launch::async, without, one.lost, one.server));
+  }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    CHECK(runs[i].get() == std::vector<std::string>(3, "75: " + cases[i].message));
   }
 }
 

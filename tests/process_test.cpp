@@ -121,8 +121,10 @@ TEST_CASE("a process that runs is asked about without waiting, until it has been
   CHECK(becomes("T"));
   kill(pid, SIGCONT);
   CHECK(becomes("RS"));
+  CHECK(ddp::ending_children_of(getpid()).empty());
   kill(pid, SIGTERM);
   CHECK(becomes("Z"));
+  CHECK(ddp::ending_children_of(getpid()) == std::vector<pid_t>{pid});
   CHECK(ddp::test::all_gone_within({pid}, 20));
   CHECK(ddp::poll_process(pid).value().signal == SIGTERM);
   CHECK(ddp::process_state(pid) == 0);

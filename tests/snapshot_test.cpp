@@ -142,13 +142,18 @@ struct FaultySaves {
   bool saved = false;
 };
 
-FaultySaves saves_with(CountingRun& run, const std::string& fault, int at) {
+/// @param call that alone counts; empty: every one does
+FaultySaves saves_with(CountingRun& run, const std::string& fault, int at,
+                       const std::string& call = "") {
   constexpr int kSaved = 10;
   constexpr int kReported = 11;
   constexpr int kNotReached = 12;
   const pid_t child = fork();
   if (child == 0) {
     unsetenv("DDP_FAULT_CALL");
+    if (!call.empty()) {
+      setenv("DDP_FAULT_CALL", call.c_str(), 1);
+    }
     setenv("DDP_FAULT_FOLDER", run.folder().c_str(), 1);
     setenv("DDP_FAULT_AT", std::to_string(at).c_str(), 1);
     setenv("DDP_FAULT", fault.c_str(), 1);
@@ -330,6 +335,27 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
         }
       }
     }
+  }
+}
+
+TEST_CASE("a save bears another run that saves under the same name", "[snapshot]") {
+  struct Case {
+    std::string fault;
+    const char* call;
+  };
+  // It takes for leftovers the new file before it is locked, and the old one's second name; it
+  // replaces the old one while that is being linked.
+  for (const auto& [fault, call] : {Case{"lost", "flock"}, Case{"locked", "flock"},
+                                    Case{"lost", "rename"}, Case{std::to_string(ENOENT), "link"}}) {
+    CountingRun run;
+    run.save(1);
+    run.save(2);
+    const FaultySaves saves = saves_with(run, fault, 1, call);
+    INFO("fault " << fault << " at " << call);
+    CHECK(saves.reached);
+    CHECK(saves.saved);
+    CHECK(run.resumable() == 4);
+    CHECK(run.files() == 2);
   }
 }
 

@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 #include "common/launch/spawn.hpp"
 
 namespace {
@@ -102,6 +103,27 @@ void make(const std::string& file) {
   throw std::runtime_error("somebody left");
 }
 
+/// In the folder $MEET: is aborted because another one failed, as a library may do it.
+[[noreturn]] void abort_after(const std::string& folder) {
+  wait_for(folder + "/left");
+  std::abort();
+}
+
+/// In the folder $MEET: keeps the parent from looking, as a busy machine may do, until two ranks
+/// have ended.
+[[noreturn]] void hold_parent(const std::string& folder) {
+  kill(getppid(), SIGSTOP);
+  while (ddp::process_state(getppid()) != 'T') {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  make(folder + "/held");
+  while (ddp::ending_children_of(getppid()).size() < 2) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  kill(getppid(), SIGCONT);
+  sleep_long();
+}
+
 /// In the folder $MEET: ends without a word, as a library may do it.
 [[noreturn]] void vanish(const std::string& folder, int code) {
   flock(open(folder.c_str(), O_RDONLY | O_CLOEXEC), LOCK_EX);
@@ -151,6 +173,9 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
   const char* action = std::getenv(own.c_str());
   action = action != nullptr ? action : std::getenv("ALL");
   const std::string what = action == nullptr ? "done" : action;
+  if (std::getenv("HELD") != nullptr && what != "hold_parent") {
+    wait_for(std::getenv("HELD"));
+  }
   if (what == "done") {
     std::cout << "rank " + std::to_string(environment.rank) + " of " +
                      std::to_string(environment.world_size) + " done\n";
@@ -181,6 +206,10 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
     fail_in_sight(std::getenv("MEET"));
   } else if (what == "fail_after") {
     fail_after(std::getenv("MEET"));
+  } else if (what == "abort_after") {
+    abort_after(std::getenv("MEET"));
+  } else if (what == "hold_parent") {
+    hold_parent(std::getenv("MEET"));
   } else if (what == "die_in_sight") {
     die_in_sight(std::getenv("MEET"));
   } else if (what == "notice_death") {

@@ -208,6 +208,31 @@ TEST_CASE("the cause is told, and not what it brought about, whoever is faster")
   }
 }
 
+TEST_CASE("the cause is told also where the parent finds several ranks ended") {
+  struct Case {
+    const char* rank1;
+    const char* rank0;
+    int code;
+    const char* line;
+  };
+  for (const Case& failure :
+       std::vector<Case>{{"fail_in_sight", "abort_after", 1, "error: [rank 1] the cause\n"},
+                         {"fail_in_sight", "fail_after", 1, "error: [rank 1] the cause\n"},
+                         {"vanish7", "fail_without", 7, "error: rank 1 exited with code 7\n"}}) {
+    const ddp::ScratchFolder folder("ddp-cause");
+    const RunResult result = run({{"RANK0", failure.rank0},
+                                  {"RANK1", failure.rank1},
+                                  {"RANK2", "hold_parent"},  // the last: all were started by then
+                                  {"MEET", folder.path()},
+                                  {"HELD", folder.path() + "/held"}},
+                                 "--nprocs 3");
+    INFO(failure.rank1 << ", " << failure.rank0 << ": " << result.err);
+    CHECK(result.exit_code == failure.code);
+    CHECK(result.err.ends_with(failure.line));
+    CHECK(count(result.err, "\n") == 1);
+  }
+}
+
 TEST_CASE("a line of any length arrives, cut at 64 KiB") {
   const RunResult result = run({{"RANK1", "shout"}, {"ALL", "sleep"}}, "--nprocs 2");
   CHECK(result.exit_code == 1);

@@ -1,6 +1,7 @@
 // A loop without a line of measuring or accumulating is measured and accumulates: ddp::Training.
 #include "common/training/training.hpp"
 
+#include <fmt/format.h>
 #include <torch/nn/modules/linear.h>
 
 #include <functional>
@@ -16,7 +17,7 @@ namespace {
 /// Writes down what it is told.
 class Diary final : public ddp::StepObserver {
  public:
-  void begin_epoch() override { text += "epoch:"; }
+  void begin_epoch(int64_t steps) override { text += fmt::format("epoch of {}:", steps); }
   void begin_batch(const ddp::Batch& batch) override {
     text += batch.completes_step ? " last" : " more";
   }
@@ -110,7 +111,7 @@ TEST_CASE("loader, loss and optimizer tell their observer the phases of every ba
     run.optimizer->zero_grad();
   }
   // 10 samples are a step of 3 + 3 and one of 3 + 1.
-  CHECK(diary.text == "epoch: morefLbd. lastfLbod. morefLbd. lastfLbod. end");
+  CHECK(diary.text == "epoch of 2: morefLbd. lastfLbod. morefLbd. lastfLbod. end");
 }
 
 TEST_CASE(

@@ -13,6 +13,7 @@
 
 #include "bench/report/record.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::bench {
 
@@ -170,12 +171,10 @@ class FieldReader {
   void expect(bool ok, const Json& json, const std::string& where,
               const std::string& expected) const {
     if (!ok) {
-      constexpr std::size_t kMostShown = 200;
       const std::string got = json.is_structured()
                                   ? std::string("an ") + json.type_name()
                                   : json.dump(-1, ' ', false, Json::error_handler_t::replace);
-      fail(where + ": expected " + expected + ", got " + got.substr(0, kMostShown) +
-           (got.size() > kMostShown ? "..." : ""));
+      fail(where + ": expected " + expected + ", got " + shorten(got));
     }
   }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 
 namespace ddp {
 

@@ -11,12 +11,17 @@
 
 namespace ddp {
 
+/// The beginning of a long text, for messages.
+inline std::string shorten(std::string_view text) {
+  constexpr size_t kLongest = 200;
+  return std::string(text.substr(0, kLongest)) + (text.size() > kLongest ? "..." : "");
+}
+
 /// `text` in quotation marks on one line, whatever it holds; long texts are cut.
 inline std::string quote(std::string_view text) {
-  constexpr size_t kLongest = 200;
   constexpr std::string_view kHexDigits = "0123456789abcdef";
   std::string quoted = "\"";
-  for (const char c : text.substr(0, kLongest)) {
+  for (const char c : shorten(text)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
       quoted += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
@@ -24,7 +29,7 @@ inline std::string quote(std::string_view text) {
       quoted += c;
     }
   }
-  return quoted + (text.size() > kLongest ? "...\"" : "\"");
+  return quoted + '"';
 }
 
 /// Digits only: no sign, blank, exponent, base prefix or overflow.

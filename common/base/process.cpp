@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -85,9 +86,9 @@ void FileDescriptor::reset(int fd) {
   fd_ = fd;
 }
 
-Pipe::Pipe(int flags) {
+Pipe::Pipe() {
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC | flags) != 0) {
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail("cannot make a pipe", errno);
   }
   read_end.reset(ends[0]);
@@ -206,18 +207,48 @@ std::optional<ProcessEnd> poll_process(pid_t pid) {
   return end;
 }
 
-char process_state(pid_t pid) {
+namespace {
+
+struct ProcessStat {
+  char state = 0;
+  pid_t parent = 0;
+};
+
+ProcessStat read_stat(pid_t pid) {
   constexpr unsigned kExiting = 0x4;  // PF_EXITING of the kernel's sched.h
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(stat, text);
   // "123 (a name) S parent group session terminal its-group flags ..."
   std::istringstream fields(text.substr(text.rfind(')') + 1));
-  char state = 0;
+  ProcessStat found;
   std::string skipped;
   unsigned flags = 0;
-  fields >> state >> skipped >> skipped >> skipped >> skipped >> skipped >> flags;
-  return (flags & kExiting) != 0 ? 'Z' : state;
+  fields >> found.state >> found.parent >> skipped >> skipped >> skipped >> skipped >> flags;
+  if ((flags & kExiting) != 0) {
+    found.state = 'Z';
+  }
+  return found;
+}
+
+}  // namespace
+
+char process_state(pid_t pid) {
+  return read_stat(pid).state;
+}
+
+std::vector<pid_t> ending_children_of(pid_t parent) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const pid_t pid = std::atoi(entry->path().filename().c_str());  // 0: no process
+    const ProcessStat stat = pid > 0 ? read_stat(pid) : ProcessStat();
+    if (stat.parent == parent && stat.state == 'Z') {
+      found.push_back(pid);
+    }
+  }
+  return found;
 }
 
 std::string signal_name(int signal) {

@@ -37,7 +37,7 @@ class FileDescriptor {
 
 /// A pipe whose ends a program that is started does not inherit, unless told to.
 struct Pipe {
-  explicit Pipe(int flags = 0);  ///< @throws std::system_error
+  Pipe();  ///< @throws std::system_error
   FileDescriptor read_end;
   FileDescriptor write_end;
 };
@@ -104,6 +104,8 @@ std::optional<ProcessEnd> poll_process(pid_t pid);
 /// that is being ended is 'Z' from before the kernel closes its files: whoever has seen one of them
 /// closed finds it so. 0 if there is none.
 char process_state(pid_t pid);
+/// Children of `parent` in the state 'Z': that are being ended, or were not collected yet.
+std::vector<pid_t> ending_children_of(pid_t parent);
 
 /// "signal 9 (Killed)"
 std::string signal_name(int signal);

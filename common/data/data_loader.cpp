@@ -107,10 +107,15 @@ const Samples& DataLoader::gather(int64_t samples) {
   return device;
 }
 
+int64_t DataLoader::samples_per_step() const {
+  return options_.batch_per_rank * options_.accumulate * sampler_->num_replicas();
+}
+
 DataLoader::Iterator DataLoader::begin() {
   step_ = 0;
   position_ = 0;
-  batch_.observer->begin_epoch();
+  batch_.observer->begin_epoch((sampler_->epoch_samples() + samples_per_step() - 1) /
+                               samples_per_step());
   next();
   return Iterator(this);
 }
@@ -118,7 +123,7 @@ DataLoader::Iterator DataLoader::begin() {
 void DataLoader::next() {
   const torch::Tensor& indices = sampler_->indices();
   const int64_t step_per_rank = options_.batch_per_rank * options_.accumulate;
-  const int64_t step_samples = step_per_rank * sampler_->num_replicas();
+  const int64_t step_samples = samples_per_step();
   const int64_t step_begin = step_ * step_samples;
   has_batch_ = step_begin < sampler_->epoch_samples();
   if (!has_batch_) {
@@ -130,7 +135,6 @@ void DataLoader::next() {
   const Samples& tensors = gather(samples);
   batch_.input = tensors.input;
   batch_.target = tensors.target;
-  batch_.epoch_steps = (sampler_->epoch_samples() + step_samples - 1) / step_samples;
   batch_.step_samples_per_rank =
       static_cast<double>(std::min(step_samples, sampler_->epoch_samples() - step_begin)) /
       sampler_->num_replicas();

@@ -21,7 +21,6 @@ struct Batch {
   /// Samples of the whole optimizer step / ranks, see Note [Averaging].
   double step_samples_per_rank = 0;
   bool completes_step = true;  ///< false while --accumulate has more of this step to come
-  int64_t epoch_steps = 0;  ///< optimizer steps of this epoch, so that a log can make room for them
   StepObserver* observer = &no_observer;  ///< the loader's
 };
 
@@ -118,6 +117,7 @@ class DataLoader {
     std::optional<c10::Event> copied;
   };
 
+  int64_t samples_per_step() const;  // of all processes
   void next();
   void reserve(int64_t samples);
   /// The samples of indices [position_, position_ + samples), on the device.

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace ddp {
 
@@ -24,7 +25,8 @@ class StepObserver {
  public:
   virtual ~StepObserver() = default;
   /// The loader is about to fetch the first batch.
-  virtual void begin_epoch() {}
+  /// @param steps optimizer steps of the epoch, so that room for their times can be made before any
+  virtual void begin_epoch([[maybe_unused]] int64_t steps) {}
   /// The batch is there.
   virtual void begin_batch(const Batch&) {}
   /// The phase before is over.

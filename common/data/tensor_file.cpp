@@ -101,15 +101,16 @@ void remove_leftovers(const fs::path& path) {
 /// The next version of the file at a path, beside it until it takes its place. Locked meanwhile.
 class NextFile {
  public:
-  explicit NextFile(const std::string& path)
-      : path_(path), temporary_(temporary_name(path)), file_(uninterrupted([this] {
-          return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                      0644);
-        })) {
-    if (!file_.is_open()) {
-      fail(errno);
-    }
-    uninterrupted([this] { return flock(file_.get(), LOCK_EX | LOCK_NB); });
+  explicit NextFile(const std::string& path) : path_(path) {
+    do {
+      temporary_ = temporary_name(path);
+      file_.reset(uninterrupted([this] {
+        return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+      }));
+      if (!file_.is_open()) {
+        fail(errno);
+      }
+    } while (!lock());
   }
   ~NextFile() {
     if (!in_place_) {
@@ -154,24 +155,40 @@ class NextFile {
  private:
   [[noreturn]] void fail(int error) const { fail_to_write(path_, error); }
 
-  /// It gets its second name first, so that there is always a snapshot at `path`.
+  /// @return false if another run that saves under this name has taken the new file for a leftover.
+  /// Where there are no locks nobody removes leftovers.
+  bool lock() const {
+    const auto try_lock = [this] { return flock(file_.get(), LOCK_EX | LOCK_NB); };
+    return (uninterrupted(try_lock) == 0 || errno != EWOULDBLOCK) &&
+           (access(temporary_.c_str(), F_OK) == 0 || errno != ENOENT);
+  }
+
   void keep_old_file() const {
+    int error = 0;
+    do {
+      error = give_second_name();
+      // Of another run with this name: it has replaced the old file, or removed its second name.
+    } while (error == ENOENT && access(path_.c_str(), F_OK) == 0);
+    if (error != 0 && error != ENOENT) {
+      fail(error);
+    }
+  }
+
+  /// To the old file, before it loses its own: there is always a snapshot at `path`.
+  /// @return an errno, or 0
+  int give_second_name() const {
     const std::string previous = path_ + ".prev";
     const std::string second_name = temporary_name(previous);
     if (link(path_.c_str(), second_name.c_str()) == 0) {
       const int error = rename(second_name.c_str(), previous.c_str()) == 0 ? 0 : errno;
       unlink(second_name.c_str());  // still there if that failed, or both were one file already
-      if (error != 0) {
-        fail(error);
-      }
-    } else if (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK) {
-      // No links on this file system. Whoever is killed now resumes from the old file all the same.
-      if (rename(path_.c_str(), previous.c_str()) != 0) {
-        fail(errno);
-      }
-    } else {
-      fail(errno);
+      return error;
     }
+    if (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK) {
+      // No links on this file system. Whoever is killed now resumes from the old file all the same.
+      return rename(path_.c_str(), previous.c_str()) == 0 ? 0 : errno;
+    }
+    return errno;
   }
 
   void sync_folder() const {
@@ -188,8 +205,8 @@ class NextFile {
   }
 
   const std::string path_;
-  const std::string temporary_;
-  const FileDescriptor file_;
+  std::string temporary_;
+  FileDescriptor file_;
   off_t end_ = 0;
   bool in_place_ = false;
 };

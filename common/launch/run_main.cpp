@@ -1,7 +1,7 @@
 // common/launch/run_main.cpp - main() to `train`; an exception becomes one line and an exit code.
 #include "common/launch/run_main.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "common/base/command_line.hpp"
+#include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/standard_streams.hpp"
 #include "common/launch/cpu_share.hpp"
@@ -128,10 +129,13 @@ bool is_unread(int fd) {
 }
 
 /// See Note [One line]. @return false if this process has no parent who would print it
-bool hand_to_parent(const internal::RankError& error) {
+bool hand_to_parent(int code, const std::string& line) {
   const std::optional<std::string> fd = process_getenv("DDP_ERROR_FD");
-  const std::string text = to_text(error);
-  return fd && send(std::atoi(fd->c_str()), text.data(), text.size(), MSG_NOSIGNAL) > 0;
+  if (!fd) {
+    return false;
+  }
+  const std::string text = to_text(internal::RankError{code, ending_children_of(getppid()), line});
+  return send(std::atoi(fd->c_str()), text.data(), text.size(), MSG_NOSIGNAL) > 0;
 }
 
 /// The first line of `what`, as LibTorch's errors carry a backtrace after it.
@@ -160,7 +164,7 @@ int report(const std::string& program, const std::string& who, const std::string
     return code;
   }
   const std::string line = program + ": error: " + who + what;
-  if (!hand_to_parent({getpid(), code, line})) {
+  if (!hand_to_parent(code, line)) {
     std::cerr << line + "\n" << std::flush;
   }
   write_error_file(line, details);
@@ -172,14 +176,19 @@ int report(const std::string& program, const std::string& who, const std::string
 namespace internal {
 
 std::string to_text(const RankError& error) {
-  return fmt::format("{} {} {}", error.pid, error.code, error.line.substr(0, kMostErrorBytes));
+  return fmt::format("{} {} {} {}", error.code, error.ending.size(), fmt::join(error.ending, " "),
+                     error.line.substr(0, kMostErrorBytes));
 }
 
 RankError rank_error_from(const std::string& text) {
   RankError error;
   std::istringstream words(text);
-  words >> error.pid >> error.code;
-  words.get();
+  size_t count = 0;
+  words >> error.code >> count;
+  for (error.ending.resize(count); pid_t & pid : error.ending) {
+    words >> pid;
+  }
+  words >> std::ws;
   std::getline(words, error.line);
   return error;
 }

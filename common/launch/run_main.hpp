@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common/launch/spawn.hpp"
 
@@ -21,11 +22,12 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
 /// and the end of one rank by all others. The ranks of spawn() hand their lines to the parent, who
 /// prints one: the cause. Which one that is, is settled by order. A rank says why it goes before it
 /// gives up what connects it with the others (at_train_end() is for that), so a line that another
-/// rank's end brought about comes after the line of that rank; and a rank that could say nothing,
-/// since a signal killed it, is ending or has ended before any line about it comes.
+/// rank's end brought about comes after the line of that rank. A rank that could say nothing, since
+/// a signal killed it, is ending or has ended before any line about it comes; but a rank may also
+/// be aborted because of one that has said why. So whoever says something adds who was ending then.
 struct RankError {
-  pid_t pid = 0;
   int code = 0;  ///< with which it is about to exit
+  std::vector<pid_t> ending;  ///< the parent's children
   std::string line;
 };
 

@@ -14,7 +14,6 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
-#include <set>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -66,7 +65,7 @@ class ErrorSocket {
   int write_end() const { return write_end_.get(); }
 
   std::optional<internal::RankError> next() const {
-    constexpr size_t kNumbersBytes = 64;
+    constexpr size_t kNumbersBytes = size_t{1} << 14;  // also of a thousand ranks
     std::vector<char> text(internal::kMostErrorBytes + kNumbersBytes);
     const ssize_t size = recv(read_end_.get(), text.data(), text.size(), 0);
     return size <= 0
@@ -186,22 +185,22 @@ class Ranks {
     }
     // After that, as what a rank said, it said before it ended.
     while (const auto error = errors_.next()) {
-      spoke_.insert(error->pid);
       said_ = said_ ? said_ : error;
     }
+    // Who ended later was brought down by the rank that said something, or has itself done so.
+    const auto may_be_cause = [this](pid_t pid) {
+      return !said_ || std::ranges::find(said_->ending, pid) != said_->ending.end();
+    };
     for (const auto& [rank, pid, end] : ended) {
       if (end.exit_code == kRunAgain) {
         run_again_ = true;  // all ranks agreed to stop: the others follow
       } else if (end.exit_code == 0) {
         done_.push_back(rank);
-      } else if (failure_ == 0 && spoke_.count(pid) == 0) {
+      } else if (failure_ == 0 && may_be_cause(pid)) {
         fail_without_word(rank, end);
       }
     }
-    const auto may_be_cause = [this](pid_t pid) {
-      return pid > 0 && spoke_.count(pid) == 0 && process_state(pid) == 'Z';
-    };
-    if (failure_ == 0 && said_ && std::none_of(pids_.begin(), pids_.end(), may_be_cause)) {
+    if (failure_ == 0 && said_ && std::ranges::none_of(pids_, may_be_cause)) {
       fail(said_->code, said_->line + whereabouts());
     }
   }
@@ -266,7 +265,6 @@ class Ranks {
   int failure_ = 0;  ///< the exit code that goes with the line that was printed
   ErrorSocket errors_;
   std::optional<internal::RankError> said_;  ///< by the first rank that said something
-  std::set<pid_t> spoke_;
   std::vector<size_t> done_;  ///< ranks that have ended with code 0
 };
 

@@ -62,6 +62,47 @@ std::pair<std::string, std::string> first_difference(const std::string& ours,
   return {line(ours), line(theirs)};
 }
 
+const std::string kSame = "same";
+
+/// Rank 0 compares and all end with its words: a rank that agrees with it must not go on to wait
+/// for one that has left.
+/// @return kSame, or the exit code and the message: of a rank with another text, or naming those
+/// that gave none within `timeout`
+std::string compare(c10d::Store& store, const std::vector<std::string>& keys,
+                    const std::string& topic, std::chrono::milliseconds timeout) {
+  const auto refusal = [](ExitCode code, const std::string& what) {
+    return fmt::format("{} {}", static_cast<int>(code), what);
+  };
+  try {
+    wait_for_ranks(store, keys, "the comparison of " + topic, timeout);
+  } catch (const TransientError& error) {
+    return refusal(error.code(), error.what());
+  }
+  const std::string text = store.get_to_str(keys.front());
+  for (size_t rank = 1; rank < keys.size(); ++rank) {
+    const std::string other = store.get_to_str(keys[rank]);
+    if (other != text) {
+      const auto [theirs, ours] = first_difference(other, text);
+      return refusal(ExitCode::kUsage,
+                     fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)",
+                                 topic, rank, theirs, ours));
+    }
+  }
+  return kSame;
+}
+
+/// On the other ranks. @throws TransientError naming rank 0 if it does not set `key` in time
+void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::string& topic,
+                      std::chrono::milliseconds timeout) {
+  try {
+    store.wait({key}, timeout);
+  } catch (const c10::DistStoreError&) {
+    throw TransientError(fmt::format(
+        "within {} s the comparison of {} lacks rank 0, expected it to tell the other ranks",
+        in_seconds(timeout), topic));
+  }
+}
+
 /// The network that the user wants: --interface, or what torch's own programs read.
 /// @throws UsageError naming who asked for an interface that this host does not have
 std::string wanted_interface(const Options& options) {
@@ -257,27 +298,39 @@ std::string ProcessGroup::exchange_key(const std::string& topic) const {
 }
 
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
-  const std::string key = exchange_key(topic) + "/";
-  const std::string same = "same";
-  std::string verdict = same;
-  if (rank() != 0) {
-    store_->set(key + std::to_string(rank()), text);
-  }
-  // Rank 0 compares and all refuse with its words: a rank that agrees with it must not go on to
-  // wait for one that has left.
-  for (int r = 1; rank() == 0 && r < world_size() && verdict == same; ++r) {
-    const std::string other = store_->get_to_str(key + std::to_string(r));
-    if (other != text) {
-      const auto [theirs, ours] = first_difference(other, text);
-      verdict = fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)", topic, r,
-                            theirs, ours);
+  const std::string key = exchange_key(topic);
+  const std::vector<std::string> keys = keys_of_ranks(key, world_size());
+  const std::string verdict_key = key + "/verdict";
+  const std::chrono::milliseconds timeout = store_->getTimeout();
+  std::string verdict;
+  try {
+    store_->set(keys[static_cast<size_t>(rank())], text);
+    if (rank() == 0) {
+      verdict = compare(*store_, keys, topic, timeout);
+      store_->set(verdict_key, verdict);
+    } else {
+      // Once rank 0 has come, it may itself wait as long for another rank, which it then names.
+      constexpr std::chrono::seconds kLonger{5};
+      expect_of_rank_0(*store_, keys.front(), topic, timeout);
+      expect_of_rank_0(*store_, verdict_key, topic, timeout + kLonger);
+      verdict = store_->get_to_str(verdict_key);
     }
+  } catch (const c10::DistNetworkError&) {
+    wait_for_launcher();
+    throw TransientError(
+        fmt::format("the store went away during the comparison of {}, expected rank 0 (or the "
+                    "launcher's agent) to serve it",
+                    topic));
   }
-  verdict = share(topic + "/verdict", verdict);
-  if (verdict != same) {
-    let_others_read(*store_, topic, {rank(), world_size(), device_, store_->getTimeout(), ""});
-    throw UsageError(verdict);
+  if (verdict == kSame) {
+    return;
   }
+  let_others_read(*store_, topic, {rank(), world_size(), device_, timeout, ""});
+  const std::string what = verdict.substr(verdict.find(' ') + 1);
+  if (static_cast<ExitCode>(std::stoi(verdict)) == ExitCode::kUsage) {
+    throw UsageError(what);
+  }
+  throw TransientError(what);
 }
 
 std::string ProcessGroup::share(const std::string& topic, const std::string& text) const {

@@ -104,7 +104,8 @@ class ProcessGroup {
   std::string exchange_key(const std::string& topic) const;
   /// Compares `text` with the other ranks', through the store: no collective runs that ranks with
   /// different ideas of the job could hang or abort in. @param topic what is compared, for messages
-  /// @throws UsageError naming the rank and the first line that differs
+  /// @throws UsageError, on all ranks, naming the rank and the first line that differs
+  /// @throws TransientError naming the ranks that did not come within --timeout
   void verify_same(const std::string& topic, const std::string& text) const;
   /// Rank 0's text, on every rank, through the store. @param topic as above
   std::string share(const std::string& topic, const std::string& text) const;

@@ -9,9 +9,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "common/backends/shm/communicator.hpp"
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
 
@@ -117,10 +117,8 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
     meet(*meeting.store, "rendezvous", environment.rank, environment.world_size, timeout);
   } catch (const c10::Error&) {
     // Nothing was computed yet. A store that goes away now was another job's, which had the port
-    // first and has ended; or a rank of this job has failed, and the launcher is about to end this
-    // one too, which it is given the time for: 75 is not to hide that rank's exit code.
-    constexpr std::chrono::seconds kLaunchersTurn{1};
-    std::this_thread::sleep_for(kLaunchersTurn);
+    // first and has ended; or a rank of this job has failed.
+    wait_for_launcher();
     throw TransientError("the store at " + endpoint(meeting.host, meeting.port) +
                          " went away during the rendezvous, expected it to stay; another job may "
                          "have held its port");
@@ -149,6 +147,11 @@ std::string address_for_peers(const LaunchEnvironment& environment, const std::s
     }
   }
   return own;
+}
+
+void wait_for_launcher() {
+  constexpr std::chrono::seconds kLaunchersTurn{1};
+  std::this_thread::sleep_for(kLaunchersTurn);
 }
 
 void depart(c10d::Store& store, int rank, int world_size) {

@@ -2,24 +2,13 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <filesystem>
-#include <future>
 #include <iostream>
-#include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <system_error>
-#include <thread>
 
-#include "common/backends/shm/communicator.hpp"
-#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/launch/stop_request.hpp"
+#include "common/parallel/signs_of_life.hpp"
 
 namespace ddp {
 namespace {
@@ -52,135 +41,6 @@ std::string load_key(const std::string& keys) {
 
 std::string save_key(const std::string& keys, int64_t epochs_done) {
   return fmt::format("{}/saved {}", keys, epochs_done);
-}
-
-/// How long rank 0 may be silent for ranks that were asked to stop: a launcher that has lost rank 0
-/// asks the others, and kills them only much later (torchrun after 30 s).
-constexpr std::chrono::milliseconds kPatienceWhenAsked(3000);
-
-std::chrono::milliseconds sign_interval(const c10d::Store& store) {
-  constexpr int kSigns = 4;  // in --timeout; enough of them in the patience, too
-  return std::clamp(store.getTimeout() / kSigns, std::chrono::milliseconds(1),
-                    kPatienceWhenAsked / (2 * kSigns));
-}
-
-/// Tells the other ranks that rank 0 lives, as long as the object does.
-class SignsOfLife {
- public:
-  /// @param process_group none: nobody waits
-  SignsOfLife(const ProcessGroup* process_group, const std::string& keys) {
-    if (process_group == nullptr || process_group->world_size() == 1) {
-      return;
-    }
-    try {
-      thread_ = std::jthread([store = process_group->store(), key = sign_key(keys)](
-                                 const std::stop_token& stop) { give(*store, key, stop); });
-    } catch (const std::system_error&) {
-      // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
-    }
-  }
-
- private:
-  static void give(c10d::Store& store, const std::string& key, const std::stop_token& stop) {
-    std::mutex mutex;
-    std::condition_variable_any never;
-    std::unique_lock<std::mutex> lock(mutex);
-    for (int64_t sign = 1;; ++sign) {
-      never.wait_for(lock, stop, sign_interval(store), [] { return false; });
-      if (stop.stop_requested()) {
-        return;
-      }
-      try {
-        store.set(key, std::to_string(sign));
-      } catch (const std::exception&) {
-        return;  // the launcher's store is gone, and so will be this process
-      }
-    }
-  }
-
-  std::jthread thread_;
-};
-
-/// What rank 0 says when it is done.
-/// @param sign the key of its signs of life
-/// @param activity "writes"
-/// @throws Error (1) if it gave no sign of life for --timeout, or for kPatienceWhenAsked, or if the
-/// store is gone
-std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
-                            const std::string& sign, const std::string& activity) {
-  using Clock = std::chrono::steady_clock;
-  struct Progress {
-    std::promise<std::string> done;
-    std::atomic<int> signs{0};
-  };
-  const std::chrono::milliseconds timeout = store->getTimeout();
-  const std::chrono::milliseconds interval = sign_interval(*store);
-  const auto progress = std::make_shared<Progress>();
-  const auto listen = [store, key, sign, interval, progress] {
-    const auto is_done = [&] {
-      try {
-        store->wait({key}, interval);
-        return true;
-      } catch (const c10::DistStoreError&) {
-        return false;
-      }
-    };
-    try {
-      std::string last_sign;
-      while (!is_done()) {
-        const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
-        if (now != last_sign) {
-          last_sign = now;
-          ++progress->signs;
-        }
-      }
-      progress->done.set_value(store->get_to_str(key));
-    } catch (...) {
-      progress->done.set_exception(std::current_exception());
-    }
-  };
-  // In a thread, as the store may be served by rank 0: if that is stopped, no call returns.
-  std::thread listener(listen);
-  std::future<std::string> done = progress->done.get_future();
-  int signs = 0;
-  Clock::time_point heard = Clock::now();
-  while (done.wait_for(interval) != std::future_status::ready) {
-    const std::chrono::milliseconds patience =
-        stop_request() == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
-    if (const int now = progress->signs; now != signs) {
-      signs = now;
-      heard = Clock::now();
-    } else if (Clock::now() - heard > patience) {
-      listener.detach();
-      throw Error(ExitCode::kTrainingFailed,
-                  fmt::format("rank 0 gave no sign of life for {} s while it {} the snapshot",
-                              in_seconds(patience), activity));
-    }
-  }
-  listener.join();
-  try {
-    return done.get();
-  } catch (const c10::DistNetworkError&) {
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("the store was lost while rank 0 {} the snapshot", activity));
-  }
-}
-
-/// Every rank is about to end because rank 0 could not save: rank 0, who may serve the store, goes
-/// when the others know why. Whoever ends first says it.
-void part_after_failure(const ProcessGroup& process_group, const std::string& key,
-                        const std::string& why) noexcept {
-  try {
-    c10d::Store& store = *process_group.store();
-    if (process_group.rank() == 0) {
-      store.set(key, why);
-    }
-    let_others_read(store, key,
-                    {process_group.rank(), process_group.world_size(), process_group.device(),
-                     store.getTimeout(), ""});
-  } catch (const std::exception&) {
-    // They learn it from the launcher.
-  }
 }
 
 int64_t epochs_done_in(const std::string& path, const std::string& text) {
@@ -231,11 +91,11 @@ NamedTensors Snapshot::model_tensors() const {
 
 void Snapshot::save(int64_t epochs_done, const ProcessGroup* process_group) {
   try {
-    const SignsOfLife signs(process_group, keys_);
+    const SignsOfLife signs(process_group, sign_key(keys_));
     write(epochs_done);
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     if (process_group != nullptr) {
-      part_after_failure(*process_group, save_key(keys_, epochs_done), error.what());
+      part_after_failure(*process_group, save_key(keys_, epochs_done));
     }
     throw;
   }
@@ -255,10 +115,10 @@ void Snapshot::finish_save(int64_t epochs_done, const ProcessGroup& process_grou
   }
   optimizer_.state();
   const std::string outcome =
-      wait_for_rank_0(process_group.store(), key, sign_key(keys_), "writes");
+      wait_for_rank_0(process_group.store(), key, sign_key(keys_), "writes the snapshot");
   if (outcome != kSaved) {
-    part_after_failure(process_group, key, outcome);
-    throw Error(ExitCode::kTrainingFailed, "rank 0 failed: " + outcome);
+    part_after_failure(process_group, key);
+    throw Error(ExitCode::kTrainingFailed, "");  // rank 0 says why
   }
 }
 
@@ -353,7 +213,7 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
   std::string outcome;
   if (process_group->rank() == 0) {
     try {
-      const SignsOfLife signs(process_group, keys_);
+      const SignsOfLife signs(process_group, sign_key(keys_));
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const std::exception& error) {
@@ -361,7 +221,8 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     process_group->store()->set(load_key(keys_), outcome);
   } else {
-    outcome = wait_for_rank_0(process_group->store(), load_key(keys_), sign_key(keys_), "reads");
+    outcome = wait_for_rank_0(process_group->store(), load_key(keys_), sign_key(keys_),
+                              "reads the snapshot");
   }
   if (outcome.rfind("epoch ", 0) != 0) {
     destroy_process_group(*process_group);  // rank 0 stays until the others have the answer

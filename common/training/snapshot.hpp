@@ -44,7 +44,8 @@ class Snapshot {
   void save(int64_t epochs_done, const ProcessGroup* process_group = nullptr);
   /// Collective: gives rank 0 the parts of a sharded optimizer, and waits until it has saved or has
   /// come here without; see Note [Files take their time].
-  /// @throws Error (1) on the others if rank 0 failed or gave no sign of life for too long
+  /// @throws Error (1) on the others if rank 0 failed (without a message: rank 0 has it) or gave no
+  /// sign of life for too long
   void finish_save(int64_t epochs_done, const ProcessGroup& process_group);
   /// How many epochs the file holds, as far as this run wrote it; -1 if it did not.
   int64_t saved_epochs() const noexcept { return saved_epochs_; }

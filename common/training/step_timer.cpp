@@ -89,8 +89,11 @@ void StepTimer::wait_for_device() const {
   }
 }
 
-void StepTimer::begin_epoch() {
+void StepTimer::begin_epoch(int64_t steps) {
   steps_.clear();
+  if (device_.is_cuda()) {
+    steps_.reserve(static_cast<size_t>(steps));
+  }
   step_ = {};
   begin_step_anew();
 }
@@ -144,7 +147,7 @@ void StepTimer::add_loss(const torch::Tensor& loss) {
   }
 }
 
-void StepTimer::end_step(double samples, int64_t epoch_steps) {
+void StepTimer::end_step(double samples) {
   TORCH_CHECK(step_.has_loss, "Expected ddp::loss() to be called in every step, got none");
   step_.samples = samples;
   if (step_.wait_timed) {
@@ -154,9 +157,6 @@ void StepTimer::end_step(double samples, int64_t epoch_steps) {
   }
   step_.end = mark();
   if (device_.is_cuda()) {
-    if (steps_.empty()) {
-      steps_.reserve(static_cast<size_t>(epoch_steps));
-    }
     steps_.push_back(std::exchange(step_, {}));
     step_.begin = mark();
   } else {

@@ -79,7 +79,8 @@ class StepTimer {
   /// when the epoch does
   StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail, Record record);
 
-  void begin_epoch();
+  /// @param steps how many the epoch will have
+  void begin_epoch(int64_t steps);
   /// The step at hand begins only now: what came since the last one is no part of it.
   void begin_step_anew();
   /// Ends the phase before and starts `phase`. kData comes first and needs no call.
@@ -88,8 +89,8 @@ class StepTimer {
   void add_loss(const torch::Tensor& loss);
   /// Of the step at hand so far. On a GPU this waits for the device.
   double loss() const { return loss_of(step_); }
-  /// @param samples of all ranks. @param epoch_steps how many steps the epoch will have
-  void end_step(double samples, int64_t epoch_steps);
+  /// @param samples of all ranks
+  void end_step(double samples);
   /// Waits for the device.
   void end_epoch();
 

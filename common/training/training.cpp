@@ -44,9 +44,9 @@ Training::~Training() {
   }
 }
 
-void Training::begin_epoch() {
+void Training::begin_epoch(int64_t steps) {
   epoch_ended_ = false;
-  log_.begin_epoch();
+  log_.begin_epoch(steps);
 }
 
 void Training::end_epoch() {

@@ -88,7 +88,7 @@ class Training final : private StepObserver {
   void report() { log_.report(dataset_); }
 
  private:
-  void begin_epoch() override;
+  void begin_epoch(int64_t steps) override;
   void begin_batch(const Batch& batch) override;
   void begin(Phase phase) override { log_.begin(phase); }
   void add_loss(const torch::Tensor& loss) override { log_.add_loss(loss); }

@@ -100,7 +100,14 @@ void TrainingLog::begin_training(int64_t epochs_done) {
   }
 }
 
-void TrainingLog::begin_epoch() {
+void TrainingLog::begin_epoch(int64_t steps) {
+  if (!options_.metrics.empty()) {
+    // The page faults are taken here and not within steps that are timed: reserve() would not touch
+    // the pages.
+    const size_t before = unwritten_steps_.size();
+    unwritten_steps_.resize(before + static_cast<size_t>(steps));
+    unwritten_steps_.resize(before);
+  }
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(options_.no_communication);
   }
@@ -108,7 +115,7 @@ void TrainingLog::begin_epoch() {
   epoch_loss_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = process_times();
-  timer_.begin_epoch();
+  timer_.begin_epoch(steps);
 }
 
 void TrainingLog::add_loss(const torch::Tensor& loss) {
@@ -170,14 +177,7 @@ void TrainingLog::fail_in_step(const std::string& what) const {
 
 void TrainingLog::end_batch(const Batch& batch) {
   if (batch.completes_step) {
-    if (!options_.metrics.empty() && epoch_steps_ == 0) {
-      // Page faults are taken here, once an epoch, and not within steps that are timed: reserve()
-      // would not touch the pages.
-      const size_t before = unwritten_steps_.size();
-      unwritten_steps_.resize(before + static_cast<size_t>(batch.epoch_steps));
-      unwritten_steps_.resize(before);
-    }
-    timer_.end_step(batch.step_samples_per_rank * world_size_, batch.epoch_steps);
+    timer_.end_step(batch.step_samples_per_rank * world_size_);
     ++epoch_steps_;
     ++steps_;
     if (options_.check_weights_every > 0 && steps_ % options_.check_weights_every == 0) {

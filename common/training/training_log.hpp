@@ -39,7 +39,7 @@ class TrainingLog final : public StepObserver {
   void begin_training(int64_t epochs_done);
   /// The epoch that begin_epoch() is about to begin.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
-  void begin_epoch() override;
+  void begin_epoch(int64_t steps) override;
   void begin_batch(const Batch&) override {}
   /// @throws Error (1) as add_loss() does, of the gradients of a run of one process
   void begin(Phase phase) override {

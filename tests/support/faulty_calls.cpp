@@ -2,7 +2,8 @@
 // a certain folder fails, does half, takes long, or is the last of its process.
 //
 // DDP_FAULT: "kill" (SIGKILL just before the call), "short" (a write of half), "sleep <seconds>",
-// or an errno. DDP_FAULT_FOLDER: calls for files below it, by absolute path, count. DDP_FAULT_CALL:
+// "lost" (somebody removes the file just before), "locked" (likewise, and holds its lock), or an
+// errno. DDP_FAULT_FOLDER: calls for files below it, by absolute path, count. DDP_FAULT_CALL:
 // only this one does. DDP_FAULT_AT: of those that count the n-th is hit; without it all are.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -64,6 +65,11 @@ Fault fault_of(const char* call, const char* path) {
     while (nanosleep(&left, &left) != 0) {
     }
     return Fault::kNone;
+  }
+  if (what == "lost" || what == "locked") {
+    original<int (*)(const char*)>("unlink")(path);
+    errno = EWOULDBLOCK;
+    return what == "lost" ? Fault::kNone : Fault::kError;
   }
   errno = std::atoi(fault);
   return Fault::kError;
@@ -135,7 +141,7 @@ int link(const char* from, const char* to) noexcept {
              : original<int (*)(const char*, const char*)>("link")(from, to);
 }
 int rename(const char* from, const char* to) noexcept {
-  return fault_of("rename", to) == Fault::kError
+  return fault_of("rename", from) == Fault::kError
              ? -1
              : original<int (*)(const char*, const char*)>("rename")(from, to);
 }

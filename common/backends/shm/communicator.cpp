@@ -73,10 +73,6 @@ bool is_supported(DType dtype, ReduceOp op) {
   return op != ReduceOp::kAverage || is_floating(dtype);
 }
 
-std::string in_seconds(std::chrono::milliseconds time) {
-  return fmt::format("{:g}", std::chrono::duration<double>(time).count());
-}
-
 size_t Communicator::only_count(const size_t* counts) const {
   for (int r = 1; r < world_size(); ++r) {
     if (counts[r] != counts[0]) {

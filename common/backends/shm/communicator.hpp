@@ -59,9 +59,6 @@ std::string to_string(const Call& call);
 /// A mean of integers or truth values has no exact result, so it is not offered.
 bool is_supported(DType dtype, ReduceOp op);
 
-/// "0.5", for messages.
-std::string in_seconds(std::chrono::milliseconds time);
-
 /// How ranks that share no memory yet meet: returns every rank's text, by rank. A collective call.
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 

@@ -13,6 +13,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/pause.hpp"
+#include "common/base/seconds_since.hpp"
 
 namespace ddp::shm {
 namespace {

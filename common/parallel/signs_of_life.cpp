@@ -1,0 +1,148 @@
+#include "common/parallel/signs_of_life.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <system_error>
+
+#include "common/backends/store_exchange.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/launch/spawn.hpp"
+#include "common/launch/stop_request.hpp"
+#include "common/parallel/rendezvous.hpp"
+
+namespace ddp {
+namespace {
+
+/// How long rank 0 may be silent for ranks that were asked to stop: a launcher that has lost rank 0
+/// asks the others, and kills them only much later (torchrun after 30 s).
+constexpr std::chrono::milliseconds kPatienceWhenAsked(3000);
+
+std::chrono::milliseconds sign_interval(const c10d::Store& store) {
+  constexpr int kSigns = 4;  // in --timeout; enough of them in the patience, too
+  return std::clamp(store.getTimeout() / kSigns, std::chrono::milliseconds(1),
+                    kPatienceWhenAsked / (2 * kSigns));
+}
+
+void give_signs(c10d::Store& store, const std::string& key, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock<std::mutex> lock(mutex);
+  for (int64_t sign = 1;; ++sign) {
+    never.wait_for(lock, stop, sign_interval(store), [] { return false; });
+    if (stop.stop_requested()) {
+      return;
+    }
+    try {
+      store.set(key, std::to_string(sign));
+    } catch (const std::exception&) {
+      return;  // the launcher's store is gone, and so will be this process
+    }
+  }
+}
+
+}  // namespace
+
+SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& key) {
+  if (process_group == nullptr || process_group->world_size() == 1) {
+    return;
+  }
+  try {
+    thread_ = std::jthread([store = process_group->store(), key](const std::stop_token& stop) {
+      give_signs(*store, key, stop);
+    });
+  } catch (const std::system_error&) {
+    // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
+  }
+}
+
+std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
+                            const std::string& sign, const std::string& activity) {
+  using Clock = std::chrono::steady_clock;
+  struct Progress {
+    std::promise<std::string> done;
+    std::atomic<int> signs{0};
+  };
+  const std::chrono::milliseconds timeout = store->getTimeout();
+  const std::chrono::milliseconds interval = sign_interval(*store);
+  const auto progress = std::make_shared<Progress>();
+  const auto listen = [store, key, sign, interval, progress] {
+    const auto is_done = [&] {
+      try {
+        store->wait({key}, interval);
+        return true;
+      } catch (const c10::DistStoreError&) {
+        return false;
+      }
+    };
+    try {
+      std::string last_sign;
+      while (!is_done()) {
+        const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
+        if (now != last_sign) {
+          last_sign = now;
+          ++progress->signs;
+        }
+      }
+      progress->done.set_value(store->get_to_str(key));
+    } catch (...) {
+      progress->done.set_exception(std::current_exception());
+    }
+  };
+  // In a thread, as the store may be served by rank 0: if that is stopped, no call returns.
+  std::thread listener(listen);
+  std::future<std::string> done = progress->done.get_future();
+  int signs = 0;
+  Clock::time_point heard = Clock::now();
+  while (done.wait_for(interval) != std::future_status::ready) {
+    const std::chrono::milliseconds patience =
+        stop_request() == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
+    if (const int now = progress->signs; now != signs) {
+      signs = now;
+      heard = Clock::now();
+    } else if (Clock::now() - heard > patience) {
+      listener.detach();
+      throw Error(ExitCode::kTrainingFailed,
+                  fmt::format("rank 0 gave no sign of life for {} s while it {}",
+                              in_seconds(patience), activity));
+    }
+  }
+  listener.join();
+  try {
+    return done.get();
+  } catch (const c10::DistNetworkError&) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("the store was lost while rank 0 {}", activity));
+  }
+}
+
+void part_after_failure(const ProcessGroup& process_group, const std::string& key) {
+  const auto part = [store = process_group.store(), key,
+                     options = BackendOptions{process_group.rank(), process_group.world_size(),
+                                              process_group.device(),
+                                              process_group.store()->getTimeout(), ""}] {
+    try {
+      if (options.rank == 0) {
+        store->set(key, "failed");
+      }
+      let_others_read(*store, key, options);
+    } catch (const std::exception&) {
+      // They learn it from the launcher.
+    }
+  };
+  if (process_group.rank() == 0) {
+    at_train_end(part);
+  } else {
+    part();
+    wait_for_launcher();
+  }
+}
+
+}  // namespace ddp
