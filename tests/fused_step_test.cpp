@@ -37,7 +37,7 @@ Batch random_batch(const Widths& widths, int64_t samples) {
   return {torch::randn({samples, widths.front()}),
           regression ? torch::randn({samples, 1})
                      : torch::randint(widths.back(), {samples}, torch::kInt64),
-          static_cast<double>(samples), true, 1};
+          static_cast<double>(samples), true};
 }
 
 /// No unit of a hidden layer is so close to 0 that rounding decides whether ReLU lets it through.
