@@ -214,10 +214,12 @@ TEST_CASE("other data is refused before the first collective", "[settings]") {
 TEST_CASE("a rank that ends before its text was compared is named by all others", "[settings]") {
   const auto without = [](int lost, Server server) {
     Options options = plain();
-    options.timeout_seconds = 2;
+    options.timeout_seconds = 8;
     auto messages = meet(
         std::vector<Options>(4, options), std::vector<torch::Device>(4, torch::kCPU),
         [lost](ProcessGroup& group, auto&) {
+          group
+              .barrier();  // until all are connected they read one another's addresses in the store
           if (group.rank() == lost) {
             throw std::runtime_error("ended");
           }
@@ -234,11 +236,11 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
   };
   const std::vector<Case> cases = {
       {1, Server::kRank0,
-       "within 2 s the comparison of model lacks rank 1 of world size 4, expected all of them"},
+       "within 8 s the comparison of model lacks rank 1 of world size 4, expected all of them"},
       {3, Server::kAgent,
-       "within 2 s the comparison of model lacks rank 3 of world size 4, expected all of them"},
+       "within 8 s the comparison of model lacks rank 3 of world size 4, expected all of them"},
       {0, Server::kAgent,
-       "within 2 s the comparison of model lacks rank 0, expected it to tell the other ranks"},
+       "within 8 s the comparison of model lacks rank 0, expected it to tell the other ranks"},
       {0, Server::kRank0,
        "the store went away during the comparison of model, expected rank 0 (or the launcher's "
        "agent) to serve it"}};

@@ -31,7 +31,7 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d
             {.rank = options.rank, .world_size = options.world_size, .timeout = options.timeout},
             exchange_through(store, "shm", options)));
   } catch (const shm::SegmentError&) {
-    let_others_read(*store, "shm", options);
+    let_others_read(*store, "shm", options.rank, options.world_size, options.timeout);
     throw;
   }
 }

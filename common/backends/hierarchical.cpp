@@ -302,7 +302,7 @@ c10::intrusive_ptr<c10d::Backend> make_hierarchical_backend(
   const Exchange exchange = exchange_through(part_of(store, "outcome"), kName, options);
   for (const std::string& outcome : exchange(problem)) {
     if (!outcome.empty()) {
-      let_others_read(*store, kName, options);
+      let_others_read(*store, kName, options.rank, options.world_size, options.timeout);
       throw shm::SegmentError(outcome);
     }
   }

@@ -53,16 +53,16 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
   };
 }
 
-void let_others_read(c10d::Store& store, const std::string& backend,
-                     const BackendOptions& options) {
+void let_others_read(c10d::Store& store, const std::string& prefix, int rank, int world_size,
+                     std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kPatience{10000};
-  const std::vector<std::string> keys = keys_of_ranks(backend + "/refused", options.world_size);
-  if (options.rank != 0) {
-    store.set(keys[static_cast<size_t>(options.rank)], "read");
+  const std::vector<std::string> keys = keys_of_ranks(prefix + "/refused", world_size);
+  if (rank != 0) {
+    store.set(keys[static_cast<size_t>(rank)], "read");
     return;
   }
   try {
-    store.wait({keys.begin() + 1, keys.end()}, std::min(options.timeout, kPatience));
+    store.wait({keys.begin() + 1, keys.end()}, std::min(timeout, kPatience));
   } catch (const c10::Error&) {
     // Whoever was killed meanwhile reads nothing.
   }

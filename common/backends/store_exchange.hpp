@@ -24,8 +24,10 @@ void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
                           const BackendOptions& options);
 
-/// For ranks that learnt at once that it cannot be done, and end. The one who serves the store ends
+/// For ranks that have all learnt from the store that they must end. Rank 0, who may serve it, ends
 /// last, or the others would report a broken connection instead.
-void let_others_read(c10d::Store& store, const std::string& backend, const BackendOptions& options);
+/// @param prefix of keys of their own @param timeout at most; never over 10 s
+void let_others_read(c10d::Store& store, const std::string& prefix, int rank, int world_size,
+                     std::chrono::milliseconds timeout);
 
 }  // namespace ddp

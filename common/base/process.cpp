@@ -186,6 +186,13 @@ std::string shell_line(const std::vector<std::string>& argv) {
   return line;
 }
 
+bool has_ended(pid_t pid) {
+  siginfo_t info = {};
+  // An error, as where somebody ignores SIGCHLD, is told by poll_process().
+  return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid != 0;
+}
+
 std::optional<ProcessEnd> poll_process(pid_t pid) {
   int status = 0;
   rusage used{};
@@ -348,12 +355,6 @@ CaptureResult CapturedProcess::wait() {
   constexpr auto kClosedSleep = std::chrono::milliseconds(1);
   // What it leaves behind may hold its output open for ever: so long it is read.
   constexpr double kLingerSeconds = 1;
-  const auto has_ended = [this] {
-    siginfo_t info = {};
-    // An error, as where somebody ignores SIGCHLD, is told by poll_process() below.
-    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-           info.si_pid != 0;
-  };
   std::optional<double> ended_s;
   while (true) {
     const bool is_open = read_some(elapsed_s() + kLookSeconds);
@@ -363,7 +364,7 @@ CaptureResult CapturedProcess::wait() {
     if (!is_open) {
       std::this_thread::sleep_for(kClosedSleep);  // it closed its streams and lives on
     }
-    if (!ended_s && has_ended()) {
+    if (!ended_s && has_ended(pid_)) {
       ended_s = elapsed_s();
     }
     if (!ended_s && elapsed_s() > options_.timeout_s) {

@@ -97,6 +97,9 @@ struct ProcessEnd {
   double cpu_seconds = 0;  ///< of the process and those of its children that it waited for
 };
 
+/// Whether poll_process() would return at once with its end, or throw.
+bool has_ended(pid_t pid);
+
 /// Reaps `pid` if it has ended. @throws std::system_error if it is no child of this process
 std::optional<ProcessEnd> poll_process(pid_t pid);
 

@@ -1,7 +1,8 @@
-// common/base/standard_streams.hpp - stdin, stdout and stderr that were closed at the start.
+// common/base/standard_streams.hpp - stdin, stdout and stderr that are closed, at either end.
 #pragma once
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 namespace ddp {
@@ -17,6 +18,12 @@ inline void fill_closed_streams() {
           open("/dev/null", descriptor == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
     }
   }
+}
+
+/// Whether it is a pipe or a terminal whose other end is closed. May be called in a signal handler.
+inline bool is_unread(int descriptor) {
+  pollfd stream{descriptor, POLLOUT, 0};
+  return poll(&stream, 1, 0) > 0 && (stream.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 }  // namespace ddp

@@ -196,8 +196,9 @@ void add_output(OptionGroup group, Options& options) {
              "one JSON line per rank and step, and a summary");
   group.value(
       "--check", "CHECK,...", "",
-      "finite: fail in the step in which a rank's loss or gradient is NaN or infinite, not at the "
-      "end of the epoch; weights=K: every K steps, fail if the ranks' weights differ",
+      "finite: fail in the step in which a rank's loss or gradient is NaN or infinite (with "
+      "--speedup graph: its loss), not at the end of the epoch; weights=K: every K steps, fail if "
+      "the ranks' weights differ",
       store_checks(options));
   group.flag("--no-communication", options.no_communication,
              "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");

@@ -2,7 +2,6 @@
 #include "common/launch/run_main.hpp"
 
 #include <fmt/ranges.h>
-#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -120,12 +119,6 @@ void write_error_file(const std::string& message, const std::string& details) {
   if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
     std::remove(temporary.c_str());  // the message is on stderr, and that is what counts
   }
-}
-
-/// Whether it is a pipe or a terminal whose other end is closed.
-bool is_unread(int fd) {
-  pollfd stream{fd, POLLOUT, 0};
-  return poll(&stream, 1, 0) > 0 && (stream.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 /// See Note [One line]. @return false if this process has no parent who would print it

@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -172,20 +173,24 @@ class Ranks {
   /// @param first of the ranks that have ended since the last look, if known
   void look_at_ranks(pid_t first) {
     // Several deaths may come as one signal; it carries the first, the cause of the others.
-    std::vector<Ended> ended;
+    std::vector<size_t> ending;
     for (const bool is_first : {true, false}) {
       for (size_t rank = 0; rank < pids_.size(); ++rank) {
         const pid_t pid = pids_[rank];
-        if (const auto end =
-                pid == 0 || (is_first && pid != first) ? std::nullopt : poll_process(pid)) {
-          ended.push_back({rank, pid, *end});
-          pids_[rank] = 0;
+        if (pid != 0 && is_first == (pid == first) && has_ended(pid)) {
+          ending.push_back(rank);
         }
       }
     }
-    // After that, as what a rank said, it said before it ended.
+    // After that, as what a rank said, it said before it ended; and before they are collected, as
+    // whoever says something looks who is there to be collected.
     while (const auto error = errors_.next()) {
       said_ = said_ ? said_ : error;
+    }
+    std::vector<Ended> ended;
+    for (const size_t rank : ending) {
+      const pid_t pid = std::exchange(pids_[rank], 0);
+      ended.push_back({rank, pid, poll_process(pid).value()});
     }
     // Who ended later was brought down by the rank that said something, or has itself done so.
     const auto may_be_cause = [this](pid_t pid) {

@@ -1,14 +1,13 @@
 #include "common/launch/stop_request.hpp"
 
-#include <poll.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/standard_streams.hpp"
 
 namespace ddp {
 namespace {
@@ -28,9 +27,7 @@ void leave(int) {
 /// Dies as by default if nobody reads what this process prints.
 void leave_if_unread(int signal) {
   const int error = errno;
-  std::array<pollfd, 2> streams{{{STDOUT_FILENO, POLLOUT, 0}, {STDERR_FILENO, POLLOUT, 0}}};
-  poll(streams.data(), streams.size(), 0);
-  if (((streams[0].revents | streams[1].revents) & (POLLERR | POLLHUP)) != 0) {
+  if (is_unread(STDOUT_FILENO) || is_unread(STDERR_FILENO)) {
     std::signal(signal, SIG_DFL);
     raise(signal);  // comes when this handler has ended
   }

@@ -35,6 +35,12 @@ void FlatParameters::rebind_grad(size_t index) const {
   parameter.mutable_grad() = view;
 }
 
+void FlatParameters::rebind_grads() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    rebind_grad(i);
+  }
+}
+
 std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module) {
   std::vector<torch::Tensor> trainable;
   std::unordered_set<const torch::TensorImpl*> seen;
@@ -94,9 +100,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
     flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
                                    : torch::empty({total}, plain);
     flat.grad.zero_();
-    for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      flat.rebind_grad(i);
-    }
+    flat.rebind_grads();
   }
   return flat;
 }

@@ -21,6 +21,8 @@ struct FlatParameters {
   /// Makes parameter `index`'s .grad() a view of `grad` again if it was replaced; keeps its value,
   /// which is zero if there is none.
   void rebind_grad(size_t index) const;
+  /// The same for all.
+  void rebind_grads() const;
 };
 
 /// The parameters that require a gradient, in order. One that has several names (tied weights) is

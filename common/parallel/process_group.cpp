@@ -325,7 +325,7 @@ void ProcessGroup::verify_same(const std::string& topic, const std::string& text
   if (verdict == kSame) {
     return;
   }
-  let_others_read(*store_, topic, {rank(), world_size(), device_, timeout, ""});
+  let_others_read(*store_, topic, rank(), world_size(), timeout);
   const std::string what = verdict.substr(verdict.find(' ') + 1);
   if (static_cast<ExitCode>(std::stoi(verdict)) == ExitCode::kUsage) {
     throw UsageError(what);

@@ -31,9 +31,9 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
 std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
                               const Rendezvous& meeting);
 
-/// For a rank that lost the store before anything was computed, and is to end with 75. If another
-/// rank has failed the launcher is about to end this one too, and is given the time for that: 75 is
-/// not to hide that rank's exit code.
+/// For a rank that ends because another one failed, or may have: the launcher is about to end this
+/// one too, and is given the time for that, so that its exit code (75, say) does not hide the
+/// other's.
 void wait_for_launcher();
 
 /// Waits until every rank is here. Rank 0, who may serve the store, stays until all have seen that.

@@ -31,35 +31,40 @@ std::chrono::milliseconds sign_interval(const c10d::Store& store) {
                     kPatienceWhenAsked / (2 * kSigns));
 }
 
-void give_signs(c10d::Store& store, const std::string& key, const std::stop_token& stop) {
+/// What signs begin with that are given until `key` is set: there may be older ones.
+std::string sign_of(const std::string& key) {
+  return key + " ";
+}
+
+void give_signs(c10d::Store& store, const std::string& key, const std::string& sign,
+                const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any never;
   std::unique_lock<std::mutex> lock(mutex);
-  for (int64_t sign = 1;; ++sign) {
-    never.wait_for(lock, stop, sign_interval(store), [] { return false; });
-    if (stop.stop_requested()) {
-      return;
-    }
+  for (int64_t count = 1; !stop.stop_requested(); ++count) {
     try {
-      store.set(key, std::to_string(sign));
+      store.set(sign, sign_of(key) + std::to_string(count));
     } catch (const std::exception&) {
       return;  // the launcher's store is gone, and so will be this process
     }
+    never.wait_for(lock, stop, sign_interval(store), [] { return false; });
   }
 }
 
 }  // namespace
 
-SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& key) {
+SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& key,
+                         const std::string& sign) {
   if (process_group == nullptr || process_group->world_size() == 1) {
     return;
   }
   try {
-    thread_ = std::jthread([store = process_group->store(), key](const std::stop_token& stop) {
-      give_signs(*store, key, stop);
-    });
+    thread_ =
+        std::jthread([store = process_group->store(), key, sign](const std::stop_token& stop) {
+          give_signs(*store, key, sign, stop);
+        });
   } catch (const std::system_error&) {
-    // No thread is to be had: then it must be done within --timeout, as if nobody had asked.
+    // No thread is to be had: it must be done within --timeout then.
   }
 }
 
@@ -86,7 +91,7 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
       std::string last_sign;
       while (!is_done()) {
         const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
-        if (now != last_sign) {
+        if (now != last_sign && now.starts_with(sign_of(key))) {
           last_sign = now;
           ++progress->signs;
         }
@@ -102,8 +107,9 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   int signs = 0;
   Clock::time_point heard = Clock::now();
   while (done.wait_for(interval) != std::future_status::ready) {
+    // Before its first sign rank 0 may be busy elsewhere, or have no thread to give signs with.
     const std::chrono::milliseconds patience =
-        stop_request() == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
+        stop_request() == 0 || signs == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
     if (const int now = progress->signs; now != signs) {
       signs = now;
       heard = Clock::now();
@@ -124,15 +130,13 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
 }
 
 void part_after_failure(const ProcessGroup& process_group, const std::string& key) {
-  const auto part = [store = process_group.store(), key,
-                     options = BackendOptions{process_group.rank(), process_group.world_size(),
-                                              process_group.device(),
-                                              process_group.store()->getTimeout(), ""}] {
+  const auto part = [store = process_group.store(), key, rank = process_group.rank(),
+                     world_size = process_group.world_size()] {
     try {
-      if (options.rank == 0) {
+      if (rank == 0) {
         store->set(key, "failed");
       }
-      let_others_read(*store, key, options);
+      let_others_read(*store, key, rank, world_size, store->getTimeout());
     } catch (const std::exception&) {
       // They learn it from the launcher.
     }

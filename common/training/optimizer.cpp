@@ -163,12 +163,6 @@ void Optimizer::set_epoch(int64_t epoch) {
   }
 }
 
-void Optimizer::rebind_gradients() const {
-  for (size_t i = 0; i < flat_.parameters.size(); ++i) {
-    flat_.rebind_grad(i);
-  }
-}
-
 void Optimizer::step() {
   updating_ = true;
   step_is_partial_ = accumulating_;
@@ -178,14 +172,14 @@ void Optimizer::step() {
   if (observer_ != nullptr) {
     observer_->begin(Phase::kOptimizer);
   }
-  rebind_gradients();
+  flat_.rebind_grads();
   update_by_aten();
   gather_weights();
 }
 
 void Optimizer::zero_grad() {
   if (!step_is_partial_) {
-    rebind_gradients();
+    flat_.rebind_grads();
     flat_.grad.zero_();
   }
   // Not if the loop begins with zero_grad().

@@ -63,8 +63,6 @@ class Optimizer {
   int64_t state_bytes() const;
 
  private:
-  /// Where one was dropped, backward has made another elsewhere, or none.
-  void rebind_gradients() const;
   void update_by_aten();
   void update_by_kernel();
   void gather_weights();

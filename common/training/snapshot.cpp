@@ -91,7 +91,7 @@ NamedTensors Snapshot::model_tensors() const {
 
 void Snapshot::save(int64_t epochs_done, const ProcessGroup* process_group) {
   try {
-    const SignsOfLife signs(process_group, sign_key(keys_));
+    const SignsOfLife signs(process_group, save_key(keys_, epochs_done), sign_key(keys_));
     write(epochs_done);
   } catch (const std::exception&) {
     if (process_group != nullptr) {
@@ -213,7 +213,7 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
   std::string outcome;
   if (process_group->rank() == 0) {
     try {
-      const SignsOfLife signs(process_group, sign_key(keys_));
+      const SignsOfLife signs(process_group, load_key(keys_), sign_key(keys_));
       stored = load_newest();
       outcome = "epoch " + std::to_string(stored.epochs_done);
     } catch (const std::exception& error) {

@@ -145,9 +145,7 @@ void TrainingLog::expect_finite_weights() const {
 }
 
 void TrainingLog::expect_finite_gradients() const {
-  for (size_t i = 0; i < flat_->parameters.size(); ++i) {
-    flat_->rebind_grad(i);
-  }
+  flat_->rebind_grads();
   expect_finite(flat_->grad);
 }
 

@@ -1,4 +1,5 @@
-// common/training/training_log.hpp - what training prints, and what --metrics writes.
+// common/training/training_log.hpp - what training prints, what --metrics writes, and what
+// --check looks at.
 #pragma once
 
 #include <torch/types.h>
@@ -27,7 +28,9 @@ namespace ddp {
 class TrainingLog final : public StepObserver {
  public:
   /// @param model already holds its initial weights: `moved` is measured from here
-  /// @param process_group losses and times are reduced over it; none: this is the only process
+  /// @param process_group losses and times are reduced over it; none: this is the only process.
+  /// With --check finite whatever starts to sum this rank's gradients over the ranks throws Error
+  /// (1) if they are not finite; one process's parameters move into flat storage for that
   TrainingLog(const Options& options, Mlp model, const torch::Device& device,
               ProcessGroup* process_group = nullptr);
   ~TrainingLog() override;
@@ -48,8 +51,7 @@ class TrainingLog final : public StepObserver {
     }
     timer_.begin(phase);
   }
-  /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite.
-  /// Whatever starts to sum this rank's gradients over the ranks throws the same if they are not.
+  /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite
   void add_loss(const torch::Tensor& loss) override;
   /// @throws Error (1), on all ranks, with --check weights if their weights differ
   void end_batch(const Batch& batch) override;
