@@ -402,33 +402,37 @@ TEST_CASE("a disk slower than --timeout fails no run over mpi", "[mpi]") {
   check_slow_save(kMpirun + "04_ddp_launcher --backend mpi --shard-optimizer", false);
 }
 
-TEST_CASE("rank 0 that is killed while it saves is missed at once", "[snapshot]") {
+namespace {
+
+/// What becomes of a run of that many ranks whose rank 0 gets `signal` while it saves.
+RunResult run_struck_in_save(const std::string& line, size_t ranks, int signal) {
   const Runs runs;
-  Program program =
-      runs.start("03_ddp_spawn 2 1 --nprocs 2 --timeout 150", runs.fault("sleep 150", "fsync"));
+  Program program = runs.start(line, runs.fault("sleep 150", "fsync"));
   REQUIRE(runs.wait_for_file("s.tmp.", program.pid()));
-  const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
-  REQUIRE(ranks.size() == 2);
-  kill(ranks[0], SIGKILL);
-  const RunResult result = program.wait();
+  const std::vector<pid_t> pids = ddp::test::children_of(program.pid());
+  REQUIRE(pids.size() == ranks);
+  kill(pids[0], signal);
+  RunResult result = program.wait();
   INFO(result.err);
   CHECK_FALSE(result.timed_out);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("rank 0 that is killed while it saves is missed at once", "[snapshot]") {
+  const RunResult result =
+      run_struck_in_save("03_ddp_spawn 2 1 --nprocs 2 --timeout 150", 2, SIGKILL);
+  INFO(result.err);
   CHECK(result.exit_code == 128 + SIGKILL);
   CHECK(contains(result.err, "rank 0"));
   CHECK(result.seconds < 100);
 }
 
 TEST_CASE("rank 0 that stands still while it saves is named at the timeout", "[snapshot]") {
-  const Runs runs;
-  Program program =
-      runs.start("03_ddp_spawn 2 1 --nprocs 2 --timeout 6", runs.fault("sleep 150", "fsync"));
-  REQUIRE(runs.wait_for_file("s.tmp.", program.pid()));
-  const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
-  REQUIRE(ranks.size() == 2);
-  kill(ranks[0], SIGSTOP);
-  const RunResult result = program.wait();
+  const RunResult result =
+      run_struck_in_save("03_ddp_spawn 2 1 --nprocs 2 --timeout 6", 2, SIGSTOP);
   INFO(result.err);
-  CHECK_FALSE(result.timed_out);
   CHECK(result.exit_code == 1);
   CHECK(contains(result.err, "rank 0 gave no sign of life for 6 s"));
   CHECK(result.seconds < 100);
@@ -617,17 +621,10 @@ TEST_CASE("a rank that is killed under torchrun --max-restarts: it goes on from 
 
 TEST_CASE("rank 0 that is killed while it saves is missed by ranks that torchrun asks to stop",
           "[torchrun]") {
-  const Runs runs;
-  Program program = runs.start(
-      "torchrun --standalone --no-python --nproc_per_node=3 04_ddp_launcher 2 1 --backend shm",
-      runs.fault("sleep 150", "fsync"));
-  REQUIRE(runs.wait_for_file("s.tmp.", program.pid()));
-  const std::vector<pid_t> ranks = ddp::test::children_of(program.pid());
-  REQUIRE(ranks.size() == 3);
-  kill(ranks[0], SIGKILL);
-  const RunResult result = program.wait();
+  const RunResult result = run_struck_in_save(
+      "torchrun --standalone --no-python --nproc_per_node=3 04_ddp_launcher 2 1 --backend shm", 3,
+      SIGKILL);
   INFO(result.err);
-  CHECK_FALSE(result.timed_out);
   // Or else they would wait for --timeout, 120 s, until torchrun kills them.
   for (const std::string rank : {"1", "2"}) {
     CHECK(contains(result.err, "[rank " + rank +
