@@ -10,9 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -56,23 +53,10 @@ std::string read_tail(const std::string& path) {
 
 /// All living processes that descend from this one, by the parent that /proc names.
 std::vector<pid_t> descendants() {
-  std::vector<std::pair<pid_t, pid_t>> parent_and_child;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const int pid = std::atoi(entry.path().filename().c_str());
-    std::ifstream file(entry.path() / "stat");
-    std::string stat;
-    std::getline(file, stat);  // where an iterator would throw if the process is gone by now
-    const std::size_t after_name = stat.rfind(") ");  // the name itself may hold any character
-    int parent = 0;
-    if (pid > 0 && after_name != std::string::npos &&
-        std::sscanf(stat.c_str() + after_name, ") %*c %d", &parent) == 1) {
-      parent_and_child.emplace_back(parent, pid);
-    }
-  }
+  const std::vector<std::pair<pid_t, pid_t>> all = processes_and_parents();
   std::vector<pid_t> found = {getpid()};
   for (std::size_t i = 0; i < found.size(); ++i) {
-    for (const auto& [parent, child] : parent_and_child) {
+    for (const auto& [child, parent] : all) {
       if (parent == found[i]) {
         found.push_back(child);
       }

@@ -244,14 +244,24 @@ char process_state(pid_t pid) {
   return read_stat(pid).state;
 }
 
-std::vector<pid_t> ending_children_of(pid_t parent) {
-  std::vector<pid_t> found;
+std::vector<std::pair<pid_t, pid_t>> processes_and_parents() {
+  std::vector<std::pair<pid_t, pid_t>> found;
   std::error_code error;
   for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
        entry.increment(error)) {
     const pid_t pid = std::atoi(entry->path().filename().c_str());  // 0: no process
     const ProcessStat stat = pid > 0 ? read_stat(pid) : ProcessStat();
-    if (stat.parent == parent && stat.state == 'Z') {
+    if (stat.state != 0) {  // still there
+      found.emplace_back(pid, stat.parent);
+    }
+  }
+  return found;
+}
+
+std::vector<pid_t> ending_children_of(pid_t parent) {
+  std::vector<pid_t> found;
+  for (const auto& [pid, its_parent] : processes_and_parents()) {
+    if (its_parent == parent && process_state(pid) == 'Z') {
       found.push_back(pid);
     }
   }

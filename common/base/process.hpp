@@ -107,6 +107,8 @@ std::optional<ProcessEnd> poll_process(pid_t pid);
 /// that is being ended is 'Z' from before the kernel closes its files: whoever has seen one of them
 /// closed finds it so. 0 if there is none.
 char process_state(pid_t pid);
+/// {process, its parent}, of all that there are now.
+std::vector<std::pair<pid_t, pid_t>> processes_and_parents();
 /// Children of `parent` in the state 'Z': that are being ended, or were not collected yet.
 std::vector<pid_t> ending_children_of(pid_t parent);
 
