@@ -145,6 +145,53 @@ TEST_CASE("what is not a number stays so", "[fused]") {
   }
 }
 
+TEST_CASE("one element that is not finite is noticed, wherever it is", "[fused]") {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const Kernels* const kernels : ddp::fused::all_kernels()) {
+    for (const int64_t size : {0, 1, 15, 16, 63, 64, 65, 200}) {
+      std::vector<float> values(static_cast<size_t>(size), kMost);
+      CHECK(kernels->all_finite(values.data(), size));
+      for (float& value : values) {
+        for (const float bad : {kNan, kInfinity, -kInfinity}) {
+          value = bad;
+          CHECK_FALSE(kernels->all_finite(values.data(), size));
+        }
+        value = -kMost;
+      }
+    }
+  }
+}
+
+TEST_CASE("a product marks what is not finite in it, terms that are too large together, too",
+          "[fused]") {
+  const torch::Tensor b = torch::ones({400, 48});
+  for (const Kernels* const kernels : ddp::fused::all_kernels()) {
+    for (const int64_t depth : {1, 400}) {
+      torch::Tensor a = torch::full({8, depth}, 1e35);
+      const torch::Tensor c = torch::zeros({8, 48});
+      Product product = product_of(a, b.narrow(0, 0, depth), c);
+      const auto is_marked = [&](int64_t columns) {
+        torch::Tensor marks = torch::zeros({ddp::fused::kBlock});
+        product.columns = columns;
+        product.marks = marks.mutable_data_ptr<float>();
+        kernels->multiply(product, 0, 8);
+        return !kernels->all_finite(marks.const_data_ptr<float>(), marks.numel());
+      };
+      for (const int64_t columns : {4, 16, 40, 48}) {
+        CHECK_FALSE(is_marked(columns));
+        for (int64_t row = 0; row < 8; ++row) {
+          a[row][depth / 2] = 3.4e38;  // finite, and alone so is its product
+          CHECK(is_marked(columns) == (depth > 1));
+          a[row][depth / 2] = kNan;
+          CHECK(is_marked(columns));
+          a[row][depth / 2] = 1e35;
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("transpose and sum_rows, at every size", "[fused]") {
   for (const Kernels* const kernels : ddp::fused::all_kernels()) {
     for (const int64_t rows : {1, 3, 4, 5, 31, 64}) {

@@ -275,6 +275,55 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("an engine that is asked to looks whether its gradients are finite", "[fused]") {
+  const Subject subject({4, 70, 1});
+  Batch batch = random_batch(subject.widths, 100);  // two parts
+  const ddp::fused::MlpStorage storage =
+      ddp::fused::mlp_storage(subject.flat, subject.flat.data, subject.flat.grad);
+  for (const size_t threads : {1U, 2U}) {
+    const auto engine = ddp::fused::make_host_engine(storage, 100, threads, /*look=*/true);
+    const auto finite = [&] {
+      run_engine(*engine, batch);
+      bool all = true;
+      for (const torch::Tensor& gradient : subject.gradients()) {
+        all = all && gradient.isfinite().all().item<bool>();
+      }
+      CHECK(engine->gradients_are_finite() == all);
+      return all;
+    };
+    CHECK(finite());
+    for (const int64_t sample : {5, 99}) {
+      const torch::Tensor whole = batch.input.clone();
+      batch.input[sample][1] = kNan;
+      CHECK_FALSE(finite());
+      batch.input.copy_(whole);
+      CHECK(finite());
+    }
+    // Of finite terms the sum is too large: of a bias's gradient alone, since the inputs are small,
+    // or of a weight's alone, since they are large.
+    const torch::Tensor input = batch.input.clone();
+    const torch::Tensor target = batch.target.clone();
+    for (const auto& [inputs, targets] : {std::pair{1e-30, -3e38}, std::pair{1e35, -1e7}}) {
+      const torch::NoGradGuard no_grad;
+      const torch::Tensor weights = subject.flat.data.clone();
+      subject.flat.data.fill_(0);
+      subject.model->parameters().front().fill_(inputs < 1 ? 1.0 : 1e-35);
+      subject.model->parameters()[2].fill_(1e-3);
+      batch.input.fill_(inputs);
+      batch.target.fill_(targets);
+      CHECK_FALSE(finite());
+      const std::vector<torch::Tensor> gradients = subject.gradients();
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        CHECK(gradients[i].isfinite().all().item<bool>() == (i != (inputs < 1 ? 3U : 0U)));
+      }
+      subject.flat.data.copy_(weights);
+      batch.input.copy_(input);
+      batch.target.copy_(target);
+    }
+  }
+  CHECK_FALSE(subject.make_engine("host", 100)->gradients_are_finite());
+}
+
 TEST_CASE("a class that the model does not have is refused, and so are parameters in float64",
           "[fused]") {
   const Subject subject({4, 3});

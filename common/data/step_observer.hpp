@@ -33,6 +33,9 @@ class StepObserver {
   virtual void begin(Phase) {}
   /// @param loss scalar, this batch's share of the step's loss, see ddp::loss()
   virtual void add_loss([[maybe_unused]] const torch::Tensor& loss) {}
+  /// Before a layer's gradients are summed over the ranks: whether it is known already that all of
+  /// this batch that are there are finite.
+  virtual void gradients_are_finite([[maybe_unused]] bool known) {}
   /// All that was to be done with the batch is done: the loader is asked for the next one.
   virtual void end_batch(const Batch&) {}
   /// There is no next one.

@@ -70,6 +70,9 @@ class Engine {
   /// that differs from batch to batch into memory that stays where it is.
   virtual void load(const Work&) {}
   virtual void compute(const Work& work, const Progress& progress) = 0;
+  /// Whether all gradients that compute() has made so far are finite. False if this engine does not
+  /// look, or was not asked to.
+  virtual bool gradients_are_finite() const { return false; }
   /// Scalar on the engine's device, written by compute(): the sum over the samples of their losses
   /// divided by batch.step_samples_per_rank.
   virtual const torch::Tensor& loss() const = 0;
@@ -77,8 +80,9 @@ class Engine {
 
 /// On the CPU: our own kernels, no allocation after construction.
 /// @param max_samples the largest `samples` of a run
+/// @param look at the gradients: are they finite?
 std::unique_ptr<Engine> make_host_engine(const MlpStorage& storage, int64_t max_samples,
-                                         size_t threads);
+                                         size_t threads, bool look = false);
 
 /// On any device, CUDA above all: ATen operators that write to given tensors.
 std::unique_ptr<Engine> make_aten_engine(const MlpStorage& storage, int64_t max_samples);

@@ -56,7 +56,8 @@ struct FusedStep::State {
       const fused::MlpStorage storage = fused::mlp_storage(flat, replica.data, replica.grad);
       replica.engine = device.is_cpu()
                            ? fused::make_host_engine(storage, largest_share,
-                                                     static_cast<size_t>(options.threads))
+                                                     static_cast<size_t>(options.threads),
+                                                     options.check_finite && count == 1)
                            : fused::make_aten_engine(storage, largest_share);
       replicas.push_back(std::move(replica));
     }
@@ -128,7 +129,10 @@ struct FusedStep::State {
     const c10::DeviceGuard device_guard(replica.device);
     const torch::NoGradGuard no_grad;  // thread-local
     model->announce({work.samples, work.batch.input.size(1)}, replica.device);
-    const auto gradient_ready = [&](size_t layer) { start_all_reduce(layer, work.batch); };
+    const auto gradient_ready = [&](size_t layer) {
+      observer.gradients_are_finite(replica.engine->gradients_are_finite());
+      start_all_reduce(layer, work.batch);
+    };
     replica.engine->load(work);
     replica.engine->compute(work, {observer, gradient_ready});
   }

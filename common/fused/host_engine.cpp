@@ -53,11 +53,12 @@ struct Layer {
 
 class HostEngine : public Engine {
  public:
-  HostEngine(MlpStorage storage, int64_t max_samples, size_t threads)
+  HostEngine(MlpStorage storage, int64_t max_samples, size_t threads, bool look)
       : storage_(std::move(storage)),
         kernels_(kernels()),
         threads_(threads),
         columns_(round_up(std::clamp<int64_t>(max_samples, 1, kPartSamples), kBlock)),
+        marks_(look ? threads * kBlock : 0),
         loss_(torch::zeros({}, torch::kFloat64)) {
     int64_t packed = 0;
     for (const LinearStorage& linear : storage_) {
@@ -80,6 +81,8 @@ class HostEngine : public Engine {
   void compute(const Work& work, const Progress& progress) override {
     double& loss = *loss_.mutable_data_ptr<double>();
     loss = 0;
+    finite_ = !marks_.empty();
+    std::ranges::fill(marks_, 0.0F);
     int64_t begin = 0;
     do {  // once without samples too: gradients are set to zero, and ready
       const Part part{.begin = work.begin + begin,
@@ -95,6 +98,7 @@ class HostEngine : public Engine {
     } while (begin < work.samples);
   }
 
+  bool gradients_are_finite() const override { return finite_; }
   const torch::Tensor& loss() const override { return loss_; }
 
  private:
@@ -124,8 +128,12 @@ class HostEngine : public Engine {
   void multiply(const Product& product) {
     const int64_t tiles = (product.rows + kTileRows - 1) / kTileRows;
     divide(tiles, product.rows * product.columns * product.depth,
-           [&](int64_t, int64_t begin, int64_t end) {
-             kernels_.multiply(product, begin * kTileRows, std::min(end * kTileRows, product.rows));
+           [&](int64_t thread, int64_t begin, int64_t end) {
+             Product part = product;
+             if (part.marks != nullptr) {
+               part.marks += thread * kBlock;
+             }
+             kernels_.multiply(part, begin * kTileRows, std::min(end * kTileRows, product.rows));
            });
   }
 
@@ -206,9 +214,14 @@ class HostEngine : public Engine {
                 .b_row = padded_features(layer.in),
                 .c = layer.weight_gradient,
                 .c_row = layer.in,
-                .accumulate = part.accumulate});
+                .accumulate = part.accumulate,
+                .marks = marks_.empty() ? nullptr : marks_.data()});
       kernels_.sum_rows(output_gradient, columns_, layer.out, part.columns(), layer.bias_gradient,
                         part.accumulate);
+      if (!marks_.empty()) {
+        finite_ = finite_ && kernels_.all_finite(layer.bias_gradient, layer.out) &&
+                  kernels_.all_finite(marks_.data(), static_cast<int64_t>(marks_.size()));
+      }
       if (part.last) {
         progress.gradient_ready(i);
       }
@@ -262,6 +275,8 @@ class HostEngine : public Engine {
   WorkerPool threads_;
   int64_t columns_;  // samples of a part, a multiple of kBlock
   std::vector<Layer> layers_;
+  std::vector<float> marks_;  // kBlock per thread, see Product::marks; none if nobody is to look
+  bool finite_ = false;
   torch::Tensor packed_;  // (threads, room for kPackedRows columns of weights)
   torch::Tensor loss_;
 };
@@ -269,8 +284,8 @@ class HostEngine : public Engine {
 }  // namespace
 
 std::unique_ptr<Engine> make_host_engine(const MlpStorage& storage, int64_t max_samples,
-                                         size_t threads) {
-  return std::make_unique<HostEngine>(storage, max_samples, threads);
+                                         size_t threads, bool look) {
+  return std::make_unique<HostEngine>(storage, max_samples, threads, look);
 }
 
 }  // namespace ddp::fused

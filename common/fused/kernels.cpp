@@ -97,6 +97,14 @@ struct Body {
     for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
       store(c + r * c_row + v * kLanes, sum[r][v]);
     });
+    if (p.marks != nullptr && p.depth - from <= kDepthBlock) {
+      Float mark;
+      load(mark, p.marks);
+      for_tile<kRows, kVectors>([&](int r, int v) __attribute__((always_inline)) {
+        mark += sum[r][v] * Float{};  // an infinity times zero is not a number, either
+      });
+      store(p.marks, mark);
+    }
   }
 
   /// In blocks of the depth: short sums that are added up have smaller rounding errors than one
@@ -307,6 +315,31 @@ struct Body {
       sum[i] += term[i];
     }
   }
+
+  DDP_INLINE bool all_finite(const float* values, int64_t size) {
+    constexpr int64_t kVectors = 4;  // sums that do not wait for each other
+    Float marks[size_t{kVectors}]{};
+    int64_t i = 0;
+    for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
+#pragma GCC unroll 4
+      for (int64_t v = 0; v < kVectors; ++v) {
+        Float value;
+        load(value, values + i + v * kLanes);
+        marks[v] += value * Float{};  // an infinity times zero is not a number, either
+      }
+    }
+    const Float mark = (marks[0] + marks[1]) + (marks[2] + marks[3]);
+    float lanes[size_t{kLanes}];
+    std::memcpy(lanes, &mark, sizeof(lanes));
+    bool finite = true;
+    for (const float lane : lanes) {
+      finite = finite && lane == 0;
+    }
+    for (; i < size; ++i) {
+      finite = finite && values[i] * 0 == 0;
+    }
+    return finite;
+  }
 };
 
 // One set of functions per instruction set, see Note [Instruction sets]: (name, target, lanes of a
@@ -340,8 +373,11 @@ struct Body {
     TARGET static void add(float* sum, const float* term, int64_t size) {                        \
       B::add(sum, term, size);                                                                   \
     }                                                                                            \
+    TARGET static bool all_finite(const float* values, int64_t size) {                           \
+      return B::all_finite(values, size);                                                        \
+    }                                                                                            \
     static constexpr Kernels kKernels{#NAME,         multiply, transpose, sum_rows,              \
-                                      cross_entropy, update,   add};                             \
+                                      cross_entropy, update,   add,       all_finite};           \
   };
 
 #if defined(__x86_64__)

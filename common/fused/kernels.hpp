@@ -37,6 +37,9 @@ struct Product {
   bool accumulate = false;
   After after = After::kNothing;
   const float* activations = nullptr;  ///< for kReluBackward; laid out as c is
+  /// (kBlock) zeros, or none: one becomes NaN where an element of c is not finite, or would not be
+  /// in the columns up to the next block. A look that costs an instruction per vector of c.
+  float* marks = nullptr;
 };
 
 /// Softmax cross entropy of a (classes, columns) matrix of logits, one column per sample.
@@ -87,6 +90,7 @@ struct Kernels {
   void (*update)(const Update& task);
   /// sum += term
   void (*add)(float* sum, const float* term, int64_t size);
+  bool (*all_finite)(const float* values, int64_t size);
 };
 
 /// The fastest that this machine can run.

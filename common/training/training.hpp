@@ -91,6 +91,7 @@ class Training final : private StepObserver {
   void begin_epoch(int64_t steps) override;
   void begin_batch(const Batch& batch) override;
   void begin(Phase phase) override { log_.begin(phase); }
+  void gradients_are_finite(bool known) override { log_.gradients_are_finite(known); }
   void add_loss(const torch::Tensor& loss) override { log_.add_loss(loss); }
   void end_batch(const Batch& batch) override { log_.end_batch(batch); }
   void end_epoch() override;

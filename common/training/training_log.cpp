@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/fused/kernels.hpp"
 #include "common/launch/cpu_share.hpp"
 #include "common/launch/stop_request.hpp"
 #include "common/model/flat_parameters.hpp"
@@ -38,17 +39,17 @@ StepTimer::Detail detail(const Options& options, const ProcessGroup* process_gro
   return has_waits ? StepTimer::Detail::kSampledWaits : StepTimer::Detail::kSteps;
 }
 
-/// Not finite if one weight is not.
-double sum_of_weights(const Mlp& model) {
-  double sum = 0;
-  for (const torch::Tensor& parameter : model->parameters()) {
-    sum += parameter.sum().item<double>();
+bool all_finite(const torch::Tensor& tensor) {
+  if (tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == torch::kFloat32) {
+    return fused::kernels().all_finite(tensor.const_data_ptr<float>(), tensor.numel());
   }
-  return sum;
+  // The sum is not finite if a term is not, and seldom else: a fraction of the time.
+  return std::isfinite(tensor.sum(torch::kFloat32).item<double>()) ||
+         tensor.isfinite().all().item<bool>();
 }
 
-bool all_finite(const torch::Tensor& tensor) {
-  return tensor.isfinite().all().item<bool>();
+bool weights_are_finite(const Mlp& model) {
+  return std::ranges::all_of(model->parameters(), all_finite);
 }
 
 }  // namespace
@@ -150,9 +151,9 @@ void TrainingLog::expect_finite_gradients() const {
 }
 
 void TrainingLog::expect_finite(const torch::Tensor& own_gradients) const {
-  // The sum is not finite if a term is not, and seldom else: a fraction of the time.
-  if (std::isfinite(own_gradients.sum(torch::kFloat32).item<double>()) ||
-      all_finite(own_gradients)) {
+  // What travels in half precision may have become infinite by that.
+  const bool known = gradients_are_finite_ && own_gradients.scalar_type() == torch::kFloat32;
+  if (known || all_finite(own_gradients)) {
     return;
   }
   expect_finite_weights();
@@ -239,7 +240,7 @@ void TrainingLog::end_epoch() {
   // Ranks may be signalled at different moments, or only one: the wish travels with the loss.
   const torch::Tensor sums =
       gather_over_ranks({epoch_loss_ / epoch_samples_, stop_request() == 0 ? 0.0 : 1.0,
-                         std::isfinite(sum_of_weights(model_)) ? 0.0 : 1.0})
+                         weights_are_finite(model_) ? 0.0 : 1.0})
           .sum(0);
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
   stop_asked_ = sums[1].item<double>() > 0;
@@ -263,7 +264,7 @@ void TrainingLog::end_epoch() {
 void TrainingLog::check_weights() const {
   compare_weights(parameter_hash(*model_));
   // What is not finite spreads with the gradients, and may be the same on all ranks by now.
-  if (!std::isfinite(sum_of_weights(model_))) {
+  if (!weights_are_finite(model_)) {
     throw Error(ExitCode::kTrainingFailed,
                 fmt::format("after {} steps of epoch {} a weight is not finite on any rank, "
                             "expected finite numbers",
@@ -313,7 +314,7 @@ TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
   if (!options_.no_communication) {
     compare_weights(hash);
   }
-  if (!std::isfinite(sum_of_weights(model_))) {
+  if (!weights_are_finite(model_)) {
     throw Error(ExitCode::kTrainingFailed,
                 "a weight is not finite, expected finite numbers; a smaller --lr may help");
   }

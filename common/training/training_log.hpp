@@ -46,11 +46,12 @@ class TrainingLog final : public StepObserver {
   void begin_batch(const Batch&) override {}
   /// @throws Error (1) as add_loss() does, of the gradients of a run of one process
   void begin(Phase phase) override {
-    if (flat_ && phase == Phase::kOptimizer) {
+    if (flat_ && phase == Phase::kOptimizer && !gradients_are_finite_) {
       expect_finite_gradients();
     }
     timer_.begin(phase);
   }
+  void gradients_are_finite(bool known) override { gradients_are_finite_ = known; }
   /// @throws Error (1), on this rank alone, with --check finite if the step's loss is not finite
   void add_loss(const torch::Tensor& loss) override;
   /// @throws Error (1), on all ranks, with --check weights if their weights differ
@@ -111,6 +112,7 @@ class TrainingLog final : public StepObserver {
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
   StepTimer timer_;
   std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
+  bool gradients_are_finite_ = false;  // those at hand: known without a look
 
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
