@@ -484,6 +484,21 @@ TEST_CASE("a stop at any moment is heard, and the run resumes with the same bits
   }
 }
 
+TEST_CASE("a request to stop that comes while spawn's ranks still start is heard", "[snapshot]") {
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    const Runs runs;
+    Program program = runs.start("03_ddp_spawn 1000000 1000000 --quiet --dataset-size 64");
+    for (int i = 0; i < 60000 && ddp::test::children_of(program.pid()).size() < 2; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    kill(program.pid(), signal);
+    const RunResult stopped = program.wait();
+    INFO(stopped.err);
+    CHECK(stopped.exit_code == 85);
+    CHECK(fs::exists(runs.file()));
+  }
+}
+
 TEST_CASE("a resume at every epoch boundary ends on the bits of an unbroken run", "[snapshot]") {
   // One step an epoch, and each start goes one epoch further than the one before.
   const std::string small = " --quiet --hidden 16 --dataset-size 64 --global-batch 64";

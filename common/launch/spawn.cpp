@@ -117,6 +117,9 @@ class Ranks {
     options.program = "/proc/self/exe";
     options.parent_death_signal = SIGKILL;
     options.signal_mask = signals_.original();
+    // Requests wait until the rank has loaded its libraries: remember_user_signals() hears them.
+    sigaddset(&*options.signal_mask, SIGUSR1);
+    sigaddset(&*options.signal_mask, SIGUSR2);
     for (int rank = 0; rank < world_size; ++rank) {
       variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
       variables["DDP_STORE_LISTEN_FD"] = std::nullopt;

@@ -49,8 +49,13 @@ void handle(int signal, void (*handler)(int)) {
 }  // namespace
 
 void remember_user_signals() {
-  handle(SIGUSR1, remember);
-  handle(SIGUSR2, remember);
+  sigset_t user_signals;
+  sigemptyset(&user_signals);
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    handle(signal, remember);
+    sigaddset(&user_signals, signal);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &user_signals, nullptr);  // spawn's ranks begin with them blocked
 }
 
 void watch_for_stop_request() {

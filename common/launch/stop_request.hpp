@@ -4,7 +4,7 @@
 namespace ddp {
 
 /// From now on SIGUSR1 and SIGUSR2 no longer end this process: they ask the run to stop at the end
-/// of the epoch. A signal that was ignored stays ignored.
+/// of the epoch, also those that came while they were blocked. A signal that was ignored stays so.
 void remember_user_signals();
 
 /// From now on SIGTERM does the same. Not before there is something to save.
