@@ -42,8 +42,8 @@ struct StageProgram {
   std::string name;  ///< of the executable, or of the peer
   std::string stage;  ///< its folder
   std::string variant;  ///< "main", or the other source in the folder
-  Start start;
-  bool by_default;  ///< absence is worth a word
+  Start start = Start::kAlone;
+  bool by_default = false;  ///< absence is worth a word
 };
 
 /// The baseline first.
@@ -53,7 +53,7 @@ const std::vector<StageProgram>& known_programs();
 struct PeerVariant {
   std::string peer;  ///< "pytorch"
   std::string variant;  ///< what --variant is given
-  bool one_process;  ///< for world size 1, else for more
+  bool one_process = false;  ///< for world size 1, else for more
   bool cuda_only = false;
   bool built_here = false;  ///< a program beside the stages, for each of their backends
 };

@@ -1,7 +1,6 @@
 // common/backends/shm/communicator.hpp - ranks' collectives on plain memory, whatever carries them.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -351,7 +351,9 @@ DDP_SHM_TARGET void stream(void* to, const void* from, size_t bytes) {
     __builtin_memcpy(&line, source + offset, kLineBytes);
     write_past_caches(target + offset, line);
   }
-  __builtin_memcpy(target + offset, source + offset, bytes - offset);
+  if (offset < bytes) {  // nothing may be at null
+    __builtin_memcpy(target + offset, source + offset, bytes - offset);
+  }
   order_writes_past_caches();
 }
 
