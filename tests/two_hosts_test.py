@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
@@ -176,6 +177,42 @@ class NamedNetwork(TwoHosts):
         self.assertEqual(codes, [2, 2], err)
         self.assertEqual(err.count("\n"), 2, err)
         self.assertEqual(err.count('GLOO_SOCKET_IFNAME: "nope" is no network interface of this host, expected one of: lo (127.0.0.1), '), 2, err)
+
+
+class FaultyNetwork(TwoHosts):
+    """Ranks by hand, one on each host, over Gloo."""
+
+    def ranks(self, *arguments):
+        return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", "--timeout", "4", RANK=str(rank), WORLD_SIZE="2",
+                      LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29631")
+                for rank, host in enumerate(hosts)]
+
+    def test_slow(self):
+        """A collective may take longer than --timeout while it makes progress: the weights go over in 5 s, the gradients too."""
+        workload = ["1", "1", "--layers", "784,4096,1024,10", "--dataset-size", "32", "--batch-size", "16"]
+        run("tc", "-n", hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", "latency", "100ms")
+        self.addCleanup(run, "tc", "-n", hosts[0].name, "qdisc", "del", "dev", "eth0", "root")
+        begin = time.monotonic()
+        codes, out, err = finish(*self.ranks(*workload))
+        self.assertEqual(codes, [0, 0], out + err)
+        self.assertGreater(time.monotonic() - begin, 8, "the network was not slow")
+        self.assertEqual(last_line(out)[1], stages.spawned(BIN, 2, workload)[1])
+
+    def test_cut(self):
+        """Each side names the rank on the other."""
+        ranks = self.ranks("1000000", "1000000")
+        self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
+        begin = time.monotonic()
+        run("ip", "-n", hosts[1].name, "link", "set", "eth0", "down")
+        try:
+            codes, _, err = finish(*ranks)
+        finally:
+            run("ip", "-n", hosts[1].name, "link", "set", "eth0", "up")
+            run("ip", "-n", hosts[1].name, "addr", "replace", f"{hosts[1].ipv6}/64", "dev", "eth0", "nodad")  # lost with the link
+        self.assertLess(time.monotonic() - begin, 4 + 2 + 8, "--timeout, what is promised, and what a busy machine takes")
+        self.assertEqual(codes, [1, 1], err)
+        for rank in range(2):
+            self.assertRegex(err, rf"\[rank {rank}\] rank {1 - rank} did not arrive within 4 s, expected all 2 ranks\n")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <sstream>
+#include <string_view>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/backend.hpp"
@@ -44,9 +47,10 @@ std::string shared_settings(const Options& options, int world_size, const torch:
        << fmt::format("{}", fmt::join(options.hidden, ",")) << "\n--layers "
        << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler " << options.sampler
        << "\n--speedup " << options.speedup << "\n--backend " << options.backend << "\n--resume "
-       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--check weights "
-       << options.check_weights_every << "\n--no-communication " << options.no_communication
-       << "\n--bucket-mib " << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
+       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--check finite "
+       << options.check_finite << "\n--check weights " << options.check_weights_every
+       << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
+       << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
        << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
   return text.str();
 }
@@ -101,6 +105,36 @@ void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::str
         "within {} s the comparison of {} lacks rank 0, expected it to tell the other ranks",
         in_seconds(timeout), topic));
   }
+}
+
+/// Gloo says that a rank did not come in time, but not which. Those that wait for it, too, say so
+/// at the store, about now, as their clocks began together.
+/// @return those that say nothing; rank 0 if the store that it may serve does not answer; none if
+/// the store is gone
+std::vector<int> ranks_that_do_not_wait(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                        int world_size) {
+  static constexpr std::chrono::milliseconds kPatience(500);
+  const auto silent = std::make_shared<std::promise<std::vector<int>>>();
+  std::future<std::vector<int>> answer = silent->get_future();
+  // In a thread, as no call returns from a store whose process is stopped.
+  std::thread([store, rank, world_size, silent] {
+    std::vector<int> ranks;
+    try {
+      const std::vector<std::string> keys = keys_of_ranks("late", world_size);
+      store->set(keys[static_cast<size_t>(rank)], "waits");
+      std::this_thread::sleep_for(kPatience);
+      for (int other = 0; other < world_size; ++other) {
+        if (!store->check({keys[static_cast<size_t>(other)]})) {
+          ranks.push_back(other);
+        }
+      }
+    } catch (const std::exception&) {
+      ranks.clear();
+    }
+    silent->set_value(ranks);
+  }).detach();
+  return answer.wait_for(2 * kPatience) == std::future_status::ready ? answer.get()
+                                                                     : std::vector<int>{0};
 }
 
 /// The network that the user wants: --interface, or what torch's own programs read.
@@ -217,10 +251,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     } else {
       // c10d's all-gather wants parts of one size, and Gloo's would copy them there and back.
       for (int root = 0; root < world_size(); ++root) {
-        std::vector<torch::Tensor> part{tensor.parts[static_cast<size_t>(root)]};
-        if (part.front().numel() > 0) {
-          works.push_back(backend->broadcast(part, {.rootRank = root}));
-        }
+        start_broadcast(tensor.parts[static_cast<size_t>(root)], root, works);
       }
     }
   }
@@ -245,7 +276,7 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
     return;
   }
   if (!wait_timer_enabled_) {
-    work->wait();
+    wait(*work);
   } else if (device_.is_cuda()) {
     // wait() only makes the stream wait; the time passes there.
     const c10::impl::VirtualGuardImpl guard(device_.type());
@@ -255,18 +286,56 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
       return event;
     };
     c10::Event before = record();
-    work->wait();
+    wait(*work);
     time.device.emplace_back(std::move(before), record());
   } else {
     const Clock::time_point before = Clock::now();
-    work->wait();
+    wait(*work);
     time.host_ms += 1e3 * seconds_since(before);
   }
 }
 
+void ProcessGroup::wait(c10d::Work& work) const {
+  try {
+    work.wait();
+  } catch (const std::exception& error) {
+    // Gloo's errors have no type of their own.
+    const bool is_late = backend_name_ == "gloo" &&
+                         std::string_view(error.what()).find("Timed out") != std::string_view::npos;
+    const std::vector<int> late =
+        is_late ? ranks_that_do_not_wait(store_, rank(), world_size()) : std::vector<int>();
+    if (late.empty()) {
+      throw;
+    }
+    if (rank() == 0) {
+      at_train_end(wait_for_launcher);  // it may serve the store, where the others ask, too
+    }
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("rank {} did not arrive within {} s, expected all {} ranks",
+                            fmt::join(late, ", "), in_seconds(store_->getTimeout()), world_size()));
+  }
+}
+
 void ProcessGroup::broadcast(torch::Tensor tensor, int root) const {
-  std::vector<torch::Tensor> tensors{std::move(tensor)};
-  wait(group_->getDefaultBackend()->broadcast(tensors, {.rootRank = root}));
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  start_broadcast(tensor, root, works);
+  for (const auto& work : works) {
+    wait(work);
+  }
+}
+
+void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
+                                   std::vector<c10::intrusive_ptr<c10d::Work>>& works) const {
+  // Gloo waits for all of a tensor with one --timeout: a large one goes piece by piece.
+  constexpr int64_t kPieceBytes = 4 << 20;
+  const bool in_pieces = backend_name_ == "gloo" && tensor.is_contiguous();
+  const torch::Tensor flat = in_pieces ? tensor.view(-1) : tensor;
+  const int64_t piece = in_pieces ? kPieceBytes / tensor.element_size() : tensor.numel();
+  for (int64_t begin = 0; begin < tensor.numel(); begin += piece) {
+    std::vector<torch::Tensor> part{
+        in_pieces ? flat.slice(0, begin, std::min(begin + piece, flat.numel())) : flat};
+    works.push_back(group_->getDefaultBackend()->broadcast(part, {.rootRank = root}));
+  }
 }
 
 torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {

@@ -148,6 +148,11 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Work> start(const torch::Tensor& tensor,
                                        const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
+  /// @throws Error (1) naming the late ranks, if that can be found out
+  void wait(c10d::Work& work) const;
+  /// Starts to copy the root's `tensor` to all ranks.
+  void start_broadcast(const torch::Tensor& tensor, int root,
+                       std::vector<c10::intrusive_ptr<c10d::Work>>& works) const;
 
   LaunchEnvironment environment_;
   c10::intrusive_ptr<c10d::Store> store_;
