@@ -136,6 +136,31 @@ bool prints_epoch(const Outcome& outcome, int epoch) {
 
 const std::string kDigits = " 2 2 --global-batch 48 --dataset digits";
 
+/// @param exit_code of whoever got the signal
+void check_that_a_stopped_run_goes_on(const std::string& program, int signal, int exit_code) {
+  const Folder folder;
+  const std::string options = program + " --dataset digits --optimizer adam ";
+  // It has a million epochs to go when it is asked to stop, and the snapshot is the signal's.
+  Program run = folder.start(options + "--save-every 1000000 --total-epochs 1000000");
+  REQUIRE(run.wait_for_output("Epoch 3 "));
+  kill(run.pid(), signal);
+  const RunResult stopped = run.wait();
+  INFO(program << ", signal " << signal << ": " << stopped.err);
+  CHECK(stopped.exit_code == exit_code);
+  CHECK(stopped.err.find("error: [rank") == std::string::npos);
+  std::smatch match;
+  REQUIRE(
+      std::regex_search(stopped.err, match, std::regex("stopped on request after epoch (\\d+)")));
+  const int last_epoch = std::stoi(match[1]);
+  CHECK(stopped.out.find("Epoch " + std::to_string(last_epoch + 1) + " ") == std::string::npos);
+  const std::string whole =
+      options + "--save-every 1 --total-epochs " + std::to_string(last_epoch + 3);
+  const Outcome resumed = folder.resume(whole);
+  CHECK_FALSE(prints_epoch(resumed, last_epoch));
+  CHECK(prints_epoch(resumed, last_epoch + 1));
+  CHECK(resumed.digest == folder.run(whole).digest);
+}
+
 }  // namespace
 
 TEST_CASE("the parity check notices NaN and wrong weights", "[parity]") {
@@ -408,37 +433,21 @@ TEST_CASE("a resumed run has the bits of an unbroken one", "[parity][snapshot]")
 
 TEST_CASE("a run that a signal stopped, started again, has the bits of an unbroken one",
           "[parity][snapshot]") {
-  const std::vector<std::pair<std::string, int>> runs = {
-      {"01_single_gpu", SIGUSR1},
-      {"02_data_parallel --nprocs 2", SIGUSR2},
-      {"03_ddp_spawn --nprocs 2", SIGUSR1},
-      {"03_ddp_spawn --nprocs 3 --shard-optimizer", SIGUSR2},
-      {"03_ddp_spawn_by_hand --nprocs 2", SIGUSR1},
-      {mpirun(2) + "04_ddp_launcher", SIGUSR1},
-      {mpirun(2) + "04_ddp_launcher", SIGUSR2}};
-  for (const auto& [program, signal] : runs) {
-    const Folder folder;
-    const std::string options = program + " --dataset digits --optimizer adam ";
-    // It has a million epochs to go when it is asked to stop, and the snapshot is the signal's.
-    Program run = folder.start(options + "--save-every 1000000 --total-epochs 1000000");
-    REQUIRE(run.wait_for_output("Epoch 3 "));
-    kill(run.pid(), signal);
-    const RunResult stopped = run.wait();
-    INFO(program << ", signal " << signal << ": " << stopped.err);
-    CHECK(stopped.exit_code == 85);
-    CHECK(stopped.err.find("error: [rank") == std::string::npos);
-    std::smatch match;
-    REQUIRE(
-        std::regex_search(stopped.err, match, std::regex("stopped on request after epoch (\\d+)")));
-    const int last_epoch = std::stoi(match[1]);
-    CHECK(stopped.out.find("Epoch " + std::to_string(last_epoch + 1) + " ") == std::string::npos);
-    const std::string whole =
-        options + "--save-every 1 --total-epochs " + std::to_string(last_epoch + 3);
-    const Outcome resumed = folder.resume(whole);
-    CHECK_FALSE(prints_epoch(resumed, last_epoch));
-    CHECK(prints_epoch(resumed, last_epoch + 1));
-    CHECK(resumed.digest == folder.run(whole).digest);
+  for (const auto& [program, signal] : std::initializer_list<std::pair<std::string, int>>{
+           {"01_single_gpu", SIGUSR1},
+           {"02_data_parallel --nprocs 2", SIGUSR2},
+           {"03_ddp_spawn --nprocs 2", SIGUSR1},
+           {"03_ddp_spawn --nprocs 3 --shard-optimizer", SIGUSR2},
+           {"03_ddp_spawn_by_hand --nprocs 2", SIGUSR1},
+           {mpirun(2) + "04_ddp_launcher", SIGUSR1},
+           {mpirun(2) + "04_ddp_launcher", SIGUSR2}}) {
+    check_that_a_stopped_run_goes_on(program, signal, 85);
   }
+}
+
+TEST_CASE("likewise under torchrun, which passes SIGTERM on and says itself that it had one",
+          "[launcher]") {
+  check_that_a_stopped_run_goes_on(torchrun(2) + "04_ddp_launcher", SIGTERM, 1);
 }
 
 TEST_CASE("digits: 0.95 in every stage within 30 epochs", "[parity]") {

@@ -410,6 +410,14 @@ TEST_CASE("what is not finite in a rank's gradient alone is named in the same st
   }
 }
 
+TEST_CASE("weights that the last step of an epoch makes infinite end the run, without --check",
+          "[log][faults]") {
+  const Folder folder;
+  check_failed(folder.run("faulty_ranks 9 1 --layers 20,16,16,1 --nprocs 2 --snapshot s --quiet",
+                          "inf-gradient 1 2 31"),
+               {"diverged in epoch 2: its loss is ", ", and a weight is not finite"});
+}
+
 TEST_CASE("ranks whose weights differ are told apart, with --check weights at the next check",
           "[log][faults]") {
   for (const std::string speedup : {"none", "fused"}) {
