@@ -137,13 +137,15 @@ class CountingRun {
 struct FaultySaves {
   bool reached = true;  ///< there was such a call
   bool killed = false;
-  bool reported =
-      false;  ///< by an Error (1) that names the file; then the next save, of 5, went well
+  /// By an Error (1) that names the file. What was there before that save or what it was to write
+  /// could be resumed from then, and the next save, of 5, went well.
+  bool reported = false;
   bool saved = false;
 };
 
+/// @param old what can be resumed from before them
 /// @param call that alone counts; empty: every one does
-FaultySaves saves_with(CountingRun& run, const std::string& fault, int at,
+FaultySaves saves_with(CountingRun& run, int64_t old, const std::string& fault, int at,
                        const std::string& call = "") {
   constexpr int kSaved = 10;
   constexpr int kReported = 11;
@@ -158,13 +160,19 @@ FaultySaves saves_with(CountingRun& run, const std::string& fault, int at,
     setenv("DDP_FAULT_AT", std::to_string(at).c_str(), 1);
     setenv("DDP_FAULT", fault.c_str(), 1);
     int code = 1;
+    int64_t before = old;
+    int64_t saving = 3;
     try {
-      run.save(3);
-      run.save(4);
+      run.save(saving);
+      before = saving++;
+      run.save(saving);
       code = ddp_fault_calls < at ? kNotReached : kSaved;
     } catch (const ddp::Error& error) {
       unsetenv("DDP_FAULT");
-      if (error.code() == ddp::ExitCode::kTrainingFailed && contains(error.what(), run.path())) {
+      // Before the next save, which would hide what this one has destroyed.
+      const int64_t left = run.resumable();
+      if (error.code() == ddp::ExitCode::kTrainingFailed && contains(error.what(), run.path()) &&
+          (left == before || left == saving)) {
         run.save(5);
         code = kReported;
       }
@@ -291,10 +299,12 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
     const char* what;
     int64_t resumable;
   };
-  std::vector<std::string> faults = {"kill", "short", std::to_string(ENOSPC), std::to_string(EINTR),
-                                     std::to_string(EPERM)};
+  std::vector<std::string> faults = {"kill", "short"};
+  for (const int error : {ENOSPC, EIO, EINTR, EPERM}) {
+    faults.push_back(std::to_string(error));
+  }
   if (repeats() > 5) {
-    for (const int error : {EIO, EDQUOT, ENOMEM}) {
+    for (const int error : {EDQUOT, ENOMEM}) {
       faults.push_back(std::to_string(error));
     }
   }
@@ -311,7 +321,7 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
           damage(run.path());
         }
         REQUIRE(run.resumable() == old);
-        const FaultySaves saves = saves_with(run, fault, at);
+        const FaultySaves saves = saves_with(run, old, fault, at);
         INFO(before << " before, fault " << fault << " at call " << at);
         const int64_t found = run.resumable();
         if (saves.killed) {
@@ -338,6 +348,20 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
   }
 }
 
+TEST_CASE("every call of a save can meet a fault", "[snapshot]") {
+  // One that faulty_calls.cpp lacks, or no longer gets, would be left out in silence.
+  for (const std::string call : {"open", "close", "fstat", "flock", "fsync", "read", "pwrite",
+                                 "access", "link", "rename", "unlink"}) {
+    CountingRun run;
+    run.save(1);
+    run.save(2);
+    const FaultySaves saves = saves_with(run, 2, "short", 1, call);
+    INFO(call);
+    CHECK(saves.reached);
+    CHECK(saves.saved);
+  }
+}
+
 TEST_CASE("a save bears another run that saves under the same name", "[snapshot]") {
   struct Case {
     std::string fault;
@@ -350,7 +374,7 @@ TEST_CASE("a save bears another run that saves under the same name", "[snapshot]
     CountingRun run;
     run.save(1);
     run.save(2);
-    const FaultySaves saves = saves_with(run, fault, 1, call);
+    const FaultySaves saves = saves_with(run, 2, fault, 1, call);
     INFO("fault " << fault << " at " << call);
     CHECK(saves.reached);
     CHECK(saves.saved);
