@@ -260,6 +260,21 @@ TEST_CASE("a thread's spins that find nobody take one part in 32 of the time") {
         }) <= kBound);
 }
 
+TEST_CASE("a wait of seconds takes no processor") {
+  const auto cpu_ms = [](ddp::shm::Barrier& barrier, int rank) {
+    const double begin_ms = thread_cpu_ms();
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    }
+    barrier.meet();
+    return thread_cpu_ms() - begin_ms;
+  };
+  constexpr double kBoundMs = 50;  // for 400 looks whether the other lives
+  CHECK(least_of_tries(kBoundMs, [&] {
+          return on_two_ranks(std::chrono::seconds(60), cpu_ms)[0];
+        }) <= kBoundMs);
+}
+
 TEST_CASE("the reference knows half precision", "[kernels]") {
   using ddp::test::expected_reduction;
   // 1 + 2^-11 is half way between 1 and the next: to even. 65504 + 65504 is too much.
