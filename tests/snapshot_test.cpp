@@ -23,11 +23,12 @@
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/process_usage.hpp"
+#include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/model/mlp.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/peak_memory.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -39,6 +40,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::test::contains;
+using ddp::test::peak_growth_mib;
 using ddp::test::Program;
 using ddp::test::repeats;
 using ddp::test::RunOptions;
@@ -390,17 +392,11 @@ TEST_CASE("a save needs no copy of the tensors, a load one", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::TensorFile file{{},
                              {{"a", torch::ones({kElements})}, {"b", torch::ones({kElements})}}};
-  const auto peak_mib_of = [](const auto& body) {
-    std::ofstream("/proc/self/clear_refs") << 5 << std::flush;  // the peak becomes what is used now
-    const double before = ddp::peak_rss_mib();
-    body();
-    return ddp::peak_rss_mib() - before;
-  };
   // The second one reads the first.
   for (int i = 0; i < 2; ++i) {
-    CHECK(peak_mib_of([&] { ddp::write_tensor_file(folder.path() + "/s", file); }) < kSlackMib);
+    CHECK(peak_growth_mib([&] { ddp::write_tensor_file(folder.path() + "/s", file); }) < kSlackMib);
   }
-  const double load_mib = peak_mib_of([&] {
+  const double load_mib = peak_growth_mib([&] {
     CHECK(torch::equal(ddp::read_tensor_file(folder.path() + "/s").tensors[1].second,
                        file.tensors[1].second));
   });
