@@ -505,8 +505,10 @@ TEST_CASE("a stop at any moment is heard, and the run resumes with the same bits
 }
 
 TEST_CASE("a resume at every epoch boundary ends on the bits of an unbroken run", "[snapshot]") {
-  // One step an epoch, and each start goes one epoch further than the one before.
-  const std::string small = " --quiet --hidden 16 --dataset-size 64 --global-batch 64";
+  // Each start goes one epoch further than the one before.
+  const std::string small = " --quiet --hidden 16 --global-batch 64 --dataset-size ";
+  // One step an epoch, or three of which the last has fewer samples.
+  const std::vector<std::string> sizes = {"64", "160"};
   const bool is_short = repeats() <= 5;
   const int epochs = is_short ? 3 : 6;
   const std::vector<std::string> optimizers = {"sgd", "momentum", "adam", "adamw"};
@@ -525,11 +527,13 @@ TEST_CASE("a resume at every epoch boundary ends on the bits of an unbroken run"
         Stage{kMpirun + "04_ddp_launcher", is_short ? one : several},
         Stage{kMpirun + "05_multinode", is_short ? one : several}}) {
     for (const std::string& variant : variants) {
-      // A short test takes one of the optimizers, and over all its turns each of them.
-      const size_t first = is_short ? turn++ % optimizers.size() : 0;
+      // A short test takes one of the optimizers, and over all its turns each of them, with either
+      // size.
+      const size_t first = is_short ? turn % optimizers.size() : 0;
       const size_t last = is_short ? first + 1 : optimizers.size();
-      for (size_t i = first; i < last; ++i) {
-        const std::string run = line + small + variant + " --optimizer " + optimizers[i];
+      for (size_t i = first; i < last; ++i, ++turn) {
+        const std::string& size = sizes[(turn + turn / optimizers.size()) % sizes.size()];
+        const std::string run = line + small + size + variant + " --optimizer " + optimizers[i];
         INFO(run);
         const Runs runs;
         std::string resumed;
