@@ -160,10 +160,31 @@ TEST_CASE("training that diverges fails, in one line, and saves nothing of it", 
   }
 }
 
-TEST_CASE("another run's snapshot is refused by its name", "[bad_input]") {
-  check_one_line(shell("for i in 1 2; do $BIN/01_single_gpu 2 1 --quiet --snapshot s > /dev/null; "
-                       "done; $BIN/01_single_gpu 4 1 --lr 0.02 --resume auto --snapshot s"),
-                 3, {"snapshot s belongs to another run: it has lr"});
+TEST_CASE("another run's snapshot is refused by the setting that differs", "[bad_input]") {
+  struct Runs {
+    std::string own;
+    std::string other;
+    std::string says;  // as many words as tell the setting from those that begin alike
+  };
+  const std::string same = "--layers 20,8,1 --lr 0.01 ";
+  for (const auto& [own, other, says] :
+       {Runs{same, "--layers 20,9,1 --lr 0.01", "layers 20,8,1, expected 20,9,1"},
+        Runs{same, same + "--lr-schedule linear", "lr-schedule constant, expected linear over 4"},
+        Runs{same + "--lr-schedule linear", same + "--lr-schedule linear",
+             "lr-schedule linear over 2 epochs, expected linear over 4 epochs"},
+        Runs{same, same + "--dataset-size 999", "dataset synthetic 2048+512 samples, "},
+        Runs{same, same + "--optimizer adam", "optimizer sgd, expected adam"},
+        Runs{same, "--layers 20,8,1 --lr 0.02", "lr 0.01, expected 0.02"},
+        Runs{same, same + "--sampler padded", "sampler distributed, expected padded"},
+        Runs{same, same + "--global-batch 16", "global-batch 32, expected 16"},
+        // The seed makes synthetic data, too.
+        Runs{"--dataset digits", "--dataset digits --seed 7", "seed 42, expected 7"}}) {
+    INFO(own << "; " << other);
+    const std::string program = "$BIN/01_single_gpu --quiet --save-every 1 --snapshot s ";
+    check_one_line(shell(program + "--total-epochs 2 " + own + " > /dev/null && " + program +
+                         "--total-epochs 4 --resume auto " + other),
+                   3, {"snapshot s belongs to another run: it has " + says});
+  }
 }
 
 TEST_CASE("a rank that stands still while all train is named in one line", "[bad_input]") {

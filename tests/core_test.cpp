@@ -27,6 +27,7 @@
 #include "common/training/optimizer.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/peak_memory.hpp"
 
 namespace {
 
@@ -172,6 +173,26 @@ TEST_CASE("the mean over ranks of the loss is the loss of the global batch, with
     }
     CHECK(sum / world_size == Approx(expected).epsilon(1e-6));
   }
+}
+
+TEST_CASE("to evaluate many samples takes no more memory than to evaluate some", "[loss]") {
+  constexpr int64_t kSamples = 40'000;
+  constexpr int64_t kWidth = 4096;
+  ddp::Mlp model(std::vector<int64_t>{20, kWidth, 10});
+  const torch::Tensor input = torch::ones({kSamples, 20});
+  const torch::Tensor target = torch::zeros({kSamples}, torch::kInt64);
+  constexpr double kAllAtOnceMib = double{kSamples} * kWidth * sizeof(float) / (1 << 20);
+  // A few activations of 16 MiB, and what the address sanitizer keeps of those that were freed.
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr double kBoundMib = 100 + 400;
+#else
+  constexpr double kBoundMib = 100;
+#endif
+  static_assert(kAllAtOnceMib > kBoundMib);
+  ddp::Evaluation sums;
+  CHECK(ddp::test::peak_growth_mib(
+            [&] { sums = ddp::evaluate(model, input, target, torch::kCPU); }) < kBoundMib);
+  CHECK(sums.samples == double{kSamples});
 }
 
 TEST_CASE("the optimizers take the steps of LibTorch's own", "[optimizer]") {

@@ -184,6 +184,16 @@ TEST_CASE("two collectives may be further apart than the timeout") {
   CHECK(result.err.empty());
 }
 
+TEST_CASE("a collective whose pieces arrive may take longer than the timeout") {
+  // Eight pieces. A rank gives up 1.5 s after the timeout, if no piece has come by then.
+  const RunResult result = mpirun(2, {"env", std::string("LD_PRELOAD=") + DDP_SLOW_MPI,
+                                      "DDP_SLOW_MPI_SECONDS=0.8", DDP_MPI_RANKS, "pieces", "3"});
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(result.err.empty());
+  CHECK(result.seconds > 8 * 0.8);
+}
+
 TEST_CASE("a rank that is killed, leaves or calls something else ends the others") {
   for (const auto& [what, said] :
        std::map<std::string, std::string>{{"die", "signal 9"},

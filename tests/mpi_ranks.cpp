@@ -66,6 +66,11 @@ int main(int argc, char** argv) {
       std::this_thread::sleep_for(
           std::chrono::duration<double>(options.timeout_seconds + 1 + group.rank()));
       TORCH_CHECK(wide_sum(group, 784)[783].item<int>() == group.world_size());
+    } else if (what == "pieces") {  // of 16 Mi elements: what MPI is given at a time
+      constexpr int64_t kCount = 8 * (int64_t{1} << 24);
+      const torch::Tensor tensor = torch::ones({kCount}, torch::kUInt8);
+      group.all_reduce(tensor);
+      TORCH_CHECK(torch::all(tensor == group.world_size()).item<bool>());
     } else {
       misbehave(what, group);
     }

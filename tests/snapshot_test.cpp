@@ -23,11 +23,12 @@
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/process_usage.hpp"
+#include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/model/mlp.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/peak_memory.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -39,6 +40,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::test::contains;
+using ddp::test::peak_growth_mib;
 using ddp::test::Program;
 using ddp::test::repeats;
 using ddp::test::RunOptions;
@@ -137,13 +139,15 @@ class CountingRun {
 struct FaultySaves {
   bool reached = true;  ///< there was such a call
   bool killed = false;
-  bool reported =
-      false;  ///< by an Error (1) that names the file; then the next save, of 5, went well
+  /// By an Error (1) that names the file. What was there before that save or what it was to write
+  /// could be resumed from then, and the next save, of 5, went well.
+  bool reported = false;
   bool saved = false;
 };
 
+/// @param old what can be resumed from before them
 /// @param call that alone counts; empty: every one does
-FaultySaves saves_with(CountingRun& run, const std::string& fault, int at,
+FaultySaves saves_with(CountingRun& run, int64_t old, const std::string& fault, int at,
                        const std::string& call = "") {
   constexpr int kSaved = 10;
   constexpr int kReported = 11;
@@ -158,13 +162,19 @@ FaultySaves saves_with(CountingRun& run, const std::string& fault, int at,
     setenv("DDP_FAULT_AT", std::to_string(at).c_str(), 1);
     setenv("DDP_FAULT", fault.c_str(), 1);
     int code = 1;
+    int64_t before = old;
+    int64_t saving = 3;
     try {
-      run.save(3);
-      run.save(4);
+      run.save(saving);
+      before = saving++;
+      run.save(saving);
       code = ddp_fault_calls < at ? kNotReached : kSaved;
     } catch (const ddp::Error& error) {
       unsetenv("DDP_FAULT");
-      if (error.code() == ddp::ExitCode::kTrainingFailed && contains(error.what(), run.path())) {
+      // Before the next save, which would hide what this one has destroyed.
+      const int64_t left = run.resumable();
+      if (error.code() == ddp::ExitCode::kTrainingFailed && contains(error.what(), run.path()) &&
+          (left == before || left == saving)) {
         run.save(5);
         code = kReported;
       }
@@ -291,10 +301,12 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
     const char* what;
     int64_t resumable;
   };
-  std::vector<std::string> faults = {"kill", "short", std::to_string(ENOSPC), std::to_string(EINTR),
-                                     std::to_string(EPERM)};
+  std::vector<std::string> faults = {"kill", "short"};
+  for (const int error : {ENOSPC, EIO, EINTR, EPERM}) {
+    faults.push_back(std::to_string(error));
+  }
   if (repeats() > 5) {
-    for (const int error : {EIO, EDQUOT, ENOMEM}) {
+    for (const int error : {EDQUOT, ENOMEM}) {
       faults.push_back(std::to_string(error));
     }
   }
@@ -311,7 +323,7 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
           damage(run.path());
         }
         REQUIRE(run.resumable() == old);
-        const FaultySaves saves = saves_with(run, fault, at);
+        const FaultySaves saves = saves_with(run, old, fault, at);
         INFO(before << " before, fault " << fault << " at call " << at);
         const int64_t found = run.resumable();
         if (saves.killed) {
@@ -338,6 +350,20 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
   }
 }
 
+TEST_CASE("every call of a save can meet a fault", "[snapshot]") {
+  // One that faulty_calls.cpp lacks, or no longer gets, would be left out in silence.
+  for (const std::string call : {"open", "close", "fstat", "flock", "fsync", "read", "pwrite",
+                                 "access", "link", "rename", "unlink"}) {
+    CountingRun run;
+    run.save(1);
+    run.save(2);
+    const FaultySaves saves = saves_with(run, 2, "short", 1, call);
+    INFO(call);
+    CHECK(saves.reached);
+    CHECK(saves.saved);
+  }
+}
+
 TEST_CASE("a save bears another run that saves under the same name", "[snapshot]") {
   struct Case {
     std::string fault;
@@ -350,7 +376,7 @@ TEST_CASE("a save bears another run that saves under the same name", "[snapshot]
     CountingRun run;
     run.save(1);
     run.save(2);
-    const FaultySaves saves = saves_with(run, fault, 1, call);
+    const FaultySaves saves = saves_with(run, 2, fault, 1, call);
     INFO("fault " << fault << " at " << call);
     CHECK(saves.reached);
     CHECK(saves.saved);
@@ -366,17 +392,11 @@ TEST_CASE("a save needs no copy of the tensors, a load one", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::TensorFile file{{},
                              {{"a", torch::ones({kElements})}, {"b", torch::ones({kElements})}}};
-  const auto peak_mib_of = [](const auto& body) {
-    std::ofstream("/proc/self/clear_refs") << 5 << std::flush;  // the peak becomes what is used now
-    const double before = ddp::peak_rss_mib();
-    body();
-    return ddp::peak_rss_mib() - before;
-  };
   // The second one reads the first.
   for (int i = 0; i < 2; ++i) {
-    CHECK(peak_mib_of([&] { ddp::write_tensor_file(folder.path() + "/s", file); }) < kSlackMib);
+    CHECK(peak_growth_mib([&] { ddp::write_tensor_file(folder.path() + "/s", file); }) < kSlackMib);
   }
-  const double load_mib = peak_mib_of([&] {
+  const double load_mib = peak_growth_mib([&] {
     CHECK(torch::equal(ddp::read_tensor_file(folder.path() + "/s").tensors[1].second,
                        file.tensors[1].second));
   });
@@ -500,8 +520,10 @@ TEST_CASE("a request to stop that comes while spawn's ranks still start is heard
 }
 
 TEST_CASE("a resume at every epoch boundary ends on the bits of an unbroken run", "[snapshot]") {
-  // One step an epoch, and each start goes one epoch further than the one before.
-  const std::string small = " --quiet --hidden 16 --dataset-size 64 --global-batch 64";
+  // Each start goes one epoch further than the one before.
+  const std::string small = " --quiet --hidden 16 --global-batch 64 --dataset-size ";
+  // One step an epoch, or three of which the last has fewer samples.
+  const std::vector<std::string> sizes = {"64", "160"};
   const bool is_short = repeats() <= 5;
   const int epochs = is_short ? 3 : 6;
   const std::vector<std::string> optimizers = {"sgd", "momentum", "adam", "adamw"};
@@ -520,11 +542,13 @@ TEST_CASE("a resume at every epoch boundary ends on the bits of an unbroken run"
         Stage{kMpirun + "04_ddp_launcher", is_short ? one : several},
         Stage{kMpirun + "05_multinode", is_short ? one : several}}) {
     for (const std::string& variant : variants) {
-      // A short test takes one of the optimizers, and over all its turns each of them.
-      const size_t first = is_short ? turn++ % optimizers.size() : 0;
+      // A short test takes one of the optimizers, and over all its turns each of them, with either
+      // size.
+      const size_t first = is_short ? turn % optimizers.size() : 0;
       const size_t last = is_short ? first + 1 : optimizers.size();
-      for (size_t i = first; i < last; ++i) {
-        const std::string run = line + small + variant + " --optimizer " + optimizers[i];
+      for (size_t i = first; i < last; ++i, ++turn) {
+        const std::string& size = sizes[(turn + turn / optimizers.size()) % sizes.size()];
+        const std::string run = line + small + size + variant + " --optimizer " + optimizers[i];
         INFO(run);
         const Runs runs;
         std::string resumed;

@@ -176,7 +176,76 @@ TEST_CASE("memory does not grow with the number of steps", "[log]") {
   train(20);
   const size_t before = bytes_in_use();
   train(200);
+  // Not a bit for each of 200,000 steps, nor 21 bytes for an epoch.
   CHECK(bytes_in_use() < before + 4096);
+}
+
+TEST_CASE("memory of ranks that wait and save does not grow with the number of steps", "[log]") {
+  constexpr int64_t kSteps = 100;  // of an epoch
+  constexpr int64_t kEpochs = 1000;
+  const Folder folder;
+  for (const std::string metrics : {"", "m"}) {  // without, one wait in eight is timed; with, all
+    ddp::Options options;
+    options.program = "training_log_test";
+    options.quiet = true;
+    options.snapshot = folder.file("s");
+    options.metrics = metrics.empty() ? "" : folder.file(metrics);
+    const ddp::Dataset dataset = ddp::load_dataset(options);
+    size_t bytes_before = 0;
+    size_t bytes_after = 0;
+    int64_t keys_before = 0;
+    int64_t keys_after = 0;
+    const auto train = [&](ddp::ProcessGroup& process_group) {
+      ddp::Mlp model(std::vector<int64_t>{3, 1});
+      ddp::Optimizer optimizer(*model, options);
+      ddp::Snapshot snapshot(options, process_group.environment(), dataset, *model, optimizer);
+      ddp::TrainingLog log(options, model, torch::kCPU, &process_group);
+      log.begin_training(0);
+      const torch::Tensor loss = torch::ones({});
+      const torch::Tensor gradient = torch::ones({4});
+      ddp::Batch batch;
+      batch.step_samples_per_rank = 32;
+      const auto train_epochs = [&](int64_t begin, int64_t end) {
+        for (int64_t epoch = begin; epoch < end; ++epoch) {
+          log.set_epoch(epoch);
+          log.begin_epoch(kSteps);
+          for (int64_t step = 0; step < kSteps; ++step) {
+            log.add_loss(loss);
+            process_group.all_reduce(gradient);
+            log.end_batch(batch);
+          }
+          log.end_epoch();
+          if (epoch % 10 == 9) {
+            if (process_group.rank() == 0) {
+              snapshot.save(epoch + 1, &process_group);
+            }
+            snapshot.finish_save(epoch + 1, process_group);
+          }
+        }
+      };
+      // One rank looks, while none does anything.
+      const auto look = [&](size_t& bytes, int64_t& keys) {
+        process_group.barrier();
+        if (process_group.rank() == 0) {
+          bytes = bytes_in_use();
+          keys = process_group.store()->getNumKeys();
+        }
+        process_group.barrier();
+      };
+      train_epochs(0, kEpochs / 10);
+      look(bytes_before, keys_before);
+      train_epochs(kEpochs / 10, kEpochs / 10 + kEpochs);
+      look(bytes_after, keys_after);
+    };
+    ddp::test::run_ranks(2, train, "shm");
+    // Of both ranks together less than a byte for each step, and 66 for each epoch; the allocator
+    // itself keeps up to 20,000 for threads that come and go.
+    constexpr size_t kBoundBytes = size_t{1} << 16;
+    INFO((metrics.empty() ? "without" : "with") << " --metrics");
+    CHECK(bytes_after < bytes_before + kBoundBytes);
+    CHECK(keys_before > 0);
+    CHECK(keys_after == keys_before);
+  }
 }
 
 TEST_CASE("the pages of --metrics are touched before an epoch's steps, not in them", "[log]") {

@@ -135,6 +135,11 @@ ssize_t pwrite(int fd, const void* bytes, size_t size, off_t position) {
              : original<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite")(
                    fd, bytes, fault == Fault::kShort ? (size + 1) / 2 : size, position);
 }
+int access(const char* path, int mode) noexcept {
+  return fault_of("access", path) == Fault::kError
+             ? -1
+             : original<int (*)(const char*, int)>("access")(path, mode);
+}
 int link(const char* from, const char* to) noexcept {
   return fault_of("link", to) == Fault::kError
              ? -1
