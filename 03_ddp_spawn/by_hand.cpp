@@ -3,8 +3,8 @@
 //   run:  build/bin/03_ddp_spawn_by_hand 50 10 --nprocs 2
 //
 // New here: the weights are broadcast before training, the gradients all-reduced after backward.
-// The result has the same bits; what is lost is the overlap of communication with backward, and one
-// message for many small gradients.
+// With two ranks the result has the same bits; what is lost is the overlap of communication with
+// backward, and one message for many small gradients.
 
 #include "common/stage.hpp"
 

@@ -313,14 +313,16 @@ class Promises(unittest.TestCase):
         cells = re.findall(r"`(\w+)`: ([^|\n]+?) *(?:\||\)\.|$)", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
         self.assertGreater(len(cells), 30)
         registered = (ROOT / "tests/CMakeLists.txt").read_text()
-        # A name that is split over lines is one.
-        sources = [re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "tests").glob("*.*") if path.suffix in (".cpp", ".py")]
         for test, case in cells:
             with self.subTest(f"{test}: {case}"):
                 self.assertTrue(re.search(rf"\b{test}\b", registered), "CTest has no test of that name")
-                # A fault's name has its launcher's after it.
+                command = re.search(rf"\b{test} \w+ \d+ COMMAND .*?(?:\b(\w+_test)\b|tests/(\w+)\.py)", registered)
+                stem = f"{test}_test" if command is None else command[1] or command[2]
+                in_python = command is not None and command[2] or not (ROOT / f"tests/{stem}.cpp").exists()
+                source = (ROOT / f"tests/{stem}{'.py' if in_python else '.cpp'}").read_text()
+                # A fault's name has its launcher's after it; a name that is split over lines is one.
                 name = case.split(", ")[0] if test == "faults" else case.replace('"', '\\"')
-                self.assertTrue(any(name in source for source in sources))
+                self.assertTrue(name in re.sub(r'"\s*\n\s*"', "", source), f"not in {stem}")
 
 
 if __name__ == "__main__":

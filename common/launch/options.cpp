@@ -128,7 +128,7 @@ void add_devices(OptionGroup group, Options& options) {
                });
   const bool counts = options.launch != Launch::kLauncher;
   Option nprocs =
-      group.value("--nprocs", "N", "one per device",
+      group.value("--nprocs", "N", "one per GPU, else 2",
                   options.launch == Launch::kSpawn ? "processes to start" : "replicas, stage 02",
                   [&options, counts](const std::string& name, const std::string& text) {
                     if (!counts) {

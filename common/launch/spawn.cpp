@@ -66,7 +66,7 @@ class ErrorSocket {
   int write_end() const { return write_end_.get(); }
 
   std::optional<internal::RankError> next() const {
-    constexpr size_t kNumbersBytes = size_t{1} << 14;  // also of a thousand ranks
+    constexpr size_t kNumbersBytes = size_t{1} << 14;  // the code, process ids of a thousand ranks
     std::vector<char> text(internal::kMostErrorBytes + kNumbersBytes);
     const ssize_t size = recv(read_end_.get(), text.data(), text.size(), 0);
     return size <= 0
@@ -185,8 +185,8 @@ class Ranks {
         }
       }
     }
-    // After that, as what a rank said, it said before it ended; and before they are collected, as
-    // whoever says something looks who is there to be collected.
+    // After noting who has ended: a rank speaks before it ends, so nothing is missed. And before
+    // collecting them: a rank that speaks lists those that are there to be collected.
     while (const auto error = errors_.next()) {
       said_ = said_ ? said_ : error;
     }
@@ -195,7 +195,8 @@ class Ranks {
       const pid_t pid = std::exchange(pids_[rank], 0);
       ended.push_back({rank, pid, poll_process(pid).value()});
     }
-    // Who ended later was brought down by the rank that said something, or has itself done so.
+    // A rank that was not ending when the first word was said is not its cause: the word was its
+    // own, or brought it down.
     const auto may_be_cause = [this](pid_t pid) {
       return !said_ || std::ranges::find(said_->ending, pid) != said_->ending.end();
     };
@@ -213,7 +214,8 @@ class Ranks {
     }
   }
 
-  /// Of ranks that others may miss: some backends do not say whom, and a library may call exit().
+  /// For another rank's error, which may be that these are missing: not every backend says whom it
+  /// misses. A library may have called exit().
   std::string whereabouts() const {
     std::vector<size_t> stopped;
     for (size_t rank = 0; rank < pids_.size(); ++rank) {
@@ -249,7 +251,7 @@ class Ranks {
   void signal_all(int signal) const {
     for (const pid_t pid : pids_) {
       if (pid > 0) {
-        // SIGKILL leaves nobody to clean up after, so it goes to the whole group.
+        // A rank that is killed cannot end what it has started, so this goes to the whole group.
         kill(signal == SIGKILL ? -pid : pid, signal);
         if (signal == SIGTERM) {
           kill(pid, SIGCONT);  // a rank that was stopped would not hear it

@@ -26,8 +26,9 @@ int run_alone(int argc, char** argv, TrainFunction train);
 
 /// Stage 03: starts this program once per rank, with RANK, LOCAL_RANK, WORLD_SIZE and the store's
 /// address in the environment, and waits. The first failure ends the other ranks; SIGTERM, SIGINT,
-/// SIGUSR1 and SIGUSR2 are forwarded; no rank outlives this process, even if it is killed.
-/// @return the first failing rank's exit code (128 + signal if it was killed), else 0
+/// SIGHUP, SIGUSR1 and SIGUSR2 are forwarded; no rank outlives this process, even if it is killed.
+/// @return the first failing rank's exit code (128 + signal if it was killed), else 85 if the ranks
+/// stopped on request, else 0
 int spawn(int argc, char** argv, TrainFunction train);
 
 /// The part of spawn() that starts this program `world_size` times and waits, for a program with a

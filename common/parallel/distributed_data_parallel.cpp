@@ -46,7 +46,7 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
       target_(std::make_shared<HookTarget>()) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const size_t parameters = buckets_.range(bucket).parameters;
-    bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // buckets begin at the end
+    bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // bucket 0 has the last ones
     parameters_in_.push_back(parameters);
   }
   process_group.broadcast(flat_.data);

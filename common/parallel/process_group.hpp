@@ -81,14 +81,15 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Work> start_all_reduce(
       std::vector<torch::Tensor>& tensors,
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
-  /// Whether the backend divides while it adds, with the bits of a division afterwards: to divide a
-  /// large tensor by itself takes about as long as to sum it over two ranks.
+  /// Whether the backend divides while it adds, with the bits of a division afterwards, which
+  /// takes a pass over the tensor: about as long as to sum a large one over two ranks.
   bool has_average() const noexcept { return backend_name_ == "shm"; }
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const { wait(work, wait_.backward); }
   /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
   /// undefined. An all-reduce where the backend has nothing cheaper.
   c10::intrusive_ptr<c10d::Work> start_reduce_scatter(DividedTensor& tensor) const;
-  /// Copies every rank's own part of each tensor to all ranks, in place. Not while paused.
+  /// Copies every rank's own part of each tensor to all ranks, in place. While paused it does
+  /// nothing.
   void gather_parts(std::vector<DividedTensor>& tensors) const;
   /// Copies the root's `tensor` to all ranks, in place.
   void broadcast(torch::Tensor tensor, int root = 0) const;
