@@ -3,9 +3,13 @@
 #include "common/parallel/process_group.hpp"
 
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <functional>
@@ -16,7 +20,9 @@
 #include "common/base/scratch_folder.hpp"
 #include "common/data/dataset.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/stop_request.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/signs_of_life.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -304,6 +310,28 @@ TEST_CASE("two collectives may be further apart than --timeout", "[timeout]") {
   auto over_gloo = std::async(std::launch::async, train, "gloo");
   CHECK(train("shm") == nothing_thrown);
   CHECK(over_gloo.get() == nothing_thrown);
+}
+
+TEST_CASE("a rank that was asked to stop gives rank 0 up that never gives a sign, too", "[store]") {
+  const pid_t child = fork();  // which is asked, for good
+  if (child == 0) {
+    ddp::watch_for_stop_request();
+    raise(SIGTERM);
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    store->setTimeout(std::chrono::minutes(2));
+    try {
+      ddp::wait_for_rank_0(store, "key", "sign", "writes the snapshot");
+      _exit(1);
+    } catch (const ddp::Error& error) {
+      const std::string expected =
+          "rank 0 gave no sign of life for 8 s while it writes the snapshot";
+      _exit(error.what() == expected ? 0 : 2);
+    }
+  }
+  REQUIRE(child > 0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("the interface that torch's own variables name", "[interface]") {

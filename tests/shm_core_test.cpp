@@ -207,7 +207,7 @@ TEST_CASE("spins that find nobody take one part in 32 of the time") {
   }
 }
 
-TEST_CASE("threads that wake up slowly fall into step again") {
+TEST_CASE("threads that wake up slowly fall into step again", "[measured]") {
   if (ddp::allowed_cores().size() < 2) {
     WARN("one processor, which whoever waits must give up: not tried");
     SUCCEED("there is no second processor");

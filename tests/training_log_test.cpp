@@ -280,7 +280,7 @@ TEST_CASE("the pages of --metrics are touched before an epoch's steps, not in th
 }
 
 TEST_CASE("a run with SGD takes three times its weights and 128 MiB, 160 with one large layer",
-          "[log]") {
+          "[log][measured]") {
   const Folder folder;
   // Autograd makes each layer's gradient before it adds it to what is there, so a layer that is
   // nearly the whole model takes nearly a third copy, unless fused; LibTorch alone takes 128 MiB.
@@ -299,7 +299,7 @@ TEST_CASE("a run with SGD takes three times its weights and 128 MiB, 160 with on
   }
 }
 
-TEST_CASE("how far weights moved is exact, whoever drew them", "[log]") {
+TEST_CASE("how far weights moved is exact, whoever drew them", "[log][measured]") {
   for (const bool as_drawn : {true, false}) {
     torch::manual_seed(7);
     const ddp::Mlp model(std::vector<int64_t>{300, 400, 10});

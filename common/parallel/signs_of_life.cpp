@@ -24,6 +24,8 @@ namespace {
 /// How long rank 0 may be silent for ranks that were asked to stop: a launcher that has lost rank 0
 /// asks the others, and kills them only much later (torchrun after 30 s).
 constexpr std::chrono::milliseconds kPatienceWhenAsked(3000);
+/// Before its first sign rank 0 may be busy elsewhere.
+constexpr std::chrono::milliseconds kPatienceForFirstSign(8000);
 
 std::chrono::milliseconds sign_interval(const c10d::Store& store) {
   constexpr int kSigns = 4;  // in --timeout; enough of them in the patience, too
@@ -107,9 +109,10 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   int signs = 0;
   Clock::time_point heard = Clock::now();
   while (done.wait_for(interval) != std::future_status::ready) {
-    // Before its first sign rank 0 may be busy elsewhere, or have no thread to give signs with.
     const std::chrono::milliseconds patience =
-        stop_request() == 0 || signs == 0 ? timeout : std::min(timeout, kPatienceWhenAsked);
+        stop_request() == 0
+            ? timeout
+            : std::min(timeout, signs == 0 ? kPatienceForFirstSign : kPatienceWhenAsked);
     if (const int now = progress->signs; now != signs) {
       signs = now;
       heard = Clock::now();
