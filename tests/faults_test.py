@@ -231,6 +231,7 @@ def check_killed_launcher(launcher, number, chance):
 def check_stopped_rank(launcher, number, chance):
     """Kept still, not ended: only a clock can tell."""
     timeout_s, backend = 3, backend_of(number)
+    gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # whose ranks ask at the store who is late
     rank = chance.randrange(RANKS)
     with tempfile.TemporaryDirectory() as folder:
         # Whole starts of three LibTorch fit into the timeout on a machine that has nothing else to do.
@@ -240,16 +241,17 @@ def check_stopped_rank(launcher, number, chance):
             os.kill(ranks[rank], signal.SIGSTOP)
             others = {pid for number, pid in ranks.items() if number != rank}
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
-            check_gone(time.monotonic() - begin, timeout_s + STOPPED_GONE_S,
+            check_gone(time.monotonic() - begin, gone_s,
                        f"{launcher} over {backend}: a rank is stopped, the others gone after (timeout {timeout_s} s)", run)
             if launcher == "torchrun":  # asks it to end, which it does not hear, and would kill it after 30 s
                 os.kill(ranks[rank], signal.SIGCONT)
             code = run.wait()
-            check_gone(time.monotonic() - begin, timeout_s + STOPPED_GONE_S + (timeout_s if launcher == "torchrun" else 0),
+            check_gone(time.monotonic() - begin, gone_s + (timeout_s if launcher == "torchrun" else 0),
                        f"{launcher} over {backend}: a rank is stopped, all gone after (timeout {timeout_s} s)", run)
             errors = run.errors()
+            others_named = [line for line in errors if re.search(rf"\brank (?!{rank} )[\d, ]+(\(pid \d+\) )?did not arrive", line)]
             named = [line for line in errors if re.search(rf"\brank {rank}\b(?!\])", line)]
-            check(code != 0 and named and (launcher != "spawn" or len(errors) == 1),
+            check(code != 0 and named and not others_named and (launcher != "spawn" or len(errors) == 1),
                   f"{launcher} over {backend}, rank {rank} stopped: exit code {code}\n{run.texts()}")
 
 
@@ -354,7 +356,7 @@ def main():
     for what, values in figures.items():
         values.sort()
         median = values[len(values) // 2]
-        late = median > promises.get(what, math.inf)
+        late = len(values) >= 5 and median > promises.get(what, math.inf)  # of fewer the machine's other work may be most
         failed += late
         print(f"{what}: median {median:.2f}, most {values[-1]:.2f} (n = {len(values)})"
               + (f", FAILED: promised are {promises[what]}" if late else ""), flush=True)

@@ -38,6 +38,7 @@ bool lines_compete(int64_t rows, int64_t columns) {
   return columns % kPage == 0 && rows > kFewRows;
 }
 constexpr int64_t kPackedRows = 8 * kTileRows;  // three lines of 64 bytes
+constexpr int64_t kMarks = 2 * kBlock;  // a thread's, with none of another's in its cache lines
 
 struct Layer {
   int64_t in;
@@ -58,7 +59,7 @@ class HostEngine : public Engine {
         kernels_(kernels()),
         threads_(threads),
         columns_(round_up(std::clamp<int64_t>(max_samples, 1, kPartSamples), kBlock)),
-        marks_(look ? threads * kBlock : 0),
+        marks_(look ? threads * kMarks : 0),
         loss_(torch::zeros({}, torch::kFloat64)) {
     int64_t packed = 0;
     for (const LinearStorage& linear : storage_) {
@@ -131,7 +132,7 @@ class HostEngine : public Engine {
            [&](int64_t thread, int64_t begin, int64_t end) {
              Product part = product;
              if (part.marks != nullptr) {
-               part.marks += thread * kBlock;
+               part.marks += thread * kMarks;
              }
              kernels_.multiply(part, begin * kTileRows, std::min(end * kTileRows, product.rows));
            });
@@ -275,7 +276,7 @@ class HostEngine : public Engine {
   WorkerPool threads_;
   int64_t columns_;  // samples of a part, a multiple of kBlock
   std::vector<Layer> layers_;
-  std::vector<float> marks_;  // kBlock per thread, see Product::marks; none if nobody is to look
+  std::vector<float> marks_;  // kMarks per thread, see Product::marks; none if nobody is to look
   bool finite_ = false;
   torch::Tensor packed_;  // (threads, room for kPackedRows columns of weights)
   torch::Tensor loss_;

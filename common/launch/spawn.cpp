@@ -94,7 +94,8 @@ class Ranks {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  void start(const std::vector<std::string>& argv, int world_size) {
+  void start(const std::vector<std::string>& argv, int world_size,
+             const std::vector<int>& held_signals) {
     // Rank 0 serves the store on a socket that is bound before any rank starts: no port can be
     // taken in between.
     const Listener store = listen_on("127.0.0.1", 0);
@@ -117,9 +118,9 @@ class Ranks {
     options.program = "/proc/self/exe";
     options.parent_death_signal = SIGKILL;
     options.signal_mask = signals_.original();
-    // Requests wait until the rank has loaded its libraries: remember_user_signals() hears them.
-    sigaddset(&*options.signal_mask, SIGUSR1);
-    sigaddset(&*options.signal_mask, SIGUSR2);
+    for (const int signal : held_signals) {
+      sigaddset(&*options.signal_mask, signal);
+    }
     for (int rank = 0; rank < world_size; ++rank) {
       variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
       variables["DDP_STORE_LISTEN_FD"] = std::nullopt;
@@ -302,14 +303,16 @@ int start_and_wait(int argc, char** argv) {
   internal::refuse_several(options, environment, "starts its own processes");
   const int world_size = processes_to_start(options);
   resolve_batch_per_rank(options, world_size);
-  return start_ranks(options.program, {argv, argv + argc}, world_size);
+  // Requests wait until a rank has loaded its libraries: remember_user_signals() hears them.
+  return start_ranks(options.program, {argv, argv + argc}, world_size, {SIGUSR1, SIGUSR2});
 }
 
 }  // namespace
 
-int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size) {
+int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
+                const std::vector<int>& held_signals) {
   Ranks ranks(program);
-  ranks.start(argv, world_size);
+  ranks.start(argv, world_size, held_signals);
   return ranks.wait();
 }
 

@@ -35,8 +35,10 @@ int spawn(int argc, char** argv, TrainFunction train);
 /// command line of its own. Every rank gets `argv`, and finds out by read_launch_environment() that
 /// it is one. Before any thread exists.
 /// @param program name that stands before messages
+/// @param held_signals blocked when a rank begins
 /// @return as spawn() @throws TransientError if there is no port or no process to be had
-int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size);
+int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
+                const std::vector<int>& held_signals = {});
 
 /// Stages 04 and 05: a launcher started this process and says which rank it is.
 /// @return as run_alone()

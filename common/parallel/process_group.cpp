@@ -9,6 +9,7 @@
 #include <memory>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -107,34 +108,51 @@ void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::str
   }
 }
 
-/// Gloo says that a rank did not come in time, but not which. Those that wait for it, too, say so
-/// at the store, about now, as their clocks began together.
-/// @return those that say nothing; rank 0 if the store that it may serve does not answer; none if
-/// the store is gone
-std::vector<int> ranks_that_do_not_wait(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                        int world_size) {
-  static constexpr std::chrono::milliseconds kPatience(500);
-  const auto silent = std::make_shared<std::promise<std::vector<int>>>();
-  std::future<std::vector<int>> answer = silent->get_future();
-  // In a thread, as no call returns from a store whose process is stopped.
-  std::thread([store, rank, world_size, silent] {
-    std::vector<int> ranks;
+/// Gloo says that a rank did not come in time, but not which; and whoever notices first closes its
+/// connections, which is all that others see. So each rank that has noticed either says so at the
+/// store.
+/// @param timed_out or a connection broke, which may have other reasons
+/// @return those that say nothing for a moment after another one's time was over; rank 0 if the
+/// store that it serves does not answer; none if no time was over, or the store is gone
+std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                            bool rank_0_serves, bool timed_out) {
+  static constexpr std::chrono::milliseconds kOthersNotice(100);
+  static constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
+  constexpr std::chrono::seconds kStoreAnswers{1};
+  const std::string kTimedOut = "timed out";
+  const auto late = std::make_shared<std::promise<std::vector<int>>>();
+  std::future<std::vector<int>> answer = late->get_future();
+  const auto ask = [=] {
+    std::vector<int> silent;
     try {
       const std::vector<std::string> keys = keys_of_ranks("late", world_size);
-      store->set(keys[static_cast<size_t>(rank)], "waits");
-      std::this_thread::sleep_for(kPatience);
-      for (int other = 0; other < world_size; ++other) {
-        if (!store->check({keys[static_cast<size_t>(other)]})) {
-          ranks.push_back(other);
+      store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
+      std::this_thread::sleep_for(kOthersNotice);
+      const bool any_timed_out = std::ranges::any_of(keys, [&](const std::string& key) {
+        return store->check({key}) && store->get_to_str(key) == kTimedOut;
+      });
+      if (any_timed_out) {
+        std::this_thread::sleep_for(kOthersTime);
+        for (int other = 0; other < world_size; ++other) {
+          if (!store->check({keys[static_cast<size_t>(other)]})) {
+            silent.push_back(other);
+          }
         }
       }
     } catch (const std::exception&) {
-      ranks.clear();
+      silent.clear();
     }
-    silent->set_value(ranks);
-  }).detach();
-  return answer.wait_for(2 * kPatience) == std::future_status::ready ? answer.get()
-                                                                     : std::vector<int>{0};
+    late->set_value(silent);
+  };
+  try {
+    std::thread(ask).detach();  // as no call returns from a store whose process is stopped
+  } catch (const std::system_error&) {
+    return {};
+  }
+  if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
+    return answer.get();
+  }
+  return rank_0_serves && rank != 0 ? std::vector<int>{0} : std::vector<int>();
 }
 
 /// The network that the user wants: --interface, or what torch's own programs read.
@@ -299,16 +317,22 @@ void ProcessGroup::wait(c10d::Work& work) const {
   try {
     work.wait();
   } catch (const std::exception& error) {
-    // Gloo's errors have no type of their own.
-    const bool is_late = backend_name_ == "gloo" &&
-                         std::string_view(error.what()).find("Timed out") != std::string_view::npos;
+    if (backend_name_ != "gloo") {
+      throw;
+    }
+    // Gloo's errors have no type of their own. The second is that of a collective beside the one
+    // whose time was over.
+    const std::string_view what = error.what();
+    const bool timed_out = what.find("Timed out") != std::string_view::npos ||
+                           what.find("Application timeout") != std::string_view::npos;
+    const bool rank_0_serves = environment_.store.kind != StoreLocation::Kind::kAgentTcp;
     const std::vector<int> late =
-        is_late ? ranks_that_do_not_wait(store_, rank(), world_size()) : std::vector<int>();
+        late_ranks(store_, rank(), world_size(), rank_0_serves, timed_out);
     if (late.empty()) {
       throw;
     }
-    if (rank() == 0) {
-      at_train_end(wait_for_launcher);  // it may serve the store, where the others ask, too
+    if (rank() == 0 && rank_0_serves) {
+      at_train_end(wait_for_launcher);  // others may still ask
     }
     throw Error(ExitCode::kTrainingFailed,
                 fmt::format("rank {} did not arrive within {} s, expected all {} ranks",

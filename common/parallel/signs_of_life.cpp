@@ -33,6 +33,8 @@ std::chrono::milliseconds sign_interval(const c10d::Store& store) {
                     kPatienceWhenAsked / (2 * kSigns));
 }
 
+const std::string kNoFurtherSign = "and no further one";
+
 /// What signs begin with that are given until `key` is set: there may be older ones.
 std::string sign_of(const std::string& key) {
   return key + " ";
@@ -67,6 +69,7 @@ SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& k
         });
   } catch (const std::system_error&) {
     // No thread is to be had: it must be done within --timeout then.
+    process_group->store()->set(sign, sign_of(key) + kNoFurtherSign);
   }
 }
 
@@ -76,6 +79,7 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   struct Progress {
     std::promise<std::string> done;
     std::atomic<int> signs{0};
+    std::atomic<bool> further_signs{true};  // are to be expected
   };
   const std::chrono::milliseconds timeout = store->getTimeout();
   const std::chrono::milliseconds interval = sign_interval(*store);
@@ -95,6 +99,7 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
         const std::string now = store->check({sign}) ? store->get_to_str(sign) : "";
         if (now != last_sign && now.starts_with(sign_of(key))) {
           last_sign = now;
+          progress->further_signs = now != sign_of(key) + kNoFurtherSign;
           ++progress->signs;
         }
       }
@@ -107,10 +112,15 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   std::thread listener(listen);
   std::future<std::string> done = progress->done.get_future();
   int signs = 0;
-  Clock::time_point heard = Clock::now();
+  Clock::time_point heard = Clock::now();  // or asked to stop, which begins the clock anew
+  bool asked = false;
   while (done.wait_for(interval) != std::future_status::ready) {
+    if (!asked && stop_request() != 0) {
+      asked = true;
+      heard = Clock::now();
+    }
     const std::chrono::milliseconds patience =
-        stop_request() == 0
+        !asked || !progress->further_signs
             ? timeout
             : std::min(timeout, signs == 0 ? kPatienceForFirstSign : kPatienceWhenAsked);
     if (const int now = progress->signs; now != signs) {

@@ -25,8 +25,8 @@ class SignsOfLife {
 /// What rank 0 sets `key` to when it is done.
 /// @param sign as above
 /// @param activity "writes the snapshot"
-/// @throws Error (1) if it gave no sign of life for --timeout (no further one for a few seconds, if
-/// this rank was asked to stop), or if the store is gone
+/// @throws Error (1) if it gave no sign of life for --timeout (for a few
+/// seconds, if this rank was asked to stop), or if the store is gone
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
                             const std::string& sign, const std::string& activity);
 
