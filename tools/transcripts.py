@@ -265,8 +265,9 @@ def origin_of_this_run():
         raise SystemExit(f"transcripts.py: not committed: {' '.join(changed)}; outputs of a commit are wanted")
     cpu = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     version = re.search(r"LibTorch [^,]+", text_of("build/bin/01_single_gpu", "--version")).group(0)
+    real_time = ", with real-time priority (chrt -r 5)" if os.sched_getscheduler(0) == os.SCHED_RR else ""
     return (f"All outputs on these pages are from one run: {datetime.date.today()}, commit {text_of('git', 'rev-parse', '--short=12', 'HEAD')}, "
-            f"{cpu.group(1) if cpu else 'unknown processor'}, {len(os.sched_getaffinity(0))} cores, {version}.")
+            f"{cpu.group(1) if cpu else 'unknown processor'}, {len(os.sched_getaffinity(0))} cores, {version}{real_time}.")
 
 
 def rewrite_pages():
