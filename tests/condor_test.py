@@ -87,7 +87,9 @@ def test_example(place):
     job = place.wait(CHECKOUT / "out/condor", "done")
     assert "CPU1] Epoch 4" in place.read(job, "job.out"), place.read(job, "job.out")
     assert "accuracy" in summary(place.read(job, "job.out"))
-    assert place.read(job, "job.err") == "", place.read(job, "job.err")
+    said = place.read(job, "job.err").splitlines()
+    # On a busy machine a rank may be slower than the other, and is then named.
+    assert all(line.endswith("they wait for it") for line in said), said
     files = {path.name for path in place.pool.path(job["folder"]).iterdir()}
     assert {"snapshot.safetensors", "metrics.jsonl", "job.log"} <= files, files
     assert place.pool.path(CHECKOUT / "out/condor/submission_file.sub").exists()

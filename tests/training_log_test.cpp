@@ -602,7 +602,11 @@ TEST_CASE("a rank that computes longer than the others is named, equal ones are 
       CHECK(std::ranges::count(slow.err, '\n') == 1);
       CHECK(std::regex_match(slow.out, std::regex(R"(moved .* samples/s\n)")));
     }
-    const RunResult even = folder.run(command + speedup);
+    RunResult even = folder.run(command + speedup);
+    // Where another program keeps one processor busy, equal ranks do not take equal times.
+    for (int attempt = 1; attempt < 5 && !even.err.empty(); ++attempt) {
+      even = folder.run(command + speedup);
+    }
     CHECK(even.exit_code == 0);
     CHECK(even.err.empty());
   }

@@ -67,6 +67,12 @@ class TwoHosts(unittest.TestCase):
             self.assertEqual(listening(host), [])
 
 
+    def ranks(self, *arguments, **variables):
+        """Started by hand, one on each host, over Gloo."""
+        return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
+                      LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
+
+
 class Torchrun(TwoHosts):
     def train(self, ranks, *options, program="05_multinode"):
         agents = [start(host, stages.torchrun(), "--nnodes=2", f"--nproc-per-node={ranks // 2}", *options,
@@ -150,10 +156,6 @@ class NamedNetwork(TwoHosts):
             host.add_interface("fast0", host.ipv4.replace("10.77", "10.79") + "/24")
             self.addCleanup(host.remove_interface, "fast0")
 
-    def ranks(self, *arguments, **variables):
-        return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
-                      LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
-
     def addresses_in_use(self, **variables):
         """Those at host2's end of Gloo's connections while the two train. (The store's are IPv6 sockets, in another table.)"""
         ranks = self.ranks("1000000", "1000000", **variables)
@@ -180,12 +182,7 @@ class NamedNetwork(TwoHosts):
 
 
 class FaultyNetwork(TwoHosts):
-    """Ranks by hand, one on each host, over Gloo."""
-
-    def ranks(self, *arguments):
-        return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", "--timeout", "4", RANK=str(rank), WORLD_SIZE="2",
-                      LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29631")
-                for rank, host in enumerate(hosts)]
+    """Ranks by hand, whose network is slow, or cut."""
 
     def test_slow(self):
         """A collective may take longer than --timeout while it makes progress: the weights go over in 5 s, the gradients too."""
@@ -193,14 +190,14 @@ class FaultyNetwork(TwoHosts):
         run("tc", "-n", hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", "latency", "100ms")
         self.addCleanup(run, "tc", "-n", hosts[0].name, "qdisc", "del", "dev", "eth0", "root")
         begin = time.monotonic()
-        codes, out, err = finish(*self.ranks(*workload))
+        codes, out, err = finish(*self.ranks(*workload, "--timeout", "4"))
         self.assertEqual(codes, [0, 0], out + err)
         self.assertGreater(time.monotonic() - begin, 8, "the network was not slow")
         self.assertEqual(last_line(out)[1], stages.spawned(BIN, 2, workload)[1])
 
     def test_cut(self):
         """Each side names the rank on the other."""
-        ranks = self.ranks("1000000", "1000000")
+        ranks = self.ranks("1000000", "1000000", "--timeout", "4")
         self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
         begin = time.monotonic()
         run("ip", "-n", hosts[1].name, "link", "set", "eth0", "down")

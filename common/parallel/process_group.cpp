@@ -9,7 +9,6 @@
 #include <memory>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -120,37 +119,31 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store, int ra
   static constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
   constexpr std::chrono::seconds kStoreAnswers{1};
   const std::string kTimedOut = "timed out";
-  const auto late = std::make_shared<std::promise<std::vector<int>>>();
-  std::future<std::vector<int>> answer = late->get_future();
-  const auto ask = [=] {
+  std::packaged_task<std::vector<int>()> ask([=] {
+    const std::vector<std::string> keys = keys_of_ranks("late", world_size);
+    store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
+    std::this_thread::sleep_for(kOthersNotice);
     std::vector<int> silent;
-    try {
-      const std::vector<std::string> keys = keys_of_ranks("late", world_size);
-      store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
-      std::this_thread::sleep_for(kOthersNotice);
-      const bool any_timed_out = std::ranges::any_of(keys, [&](const std::string& key) {
-        return store->check({key}) && store->get_to_str(key) == kTimedOut;
-      });
-      if (any_timed_out) {
-        std::this_thread::sleep_for(kOthersTime);
-        for (int other = 0; other < world_size; ++other) {
-          if (!store->check({keys[static_cast<size_t>(other)]})) {
-            silent.push_back(other);
-          }
+    if (std::ranges::any_of(keys, [&](const std::string& key) {
+          return store->check({key}) && store->get_to_str(key) == kTimedOut;
+        })) {
+      std::this_thread::sleep_for(kOthersTime);
+      for (int other = 0; other < world_size; ++other) {
+        if (!store->check({keys[static_cast<size_t>(other)]})) {
+          silent.push_back(other);
         }
       }
-    } catch (const std::exception&) {
-      silent.clear();
     }
-    late->set_value(silent);
-  };
+    return silent;
+  });
+  std::future<std::vector<int>> answer = ask.get_future();
   try {
-    std::thread(ask).detach();  // as no call returns from a store whose process is stopped
-  } catch (const std::system_error&) {
-    return {};
-  }
-  if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
-    return answer.get();
+    std::thread(std::move(ask)).detach();  // as no call returns from a store that is stopped
+    if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
+      return answer.get();
+    }
+  } catch (const std::exception&) {
+    return {};  // the store is gone, or no thread is to be had
   }
   return rank_0_serves && rank != 0 ? std::vector<int>{0} : std::vector<int>();
 }
@@ -352,13 +345,15 @@ void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
                                    std::vector<c10::intrusive_ptr<c10d::Work>>& works) const {
   // Gloo waits for all of a tensor with one --timeout: a large one goes piece by piece.
   constexpr int64_t kPieceBytes = 4 << 20;
-  const bool in_pieces = backend_name_ == "gloo" && tensor.is_contiguous();
-  const torch::Tensor flat = in_pieces ? tensor.view(-1) : tensor;
-  const int64_t piece = in_pieces ? kPieceBytes / tensor.element_size() : tensor.numel();
-  for (int64_t begin = 0; begin < tensor.numel(); begin += piece) {
-    std::vector<torch::Tensor> part{
-        in_pieces ? flat.slice(0, begin, std::min(begin + piece, flat.numel())) : flat};
-    works.push_back(group_->getDefaultBackend()->broadcast(part, {.rootRank = root}));
+  const std::vector<torch::Tensor> pieces =
+      backend_name_ == "gloo" && tensor.is_contiguous()
+          ? tensor.view(-1).split(kPieceBytes / tensor.element_size())
+          : std::vector<torch::Tensor>{tensor};
+  for (const torch::Tensor& piece : pieces) {
+    if (piece.numel() > 0) {
+      std::vector<torch::Tensor> part{piece};
+      works.push_back(group_->getDefaultBackend()->broadcast(part, {.rootRank = root}));
+    }
   }
 }
 
