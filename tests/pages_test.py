@@ -257,6 +257,17 @@ class Pictures(TemporaryTree):
         with self.assertRaises(pictures.Refused):
             pictures.picture(self.document, pictures.DARK)
 
+    def test_a_report_whose_equal_commands_differ_is_refused(self):
+        comparisons = self.document["ddp_scaling"]["comparisons"]
+        control = next(comparison for comparison in comparisons if comparison["kind"] == "control")
+        for ratio in (1.031, 0.969, math.nan, None):
+            control["ratio_median"] = ratio
+            with self.subTest(ratio), self.assertRaisesRegex(pictures.Refused, f"{control['a']}: ratio_median is {ratio}, "):
+                pictures.picture(self.document, pictures.DARK)
+        self.document["ddp_scaling"]["comparisons"] = []
+        with self.assertRaisesRegex(pictures.Refused, "no A/A control"):
+            pictures.picture(self.document, pictures.DARK)
+
     def test_another_picture_is_seen(self):
         report = self.root / "report.json"
         report.write_text(json.dumps(self.document))

@@ -3,7 +3,7 @@
 
 Writes docs/stages_light.svg and docs/stages_dark.svg. Changed lines are those that stage_diffs.py counts; speed-ups are
 `ddp_scaling.runs[].relative_speedup` of a report by bench, results/report.json unless another is given. A report with a run that fails
-parity, or that was broken off, is refused. With --check, writes nothing and fails if a picture is not what would be drawn.
+parity, that was broken off, or whose equal commands differ is refused. With --check, writes nothing and fails if a picture is not what would be drawn.
 """
 
 import argparse
@@ -29,6 +29,7 @@ MODELS = {"T": "T: 20-1, as in the official tutorial", "digits": "digits: 64-128
 LAUNCHERS = ("none", "spawn", "torchrun", "mpirun", "srun")
 BACKENDS = ("none", "nccl", "shm", "hierarchical", "gloo", "mpi")
 MOST_MODELS = 2
+CONTROL_TOLERANCE = 0.03  # as bench has it (kControlTolerance)
 
 # Colours of GitHub's own pages.
 LIGHT = {"text": "#1f2328", "muted": "#59636e", "box": "#f6f8fa", "line": "#d1d9e0",
@@ -55,6 +56,13 @@ def stage_runs(document):
     scaling = document["ddp_scaling"]
     if scaling["partial"]:
         raise Refused("partial: the benchmark was broken off, expected a whole report")
+    controls = [comparison for comparison in scaling["comparisons"] if comparison["kind"] == "control"]
+    if not controls:
+        raise Refused("no A/A control, expected one of every model, for one process and for several")
+    for control in controls:
+        ratio = control["ratio_median"]
+        if not (isinstance(ratio, (int, float)) and abs(ratio - 1) <= CONTROL_TOLERANCE):
+            raise Refused(f"{control['a']}: ratio_median is {ratio}, expected equal commands within {CONTROL_TOLERANCE:.0%} of each other")
     runs = [run for run in scaling["runs"] if run["kind"] == "stage" and run["variant"] == "main"
             and run["speedup"] == "none" and run["scaling"] == "weak"
             and run.get("gradient_compression", "none") == "none" and not run.get("shard_optimizer", False)]
