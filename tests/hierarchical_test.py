@@ -25,7 +25,8 @@ WORKLOAD = ["3", "3", "--dataset", "digits", "--global-batch", "48", "--device",
 class Job:
     """Ranks of one program, some on each host, each with a file for what it says."""
 
-    def __init__(self, hosts, per_host, program, *arguments):
+    def __init__(self, hosts, per_host, program, *arguments, variables=""):
+        """@param variables of the last rank"""
         self.folder = pathlib.Path("/var/tmp/job")  # /tmp is the hosts' own
         subprocess.run(["rm", "-rf", self.folder], check=True)
         self.folder.mkdir()
@@ -39,7 +40,8 @@ class Job:
                      f"export MASTER_ADDR={hosts[0].name} MASTER_PORT={PORT}"]
             for local in range(ranks):
                 rank = first + local
-                lines.append(f"(RANK={rank} LOCAL_RANK={local} {command} >out.{rank} 2>err.{rank} & echo $! >pid.{rank}; "
+                own = variables if rank == self.world_size - 1 else ""
+                lines.append(f"(RANK={rank} LOCAL_RANK={local} {own} {command} >out.{rank} 2>err.{rank} & echo $! >pid.{rank}; "
                              f"wait $!; echo $? >code.{rank}) &")
             first += ranks
             self.hosts.append(subprocess.Popen(host.command("\n".join([*lines, "wait"])), stdin=subprocess.DEVNULL))
@@ -121,6 +123,16 @@ class TwoHosts(unittest.TestCase):
                 self.assertIn(f"error: [rank {neighbour}] rank {victim} (pid {pid}) died during", job.read("err", neighbour))
                 for rank in range(4):
                     self.assertEqual(job.read("err", rank).count("\n"), 0 if rank == victim else 1, job.read("err", rank))
+
+    def test_a_connection_that_breaks_under_a_message(self):
+        """Gloo forgets it, and would wait for --timeout: see Note [Lost connections] in common/backends/gloo.cpp."""
+        job = Job(self.hosts, (2, 1), "05_multinode", "1000000", "1000000", "--device", "cpu", "--backend", "hierarchical", "--timeout", "60",
+                  variables=f"LD_PRELOAD={BIN.parent / 'lib/libcut_connection.so'} DDP_CUT_AT=501")
+        start = time.monotonic()
+        self.assertEqual(job.wait(), [1, 1, 1])
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertEqual(job.read("err", 2), "05_multinode: error: [rank 2] --backend hierarchical: all_reduce between the hosts: "
+                         "a connection to another rank broke, expected all 2 ranks to stay\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <map>
+#include <memory>
 #include <thread>
 
 #include "common/base/exit_codes.hpp"
@@ -40,6 +42,26 @@ Options plain() {
   options.backend = "gloo";
   options.timeout_seconds = 30;
   return options;
+}
+
+/// Stage 04 on the CPU, as mpirun would start it: rank 0 takes any free port, and tells the others
+/// in a file.
+std::unique_ptr<ddp::test::Program> start_rank(
+    const std::string& folder, int rank, int world_size, const std::vector<std::string>& arguments,
+    const std::map<std::string, std::string>& variables = {}) {
+  ddp::test::RunOptions options;
+  options.cwd = folder;
+  options.environment = {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+                         {"OMPI_COMM_WORLD_SIZE", std::to_string(world_size)},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", std::to_string(world_size)},
+                         {"PMIX_NAMESPACE", "job"},
+                         {"PMIX_SERVER_TMPDIR", folder}};
+  options.environment.insert(variables.begin(), variables.end());
+  std::vector<std::string> command = {std::string(DDP_BIN_DIR) + "/04_ddp_launcher"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  command.insert(command.end(), {"--device", "cpu"});
+  return std::make_unique<ddp::test::Program>(command, options);
 }
 
 enum class Server { kRank0, kAgent };
@@ -264,20 +286,9 @@ TEST_CASE("real ranks told different things: exit code 2, one line each, nothing
           "[settings][stage]") {
   const ddp::ScratchFolder folder("ddp-process-group");
   std::vector<std::unique_ptr<ddp::test::Program>> ranks;
-  for (const std::string rank : {"0", "1", "2"}) {
-    ddp::test::RunOptions options;
-    options.cwd = folder.path();
-    // As under mpirun: rank 0 takes any free port, and tells the others in a file.
-    options.environment = {{"OMPI_COMM_WORLD_RANK", rank},
-                           {"OMPI_COMM_WORLD_SIZE", "3"},
-                           {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
-                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
-                           {"PMIX_NAMESPACE", "job"},
-                           {"PMIX_SERVER_TMPDIR", folder.path()}};
-    ranks.push_back(std::make_unique<ddp::test::Program>(
-        std::vector<std::string>{std::string(DDP_BIN_DIR) + "/04_ddp_launcher", "2", "1",
-                                 "--device", "cpu", "--seed", rank == "2" ? "7" : "42"},
-        options));
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(
+        start_rank(folder.path(), rank, 3, {"2", "1", "--seed", rank == 2 ? "7" : "42"}));
   }
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RunResult result = ranks[rank]->wait();
@@ -287,6 +298,26 @@ TEST_CASE("real ranks told different things: exit code 2, one line each, nothing
     CHECK(result.err == "04_ddp_launcher: error: [rank " + std::to_string(rank) +
                             "] settings: rank 2 has \"--seed 7\", rank 0 has \"--seed 42\", "
                             "expected the same\n");
+  }
+}
+
+TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
+          "[lost][stage]") {
+  for (const std::string message : {"501", "502"}) {
+    const ddp::ScratchFolder folder("ddp-process-group");
+    const std::vector<std::string> arguments = {"1000000", "1000000", "--backend", "gloo",
+                                                "--timeout", "120"};
+    const auto other = start_rank(folder.path(), 0, 2, arguments);
+    const auto cut = start_rank(folder.path(), 1, 2, arguments,
+                                {{"LD_PRELOAD", DDP_CUT_CONNECTION}, {"DDP_CUT_AT", message}});
+    const RunResult result = cut->wait();
+    INFO(message << ": " << result.seconds << " s\n" << result.err);
+    CHECK(result.exit_code == 1);
+    CHECK(result.err ==
+          "04_ddp_launcher: error: [rank 1] a connection to another rank broke, expected all 2 "
+          "ranks to stay\n");
+    CHECK(other->wait().exit_code == 1);
+    CHECK(result.seconds < 60);
   }
 }
 

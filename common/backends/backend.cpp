@@ -3,10 +3,6 @@
 #include <fmt/format.h>
 
 #include <iostream>
-// The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
-// system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
-// shared_ptr; nothing of Gloo itself may be called through these headers.
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/backends/hierarchical.hpp"
@@ -167,15 +163,6 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
   TORCH_CHECK(name == "nccl", "Expected backend auto, shm, hierarchical, gloo, mpi or nccl, got ",
               name);
   return cuda_module()->make_nccl_backend(store, options);
-}
-
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    const BackendOptions& options) {
-  const auto gloo_options = c10d::ProcessGroupGloo::Options::create();
-  gloo_options->timeout = options.timeout;
-  gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, options.rank, options.world_size,
-                                                     gloo_options);
 }
 
 }  // namespace ddp

@@ -46,4 +46,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
 
+/// Blocks until the work of a backend by make_gloo_backend() is complete.
+/// @throws what the work throws, or Error soon after a connection broke: see Note [Lost connections]
+void wait_over_gloo(c10d::Backend& backend, c10d::Work& work);
+
 }  // namespace ddp

@@ -134,7 +134,7 @@ class HierarchicalCommunicator : public Communicator {
       return;
     }
     try {
-      body()->wait();
+      wait_over_gloo(*leaders_, *body());
     } catch (const std::exception& error) {
       const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
       throw Error(

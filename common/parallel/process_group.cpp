@@ -307,12 +307,13 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
 }
 
 void ProcessGroup::wait(c10d::Work& work) const {
-  try {
+  if (backend_name_ != "gloo") {
     work.wait();
+    return;
+  }
+  try {
+    wait_over_gloo(*group_->getDefaultBackend(), work);
   } catch (const std::exception& error) {
-    if (backend_name_ != "gloo") {
-      throw;
-    }
     // Gloo's errors have no type of their own. The second is that of a collective beside the one
     // whose time was over.
     const std::string_view what = error.what();
