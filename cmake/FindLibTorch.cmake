@@ -3,7 +3,7 @@
 #   LIBTORCH (cache or environment)   folder with include/ and lib/; default: the wheel in .venv
 #
 # Defines LibTorch_VERSION, the target LibTorch::cpu, and, when libtorch_cuda.so and the headers of CUDA and NCCL are there (the toolkit's or
-# those of the NVIDIA wheels next to torch), LibTorch::cuda. nvcc is never needed: the suite has no kernels of its own.
+# those of the NVIDIA wheels next to torch), LibTorch::cuda and LibTorch_CUDA_VERSION_MAJOR (else 0). nvcc is never needed: the suite has no kernels of its own.
 
 if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
   set(LIBTORCH "$ENV{LIBTORCH}")
@@ -72,7 +72,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     endif()
   endwhile()
 
+  set(LibTorch_CUDA_VERSION_MAJOR 0)
   if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND NOT _cuda_headers_missing)
+    file(STRINGS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h" _cudart_version REGEX "define CUDART_VERSION +[0-9]+")
+    string(REGEX MATCH "[0-9]+$" _cudart_version "${_cudart_version}")
+    math(EXPR LibTorch_CUDA_VERSION_MAJOR "${_cudart_version} / 1000")
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_include_directories(LibTorch::cuda SYSTEM INTERFACE ${_cuda_include_dirs})
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)

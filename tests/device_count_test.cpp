@@ -11,12 +11,12 @@ namespace {
 
 using ddp::test::contains;
 
-std::string count(const std::string& visible, bool driver_works) {
+std::string devices(const std::string& visible, const std::string& variable = "X",
+                  const std::string& value = "1") {
   ddp::test::RunOptions options;
-  options.environment = {{"CUDA_VISIBLE_DEVICES", visible}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
-  if (!driver_works) {
-    options.environment["FAKE_DRIVER_FAILS"] = "1";
-  }
+  options.environment = {{"CUDA_VISIBLE_DEVICES", visible},
+                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
+                         {variable, value}};
   const ddp::test::RunResult result = ddp::test::run_program({DDP_DEVICE_COUNT_HELPER}, options);
   INFO(result.err);
   CHECK(result.exit_code == 0);
@@ -37,10 +37,60 @@ TEST_CASE("device count: what CUDA_VISIBLE_DEVICES names, the driver counts", "[
   };
   for (const auto& [visible, expected] : cases) {
     INFO(visible);
-    CHECK(count(visible, true) == expected);
+    CHECK(devices(visible) == expected);
   }
   // A driver that is there and does not work is no GPU.
-  CHECK(count("GPU-8932f937", false) == "0\n");
+  CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS") == "0\n");
+}
+
+TEST_CASE("bench counts as the stages do, and measures all of them", "[device]") {
+  ddp::test::RunOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", "GPU-0a,GPU-0b,GPU-0c,GPU-0d,GPU-0e,GPU-0f"},
+                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
+  const ddp::test::RunResult result = ddp::test::run_program(
+      {std::string(DDP_BIN_DIR) + "/bench", "--device", "cuda", "--models", "T", "--stages", "03",
+       "--launchers", "spawn", "--benchmark_list_tests"},
+      options);
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 0);
+  for (const int ranks : {1, 2, 4, 6}) {
+    CHECK(contains(result.out,
+                   "T/weak/03_ddp_spawn/spawn/nccl/ranks:" + std::to_string(ranks) + "/"));
+  }
+  CHECK_FALSE(contains(result.out, "ranks:8"));
+}
+
+TEST_CASE("tests but those of GPUs run as on a machine without one", "[device]") {
+  ddp::test::RunOptions options;
+  options.environment["LD_LIBRARY_PATH"] = DDP_FAKE_DRIVER;
+  const ddp::test::RunResult result = ddp::test::run_program({DDP_DEVICE_COUNT_HELPER}, options);
+  CHECK(result.out == "0\n");
+}
+
+TEST_CASE("a driver that is older than the CUDA of the build is no GPU, and is told",
+          "[device][stage]") {
+  CHECK(devices("0,1", "FAKE_DRIVER_VERSION", std::to_string(DDP_CUDA_VERSION_MAJOR) + "000") ==
+        "2\n");
+  CHECK(devices("0,1", "FAKE_DRIVER_VERSION", "11040") == "0\n");
+  ddp::test::RunOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", "0,1"},
+                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
+                         {"FAKE_DRIVER_VERSION", "11040"}};
+  const std::string too_old = "the CUDA driver is for CUDA 11.4, expected one for CUDA " +
+                              std::to_string(DDP_CUDA_VERSION_MAJOR) +
+                              " or newer, as LibTorch was built for";
+  for (const auto& [program, note] : std::vector<std::pair<std::string, std::string>>{
+           {"01_single_gpu", ""}, {"02_data_parallel", ""}, {"03_ddp_spawn", "; use --device cpu"}}) {
+    INFO(program);
+    const std::string path = std::string(DDP_BIN_DIR) + "/" + program;
+    const ddp::test::RunResult automatic = ddp::test::run_program({path, "1", "1"}, options);
+    CHECK(automatic.exit_code == 0);
+    CHECK(automatic.err == program + ": note: --device auto uses the CPU: " + too_old + "\n");
+    const ddp::test::RunResult asked =
+        ddp::test::run_program({path, "1", "1", "--device", "cuda"}, options);
+    CHECK(asked.exit_code == 2);
+    CHECK(asked.err == program + ": error: --device cuda: " + too_old + note + "\n");
+  }
 }
 
 TEST_CASE("on a second node stage 04 has no device for its rank, stage 05 has", "[device][stage]") {

@@ -1,4 +1,5 @@
-// tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts what CUDA_VISIBLE_DEVICES names.
+// tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts what CUDA_VISIBLE_DEVICES names, of eight
+// devices. Its version is FAKE_DRIVER_VERSION.
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -17,7 +18,7 @@ extern "C" int cuInit(unsigned int /*flags*/) {
 /// As the real one: up to the first that is no device.
 extern "C" int cuDeviceGetCount(int* count) {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::istringstream names(visible == nullptr ? "" : visible);
+  std::istringstream names(visible == nullptr ? "0,1,2,3,4,5,6,7" : visible);
   *count = 0;
   for (std::string name; std::getline(names, name, ',');) {
     const bool is_index = name.find_first_not_of("0123456789") == std::string::npos;
@@ -27,5 +28,11 @@ extern "C" int cuDeviceGetCount(int* count) {
     }
     ++*count;
   }
+  return kSuccess;
+}
+
+extern "C" int cuDriverGetVersion(int* version) {
+  const char* const pretended = std::getenv("FAKE_DRIVER_VERSION");
+  *version = pretended == nullptr ? 99000 : std::atoi(pretended);
   return kSuccess;
 }

@@ -115,19 +115,6 @@ ordered_json gpu_names() {
 
 }  // namespace
 
-int visible_gpus() {
-  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
-    const std::string list = visible;
-    const bool none = list.empty() || list[0] == '-';
-    return none ? 0 : 1 + static_cast<int>(std::count(list.begin(), list.end(), ','));
-  }
-  int count = 0;
-  while (fs::exists("/dev/nvidia" + std::to_string(count))) {
-    ++count;
-  }
-  return count;
-}
-
 void find_launchers(Plan& plan) {
   const std::vector<std::string>& asked = plan.settings.launchers;
   const bool has_allocation = inside_slurm_allocation();

@@ -1,4 +1,4 @@
-// bench/run/machine.hpp - where and with what the numbers are made: GPUs, launchers, peers.
+// bench/run/machine.hpp - where and with what the numbers are made: launchers, peers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,9 +7,6 @@
 #include "bench/run/plan.hpp"
 
 namespace ddp::bench {
-
-/// As CUDA_VISIBLE_DEVICES or else the device files say; no driver is asked.
-int visible_gpus();
 
 /// Fills plan.launchers with paths; names in the plan what is missing. Starts nothing.
 /// @throws UsageError if one that was asked for by name is not there

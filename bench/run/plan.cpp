@@ -11,6 +11,7 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 #include "common/launch/cpu_share.hpp"
+#include "common/launch/device_count.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -34,7 +35,7 @@ class Planner {
       // Decided here, and the stages are told: the report then never names the wrong device.
       const bool built_with_cuda = std::filesystem::exists(
           std::filesystem::path(stage_dir).parent_path() / "lib" / "libddp_cuda.so");
-      settings.device = built_with_cuda && visible_gpus() > 0 ? "cuda" : "cpu";
+      settings.device = built_with_cuda && count_cuda_devices() > 0 ? "cuda" : "cpu";
     }
     plan_.settings = std::move(settings);
   }
@@ -139,13 +140,17 @@ class Planner {
   /// Ascending.
   std::vector<int> pick_world_sizes() {
     const bool cuda = settings_.device == "cuda";
-    const int units = settings_.nodes * (cuda ? visible_gpus() : count_processors(allowed_cores()));
+    const int units = settings_.nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
     const char* const what = cuda ? "GPUs" : "cores";
     std::vector<int> sizes = settings_.world_sizes;
     if (sizes.empty() && settings_.nodes > 1) {
       sizes.push_back(units);
     } else if (sizes.empty()) {
-      for (const int size : {1, 2, 4}) {
+      std::vector<int> candidates = {1, 2, 4};
+      for (; cuda && candidates.back() < units;) {
+        candidates.push_back(std::min(2 * candidates.back(), units));
+      }
+      for (const int size : candidates) {
         if (size <= std::max(units, 1)) {
           sizes.push_back(size);
         } else {

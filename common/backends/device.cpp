@@ -1,6 +1,7 @@
 #include "common/backends/device.hpp"
 
 #include <cstdlib>
+#include <iostream>
 #include <latch>
 #include <string>
 #include <thread>
@@ -14,16 +15,22 @@ namespace ddp {
 namespace {
 
 /// 0 if the run is on the CPU. @throws UsageError if CUDA was asked for and is not there
-int usable_cuda_devices(const Options& options) {
+int usable_cuda_devices(const Options& options, int local_rank) {
   if (options.device == "cpu") {
     return 0;
   }
   const int devices = count_cuda_devices();
+  const std::string& problem = cuda_driver_problem();
   const bool usable = devices > 0 && cuda_module() != nullptr;
   if (options.device == "cuda" && !usable) {
-    throw UsageError(devices == 0 ? "--device cuda: found no CUDA device, expected at least one"
-                                  : "--device cuda: this build has no CUDA support, expected one "
-                                    "configured with DDP_CUDA=ON");
+    throw UsageError("--device cuda: " +
+                     (devices > 0        ? "this build has no CUDA support, expected one configured "
+                                           "with DDP_CUDA=ON"
+                      : !problem.empty() ? problem
+                                         : "found no CUDA device, expected at least one"));
+  }
+  if (!problem.empty() && local_rank == 0) {
+    std::cerr << options.program + ": note: --device auto uses the CPU: " + problem + "\n";
   }
   if (!usable && !options.devices.empty()) {
     throw UsageError("--devices was given, expected a CUDA device, found none that can be used");
@@ -87,7 +94,7 @@ torch::Device set_device(const Options& options, int local_rank) {
                                ", expected 1; stages 02 and 03 use several");
   }
   apply_settings(options);
-  const int devices = usable_cuda_devices(options);
+  const int devices = usable_cuda_devices(options, local_rank);
   if (devices == 0) {
     refuse_graph(options, "device cpu");
     return torch::kCPU;
@@ -108,7 +115,7 @@ torch::Device set_device(const Options& options, int local_rank) {
 
 std::vector<torch::Device> set_devices(const Options& options) {
   apply_settings(options);
-  const int devices = usable_cuda_devices(options);
+  const int devices = usable_cuda_devices(options, /*local_rank=*/0);
   refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
   if (devices == 0) {
     constexpr int kCpuReplicas = 2;  // enough to see everything

@@ -3,38 +3,62 @@
 #include "common/launch/device_count.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 namespace ddp {
 
 namespace {
 
-// The driver's ABI, from cuda.h: these two have not changed since CUDA 2.0. Declared here so that a
-// CPU build needs no toolkit.
+// The driver's ABI, from cuda.h: these three have not changed since CUDA 2.2. Declared here so that
+// a CPU build needs no toolkit.
 using DriverInit = int (*)(unsigned int flags);
-using DriverDeviceCount = int (*)(int* count);
+using DriverNumber = int (*)(int* number);
 constexpr int kDriverSuccess = 0;
 
-int ask_driver() {
+struct Driver {
+  int devices = 0;
+  std::string problem;
+};
+
+Driver ask_driver() {
   // Never closed: the driver keeps threads and exit handlers of its own.
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
-    return 0;
+    return {};
   }
   const auto init = reinterpret_cast<DriverInit>(dlsym(library, "cuInit"));
-  const auto device_count = reinterpret_cast<DriverDeviceCount>(dlsym(library, "cuDeviceGetCount"));
-  int count = 0;
-  if (init == nullptr || device_count == nullptr || init(0) != kDriverSuccess ||
-      device_count(&count) != kDriverSuccess) {
-    return 0;
+  const auto device_count = reinterpret_cast<DriverNumber>(dlsym(library, "cuDeviceGetCount"));
+  const auto driver_version = reinterpret_cast<DriverNumber>(dlsym(library, "cuDriverGetVersion"));
+  int devices = 0;
+  int version = 0;  // 12040: CUDA 12.4
+  if (init == nullptr || device_count == nullptr || driver_version == nullptr ||
+      init(0) != kDriverSuccess || device_count(&devices) != kDriverSuccess || devices == 0 ||
+      driver_version(&version) != kDriverSuccess) {
+    return {};
   }
-  return count;
+  // Within a major version a runtime works with any driver ("minor version compatibility").
+  if (version / 1000 < DDP_CUDA_VERSION_MAJOR) {
+    return {.devices = 0,
+            .problem = fmt::format("the CUDA driver is for CUDA {}.{}, expected one for CUDA {} or "
+                                   "newer, as LibTorch was built for",
+                                   version / 1000, version % 1000 / 10, DDP_CUDA_VERSION_MAJOR)};
+  }
+  return {.devices = devices, .problem = ""};
+}
+
+const Driver& driver() {
+  static const Driver answer = ask_driver();
+  return answer;
 }
 
 }  // namespace
 
 int count_cuda_devices() {
-  static const int count = ask_driver();
-  return count;
+  return driver().devices;
+}
+
+const std::string& cuda_driver_problem() {
+  return driver().problem;
 }
 
 }  // namespace ddp
