@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -76,6 +77,8 @@ TEST_CASE("a driver that is older than the CUDA of the build is no GPU, and is t
   options.environment = {{"CUDA_VISIBLE_DEVICES", "0,1"},
                          {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
                          {"FAKE_DRIVER_VERSION", "11040"}};
+  const ddp::ScratchFolder folder("ddp-device-count");
+  options.cwd = folder.path();
   const std::string too_old = "the CUDA driver is for CUDA 11.4, expected one for CUDA " +
                               std::to_string(DDP_CUDA_VERSION_MAJOR) +
                               " or newer, as LibTorch was built for";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py."""
+"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py; what launches.py counts."""
 
 import contextlib
 import io
@@ -16,6 +16,7 @@ import xml.dom.minidom
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import launches  # noqa: E402
 import pictures  # noqa: E402
 import stage_diffs  # noqa: E402
 import transcripts  # noqa: E402
@@ -282,6 +283,23 @@ class Pictures(TemporaryTree):
             report.write_text(text)
             code, said = self.run_quietly(pictures.main, arguments)
             self.assertEqual((code, said.count("\n")), (1, 1))
+
+
+class Launches(unittest.TestCase):
+    def test_slow_launches_are_counted(self):
+        fast = [(0.04, 1_600_000 - 100 * number, 100 + number, 5) for number in range(18)]
+        slow = [(0.053, 64e6 / 52.5, 4000, 7), (0.052, 64e6 / 51.9, 200, 6)]  # 1.31 and 1.297 times the fastest
+        said = launches.summary(fast + slow)
+        self.assertEqual(said, "step us 40 40.01 40.02 51.9 52.5, p90/p10 1.30, over 1.3 x fastest 1 of 20, "
+                         "switches voluntary 110 (most 4000), involuntary 5 (most 7)")
+
+    def test_a_run_that_fails_is_no_launch(self):
+        script = [sys.executable, "-c", "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"]
+        self.assertEqual(launches.launch([*script, SUMMARY, "0"])[:2], (0.040, 1600000))
+        for printed, code in (SUMMARY, "1"), ("", "0"), (SUMMARY.replace("0.040", "nan"), "0"):
+            with self.assertRaises(SystemExit) as refused:
+                launches.launch([*script, printed, code])
+            self.assertIn(f"exit code {code}", refused.exception.code)
 
 
 class CommandLines(unittest.TestCase):
