@@ -1,58 +1,100 @@
 // common/backends/gloo.cpp - LibTorch's Gloo, and waits that notice what it forgets.
-#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
-#include <set>
+#include <optional>
 #include <string>
-#include <utility>
+#include <system_error>
+#include <thread>
+#include <vector>
 // The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
-// shared_ptr; nothing of Gloo itself may be called through these headers.
+// shared_ptr; nothing of Gloo itself may be called through these headers. (setTimeout(), which is
+// inline there, would.)
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/backends/backend.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp {
 namespace {
 
-/// This process's sockets, by the names that /proc has for them: "socket:[4711]".
-std::set<std::string> open_sockets() {
-  std::set<std::string> sockets;
-  std::error_code closed_meanwhile;
-  for (const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/fd", closed_meanwhile)) {
-    std::string name = std::filesystem::read_symlink(entry, closed_meanwhile);
-    if (name.starts_with("socket:")) {
-      sockets.insert(std::move(name));
+/// A connected TCP socket of this process.
+struct Connection {
+  int fd;
+  ino_t inode;  ///< another one may get the same descriptor later
+  bool operator==(const Connection&) const = default;
+};
+
+std::optional<Connection> connection_at(int fd) {
+  struct stat status {};
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode) ||
+      getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+      (peer.ss_family != AF_INET && peer.ss_family != AF_INET6)) {
+    return std::nullopt;
+  }
+  return Connection{fd, status.st_ino};
+}
+
+std::vector<Connection> connections() {
+  std::vector<Connection> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (const auto connection = connection_at(std::stoi(entry->path().filename().string()))) {
+      found.push_back(*connection);
     }
   }
-  return sockets;
+  return found;
 }
 
 // Note [Lost connections]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// When a peer dies, Gloo fails what waits for it, except for a message that it was just about to
-// send: if the write is the first to find the connection broken, the message stays in a queue that
-// nobody looks at again (Pair::write() and signalException() in gloo/transport/tcp/pair.cc). The
-// rank then waits for all of --timeout, and whoever waits for that rank does, too. But Gloo closes
-// its end of the connection. So a rank that has waited for a while looks whether its sockets are
-// all there. In a run without faults they are: no rank leaves before all depart().
+// When a peer dies, Gloo fails what waits for it, except for messages that it was about to send: a
+// write that finds the connection broken leaves its message in a queue at which nobody looks again
+// (Pair::write() and signalException() in gloo/transport/tcp/pair.cc). The rank then waits for all
+// of --timeout, and whoever waits for that rank does, too. But Gloo closes its end of the
+// connection. So a rank that has waited for a while looks whether the connections that it began
+// with are there. In a run without faults they are: no rank leaves before all depart().
 class Gloo : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  void remember_sockets(const std::set<std::string>& before) {
-    std::ranges::set_difference(open_sockets(), before,
-                                std::inserter(connections_, connections_.end()));
+  /// @param before connections that there were before this was made
+  void remember_connections(const std::vector<Connection>& before) {
+    for (const Connection& connection : connections()) {
+      if (std::ranges::find(before, connection) == before.end()) {
+        connections_.push_back(connection);
+      }
+    }
+    if (connections_.size() + 1 != static_cast<size_t>(getSize())) {
+      connections_.clear();  // others are among them: then --timeout alone tells
+    }
   }
 
-  bool lost_a_connection() const { return !std::ranges::includes(open_sockets(), connections_); }
+  bool lost_a_connection() const { return !std::ranges::all_of(connections_, is_open); }
+
+  /// Nothing more is read or written by Gloo's threads, into memory that may not live on.
+  void cut_connections() const {
+    for (const Connection& connection : connections_) {
+      if (is_open(connection)) {
+        ::shutdown(connection.fd, SHUT_RDWR);
+      }
+    }
+  }
 
  private:
-  std::set<std::string> connections_;
+  static bool is_open(const Connection& connection) {
+    struct stat status {};
+    return fstat(connection.fd, &status) == 0 && status.st_ino == connection.inode;
+  }
+
+  std::vector<Connection> connections_;  ///< to each other rank
 };
 
 }  // namespace
@@ -62,33 +104,39 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
   const auto gloo_options = c10d::ProcessGroupGloo::Options::create();
   gloo_options->timeout = options.timeout;
   gloo_options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-  const std::set<std::string> before = open_sockets();
+  const std::vector<Connection> before = connections();
   const auto gloo =
       c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo_options);
-  gloo->remember_sockets(before);
+  gloo->remember_connections(before);
   return gloo;
 }
 
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
   constexpr std::chrono::milliseconds kLook(250);
+  // When the time is over Gloo closes one connection after the other, and only then says so.
+  const std::chrono::milliseconds closing(100 + 10 * backend.getSize());
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
+  const auto is_complete_after = [&work](std::chrono::milliseconds time) {
+    try {
+      work.wait(time);
+    } catch (const std::exception&) {
+      // It failed, which work.wait() tells again, or is not complete yet.
+    }
+    return work.isCompleted();
+  };
   try {
-    while (!work.isCompleted()) {
-      try {
-        work.wait(kLook);
-      } catch (const std::exception&) {  // it failed, which is told below, or is not complete yet
-        if (!work.isCompleted() && gloo.lost_a_connection()) {
-          throw Error(ExitCode::kTrainingFailed,
-                      fmt::format("a connection to another rank broke, expected all {} ranks to "
-                                  "stay",
-                                  backend.getSize()));
-        }
+    while (!is_complete_after(kLook)) {
+      if (gloo.lost_a_connection() && !is_complete_after(closing)) {
+        gloo.cut_connections();
+        throw Error(ExitCode::kTrainingFailed,
+                    "a connection to another rank broke, expected it to stay until the end");
       }
     }
     work.wait();
   } catch (...) {
     // Its destructor would wait for its threads, one of which may have such a message.
     c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend).release();
+    skip_destructors_at_exit();
     throw;
   }
 }

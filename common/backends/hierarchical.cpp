@@ -19,8 +19,8 @@ constexpr const char* kName = "hierarchical";
 /// Of each rank, in gathers and scatters, which go through a buffer.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 /// Of what goes from host to host at a time: those who wait for their leader see no progress
-/// before.
-constexpr size_t kMostElements = size_t{1} << 24;
+/// before, and one piece must come within --timeout.
+constexpr size_t kMostElements = size_t{1} << 20;
 constexpr std::chrono::milliseconds kMoreThanLeader{5000};
 
 c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& store,

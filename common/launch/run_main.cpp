@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <climits>
 #include <csignal>
 #include <cstdio>
@@ -38,6 +39,7 @@ namespace fs = std::filesystem;
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
 
 thread_local std::vector<std::function<void()>> train_end_actions;
+std::atomic<bool> skips_destructors = false;
 
 bool in_writable_folder(const std::string& path) {
   std::error_code error;
@@ -291,10 +293,17 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     train(settled, environment);
     return 0;
   });
+  if (skips_destructors) {
+    std::_Exit(code);
+  }
   return trains ? code : leave_if_refused(code);
 }
 
 }  // namespace internal
+
+void skip_destructors_at_exit() {
+  skips_destructors = true;
+}
 
 void at_train_end(std::function<void()> action) {
   train_end_actions.push_back(std::move(action));

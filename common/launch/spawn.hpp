@@ -19,6 +19,10 @@ using TrainFunction = void (*)(const Options& options, const LaunchEnvironment& 
 /// notices then is not the first to speak.
 void at_train_end(std::function<void()> action);
 
+/// Has the process end after the actions of at_train_end() without static destructors: threads that
+/// nobody can join still run.
+void skip_destructors_at_exit();
+
 /// Stages 01 and 02: this process is the only one. Refuses to run under a launcher that started
 /// several.
 /// @return the exit code; an error is one line on stderr

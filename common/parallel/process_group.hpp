@@ -200,7 +200,7 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
 
 /// Waits until every rank is here, so that the store is not gone before the last one has left, then
 /// closes the connections. Without this call, as when an exception unwinds, connections simply drop
-/// and peers see an error.
+/// (over Gloo, once a wait has failed, when the process ends) and peers see an error.
 void destroy_process_group(ProcessGroup& process_group);
 
 }  // namespace ddp

@@ -98,7 +98,12 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
 void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
           std::chrono::milliseconds timeout) {
   const std::vector<std::string> keys = keys_of_ranks(event, world_size);
-  store.set(keys[static_cast<size_t>(rank)], "here");
+  const std::string& own = keys[static_cast<size_t>(rank)];
+  if (store.add(own + "/processes", 1) > 1) {
+    throw UsageError(fmt::format("another process is rank {}, too, expected each of {} ranks once",
+                                 rank, world_size));
+  }
+  store.set(own, "here");
   wait_for_ranks(store, keys, event, timeout);
 }
 
