@@ -3,7 +3,8 @@
 #   LIBTORCH (cache or environment)   folder with include/ and lib/; default: the wheel in .venv
 #
 # Defines LibTorch_VERSION, the target LibTorch::cpu, and, when libtorch_cuda.so and the headers of CUDA and NCCL are there (the toolkit's or
-# those of the NVIDIA wheels next to torch), LibTorch::cuda and LibTorch_CUDA_VERSION_MAJOR (else 0). nvcc is never needed: the suite has no kernels of its own.
+# those of the NVIDIA wheels next to torch), LibTorch::cuda and LibTorch_CUDA_VERSION_MAJOR (else 0). nvcc
+# is never needed: the suite has no kernels of its own.
 
 if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
   set(LIBTORCH "$ENV{LIBTORCH}")
@@ -74,9 +75,18 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
 
   set(LibTorch_CUDA_VERSION_MAJOR 0)
   if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND NOT _cuda_headers_missing)
-    file(STRINGS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h" _cudart_version REGEX "define CUDART_VERSION +[0-9]+")
-    string(REGEX MATCH "[0-9]+$" _cudart_version "${_cudart_version}")
-    math(EXPR LibTorch_CUDA_VERSION_MAJOR "${_cudart_version} / 1000")
+    # What LibTorch was built for it says itself, as a wheel or as an archive; headers of a toolkit may be of another version.
+    file(STRINGS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h" _cuda REGEX "define CUDART_VERSION +[0-9]+")
+    string(REGEX MATCH "[0-9]+$" _cuda "${_cuda}")
+    math(EXPR LibTorch_CUDA_VERSION_MAJOR "${_cuda} / 1000")
+    if(EXISTS "${LibTorch_INCLUDE_DIR}/../version.py")
+      file(STRINGS "${LibTorch_INCLUDE_DIR}/../version.py" _cuda REGEX "^cuda.*'[0-9]+\\.")
+    elseif(EXISTS "${LibTorch_INCLUDE_DIR}/../build-version")
+      file(STRINGS "${LibTorch_INCLUDE_DIR}/../build-version" _cuda REGEX "\\+cu[0-9][0-9]")
+    endif()
+    if("${_cuda}" MATCHES "'([0-9]+)\\.|\\+cu([0-9][0-9])")
+      set(LibTorch_CUDA_VERSION_MAJOR ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
+    endif()
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_include_directories(LibTorch::cuda SYSTEM INTERFACE ${_cuda_include_dirs})
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)

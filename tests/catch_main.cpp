@@ -1,7 +1,10 @@
 // tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case that
 // returned before its first assertion fails, and so does a program when no test case fits its
 // arguments: neither has tested anything.
+#include <algorithm>
+#include <cstdlib>
 #include <iostream>
+#include <string_view>
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -34,6 +37,11 @@ CATCH_REGISTER_LISTENER(EmptyTestCases)
 }  // namespace
 
 int main(int argc, char** argv) {
+  // As on a machine without GPUs: `--device auto` would take one.
+  if (std::none_of(argv, argv + argc,
+                   [](const char* word) { return std::string_view(word) == "[gpu]"; })) {
+    setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+  }
   Catch::Session session;
   session.configData().warnings = kNothingToRun;
   const int code = session.applyCommandLine(argc, argv);

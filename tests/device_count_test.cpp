@@ -13,11 +13,10 @@ namespace {
 using ddp::test::contains;
 
 std::string devices(const std::string& visible, const std::string& variable = "X",
-                  const std::string& value = "1") {
+                    const std::string& value = "1") {
   ddp::test::RunOptions options;
-  options.environment = {{"CUDA_VISIBLE_DEVICES", visible},
-                         {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER},
-                         {variable, value}};
+  options.environment = {
+      {"CUDA_VISIBLE_DEVICES", visible}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}, {variable, value}};
   const ddp::test::RunResult result = ddp::test::run_program({DDP_DEVICE_COUNT_HELPER}, options);
   INFO(result.err);
   CHECK(result.exit_code == 0);
@@ -41,7 +40,8 @@ TEST_CASE("device count: what CUDA_VISIBLE_DEVICES names, the driver counts", "[
     CHECK(devices(visible) == expected);
   }
   // A driver that is there and does not work is no GPU.
-  CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS") == "0\n");
+  CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS", "100") == "0\n");
+  CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS", "803") == "0\n");
 }
 
 TEST_CASE("bench counts as the stages do, and measures all of them", "[device]") {
@@ -82,8 +82,10 @@ TEST_CASE("a driver that is older than the CUDA of the build is no GPU, and is t
   const std::string too_old = "the CUDA driver is for CUDA 11.4, expected one for CUDA " +
                               std::to_string(DDP_CUDA_VERSION_MAJOR) +
                               " or newer, as LibTorch was built for";
-  for (const auto& [program, note] : std::vector<std::pair<std::string, std::string>>{
-           {"01_single_gpu", ""}, {"02_data_parallel", ""}, {"03_ddp_spawn", "; use --device cpu"}}) {
+  for (const auto& [program, note] :
+       std::vector<std::pair<std::string, std::string>>{{"01_single_gpu", ""},
+                                                        {"02_data_parallel", ""},
+                                                        {"03_ddp_spawn", "; use --device cpu"}}) {
     INFO(program);
     const std::string path = std::string(DDP_BIN_DIR) + "/" + program;
     const ddp::test::RunResult automatic = ddp::test::run_program({path, "1", "1"}, options);
@@ -94,6 +96,16 @@ TEST_CASE("a driver that is older than the CUDA of the build is no GPU, and is t
     CHECK(asked.exit_code == 2);
     CHECK(asked.err == program + ": error: --device cuda: " + too_old + note + "\n");
   }
+  options.environment["FAKE_DRIVER_FAILS"] = "803";
+  const ddp::test::RunResult broken =
+      ddp::test::run_program({std::string(DDP_BIN_DIR) + "/01_single_gpu", "1", "1"}, options);
+  CHECK(broken.err ==
+        "01_single_gpu: note: --device auto uses the CPU: the CUDA driver cannot be used (cuInit "
+        "gives 803), expected 0\n");
+  const ddp::test::RunResult bench = ddp::test::run_program(
+      {std::string(DDP_BIN_DIR) + "/bench", "--device", "cuda", "--dry-run"}, options);
+  CHECK(bench.exit_code == 2);
+  CHECK(contains(bench.err, "--device cuda: the CUDA driver cannot be used"));
 }
 
 TEST_CASE("on a second node stage 04 has no device for its rank, stage 05 has", "[device][stage]") {

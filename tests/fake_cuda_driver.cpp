@@ -1,5 +1,5 @@
 // tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts what CUDA_VISIBLE_DEVICES names, of eight
-// devices. Its version is FAKE_DRIVER_VERSION.
+// devices. Its version is FAKE_DRIVER_VERSION, what cuInit() says FAKE_DRIVER_FAILS.
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -7,12 +7,12 @@
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr int kNoDevice = 100;
 
 }  // namespace
 
 extern "C" int cuInit(unsigned int /*flags*/) {
-  return std::getenv("FAKE_DRIVER_FAILS") == nullptr ? kSuccess : kNoDevice;
+  const char* const code = std::getenv("FAKE_DRIVER_FAILS");
+  return code == nullptr ? kSuccess : std::atoi(code);
 }
 
 /// As the real one: up to the first that is no device.

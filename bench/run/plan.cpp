@@ -36,6 +36,9 @@ class Planner {
       const bool built_with_cuda = std::filesystem::exists(
           std::filesystem::path(stage_dir).parent_path() / "lib" / "libddp_cuda.so");
       settings.device = built_with_cuda && count_cuda_devices() > 0 ? "cuda" : "cpu";
+      if (const std::string& problem = cuda_driver_problem(); built_with_cuda && !problem.empty()) {
+        plan_.notes.push_back("--device auto uses the CPU: " + problem);
+      }
     }
     plan_.settings = std::move(settings);
   }
@@ -140,23 +143,28 @@ class Planner {
   /// Ascending.
   std::vector<int> pick_world_sizes() {
     const bool cuda = settings_.device == "cuda";
-    const int units = settings_.nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
+    const int units =
+        settings_.nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
     const char* const what = cuda ? "GPUs" : "cores";
+    if (units == 0) {
+      throw UsageError("--device cuda: " + (cuda_driver_problem().empty()
+                                                ? "found no CUDA device, expected at least one"
+                                                : cuda_driver_problem()));
+    }
     std::vector<int> sizes = settings_.world_sizes;
     if (sizes.empty() && settings_.nodes > 1) {
       sizes.push_back(units);
     } else if (sizes.empty()) {
-      std::vector<int> candidates = {1, 2, 4};
-      for (; cuda && candidates.back() < units;) {
-        candidates.push_back(std::min(2 * candidates.back(), units));
-      }
-      for (const int size : candidates) {
-        if (size <= std::max(units, 1)) {
+      for (int size = 1; size <= 4 || (cuda && size < units); size *= 2) {
+        if (size <= units) {
           sizes.push_back(size);
         } else {
           leave_out(fmt::format("world size {}", size),
                     fmt::format("this machine has {} {}", units, what));
         }
+      }
+      if (cuda && sizes.back() < units) {
+        sizes.push_back(units);  // all of them, be it no power of two
       }
     }
     std::ranges::sort(sizes);

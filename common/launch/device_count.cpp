@@ -14,6 +14,7 @@ namespace {
 using DriverInit = int (*)(unsigned int flags);
 using DriverNumber = int (*)(int* number);
 constexpr int kDriverSuccess = 0;
+constexpr int kDriverNoDevice = 100;
 
 struct Driver {
   int devices = 0;
@@ -31,8 +32,19 @@ Driver ask_driver() {
   const auto driver_version = reinterpret_cast<DriverNumber>(dlsym(library, "cuDriverGetVersion"));
   int devices = 0;
   int version = 0;  // 12040: CUDA 12.4
-  if (init == nullptr || device_count == nullptr || driver_version == nullptr ||
-      init(0) != kDriverSuccess || device_count(&devices) != kDriverSuccess || devices == 0 ||
+  if (DDP_CUDA_VERSION_MAJOR == 0 || init == nullptr || device_count == nullptr ||
+      driver_version == nullptr) {
+    return {};
+  }
+  if (const int code = init(0); code != kDriverSuccess) {
+    return {.devices = 0,
+            .problem = code == kDriverNoDevice
+                           ? ""  // 803, for example, is a driver whose library has another version
+                           : fmt::format("the CUDA driver cannot be used (cuInit gives {}), "
+                                         "expected 0",
+                                         code)};
+  }
+  if (device_count(&devices) != kDriverSuccess || devices == 0 ||
       driver_version(&version) != kDriverSuccess) {
     return {};
   }
