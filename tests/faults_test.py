@@ -328,11 +328,10 @@ def main():
     chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
     cases = [("leaks", None, check_leaks), ("agent gone", None, check_agent_gone)]  # nothing random: once
-    # Tries that together take about a minute; torchrun alone needs seconds to start.
     cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
-              for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 5, "mpirun": 2, "torchrun": 1}),
-                                            ("killed launcher", check_killed_launcher, {"spawn": 4, "mpirun": 4, "torchrun": 2}),
-                                            ("stopped rank", check_stopped_rank, {"spawn": 2, "mpirun": 2, "torchrun": 2}),
+              for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 5, "mpirun": 5, "torchrun": 5}),
+                                            ("killed launcher", check_killed_launcher, {"spawn": 5, "mpirun": 5, "torchrun": 5}),
+                                            ("stopped rank", check_stopped_rank, {"spawn": 5, "mpirun": 5, "torchrun": 5}),
                                             ("briefly stopped rank", check_briefly_stopped_rank, {"spawn": 2}),
                                             ("told cause", check_told_cause, {"spawn": 5, "mpirun": 1, "torchrun": 1}),
                                             ("start", check_starts, {"spawn": 3}))

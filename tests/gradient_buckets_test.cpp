@@ -261,7 +261,7 @@ TEST_CASE("rounding allocates nothing, step after step", "[compression][allocati
     return static_cast<double>(counted) / 100;
   };
   const double plain = allocations_of(std::nullopt);
-  CHECK(plain > 0);  // what c10d hands out for each all-reduce
+  CHECK(plain < 0.5);  // those of the barrier at the end, once in 100 steps
   CHECK(allocations_of(torch::kBFloat16) <= plain + 0.5);  // the threads are not quite in step
   CHECK(allocations_of(torch::kHalf) <= plain + 0.5);
 }

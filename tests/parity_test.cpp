@@ -435,8 +435,10 @@ TEST_CASE("a run that a signal stopped, started again, has the bits of an unbrok
           "[parity][snapshot]") {
   for (const auto& [program, signal] : std::initializer_list<std::pair<std::string, int>>{
            {"01_single_gpu", SIGUSR1},
+           {"01_single_gpu --speedup fused", SIGTERM},
            {"02_data_parallel --nprocs 2", SIGUSR2},
            {"03_ddp_spawn --nprocs 2", SIGUSR1},
+           {"03_ddp_spawn --nprocs 2 --speedup fused", SIGUSR1},
            {"03_ddp_spawn --nprocs 3 --shard-optimizer", SIGUSR2},
            {"03_ddp_spawn_by_hand --nprocs 2", SIGUSR1},
            {mpirun(2) + "04_ddp_launcher", SIGUSR1},

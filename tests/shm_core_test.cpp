@@ -16,7 +16,6 @@
 #include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 #include "common/backends/shm/spin_budget.hpp"
-#include "common/launch/cpu_share.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/futex_waits.hpp"
 #include "tests/support/random_collectives.hpp"
@@ -207,12 +206,7 @@ TEST_CASE("spins that find nobody take one part in 32 of the time") {
   }
 }
 
-TEST_CASE("threads that wake up slowly fall into step again", "[measured]") {
-  if (ddp::allowed_cores().size() < 2) {
-    WARN("one processor, which whoever waits must give up: not tried");
-    SUCCEED("there is no second processor");
-    return;
-  }
+TEST_CASE("threads that wake up slowly fall into step again", "[measured][two]") {
   const ddp::test::SlowWakeUps slow(kSlowWakeUp);
   const auto sleeps = [](ddp::shm::Barrier& barrier, int rank) {
     for (int step = 0; step < 100; ++step) {

@@ -9,25 +9,26 @@
 namespace ddp {
 namespace {
 
-/// The work is done when this is made.
+/// There is nothing to wait for: an operation is complete when its call returns.
 class DoneWork : public c10d::Work {
  public:
-  DoneWork(int rank, c10d::OpType type, std::vector<at::Tensor> results)
-      : c10d::Work(rank, type),
-        results_(std::move(results)),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()))) {
-    future_->markCompleted(c10::IValue(results_));
-    finish();
+  explicit DoneWork(int rank) : c10d::Work(rank) { finish(); }
+  void renew(c10d::OpType type, const std::vector<at::Tensor>& results) {
+    opType_ = type;
+    results_ = results;
   }
   bool wait(std::chrono::milliseconds) override { return true; }
   void synchronize() override {}
   std::vector<at::Tensor> result() override { return results_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(results_));
+    return future;
+  }
 
  private:
   std::vector<at::Tensor> results_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 template <typename Ours, typename Theirs>
@@ -96,6 +97,7 @@ class HostBackend : public c10d::Backend {
 
   void shutdown() override {
     const std::lock_guard<std::mutex> lock(mutex_);
+    done_.reset();  // whose results may be memory of the communicator
     if (communicator_ != nullptr) {
       communicator_->close();
       communicator_.reset();
@@ -164,6 +166,7 @@ class HostBackend : public c10d::Backend {
     std::vector<std::vector<at::Tensor>> outputs{output.view({size_, input.numel()}).unbind()};
     std::vector<at::Tensor> inputs{input};
     allgather(outputs, inputs, options);
+    const std::lock_guard<std::mutex> lock(mutex_);
     return done(c10d::OpType::_ALLGATHER_BASE, {output});
   }
 
@@ -265,8 +268,13 @@ class HostBackend : public c10d::Backend {
     return *communicator_;
   }
 
-  c10::intrusive_ptr<c10d::Work> done(c10d::OpType type, std::vector<at::Tensor> results) const {
-    return c10::make_intrusive<DoneWork>(rank_, type, std::move(results));
+  /// The same one again if nobody has kept it, so that a step allocates nothing. Under the lock.
+  c10::intrusive_ptr<c10d::Work> done(c10d::OpType type, const std::vector<at::Tensor>& results) {
+    if (done_.use_count() != 1) {
+      done_ = c10::make_intrusive<DoneWork>(rank_);
+    }
+    done_->renew(type, results);
+    return done_;
   }
 
   void check_tensor(const char* operation, const at::Tensor& tensor) const {
@@ -327,6 +335,7 @@ class HostBackend : public c10d::Backend {
   GpuTensors gpu_tensors_;
   std::unique_ptr<Communicator> communicator_;  // none after shutdown()
   std::mutex mutex_;
+  c10::intrusive_ptr<DoneWork> done_;
 };
 
 }  // namespace

@@ -25,10 +25,10 @@ namespace ddp {
 /// are not full are started too, all are waited for, and the sums become means.
 ///
 /// Note [Unused parameters]: one that takes no part in a backward contributes what its gradient
-/// holds, from micro-batches before or another loss, and zero if it has none. Afterwards every
-/// parameter has a gradient on every rank, be it zero: optimizers, which pass over parameters
-/// without one, do the same on all ranks. But at least one parameter must take part in every
-/// synchronised backward on every rank: the first hook is what starts the work.
+/// holds, from micro-batches before or another loss, and zero if it has none. Afterwards, with
+/// several ranks, every parameter has a gradient on every rank, be it zero: optimizers, which pass
+/// over parameters without one, do the same on all ranks. But at least one parameter must take part
+/// in every synchronised backward on every rank: the first hook is what starts the work.
 ///
 /// Several reducers may share a process group, and a backward (a GAN's generator learns through the
 /// discriminator), as long as their buckets fill up in the same order on all ranks: not if ranks
