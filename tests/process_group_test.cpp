@@ -302,6 +302,28 @@ TEST_CASE("real ranks told different things: exit code 2, one line each, nothing
   }
 }
 
+TEST_CASE("a rank that is there twice is refused, the run goes on", "[store][stage]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  std::vector<std::unique_ptr<ddp::test::Program>> processes;
+  for (const int rank : {1, 1, 0}) {
+    processes.push_back(start_rank(folder.path(), rank, 2, {"2", "1"}));
+  }
+  int refused = 0;
+  for (const auto& process : processes) {
+    const RunResult result = process->wait();
+    INFO(result.err);
+    if (result.exit_code == 2) {
+      ++refused;
+      CHECK(result.err ==
+            "04_ddp_launcher: error: [rank 1] another process is rank 1, too, expected each of 2 "
+            "ranks once\n");
+    } else {
+      CHECK(result.exit_code == 0);
+    }
+  }
+  CHECK(refused == 1);
+}
+
 TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
           "[lost][stage]") {
   int forgotten = 0;  // else Gloo tells it: the peer's message came after the connection's end
