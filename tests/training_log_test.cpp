@@ -180,6 +180,30 @@ TEST_CASE("memory does not grow with the number of steps", "[log]") {
   CHECK(bytes_in_use() < before + 4096);
 }
 
+TEST_CASE("memory of a stage does not grow with the number of steps", "[log][measured]") {
+  const Folder folder;
+  for (const std::string options : {"", "--speedup fused"}) {
+    Program stage = folder.start("01_single_gpu 1000000 1000000 --dataset-size 256 " + options);
+    const auto peak_kib_at = [&](const std::string& epoch) {
+      REQUIRE(stage.wait_for_output("Epoch " + epoch + " "));
+      std::ifstream status("/proc/" + std::to_string(stage.pid()) + "/status");
+      for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("VmHWM:")) {
+          return std::stol(line.substr(line.find(':') + 1));
+        }
+      }
+      FAIL("no VmHWM of process " << stage.pid());
+      return 0L;
+    };
+    const long before_kib = peak_kib_at("1000");
+    const long after_kib = peak_kib_at("20000");
+    kill(stage.pid(), SIGKILL);
+    // A step's time alone would be 8 bytes for each of 152,000 steps.
+    INFO(options << ": " << before_kib << " KiB, then " << after_kib);
+    CHECK(after_kib - before_kib < 512);
+  }
+}
+
 TEST_CASE("memory of ranks that wait and save does not grow with the number of steps", "[log]") {
   constexpr int64_t kSteps = 100;  // of an epoch
   constexpr int64_t kEpochs = 1000;
