@@ -39,7 +39,7 @@ CATCH_REGISTER_LISTENER(EmptyTestCases)
 int main(int argc, char** argv) {
   // As on a machine without GPUs: `--device auto` would take one.
   if (std::none_of(argv, argv + argc,
-                   [](const char* word) { return std::string_view(word) == "[gpu]"; })) {
+                   [](const std::string_view word) { return word.find("[gpu]") != word.npos; })) {
     setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
   }
   Catch::Session session;

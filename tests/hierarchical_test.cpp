@@ -109,6 +109,26 @@ TEST_CASE("every collective of every type is right, however the ranks are spread
   }
 }
 
+TEST_CASE("what goes between hosts in several pieces arrives whole") {
+  at::set_num_threads(1);
+  constexpr int64_t kElements = 3 * (1 << 20) + 3;  // pieces of 4 MiB
+  for (const std::vector<std::string>& spread :
+       {kTwoByTwo, std::vector<std::string>{"a", "b", "c", "c"}}) {
+    const std::vector<std::string> messages =
+        run_on_hosts(spread, [&](int rank, c10d::Backend& backend) {
+          const torch::Tensor numbers = torch::arange(kElements).remainder(1000).to(torch::kFloat);
+          std::vector<torch::Tensor> tensors{numbers * (rank + 1)};
+          backend.allreduce(tensors)->wait();
+          TORCH_CHECK(torch::equal(tensors[0], numbers * 10));
+          tensors[0] = rank == 3 ? numbers : torch::zeros({kElements});
+          backend.broadcast(tensors, {.rootRank = 3})->wait();
+          TORCH_CHECK(torch::equal(tensors[0], numbers));
+          backend.shutdown();
+        });
+    CHECK(messages == std::vector<std::string>(spread.size()));
+  }
+}
+
 TEST_CASE("a rank that hangs is named by its number in the job, and all hosts end") {
   Failures failures;
   const std::vector<std::string> messages = run_on_hosts(

@@ -259,6 +259,7 @@ class Pictures(TemporaryTree):
             pictures.picture(self.document, pictures.DARK)
 
     def test_a_report_whose_equal_commands_differ_is_refused(self):
+        self.assertIn(f"kControlTolerance = {pictures.CONTROL_TOLERANCE};", (ROOT / "bench/report/verdict.hpp").read_text())
         comparisons = self.document["ddp_scaling"]["comparisons"]
         control = next(comparison for comparison in comparisons if comparison["kind"] == "control")
         for ratio in (1.031, 0.969, math.nan, None):

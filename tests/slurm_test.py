@@ -454,10 +454,11 @@ class Submit(StoppedJobs):
 class Failures(StoppedJobs):
     EPOCHS = 100
 
-    def ends_quickly(self, job, started, code):
+    def ends_quickly(self, job, started, *codes):
         job.wait(60)
         seconds = time.monotonic() - started
-        self.assertEqual((job.state(), job.exit_code()), ("FAILED", code), job.output)
+        self.assertEqual(job.state(), "FAILED", job.output)
+        self.assertIn(job.exit_code(), codes, job.output)
         self.assertLess(seconds, 20)
 
     def in_training(self, folder, chance, *arguments):
@@ -513,7 +514,7 @@ class Failures(StoppedJobs):
         try:
             started = time.monotonic()
             job = Job("05_multinode", "2", "2", "--interface", "ib0")
-            self.ends_quickly(job, started, 2)
+            self.ends_quickly(job, started, 2, 143)  # srun ends a rank that may still load its libraries
             self.assertIn('--interface: "ib0" is no network interface of this host, expected one of: lo (127.0.0.1), '
                           "eth0 (10.77.0.12)", job.output)
         finally:

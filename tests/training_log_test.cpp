@@ -622,16 +622,17 @@ TEST_CASE("a rank that computes longer than the others is named, equal ones are 
       const RunResult slow = folder.run(command + speedup, "slow " + rank + " 0 0");
       INFO(slow.out << slow.err);
       CHECK(slow.exit_code == 0);
-      CHECK(contains(slow.err, "note: rank " + rank + " computes for 0."));
+      CHECK(contains(slow.err, "note: rank " + rank + " computes for "));
       CHECK(std::ranges::count(slow.err, '\n') == 1);
       CHECK(std::regex_match(slow.out, std::regex(R"(moved .* samples/s\n)")));
     }
-    RunResult even = folder.run(command + speedup);
     // Where another program keeps one processor busy, equal ranks do not take equal times.
-    for (int attempt = 1; attempt < 5 && !even.err.empty(); ++attempt) {
-      even = folder.run(command + speedup);
+    int silent = 0;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const RunResult even = folder.run(command + speedup);
+      CHECK(even.exit_code == 0);
+      silent += even.err.empty() ? 1 : 0;
     }
-    CHECK(even.exit_code == 0);
-    CHECK(even.err.empty());
+    CHECK(silent >= 3);
   }
 }

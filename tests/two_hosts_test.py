@@ -66,7 +66,6 @@ class TwoHosts(unittest.TestCase):
         for host in hosts:
             self.assertEqual(listening(host), [])
 
-
     def ranks(self, *arguments, **variables):
         """Started by hand, one on each host, over Gloo."""
         return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",

@@ -147,9 +147,7 @@ class Planner {
         settings_.nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
     const char* const what = cuda ? "GPUs" : "cores";
     if (units == 0) {
-      throw UsageError("--device cuda: " + (cuda_driver_problem().empty()
-                                                ? "found no CUDA device, expected at least one"
-                                                : cuda_driver_problem()));
+      throw UsageError("--device cuda: " + why_no_cuda_device());
     }
     std::vector<int> sizes = settings_.world_sizes;
     if (sizes.empty() && settings_.nodes > 1) {

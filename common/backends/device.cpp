@@ -23,11 +23,10 @@ int usable_cuda_devices(const Options& options, int local_rank) {
   const std::string& problem = cuda_driver_problem();
   const bool usable = devices > 0 && cuda_module() != nullptr;
   if (options.device == "cuda" && !usable) {
-    throw UsageError("--device cuda: " +
-                     (devices > 0        ? "this build has no CUDA support, expected one configured "
-                                           "with DDP_CUDA=ON"
-                      : !problem.empty() ? problem
-                                         : "found no CUDA device, expected at least one"));
+    throw UsageError("--device cuda: " + (devices > 0
+                                              ? "libddp_cuda.so is not there, expected it in "
+                                                "the build's lib"
+                                              : why_no_cuda_device()));
   }
   if (!problem.empty() && local_rank == 0) {
     std::cerr << options.program + ": note: --device auto uses the CPU: " + problem + "\n";

@@ -79,7 +79,7 @@ class Gloo : public c10d::ProcessGroupGloo {
 
   bool lost_a_connection() const { return !std::ranges::all_of(connections_, is_open); }
 
-  /// Nothing more is read or written by Gloo's threads, into memory that may not live on.
+  /// Has Gloo's threads soon stop to read and write, since memory they use may not live on.
   void cut_connections() const {
     for (const Connection& connection : connections_) {
       if (is_open(connection)) {
@@ -114,7 +114,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
   constexpr std::chrono::milliseconds kLook(250);
   // When the time is over Gloo closes one connection after the other, and only then says so.
-  const std::chrono::milliseconds closing(100 + 10 * backend.getSize());
+  constexpr std::chrono::milliseconds kClosing(1000);
+  constexpr std::chrono::milliseconds kThreadsNotice(100);
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
   const auto is_complete_after = [&work](std::chrono::milliseconds time) {
     try {
@@ -126,15 +127,16 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
   };
   try {
     while (!is_complete_after(kLook)) {
-      if (gloo.lost_a_connection() && !is_complete_after(closing)) {
+      if (gloo.lost_a_connection() && !is_complete_after(kClosing)) {
         gloo.cut_connections();
+        is_complete_after(kThreadsNotice);
         throw Error(ExitCode::kTrainingFailed,
                     "a connection to another rank broke, expected it to stay until the end");
       }
     }
     work.wait();
   } catch (...) {
-    // Its destructor would wait for its threads, one of which may have such a message.
+    // Its destructor joins Gloo's threads, one of which may wait for such a message.
     c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend).release();
     skip_destructors_at_exit();
     throw;

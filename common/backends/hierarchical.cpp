@@ -20,7 +20,7 @@ constexpr const char* kName = "hierarchical";
 constexpr size_t kPieceBytes = size_t{1} << 20;
 /// Of what goes from host to host at a time: those who wait for their leader see no progress
 /// before, and one piece must come within --timeout.
-constexpr size_t kMostElements = size_t{1} << 20;
+constexpr size_t kBytesBetweenHosts = size_t{4} << 20;
 constexpr std::chrono::milliseconds kMoreThanLeader{5000};
 
 c10::intrusive_ptr<c10d::Store> part_of(const c10::intrusive_ptr<c10d::Store>& store,
@@ -149,7 +149,7 @@ class HierarchicalCommunicator : public Communicator {
   static void for_pieces(void* data, size_t count, DType dtype, const Body& body) {
     size_t begin = 0;
     do {
-      const size_t size = std::min(kMostElements, count - begin);
+      const size_t size = std::min(kBytesBetweenHosts / element_bytes(dtype), count - begin);
       body(static_cast<std::byte*>(data) + begin * element_bytes(dtype), size);
       begin += size;
     } while (begin < count);

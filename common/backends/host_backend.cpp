@@ -268,7 +268,8 @@ class HostBackend : public c10d::Backend {
     return *communicator_;
   }
 
-  /// The same one again if nobody has kept it, so that a step allocates nothing. Under the lock.
+  /// The same one again if nobody has kept it, so that a step allocates nothing. It keeps `results`
+  /// until the next operation. Under the lock.
   c10::intrusive_ptr<c10d::Work> done(c10d::OpType type, const std::vector<at::Tensor>& results) {
     if (done_.use_count() != 1) {
       done_ = c10::make_intrusive<DoneWork>(rank_);

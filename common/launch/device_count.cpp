@@ -22,6 +22,9 @@ struct Driver {
 };
 
 Driver ask_driver() {
+  if (DDP_CUDA_VERSION_MAJOR == 0) {
+    return {};
+  }
   // Never closed: the driver keeps threads and exit handlers of its own.
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
@@ -32,8 +35,7 @@ Driver ask_driver() {
   const auto driver_version = reinterpret_cast<DriverNumber>(dlsym(library, "cuDriverGetVersion"));
   int devices = 0;
   int version = 0;  // 12040: CUDA 12.4
-  if (DDP_CUDA_VERSION_MAJOR == 0 || init == nullptr || device_count == nullptr ||
-      driver_version == nullptr) {
+  if (init == nullptr || device_count == nullptr || driver_version == nullptr) {
     return {};
   }
   if (const int code = init(0); code != kDriverSuccess) {
@@ -67,6 +69,14 @@ const Driver& driver() {
 
 int count_cuda_devices() {
   return driver().devices;
+}
+
+std::string why_no_cuda_device() {
+  if (DDP_CUDA_VERSION_MAJOR == 0) {
+    return "this build has no CUDA support, expected one configured with DDP_CUDA=ON";
+  }
+  return driver().problem.empty() ? "found no CUDA device, expected at least one"
+                                  : driver().problem;
 }
 
 const std::string& cuda_driver_problem() {

@@ -228,6 +228,9 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
   for (const auto& action : std::exchange(train_end_actions, {})) {
     action();
   }
+  if (skips_destructors) {
+    std::_Exit(code);
+  }
   return code;
 }
 
@@ -293,9 +296,6 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     train(settled, environment);
     return 0;
   });
-  if (skips_destructors) {
-    std::_Exit(code);
-  }
   return trains ? code : leave_if_refused(code);
 }
 

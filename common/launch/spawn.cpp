@@ -282,10 +282,7 @@ class Ranks {
 int processes_to_start(const Options& options) {
   const int devices = options.device == "cpu" ? 0 : count_cuda_devices();
   if (options.device == "cuda" && devices == 0) {
-    throw UsageError("--device cuda: " + (cuda_driver_problem().empty()
-                                              ? "found no CUDA device, expected at least one"
-                                              : cuda_driver_problem()) +
-                     "; use --device cpu");
+    throw UsageError("--device cuda: " + why_no_cuda_device() + "; use --device cpu");
   }
   if (!options.devices.empty() && devices == 0) {
     throw UsageError("--devices was given, expected a CUDA device, found none; use --nprocs");

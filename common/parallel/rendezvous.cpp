@@ -98,12 +98,7 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
 void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
           std::chrono::milliseconds timeout) {
   const std::vector<std::string> keys = keys_of_ranks(event, world_size);
-  const std::string& own = keys[static_cast<size_t>(rank)];
-  if (store.add(own + "/processes", 1) > 1) {
-    throw UsageError(fmt::format("another process is rank {}, too, expected each of {} ranks once",
-                                 rank, world_size));
-  }
-  store.set(own, "here");
+  store.set(keys[static_cast<size_t>(rank)], "here");
   wait_for_ranks(store, keys, event, timeout);
 }
 
@@ -119,6 +114,12 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
       c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);
   meeting.store->setTimeout(timeout);
   try {
+    if (meeting.store->add(fmt::format("processes/{}", environment.rank), 1) > 1) {
+      throw TransientError(fmt::format(
+          "rank {} was here before: another process has its number, or an earlier start met at "
+          "the same store; expected each of {} ranks once",
+          environment.rank, environment.world_size));
+    }
     meet(*meeting.store, "rendezvous", environment.rank, environment.world_size, timeout);
   } catch (const c10::Error&) {
     // Nothing was computed yet. A store that goes away now was another job's, which had the port
