@@ -291,7 +291,7 @@ class Launches(unittest.TestCase):
         fast = [(0.04, 1_600_000 - 100 * number, 100 + number, 5) for number in range(18)]
         slow = [(0.053, 64e6 / 52.5, 4000, 7), (0.052, 64e6 / 51.9, 200, 6)]  # 1.31 and 1.297 times the fastest
         said = launches.summary(fast + slow)
-        self.assertEqual(said, "step us 40 40.01 40.02 51.9 52.5, p90/p10 1.30, over 1.3 x fastest 1 of 20, "
+        self.assertEqual(said, "step us 40 40.01 40.02 51.9 52.5, p90/p10 1.30, over 1.3 x fastest 1 of 20 (switches voluntary 4000), "
                          "switches voluntary 110 (most 4000), involuntary 5 (most 7)")
 
     def test_a_run_that_fails_is_no_launch(self):
