@@ -3,11 +3,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 // The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
