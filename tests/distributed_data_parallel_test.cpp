@@ -1,6 +1,7 @@
 // Our DDP's gradients are those of c10d::Reducer, the engine of Python's DDP, and of one process.
 #include "common/parallel/distributed_data_parallel.hpp"
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -513,7 +514,7 @@ TEST_CASE("buckets are those of torch: 1 MiB first, then 25", "[ddp]") {
       // Up to 4 MiB, and a multiple of 64 bytes, so that there is nothing between them.
       const auto numel = static_cast<int64_t>(16 * (1 + random() % (1 << 16)));
       backwards.insert(backwards.begin(),
-                       module.register_parameter("p" + std::to_string(i), torch::empty({numel})));
+                       module.register_parameter(fmt::format("p{}", i), torch::empty({numel})));
     }
     std::vector<size_t> sizes;
     for (const ddp::BucketRange& range :
@@ -579,11 +580,56 @@ TEST_CASE("all ranks start from rank 0's parameters and buffers", "[ddp]") {
 }
 
 TEST_CASE("a different model on one rank is refused by name, before any collective", "[ddp]") {
-  const auto model_of = [](int rank) { return torch::nn::Linear(3, rank == 0 ? 2 : 5); };
-  for (const std::string& message : refusals(model_of)) {
-    INFO(message);
-    CHECK(message.find("weight [5, 3]") != std::string::npos);
-    CHECK(message.find("weight [2, 3]") != std::string::npos);
+  using torch::nn::Linear;
+  const auto changed = [](const auto& change) {
+    Linear model(3, 2);
+    change(*model);
+    return model;
+  };
+  const auto with_parameters = [&](std::initializer_list<const char*> names) {
+    return changed([&](torch::nn::LinearImpl& model) {
+      for (const char* const name : names) {
+        model.register_parameter(name, torch::ones({4}));
+      }
+    });
+  };
+  const auto with_buffer = [&](const torch::Tensor& buffer) {
+    return changed([&](torch::nn::LinearImpl& model) { model.register_buffer("mean", buffer); });
+  };
+  struct Case {
+    Linear first;  // rank 0's
+    Linear second;
+    const char* says;
+  };
+  const std::vector<Case> cases = {
+      {Linear(3, 2), Linear(3, 5),
+       R"(rank 1 has "weight [5, 3] float", rank 0 has "weight [2, 3] float")"},
+      {Linear(3, 2), Linear(2, 3),
+       R"(rank 1 has "weight [3, 2] float", rank 0 has "weight [2, 3] float")"},
+      {Linear(3, 2), changed([](auto& model) { model.to(torch::kFloat64); }),
+       R"(rank 1 has "weight [2, 3] double", rank 0 has "weight [2, 3] float")"},
+      {Linear(3, 2), changed([](auto& model) { model.bias.set_data(model.bias.to(torch::kHalf)); }),
+       R"(rank 1 has "bias [2] c10::Half", rank 0 has "bias [2] float")"},
+      {Linear(3, 2), Linear(torch::nn::LinearOptions(3, 2).bias(false)),
+       R"(rank 1 has "", rank 0 has "bias [2] float")"},
+      {Linear(3, 2), with_parameters({"a"}), R"(rank 1 has "a [4] float", rank 0 has "")"},
+      {with_parameters({"b"}), with_parameters({"a"}),
+       R"(rank 1 has "a [4] float", rank 0 has "b [4] float")"},
+      {with_parameters({"a", "b"}), with_parameters({"b", "a"}),
+       R"(rank 1 has "b [4] float", rank 0 has "a [4] float")"},
+      {Linear(3, 2), changed([](auto& model) { model.weight.set_requires_grad(false); }),
+       R"(rank 1 has "weight [2, 3] float frozen", rank 0 has "weight [2, 3] float")"},
+      {Linear(3, 2), with_buffer(torch::ones({4})),
+       R"(rank 1 has "mean [4] float buffer", rank 0 has "")"},
+      {with_buffer(torch::ones({4})), with_buffer(torch::ones({3})),
+       R"(rank 1 has "mean [3] float buffer", rank 0 has "mean [4] float buffer")"},
+      {with_buffer(torch::ones({4})), with_buffer(torch::ones({4}, torch::kLong)),
+       R"(rank 1 has "mean [4] long int buffer", rank 0 has "mean [4] float buffer")"}};
+  for (const auto& [first, second, says] : cases) {
+    for (const std::string& message :
+         refusals([&](int rank) { return rank == 0 ? first : second; })) {
+      CHECK(message == fmt::format("model: {}, expected the same", says));
+    }
   }
 }
 

@@ -37,9 +37,10 @@ ENDLESS = 10**6
 WORKLOAD = ["5", "--dataset-size", "512", "--optimizer", "adam", "--device", "cpu", "--snapshot", "s", "--resume", "auto"]
 HANG_SECONDS = 120  # nothing here takes so long, also on a busy machine
 # Promised of a machine with nothing else to do: seconds from kill -9 of a rank to the end of all, the launcher's too; from kill -9 of
-# the launcher to the last rank's end; from --timeout to the end of all when a rank stands still.
+# the launcher to the last rank's end; from a training's last line to its end; from --timeout to the end of all when a rank stands still.
 RANK_GONE_S = {"spawn": 2, "mpirun": 3, "torchrun": 5}
 LAUNCHER_GONE_S = 2
+ENDED_S = 2
 STOPPED_GONE_S = 2
 # So much more is allowed, since a test runs beside others. Ranks that nobody ends are still noticed: they wait for --timeout, 120 s, or
 # train on.
@@ -276,7 +277,7 @@ def check_told_cause(launcher, number, chance):
                      "DDP_FAULT": str(errno.ENOSPC), "DDP_FAULT_CALL": chance.choice(["pwrite", "fsync"])}
         with Run(folder, command(launcher, "--backend", backend_of(number), ranks=ranks), variables) as run:
             code = run.wait()
-            cause = PROGRAM[launcher] + r": error: \[rank 0\] snapshot s\S* cannot be written: No space left on device"
+            cause = PROGRAM[launcher] + r": error: \[rank 0\] snapshot s\S* cannot be written: No space left on device, expected room for \d+ bytes"
             said = [line for line in run.errors() if line.startswith(PROGRAM[launcher])]  # torchrun repeats it
             told = len(said) == 1 and re.fullmatch(cause, said[0])
             alone = launcher != "spawn" or run.err.read_text().count("\n") == 1
@@ -310,11 +311,14 @@ def check_leaks(*_):
     check(rss_after - rss < 5 * 1024, f"before and after 300 starts: {found}")
 
 
-def check_starts(*_):
-    """What a training leaves: nothing. Names in /dev/shm are looked at after every try, in main()."""
+def check_starts(launcher, number, _):
+    """What a training leaves: nothing, and soon. Names in /dev/shm are looked at after every try, in main()."""
     with tempfile.TemporaryDirectory() as folder:
-        with Run(folder, [BIN / "03_ddp_spawn", "1", "1", *WORKLOAD[1:], "--backend", "shm", "--nprocs", str(RANKS)]) as run:
+        with Run(folder, command(launcher, "--backend", backend_of(number), epochs=1)) as run:
+            run.wait_until(lambda: b"moved " in run.out.read_bytes() or run.launcher.poll() is not None, "the last line")
+            last_line = time.monotonic()
             code = run.launcher.wait(HANG_SECONDS)
+            check_gone(time.monotonic() - last_line, ENDED_S, f"{launcher}: s from the last line to the end", run)
             left = run.processes()
             check(code == 0 and not left, f"exit code {code}, left: {left}\n{run.texts()}")
 
@@ -334,7 +338,7 @@ def main():
                                             ("stopped rank", check_stopped_rank, {"spawn": 5, "mpirun": 5, "torchrun": 5}),
                                             ("briefly stopped rank", check_briefly_stopped_rank, {"spawn": 2}),
                                             ("told cause", check_told_cause, {"spawn": 5, "mpirun": 1, "torchrun": 1}),
-                                            ("start", check_starts, {"spawn": 3}))
+                                            ("start", check_starts, {"spawn": 5}))
               for launcher, tries in all_tries.items()]
     failed = 0
     for name, default, body in cases:

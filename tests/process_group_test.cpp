@@ -15,12 +15,17 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <iostream>
 #include <map>
 #include <memory>
+#include <regex>
 #include <thread>
 
+#include "common/backends/backend.hpp"
+#include "common/backends/hierarchical.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/data/dataset.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/stop_request.hpp"
@@ -67,6 +72,74 @@ std::unique_ptr<ddp::test::Program> start_rank(
 
 enum class Server { kRank0, kAgent };
 
+/// A store as torchrun's agent serves it.
+c10::intrusive_ptr<c10d::Store> agents_store(const ddp::Listener& listener) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(listener.port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.masterListenFd = listener.fd;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+/// A rank's place in a job of one host that meets at such a store.
+ddp::LaunchEnvironment of_agent(int rank, int world_size, int port) {
+  ddp::LaunchEnvironment environment;
+  environment.rank = environment.local_rank = rank;
+  environment.world_size = environment.local_world_size = world_size;
+  environment.store.kind = ddp::StoreLocation::Kind::kAgentTcp;
+  environment.store.host = "127.0.0.1";
+  environment.store.port = port;
+  return environment;
+}
+
+/// Runs `body` in a process of its own, whose exit code is 0 if that throws what `expected`, a
+/// regular expression, says. Without exec, so it must not need a thread or a lock of this process.
+pid_t in_child(const std::string& expected, const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // a lock that a thread of the parent held would never be free
+    try {
+      body();
+    } catch (const std::exception& error) {
+      const bool is_expected = std::regex_match(error.what(), std::regex(expected));
+      if (!is_expected) {
+        std::cerr << "threw \"" << error.what() << "\", expected " << expected << std::endl;
+      }
+      _exit(is_expected ? 0 : 2);
+    } catch (...) {
+    }
+    _exit(1);
+  }
+  return child;
+}
+
+/// @return that of a process that ended by itself, or -1
+int exit_code_of(pid_t child) {
+  int status = 0;
+  REQUIRE(child > 0);
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/// A rank that takes itself to be alone on its host, and talks to the others over Gloo.
+ProcessGroup on_host_of_its_own(const ddp::LaunchEnvironment& environment) {
+  c10d::TCPStoreOptions client;
+  client.port = static_cast<uint16_t>(environment.store.port);
+  const auto store = c10::make_intrusive<c10d::TCPStore>(environment.store.host, client);
+  ddp::shm::HostIdentity identity = ddp::shm::read_host_identity();
+  identity.host_name += std::to_string(environment.rank);
+  const ddp::BackendOptions options{
+      environment.rank,        environment.world_size, torch::kCPU,
+      std::chrono::minutes(2), environment.store.host, environment.world_size};
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, environment.rank, environment.world_size);
+  ddp::attach_backend(*group, torch::kCPU,
+                      ddp::make_hierarchical_backend(
+                          store, options, ddp::find_topology(store, options, identity), identity));
+  return ProcessGroup(environment, store, group, "hierarchical", torch::kCPU);
+}
+
 /// Ranks that are threads, and meet as processes do, each with options and a device of its own.
 /// @param server of the store
 /// @return what each threw
@@ -78,27 +151,18 @@ std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
   const int world_size = static_cast<int>(options_of_rank.size());
-  c10d::TCPStoreOptions agents;
-  agents.port = static_cast<uint16_t>(listener.port);
-  agents.isServer = true;
-  agents.waitWorkers = false;
-  agents.masterListenFd = listener.fd;
   const bool by_agent = server == Server::kAgent;
-  const auto agents_store =
-      by_agent ? c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agents) : nullptr;
+  const auto store = by_agent ? agents_store(listener) : nullptr;
   std::vector<std::string> messages(options_of_rank.size());
   const auto run = [&](int rank) {
     std::string& message = messages[static_cast<size_t>(rank)];
     try {
       at::init_num_threads();
-      ddp::LaunchEnvironment environment;
-      environment.rank = environment.local_rank = rank;
-      environment.world_size = environment.local_world_size = world_size;
-      environment.store.kind =
-          by_agent ? ddp::StoreLocation::Kind::kAgentTcp : ddp::StoreLocation::Kind::kTcp;
-      environment.store.host = "127.0.0.1";
-      environment.store.port = listener.port;
-      environment.store.listen_fd = rank == 0 && !by_agent ? listener.fd : -1;
+      ddp::LaunchEnvironment environment = of_agent(rank, world_size, listener.port);
+      if (!by_agent) {
+        environment.store.kind = ddp::StoreLocation::Kind::kTcp;
+        environment.store.listen_fd = rank == 0 ? listener.fd : -1;
+      }
       const Options& options = options_of_rank[static_cast<size_t>(rank)];
       ProcessGroup group =
           ddp::create_process_group(options, environment, devices[static_cast<size_t>(rank)]);
@@ -368,27 +432,81 @@ TEST_CASE("two collectives may be further apart than --timeout", "[timeout]") {
   CHECK(over_gloo.get() == nothing_thrown);
 }
 
-TEST_CASE("a rank that was asked to stop gives rank 0 up that never gives a sign, too", "[store]") {
-  const pid_t child = fork();  // which is asked, for good
-  if (child == 0) {
-    alarm(60);  // a lock that a thread of the parent held would never be free
+TEST_CASE("a rank that was asked to stop gives rank 0 up that gives no sign, or no further one",
+          "[store]") {
+  const auto [earlier_sign, patience] =
+      GENERATE(std::pair("an earlier save 7", 8), std::pair("key 1", 3));
+  const std::string sign = earlier_sign;
+  const std::string expected =
+      fmt::format("rank 0 gave no sign of life for {} s while it writes the snapshot", patience);
+  const pid_t child = in_child(expected, [&sign] {
     ddp::watch_for_stop_request();
-    raise(SIGTERM);
-    const auto store = c10::make_intrusive<c10d::HashStore>();
+    raise(SIGTERM);  // for good
+    const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
     store->setTimeout(std::chrono::minutes(2));
+    store->set("sign", sign);
+    ddp::wait_for_rank_0(store, "key", "sign", "writes the snapshot", [] { return ""; });
+  });
+  CHECK(exit_code_of(child) == 0);
+}
+
+TEST_CASE("who gave rank 0 up just before is not blamed for its silence", "[store]") {
+  const auto message = [](std::chrono::milliseconds timeout, std::chrono::milliseconds lost_after) {
+    const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+    store->setTimeout(timeout);
+    const auto begin = std::chrono::steady_clock::now();
     try {
-      ddp::wait_for_rank_0(store, "key", "sign", "writes the snapshot");
-      _exit(1);
+      ddp::wait_for_rank_0(store, "key", "sign", "writes the snapshot", [&] {
+        return std::chrono::steady_clock::now() - begin < lost_after ? "" : "rank 1 (pid 7) left";
+      });
     } catch (const ddp::Error& error) {
-      const std::string expected =
-          "rank 0 gave no sign of life for 8 s while it writes the snapshot";
-      _exit(error.what() == expected ? 0 : 2);
+      return std::string(error.what());
     }
+    return std::string("no error");
+  };
+  using std::chrono_literals::operator""ms;
+  CHECK(message(2000ms, 1500ms) ==
+        "rank 0 gave no sign of life for 2 s while it writes the snapshot");
+  CHECK(message(60'000ms, 0ms) == "rank 1 (pid 7) left while rank 0 writes the snapshot");
+}
+
+TEST_CASE("rank 0's end is noticed by those who wait for it, before any sign of it", "[store]") {
+  struct Case {
+    std::string backend;
+    int hosts;  // with all ranks between them
+    std::string says;
+  };
+  const std::string by_shm = "rank 0 \\(pid [0-9]+\\) died";
+  const std::string by_gloo = "the connection to another rank broke";
+  const Case one = GENERATE_COPY(Case{"shm", 1, by_shm}, Case{"hierarchical", 1, by_shm},
+                                 Case{"hierarchical", 2, by_gloo}, Case{"gloo", 1, by_gloo});
+  INFO(one.backend << ", hosts: " << one.hosts);
+  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
+  const auto start = [&](int rank) {
+    return in_child(one.says + " while rank 0 writes the snapshot", [&, rank] {
+      const ddp::LaunchEnvironment environment = of_agent(rank, 2, listener.port);
+      Options options = plain();
+      options.backend = one.backend;
+      options.timeout_seconds = 120;
+      const ProcessGroup group = one.hosts == 1
+                                     ? ddp::create_process_group(options, environment, torch::kCPU)
+                                     : on_host_of_its_own(environment);
+      group.barrier();
+      if (rank == 0) {
+        group.store()->wait({"rank 1 waits"});
+        _exit(0);
+      }
+      group.store()->set("rank 1 waits", "");
+      ddp::wait_for_rank_0(group, "key", "sign", "writes the snapshot");
+    });
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<pid_t> children = {start(0), start(1)};
+  const auto store = agents_store(listener);
+  for (const pid_t child : children) {
+    CHECK(exit_code_of(child) == 0);
   }
-  REQUIRE(child > 0);
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+  CHECK(ddp::seconds_since(begin) < 30);
 }
 
 TEST_CASE("the interface that torch's own variables name", "[interface]") {

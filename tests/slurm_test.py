@@ -32,6 +32,7 @@ DIGITS = stages.WORKLOAD
 FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 JOB_SECONDS = 300
 RANK_GONE_S = 2  # from kill -9 of a rank to the last one's end, in the median
+LOST_NODE_S = 30  # from the loss of a node to the last rank's end
 
 cluster = None
 
@@ -507,6 +508,35 @@ class Failures(StoppedJobs):
             print(f"srun: srun is killed, the last rank is gone after {time.monotonic() - started:.2f} s", file=sys.stderr)
             self.ends_quickly(job, started, 137)
             self.assert_nothing_runs()
+
+    def test_a_lost_node(self):
+        """The ranks of the other node end; once Slurm knows that the node is down it starts the job again, which goes on from the snapshot,
+        to the same bits."""
+        chance = random_moments()
+        folders = [cluster.folder / f"lost{number}" for number in range(1 + repeats(1))]  # nothing but the moment is random
+        for folder in folders:
+            folder.mkdir()
+        expected = Job("05_multinode", str(self.EPOCHS), "5", *Stopping.LONG, folder=folders[0]).finished()
+        lost = cluster.hosts[1]  # the batch script runs on the first
+        for folder in folders[1:]:
+            job, _ = self.in_training(folder, chance)
+            started = time.monotonic()
+            cluster.kill_node(lost)
+            try:
+                job.wait_for(lambda: not ranks_of("05_multinode"))
+                gone_s = time.monotonic() - started
+                print(f"srun: {lost.name} is lost, the last rank is gone after {gone_s:.2f} s", file=sys.stderr)
+                self.assertLess(gone_s, LOST_NODE_S)
+                goes_on = (folder / "05_multinode.safetensors").exists()
+                # The controller finds that out itself, after SlurmdTimeout, 300 s as a rule.
+                run("scontrol", "update", f"NodeName={lost.name}", "State=DOWN", "Reason=lost")
+                job.wait_for(lambda: job.facts()["Restarts"] == "1" and job.state() == "PENDING" and not cluster.steps_on_nodes())
+            finally:
+                cluster.start_node(lost)
+                cluster.wait_until_idle()
+            start_now(job)
+            self.assertEqual(job.finished(), expected)
+            self.assertEqual(job.output.count("[CPU0] Epoch 0 |"), 1 if goes_on else 2, job.output)
 
     def test_a_rank_that_refuses_while_the_others_wait(self):
         # A network that only node1 has: the ranks on node2 stop before they meet anyone.

@@ -184,15 +184,18 @@ class FaultyNetwork(TwoHosts):
     """Ranks by hand, whose network is slow, or cut."""
 
     def test_slow(self):
-        """A collective may take longer than --timeout while it makes progress: the weights go over in 5 s, the gradients too."""
+        """A collective may take longer than --timeout while it makes progress: the weights go over in 5 s, the gradients too.
+        The queue is so short that packets are lost; shorter ones let too little through for --timeout."""
         workload = ["1", "1", "--layers", "784,4096,1024,10", "--dataset-size", "32", "--batch-size", "16"]
-        run("tc", "-n", hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", "latency", "100ms")
+        run("tc", "-n", hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", "limit", "128k")
         self.addCleanup(run, "tc", "-n", hosts[0].name, "qdisc", "del", "dev", "eth0", "root")
         begin = time.monotonic()
         codes, out, err = finish(*self.ranks(*workload, "--timeout", "4"))
         self.assertEqual(codes, [0, 0], out + err)
         self.assertGreater(time.monotonic() - begin, 8, "the network was not slow")
         self.assertEqual(last_line(out)[1], stages.spawned(BIN, 2, workload)[1])
+        queue = run("tc", "-s", "-n", hosts[0].name, "qdisc", "show", "dev", "eth0")
+        self.assertGreater(int(re.search(r"dropped (\d+)", queue)[1]), 0, f"no packet was lost: {queue}")
 
     def test_cut(self):
         """Each side names the rank on the other."""

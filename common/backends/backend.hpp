@@ -42,12 +42,23 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                const BackendOptions& options);
 
+/// A backend that can tell between two collectives that a rank is gone. Others see it in the next.
+class NoticesLostRanks {
+ public:
+  /// "rank 1 (pid 123) died", or what else is known of a rank that can be reached no more; empty if
+  /// there is none. Not for while a collective runs, nor once the ranks part.
+  virtual std::string lost_rank() const = 0;
+
+ protected:
+  ~NoticesLostRanks() = default;
+};
+
 /// Gloo, LibTorch's own: TCP between processes, host memory.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
 
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
-/// @throws what the work throws, or Error soon after a connection broke: see Note [Lost connections]
+/// @throws what the work throws, or Error soon after a connection broke, by Note [Lost connections]
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work);
 
 }  // namespace ddp

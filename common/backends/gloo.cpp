@@ -61,7 +61,7 @@ std::vector<Connection> connections() {
 // of --timeout, and whoever waits for that rank does, too. But Gloo closes its end of the
 // connection. So a rank that has waited for a while looks whether the connections that it began
 // with are there. In a run without faults they are: no rank leaves before all depart().
-class Gloo : public c10d::ProcessGroupGloo {
+class Gloo final : public c10d::ProcessGroupGloo, public NoticesLostRanks {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
@@ -77,6 +77,9 @@ class Gloo : public c10d::ProcessGroupGloo {
     }
   }
 
+  std::string lost_rank() const override {
+    return lost_a_connection() ? "the connection to another rank broke" : "";
+  }
   bool lost_a_connection() const { return !std::ranges::all_of(connections_, is_open); }
 
   /// Has Gloo's threads soon stop to read and write, since memory they use may not live on.

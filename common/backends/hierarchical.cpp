@@ -119,6 +119,12 @@ class HierarchicalCommunicator : public Communicator {
 
   std::shared_ptr<void> allocate(size_t bytes) override { return local_->allocate(bytes); }
 
+  std::string lost_rank() const override {
+    const auto* const leaders = dynamic_cast<const NoticesLostRanks*>(leaders_.get());
+    const std::string here = local_->lost_rank();
+    return here.empty() && leaders != nullptr ? leaders->lost_rank() : here;
+  }
+
   void close() override {
     local_->close();
     if (leaders_ != nullptr) {

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <optional>
 
+#include "common/backends/backend.hpp"
+
 namespace ddp {
 namespace {
 
@@ -84,7 +86,7 @@ class Outputs {
   std::vector<size_t> counts_;
 };
 
-class HostBackend : public c10d::Backend {
+class HostBackend final : public c10d::Backend, public NoticesLostRanks {
  public:
   HostBackend(std::string name, std::unique_ptr<Communicator> communicator, GpuTensors gpu_tensors)
       : c10d::Backend(communicator->rank(), communicator->world_size()),
@@ -102,6 +104,11 @@ class HostBackend : public c10d::Backend {
       communicator_->close();
       communicator_.reset();
     }
+  }
+
+  std::string lost_rank() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return communicator_ == nullptr ? "" : communicator_->lost_rank();
   }
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
@@ -335,7 +342,7 @@ class HostBackend : public c10d::Backend {
   std::string prefix_;  // of messages
   GpuTensors gpu_tensors_;
   std::unique_ptr<Communicator> communicator_;  // none after shutdown()
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   c10::intrusive_ptr<DoneWork> done_;
 };
 

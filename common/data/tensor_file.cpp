@@ -46,12 +46,6 @@ constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
   throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {} {}", path, reason));
 }
 
-/// @param error an errno
-[[noreturn]] void fail_to_write(const std::string& path, int error) {
-  throw Error(ExitCode::kTrainingFailed,
-              fmt::format("snapshot {} cannot be written: {}", path, std::strerror(error)));
-}
-
 /// Where the checksum's digits stand. The checksum covers the file with zeros in their place.
 /// @return npos if there are none
 size_t hash_position(const std::string& header) {
@@ -101,7 +95,8 @@ void remove_leftovers(const fs::path& path) {
 /// The next version of the file at a path, beside it until it takes its place. Locked meanwhile.
 class NextFile {
  public:
-  explicit NextFile(const std::string& path) : path_(path) {
+  /// @param bytes that will be written, for messages
+  NextFile(const std::string& path, size_t bytes) : path_(path), bytes_(bytes) {
     do {
       temporary_ = temporary_name(path);
       file_.reset(uninterrupted([this] {
@@ -153,7 +148,13 @@ class NextFile {
   }
 
  private:
-  [[noreturn]] void fail(int error) const { fail_to_write(path_, error); }
+  /// @param error an errno
+  [[noreturn]] void fail(int error) const {
+    const bool lacks_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("snapshot {} cannot be written: {}{}", path_, std::strerror(error),
+                            lacks_room ? fmt::format(", expected room for {} bytes", bytes_) : ""));
+  }
 
   /// @return false if another run that saves under this name has taken the new file for a leftover.
   /// Where there are no locks nobody removes leftovers.
@@ -205,6 +206,7 @@ class NextFile {
   }
 
   const std::string path_;
+  const size_t bytes_;
   std::string temporary_;
   FileDescriptor file_;
   off_t end_ = 0;
@@ -358,7 +360,11 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
   const std::string header = header_of(file);
   const uint64_t header_bytes = header.size();  // little endian, as every machine LibTorch runs on
   remove_leftovers(path);
-  NextFile next(path);
+  size_t file_bytes = sizeof(header_bytes) + header.size();
+  for (const auto& [name, tensor] : file.tensors) {
+    file_bytes += tensor.nbytes();
+  }
+  NextFile next(path, file_bytes);
   next.write({reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)});
   next.write(header);
   Hash hash;

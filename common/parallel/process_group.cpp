@@ -374,6 +374,12 @@ void ProcessGroup::barrier() const {
   wait(group_->getDefaultBackend()->allreduce(one));
 }
 
+std::string ProcessGroup::lost_rank() const {
+  const auto backend = group_->getDefaultBackend();
+  const auto* const notices = dynamic_cast<const NoticesLostRanks*>(backend.get());
+  return notices == nullptr ? "" : notices->lost_rank();
+}
+
 torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) const {
   const torch::TensorOptions options = torch::TensorOptions(dtype).device(device_);
   const auto backend = group_->getDefaultBackend();

@@ -136,6 +136,9 @@ class ProcessGroup {
     before_shutdown_.push_back(std::move(release));
   }
 
+  /// As NoticesLostRanks; empty where the backend sees it in the next collective only.
+  std::string lost_rank() const;
+
   /// For what must not go through the backend, as when the backend itself is measured.
   const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
   /// What c10d's own components, such as its Reducer, are built on.

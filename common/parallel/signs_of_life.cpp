@@ -22,7 +22,8 @@ namespace ddp {
 namespace {
 
 /// How long rank 0 may be silent for ranks that were asked to stop: a launcher that has lost rank 0
-/// asks the others, and kills them only much later (torchrun after 30 s).
+/// asks the others, and kills them only much later (torchrun after 30 s). That counts where the
+/// backend does not notice lost ranks, and for a rank 0 that stands still.
 constexpr std::chrono::milliseconds kPatienceWhenAsked(3000);
 /// Before its first sign rank 0 may be busy elsewhere.
 constexpr std::chrono::milliseconds kPatienceForFirstSign(8000);
@@ -74,7 +75,8 @@ SignsOfLife::SignsOfLife(const ProcessGroup* process_group, const std::string& k
 }
 
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
-                            const std::string& sign, const std::string& activity) {
+                            const std::string& sign, const std::string& activity,
+                            const std::function<std::string()>& lost_rank) {
   using Clock = std::chrono::steady_clock;
   struct Progress {
     std::promise<std::string> done;
@@ -114,23 +116,38 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
   int signs = 0;
   Clock::time_point heard = Clock::now();  // or asked to stop, which begins the clock anew
   bool asked = false;
-  while (done.wait_for(interval) != std::future_status::ready) {
+  const auto done_within_interval = [&done, interval] {
+    return done.wait_for(interval) == std::future_status::ready;
+  };
+  const auto give_up = [&listener](const std::string& reason) {
+    listener.detach();
+    skip_destructors_at_exit();  // for the listener still uses the store
+    throw Error(ExitCode::kTrainingFailed, reason);
+  };
+  while (!done_within_interval()) {
     if (!asked && stop_request() != 0) {
       asked = true;
+      heard = Clock::now();
+    }
+    if (const int now = progress->signs; now != signs) {
+      signs = now;
       heard = Clock::now();
     }
     const std::chrono::milliseconds patience =
         !asked || !progress->further_signs
             ? timeout
             : std::min(timeout, signs == 0 ? kPatienceForFirstSign : kPatienceWhenAsked);
-    if (const int now = progress->signs; now != signs) {
-      signs = now;
-      heard = Clock::now();
-    } else if (Clock::now() - heard > patience) {
-      listener.detach();
-      throw Error(ExitCode::kTrainingFailed,
-                  fmt::format("rank 0 gave no sign of life for {} s while it {}",
-                              in_seconds(patience), activity));
+    const std::string silence = fmt::format("rank 0 gave no sign of life for {} s while it {}",
+                                            in_seconds(patience), activity);
+    const auto silent = Clock::now() - heard;
+    if (silent > patience) {
+      give_up(silence);
+    }
+    // The answer may have come before the loss.
+    if (const std::string lost = lost_rank(); !lost.empty() && !done_within_interval()) {
+      // Whoever has just given rank 0 up is lost, too, and not to blame.
+      give_up(silent > patience - 2 * interval ? silence
+                                               : fmt::format("{} while rank 0 {}", lost, activity));
     }
   }
   listener.join();
@@ -140,6 +157,12 @@ std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const 
     throw Error(ExitCode::kTrainingFailed,
                 fmt::format("the store was lost while rank 0 {}", activity));
   }
+}
+
+std::string wait_for_rank_0(const ProcessGroup& process_group, const std::string& key,
+                            const std::string& sign, const std::string& activity) {
+  return wait_for_rank_0(process_group.store(), key, sign, activity,
+                         [&process_group] { return process_group.lost_rank(); });
 }
 
 void part_after_failure(const ProcessGroup& process_group, const std::string& key) {

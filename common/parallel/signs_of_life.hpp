@@ -2,6 +2,7 @@
 // may take longer than --timeout.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -25,9 +26,14 @@ class SignsOfLife {
 /// What rank 0 sets `key` to when it is done.
 /// @param sign as above
 /// @param activity "writes the snapshot"
-/// @throws Error (1) if it gave no sign of life for --timeout (for a few
+/// @param lost_rank such as ProcessGroup's: a run that has lost any rank is over
+/// @throws Error (1) if a rank is lost, if rank 0 gave no sign of life for --timeout (for some
 /// seconds, if this rank was asked to stop), or if the store is gone
 std::string wait_for_rank_0(const c10::intrusive_ptr<c10d::Store>& store, const std::string& key,
+                            const std::string& sign, const std::string& activity,
+                            const std::function<std::string()>& lost_rank);
+/// The same at the group's store, with its lost_rank().
+std::string wait_for_rank_0(const ProcessGroup& process_group, const std::string& key,
                             const std::string& sign, const std::string& activity);
 
 /// Every rank is about to end because rank 0 failed, which alone says why. Then it tells the others

@@ -115,7 +115,7 @@ void Snapshot::finish_save(int64_t epochs_done, const ProcessGroup& process_grou
   }
   optimizer_.state();
   const std::string outcome =
-      wait_for_rank_0(process_group.store(), key, sign_key(keys_), "writes the snapshot");
+      wait_for_rank_0(process_group, key, sign_key(keys_), "writes the snapshot");
   if (outcome != kSaved) {
     part_after_failure(process_group, key);
     throw Error(ExitCode::kTrainingFailed, "");  // rank 0 says why
@@ -221,7 +221,7 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     process_group->store()->set(load_key(keys_), outcome);
   } else {
-    outcome = wait_for_rank_0(process_group->store(), load_key(keys_), sign_key(keys_),
+    outcome = wait_for_rank_0(*process_group, load_key(keys_), sign_key(keys_),
                               "reads the snapshot");
   }
   if (outcome.rfind("epoch ", 0) != 0) {

@@ -4,9 +4,11 @@
 Run as a program, it starts the cluster and a shell in it:  tests/clusters/slurm_fixture.py
 """
 
+import contextlib
 import os
 import pathlib
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -73,12 +75,27 @@ class SlurmCluster:
         # A slurmd that finds no controller tries again only after a while.
         self._wait_until("the controller answers", lambda: " is UP" in self._ask("scontrol", "ping"))
         for host in self.hosts:
-            self._start(host.name, host.command(f"exec slurmd -D -N {host.name} -f {conf}"))
+            self.start_node(host)
         for number in range(1, 5):
             self._start(f"gpu{number}", ["slurmd", "-D", "-N", f"gpu{number}", "-f", conf])
+        self.wait_until_idle()
+
+    def start_node(self, host):
+        self._start(host.name, host.command(f"exec slurmd -D -N {host.name} -f {self.state / 'slurm.conf'}"))
+
+    def wait_until_idle(self):
         names = sorted([*NODES, *(f"gpu{number}" for number in range(1, 5))])
         idle = [f"{name} idle" for name in names]
         self._wait_until("the nodes are idle", lambda: sorted(self._ask("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()) == idle)
+
+    def kill_node(self, host):
+        """All that runs there, Slurm's own daemons too: as when its power fails, but that its connections are closed."""
+        network = os.stat(f"/run/netns/{host.name}").st_ino
+        for process in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if process.name.isdigit() and os.stat(process / "ns/net").st_ino == network:
+                    os.kill(int(process.name), signal.SIGKILL)
+        self._daemons.pop(host.name).wait()
 
     def _start(self, name, command):
         log = open(self.state / f"{name}.out", "w")

@@ -95,6 +95,8 @@ class Communicator {
   /// Collective: memory that all_reduce() works on without a copy. It may outlive this object.
   /// @return nullptr if there is none
   virtual std::shared_ptr<void> allocate(size_t) { return nullptr; }
+  /// As NoticesLostRanks. No collective call.
+  virtual std::string lost_rank() const { return {}; }
   /// The end of a job in which every rank came this far. Without it, as when an exception unwinds,
   /// this rank just goes.
   virtual void close() {}

@@ -173,6 +173,23 @@ void Barrier::sleep_until_arrival(int peer, std::chrono::microseconds limit) {
   theirs.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }
 
+const char* Barrier::how_gone(int peer) const {
+  const auto has_left = [&] { return page(peer).has_left != 0; };
+  if (!has_left() && is_alive_(peer)) {
+    return nullptr;
+  }
+  return has_left() ? "left" : "died";  // between the two looks it may have done both
+}
+
+std::string Barrier::lost_rank() const {
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (const char* const gone = peer == rank_ ? nullptr : how_gone(peer)) {
+      return fmt::format("{} {}", name_and_pid(peer), gone);
+    }
+  }
+  return {};
+}
+
 void Barrier::check_peers() {
   throw_if_failed();
   const bool late = Clock::now() >= *deadline_;
@@ -181,12 +198,10 @@ void Barrier::check_peers() {
     if (peer == rank_ || has_arrived(peer)) {
       continue;
     }
-    const bool has_left = page(peer).has_left != 0;
     // It may have arrived between the two looks.
-    if ((has_left || !is_alive_(peer)) && !has_arrived(peer)) {
+    if (const char* const gone = how_gone(peer); gone != nullptr && !has_arrived(peer)) {
       throw_if_failed();
-      fail(fmt::format("{} {} during {}", name_and_pid(peer),
-                       page(peer).has_left != 0 ? "left" : "died", current()));
+      fail(fmt::format("{} {} during {}", name_and_pid(peer), gone, current()));
     }
     missing.push_back(name_and_pid(peer));
   }

@@ -69,6 +69,9 @@ class Barrier {
   /// Meets the others again, within the collective that begin() began.
   void meet();
 
+  /// "rank 1 (pid 123) died", or "left"; empty if all others are there.
+  std::string lost_rank() const;
+
   std::chrono::milliseconds timeout() const noexcept { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
 
@@ -89,6 +92,8 @@ class Barrier {
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer, std::chrono::microseconds limit);
   bool has_arrived(int peer) const;
+  /// @return "died" or "left"; null if it is there
+  const char* how_gone(int peer) const;
   void check_peers();
   void throw_if_failed();
   [[noreturn]] void fail_mismatch(int peer);

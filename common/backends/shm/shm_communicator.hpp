@@ -63,6 +63,7 @@ class Communicator : public ddp::Communicator {
                       ReduceOp op) override;
 
   bool has_average() const noexcept override { return true; }
+  std::string lost_rank() const override { return barrier_.lost_rank(); }
   /// @return nullptr on all ranks if their sizes differ or there is no memory to share
   std::shared_ptr<void> allocate(size_t bytes) override;
   /// Makes memory that is shared already known as a region. @param parts by rank
