@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py; what launches.py counts."""
+"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py; what launches.py counts;
+the tables of performance_table.py."""
 
 import contextlib
 import io
@@ -17,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import launches  # noqa: E402
+import performance_table  # noqa: E402
 import pictures  # noqa: E402
 import stage_diffs  # noqa: E402
 import transcripts  # noqa: E402
@@ -288,15 +290,44 @@ class Pictures(TemporaryTree):
 
 class Launches(unittest.TestCase):
     def test_slow_launches_are_counted(self):
-        fast = [(0.04, 1_600_000 - 100 * number, 100 + number, 5) for number in range(18)]
-        slow = [(0.053, 64e6 / 52.5, 4000, 7), (0.052, 64e6 / 51.9, 200, 6)]  # 1.31 and 1.297 times the fastest
+        fast = [launches.Launch(0.04, 1_600_000 - 100 * number, 100 + number, 5) for number in range(18)]
+        slow = [launches.Launch(0.053, 64e6 / 52.5, 4000, 7), launches.Launch(0.052, 64e6 / 51.9, 200, 6)]  # 1.31 and 1.297 times the fastest
         said = launches.summary(fast + slow)
         self.assertEqual(said, "step us 40 40.01 40.02 51.9 52.5, p90/p10 1.30, over 1.3 x fastest 1 of 20 (switches voluntary 4000), "
                          "switches voluntary 110 (most 4000), involuntary 5 (most 7)")
 
+    def test_phases_tell_a_slow_rank_from_a_slow_wait(self):
+        rows = [{"summary": {}}]
+        for step, (slowest_ms, fastest_ms, last_waits_ms) in enumerate([(0.3, 0.17, 0.003), (0.34, 0.18, 0.005), (0.32, 0.1, 0.001)]):
+            for rank, own_ms in enumerate([slowest_ms, fastest_ms]):
+                wait_ms = last_waits_ms + slowest_ms - own_ms
+                rows.append({"rank": rank, "epoch": 0, "step": step, "step_ms": own_ms + wait_ms, "exposed_comm_ms": wait_ms})
+        phases = launches.Phases.of("\n".join(map(json.dumps, rows)))
+        for measured, expected in zip((phases.slowest_us, phases.fastest_us, phases.least_comm_us), (320, 170, 3)):
+            self.assertAlmostEqual(measured, expected)
+        even = launches.Launch(0.2, 320_000, 100, 5, launches.Phases(172, 171, 2.6))
+        said = launches.summary([even, launches.Launch(0.36, 177_000, 700, 5, phases)])
+        self.assertIn("\n  without what it waits the slowest rank of a step takes over 1.3 x the least in 1 of 2"
+                      "\n  slow ones: without what it waits the slowest rank takes 320 us, the fastest 170; communication of the last one 3\n"
+                      "  others: without what it waits the slowest rank takes 172 us, the fastest 171; communication of the last one 2.6", said)
+        self.assertNotIn("slow ones", launches.summary([even, even]))
+
+    def test_phases_are_those_of_the_launch(self):
+        rows = [{"rank": rank, "epoch": 0, "step": 0, "step_ms": 0.04, "exposed_comm_ms": 0.01} for rank in (0, 1)]
+        script = [sys.executable, "-c", f"import sys; assert sys.argv[1] == '--metrics'; open(sys.argv[2], 'w').write({chr(10).join(map(json.dumps, rows))!r});"
+                  f" print({SUMMARY!r})"]
+        launched = launches.launch_with_phases(script)
+        self.assertEqual(launched.samples_per_s, 1600000)
+        for measured, expected in zip((launched.phases.slowest_us, launched.phases.fastest_us, launched.phases.least_comm_us), (30, 30, 10)):
+            self.assertAlmostEqual(measured, expected)
+        with self.assertRaises(SystemExit) as refused:
+            launches.Phases.of('{"summary": {}}')
+        self.assertIn("no step", refused.exception.code)
+
     def test_a_run_that_fails_is_no_launch(self):
         script = [sys.executable, "-c", "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[2]))"]
-        self.assertEqual(launches.launch([*script, SUMMARY, "0"])[:2], (0.040, 1600000))
+        launched = launches.launch([*script, SUMMARY, "0"])
+        self.assertEqual((launched.step_ms, launched.samples_per_s), (0.040, 1600000))
         for printed, code in (SUMMARY, "1"), ("", "0"), (SUMMARY.replace("0.040", "nan"), "0"):
             with self.assertRaises(SystemExit) as refused:
                 launches.launch([*script, printed, code])
@@ -334,6 +365,17 @@ class Links(unittest.TestCase):
                     if anchor:
                         self.assertIn(anchor, self.anchors(target))
         self.assertGreater(count, 0)
+
+
+class Performance(unittest.TestCase):
+    def test_the_tables_are_those_of_the_kept_report(self):
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            performance_table.main([str(ROOT / "results" / f"{name}.json.gz") for name in ("performance", "sweep", "sweep_mpi")])
+        blocks = written.getvalue().strip().split("\n\n")
+        self.assertEqual([block[:7] for block in blocks], ["| ratio", "| our o", "| all-r", "Equal c", "Equal c"])
+        for block in blocks:
+            self.assertIn(f"\n\n{block}\n\n", (ROOT / "docs/performance.md").read_text())
 
 
 class Promises(unittest.TestCase):

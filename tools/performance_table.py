@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The tables of docs/performance.md, from a report of bench and a sweep of bench_micro.
+"""The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz).
 
-Every ratio of step times is the report's own, the median of paired runs of one session. The last line says how far equal commands were
-apart in that session: ratios are not known any better.
+A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
+one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
 """
 
 import argparse
+import gzip
 import json
 import pathlib
 
@@ -17,9 +18,10 @@ class Report:
     def __init__(self, document):
         scaling = document["ddp_scaling"]
         self.runs = [run for run in scaling["runs"] if run["kind"] in ("stage", "peer") and not run["error"]]
-        self.controls = [(entry["a"], entry["ratio_median"]) for entry in scaling["comparisons"]
+        self.controls = [(entry["a"], (entry["ratio_median"], *entry["ci95"])) for entry in scaling["comparisons"]
                          if entry["kind"] == "control" and entry["ratio_median"] is not None]
-        self.ratios = {(entry["a"], entry["b"]): entry["ratio_median"] for entry in scaling["comparisons"]}
+        self.ratios = {(entry["a"], entry["b"]): (entry["ratio_median"], *entry["ci95"]) for entry in scaling["comparisons"]
+                       if entry["ratio_median"] is not None}
 
     def best(self, model, **wanted):
         """The fastest run with these fields."""
@@ -31,12 +33,20 @@ class Report:
         return None if a is None or b is None else self.ratios.get((a["name"], b["name"]))
 
 
+def load(path):
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
 def show(value):
-    return "-" if value is None else f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"
+    if isinstance(value, tuple):
+        median, low, high = map(show, value)
+        return f"{median} ({low} to {high})"
+    return "-" if value is None else f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
 
 
 def tables_of(report):
-    ours = {"kind": "stage", "world_size": 2}
+    ours = {"kind": "stage", "stage": "03_ddp_spawn", "world_size": 2}
     python = {"kind": "peer", "stage": "pytorch"}
 
     def every(value):
@@ -56,7 +66,11 @@ def tables_of(report):
                                                 report.best(model, **python, world_size=1)))
 
     def efficiency(speedup):
-        return every(lambda model: (report.best(model, **ours, speedup=speedup) or {}).get("efficiency"))
+        def value(model):
+            ratio = report.ratio(report.best(model, **ours, speedup=speedup),
+                                 report.best(model, kind="stage", stage="01_single_gpu", speedup=speedup))
+            return ratio and (1 / ratio[0], 1 / ratio[2], 1 / ratio[1])
+        return every(value)
 
     def exposed(speedup):
         def share(model):
@@ -70,7 +84,7 @@ def tables_of(report):
 
     return {
         "ratio of step times, below 1: ours is faster": [
-            ("best stage / best Python DDP, two ranks", against_python(speedup="none")),
+            ("stage 03 / best Python DDP, two ranks", against_python(speedup="none")),
             ("the same with `--speedup fused` in C++", against_python(speedup="fused")),
             ("both over Gloo, two ranks", against_python(speedup="none", backend="gloo")),
             ("stage 01 / Python, one process", alone("none")),
@@ -92,18 +106,18 @@ def print_table(head, rows):
         print(f"| {name} | {' | '.join(show(value) for value in values)} |")
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
-    options = parser.parse_args()
-    report = Report(json.loads(options.report.read_text()))
+    options = parser.parse_args(arguments)
+    report = Report(load(options.report))
     for table, (what, rows) in enumerate(tables_of(report).items()):
         print("\n" * min(table, 1), end="")
         print_table([what, *MODELS], rows)
     times = {}
     for sweep in options.sweeps:
-        for entry in json.loads(sweep.read_text())["benchmarks"]:
+        for entry in load(sweep)["benchmarks"]:
             suite, backend, *_ = entry["name"].split("/")
             if suite == "all_reduce":
                 times[backend, int(entry["bytes"])] = entry["time_us_median"]
@@ -113,10 +127,10 @@ def main():
         print_table(["all-reduce alone", *(name for _, name in SIZES)], [
             (f"shm / {other}", [times["shm", size] / times[other, size] if {("shm", size), (other, size)} <= times.keys() else None
                                 for size, _ in SIZES]) for other in others])
-    for backend, names in (("gloo", "over Gloo"), (None, "else")):
-        apart = [abs(ratio - 1) for name, ratio in report.controls if ("/gloo/" in name) == (backend == "gloo")]
+    for part, names in (("/gloo/", "two ranks over Gloo"), ("/shm/", "two ranks over shm"), ("/01_single_gpu/", "one process")):
+        apart = [(name.split("/")[0], ratio) for name, ratio in report.controls if part in name]
         if apart:
-            print(f"\nEqual commands {names} differed by up to {100 * max(apart):.0f} %.")
+            print(f"\nEqual commands, {names}: {', '.join(f'{model} {show(ratio)}' for model, ratio in sorted(apart, key=lambda one: MODELS.index(one[0])))}.")
 
 
 if __name__ == "__main__":
