@@ -450,6 +450,16 @@ TEST_CASE("a rank that was asked to stop gives rank 0 up that gives no sign, or 
   CHECK(exit_code_of(child) == 0);
 }
 
+TEST_CASE("an answer that rank 0 gave before a rank was lost counts", "[store]") {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(std::chrono::minutes(1));
+  const auto lost_rank = [&store] {
+    store->set("key", "saved");
+    return "rank 1 (pid 7) left";
+  };
+  CHECK(ddp::wait_for_rank_0(store, "key", "sign", "writes the snapshot", lost_rank) == "saved");
+}
+
 TEST_CASE("who gave rank 0 up just before is not blamed for its silence", "[store]") {
   const auto message = [](std::chrono::milliseconds timeout, std::chrono::milliseconds lost_after) {
     const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
