@@ -221,8 +221,8 @@ int64_t Snapshot::load(ProcessGroup* process_group) {
     }
     process_group->store()->set(load_key(keys_), outcome);
   } else {
-    outcome = wait_for_rank_0(*process_group, load_key(keys_), sign_key(keys_),
-                              "reads the snapshot");
+    outcome =
+        wait_for_rank_0(*process_group, load_key(keys_), sign_key(keys_), "reads the snapshot");
   }
   if (outcome.rfind("epoch ", 0) != 0) {
     destroy_process_group(*process_group);  // rank 0 stays until the others have the answer
