@@ -1,4 +1,4 @@
-// common/base/pause.hpp - what a processor does between two looks at memory that another one writes.
+// common/base/pause.hpp - what a processor does between two looks at memory others write.
 #pragma once
 
 namespace ddp {
