@@ -143,9 +143,8 @@ class TwoHosts(unittest.TestCase):
         workload = ["1", "1", "--layers", "784,4096,1024,10", "--dataset-size", "64", "--device", "cpu"]
         alone = subprocess.run([BIN / "01_single_gpu", *workload, "--global-batch", "128"], cwd="/var/tmp", check=True, capture_output=True,
                                text=True).stdout
-        subprocess.run(["tc", "-n", self.hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k",
-                        "latency", "100ms"], check=True)
-        self.addCleanup(subprocess.run, ["tc", "-n", self.hosts[0].name, "qdisc", "del", "dev", "eth0", "root"], check=True)
+        self.hosts[0].slow_down("latency", "100ms")
+        self.addCleanup(self.hosts[0].speed_up)
         start = time.monotonic()
         moved, _, _ = Job(self.hosts, (2, 2), "05_multinode", *workload, "--backend", "hierarchical", "--timeout", "4",
                           "--metrics", "m.jsonl").result()

@@ -187,8 +187,8 @@ class FaultyNetwork(TwoHosts):
         """A collective may take longer than --timeout while it makes progress: the weights go over in 5 s, the gradients too.
         The queue is so short that packets are lost; shorter ones let too little through for --timeout."""
         workload = ["1", "1", "--layers", "784,4096,1024,10", "--dataset-size", "32", "--batch-size", "16"]
-        run("tc", "-n", hosts[0].name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", "limit", "128k")
-        self.addCleanup(run, "tc", "-n", hosts[0].name, "qdisc", "del", "dev", "eth0", "root")
+        hosts[0].slow_down("limit", "128k")
+        self.addCleanup(hosts[0].speed_up)
         begin = time.monotonic()
         codes, out, err = finish(*self.ranks(*workload, "--timeout", "4"))
         self.assertEqual(codes, [0, 0], out + err)

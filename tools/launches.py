@@ -24,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 
+SLOW = 1.3  # times the fastest
+
 
 @dataclasses.dataclass
 class Phases:
@@ -77,7 +79,7 @@ def launch_with_phases(command):
 
 
 def show_phases(name, launches):
-    if not launches or launches[0].phases is None:
+    if not launches:
         return ""
     slowest, fastest, comm = (statistics.median(column) for column in zip(*(dataclasses.astuple(one.phases) for one in launches)))
     return f"\n  {name}: without what it waits the slowest rank takes {slowest:.4g} us, the fastest {fastest:.4g}; communication of the last one {comm:.3g}"
@@ -85,10 +87,8 @@ def show_phases(name, launches):
 
 def show_slow_ranks(launches):
     """The last line's step is the largest of the ranks' medians: ranks that are slow in turns count there only if they wait for each other."""
-    if launches[0].phases is None:
-        return ""
     own = [one.phases.slowest_us for one in launches]
-    return f"\n  without what it waits the slowest rank of a step takes over 1.3 x the least in {sum(us > 1.3 * min(own) for us in own)} of {len(own)}"
+    return f"\n  without what it waits the slowest rank of a step takes over {SLOW} x the least in {sum(us > SLOW * min(own) for us in own)} of {len(own)}"
 
 
 def summary(launches):
@@ -99,14 +99,15 @@ def summary(launches):
     involuntary = sorted(one.involuntary for one in launches)
     low, high = steps[len(steps) // 10], steps[len(steps) * 9 // 10]
     fastest_per_s = max(one.samples_per_s for one in launches)
-    slow, others = [], []
-    for one in launches:
-        (slow if fastest_per_s > 1.3 * one.samples_per_s else others).append(one)
+    slow = [one for one in launches if fastest_per_s > SLOW * one.samples_per_s]
+    others = [one for one in launches if one not in slow]
+    phases_text = ""
+    if launches[0].phases is not None:
+        phases_text = show_slow_ranks(launches) + show_phases("slow ones", slow) + show_phases("others", others)
     slow_text = f"{len(slow)} of {len(steps)}" + (f" (switches voluntary {statistics.median(one.voluntary for one in slow):.0f})" if slow else "")
     return (f"step us {steps[0]:.4g} {low:.4g} {statistics.median(steps):.4g} {high:.4g} {steps[-1]:.4g}, p90/p10 {high / low:.2f}, "
-            f"over 1.3 x fastest {slow_text}, switches voluntary {statistics.median(voluntary):.0f} (most {voluntary[-1]}), "
-            f"involuntary {statistics.median(involuntary):.0f} (most {involuntary[-1]})"
-            f"{show_slow_ranks(launches)}{show_phases('slow ones', slow)}{show_phases('others', others)}")
+            f"over {SLOW} x fastest {slow_text}, switches voluntary {statistics.median(voluntary):.0f} (most {voluntary[-1]}), "
+            f"involuntary {statistics.median(involuntary):.0f} (most {involuntary[-1]}){phases_text}")
 
 
 def main():

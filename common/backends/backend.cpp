@@ -165,4 +165,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
   return cuda_module()->make_nccl_backend(store, options);
 }
 
+std::string lost_rank(const c10d::Backend* backend) {
+  const auto* const notices = dynamic_cast<const NoticesLostRanks*>(backend);
+  return notices == nullptr ? "" : notices->lost_rank();
+}
+
 }  // namespace ddp

@@ -53,6 +53,9 @@ class NoticesLostRanks {
   ~NoticesLostRanks() = default;
 };
 
+/// What `backend` says of it; empty if that notices no lost ranks, or is null.
+std::string lost_rank(const c10d::Backend* backend);
+
 /// Gloo, LibTorch's own: TCP between processes, host memory.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);

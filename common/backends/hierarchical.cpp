@@ -120,9 +120,8 @@ class HierarchicalCommunicator : public Communicator {
   std::shared_ptr<void> allocate(size_t bytes) override { return local_->allocate(bytes); }
 
   std::string lost_rank() const override {
-    const auto* const leaders = dynamic_cast<const NoticesLostRanks*>(leaders_.get());
     const std::string here = local_->lost_rank();
-    return here.empty() && leaders != nullptr ? leaders->lost_rank() : here;
+    return here.empty() ? ddp::lost_rank(leaders_.get()) : here;
   }
 
   void close() override {

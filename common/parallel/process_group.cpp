@@ -375,9 +375,7 @@ void ProcessGroup::barrier() const {
 }
 
 std::string ProcessGroup::lost_rank() const {
-  const auto backend = group_->getDefaultBackend();
-  const auto* const notices = dynamic_cast<const NoticesLostRanks*>(backend.get());
-  return notices == nullptr ? "" : notices->lost_rank();
+  return ddp::lost_rank(group_->getDefaultBackend().get());
 }
 
 torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) const {
