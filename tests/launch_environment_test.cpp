@@ -64,40 +64,55 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
   CHECK(identity({}) == R"({
       "launcher": "none", "rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1,
       "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "none", "host": "",
-      "port": 0, "listen_fd": -1, "file": "", "prefix": ""}})"_json);
+      "port": 0, "fd": -1, "sealed": false, "file": "", "prefix": ""}})"_json);
   CHECK(read({}).evidence.empty());
   CHECK(identity(kTorchrun) == R"({
       "launcher": "torchrun", "rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2,
       "node_rank": 1, "num_nodes": 2, "restart_count": 2, "store": {"kind": "agent_tcp",
-      "host": "n1", "port": 29400, "listen_fd": -1, "file": "", "prefix": "torchrun/job7/2"}})"_json);
+      "host": "n1", "port": 29400, "fd": -1, "sealed": false, "file": "", "prefix": "torchrun/job7/2"}})"_json);
   CHECK(identity(kSpawn) == R"({
       "launcher": "spawn", "rank": 0, "world_size": 2, "local_rank": 0, "local_world_size": 2,
-      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "tcp",
-      "host": "127.0.0.1", "port": 40000, "listen_fd": 3, "file": "", "prefix": "spawn/0"}})"_json);
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "inherited_file",
+      "host": "", "port": 0, "fd": 3, "sealed": false, "file": "", "prefix": "spawn/0"}})"_json);
   CHECK(identity(kPlain) == R"({
       "launcher": "environment", "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2,
       "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "tcp",
-      "host": "localhost", "port": 29500, "listen_fd": -1, "file": "",
+      "host": "localhost", "port": 29500, "fd": -1, "sealed": false, "file": "",
       "prefix": "environment/0"}})"_json);
   CHECK(identity(with(kSlurm, {{"MASTER_PORT", "29500"}})) == R"({
       "launcher": "slurm", "rank": 2, "world_size": 3, "local_rank": 0, "local_world_size": 1,
       "node_rank": 1, "num_nodes": 2, "restart_count": 0, "store": {"kind": "tcp", "host": "n1",
-      "port": 29500, "listen_fd": -1, "file": "", "prefix": "slurm/12.0/0"}})"_json);
+      "port": 29500, "fd": -1, "sealed": false, "file": "", "prefix": "slurm/12.0/0"}})"_json);
   const std::string name = "/ddp-store-" + std::to_string(geteuid()) + "-";
   nlohmann::json open_mpi = R"({
       "launcher": "openmpi", "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2,
-      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "shared_file",
-      "host": "", "port": 0, "listen_fd": -1, "prefix": "openmpi/2096300033/0"}})"_json;
-  open_mpi["store"]["file"] = "/tmp/ompi.host.0/pid.4109" + name + "2096300033";
+      "node_rank": 0, "num_nodes": 1, "restart_count": 0, "store": {"kind": "meeting_file",
+      "host": "", "port": 0, "fd": -1, "sealed": false, "prefix": "openmpi/2096300033/0"}})"_json;
+  open_mpi["store"]["file"] = "/tmp/ompi.host.0/pid.4109" + name + "2096300033/store";
   CHECK(identity(kOpenMpi) == open_mpi);
   nlohmann::json condor = R"({
       "launcher": "htcondor", "rank": 1, "world_size": 3, "local_rank": 0, "local_world_size": 1,
       "node_rank": 1, "num_nodes": 3, "restart_count": 0, "store": {"kind": "shared_file",
-      "port": 0, "listen_fd": -1, "prefix": "htcondor/345/0"}})"_json;
+      "port": 0, "fd": -1, "sealed": false, "prefix": "htcondor/345/0"}})"_json;
   condor["store"]["file"] = "/home/me/run" + name + "345";
   condor["store"]["host"] = read(kCondor).store.host;
   CHECK(identity(kCondor) == condor);
   CHECK(!read(kCondor).store.host.empty());
+}
+
+TEST_CASE("a key seals a store on a network, and nobody prints it") {
+  const Variables key = {{"DDP_STORE_KEY", "0123456789abcdefABCDEF0123456789"}};
+  for (const Variables& on_network : {kTorchrun, kPlain, kSlurm, kCondor}) {
+    const ddp::LaunchEnvironment environment = read(with(on_network, key));
+    CHECK(environment.store.key == key.at("DDP_STORE_KEY"));
+    CHECK(identity(with(on_network, key))["store"]["sealed"] == true);
+    for (const bool json : {false, true}) {
+      CHECK(ddp::describe(environment, json).find("0123456789") == std::string::npos);
+    }
+  }
+  for (const Variables& on_host : {kSpawn, kOpenMpi, Variables{}}) {
+    CHECK(identity(with(on_host, key))["store"]["sealed"] == false);
+  }
 }
 
 TEST_CASE("torchrun") {
@@ -142,11 +157,10 @@ TEST_CASE("torchrun") {
   }
 }
 
-TEST_CASE("our own spawn: rank 0 alone has the socket, and a requeued job is a restart") {
-  const auto second =
-      read(with(without(kSpawn, {"DDP_STORE_LISTEN_FD"}), {{"RANK", "1"}, {"LOCAL_RANK", "1"}}));
+TEST_CASE("our own spawn: all ranks have the store's file, and a requeued job is a restart") {
+  const auto second = read(with(kSpawn, {{"RANK", "1"}, {"LOCAL_RANK", "1"}}));
   CHECK(second.rank == 1);
-  CHECK(second.store.listen_fd == -1);
+  CHECK(second.store.fd == 3);
   CHECK(second.store.prefix == "spawn/0");
   CHECK(read(with(kSpawn, {{"SLURM_JOB_ID", "1"}, {"SLURM_RESTART_COUNT", "2"}})).restart_count ==
         2);
@@ -217,7 +231,8 @@ TEST_CASE("Open MPI") {
             .store.file == read(kOpenMpi).store.file);
   const std::string odd =
       read(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-host-1@1/../x"}})).store.file;
-  CHECK(odd.rfind('/') == kOpenMpi.at("PMIX_SERVER_TMPDIR").size());
+  CHECK(odd.ends_with("/store"));
+  CHECK(odd.rfind('/', odd.size() - sizeof("/store")) == kOpenMpi.at("PMIX_SERVER_TMPDIR").size());
 
   SECTION("an address was passed on") {
     const auto tcp = read(with(kOpenMpi, {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}}));
@@ -268,6 +283,22 @@ TEST_CASE("a Slurm step") {
     const auto restarted = read(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}}));
     CHECK(restarted.restart_count == 1);
     CHECK(restarted.store.port != environment.store.port);
+  }
+  SECTION("on one node no port is needed, and every step and restart has a place of its own") {
+    const Variables one_node = with(kSlurm, {{"SLURM_PROCID", "1"},
+                                             {"SLURM_LOCALID", "1"},
+                                             {"SLURM_NODEID", "0"},
+                                             {"SLURM_STEP_NUM_NODES", "1"},
+                                             {"SLURM_STEP_TASKS_PER_NODE", "3"},
+                                             {"SLURM_STEP_NODELIST", "n1"}});
+    const std::string folder = "/ddp-store-" + std::to_string(geteuid());
+    CHECK(read(one_node).store.kind == Kind::kMeetingFile);
+    CHECK(read(one_node).store.file == "/tmp" + folder + "-12.0.0/store");
+    CHECK(read(with(one_node, {{"SLURM_RESTART_COUNT", "1"}, {"TMPDIR", "/scratch"}})).store.file ==
+          "/scratch" + folder + "-12.0.1/store");
+    const auto exported = read(with(one_node, {{"MASTER_PORT", "29500"}}));
+    CHECK(exported.store.kind == Kind::kTcp);
+    CHECK(exported.store.host == "n1");
   }
   SECTION("exported addresses win") {
     const auto exported = read(

@@ -24,6 +24,8 @@
 #include "common/backends/backend.hpp"
 #include "common/backends/hierarchical.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/private_file.hpp"
+#include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/data/dataset.hpp"
@@ -70,7 +72,7 @@ std::unique_ptr<ddp::test::Program> start_rank(
   return std::make_unique<ddp::test::Program>(command, options);
 }
 
-enum class Server { kRank0, kAgent };
+enum class Server { kNobody, kRank0, kAgent };
 
 /// A store as torchrun's agent serves it.
 c10::intrusive_ptr<c10d::Store> agents_store(const ddp::Listener& listener) {
@@ -141,27 +143,33 @@ ProcessGroup on_host_of_its_own(const ddp::LaunchEnvironment& environment) {
 }
 
 /// Ranks that are threads, and meet as processes do, each with options and a device of its own.
-/// @param server of the store
+/// @param server of the store; nobody: it is a file
 /// @return what each threw
 std::vector<std::string> meet(const std::vector<Options>& options_of_rank,
                               const std::vector<torch::Device>& devices,
                               const std::function<void(ProcessGroup&, const Options&)>& body,
-                              Server server = Server::kRank0) {
+                              Server server = Server::kNobody) {
   // c10d's flight recorder is one object for the process and not made for ranks that are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
   const int world_size = static_cast<int>(options_of_rank.size());
   const bool by_agent = server == Server::kAgent;
+  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
   const auto store = by_agent ? agents_store(listener) : nullptr;
+  const ddp::FileDescriptor file(ddp::create_nameless_file());
+  if (!by_agent) {
+    close(listener.fd);  // the port is rank 0's, if it needs one
+  }
   std::vector<std::string> messages(options_of_rank.size());
   const auto run = [&](int rank) {
     std::string& message = messages[static_cast<size_t>(rank)];
     try {
       at::init_num_threads();
       ddp::LaunchEnvironment environment = of_agent(rank, world_size, listener.port);
-      if (!by_agent) {
+      if (server == Server::kRank0) {
         environment.store.kind = ddp::StoreLocation::Kind::kTcp;
-        environment.store.listen_fd = rank == 0 ? listener.fd : -1;
+      } else if (server == Server::kNobody) {
+        environment.store.kind = ddp::StoreLocation::Kind::kInheritedFile;
+        environment.store.fd = file.get();
       }
       const Options& options = options_of_rank[static_cast<size_t>(rank)];
       ProcessGroup group =
@@ -334,6 +342,10 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
       {3, Server::kAgent,
        "within 8 s the comparison of model lacks rank 3 of world size 4, expected all of them"},
       {0, Server::kAgent,
+       "within 8 s the comparison of model lacks rank 0, expected it to tell the other ranks"},
+      {1, Server::kNobody,
+       "within 8 s the comparison of model lacks rank 1 of world size 4, expected all of them"},
+      {0, Server::kNobody,
        "within 8 s the comparison of model lacks rank 0, expected it to tell the other ranks"},
       {0, Server::kRank0,
        "the store went away during the comparison of model, expected rank 0 (or the launcher's "

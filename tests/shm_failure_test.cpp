@@ -252,6 +252,31 @@ TEST_CASE("a rank that leaves ends the others, and every later call repeats the 
   }
 }
 
+TEST_CASE("a segment that belongs to another user is not mapped") {
+  own_shared_memory();
+  constexpr uid_t kNobody = 65534;
+  RankProcesses ranks(2, [](int rank, const Exchange& exchange) {
+    Communicator::Settings named = settings(rank, 2);
+    named.ways = {Sharing::kName};
+    const Exchange given_away = [&exchange, rank](const std::string& mine) {
+      const std::vector<std::string> offers = exchange(mine);
+      const std::string name = offers[0].substr(offers[0].rfind(' ') + 1);
+      if (rank == 1 && name.starts_with("/ddp-cpp-") &&
+          chown(("/dev/shm" + name).c_str(), kNobody, kNobody) != 0) {
+        throw std::runtime_error("chown failed");
+      }
+      return offers;
+    };
+    Communicator::connect(named, given_away);
+    return std::string("connected");
+  });
+  for (const ProcessOutcome& outcome : ranks.wait()) {
+    INFO(outcome.text);
+    CHECK(contains(outcome.text, "rank 1 /dev/shm/ddp-cpp-"));
+    CHECK(contains(outcome.text, "belongs to user 65534, expected user 0"));
+  }
+}
+
 TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
   own_shared_memory();
   std::mt19937 random(7);

@@ -1,12 +1,11 @@
 // tests/spawn_helper.cpp - a stage without training: each rank does what RANK<r> (or ALL) in the
 // environment says.
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,24 +56,22 @@ void stop_when_asked(int rank) {
   throw ddp::Error(ddp::ExitCode::kRunAgain, "stopped with a good snapshot");
 }
 
-/// Rank 0 accepts on the socket it inherited, the others connect to MASTER_ADDR:MASTER_PORT.
+/// Each adds a byte to the file they all inherited, and waits until it holds as many as there are
+/// ranks.
 void meet(const ddp::LaunchEnvironment& environment) {
-  if (environment.rank == 0) {
-    for (int peer = 1; peer < environment.world_size; ++peer) {
-      if (accept(environment.store.listen_fd, nullptr, nullptr) < 0) {
-        throw std::runtime_error("accept failed");
-      }
-    }
-    std::cout << "all met\n";
-    return;
+  const int store = environment.store.fd;
+  struct stat status {};
+  if (environment.world_size > 1 && write(store, "r", 1) != 1) {
+    throw std::runtime_error("write failed");
   }
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(environment.store.port));
-  inet_pton(AF_INET, environment.store.host.c_str(), &address.sin_addr);
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    throw std::runtime_error("connect failed");
+  while (environment.world_size > 1 && status.st_size < environment.world_size) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (fstat(store, &status) != 0) {
+      throw std::runtime_error("fstat failed");
+    }
+  }
+  if (environment.rank == 0) {
+    std::cout << "all met\n";
   }
 }
 

@@ -86,7 +86,7 @@ TEST_CASE("all ranks run and the exit code is 0") {
   CHECK(count(run({}, "--nprocs 1").out, "rank 0 of 1 done") == 1);
 }
 
-TEST_CASE("the ranks meet at the inherited socket") {
+TEST_CASE("the ranks meet in the inherited file") {
   const RunResult result = run({{"ALL", "meet"}}, "--nprocs 8");
   CHECK(result.exit_code == 0);
   CHECK(result.out == "all met\n");
@@ -363,7 +363,7 @@ TEST_CASE("torchrun's error file names the cause") {
   CHECK(!message.at("extraInfo").at("timestamp").get<std::string>().empty());
 }
 
-TEST_CASE("starts side by side never share a port") {
+TEST_CASE("starts side by side never share a store") {
   std::vector<std::unique_ptr<Program>> programs;
   for (int i = 0; i < 20; ++i) {
     programs.push_back(

@@ -180,6 +180,23 @@ class NamedNetwork(TwoHosts):
         self.assertEqual(err.count('GLOO_SOCKET_IFNAME: "nope" is no network interface of this host, expected one of: lo (127.0.0.1), '), 2, err)
 
 
+class Store(TwoHosts):
+    """Ranks by hand, and the store at which they meet."""
+
+    def test_with_a_key(self):
+        self.check(*finish(*self.ranks(*WORKLOAD, DDP_STORE_KEY="0123456789abcdef" * 2)), 2)
+
+    def test_one_host_serves_it_to_itself_alone(self):
+        """Ranks of one host meet at loopback, whatever address they are given."""
+        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].ipv4, "MASTER_PORT": "29631"}
+        first = start(hosts[0], BIN / "05_multinode", *WORKLOAD, RANK="0", LOCAL_RANK="0", **place)
+        deadline = time.monotonic() + RUN_SECONDS
+        while not listening(hosts[0]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(listening(hosts[0]), [f"0100007F:{29631:04X}"])
+        self.check(*finish(first, start(hosts[0], BIN / "05_multinode", *WORKLOAD, RANK="1", LOCAL_RANK="1", **place)), 2)
+
+
 class FaultyNetwork(TwoHosts):
     """Ranks by hand, whose network is slow, or cut."""
 

@@ -42,25 +42,16 @@ Team::Team(const MicroOptions& options, LaunchEnvironment environment)
   }
 }
 
-/// Each group has a store of its own, on a port that rank 0 tells the others through the store that
-/// they already share. That one stays until all have met at the new one.
+/// Each group has a part of its own in the store that all share.
 void Team::open(const std::string& backend) {
-  LaunchEnvironment environment = environment_;
-  const std::unique_ptr<ProcessGroup> previous = std::move(group_);
-  if (previous != nullptr) {
-    if (rank() == 0) {
-      const Listener listener = listen_on("127.0.0.1", 0);
-      environment.store.listen_fd = listener.fd;
-      environment.store.port = listener.port;
-    }
-    environment.store.port =
-        std::stoi(lockstep_->from_rank0(std::to_string(environment.store.port)));
+  if (const std::unique_ptr<ProcessGroup> previous = std::move(group_)) {
     lockstep_.reset();
     destroy_process_group(*previous);
+    environment_.store.prefix += "/next";
   }
   const Options options = stage_options(options_, backend);
   // No make_unique: a process group can be neither copied nor moved.
-  group_.reset(new ProcessGroup(create_process_group(options, environment, device_)));
+  group_.reset(new ProcessGroup(create_process_group(options, environment_, device_)));
   const auto timeout_ms = static_cast<std::int64_t>(options.timeout_seconds * 1e3);
   lockstep_ = std::make_unique<Lockstep>(*group_, std::chrono::milliseconds(timeout_ms));
 }

@@ -13,6 +13,10 @@ const char* kind_name(StoreLocation::Kind kind) {
   switch (kind) {
     case StoreLocation::Kind::kNone:
       return "none";
+    case StoreLocation::Kind::kInheritedFile:
+      return "inherited_file";
+    case StoreLocation::Kind::kMeetingFile:
+      return "meeting_file";
     case StoreLocation::Kind::kTcp:
       return "tcp";
     case StoreLocation::Kind::kAgentTcp:
@@ -38,8 +42,9 @@ std::string describe_as_json(const LaunchEnvironment& environment) {
        {{"kind", kind_name(store.kind)},
         {"host", store.host},
         {"port", store.port},
-        {"listen_fd", store.listen_fd},
+        {"fd", store.fd},
         {"file", store.file},
+        {"sealed", !store.key.empty()},
         {"prefix", store.prefix}}},
       {"evidence", nlohmann::ordered_json::array()},
   };
@@ -70,7 +75,8 @@ std::string describe(const LaunchEnvironment& environment, bool json) {
   line("store", kind_name(store.kind) +
                     (store.port > 0 ? fmt::format(" {}:{}", store.host, store.port) : "") +
                     (store.file.empty() ? "" : " " + store.file) +
-                    (store.listen_fd >= 0 ? " (inherited socket)" : ""));
+                    (store.fd >= 0 ? fmt::format(" (descriptor {})", store.fd) : "") +
+                    (store.key.empty() ? "" : " (sealed)"));
   line("store prefix", store.prefix);
   text += environment.evidence.empty() ? "nobody started this process\n" : "because\n";
   for (const auto& [what, value, source] : environment.evidence) {

@@ -112,6 +112,9 @@ class LaunchReader {
     if (found_.world_size == 1) {
       found_.store = StoreLocation();  // nobody to meet
     } else {
+      if (found_.store.kind >= StoreLocation::Kind::kTcp) {
+        find_store_key();
+      }
       found_.store.prefix += fmt::format("/{}", found_.restart_count);
     }
     return found_;
@@ -181,16 +184,8 @@ class LaunchReader {
                   need("LOCAL_WORLD_SIZE", 1)});
     const std::string rule = "derived: spawn stays on one node";
     set_nodes({0, rule}, {1, rule});
-    require_master("it from spawn");
-    const std::optional<Sourced> listen_fd = number("DDP_STORE_LISTEN_FD", 3, 1 << 20);
-    if (listen_fd.has_value() != (found_.rank == 0)) {
-      refuse("DDP_STORE_LISTEN_FD is {}, expected it on rank 0 and only there, got RANK {}",
-             listen_fd ? "set" : "not set", found_.rank);
-    }
-    if (listen_fd) {
-      found_.store.listen_fd = listen_fd->value;
-      record("store.listen_fd", *listen_fd);
-    }
+    found_.store.kind = StoreLocation::Kind::kInheritedFile;
+    record("store.fd", need("DDP_STORE_FD", 3), &found_.store.fd);
     found_.store.prefix = "spawn";
     add_restarts("TORCHELASTIC_RESTART_COUNT");
   }
@@ -263,13 +258,9 @@ class LaunchReader {
       throw UsageError("PMIX_NAMESPACE is not set, expected the job's name from mpirun, or " +
                        pass);
     }
-    std::string folder = "/tmp";  // the last of these that is a folder wins
-    for (const char* const name : {"TMPDIR", "OMPI_FILE_LOCATION",
-                                   "OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR"}) {
-      const std::string value = getenv_(name).value_or("");
-      folder = value.starts_with('/') ? value : folder;
-    }
-    set_shared_file(folder, *job);
+    set_meeting_file(
+        {"TMPDIR", "OMPI_FILE_LOCATION", "OMPI_MCA_orte_jobfam_session_dir", "PMIX_SERVER_TMPDIR"},
+        *job);
   }
 
   void read_slurm() {
@@ -305,6 +296,10 @@ class LaunchReader {
     add_restarts("SLURM_RESTART_COUNT");
     found_.store.prefix = "slurm/" + step;
     if (find_master() || found_.world_size == 1) {
+      return;
+    }
+    if (found_.num_nodes == 1 && found_.store.host.empty() && found_.store.port == 0) {
+      set_meeting_file({"TMPDIR"}, fmt::format("{}.{}", step, found_.restart_count));
       return;
     }
     if (found_.store.host.empty()) {
@@ -357,7 +352,7 @@ class LaunchReader {
     std::array<char, 256> host{};
     gethostname(host.data(), host.size() - 1);
     found_.store.host = host.data();
-    set_shared_file(folder, *job);
+    set_file(StoreLocation::Kind::kSharedFile, folder + "/" + name_of_store(*job));
   }
 
   /// Nobody started this process as one of several; or somebody did and does not say which.
@@ -549,16 +544,49 @@ class LaunchReader {
     return false;
   }
 
-  /// A file whose name no other job and no other user picks.
-  void set_shared_file(const std::string& folder, const std::string& job) {
+  /// A name that no other job and no other user picks.
+  static std::string name_of_store(const std::string& job) {
     std::string name = job;
     for (char& c : name) {
       const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.';
       c = plain ? c : '_';
     }
-    found_.store.kind = StoreLocation::Kind::kSharedFile;
-    found_.store.file = fmt::format("{}/ddp-store-{}-{}", folder, geteuid(), name);
-    record("store.file", found_.store.file, "derived from the job's id");
+    return fmt::format("ddp-store-{}-{}", geteuid(), name);
+  }
+
+  void set_file(StoreLocation::Kind kind, const std::string& file) {
+    found_.store.kind = kind;
+    found_.store.file = file;
+    record("store.file", file, "derived from the job's id");
+  }
+
+  /// All ranks are on this host.
+  /// @param folders variables, of which the last that names a folder wins
+  void set_meeting_file(const std::vector<const char*>& folders, const std::string& job) {
+    std::string folder = "/tmp";
+    for (const char* const name : folders) {
+      const std::string value = getenv_(name).value_or("");
+      folder = value.starts_with('/') ? value : folder;
+    }
+    set_file(StoreLocation::Kind::kMeetingFile, folder + "/" + name_of_store(job) + "/store");
+  }
+
+  /// DDP_STORE_KEY, for a store that others can reach.
+  void find_store_key() {
+    constexpr size_t kDigits = 32;
+    const std::optional<std::string> key = text("DDP_STORE_KEY");
+    if (!key) {
+      return;
+    }
+    if (key->size() != kDigits ||
+        key->find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
+      refuse(
+          "DDP_STORE_KEY: got {} characters, expected {} hexadecimal digits, as `openssl rand "
+          "-hex 16` prints them",
+          key->size(), kDigits);
+    }
+    found_.store.key = *key;
+    record("store.key", "(not shown)", "DDP_STORE_KEY");
   }
 
   std::vector<std::string> hosts_of(const std::string& name) const {

@@ -14,7 +14,10 @@ namespace ddp {
 struct StoreLocation {
   enum class Kind {
     kNone,  ///< one process: nobody to meet
-    kTcp,  ///< rank 0 serves host:port (or the socket it inherited), the others connect
+    kInheritedFile,  ///< one host: the file that the parent of all ranks opened for them
+    kMeetingFile,  ///< one host: `file`, which rank 0 makes for this user alone
+    // On a network:
+    kTcp,  ///< rank 0 serves host:port, the others connect
     kAgentTcp,  ///< the launcher already serves host:port: every rank is a client
     kSharedFile,  ///< rank 0 serves a free port and publishes "host:port" in `file`
   };
@@ -22,8 +25,9 @@ struct StoreLocation {
   std::string host;
   int port = 0;
   std::string peer;  ///< another host of the job, if known: how rank 0 finds the way to the others
-  int listen_fd = -1;  ///< rank 0 under spawn: a socket that is already bound and listening
-  std::string file;  ///< kSharedFile: private to this job, visible to all its ranks
+  int fd = -1;  ///< kInheritedFile
+  std::string file;  ///< private to this job, visible to all its ranks
+  std::string key;  ///< 32 hexadecimal digits, or empty: seals a store on a network
   std::string prefix;  ///< keys of this start of this job, so that a restart never reads old ones
 };
 

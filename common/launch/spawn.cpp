@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/private_file.hpp"
 #include "common/base/process.hpp"
 #include "common/launch/device_count.hpp"
-#include "common/launch/network.hpp"
 #include "common/launch/run_main.hpp"
 
 namespace ddp {
@@ -96,10 +96,11 @@ class Ranks {
 
   void start(const std::vector<std::string>& argv, int world_size,
              const std::vector<int>& held_signals) {
-    // Rank 0 serves the store on a socket that is bound before any rank starts: no port can be
-    // taken in between.
-    const Listener store = listen_on("127.0.0.1", 0);
-    const FileDescriptor listener(store.fd);
+    // Where the ranks meet: memory without a name, which only they and this user can open.
+    const FileDescriptor store(create_nameless_file());
+    if (!store.is_open()) {
+      throw TransientError(fmt::format("cannot make the store's file: {}", std::strerror(errno)));
+    }
     std::cout << std::flush;
     // An outer launcher's variables, if it started just this process, say nothing about its ranks.
     std::map<std::string, std::optional<std::string>> variables = {
@@ -107,8 +108,9 @@ class Ranks {
         {"DDP_ERROR_FD", std::to_string(errors_.write_end())},
         {"WORLD_SIZE", std::to_string(world_size)},
         {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-        {"MASTER_ADDR", "127.0.0.1"},
-        {"MASTER_PORT", std::to_string(store.port)},
+        {"DDP_STORE_FD", std::to_string(store.get())},
+        {"MASTER_ADDR", std::nullopt},
+        {"MASTER_PORT", std::nullopt},
         {"GROUP_RANK", std::nullopt},
         {"GROUP_WORLD_SIZE", std::nullopt},
         {"TORCHELASTIC_RUN_ID", std::nullopt},
@@ -121,14 +123,9 @@ class Ranks {
     for (const int signal : held_signals) {
       sigaddset(&*options.signal_mask, signal);
     }
+    options.inherited_fds = {errors_.write_end(), store.get()};
     for (int rank = 0; rank < world_size; ++rank) {
       variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
-      variables["DDP_STORE_LISTEN_FD"] = std::nullopt;
-      options.inherited_fds = {errors_.write_end()};
-      if (rank == 0) {
-        variables["DDP_STORE_LISTEN_FD"] = std::to_string(listener.get());
-        options.inherited_fds.push_back(listener.get());
-      }
       options.environment = environment_with(variables);
       try {
         pids_.push_back(start_process(argv, options));

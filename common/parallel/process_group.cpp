@@ -319,7 +319,9 @@ void ProcessGroup::wait(c10d::Work& work) const {
     const std::string_view what = error.what();
     const bool timed_out = what.find("Timed out") != std::string_view::npos ||
                            what.find("Application timeout") != std::string_view::npos;
-    const bool rank_0_serves = environment_.store.kind != StoreLocation::Kind::kAgentTcp;
+    const StoreLocation::Kind kind = environment_.store.kind;
+    const bool rank_0_serves =
+        kind == StoreLocation::Kind::kTcp || kind == StoreLocation::Kind::kSharedFile;
     const std::vector<int> late =
         late_ranks(store_, rank(), world_size(), rank_0_serves, timed_out);
     if (late.empty()) {

@@ -1,16 +1,30 @@
 #include "common/parallel/rendezvous.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "common/backends/file_store.hpp"
+#include "common/backends/sealed_store.hpp"
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/private_file.hpp"
+#include "common/base/process.hpp"
+#include "common/base/refuse.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
@@ -39,59 +53,156 @@ Rendezvous tcp_store(const std::string& host, int port, std::optional<int> liste
   }
 }
 
-/// "host:port", written by rank 0 and read by the others. The rename makes it appear whole.
-void publish_address(const std::string& file, const std::string& address) {
-  const std::string temporary = file + ".tmp";
-  std::ofstream(temporary) << address << '\n';
-  std::filesystem::rename(temporary, file);
+/// "host:port key", written by rank 0 and read by the others. The rename makes it appear whole.
+void publish_address(const std::string& file, const std::string& address, const std::string& key) {
+  const std::string text = fmt::format("{} {}\n", address, key);
+  const std::string temporary = fmt::format("{}.{}", file, random_store_key());
+  const FileDescriptor written(create_private_file(temporary));
+  if (write(written.get(), text.data(), text.size()) != std::ssize(text) ||
+      rename(temporary.c_str(), file.c_str()) != 0) {
+    const std::string reason = std::strerror(errno);
+    unlink(temporary.c_str());
+    throw TransientError(fmt::format("cannot write {}: {}", file, reason));
+  }
 }
 
-std::string read_address(const std::string& file, std::chrono::milliseconds timeout) {
-  const Clock::time_point deadline = Clock::now() + timeout;
-  std::string address;
-  while (!(std::ifstream(file) >> address)) {
+/// @return false as long as the file is not there
+/// @throws UsageError if it is somebody else's
+bool read_address(const std::string& file, std::string& address, std::string& key) {
+  const FileDescriptor opened(open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!opened.is_open() || fstat(opened.get(), &status) != 0) {
+    return false;
+  }
+  if (status.st_uid != geteuid()) {
+    refuse("{}: got a file of user {}, expected user {}, whose rank 0 writes it", file,
+           status.st_uid, geteuid());
+  }
+  std::array<char, 512> text{};
+  const ssize_t size = read(opened.get(), text.data(), text.size());
+  std::istringstream words(
+      std::string(text.data(), static_cast<size_t>(std::max(size, ssize_t{0}))));
+  return static_cast<bool>(words >> address >> key);
+}
+
+/// Calls `arrived` until that returns true.
+/// @throws TransientError after `timeout`, saying what rank 0 did not do
+void await_rank_0(const std::function<bool()>& arrived, const std::string& deed,
+                  std::chrono::milliseconds timeout) {
+  for (const auto deadline = Clock::now() + timeout; !arrived();) {
     if (Clock::now() > deadline) {
-      throw TransientError(fmt::format("rank 0 did not publish its address in {} within {} s", file,
-                                       in_seconds(timeout)));
+      throw TransientError(fmt::format("rank 0 did not {} within {} s", deed, in_seconds(timeout)));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  return address;
+}
+
+/// A store that is served, whose address is known.
+Rendezvous join(const StoreLocation& location, const std::string& host, int port,
+                std::chrono::milliseconds timeout) {
+  require_resolvable(host);
+  if (location.kind == Kind::kAgentTcp && is_refused(host, port)) {
+    // It served before it started any rank, so it has ended, and who waits would be left alone.
+    throw TransientError(fmt::format(
+        "nobody serves the store at {}, expected the launcher's agent to, which has ended",
+        endpoint(host, port)));
+  }
+  return tcp_store(host, port, std::nullopt, timeout);
+}
+
+Rendezvous seal(Rendezvous meeting, const std::string& key) {
+  if (!key.empty()) {
+    meeting.store = seal_store(meeting.store, key);
+  }
+  return meeting;
+}
+
+/// Ranks of one host meet at loopback, whatever its name leads to: no other machine can come.
+std::string host_of_store(const LaunchEnvironment& environment) {
+  const std::string& host = environment.store.host;
+  return environment.num_nodes > 1 || host == "localhost" || is_loopback_address(host)
+             ? host
+             : "127.0.0.1";
+}
+
+Rendezvous meet_in_tcp_store(const LaunchEnvironment& environment, const std::string& interface,
+                             std::chrono::milliseconds timeout) {
+  const StoreLocation& location = environment.store;
+  if (location.kind == Kind::kAgentTcp) {
+    return seal(join(location, location.host, location.port, timeout), location.key);
+  }
+  std::string host = host_of_store(environment);
+  if (environment.rank != 0) {
+    require_resolvable(location.host);
+    return seal(join(location, host, location.port, timeout), location.key);
+  }
+  if (environment.num_nodes > 1) {
+    host = address_to_serve(location.host, interface, location.peer);
+  }
+  const Listener listener = listen_on(host, location.port);
+  return seal(tcp_store(host, listener.port, listener.fd, timeout), location.key);
+}
+
+/// Rank 0 takes any port, and a key where none is given, and tells both to who may read its file.
+Rendezvous meet_by_shared_file(const LaunchEnvironment& environment, const std::string& interface,
+                               std::chrono::milliseconds timeout) {
+  const StoreLocation& location = environment.store;
+  if (environment.rank == 0) {
+    const std::string host = environment.num_nodes > 1
+                                 ? address_to_publish(location.host, interface)
+                                 : std::string("127.0.0.1");
+    const std::string key = location.key.empty() ? random_store_key() : location.key;
+    const Listener listener = listen_on(host, 0);
+    Rendezvous served = seal(tcp_store(host, listener.port, listener.fd, timeout), key);
+    publish_address(location.file, endpoint(host, listener.port), key);
+    return served;
+  }
+  std::string address;
+  std::string key;
+  await_rank_0([&] { return read_address(location.file, address, key); },
+               "publish its address in " + location.file, timeout);
+  const HostAndPort server = split_endpoint(address);
+  return seal(join(location, server.host, server.port, timeout), key);
+}
+
+Rendezvous meet_in_file(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+  const std::string& path = environment.store.file;
+  FileDescriptor file(environment.rank == 0 ? offer_meeting_file(path) : -1);
+  const auto opened = [&] {
+    file.reset(open_meeting_file(path));
+    return file.is_open();
+  };
+  if (environment.rank != 0) {
+    await_rank_0(opened, "make " + path, timeout);
+  }
+  // Rank 0's lock on it stays with the descriptor that the store holds.
+  return {make_file_store(file.get(), timeout), "", 0};
 }
 
 Rendezvous open_store(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout) {
-  const StoreLocation& location = environment.store;
-  const bool by_file = location.kind == Kind::kSharedFile;
-  if (location.kind == Kind::kNone) {
-    return {c10::make_intrusive<c10d::HashStore>(), "", 0};
+  switch (environment.store.kind) {
+    case Kind::kNone:
+      return {c10::make_intrusive<c10d::HashStore>(), "", 0};
+    case Kind::kInheritedFile:
+      return {make_file_store(environment.store.fd, timeout), "", 0};
+    case Kind::kMeetingFile:
+      return meet_in_file(environment, timeout);
+    case Kind::kTcp:
+    case Kind::kAgentTcp:
+      return meet_in_tcp_store(environment, interface, timeout);
+    case Kind::kSharedFile:
+      return meet_by_shared_file(environment, interface, timeout);
   }
-  if (location.kind == Kind::kAgentTcp || environment.rank != 0) {
-    const HostAndPort server = by_file ? split_endpoint(read_address(location.file, timeout))
-                                       : HostAndPort{location.host, location.port};
-    require_resolvable(server.host);
-    if (location.kind == Kind::kAgentTcp && is_refused(server.host, server.port)) {
-      // It served before it started any rank, so it has ended, and who waits would be left alone.
-      throw TransientError(fmt::format(
-          "nobody serves the store at {}, expected the launcher's agent to, which has ended",
-          endpoint(server.host, server.port)));
-    }
-    return tcp_store(server.host, server.port, std::nullopt, timeout);
+  return {};
+}
+
+void remove_file_of(const StoreLocation& location) {
+  if (location.kind == Kind::kMeetingFile) {
+    remove_meeting_file(location.file);
+  } else if (location.kind == Kind::kSharedFile) {
+    unlink(location.file.c_str());
   }
-  if (location.listen_fd >= 0) {
-    return tcp_store(location.host, location.port, location.listen_fd, timeout);
-  }
-  std::string host = by_file ? "127.0.0.1" : location.host;
-  if (environment.num_nodes > 1) {
-    host = by_file ? address_to_publish(location.host, interface)
-                   : address_to_serve(location.host, interface, location.peer);
-  }
-  const Listener listener = listen_on(host, by_file ? 0 : location.port);
-  Rendezvous served = tcp_store(host, listener.port, listener.fd, timeout);
-  if (by_file) {
-    publish_address(location.file, endpoint(host, listener.port));
-  }
-  return served;
 }
 
 /// Every rank announces itself and waits for all others.
@@ -109,6 +220,10 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
   Rendezvous meeting = open_store(environment, interface, timeout);
   // Whatever fails here, the others are to hear of it from its line and not from the store's end.
   at_train_end([store = meeting.store] {});
+  if (environment.rank == 0) {
+    // Until then it is there for a process that has the number of another one and must be told so.
+    at_train_end([location = environment.store] { remove_file_of(location); });
+  }
   const std::string& prefix = environment.store.prefix;
   meeting.store =
       c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);

@@ -25,10 +25,8 @@ const Variables kTorchrun = {
     {"TORCHELASTIC_USE_AGENT_STORE", "True"},
 };
 const Variables kSpawn = {
-    {"DDP_LAUNCHER", "spawn"}, {"RANK", "0"},
-    {"WORLD_SIZE", "2"},       {"LOCAL_RANK", "0"},
-    {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"},
-    {"MASTER_PORT", "40000"},  {"DDP_STORE_LISTEN_FD", "3"},
+    {"DDP_LAUNCHER", "spawn"}, {"RANK", "0"},         {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"},
+    {"LOCAL_WORLD_SIZE", "2"}, {"DDP_STORE_FD", "3"},
 };
 const Variables kPlain = {
     {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
@@ -106,7 +104,7 @@ std::vector<BadEnvironment> environments_with_no_number() {
       {kTorchrun,
        "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_PORT "
        "TORCHELASTIC_RESTART_COUNT"},
-      {kSpawn, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT DDP_STORE_LISTEN_FD"},
+      {kSpawn, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE DDP_STORE_FD"},
       {kPlain, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT"},
       {kOpenMpi,
        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK "
@@ -139,8 +137,7 @@ std::vector<BadEnvironment> environments_with_no_number() {
 std::vector<BadEnvironment> environments_with_a_gap() {
   const std::vector<std::pair<Variables, std::string>> launchers = {
       {kTorchrun, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GROUP_RANK"},
-      {kSpawn,
-       "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT DDP_STORE_LISTEN_FD"},
+      {kSpawn, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE DDP_STORE_FD"},
       {kPlain, "RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"},
       {kOpenMpi,
        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK "
@@ -182,11 +179,13 @@ std::vector<BadEnvironment> contradictory_environments() {
       {with(kTorchrun, {{"TORCHELASTIC_RUN_ID", ""}}), "TORCHELASTIC_RUN_ID"},
       {with(kSpawn, {{"DDP_LAUNCHER", "fork"}}), "DDP_LAUNCHER"},
       {with(kSpawn, {{"DDP_LAUNCHER", ""}}), "DDP_LAUNCHER"},
-      {with(kSpawn, {{"RANK", "1"}, {"LOCAL_RANK", "1"}}), "DDP_STORE_LISTEN_FD"},
-      {with(kSpawn, {{"DDP_STORE_LISTEN_FD", "0"}}), "DDP_STORE_LISTEN_FD"},
+      {with(kSpawn, {{"DDP_STORE_FD", "2"}}), "DDP_STORE_FD"},
       {with(kSpawn, {{"RANK", "2"}}), "RANK"},
       {with(kSpawn, {{"LOCAL_WORLD_SIZE", "1"}}), "LOCAL_WORLD_SIZE"},
       {with(kPlain, {{"RANK", "2"}}), "RANK"},
+      {with(kPlain, {{"DDP_STORE_KEY", ""}}), "DDP_STORE_KEY"},
+      {with(kPlain, {{"DDP_STORE_KEY", "0123456789abcdef0123456789abcde"}}), "DDP_STORE_KEY"},
+      {with(kSlurm, {{"DDP_STORE_KEY", "0123456789abcdef0123456789abcdeg"}}), "DDP_STORE_KEY"},
       {with(kPlain, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK"},
       {with(kPlain, {{"LOCAL_WORLD_SIZE", "3"}}), "LOCAL_WORLD_SIZE"},
       {with(kPlain, {{"OMPI_COMM_WORLD_SIZE", "4"}}), "OMPI_COMM_WORLD_SIZE"},

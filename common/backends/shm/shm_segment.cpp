@@ -15,15 +15,15 @@
 #include <filesystem>
 #include <sstream>
 
+#include "common/base/private_file.hpp"
+
 namespace ddp::shm {
 namespace {
 
 constexpr const char* kFolder = "/dev/shm";
 constexpr const char* kNamePrefix = "ddp-cpp-";
 constexpr int kNameAttempts = 16;
-// Newer than the C library's headers may be.
-constexpr unsigned kMfdNoexecSeal = 8;
-constexpr int kMadvPopulateWrite = 23;
+constexpr int kMadvPopulateWrite = 23;  // newer than the C library's headers may be
 
 std::string mebibytes(size_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
@@ -45,12 +45,6 @@ struct flock byte_lock(short type, int byte) {
 bool try_lock(int fd, int byte) {
   struct flock lock = byte_lock(F_WRLCK, byte);
   return fcntl(fd, F_OFD_SETLK, &lock) == 0;
-}
-
-int create_nameless() {
-  // Executable memory is refused where vm.memfd_noexec says so; older kernels lack the flag.
-  const int fd = memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING | kMfdNoexecSeal);
-  return fd >= 0 || errno != EINVAL ? fd : memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }
 
 /// The lock on byte 0 says that the name is in use. Whoever removes stale names takes it first, so
@@ -146,7 +140,7 @@ std::string Segment::create_file(Sharing way) {
   if (way == Sharing::kName) {
     remove_stale_names();
   }
-  fd_ = way == Sharing::kDescriptor ? create_nameless() : create_named(name_);
+  fd_ = way == Sharing::kDescriptor ? create_nameless_file() : create_named(name_);
   struct stat status {};
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(total_bytes_)) != 0 ||
       fstat(fd_, &status) != 0) {
@@ -192,13 +186,16 @@ std::string Segment::attach(const std::string& offer, int rank) {
   fields >> pid >> fd >> device >> inode >> name;
   if (fd_ < 0) {
     const std::string path = name.empty() ? fmt::format("/proc/{}/fd/{}", pid, fd) : kFolder + name;
-    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC | (name.empty() ? 0 : O_NOFOLLOW));
     struct stat status {};
     if (fd_ < 0) {
       return fmt::format("cannot open {}{}", path, because(errno));
     }
     if (fstat(fd_, &status) != 0 || status.st_dev != device || status.st_ino != inode) {
       return path + " is not rank 0's memory: the processes see different process numbers";
+    }
+    if (status.st_uid != geteuid()) {
+      return fmt::format("{} belongs to user {}, expected user {}", path, status.st_uid, geteuid());
     }
   }
   name_ = name;  // for reserve()'s message; only rank 0 removes it
