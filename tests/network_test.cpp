@@ -13,11 +13,11 @@ namespace {
 using ddp::test::contains;
 
 /// What it says when it refuses, on one line.
-template <typename Function>
+template <typename Refusal = ddp::UsageError, typename Function>
 std::string refusal(Function function) {
   try {
     function();
-  } catch (const ddp::UsageError& error) {
+  } catch (const Refusal& error) {
     return error.what();
   }
   return "(accepted)";
@@ -81,9 +81,22 @@ TEST_CASE("a wrong interface is refused under the name of who asked for it") {
 TEST_CASE("the way to a host") {
   CHECK(ddp::address_towards("127.0.0.1", 1) == "127.0.0.1");
   CHECK(ddp::is_loopback_address(ddp::address_towards("localhost", 1)));
-  const std::string message = refusal([] { ddp::address_towards("no.such.host.invalid", 1); });
+  const std::string message =
+      refusal<ddp::TransientError>([] { ddp::address_towards("no.such.host.invalid", 1); });
   CHECK(contains(message, "MASTER_ADDR=no.such.host.invalid cannot be resolved"));
-  CHECK(contains(refusal([] { ddp::require_resolvable("no.such.host.invalid"); }), "resolved"));
+}
+
+TEST_CASE("a name is waited for, an address never") {
+  using std::chrono::milliseconds;
+  CHECK(contains(refusal<ddp::TransientError>(
+                     [] { ddp::require_resolvable("no.such.host.invalid", milliseconds(10)); }),
+                 "MASTER_ADDR=no.such.host.invalid cannot be resolved"));
+  for (const std::string address : {"127.0.0.1", "::1", "192.0.2.7", "2001:db8::7"}) {
+    CHECK_NOTHROW(ddp::require_resolvable(address, std::chrono::hours(24)));
+  }
+  CHECK(
+      contains(refusal([] { ddp::require_resolvable("fe80::1%no-link", std::chrono::hours(24)); }),
+               "MASTER_ADDR=fe80::1%no-link cannot be resolved"));
 }
 
 TEST_CASE("rank 0's address: never loopback unless nothing else is known") {
@@ -92,7 +105,8 @@ TEST_CASE("rank 0's address: never loopback unless nothing else is known") {
   CHECK(ddp::address_to_serve("127.0.1.1", "", "") == "127.0.1.1");
   CHECK(ddp::address_to_serve("127.0.1.1", "lo", "") == "127.0.0.1");
   CHECK(ddp::address_to_serve("127.0.1.1", "", "127.0.0.1") == "127.0.0.1");
-  CHECK(contains(refusal([] { ddp::address_to_serve("127.0.1.1", "", "no.such.host.invalid"); }),
+  CHECK(contains(refusal<ddp::TransientError>(
+                     [] { ddp::address_to_serve("127.0.1.1", "", "no.such.host.invalid"); }),
                  "no.such.host.invalid cannot be resolved"));
   CHECK(contains(refusal([] { ddp::address_to_serve("127.0.1.1", "nope", ""); }), "\"nope\""));
   CHECK(ddp::address_to_publish("192.0.2.7", "") == "192.0.2.7");

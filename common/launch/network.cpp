@@ -12,10 +12,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <sstream>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "common/base/parse.hpp"
@@ -27,18 +29,34 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
+/// True for "fe80::1%eth0", too: whether that link is there does not change while we wait.
+bool is_address(const std::string& host) {
+  std::array<unsigned char, sizeof(in6_addr)> bytes{};
+  return inet_pton(AF_INET, host.c_str(), bytes.data()) == 1 ||
+         inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), bytes.data()) == 1;
+}
+
 /// The addresses of `host`, in the order in which they are to be tried.
-Addresses resolve(const std::string& host, int port) {
+Addresses resolve(const std::string& host, int port, std::chrono::milliseconds timeout = {}) {
+  constexpr std::chrono::seconds kPause{1};
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    refuse(
-        "MASTER_ADDR={} cannot be resolved ({}), expected a host name or address that every rank "
-        "can reach",
-        host, gai_strerror(error));
+  while (const int error =
+             getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
+    if (is_address(host) || std::chrono::steady_clock::now() >= deadline) {
+      const std::string message = fmt::format(
+          "MASTER_ADDR={} cannot be resolved ({}), expected a host name or address that every rank "
+          "can reach",
+          host, gai_strerror(error));
+      if (is_address(host)) {
+        throw UsageError(message);
+      }
+      throw TransientError(message);
+    }
+    std::this_thread::sleep_until(std::min(deadline, std::chrono::steady_clock::now() + kPause));
   }
   return {found, freeaddrinfo};
 }
@@ -114,8 +132,8 @@ bool is_loopback_address(const std::string& address) {
   return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
-void require_resolvable(const std::string& host) {
-  resolve(host, 0);
+void require_resolvable(const std::string& host, std::chrono::milliseconds timeout) {
+  resolve(host, 0, timeout);
 }
 
 std::string address_of_interface(const std::string& name, const std::string& like,

@@ -1,6 +1,7 @@
 // common/launch/network.hpp - this host's addresses, and by which of them other hosts reach it.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 namespace ddp {
@@ -20,8 +21,10 @@ HostAndPort split_endpoint(const std::string& text);
 /// True for addresses, as numbers, that lead no further than this host.
 bool is_loopback_address(const std::string& address);
 
-/// @throws UsageError if `host` has no address
-void require_resolvable(const std::string& host);
+/// Waits until `host` has an address: names of pods and of machines in a cloud come late.
+/// @throws TransientError if it has none within `timeout`
+/// @throws UsageError, at once, if it is an address on a link that is not there
+void require_resolvable(const std::string& host, std::chrono::milliseconds timeout);
 
 /// The address, as a number, of this host's network interface `name`: of the family of `like`, if
 /// it has one, else IPv4 before IPv6. Link-local IPv6 does not count: other hosts would need to
@@ -38,11 +41,12 @@ std::string address_of_interface(const std::string& name, const std::string& lik
 void require_interface_of_nccl(const std::string& wanted);
 
 /// The address, as a number, from which this host talks to `host`. Sends nothing.
-/// @throws UsageError if it cannot be resolved, or no route leads there
+/// @throws TransientError if it cannot be resolved
+/// @throws UsageError if no route leads there
 std::string address_towards(const std::string& host, int port);
 
 /// Whether nobody listens there: the host says so itself at every address.
-/// @throws UsageError if the name cannot be resolved
+/// @throws TransientError if the name cannot be resolved
 bool is_refused(const std::string& host, int port);
 
 /// A socket that listens.
@@ -60,7 +64,7 @@ Listener listen_on(const std::string& host, int port);
 /// `host`: where that name leads. /etc/hosts of some distributions makes a host's own name a
 /// loopback address; then it is that of `interface`, else the way to `peer`, another host of the
 /// job, tells. Of the last two any may be empty; without both it stays a loopback address.
-/// @throws UsageError if a name cannot be resolved
+/// @throws TransientError if a name cannot be resolved
 std::string address_to_serve(const std::string& host, const std::string& interface,
                              const std::string& peer);
 

@@ -175,8 +175,9 @@ class ProcessGroup {
 
 /// Meets the other ranks at the store that `environment` names, checks that all were started with
 /// the same settings, connects the backend, and makes the group the default one.
-/// @throws TransientError naming the missing ranks, or the port that is taken
-/// @throws UsageError if the ranks' settings differ or a host name cannot be resolved
+/// @throws TransientError naming the missing ranks, the port that is taken or a host name that stays
+/// unknown
+/// @throws UsageError if the ranks' settings differ
 void init_process_group(const Options& options, const LaunchEnvironment& environment,
                         const torch::Device& device);
 /// Destroys the default group, and there is none any more. Its object stays until `train` or the

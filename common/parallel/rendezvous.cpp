@@ -100,7 +100,6 @@ void await_rank_0(const std::function<bool()>& arrived, const std::string& deed,
 /// A store that is served, whose address is known.
 Rendezvous join(const StoreLocation& location, const std::string& host, int port,
                 std::chrono::milliseconds timeout) {
-  require_resolvable(host);
   if (location.kind == Kind::kAgentTcp && is_refused(host, port)) {
     // It served before it started any rank, so it has ended, and who waits would be left alone.
     throw TransientError(fmt::format(
@@ -128,12 +127,12 @@ std::string host_of_store(const LaunchEnvironment& environment) {
 Rendezvous meet_in_tcp_store(const LaunchEnvironment& environment, const std::string& interface,
                              std::chrono::milliseconds timeout) {
   const StoreLocation& location = environment.store;
+  require_resolvable(location.host, timeout);
   if (location.kind == Kind::kAgentTcp) {
     return seal(join(location, location.host, location.port, timeout), location.key);
   }
   std::string host = host_of_store(environment);
   if (environment.rank != 0) {
-    require_resolvable(location.host);
     return seal(join(location, host, location.port, timeout), location.key);
   }
   if (environment.num_nodes > 1) {

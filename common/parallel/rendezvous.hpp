@@ -22,7 +22,7 @@ struct Rendezvous {
 /// the other hosts
 /// @return this job's part of the store
 /// @throws TransientError naming the missing ranks, or the port that is taken
-/// @throws UsageError if a host name cannot be resolved
+/// @throws TransientError if a host name cannot be resolved within `timeout`
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
