@@ -15,7 +15,11 @@
 namespace {
 
 using ddp::test::kCondor;
+using ddp::test::kFlux;
+using ddp::test::kHydra;
+using ddp::test::kJsrun;
 using ddp::test::kOpenMpi;
+using ddp::test::kPals;
 using ddp::test::kPlain;
 using ddp::test::kSlurm;
 using ddp::test::kSpawn;
@@ -189,7 +193,8 @@ TEST_CASE("explicit flags override every launcher") {
   options.world_size = 2;
   options.master_addr = "localhost";
   options.master_port = 29500;
-  for (const Variables& outer : {Variables{}, kTorchrun, kSpawn, kOpenMpi, kSlurm, kCondor}) {
+  for (const Variables& outer :
+       {Variables{}, kTorchrun, kSpawn, kOpenMpi, kSlurm, kCondor, kFlux, kHydra, kJsrun, kPals}) {
     const auto environment = read(without(outer, {"GROUP_RANK"}), options);
     CHECK(environment.launcher == "flags");
     CHECK(environment.rank == 1);
@@ -343,6 +348,149 @@ TEST_CASE("HTCondor: an address that was passed on") {
         Kind::kTcp);
 }
 
+TEST_CASE("launchers that only count") {
+  struct Example {
+    Variables variables;
+    std::string launcher;
+    std::string folder;
+    std::string job;
+    std::string as_file_name;
+  };
+  for (const auto& [variables, launcher, folder, job, as_file_name] :
+       std::vector<Example>{{kFlux, "flux", "/run/user/7/job",
+                             "\xc6\x92"
+                             "AbC",
+                             "__AbC"},
+                            {kHydra, "hydra", "/tmp", "9d260000-7c26", "9d260000-7c26"},
+                            {kJsrun, "jsrun", "/tmp", "77-3", "77-3"},
+                            {kPals, "pals", "/tmp", "a1-b2", "a1-b2"}}) {
+    INFO(launcher);
+    nlohmann::json expected = R"({
+        "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2, "node_rank": 0,
+        "num_nodes": 1, "restart_count": 0,
+        "store": {"kind": "shared_file", "host": "", "port": 0, "listen_fd": -1}})"_json;
+    expected["launcher"] = launcher;
+    expected["store"]["prefix"] = launcher + "/" + job + "/0";
+    expected["store"]["file"] =
+        folder + "/ddp-store-" + std::to_string(geteuid()) + "-" + as_file_name;
+    CHECK(identity(variables) == expected);
+    // An address that was passed on wins, in a requeued job too; HTCondor and PBS only wait
+    // outside.
+    const auto passed = read(with(variables, {{"MASTER_ADDR", "n1"},
+                                              {"MASTER_PORT", "29500"},
+                                              {"SLURM_JOB_ID", "5"},
+                                              {"SLURM_RESTART_COUNT", "2"},
+                                              {"_CONDOR_PROCNO", "0"},
+                                              {"PBS_TASKNUM", "2"}}));
+    CHECK(passed.launcher == launcher);
+    CHECK(passed.store.kind == Kind::kTcp);
+    CHECK(passed.store.host == "n1");
+    CHECK(passed.restart_count == 2);
+    CHECK(read(with(variables, kTorchrun)).launcher == "torchrun");
+    CHECK(read(with(variables, kOpenMpi)).launcher == "openmpi");
+  }
+  SECTION("several nodes: ranks fill them or go round") {
+    const Variables address = {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+    const auto filled = read(with(
+        with(kHydra, address), {{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}, {"MPI_LOCALRANKID", "0"}}));
+    CHECK(filled.num_nodes == 2);
+    CHECK(filled.node_rank == 1);
+    const auto round = read(with(with(kFlux, address), {{"FLUX_JOB_SIZE", "4"},
+                                                        {"FLUX_JOB_NNODES", "2"},
+                                                        {"FLUX_TASK_RANK", "2"},
+                                                        {"FLUX_TASK_LOCAL_ID", "1"}}));
+    CHECK(round.local_world_size == 2);
+    CHECK(round.node_rank == 0);
+  }
+  SECTION("one process has nobody to meet, and needs no job's name") {
+    CHECK(read({{"PMI_RANK", "0"},
+                {"PMI_SIZE", "1"},
+                {"MPI_LOCALRANKID", "0"},
+                {"MPI_LOCALNRANKS", "1"}})
+              .store.kind == Kind::kNone);
+  }
+  SECTION("PALS: what Cray's PMI says where PALS does not") {
+    CHECK(read(without(kPals, {"PALS_LOCAL_SIZE"})).local_world_size == 2);
+  }
+}
+
+TEST_CASE("a Slurm step with what other launchers set") {
+  // srun for an MPI that asks for PMI-2, PMIx or Cray's PMI.
+  const Variables pmi = {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"PMI_FD", "6"}};
+  const Variables pmix = {{"PMIX_RANK", "2"}, {"PMIX_NAMESPACE", "slurm.pmix.12.0"}};
+  const Variables cray = {{"PALS_RANKID", "2"},
+                          {"PALS_LOCAL_RANKID", "0"},
+                          {"PALS_APID", "12.0"},
+                          {"PMI_LOCAL_RANK", "0"},
+                          {"PMI_LOCAL_SIZE", "1"}};
+  for (const Variables& more : {pmi, pmix, with(pmi, cray)}) {
+    CHECK(read(with(kSlurm, more)).launcher == "slurm");
+    CHECK(read(with(kSlurm, more)).rank == 2);
+  }
+  // Hydra starts its proxies, and Flux its brokers, by a step of one task per node.
+  const Variables step = with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "2"},
+                                       {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                       {"SLURM_PROCID", "1"},
+                                       {"MASTER_ADDR", "n1"},
+                                       {"MASTER_PORT", "29500"}});
+  for (const Variables& inner : {kHydra, kFlux}) {
+    const auto environment = read(with(step, inner));
+    CHECK(environment.launcher != "slurm");
+    CHECK(environment.rank == 1);
+    CHECK(environment.local_world_size == 2);
+    CHECK(environment.evidence.back().what == "outer");
+  }
+  CHECK(read(with(step, with(kHydra, {{"PMI_SIZE", "4"}}))).num_nodes == 2);
+  // A script that Hydra started calls srun.
+  const Variables script = {
+      {"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
+  CHECK(read(with(kSlurm, script)).launcher == "slurm");
+}
+
+TEST_CASE("Kubernetes") {
+  // As the training operator sets them: no LOCAL_RANK, and a name that leads elsewhere.
+  const Variables pod = with(kPlain, {{"MASTER_ADDR", "job-master-0"},
+                                      {"KUBERNETES_SERVICE_HOST", "10.96.0.1"},
+                                      {"PET_NNODES", "2"},
+                                      {"PET_NODE_RANK", "1"},
+                                      {"PET_NPROC_PER_NODE", "auto"}});
+  CHECK(identity(pod) == R"({
+      "launcher": "kubernetes", "rank": 1, "world_size": 2, "local_rank": 0, "local_world_size": 1,
+      "node_rank": 1, "num_nodes": 2, "restart_count": 0, "store": {"kind": "tcp",
+      "host": "job-master-0", "port": 29500, "listen_fd": -1, "file": "",
+      "prefix": "environment/0"}})"_json);
+  // What is said by hand keeps its meaning: two ranks of one pod.
+  const auto by_hand = read(with(pod, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));
+  CHECK(by_hand.launcher == "environment");
+  CHECK(by_hand.num_nodes == 1);
+  CHECK(read(with(pod, {{"MASTER_ADDR", "localhost"}})).local_rank == 1);
+  ddp::Options flags;
+  flags.rank = 1;
+  flags.world_size = 2;
+  check_refused(without(pod, {"RANK", "WORLD_SIZE"}), "--local-rank", flags);
+  // Pods of an Indexed Job may well train alone, and are told.
+  const auto indexed = read({{"JOB_COMPLETION_INDEX", "3"}, {"KUBERNETES_SERVICE_HOST", "k"}});
+  CHECK(indexed.world_size == 1);
+  CHECK(indexed.note.find("JOB_COMPLETION_INDEX is \"3\"") == 0);
+  CHECK(read({{"KUBERNETES_SERVICE_HOST", "k"}, {"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "8"}})
+            .note == "");
+}
+
+TEST_CASE("a batch script that no launcher has started says so") {
+  CHECK(read({{"PBS_JOBID", "7.pbs"}, {"PBS_NUM_NODES", "2"}}).note.find("PBS_NUM_NODES is 2") ==
+        0);
+  CHECK(read({{"PBS_JOBID", "7.pbs"}, {"PBS_NP", "8"}}).note.find("mpiexec") != std::string::npos);
+  CHECK(read({{"LSB_JOBID", "7"}, {"LSB_DJOB_NUMPROC", "4"}}).note.find("jsrun") !=
+        std::string::npos);
+  CHECK(read({{"PBS_JOBID", "7.pbs"},
+              {"PBS_NP", "1"},
+              {"PBS_NUM_NODES", "1"},
+              {"PBS_TASKNUM", "00000001"},
+              {"LSB_JOBID", "7"},
+              {"LSB_DJOB_NUMPROC", "1"}})
+            .note == "");
+}
+
 TEST_CASE("environments that no process may start in are refused by the variable's name") {
   for (const auto& environments :
        {ddp::test::environments_with_no_number(), ddp::test::environments_with_a_gap(),
@@ -355,7 +503,8 @@ TEST_CASE("environments that no process may start in are refused by the variable
 }
 
 TEST_CASE("every fact is shown with its source, on one line of JSON or in a table") {
-  for (const Variables& variables : {kTorchrun, kSpawn, kPlain, kOpenMpi, kSlurm, kCondor}) {
+  for (const Variables& variables :
+       {kTorchrun, kSpawn, kPlain, kOpenMpi, kSlurm, kCondor, kFlux, kHydra, kJsrun, kPals}) {
     const ddp::LaunchEnvironment environment = read(variables);
     const std::string line = ddp::describe(environment, true);
     CHECK(line.find('\n') == line.size() - 1);

@@ -623,6 +623,17 @@ class Network(unittest.TestCase):
                       f"--rdzv-endpoint={address}", "--no-python"]
             self.assertEqual(self.digest(*agents, *self.stage), self.expected)
 
+    def test_hydra(self):
+        """Its proxies are tasks of a step, one on each node, whose variables the ranks see. Two ranks on each: not the step's."""
+        hydra = ["salloc", "--nodes=2", "--ntasks-per-node=2", "mpiexec.hydra", "-iface", "br-eth0", "-ppn", "2", "-n", "4",
+                 "-genv", "MASTER_ADDR", "node1", "-genv", "MASTER_PORT", "29605"]
+        found = [json.loads(line) for line in run(*hydra, BIN / "ddp-env", "--json", cwd=cluster.folder).splitlines()]
+        self.assertEqual(sorted((rank["launcher"], rank["rank"], rank["local_rank"], rank["node_rank"]) for rank in found),
+                         [("hydra", 0, 0, 0), ("hydra", 1, 1, 0), ("hydra", 2, 0, 1), ("hydra", 3, 1, 1)])
+        self.assertIn("SLURM_STEP_ID", {fact["source"] for fact in found[0]["evidence"]})
+        two = [*hydra[:6], "-ppn", "1", "-n", "2", *hydra[10:]]
+        self.assertEqual(self.digest(*two, *self.stage), self.expected)
+
     def test_a_named_interface(self):
         for host in cluster.hosts:
             host.add_interface("fast0", host.ipv4.replace("10.77", "10.79") + "/24")
@@ -650,9 +661,9 @@ class Network(unittest.TestCase):
 
     def test_a_host_that_cannot_be_resolved(self):
         # Each rank ends by itself: killed by srun because the other was first, its exit code would be srun's.
-        result = subprocess.run([*self.TWO, "--kill-on-bad-exit=0", *self.stage], capture_output=True, text=True, cwd=cluster.folder,
-                                env=dict(os.environ, MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29603"))
-        self.assertEqual(result.returncode, 2)
+        result = subprocess.run([*self.TWO, "--kill-on-bad-exit=0", *self.stage, "--timeout", "3"], capture_output=True, text=True,
+                                cwd=cluster.folder, env=dict(os.environ, MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29603"))
+        self.assertEqual(result.returncode, 75)
         self.assertIn("MASTER_ADDR=no.such.host.invalid cannot be resolved", result.stderr)
 
     def test_nothing_listens_on_all_networks(self):

@@ -27,8 +27,8 @@ case ${1:-all} in
             libyaml-cpp-dev
             # the tests' data, their framework, Google Benchmark's compare.py, what reads this script and the page's
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
-            # clusters of Slurm and HTCondor
-            slurm-wlm debootstrap iproute2
+            # clusters of Slurm and HTCondor, MPICH's mpiexec.hydra (mpirun and mpicc stay Open MPI's)
+            slurm-wlm debootstrap iproute2 mpich
         )
         requirements+=(tests/requirements.txt)
         target=all

@@ -28,12 +28,36 @@ constexpr double kTickSeconds = 0.5;  // how often progress is shown and the GPU
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
 
-// What torchrun, Open MPI, other PMIs, Slurm and HTCondor say to one process of a job.
+// What launchers (docs/launchers.md) say to one process of a job.
 constexpr std::string_view kIdentityPrefixes[] = {
-    "RANK=",           "LOCAL_RANK=",  "WORLD_SIZE=",      "LOCAL_WORLD_SIZE=", "GROUP_RANK=",
-    "MASTER_ADDR=",    "MASTER_PORT=", "TORCHELASTIC_",    "OMPI_COMM_WORLD_",  "OMPI_UNIVERSE_",
-    "PMIX_",           "PMI_",         "SLURM_STEP_ID=",   "SLURM_STEPID=",     "_CONDOR_PROCNO=",
-    "_CONDOR_NPROCS=", "ROLE_RANK=",   "ROLE_WORLD_SIZE=", "GROUP_WORLD_SIZE=",
+    "RANK=",
+    "LOCAL_RANK=",
+    "WORLD_SIZE=",
+    "LOCAL_WORLD_SIZE=",
+    "GROUP_RANK=",
+    "MASTER_ADDR=",
+    "MASTER_PORT=",
+    "TORCHELASTIC_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
+    "PMIX_",
+    "PMI_",
+    "SLURM_STEP_ID=",
+    "SLURM_STEPID=",
+    "_CONDOR_PROCNO=",
+    "_CONDOR_NPROCS=",
+    "ROLE_RANK=",
+    "ROLE_WORLD_SIZE=",
+    "GROUP_WORLD_SIZE=",
+    "MPI_LOCAL",
+    "FLUX_TASK_",
+    "FLUX_JOB_SIZE=",
+    "FLUX_JOB_NNODES=",
+    "JSM_NAMESPACE_",
+    "PALS_",
+    "PBS_TASKNUM=",
+    "JOB_COMPLETION_INDEX=",
+    "PET_N",
 };
 
 bool is_identity(std::string_view variable) {

@@ -3,7 +3,10 @@
 //
 // Note [Innermost launcher]: launchers nest (torchrun under srun, mpirun in a Slurm job), and each
 // leaves its variables. The order goes from the innermost to the outermost: what started this very
-// process knows best. A value is compared only with others of the same launcher.
+// process knows best. A value is compared only with others of the same launcher. Flux and Hydra may
+// start their own daemons by a Slurm step, so they come before it. srun sets PMI_* and PALS_* where
+// an MPI asks for them, Flux and PALS set PMI_*: so PALS comes after both, and PMI_* alone names
+// nobody.
 #include "common/launch/launch_environment.hpp"
 
 #include <arpa/inet.h>
@@ -17,9 +20,11 @@
 #include <cstdlib>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
+#include "common/launch/counting_launchers.hpp"
 #include "common/launch/network.hpp"
 
 namespace ddp {
@@ -134,7 +139,16 @@ class LaunchReader {
          {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
           "OMPI_COMM_WORLD_LOCAL_SIZE"},
          &LaunchReader::read_openmpi},
+        {"flux",
+         {"FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"},
+         &LaunchReader::read_counting<kFlux>},
+        {"hydra", {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, &LaunchReader::read_counting<kHydra>},
         {"slurm", {"SLURM_STEP_ID"}, &LaunchReader::read_slurm},
+        {"jsrun",
+         {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
+          "JSM_NAMESPACE_LOCAL_SIZE"},
+         &LaunchReader::read_counting<kJsrun>},
+        {"pals", {"PALS_RANKID", "PALS_LOCAL_RANKID"}, &LaunchReader::read_counting<kPals>},
         {"htcondor", {"_CONDOR_PROCNO", "_CONDOR_NPROCS"}, &LaunchReader::read_htcondor},
     };
     if (options_.rank || options_.world_size) {
@@ -143,7 +157,8 @@ class LaunchReader {
     }
     for (const Launcher& launcher : kFromInnermost) {
       if (std::any_of(launcher.variables.begin(), launcher.variables.end(),
-                      [this](const char* name) { return set(name); })) {
+                      [this](const char* name) { return set(name); }) &&
+          !(launcher.name == std::string_view("hydra") && in_a_step_of_its_rank())) {
         found_.launcher = launcher.name;
         return (this->*launcher.read)();
       }
@@ -214,6 +229,9 @@ class LaunchReader {
         refuse_rank_of_another("SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
       }
       refuse_rank_of_another("_CONDOR_PROCNO", "_CONDOR_NPROCS");
+      for (const CountingLauncher* const launcher : kCountingLaunchers) {
+        refuse_rank_of_another(launcher->rank, launcher->world_size);
+      }
     }
     if (const std::optional<Sourced> groups = number("GROUP_WORLD_SIZE", 1)) {
       set_nodes(need("GROUP_RANK", 0), *groups);
@@ -234,12 +252,9 @@ class LaunchReader {
     set_identity({need("OMPI_COMM_WORLD_RANK", 0), need("OMPI_COMM_WORLD_SIZE", 1),
                   need("OMPI_COMM_WORLD_LOCAL_RANK", 0), need("OMPI_COMM_WORLD_LOCAL_SIZE", 1)});
     agrees_with_exported(identity_);
-    // OMPI_COMM_WORLD_NODE_RANK is no node's number but a local rank. Ranks fill nodes or go round.
+    // OMPI_COMM_WORLD_NODE_RANK is no node's number but a local rank.
     const int local = found_.local_world_size;
-    const int nodes = (found_.world_size + local - 1) / local;
-    const bool fills = found_.rank % local == found_.local_rank;
-    record_nodes({fills ? found_.rank / local : found_.rank % nodes, kEvenRule},
-                 {nodes, kEvenRule});
+    derive_nodes();
 
     std::optional<std::string> job = text("PMIX_NAMESPACE");
     job = job ? job : text("OMPI_MCA_ess_base_jobid");
@@ -324,6 +339,74 @@ class LaunchReader {
     }
   }
 
+  /// A launcher that tells each process its number, and no place to meet.
+  template <const CountingLauncher& kLauncher>
+  void read_counting() {
+    const Sourced rank = need(kLauncher.rank, 0);
+    const Sourced world_size = need(kLauncher.world_size, 1);
+    set_identity({rank, world_size, need(kLauncher.local_rank, 0),
+                  local_world_size_of(kLauncher, world_size)});
+    derive_nodes();
+    agrees_with_exported(identity_);
+    const std::string job = job_of(kLauncher);
+    found_.store.prefix = fmt::format("{}/{}", kLauncher.name, job.empty() ? "job" : job);
+    if (knows_store(kLauncher.pass)) {
+      return;
+    }
+    if (found_.local_world_size != found_.world_size) {
+      refuse(
+          "MASTER_ADDR is not set, expected {} because the ranks are on several nodes ({} {} of "
+          "{})",
+          kLauncher.pass, identity_.local_world_size.source, found_.local_world_size,
+          found_.world_size);
+    }
+    if (job.empty()) {
+      refuse("{} is not set, expected the job's name from {}, or {}", kLauncher.job.back(),
+             kLauncher.name, kLauncher.pass);
+    }
+    std::string folder = "/tmp";
+    for (const char* const name : {"TMPDIR", kLauncher.folder}) {
+      const std::string value = name == nullptr ? "" : getenv_(name).value_or("");
+      folder = value.starts_with('/') ? value : folder;
+    }
+    set_shared_file(folder, job);
+  }
+
+  Sourced local_world_size_of(const CountingLauncher& launcher, const Sourced& world_size) const {
+    for (const char* const name : launcher.local_world_size) {
+      if (set(name) || name == launcher.local_world_size.back()) {
+        return need(name, 1);
+      }
+    }
+    const Sourced nodes = need(launcher.num_nodes, 1);
+    if (world_size.value % nodes.value != 0) {
+      refuse("{}: got {}, expected a multiple of {} ({}), as {} does not say who shares a node",
+             world_size.source, world_size.value, nodes.source, nodes.value, launcher.name);
+    }
+    return {world_size.value / nodes.value, nodes.value == 1 ? nodes.source : kEvenRule};
+  }
+
+  /// The name of this start of the job; empty if nobody says it.
+  std::string job_of(const CountingLauncher& launcher) const {
+    std::string job;
+    for (const char* const name : launcher.job) {
+      const std::optional<std::string> part = text(name);
+      if (!part) {
+        return &launcher == &kHydra ? hydra_proxy().value_or("") : "";
+      }
+      job += (job.empty() ? "" : "-") + *part;
+    }
+    return job;
+  }
+
+  /// A script that a rank of Hydra runs may call srun. Hydra's own step has no more tasks than
+  /// Hydra has ranks.
+  bool in_a_step_of_its_rank() const {
+    const std::optional<Sourced> ranks = number(kHydra.world_size, 1);
+    const std::optional<Sourced> tasks = number("SLURM_STEP_NUM_TASKS", 1);
+    return set("SLURM_STEP_ID") && ranks && tasks && tasks->value > ranks->value;
+  }
+
   void read_htcondor() {
     const Sourced rank = need("_CONDOR_PROCNO", 0);
     const Sourced world_size = need("_CONDOR_NPROCS", 1);
@@ -368,14 +451,8 @@ class LaunchReader {
       throw UsageError(
           "--rank is not set, expected --rank and --world-size with the other identity flags");
     }
-    // MPICH, Intel MPI and MVAPICH: without this, each of their processes would train alone.
-    for (const char* const name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
-      if (const int size = number(name, 1).value_or(Sourced{}).value; size > 1) {
-        refuse(
-            "{}: got {}, expected torchrun, srun or Open MPI's mpirun to start several processes",
-            name, size);
-      }
-    }
+    refuse_unknown_launchers();
+    note_who_could_start_more();
     if (!set("SLURM_JOB_ID")) {
       return;
     }
@@ -390,6 +467,53 @@ class LaunchReader {
       }
     }
     add_restarts("SLURM_RESTART_COUNT");
+  }
+
+  /// Without this, each of their processes would train alone.
+  void refuse_unknown_launchers() const {
+    for (const char* const name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+      if (const int size = number(name, 1).value_or(Sourced{}).value; size > 1) {
+        refuse(
+            "{}: got {}, expected torchrun, srun, Open MPI's mpirun or a Hydra that sets "
+            "MPI_LOCALRANKID to start several processes",
+            name, size);
+      }
+    }
+    const auto refuse_unless = [this](const char* name, const char* alone, const char* expected) {
+      std::string value = getenv_(name).value_or(alone);
+      value.erase(0, value.find_first_not_of('0'));  // PBS fills up with them
+      if (value != alone) {
+        refuse("{}: got {}, expected {}, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT", name,
+               quote(*getenv_(name)), expected);
+      }
+    };
+    // The first two tell a process its number, and not of how many.
+    refuse_unless("PMIX_RANK", "unset", "what Open MPI's mpirun sets next to it");
+    refuse_unless("PBS_TASKNUM", "1", "1, the script, which mpiexec starts processes from");
+    refuse_unless("PET_NNODES", "1", "1, or torchrun in each pod");
+  }
+
+  /// In a batch script, or as one of many pods of a job that need not know one another.
+  void note_who_could_start_more() {
+    for (const auto& [name, starter] : std::vector<std::pair<const char*, const char*>>{
+             {"PBS_NUM_NODES", "mpiexec"},
+             {"PBS_NP", "mpiexec"},
+             {"LSB_DJOB_NUMPROC", "jsrun or mpiexec"}}) {
+      const std::optional<Sourced> count = number(name, 1);
+      if (count && count->value > 1) {
+        record("note", *count);
+        found_.note = fmt::format(
+            "{} is {}, but no launcher started this process, which trains alone; start me with {}",
+            name, count->value, starter);
+      }
+    }
+    if (const std::optional<std::string> index = getenv_("JOB_COMPLETION_INDEX")) {
+      record("note", *index, "JOB_COMPLETION_INDEX");
+      found_.note = fmt::format(
+          "JOB_COMPLETION_INDEX is {}, one pod of an Indexed Job, which trains alone; with RANK, "
+          "WORLD_SIZE, MASTER_ADDR and MASTER_PORT its pods train together",
+          quote(*index));
+    }
   }
 
   // ---- Which rank, and on which node.
@@ -418,6 +542,12 @@ class LaunchReader {
       const std::string rule = "derived: one node";
       local_rank = local_rank.value_or(Sourced{rank.value, rule});
       local_world_size = local_world_size.value_or(Sourced{world_size.value, rule});
+    } else if (!local_rank && !local_world_size && is_alone_in_its_pod()) {
+      const std::string rule = "derived: one process per pod";
+      found_.launcher = "kubernetes";
+      record("launcher", "a pod", "KUBERNETES_SERVICE_HOST");
+      local_rank = Sourced{0, rule};
+      local_world_size = Sourced{1, rule};
     } else if (!local_rank || !local_world_size) {
       const bool flags = found_.launcher == "flags";
       refuse(
@@ -427,6 +557,20 @@ class LaunchReader {
           host);
     }
     set_identity({rank, world_size, *local_rank, *local_world_size});
+  }
+
+  /// As an operator of Kubernetes starts it, with RANK and WORLD_SIZE and nothing else.
+  /// @throws UsageError if torchrun is wanted in each pod: then RANK is the pod's
+  bool is_alone_in_its_pod() const {
+    if (found_.launcher == "flags" || !set("KUBERNETES_SERVICE_HOST")) {
+      return false;
+    }
+    const std::string processes = getenv_("PET_NPROC_PER_NODE").value_or("1");
+    if (processes.find_first_not_of("0123456789") == std::string::npos && processes != "1") {
+      refuse("PET_NPROC_PER_NODE: got {}, expected 1, or torchrun in the pod to start them",
+             quote(processes));
+    }
+    return true;
   }
 
   void set_nodes(const Sourced& node_rank, const Sourced& num_nodes) {
@@ -451,6 +595,15 @@ class LaunchReader {
     }
     set_nodes(number("GROUP_RANK", 0).value_or(Sourced{found_.rank / local.value, kEvenRule}),
               {world_size.value / local.value, kEvenRule});
+  }
+
+  /// Nobody counts the nodes and the last may have fewer processes. Ranks fill nodes or go round.
+  void derive_nodes() {
+    const int local = found_.local_world_size;
+    const int nodes = (found_.world_size + local - 1) / local;
+    const bool fills = found_.rank % local == found_.local_rank;
+    record_nodes({fills ? found_.rank / local : found_.rank % nodes, kEvenRule},
+                 {nodes, kEvenRule});
   }
 
   void record_nodes(const Sourced& node_rank, const Sourced& num_nodes) {

@@ -41,7 +41,8 @@ struct Evidence {
 /// The identity of this process. A program started by nobody is rank 0 of 1.
 struct LaunchEnvironment {
   std::string launcher = "none";  ///< "none", "flags", "spawn", "torchrun", "environment",
-                                  ///< "openmpi", "slurm", "htcondor"
+                                  ///< "kubernetes", "openmpi", "flux", "hydra", "slurm", "jsrun",
+                                  ///< "pals", "htcondor"
   int rank = 0;  ///< global rank, 0 <= rank < world_size
   int local_rank = 0;  ///< rank among the processes of this node
   int world_size = 1;
@@ -58,8 +59,9 @@ struct LaunchEnvironment {
 using GetEnv = std::function<std::optional<std::string>(const std::string&)>;
 std::optional<std::string> process_getenv(const std::string& name);
 
-/// Order: explicit flags, our own spawn and torchrun (RANK, ...), Open MPI, a Slurm step,
-/// HTCondor's parallel universe, else alone. Opens no socket and no file.
+/// Order: explicit flags, our own spawn and torchrun (RANK, ...), Open MPI, Flux, Hydra, a Slurm
+/// step, jsrun, PALS, HTCondor's parallel universe, else alone: docs/launchers.md. Opens no socket,
+/// and no file but, for Hydra, /proc.
 /// @throws UsageError naming the variable: missing, malformed, out of range or contradictory
 LaunchEnvironment read_launch_environment(const Options& options,
                                           const GetEnv& getenv = process_getenv);

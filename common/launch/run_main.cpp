@@ -277,9 +277,10 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank
     }
-    if (environment.launcher == "torchrun" || environment.launcher == "openmpi") {
+    if (environment.launcher == "torchrun" || environment.launcher == "openmpi" ||
+        environment.launcher == "hydra") {
       // A launcher that is killed cannot end its ranks any more: the kernel does it for spawn,
-      // torchrun and mpirun, which are the parents. (Slurm and HTCondor look after process groups.)
+      // torchrun, mpirun and Hydra, which are the parents. (The others look after process groups.)
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (environment.launcher == "openmpi" && is_unread(STDOUT_FILENO)) {
         std::_Exit(kFailed);  // killed before that: its ranks would find one another, and train on

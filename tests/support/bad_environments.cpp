@@ -58,6 +58,38 @@ const Variables kCondor = {
     {"_CONDOR_JOB_IWD", "/home/me/run"},
     {"DDP_JOB_ID", "345"},
 };
+const Variables kFlux = {
+    {"FLUX_TASK_RANK", "1"},
+    {"FLUX_TASK_LOCAL_ID", "1"},
+    {"FLUX_JOB_SIZE", "2"},
+    {"FLUX_JOB_NNODES", "1"},
+    {"FLUX_JOB_ID",
+     "\xc6\x92"
+     "AbC"},
+    {"FLUX_JOB_TMPDIR", "/run/user/7/job"},
+    {"PMI_RANK", "1"},
+    {"PMI_SIZE", "2"},
+    {"PMI_FD", "19"},
+    {"PALS_RANKID", "1"},
+};
+const Variables kHydra = {
+    {"PMI_RANK", "1"},        {"PMI_SIZE", "2"},        {"PMI_FD", "8"},
+    {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {"I_MPI_HYDRA_UUID", "9d260000-7c26"},
+};
+const Variables kJsrun = {
+    {"JSM_NAMESPACE_RANK", "1"},
+    {"JSM_NAMESPACE_SIZE", "2"},
+    {"JSM_NAMESPACE_LOCAL_RANK", "1"},
+    {"JSM_NAMESPACE_LOCAL_SIZE", "2"},
+    {"LSB_JOBID", "77"},
+    {"PMIX_NAMESPACE", "3"},
+    {"PMIX_RANK", "1"},
+};
+const Variables kPals = {
+    {"PALS_RANKID", "1"}, {"PALS_LOCAL_RANKID", "1"}, {"PALS_LOCAL_SIZE", "2"},
+    {"PALS_NODEID", "0"}, {"PALS_APID", "a1-b2"},     {"PMI_RANK", "1"},
+    {"PMI_SIZE", "2"},    {"PMI_LOCAL_RANK", "1"},    {"PMI_LOCAL_SIZE", "2"},
+};
 
 namespace {
 
@@ -113,6 +145,11 @@ std::vector<BadEnvironment> environments_with_no_number() {
        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES "
        "SLURM_RESTART_COUNT"},
       {kCondor, "_CONDOR_PROCNO _CONDOR_NPROCS"},
+      {kFlux, "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_NNODES"},
+      {kHydra, "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"},
+      {kJsrun,
+       "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE"},
+      {kPals, "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE"},
   };
   std::vector<BadEnvironment> found;
   for (const auto& [good, all_names] : launchers) {
@@ -127,7 +164,8 @@ std::vector<BadEnvironment> environments_with_no_number() {
     }
   }
   for (const char* const port : {"0", "65536", "99999", "29500x", "n1:29500"}) {
-    for (const Variables& good : {kTorchrun, kPlain, kOpenMpi, kSlurm, kCondor}) {
+    for (const Variables& good :
+         {kTorchrun, kPlain, kOpenMpi, kSlurm, kCondor, kFlux, kHydra, kJsrun, kPals}) {
       found.push_back({with(good, {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", port}}), "MASTER_PORT"});
     }
   }
@@ -144,6 +182,12 @@ std::vector<BadEnvironment> environments_with_a_gap() {
        "OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE"},
       {kSlurm, "SLURM_JOB_ID SLURM_PROCID SLURM_LOCALID SLURM_NODEID"},
       {kCondor, "_CONDOR_PROCNO _CONDOR_NPROCS _CONDOR_JOB_IWD DDP_JOB_ID"},
+      {kFlux, "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_NNODES FLUX_JOB_ID"},
+      {kHydra, "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS I_MPI_HYDRA_UUID"},
+      {kJsrun,
+       "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE "
+       "PMIX_NAMESPACE"},
+      {kPals, "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_APID"},
   };
   // Without the step's variables, the job's are asked for.
   std::vector<BadEnvironment> found = {
@@ -152,6 +196,8 @@ std::vector<BadEnvironment> environments_with_a_gap() {
       {without(kSlurm, {"SLURM_STEP_NODELIST"}), "SLURM_JOB_NODELIST"},
       {{{"LOCAL_RANK", "0"}}, "RANK"},
       {{{"LOCAL_WORLD_SIZE", "2"}}, "RANK"},
+      {without(kPals, {"PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"}), "PMI_LOCAL_SIZE"},
+      {without(kJsrun, {"LSB_JOBID"}), "jsrun"},
   };
   for (const auto& [good, names] : launchers) {
     for (const std::string& name : words(names)) {
@@ -263,6 +309,46 @@ std::vector<BadEnvironment> contradictory_environments() {
       {{{"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "12"}}, "SLURM_NTASKS"},
       {{{"DDP_LAUNCHER", "spawn"}}, "RANK"},
       {{{"_CONDOR_PROCNO", "0"}}, "_CONDOR_NPROCS"},
+      {{{"FLUX_TASK_RANK", "0"}}, "FLUX_JOB_SIZE"},
+      {{{"FLUX_JOB_SIZE", "2"}}, "FLUX_TASK_RANK"},
+      {{{"MPI_LOCALRANKID", "0"}}, "PMI_RANK"},
+      {{{"MPI_LOCALNRANKS", "2"}}, "PMI_RANK"},
+      {{{"JSM_NAMESPACE_LOCAL_SIZE", "2"}}, "JSM_NAMESPACE_RANK"},
+      {{{"PALS_LOCAL_RANKID", "1"}}, "PALS_RANKID"},
+      {{{"PALS_RANKID", "0"}}, "PMI_SIZE"},
+      // A process among others, of which nothing says how many they are.
+      {{{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "prterun-n1-7@1"}}, "PMIX_RANK"},
+      {{{"PBS_TASKNUM", "00000002"}}, "PBS_TASKNUM"},
+      {{{"PBS_TASKNUM", "0000000A"}}, "PBS_TASKNUM"},
+      {{{"PBS_TASKNUM", ""}}, "PBS_TASKNUM"},
+      {{{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}}, "PET_NNODES"},
+      {{{"PET_NNODES", "1:4"}}, "PET_NNODES"},
+      {{{"PBS_NP", "0"}}, "PBS_NP"},
+      {{{"LSB_DJOB_NUMPROC", "x"}}, "LSB_DJOB_NUMPROC"},
+      // On several nodes, and no place to meet.
+      {with(kFlux, {{"FLUX_JOB_SIZE", "4"}, {"FLUX_JOB_NNODES", "2"}}), "MASTER_ADDR flux --env"},
+      {with(kHydra, {{"PMI_SIZE", "4"}}), "MASTER_ADDR mpiexec -genv"},
+      {with(kJsrun, {{"JSM_NAMESPACE_SIZE", "4"}}), "MASTER_ADDR jsrun -E"},
+      {with(kPals, {{"PMI_SIZE", "4"}}), "MASTER_ADDR mpiexec --env"},
+      {with(kHydra, {{"MASTER_ADDR", "n1"}}), "MASTER_PORT mpiexec"},
+      {with(kFlux, {{"FLUX_JOB_SIZE", "5"}, {"FLUX_JOB_NNODES", "2"}}),
+       "FLUX_JOB_SIZE FLUX_JOB_NNODES"},
+      {with(kFlux, {{"FLUX_TASK_RANK", "2"}}), "FLUX_TASK_RANK"},
+      {with(kHydra, {{"MPI_LOCALRANKID", "2"}}), "MPI_LOCALRANKID"},
+      {with(kHydra, {{"PMI_RANK", "0"}}), "PMI_RANK MPI_LOCALRANKID"},
+      {with(kJsrun, {{"JSM_NAMESPACE_LOCAL_SIZE", "3"}}), "JSM_NAMESPACE_LOCAL_SIZE"},
+      {with(kPals, {{"PALS_RANKID", "2"}}), "PALS_RANKID"},
+      {with(kPals, {{"WORLD_SIZE", "3"}}), "WORLD_SIZE"},
+      {with(kHydra, {{"LOCAL_RANK", "0"}}), "LOCAL_RANK"},
+      {with(kPlain, {{"FLUX_JOB_SIZE", "2"}, {"FLUX_TASK_RANK", "0"}}), "FLUX_TASK_RANK"},
+      {with(kPlain, {{"PMI_SIZE", "2"}, {"PMI_RANK", "0"}}), "PMI_RANK"},
+      {with(kPlain,
+            {{"MASTER_ADDR", "master-0"}, {"KUBERNETES_SERVICE_HOST", "k"}, {"LOCAL_RANK", "0"}}),
+       "LOCAL_WORLD_SIZE"},
+      {with(kPlain, {{"MASTER_ADDR", "master-0"},
+                     {"KUBERNETES_SERVICE_HOST", "k"},
+                     {"PET_NPROC_PER_NODE", "8"}}),
+       "PET_NPROC_PER_NODE"},
       {{{"PMI_SIZE", "many"}}, "PMI_SIZE"},
       {{{"PMI_SIZE", "0"}}, "PMI_SIZE"},
       {{{"SLURM_JOB_ID", "12"}, {"SLURM_RESTART_COUNT", "-1"}}, "SLURM_RESTART_COUNT"},

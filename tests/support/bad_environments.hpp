@@ -16,6 +16,11 @@ extern const Variables kPlain;
 extern const Variables kOpenMpi;
 extern const Variables kSlurm;
 extern const Variables kCondor;
+/// One rank of two on one node.
+extern const Variables kFlux;
+extern const Variables kHydra;
+extern const Variables kJsrun;
+extern const Variables kPals;
 
 Variables with(Variables variables, const Variables& changes);
 Variables without(Variables variables, const std::vector<std::string>& names);
