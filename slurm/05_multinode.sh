@@ -15,7 +15,7 @@ set -euo pipefail
 stage=05_multinode
 
 # slurmd runs a copy of this file; Slurm knows where the original is.
-original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n 's/^ *Command=//p') || true
+original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n '/^ *Command=/{s///p;q}') || true
 for root in "${DDP_ROOT:-}" "${original%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-}" "$(dirname -- "${BASH_SOURCE[0]}")/.."; do
     [[ -z $root || ! -r $root/slurm/common.sh ]] || break
 done
