@@ -82,6 +82,18 @@ class Job:
         return last_line(self.output)
 
 
+class Known(Job):
+    """One that is submitted already, by its id or, a task of an array, as ARRAY_TASK."""
+
+    def __init__(self, name):
+        self.id = name
+
+    @property
+    def output(self):
+        path = pathlib.Path(self.facts()["StdOut"])
+        return path.read_text() if path.exists() else ""
+
+
 def ranks_of(program):
     """Process ids by global rank."""
     ranks = {}
@@ -326,6 +338,70 @@ class Stopping(StoppedJobs):
         self.assertEqual(job.state(), "CANCELLED")
 
 
+    def test_requeues_of_others_do_not_count(self):
+        job = self.submit(environment={"DDP_MAX_REQUEUES": "1"}, options=["--comment=from Ann"])
+        for restarts, own in ((1, False), (2, False), (3, True)):
+            job.wait_for_output(f"[CPU0] Epoch {1 + self.epochs(job)} |")
+            if own:
+                run("scancel", "--batch", "--signal=USR1", job.id)
+            else:
+                run("scontrol", "requeue", job.id)
+            job.wait_for(lambda: job.facts()["Restarts"] == str(restarts) and job.state() == "PENDING" and not cluster.steps_on_nodes())
+            self.assertEqual(re.findall("Comment=(.*) ", run("scontrol", "show", "job", job.id)),
+                             ["from Ann ddp_requeues=1" if own else "from Ann"])
+            start_now(job)
+        job.wait_for_output(f"[CPU0] Epoch {1 + self.epochs(job)} |")
+        run("scancel", "--batch", "--signal=USR1", job.id)
+        job.wait()
+        self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85), job.output)
+        self.assertEqual(job.output.count("asking Slurm to start the job again (1 of at most 1 times)"), 1)
+        self.assertIn("started again 1 times already (DDP_MAX_REQUEUES=1), so not once more", job.output)
+
+    def epochs(self, job):
+        """The last epoch that it wrote down."""
+        return max(map(int, re.findall(r"\[CPU0\] Epoch (\d+) ", job.output)), default=-1)
+
+
+class Arrays(StoppedJobs):
+    """Here as nowhere else a job's number may be that of others."""
+
+    def submit(self, *arguments, **settings):
+        self.folder = cluster.folder / self.id().rsplit(".", 1)[1]
+        self.folder.mkdir()
+        array = Job("04_ddp_launcher", *arguments, options=["--array=1-3%3"], folder=self.folder, **settings)
+        return [Known(f"{array.id}_{task}") for task in (1, 2, 3)]
+
+    def test_each_task_has_its_own_files(self):
+        tasks = self.submit("2", "2", environment={"DDP_TASK_LOGS": "1"})
+        for task in tasks:
+            task.wait()
+            self.assertEqual(task.state(), "COMPLETED", task.output)
+        jobs = [task.facts()["JobId"] for task in tasks]
+        self.assertIn(tasks[0].id.split("_")[0], jobs)  # one has the number of all
+        names = {f"04_ddp_launcher-{number}.safetensors" for number in (1, 2, 3)}
+        names |= {f"04_ddp_launcher-{job}{task}.out" for job in jobs for task in ("", "-0", "-1")}
+        self.assertEqual({path.name for path in self.folder.iterdir()}, names)
+
+    def test_one_task_is_started_again_and_goes_on_from_its_own_snapshot(self):
+        tasks = self.submit("100000", "100000", *self.LONG)
+        for task in tasks:
+            task.wait_for_output("[CPU0] Epoch 1 |")
+        leader, = (task for task in tasks if task.facts()["JobId"] == task.id.split("_")[0])
+        others = [task for task in tasks if task is not leader]
+        run("scancel", "--batch", "--signal=USR1", leader.id)
+        leader.wait_for(lambda: leader.facts()["Restarts"] == "1" and leader.state() == "PENDING")
+        self.assertEqual([(task.facts()["Restarts"], task.state()) for task in others], [("0", "RUNNING")] * 2)
+        self.assertEqual([path.name for path in self.folder.glob("*.safetensors")],
+                         [f"04_ddp_launcher-{leader.id.split('_')[1]}.safetensors"])
+        done = max(map(int, re.findall(r"\[CPU0\] Epoch (\d+) ", leader.output)))
+        start_now(leader)
+        leader.wait_for_output(f"[CPU0] Epoch {done + 1} |")
+        self.assertEqual(leader.output.count("[CPU0] Epoch 0 |"), 1)
+        run("scancel", leader.id.split("_")[0])
+        for task in tasks:
+            task.wait()
+
+
 class Submitted(Job):
     """A job of `submit`. What it is called there is in `record`."""
 
@@ -558,8 +634,8 @@ class Failures(StoppedJobs):
         self.ends_quickly(Job("05_multinode", "2", "2", "--resume", "auto", folder=folder), started, 3)
 
 
-class ExitCodes(unittest.TestCase):
-    """What the script does about the program's exit code, with a program that has nothing else."""
+class FakeStage(unittest.TestCase):
+    """The script with a program that has nothing of a stage but the name."""
 
     def submit(self, program, **settings):
         checkout = cluster.folder / self.id().rsplit(".", 1)[1]
@@ -569,7 +645,12 @@ class ExitCodes(unittest.TestCase):
         # As the stages do: a rank that srun ends, because another has failed, leaves with 1.
         stage.write_text(f"#!/bin/bash\ntrap 'exit 1' TERM\ncd {checkout}\n{program}\n")
         stage.chmod(0o755)
+        self.folder = checkout
         return Job(checkout / "slurm" / "05_multinode.sh", folder=checkout, **settings).wait()
+
+
+class ExitCodes(FakeStage):
+    """What the script does about the program's exit code."""
 
     def test_75_is_tried_again_twice(self):
         job = self.submit("echo attempt >> $SLURM_PROCID; [[ $(wc -l < $SLURM_PROCID) == 3 ]] || exit 75")
@@ -587,7 +668,7 @@ class ExitCodes(unittest.TestCase):
         self.assertIn("started again 0 times already (DDP_MAX_REQUEUES=0), so not once more", job.output)
 
     def test_as_often_as_a_number_with_a_leading_zero_says(self):
-        job = self.submit("exit 85", environment={"DDP_MAX_REQUEUES": "08", "SLURM_RESTART_COUNT": "8"})
+        job = self.submit("exit 85", environment={"DDP_MAX_REQUEUES": "08"}, options=["--comment=ddp_requeues=8"])
         self.assertEqual((job.state(), job.exit_code()), ("FAILED", 85), job.output)
         self.assertIn("started again 8 times already (DDP_MAX_REQUEUES=8), so not once more", job.output)
 
@@ -595,6 +676,72 @@ class ExitCodes(unittest.TestCase):
         job = self.submit("if [[ $SLURM_PROCID != 0 ]]; then sleep 60 & wait; fi; exit 42")
         self.assertEqual((job.state(), job.exit_code()), ("FAILED", 42))
         self.assertNotIn("again", job.output)
+
+
+class Environment(FakeStage):
+    def test_the_tasks_get_it_whole_and_the_key_of_the_store(self):
+        """Also where sbatch is told --export=NONE, which srun would repeat."""
+        for options in ([], ["--export=NONE"], ["--export=DDP_TASK_LOGS=1"]):
+            with self.subTest(options=options):
+                shutil.rmtree(cluster.folder / self.id().rsplit(".", 1)[1], ignore_errors=True)
+                job = self.submit('echo "$DDP_STORE_KEY $HOME $(type -p srun)" >key$SLURM_PROCID', options=options)
+                self.assertEqual(job.state(), "COMPLETED", job.output)
+                lines = [(self.folder / f"key{rank}").read_text() for rank in range(4)]
+                self.assertEqual(len(set(lines)), 1, lines)
+                self.assertRegex(lines[0], r"\A[0-9a-f]{32} /root /.*/srun\n\Z")
+                key = lines[0].split()[0]
+                self.assertNotIn(key, job.output + run("scontrol", "--details", "show", "job", job.id))
+                self.assertEqual((self.folder / f"05_multinode-{job.id}-3.out").exists(), "DDP_TASK_LOGS" in str(options))
+
+    def test_a_job_submitted_from_within_another(self):
+        """Neither the other's array and GPUs, nor the step it was submitted in."""
+        folder = cluster.folder / "within"
+        for kind in ("batch", "step"):
+            (folder / kind).mkdir(parents=True)
+        script = folder / "outer.sh"
+        inner = f"sbatch --parsable {shlex.quote(str(ROOT / 'slurm' / '04_ddp_launcher.sh'))} 2 2"
+        script.write_text(f"#!/bin/bash\ncd {folder}/batch; {inner} >id\nsrun --ntasks=1 --chdir={folder}/step {inner} >../step/id\n")
+        outer = Job(script, options=["--array=5", "--output=outer.out", "--partition=gpu", "--gpus-per-node=8"], folder=folder)
+        Known(f"{outer.id}_5").wait()
+        for kind in ("batch", "step"):
+            job = Known((folder / kind / "id").read_text().strip())
+            job.finished()
+            self.assertIn("node1 | nodes 1 | tasks 2 | GPUs per node 0 | ", job.output)
+            self.assertEqual([path.name for path in (folder / kind).glob("*.safetensors")], ["04_ddp_launcher.safetensors"])
+
+
+class Bound(FakeStage):
+    """Where Slurm binds the tasks, and cgroups show a job nothing but its own."""
+
+    def setUp(self):
+        if cluster.cpus < 2:
+            self.skipTest(f"{cluster.cpus} processor, expected two")
+
+    def test_the_stages_keep_to_their_processors(self):
+        for name, ranks, tasks in (("04_ddp_launcher", 2, 2), ("04_ddp_launcher", 1, 1), ("03_ddp_spawn", 2, 1)):
+            if not cluster.has_cgroups and name == "03_ddp_spawn":
+                continue  # the batch step is bound by cgroups alone
+            with self.subTest(name=name, ranks=ranks, tasks=tasks):
+                processes = ["--nprocs", str(ranks)] if name == "03_ddp_spawn" else []
+                job = Job(name, "1", "1", "--verbose", *processes, options=["-p", "bound", f"--ntasks-per-node={tasks}"])
+                job.finished()
+                found = re.findall(r": \[rank (\d)\] (\d+) threads? on cores (\S+)\n", job.output)
+                self.assertEqual({(rank, threads) for rank, threads, _ in found}, {(str(rank), "1") for rank in range(ranks)}, job.output)
+                cores = {cores for _, _, cores in found}
+                self.assertEqual(len(cores), tasks, job.output)
+                self.assertTrue(all(core.isdigit() for core in cores), job.output)
+
+    def test_every_task_sees_all_gpus_of_its_job(self):
+        if not cluster.has_cgroups:
+            self.skipTest("no cgroups of version 1 that are ours to make")
+        program = "".join(f"head -c 1 {path} >/dev/null 2>&1 && echo $SLURM_PROCID:{path.name} >>opened\n" for path in cluster.bound_gpus)
+        # As a site may have it by default.
+        for options, expected in (([], set()), (["--gpus-per-node=2"], {"0:gpu0", "0:gpu1", "1:gpu0", "1:gpu1"})):
+            shutil.rmtree(cluster.folder / self.id().rsplit(".", 1)[1], ignore_errors=True)
+            job = self.submit(program + "true", options=["-p", "bound", "--nodes=1", *options], environment={"SLURM_GPU_BIND": "single:1"})
+            self.assertEqual(job.state(), "COMPLETED", job.output)
+            opened = self.folder / "opened"
+            self.assertEqual(set(opened.read_text().split()) if opened.exists() else set(), expected)
 
 
 class Network(unittest.TestCase):

@@ -1,9 +1,12 @@
 """A real Slurm cluster on one machine: a controller and two nodes, node1 and node2, each with its own address, host name, /tmp and
-/dev/shm; and a partition `gpu` of four nodes that claim to have eight GPUs each, to see what Slurm says there.
+/dev/shm; a partition `gpu` of four nodes that claim to have eight GPUs each, to see what Slurm says there; and a partition `bound` of
+one node with this machine's processors and two such GPUs, where tasks are bound to processors and, if cgroups are of version 1 and ours
+to make, jobs see nothing but their own.
 
 Run as a program, it starts the cluster and a shell in it:  tests/clusters/slurm_fixture.py
 """
 
+import atexit
 import contextlib
 import os
 import pathlib
@@ -20,6 +23,9 @@ from namespaces import run  # noqa: E402
 
 CONTROLLER = "controller"
 NODES = ("node1", "node2")
+BOUND_GPUS = ((1, 5), (1, 7))  # the device numbers of /dev/zero and /dev/full, which nothing here opens
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+CONTROLLERS = ("cpuset", "devices", "freezer")
 START_SECONDS = 180
 
 CONF = """\
@@ -43,8 +49,18 @@ KillWait=10
 GresTypes=gpu
 NodeName=node[1-2] CPUs=8 RealMemory=4000 State=UNKNOWN
 NodeName=gpu[1-4] NodeHostname={controller} NodeAddr=10.77.0.1 Port=[7101-7104] CPUs=16 RealMemory=4000 Gres=gpu:8 State=UNKNOWN
+NodeName={bound} NodeHostname={controller} NodeAddr=10.77.0.1 Port=7105 CPUs={cpus} RealMemory=4000 Gres=gpu:{bound_gpus} State=UNKNOWN
+PartitionName=bound Nodes={bound} MaxTime=INFINITE State=UP
 PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 PartitionName=gpu Nodes=gpu[1-4] MaxTime=INFINITE State=UP
+"""
+
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint={cgroups}
+ConstrainCores=yes
+ConstrainDevices=yes
+IgnoreSystemd=yes
 """
 
 
@@ -59,7 +75,13 @@ class SlurmCluster:
         for folder in (self.state, self.folder):
             folder.mkdir()
         conf = self.state / "slurm.conf"
-        conf.write_text(CONF.format(controller=CONTROLLER, state=self.state))
+        # The name is that of its cgroups too, which all on this machine share.
+        self.bound = f"bound{os.stat('/proc/self/ns/pid').st_ino}"
+        with open("/etc/hosts", "a") as hosts:
+            hosts.write(f"10.77.0.1 {self.bound}\n")
+        self.cpus = len(os.sched_getaffinity(0))
+        conf.write_text(CONF.format(controller=CONTROLLER, state=self.state, bound=self.bound, cpus=self.cpus,
+                                    bound_gpus=len(BOUND_GPUS)))
         (self.state / "gres.conf").write_text(f"NodeName=gpu[1-4] Name=gpu File={self.state}/gpu[0-7]\n")
         for number in range(8):
             # Slurm wants device files, and counts them, whatever the device: this one is /dev/null.
@@ -78,13 +100,43 @@ class SlurmCluster:
             self.start_node(host)
         for number in range(1, 5):
             self._start(f"gpu{number}", ["slurmd", "-D", "-N", f"gpu{number}", "-f", conf])
+        self._start_bound(conf)
         self.wait_until_idle()
+
+    def _start_bound(self, main_conf):
+        """A slurmd with a configuration of its own."""
+        folder = self.state / "bound"
+        folder.mkdir()
+        self.bound_gpus = [folder / f"gpu{number}" for number in range(len(BOUND_GPUS))]
+        for path, device in zip(self.bound_gpus, BOUND_GPUS):
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(*device))
+        (folder / "gres.conf").write_text("".join(f"NodeName={self.bound} Name=gpu File={path}\n" for path in self.bound_gpus))
+        self.has_cgroups = all((CGROUPS / name / "release_agent").exists() and os.access(CGROUPS / name, os.W_OK)
+                               for name in CONTROLLERS)
+        text, plugins = main_conf.read_text(), "task/affinity"
+        if self.has_cgroups:
+            text, plugins = text.replace("proctrack/linuxproc", "proctrack/cgroup"), "task/cgroup,task/affinity"
+            (folder / "cgroup.conf").write_text(CGROUP_CONF.format(cgroups=CGROUPS))
+            atexit.register(self._remove_cgroups)
+        elif (self.state / "cgroup.conf").exists():
+            (folder / "cgroup.conf").write_text((self.state / "cgroup.conf").read_text())
+        (folder / "slurm.conf").write_text(f"{text}TaskPlugin={plugins}\n")
+        self._start(self.bound, ["slurmd", "-D", "-N", self.bound, "-f", folder / "slurm.conf"])
+
+    def _remove_cgroups(self):
+        """They do not end with the namespace."""
+        self._daemons[self.bound].kill()
+        self._daemons[self.bound].wait()
+        for name in CONTROLLERS:
+            for folder, _, _ in os.walk(CGROUPS / name / f"slurm_{self.bound}", topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
     def start_node(self, host):
         self._start(host.name, host.command(f"exec slurmd -D -N {host.name} -f {self.state / 'slurm.conf'}"))
 
     def wait_until_idle(self):
-        names = sorted([*NODES, *(f"gpu{number}" for number in range(1, 5))])
+        names = sorted([*NODES, *(f"gpu{number}" for number in range(1, 5)), self.bound])
         idle = [f"{name} idle" for name in names]
         self._wait_until("the nodes are idle", lambda: sorted(self._ask("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()) == idle)
 
