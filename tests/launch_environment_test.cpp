@@ -368,11 +368,11 @@ TEST_CASE("launchers that only count") {
     nlohmann::json expected = R"({
         "rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2, "node_rank": 0,
         "num_nodes": 1, "restart_count": 0,
-        "store": {"kind": "shared_file", "host": "", "port": 0, "listen_fd": -1}})"_json;
+        "store": {"kind": "meeting_file", "host": "", "port": 0, "fd": -1, "sealed": false}})"_json;
     expected["launcher"] = launcher;
     expected["store"]["prefix"] = launcher + "/" + job + "/0";
     expected["store"]["file"] =
-        folder + "/ddp-store-" + std::to_string(geteuid()) + "-" + as_file_name;
+        folder + "/ddp-store-" + std::to_string(geteuid()) + "-" + as_file_name + "/store";
     CHECK(identity(variables) == expected);
     // An address that was passed on wins, in a requeued job too; HTCondor and PBS only wait
     // outside.
@@ -457,7 +457,7 @@ TEST_CASE("Kubernetes") {
   CHECK(identity(pod) == R"({
       "launcher": "kubernetes", "rank": 1, "world_size": 2, "local_rank": 0, "local_world_size": 1,
       "node_rank": 1, "num_nodes": 2, "restart_count": 0, "store": {"kind": "tcp",
-      "host": "job-master-0", "port": 29500, "listen_fd": -1, "file": "",
+      "host": "job-master-0", "port": 29500, "fd": -1, "sealed": false, "file": "",
       "prefix": "environment/0"}})"_json);
   // What is said by hand keeps its meaning: two ranks of one pod.
   const auto by_hand = read(with(pod, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));

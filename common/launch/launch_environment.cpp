@@ -364,12 +364,7 @@ class LaunchReader {
       refuse("{} is not set, expected the job's name from {}, or {}", kLauncher.job.back(),
              kLauncher.name, kLauncher.pass);
     }
-    std::string folder = "/tmp";
-    for (const char* const name : {"TMPDIR", kLauncher.folder}) {
-      const std::string value = name == nullptr ? "" : getenv_(name).value_or("");
-      folder = value.starts_with('/') ? value : folder;
-    }
-    set_shared_file(folder, job);
+    set_meeting_file({"TMPDIR", kLauncher.folder}, job);
   }
 
   Sourced local_world_size_of(const CountingLauncher& launcher, const Sourced& world_size) const {
@@ -718,7 +713,7 @@ class LaunchReader {
   void set_meeting_file(const std::vector<const char*>& folders, const std::string& job) {
     std::string folder = "/tmp";
     for (const char* const name : folders) {
-      const std::string value = getenv_(name).value_or("");
+      const std::string value = name == nullptr ? "" : getenv_(name).value_or("");
       folder = value.starts_with('/') ? value : folder;
     }
     set_file(StoreLocation::Kind::kMeetingFile, folder + "/" + name_of_store(job) + "/store");
