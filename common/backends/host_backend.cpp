@@ -286,7 +286,7 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
   }
 
   void check_tensor(const char* operation, const at::Tensor& tensor) const {
-    const bool staged = gpu_tensors_ != GpuTensors::kRefused && tensor.device().is_cuda();
+    const bool staged = gpu_tensors_ != GpuTensors::kRefused && !tensor.is_cpu();
     TORCH_CHECK((tensor.device().is_cpu() || staged) && tensor.layout() == at::kStrided, prefix_,
                 "Expected ", operation, " of a dense CPU tensor, got ", tensor.toString(), " on ",
                 tensor.device());
@@ -312,7 +312,7 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
   at::Tensor summable(const at::Tensor& tensor) const {
     // Other types have sums of our own making, for memory of the host.
     const bool is_direct =
-        gpu_tensors_ == GpuTensors::kDirect && tensor.is_cuda() && tensor.is_contiguous() &&
+        gpu_tensors_ == GpuTensors::kDirect && !tensor.is_cpu() && tensor.is_contiguous() &&
         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
     if (!is_direct) {
       return on_host(tensor);

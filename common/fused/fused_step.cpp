@@ -90,7 +90,7 @@ struct FusedStep::State {
     step_begun = !batch.completes_step;
     // On a GPU losses are read when the epoch is over, and the next step overwrites this one.
     const torch::Tensor& loss = replicas.front().engine->loss();
-    batch.observer->add_loss(flat.data.is_cuda() ? loss.clone() : loss);
+    batch.observer->add_loss(flat.data.is_cpu() ? loss : loss.clone());
   }
 
   Work work_of(const Batch& batch, int64_t begin, int64_t samples) const {

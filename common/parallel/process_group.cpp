@@ -215,7 +215,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
   auto work = collective();
-  if (!device_.is_cuda()) {
+  if (device_.is_cpu()) {
     wait_.backward.host_ms += 1e3 * seconds_since(before);
   }
   return work;
@@ -266,7 +266,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
       }
     }
   }
-  if (wait_timer_enabled_ && !device_.is_cuda()) {
+  if (wait_timer_enabled_ && device_.is_cpu()) {
     wait_.gather.host_ms += 1e3 * seconds_since(before);
   }
   for (const auto& work : works) {
@@ -288,7 +288,7 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
   }
   if (!wait_timer_enabled_) {
     wait(*work);
-  } else if (device_.is_cuda()) {
+  } else if (!device_.is_cpu()) {
     // wait() only makes the stream wait; the time passes there.
     const c10::impl::VirtualGuardImpl guard(device_.type());
     const auto record = [&] {

@@ -68,7 +68,7 @@ StepTimer::StepTimer(const torch::Device& device, ProcessGroup* process_group, D
 
 StepTimer::Mark StepTimer::mark() const {
   Mark now;
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
     now.device.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     now.device->record(guard.getStream(device_));
@@ -79,19 +79,19 @@ StepTimer::Mark StepTimer::mark() const {
 }
 
 double StepTimer::milliseconds(const Mark& from, const Mark& to) const {
-  return device_.is_cuda() ? from.device->elapsedTime(*to.device)
+  return !device_.is_cpu() ? from.device->elapsedTime(*to.device)
                            : std::chrono::duration<double, std::milli>(to.host - from.host).count();
 }
 
 void StepTimer::wait_for_device() const {
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   }
 }
 
 void StepTimer::begin_epoch(int64_t steps) {
   steps_.clear();
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     steps_.reserve(static_cast<size_t>(steps));
   }
   step_ = {};
@@ -121,7 +121,7 @@ void StepTimer::begin(Phase phase) {
   if (detail_ != Detail::kAll) {
     return;
   }
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     if (step_.phases.empty() || step_.phases.back().first != phase) {
       step_.phases.emplace_back(phase, mark());
     }
@@ -139,7 +139,7 @@ void StepTimer::switch_phase(Phase phase, std::chrono::steady_clock::time_point 
 
 void StepTimer::add_loss(const torch::Tensor& loss) {
   step_.has_loss = true;
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     step_.device_loss =
         step_.device_loss.defined() ? step_.device_loss + loss.detach() : loss.detach();
   } else {
@@ -156,7 +156,7 @@ void StepTimer::end_step(double samples) {
     gather_bytes_ = step_.wait.gather_bytes;
   }
   step_.end = mark();
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     steps_.push_back(std::exchange(step_, {}));
     step_.begin = mark();
   } else {
@@ -188,7 +188,7 @@ void StepTimer::end_epoch() {
 }
 
 double StepTimer::loss_of(const Step& step) const {
-  return device_.is_cuda() ? step.device_loss.item<double>() : step.loss;
+  return !device_.is_cpu() ? step.device_loss.item<double>() : step.loss;
 }
 
 StepTimes StepTimer::times_of(const Step& step) const {
@@ -201,7 +201,7 @@ StepTimes StepTimer::times_of(const Step& step) const {
                                          : std::numeric_limits<double>::quiet_NaN(),
                   .samples = step.samples,
                   .loss = loss_of(step)};
-  if (device_.is_cuda()) {
+  if (!device_.is_cpu()) {
     Phase phase = Phase::kData;
     const Mark* from = &step.begin;
     for (const auto& [next_phase, mark] : step.phases) {

@@ -68,7 +68,7 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
     initial_weights_ = std::make_unique<InitialWeights>(*model_, options.seed);
   }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
-  label_ = fmt::format("{}{}", device.is_cuda() ? "GPU" : "CPU", number);
+  label_ = fmt::format("{}{}", device.is_cpu() ? "CPU" : "GPU", number);
   if (!options.check_finite || options.speedup == "graph") {
     return;  // nobody can look into a graph: what is not finite there shows in the next step's loss
   }
@@ -420,7 +420,7 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"bucket_mib", options_.bucket_mib},
       {"gradient_compression", options_.gradient_compression},
       {"shard_optimizer", options_.shard_optimizer},
-      {"device", device_.is_cuda() ? "cuda" : "cpu"},
+      {"device", c10::DeviceTypeName(device_.type(), /*lower_case=*/true)},
       {"dataset", dataset.name},
       {"layers", dataset.layers},
       {"world_size", world_size_},
