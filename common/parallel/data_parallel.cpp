@@ -1,6 +1,7 @@
 #include "common/parallel/data_parallel.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -30,7 +31,7 @@ struct GatherBackward : torch::autograd::Node {
     }
     const std::vector<torch::Tensor> output_gradients = scatter(gradients[0], devices);
     std::vector<variable_list> replica_gradients(parameters.size());
-    parallel_apply(parameters.size(), [&](size_t i) {
+    parallel_apply(devices, [&](size_t i) {
       replica_gradients[i] = torch::autograd::grad(
           {replica_outputs[i]}, parameters[i], {output_gradients[i]},
           /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
@@ -189,6 +190,18 @@ void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply) {
     apply(i);
   });
   kept_pool = std::move(pool);
+}
+
+void parallel_apply(const std::vector<torch::Device>& devices,
+                    const std::function<void(size_t)>& apply) {
+  std::vector<c10::Stream> streams;  // thread-local, as the current device
+  for (const torch::Device& device : devices) {
+    streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  parallel_apply(devices.size(), [&](size_t i) {
+    const c10::StreamGuard guard(streams[i]);
+    apply(i);
+  });
 }
 
 torch::Tensor gather(const Replicas& replicas, const std::vector<torch::Tensor>& outputs,

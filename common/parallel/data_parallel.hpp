@@ -37,6 +37,10 @@ std::shared_ptr<const Replicas> replicate(const torch::nn::Module& module,
 /// Calls `apply(i)` for every replica at once, each on a thread of its own that waits for the next
 /// call; the first exception is rethrown when all are done.
 void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply);
+/// The same for replica i on devices[i]: there it is the current device, and the caller's current
+/// stream is the replica's, so that neither waits for the other.
+void parallel_apply(const std::vector<torch::Device>& devices,
+                    const std::function<void(size_t)>& apply);
 
 /// Concatenates the replicas' outputs on `device`. Its backward does the reverse: it scatters the
 /// gradient, runs every replica's backward in parallel (left alone, autograd would run CPU replicas
@@ -55,7 +59,7 @@ torch::Tensor data_parallel(ModuleHolder& module, const torch::Tensor& input,
   const std::vector<torch::Tensor> inputs = scatter(input, devices);
   const std::shared_ptr<const Replicas> replicas = replicate(*module, devices);
   std::vector<torch::Tensor> outputs(devices.size());
-  parallel_apply(devices.size(), [&](size_t i) {
+  parallel_apply(devices, [&](size_t i) {
     outputs[i] = std::dynamic_pointer_cast<Module>(replicas->modules[i])->forward(inputs[i]);
   });
   return gather(*replicas, outputs, devices.front());

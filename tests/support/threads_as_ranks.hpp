@@ -19,11 +19,18 @@
 
 namespace ddp::test {
 
+/// How a rank is connected, and what it computes on.
+struct Connection {
+  std::string backend_name;
+  torch::Device device;
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+using Connect = std::function<Connection(int rank, const c10::intrusive_ptr<c10d::Store>& store)>;
+
 /// Runs `body(process_group)` on `world_size` threads. Assertions belong after it, in the main
 /// thread; the first exception of a rank is rethrown when all have ended.
-/// @param backend_name "gloo" or "shm"
 inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
-                      const std::string& backend_name = "gloo") {
+                      const Connect& connect) {
   // c10d's flight recorder is one object for the process and not made for ranks that are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -38,11 +45,10 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
         environment.rank = environment.local_rank = rank;
         environment.world_size = environment.local_world_size = world_size;
         const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
-        const auto backend =
-            make_backend(backend_name, c10::make_intrusive<c10d::PrefixStore>(backend_name, store),
-                         {rank, world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
-        attach_backend(*group, torch::kCPU, backend);
-        ProcessGroup process_group(environment, store, group, backend_name, torch::kCPU);
+        const Connection connection = connect(rank, store);
+        attach_backend(*group, connection.device, connection.backend);
+        ProcessGroup process_group(environment, store, group, connection.backend_name,
+                                   connection.device);
         body(process_group);
         process_group.barrier();
       } catch (...) {
@@ -60,6 +66,17 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
     std::rethrow_exception(first_exception);
   }
   SUCCEED("no rank threw");  // what ranks check throws: a test may have no other assertion
+}
+
+/// The same on the CPU. @param backend_name "gloo" or "shm"
+inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
+                      const std::string& backend_name = "gloo") {
+  run_ranks(world_size, body, [&](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+    return Connection{
+        backend_name, torch::kCPU,
+        make_backend(backend_name, c10::make_intrusive<c10d::PrefixStore>(backend_name, store),
+                     {rank, world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"})};
+  });
 }
 
 }  // namespace ddp::test

@@ -25,9 +25,11 @@ struct TrainedRanks {
 };
 
 /// @param options total_epochs is how many epochs are trained
+/// @param backend as run_ranks() has it: a name, or how to connect
 /// @throws c10::Error if the ranks end on different weights
-inline TrainedRanks train_on_ranks(const Options& options, int world_size,
-                                   const std::string& backend = "shm") {
+template <typename BackendOrConnect = std::string>
+TrainedRanks train_on_ranks(const Options& options, int world_size,
+                            const BackendOrConnect& backend = "shm") {
   const Dataset dataset = load_dataset(options);
   torch::manual_seed(options.seed);
   const Mlp initial(dataset.layers);
@@ -37,11 +39,12 @@ inline TrainedRanks train_on_ranks(const Options& options, int world_size,
   const auto train = [&](ProcessGroup& process_group) {
     process_group.enable_wait_timer();
     Mlp model = std::dynamic_pointer_cast<MlpImpl>(initial->clone());
+    model->to(process_group.device());
     DistributedSampler sampler(dataset, process_group, options);
-    DataLoader loader(dataset.train, sampler, options, torch::kCPU);
+    DataLoader loader(dataset.train, sampler, options, process_group.device());
     DistributedDataParallel parallel_model(model, process_group, distributed_options(options));
     Optimizer optimizer(*model, options, &process_group);
-    FusedStep fused_step(options, model, {torch::kCPU}, &process_group,
+    FusedStep fused_step(options, model, {process_group.device()}, &process_group,
                          [&] { optimizer.fused_step(); });
     process_group.take_wait();
     for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
