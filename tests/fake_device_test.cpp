@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <array>
+#include <barrier>
 #include <filesystem>
 
 #include "common/backends/host_backend.hpp"
@@ -67,22 +69,111 @@ struct OnesModuleImpl : torch::nn::Cloneable<OnesModuleImpl> {
 };
 TORCH_MODULE(OnesModule);
 
+/// Rank r's, with a current stream of its own: the default ones would hide much.
+torch::Device enter_device(int rank) {
+  const torch::Device device = fake_device(rank + 1);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  c10::impl::VirtualGuardImpl(device.type()).exchangeStream(new_stream(device));
+  return device;
+}
+
 /// As `--backend mpi`: what is on a device goes through the host, or to a communicator that reads
-/// the device's memory itself. Rank r is on fake device r.
-ddp::test::Connect connected(const torch::Device& first, GpuTensors gpu_tensors) {
+/// the device's memory itself.
+ddp::test::Connect by_host(bool on_cpu, GpuTensors gpu_tensors = GpuTensors::kStaged) {
   return [=](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    const torch::Device device = first.is_cpu() ? first : fake_device(first.index() + rank);
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    guard.setDevice(device);
-    if (!device.is_cpu()) {
-      guard.exchangeStream(new_stream(device));  // the default one would hide much
-    }
+    const torch::Device device = on_cpu ? torch::Device(torch::kCPU) : enter_device(rank);
     const std::chrono::seconds timeout(30);
     auto communicator = ddp::shm::Communicator::connect(
         {.rank = rank, .world_size = kRanks, .timeout = timeout},
         ddp::exchange_through(store, "mpi", {rank, kRanks, device, timeout, "127.0.0.1"}));
     return ddp::test::Connection{
         "mpi", device, ddp::make_host_backend("mpi", std::move(communicator), gpu_tensors)};
+  };
+}
+
+/// Where ranks that are threads show each other their tensors, and since when those are ready.
+struct Meeting {
+  std::barrier<> barrier{kRanks};
+  std::array<torch::Tensor, kRanks> tensors;
+  std::array<std::array<std::shared_ptr<c10::Event>, kRanks>, 2> ready;
+};
+
+/// As NCCL: collectives run on a stream of their own, which waits for the caller's, and only wait()
+/// makes the caller's wait for them.
+class StreamBackend : public c10d::Backend {
+ public:
+  StreamBackend(int rank, const torch::Device& device, std::shared_ptr<Meeting> meeting)
+      : c10d::Backend(rank, kRanks), stream_(new_stream(device)), meeting_(std::move(meeting)) {}
+  const std::string getBackendName() const override { return "streams"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions&) override {
+    return run(tensors.front(), [](const std::vector<torch::Tensor>& all) {
+      torch::Tensor sum = all[0].to(torch::kFloat32);
+      for (size_t r = 1; r < all.size(); ++r) {
+        sum = sum + all[r];
+      }
+      return sum;
+    });
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
+    return run(tensors.front(), [&](const std::vector<torch::Tensor>& all) {
+      return all[static_cast<size_t>(options.rootRank)];
+    });
+  }
+
+ private:
+  struct StreamWork : c10d::Work {
+    explicit StreamWork(std::shared_ptr<c10::Event> end) : done(std::move(end)) {}
+    bool wait(std::chrono::milliseconds) override {
+      done->block(current_stream(done->device()));
+      return true;
+    }
+    std::shared_ptr<c10::Event> done;
+  };
+
+  static std::shared_ptr<c10::Event> record(const c10::Stream& stream) {
+    auto event = std::make_shared<c10::Event>(stream.device_type());
+    event->record(stream);
+    return event;
+  }
+  /// On the device: goes on when every rank has come to this moment. The threads meet only to show
+  /// each other their events.
+  void meet(size_t moment) {
+    auto& ready = meeting_->ready.at(moment);
+    ready.at(static_cast<size_t>(rank_)) = record(stream_);
+    meeting_->barrier.arrive_and_wait();
+    for (const auto& event : ready) {
+      event->block(stream_);
+    }
+  }
+  template <typename Combine>
+  c10::intrusive_ptr<c10d::Work> run(torch::Tensor tensor, const Combine& combine) {
+    const torch::NoGradGuard no_grad;
+    record(current_stream(tensor.device()))->block(stream_);
+    const c10::StreamGuard guard(stream_);
+    meeting_->tensors.at(static_cast<size_t>(rank_)) = tensor;
+    meet(0);
+    std::vector<torch::Tensor> all;
+    for (const torch::Tensor& of_rank : meeting_->tensors) {
+      all.push_back(of_rank.to(tensor.device(), /*non_blocking=*/true));
+    }
+    const torch::Tensor result = combine(all);
+    meet(1);  // nobody reads this rank's any more
+    tensor.copy_(result, /*non_blocking=*/true);
+    return c10::make_intrusive<StreamWork>(record(stream_));
+  }
+
+  c10::Stream stream_;
+  std::shared_ptr<Meeting> meeting_;
+};
+
+ddp::test::Connect by_streams() {
+  return [meeting = std::make_shared<Meeting>()](int rank, const auto&) {
+    const torch::Device device = enter_device(rank);
+    return ddp::test::Connection{"streams", device,
+                                 c10::make_intrusive<StreamBackend>(rank, device, meeting)};
   };
 }
 
@@ -288,23 +379,22 @@ TEST_CASE("data_parallel computes on each replica's device and the caller's stre
   }
 }
 
-TEST_CASE("stage 03 ends on the CPU's bits, staged or not", "[fake]") {
-  for (const GpuTensors gpu_tensors : {GpuTensors::kStaged, GpuTensors::kDirect}) {
-    for (const std::string variant : {"", "compressed", "sharded", "accumulating"}) {
-      Options options = small_options();
-      options.gradient_compression = variant == "compressed" ? "bf16" : "none";
-      options.shard_optimizer = variant == "sharded";
-      options.accumulate = variant == "accumulating" ? 2 : 1;
-      const torch::Tensor expected =
-          train_on_ranks(options, kRanks, connected(torch::kCPU, gpu_tensors)).weights;
-      for (const StreamOrder order : kBothOrders) {
-        INFO(variant << (gpu_tensors == GpuTensors::kStaged ? " staged" : " direct") << ", order "
-                     << static_cast<int>(order));
-        set_stream_order(order);
-        CHECK(torch::equal(
-            train_on_ranks(options, kRanks, connected(fake_device(1), gpu_tensors)).weights,
-            expected));
-      }
+TEST_CASE("stage 03 ends on the CPU's bits: staged, direct, on streams of its own", "[fake]") {
+  for (const std::string variant : {"", "compressed", "sharded", "accumulating"}) {
+    Options options = small_options();
+    options.gradient_compression = variant == "compressed" ? "bf16" : "none";
+    options.shard_optimizer = variant == "sharded";
+    options.accumulate = variant == "accumulating" ? 2 : 1;
+    const torch::Tensor expected = train_on_ranks(options, kRanks, by_host(true)).weights;
+    for (const StreamOrder order : kBothOrders) {
+      INFO(variant << ", order " << static_cast<int>(order));
+      set_stream_order(order);
+      const auto weights = [&](const ddp::test::Connect& connect) {
+        return train_on_ranks(options, kRanks, connect).weights;
+      };
+      CHECK(torch::equal(weights(by_host(false, GpuTensors::kStaged)), expected));
+      CHECK(torch::equal(weights(by_host(false, GpuTensors::kDirect)), expected));
+      CHECK(torch::equal(weights(by_streams()), expected));
     }
   }
 }
@@ -321,9 +411,9 @@ TEST_CASE("the fused step ends where the CPU does", "[fake]") {
         CHECK(nearly_equal(train(options, fake_devices(replicas)),
                            train(options, std::vector<torch::Device>(replicas, torch::kCPU))));
       }
-      CHECK(nearly_equal(
-          train_on_ranks(options, kRanks, connected(fake_device(1), GpuTensors::kStaged)).weights,
-          train_on_ranks(options, kRanks, connected(torch::kCPU, GpuTensors::kStaged)).weights));
+      const auto expected = train_on_ranks(options, kRanks, by_host(true)).weights;
+      CHECK(nearly_equal(train_on_ranks(options, kRanks, by_host(false)).weights, expected));
+      CHECK(nearly_equal(train_on_ranks(options, kRanks, by_streams()).weights, expected));
     }
   }
 }
