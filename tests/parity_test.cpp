@@ -2,14 +2,20 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <memory>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include "common/data/tensor_file.hpp"
+#include "common/launch/device_count.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -96,9 +102,26 @@ class Folder {
   Outcome run(const std::string& line) const {
     INFO(line);
     fs::remove(file());
-    Outcome outcome = outcome_of(start(line).wait());
-    for (const auto& [name, tensor] : ddp::read_tensor_file(file()).tensors) {
-      outcome.weights[name] = tensor;
+    return with_weights(outcome_of(start(line).wait()));
+  }
+
+  /// As ranks of one host that no launcher started.
+  Outcome run_ranks(const std::string& line, int world_size) const {
+    INFO(line);
+    fs::remove(file());
+    const ddp::test::HeldPort port;
+    const std::string size = std::to_string(world_size);
+    std::vector<std::unique_ptr<Program>> ranks;
+    for (int i = 0; i < world_size; ++i) {
+      const std::string rank = std::to_string(i);
+      ranks.emplace_back(
+          new Program(start(line + " --rank " + rank + " --local-rank " + rank + " --world-size " +
+                            size + " --local-world-size " + size +
+                            " --master-addr 127.0.0.1 --master-port " + port.number())));
+    }
+    const Outcome outcome = with_weights(outcome_of(ranks[0]->wait()));
+    for (auto rank = ranks.begin() + 1; rank != ranks.end(); ++rank) {
+      CHECK((*rank)->wait().exit_code == 0);
     }
     return outcome;
   }
@@ -111,6 +134,13 @@ class Folder {
   }
 
  private:
+  Outcome with_weights(Outcome outcome) const {
+    for (const auto& [name, tensor] : ddp::read_tensor_file(file()).tensors) {
+      outcome.weights[name] = tensor;
+    }
+    return outcome;
+  }
+
   fs::path path_;
 };
 
@@ -132,6 +162,16 @@ bool prints_epoch(const Outcome& outcome, int epoch) {
   const std::string text = "Epoch " + std::to_string(epoch) + " ";
   return std::ranges::any_of(
       outcome.lines, [&](const std::string& line) { return line.find(text) != std::string::npos; });
+}
+
+/// @return the outcome, and what a rank gives to the all-reduces of a step
+std::pair<Outcome, long long> run_and_count_bytes(const Folder& folder, const std::string& line) {
+  const Outcome outcome = folder.run(line + " --metrics m");
+  std::ifstream in(folder.file("m"));
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::smatch match;
+  REQUIRE(std::regex_search(text, match, std::regex(R"("bytes_per_step":(\d+))")));
+  return {outcome, std::stoll(match[1])};
 }
 
 const std::string kDigits = " 2 2 --global-batch 48 --dataset digits";
@@ -159,6 +199,42 @@ void check_that_a_stopped_run_goes_on(const std::string& program, int signal, in
   CHECK_FALSE(prints_epoch(resumed, last_epoch));
   CHECK(prints_epoch(resumed, last_epoch + 1));
   CHECK(resumed.digest == folder.run(whole).digest);
+}
+
+/// What the [gpu] cases run on.
+struct Accelerator {
+  std::string device = "cuda";
+  std::vector<std::string> speedups = {"none", "fused", "graph"};
+  int count = std::min(ddp::count_cuda_devices(), 8);
+
+  std::string options(const std::string& speedup) const {
+    return " --device " + device + " --speedup " + speedup;
+  }
+};
+
+/// Says what it is. DDP_TEST_DEVICE=cpu tries the cases themselves where there is no GPU, with what
+/// a CPU has in the place of NCCL and of CUDA Graphs.
+Accelerator accelerator() {
+  const char* const device = std::getenv("DDP_TEST_DEVICE");
+  Accelerator found;
+  if (device != nullptr && std::string(device) == "cpu") {
+    found = {.device = "cpu", .speedups = {"none", "fused"}, .count = 2};
+  }
+  REQUIRE(found.count > 0);
+  std::cout << "used: " << found.count << " devices, " << found.device << std::endl;
+  if (found.device == "cuda" && std::system("nvidia-smi -L") != 0) {
+    std::cout << "used: found no nvidia-smi that names them\n";
+  }
+  return found;
+}
+
+/// The version that NCCL has printed.
+void print_nccl(const Outcome& outcome) {
+  for (const std::string& line : outcome.lines) {
+    if (line.starts_with("NCCL version")) {
+      std::cout << "used: " << line << std::endl;
+    }
+  }
 }
 
 }  // namespace
@@ -313,13 +389,7 @@ TEST_CASE("compressed gradients: half the bytes, about the same accuracy",
           "[parity][compression]") {
   const Folder folder;
   const auto run = [&](const std::string& options) {
-    const Outcome outcome =
-        folder.run("03_ddp_spawn 30 30 --dataset digits --nprocs 2 --metrics m " + options);
-    std::ifstream in(folder.file("m"));
-    const std::string text((std::istreambuf_iterator<char>(in)), {});
-    std::smatch match;
-    REQUIRE(std::regex_search(text, match, std::regex(R"("bytes_per_step":(\d+))")));
-    return std::pair(outcome, std::stoll(match[1]));
+    return run_and_count_bytes(folder, "03_ddp_spawn 30 30 --dataset digits --nprocs 2 " + options);
   };
   for (const std::string options : {"--backend gloo", "--backend shm --speedup fused"}) {
     const auto [plain, plain_bytes] = run(options);
@@ -479,14 +549,15 @@ TEST_CASE("fashion-mnist: 0.88 within 10 epochs, all stages within 0.003", "[fas
 TEST_CASE("on a GPU every stage ends where autograd on the CPU does, fused and as a CUDA Graph too",
           "[.][gpu]") {
   const Folder folder;
+  const Accelerator used = accelerator();
   // The last batch of an epoch is smaller; the learning rate changes with the epoch.
   for (const std::string workload :
        {" 3 3 --global-batch 48 --dataset digits", " 3 3 --global-batch 48 --dataset-size 500",
         " 3 3 --global-batch 48 --dataset digits --optimizer adam --accumulate 3 --lr-schedule "
         "linear"}) {
     const Outcome reference = folder.run("01_single_gpu --device cpu" + workload);
-    for (const std::string speedup : {"none", "fused", "graph"}) {
-      const std::string gpu = workload + " --device cuda --speedup " + speedup;
+    for (const std::string& speedup : used.speedups) {
+      const std::string gpu = workload + used.options(speedup);
       INFO(gpu);
       CHECK(agrees(folder.run("01_single_gpu" + gpu), reference));
       CHECK(agrees(folder.run("01_single_gpu" + gpu + " --metrics m.jsonl"), reference));
@@ -496,6 +567,73 @@ TEST_CASE("on a GPU every stage ends where autograd on the CPU does, fused and a
       if (speedup != "graph") {
         CHECK(agrees(folder.run("02_data_parallel --nprocs 1" + gpu), reference));
       }
+    }
+  }
+}
+
+// What follows uses up to 8 GPUs, with one it says nothing about NCCL between devices.
+
+TEST_CASE("on several GPUs every stage ends where autograd on the CPU does", "[.][gpu][ranks]") {
+  const Folder folder;
+  const Accelerator used = accelerator();
+  for (const int world_size : std::set{1, std::min(2, used.count), used.count}) {
+    const std::string ranks = std::to_string(world_size);
+    const std::string workload =
+        " 3 3 --dataset digits --global-batch " + std::to_string(24 * world_size);
+    const Outcome reference = folder.run("01_single_gpu --device cpu" + workload);
+    for (const std::string& speedup : used.speedups) {
+      const std::string alike = workload + used.options(speedup);
+      const std::string gpus = alike + " --nprocs " + ranks;
+      INFO(gpus << ", stage 01 moved " << reference.moved);
+      const Outcome outcome = folder.run("03_ddp_spawn" + gpus);
+      print_nccl(outcome);
+      CHECK(agrees(outcome, reference));
+      CHECK(agrees(folder.run("03_ddp_spawn_by_hand" + gpus), reference));
+      CHECK(agrees(folder.run_ranks("04_ddp_launcher" + alike, world_size), reference));
+      if (speedup != "graph") {
+        CHECK(agrees(folder.run("02_data_parallel" + gpus), reference));
+      }
+    }
+  }
+}
+
+TEST_CASE("on several GPUs a sharded optimizer ends where the whole one on the CPU does",
+          "[.][gpu][ranks]") {
+  const Folder folder;
+  const Accelerator used = accelerator();
+  for (const std::string optimizer : {"momentum --accumulate 2", "adam --bucket-mib 0.01"}) {
+    const std::string workload = " 2 2 --dataset digits --global-batch " +
+                                 std::to_string(24 * used.count) + " --optimizer " + optimizer;
+    const Outcome reference = folder.run("01_single_gpu --device cpu" + workload);
+    for (const std::string& speedup : used.speedups) {
+      const std::string gpus = workload + used.options(speedup) + " --shard-optimizer --nprocs " +
+                               std::to_string(used.count);
+      INFO(gpus << ", stage 01 moved " << reference.moved);
+      CHECK(agrees(folder.run("03_ddp_spawn" + gpus), reference));
+    }
+  }
+}
+
+TEST_CASE("on several GPUs compressed gradients are half the bytes, and about the same accuracy",
+          "[.][gpu][ranks]") {
+  const Folder folder;
+  const Accelerator used = accelerator();
+  const std::string workload =
+      " 30 30 --dataset digits --global-batch " + std::to_string(24 * used.count);
+  const Outcome reference = folder.run("01_single_gpu --device cpu" + workload);
+  for (const std::string& speedup : used.speedups) {
+    const std::string gpus = "03_ddp_spawn" + workload + used.options(speedup) + " --nprocs " +
+                             std::to_string(used.count);
+    const auto [plain, plain_bytes] = run_and_count_bytes(folder, gpus);
+    for (const std::string compression : {"bf16", "fp16"}) {
+      const auto [outcome, bytes] =
+          run_and_count_bytes(folder, gpus + " --gradient-compression " + compression);
+      INFO(gpus << ", " << compression << ": accuracy " << outcome.accuracy << ", stage 01 "
+                << reference.accuracy);
+      CHECK(std::abs(outcome.accuracy - reference.accuracy) <= 0.01);
+      CHECK(agrees(outcome.moved, reference.moved, 1e-2));
+      CHECK(2 * bytes == plain_bytes);
+      CHECK((used.count == 1 || outcome.digest != plain.digest));
     }
   }
 }

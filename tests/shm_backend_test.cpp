@@ -1,6 +1,4 @@
 // The shared-memory backend as c10d, our DDP and the stages see it.
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,6 +15,7 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/collective_checks.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/shm_ranks.hpp"
 #include "tests/support/threads_as_ranks.hpp"
@@ -79,31 +78,6 @@ bool refused(const RunResult& result, int exit_code, const std::string& part) {
          std::count(result.err.begin(), result.err.end(), '\n') == 1;
 }
 
-/// A port of this host that the kernel gives to nobody else, and on which a program of ours may
-/// listen: both reuse the address.
-class HeldPort {
- public:
-  HeldPort() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    const int on = 1;
-    setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof(address);
-    bind(fd_, reinterpret_cast<sockaddr*>(&address), length);
-    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
-    number_ = std::to_string(ntohs(address.sin_port));
-  }
-  ~HeldPort() { close(fd_); }
-  HeldPort(const HeldPort&) = delete;
-  HeldPort& operator=(const HeldPort&) = delete;
-  const std::string& number() const { return number_; }
-
- private:
-  int fd_;
-  std::string number_;
-};
-
 /// Programs in a folder of their own, as no launcher has started them.
 class Runs {
  public:
@@ -150,7 +124,7 @@ class Runs {
   }
 
   ddp::ScratchFolder folder_{"ddp-shm"};
-  HeldPort port_;
+  ddp::test::HeldPort port_;
   std::vector<std::unique_ptr<Program>> programs_;
 };
 

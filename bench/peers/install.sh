@@ -33,6 +33,12 @@ name=$1
 requirements=$here/requirements-$name.txt
 [[ $name =~ ^[a-z0-9_]+$ && -f $requirements ]] || die 2 "unknown peer \"$name\", expected one of: $(known)"
 
+# On a machine without a network its owner says which Python has what is needed, whatever the versions.
+if [[ -n ${DDP_PEERS_PYTHON:-} ]]; then
+    printf '%s\n' "$DDP_PEERS_PYTHON"
+    exit
+fi
+
 # One NAME==VERSION an element. What else pip would understand is refused, because satisfies() does not.
 pins=()
 while read -r line || [[ -n $line ]]; do
