@@ -1,6 +1,8 @@
 // How many GPUs a process may use, with a driver that only pretends. HTCondor and Slurm say which
 // in CUDA_VISIBLE_DEVICES, by index, by UUID or by MIG instance; only the driver may read that.
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,14 +15,22 @@ namespace {
 using ddp::test::contains;
 
 std::string devices(const std::string& visible, const std::string& variable = "X",
-                    const std::string& value = "1") {
+                    const std::string& value = "1", const std::string& ask = "") {
   ddp::test::RunOptions options;
   options.environment = {
       {"CUDA_VISIBLE_DEVICES", visible}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}, {variable, value}};
-  const ddp::test::RunResult result = ddp::test::run_program({DDP_DEVICE_COUNT_HELPER}, options);
+  std::vector<std::string> argv{DDP_DEVICE_COUNT_HELPER};
+  if (!ask.empty()) {
+    argv.push_back(ask);
+  }
+  const ddp::test::RunResult result = ddp::test::run_program(argv, options);
   INFO(result.err);
   CHECK(result.exit_code == 0);
   return result.out;
+}
+
+std::string uuids(const std::string& visible) {
+  return devices(visible, "X", "1", "uuids");
 }
 
 }  // namespace
@@ -42,6 +52,15 @@ TEST_CASE("device count: what CUDA_VISIBLE_DEVICES names, the driver counts", "[
   // A driver that is there and does not work is no GPU.
   CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS", "100") == "0\n");
   CHECK(devices("GPU-8932f937", "FAKE_DRIVER_FAILS", "803") == "0\n");
+}
+
+TEST_CASE("a device's UUID is that of the device, whatever number it has here", "[device]") {
+  const std::string third = "\"03030303-0303-0303-0303-030303030303\"\n";
+  CHECK(uuids("3") == third + "\"\"\n");
+  CHECK(uuids("1,3") == "\"01010101-0101-0101-0101-010101010101\"\n" + third + "\"\"\n");
+  CHECK(uuids("MIG-3e74a9c1-1111-2222-3333-444455556666") ==
+        "\"3e74a9c1-1111-2222-3333-444455556666\"\n\"\"\n");
+  CHECK(uuids("") == "\"\"\n");
 }
 
 TEST_CASE("bench counts as the stages do, and measures all of them", "[device]") {
@@ -136,4 +155,57 @@ TEST_CASE("on a second node stage 04 has no device for its rank, stage 05 has", 
   CHECK(fifth.exit_code != 0);
   CHECK(contains(fifth.err, "[rank 8] "));
   CHECK_FALSE(contains(fifth.err, "no device of its own"));
+}
+
+TEST_CASE("a process to which its launcher shows one device uses that", "[device][stage]") {
+  ddp::test::RunOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", "3"}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
+  const std::string no_device =
+      "local rank 1 has no device of its own: got 1 CUDA devices, expected one per process";
+  const auto run = [&](const std::string& program, const std::vector<std::string>& more) {
+    std::vector<std::string> argv{std::string(DDP_BIN_DIR) + "/" + program, "2", "1", "--timeout",
+                                  "1"};
+    argv.insert(argv.end(), more.begin(), more.end());
+    return ddp::test::run_program(argv, options);
+  };
+  // Those that stage 03 starts see the same one.
+  const ddp::test::RunResult third = run("03_ddp_spawn", {"--nprocs", "2"});
+  CHECK(third.exit_code == 2);
+  CHECK(contains(third.err, no_device));
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "1"},
+                                                                      {"WORLD_SIZE", "2"},
+                                                                      {"LOCAL_RANK", "1"},
+                                                                      {"LOCAL_WORLD_SIZE", "2"},
+                                                                      {"MASTER_ADDR", "127.0.0.1"},
+                                                                      {"MASTER_PORT", "1"}}) {
+    options.environment[name] = value;
+  }
+  for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
+    // It goes on to a device that the driver only pretends to have.
+    const ddp::test::RunResult launched = run(program, {});
+    INFO(launched.err);
+    CHECK(launched.exit_code != 0);
+    CHECK(contains(launched.err, "[rank 1] "));
+    CHECK_FALSE(contains(launched.err, "no device of its own"));
+    const ddp::test::RunResult chosen = run(program, {"--devices", "0"});
+    CHECK(contains(chosen.err, no_device));
+  }
+}
+
+TEST_CASE("who asks for TF32 in the environment is told what that does", "[device][stage]") {
+  for (const std::string& program : {"01_single_gpu", "02_data_parallel"}) {
+    for (const auto& [name, value, noted] : std::vector<std::tuple<std::string, std::string, bool>>{
+             {"NVIDIA_TF32_OVERRIDE", "1", true},
+             {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", true},
+             {"NVIDIA_TF32_OVERRIDE", "0", false}}) {
+      ddp::test::RunOptions options;
+      options.environment = {
+          {"CUDA_VISIBLE_DEVICES", "0"}, {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}, {name, value}};
+      const ddp::test::RunResult result =
+          ddp::test::run_program({std::string(DDP_BIN_DIR) + "/" + program, "1", "1"}, options);
+      INFO(program << ' ' << name << ' ' << result.err);
+      CHECK(contains(result.err, program + ": note: " + name + "=1: products may be rounded") ==
+            noted);
+    }
+  }
 }

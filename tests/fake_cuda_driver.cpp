@@ -3,10 +3,28 @@
 #include <cstdlib>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace {
 
 constexpr int kSuccess = 0;
+constexpr int kInvalidDevice = 101;
+
+/// As the real one: up to the first that is no device.
+std::vector<std::string> visible_devices() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::istringstream names(visible == nullptr ? "0,1,2,3,4,5,6,7" : visible);
+  std::vector<std::string> devices;
+  for (std::string name; std::getline(names, name, ',');) {
+    const bool is_index = name.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_uuid = name.rfind("GPU-", 0) == 0 || name.rfind("MIG-", 0) == 0;
+    if (!is_index && !is_uuid) {
+      break;
+    }
+    devices.push_back(name);
+  }
+  return devices;
+}
 
 }  // namespace
 
@@ -15,18 +33,30 @@ extern "C" int cuInit(unsigned int /*flags*/) {
   return code == nullptr ? kSuccess : std::atoi(code);
 }
 
-/// As the real one: up to the first that is no device.
 extern "C" int cuDeviceGetCount(int* count) {
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::istringstream names(visible == nullptr ? "0,1,2,3,4,5,6,7" : visible);
-  *count = 0;
-  for (std::string name; std::getline(names, name, ',');) {
-    const bool is_index = name.find_first_not_of("0123456789") == std::string::npos;
-    const bool is_uuid = name.rfind("GPU-", 0) == 0 || name.rfind("MIG-", 0) == 0;
-    if (!is_index && !is_uuid) {
-      break;
-    }
-    ++*count;
+  *count = static_cast<int>(visible_devices().size());
+  return kSuccess;
+}
+
+extern "C" int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return kSuccess;
+}
+
+/// Of device 3 03030303-..., of GPU-8932f937... 8932f937-....
+extern "C" int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+  const std::vector<std::string> devices = visible_devices();
+  if (device < 0 || static_cast<size_t>(device) >= devices.size()) {
+    return kInvalidDevice;
+  }
+  const std::string& name = devices[static_cast<size_t>(device)];
+  std::string digits = name.size() == 1 ? "" : name.substr(4);
+  std::erase(digits, '-');
+  for (size_t i = 0; i < 16; ++i) {
+    uuid[i] = static_cast<unsigned char>(name.size() == 1 ? name[0] - '0'
+                                         : 2 * i + 1 < digits.size()
+                                             ? std::stoi(digits.substr(2 * i, 2), nullptr, 16)
+                                             : 0);
   }
   return kSuccess;
 }

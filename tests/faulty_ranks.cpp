@@ -9,6 +9,9 @@
 //   flip         a bit of that weight flips
 //   slow         before every step the rank computes 1 ms longer, the others 0.5 ms
 //   slow-start   likewise, and in the first 20 steps of the run 20 ms longer
+//   nccl-timeout, device-stands, call-stands
+//                the rank never comes to that step, and the others learn it as over NCCL: its
+//                watchdog throws; the GPU does not come to an end; a call does not return
 //   none         before every step all ranks compute 0.5 ms longer
 #include <bit>
 #include <chrono>
@@ -16,7 +19,9 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <thread>
 
+#include "common/parallel/collective_watch.hpp"
 #include "common/stage.hpp"
 
 namespace {
@@ -40,6 +45,34 @@ void compute_for(double ms) {
   const auto begin = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - begin < std::chrono::duration<double, std::milli>(ms)) {
   }
+}
+
+/// @param comes this rank is one of the others
+[[noreturn]] void miss_collective(const std::string& kind, bool comes) {
+  const ddp::ProcessGroup& group = ddp::default_process_group();
+  const std::chrono::milliseconds timeout = group.store()->getTimeout();
+  ddp::explain_timeouts(group.store(), group.environment());
+  if (comes && kind == "nccl-timeout") {
+    std::thread([timeout] {
+      std::this_thread::sleep_for(timeout);
+      C10_THROW_ERROR(DistBackendError,
+                      "[PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with "
+                      "exception: [Rank 1] Watchdog caught collective operation timeout: "
+                      "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=21, NumelOut=21, "
+                      "Timeout(ms)=2000) ran for 2001 milliseconds before timing out.");
+    }).detach();
+  }
+  ddp::CollectiveWatch watch(timeout, [&](const std::stop_token&) {
+    if (comes && kind == "device-stands") {
+      std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  });
+  if (comes && kind == "call-stands") {
+    const ddp::CollectiveWatch::Call call(watch);
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  std::this_thread::sleep_for(std::chrono::hours(1));
+  std::_Exit(99);
 }
 
 /// The loader asks twice for the indices of a batch before the batch is there.
@@ -73,7 +106,14 @@ class FaultySampler final : public ddp::DistributedSampler {
       // With the step of its own, some 0.1 ms, 1.7 times the others': the note wants 1.5.
       compute_for((fault_.kind != "none" && has_fault_ ? 1.6 : 0.9) + (start ? 20 : 0));
     }
-    if (!has_fault_ || epoch_ != fault_.epoch || step != fault_.step) {
+    if (epoch_ != fault_.epoch || step != fault_.step) {
+      return;
+    }
+    if (fault_.kind == "nccl-timeout" || fault_.kind == "device-stands" ||
+        fault_.kind == "call-stands") {
+      miss_collective(fault_.kind, !has_fault_);
+    }
+    if (!has_fault_) {
       return;
     }
     float& weight = weight_.mutable_data_ptr<float>()[1];

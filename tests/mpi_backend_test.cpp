@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "common/backends/backend.hpp"
-#include "common/backends/mpi/watchdog.hpp"
+#include "common/base/watchdog.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"

@@ -313,6 +313,24 @@ TEST_CASE("other data is refused before the first collective", "[settings]") {
   }
 }
 
+TEST_CASE("ranks that have one GPU are refused, all alike", "[settings]") {
+  const auto meet_with = [](const std::vector<std::string>& devices) {
+    return meet(
+        std::vector<Options>(devices.size(), plain()),
+        std::vector<torch::Device>(devices.size(), torch::kCPU), [&](ProcessGroup& group, auto&) {
+          group.verify("devices", devices[static_cast<size_t>(group.rank())], ddp::shared_device);
+        });
+  };
+  for (const std::string& message : meet_with({"a", "b", "c", "b"})) {
+    CHECK(message ==
+          "ranks 1 and 3 have one CUDA device, UUID b, expected one for each: give each process "
+          "all devices of its node, or one of its own (--gpus-per-task=1)");
+  }
+  for (const std::string& message : meet_with({"", "b", "", "c"})) {
+    CHECK(message.empty());
+  }
+}
+
 TEST_CASE("a rank that ends before its text was compared is named by all others", "[settings]") {
   const auto without = [](int lost, Server server) {
     Options options = plain();

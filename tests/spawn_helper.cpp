@@ -238,6 +238,10 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
     throw ddp::Error(ddp::ExitCode::kRunAgain, "stopped with a good snapshot");
   } else if (what == "number") {
     throw 7;  // NOLINT: not an std::exception, and still one line
+  } else if (what == "thread_throws") {
+    std::thread([] { throw std::runtime_error("a thread's message\nand a backtrace"); }).join();
+  } else if (what == "thread_refuses") {
+    std::thread([] { throw ddp::UsageError("got 1\n, expected 2"); }).join();
   } else if (what == "abort") {
     std::abort();
   } else if (what == "print") {

@@ -166,6 +166,8 @@ TEST_CASE("the first failure ends the other ranks and gives the exit code") {
                          {"usage", 2, "error: [rank 1] got 1, expected 2\n", ""},
                          {"snapshot", 3, "error: [rank 1] damaged\n", ""},
                          {"number", 1, "error: [rank 1] an exception", ""},
+                         {"thread_throws", 1, "error: [rank 1] a thread's message\n", ""},
+                         {"thread_refuses", 2, "error: [rank 1] got 1\\x0a, expected 2\n", ""},
                          {"abort", 134, "", "rank 1 was killed by signal 6 (Aborted)\n"}}) {
     const RunResult result = run({{"RANK1", failure.action}, {"ALL", "sleep"}}, "--nprocs 3");
     INFO(failure.action << ": " << result.err);

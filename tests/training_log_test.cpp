@@ -527,6 +527,27 @@ TEST_CASE("ranks whose weights differ are told apart, with --check weights at th
   }
 }
 
+TEST_CASE("ranks that do not come to a collective of NCCL are named", "[log][faults]") {
+  const Folder folder;
+  const auto check = [&](const std::string& fault, const std::string& late,
+                         const std::string& what) {
+    const RunResult result = folder.run(
+        "faulty_ranks 1 1 --layers 20,1 --nprocs 4 --timeout 2 --snapshot s --quiet", fault);
+    check_failed(
+        result, {"[rank ", "] rank " + late + " did not arrive within 2 s, expected all 4 ranks: " +
+                               what + " did not end within 2 s\n"});
+    CHECK(result.seconds < 60);
+  };
+  check("nccl-timeout 2 0 3", "2", "NCCL's collective 7, ALLREDUCE of 21 elements,");
+  check("nccl-timeout 0 0 3", "0", "NCCL's collective 7, ALLREDUCE of 21 elements,");
+  check("device-stands 3 0 3", "3", "the device's work");
+  check("call-stands 1 0 3", "1", "a call to NCCL");
+  // Nobody is missing.
+  check_failed(folder.run("faulty_ranks 1 1 --layers 20,1 --nprocs 2 --timeout 2 --quiet",
+                          "call-stands 7 0 3"),
+               {"] a call to NCCL did not end within 2 s\n"});
+}
+
 TEST_CASE("before a snapshot the weights are compared, too", "[log][faults]") {
   const Folder folder;
   check_failed(folder.run("faulty_ranks 3 1 --layers 20,16,16,1 --nprocs 2 --snapshot s "

@@ -45,6 +45,22 @@ void refuse_graph(const Options& options, const std::string& got) {
   }
 }
 
+/// Products of float32 are products of float32, unless the user has asked for TF32's 10 bits.
+void pin_precision(const std::string& program, int local_rank) {
+  for (const char* const name : {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0' && std::string(value) != "0") {
+      if (local_rank == 0) {
+        std::cerr << program + ": note: " + name + "=" + value +
+                         ": products may be rounded to TF32, expect weights that differ from other "
+                         "runs' in the third digit\n";
+      }
+      return;
+    }
+  }
+  at::globalContext().setFloat32MatmulPrecision("highest");
+}
+
 torch::Device cuda_device(int index, int devices) {
   if (index < 0 || index >= devices) {
     throw UsageError("--devices: got " + std::to_string(index) + ", expected 0 to " +
@@ -98,16 +114,21 @@ torch::Device set_device(const Options& options, int local_rank) {
     refuse_graph(options, "device cpu");
     return torch::kCPU;
   }
+  pin_precision(options.program, local_rank);
+  // A process to which its launcher shows one device is to use that: the others of its node see
+  // others, or init_process_group() refuses them.
+  const bool given_one =
+      devices == 1 && options.devices.empty() && options.launch == Launch::kLauncher;
   const auto usable =
       options.devices.empty() ? static_cast<size_t>(devices) : options.devices.size();
-  const auto index = static_cast<size_t>(local_rank);
+  const auto index = given_one ? 0 : static_cast<size_t>(local_rank);
   if (index >= usable) {
     throw UsageError("local rank " + std::to_string(local_rank) +
                      " has no device of its own: got " + std::to_string(usable) +
                      " CUDA devices, expected one per process on this node");
   }
-  const torch::Device device =
-      cuda_device(options.devices.empty() ? local_rank : options.devices[index], devices);
+  const torch::Device device = cuda_device(
+      options.devices.empty() ? static_cast<int>(index) : options.devices[index], devices);
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   return device;
 }
@@ -120,6 +141,7 @@ std::vector<torch::Device> set_devices(const Options& options) {
     constexpr int kCpuReplicas = 2;  // enough to see everything
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
   }
+  pin_precision(options.program, /*local_rank=*/0);
   std::vector<torch::Device> picked;
   if (options.devices.empty()) {
     const int replicas = options.nprocs.value_or(devices);

@@ -9,7 +9,8 @@
 
 namespace ddp {
 
-/// The device of process `local_rank`: CUDA if there is any, else the CPU. Also sets what belongs
+/// The device of process `local_rank`: CUDA if there is any (the one that a launcher shows it, or
+/// that of its number), else the CPU. Also sets what belongs
 /// to it: the number of compute threads, --deterministic, the current CUDA device.
 ///
 /// Note [Threads]: a CPU "device" is --threads threads, one by default, under every launcher. The

@@ -5,20 +5,25 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <array>
+
 namespace ddp {
 
 namespace {
 
-// The driver's ABI, from cuda.h: these three have not changed since CUDA 2.2. Declared here so that
-// a CPU build needs no toolkit.
+// The driver's ABI, from cuda.h: the first two have not changed since CUDA 2.2. Declared here so
+// that a CPU build needs no toolkit.
 using DriverInit = int (*)(unsigned int flags);
 using DriverNumber = int (*)(int* number);
+using DriverDevice = int (*)(int* device, int index);
+using DriverUuid = int (*)(std::array<unsigned char, 16>* uuid, int device);
 constexpr int kDriverSuccess = 0;
 constexpr int kDriverNoDevice = 100;
 
 struct Driver {
   int devices = 0;
   std::string problem;
+  void* library = nullptr;
 };
 
 Driver ask_driver() {
@@ -57,7 +62,7 @@ Driver ask_driver() {
                                    "newer, as LibTorch was built for",
                                    version / 1000, version % 1000 / 10, DDP_CUDA_VERSION_MAJOR)};
   }
-  return {.devices = devices, .problem = ""};
+  return {.devices = devices, .problem = "", .library = library};
 }
 
 const Driver& driver() {
@@ -69,6 +74,26 @@ const Driver& driver() {
 
 int count_cuda_devices() {
   return driver().devices;
+}
+
+std::string cuda_device_uuid(int index) {
+  if (index < 0 || index >= driver().devices) {
+    return "";
+  }
+  const auto device_at = reinterpret_cast<DriverDevice>(dlsym(driver().library, "cuDeviceGet"));
+  // Of a MIG instance its own, where the call without _v2 gives that of the whole GPU.
+  const auto uuid_of = reinterpret_cast<DriverUuid>(dlsym(driver().library, "cuDeviceGetUuid_v2"));
+  int device = 0;
+  std::array<unsigned char, 16> uuid{};
+  if (device_at == nullptr || uuid_of == nullptr || device_at(&device, index) != kDriverSuccess ||
+      uuid_of(&uuid, device) != kDriverSuccess) {
+    return "";
+  }
+  std::string text;
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    text += fmt::format("{}{:02x}", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+  }
+  return text;
 }
 
 std::string why_no_cuda_device() {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,9 +39,17 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
+const std::string kUnknownType = "an exception of unknown type";
 
 thread_local std::vector<std::function<void()>> train_end_actions;
 std::atomic<bool> skips_destructors = false;
+
+/// Who speaks in this process' errors, in whatever thread.
+struct Speaker {
+  std::string program;
+  std::string who;
+  std::function<std::string(const std::string&)> explain;
+} speaker;
 
 bool in_writable_folder(const std::string& path) {
   std::error_code error;
@@ -166,6 +176,40 @@ int report(const std::string& program, const std::string& who, const std::string
   return code;
 }
 
+/// For std::terminate(), which would dump core, and for the first thread that comes here.
+[[noreturn]] void end_by_thread_error() {
+  static std::atomic_flag ends;
+  while (ends.test_and_set()) {
+    pause();
+  }
+  std::string what = "std::terminate() was called, expected an exception to say why";
+  int code = kFailed;
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) {
+      std::rethrow_exception(thrown);
+    }
+  } catch (const Error& error) {
+    what = one_line(error.what());
+    code = static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    what = first_line(error.what());
+  } catch (...) {
+    what = kUnknownType;
+  }
+  const std::string details = what;
+  try {
+    what = speaker.explain ? speaker.explain(what) : what;
+  } catch (...) {
+    // Then without: another exception would come here, too.
+  }
+  std::fflush(stdout);
+  report(speaker.program, speaker.who, what, code, details);
+  if (speaker.explain) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  std::_Exit(code);
+}
+
 }  // namespace
 
 namespace internal {
@@ -190,11 +234,13 @@ RankError rank_error_from(const std::string& text) {
 
 int guarded(int argc, char** argv, const std::function<int(std::string& who)>& body) {
   fill_closed_streams();
-  const std::string program = program_name(argc > 0 ? argv[0] : nullptr);
-  std::string who;
+  speaker = {.program = program_name(argc > 0 ? argv[0] : nullptr), .who = "", .explain = {}};
+  const std::string& program = speaker.program;
+  const std::string& who = speaker.who;
+  std::set_terminate(end_by_thread_error);
   int code = kFailed;
   try {
-    code = body(who);
+    code = body(speaker.who);
   } catch (const Answered&) {
     code = static_cast<int>(ExitCode::kDone);
   } catch (const Error& error) {
@@ -214,8 +260,7 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
       code = report(program, who, first_line(error.what()), kFailed, error.what());
     }
   } catch (...) {
-    const std::string what = "an exception of unknown type";
-    code = report(program, who, what, kFailed, what);
+    code = report(program, who, kUnknownType, kFailed, kUnknownType);
   }
   std::cout << std::flush;
   // An earlier write may have failed, too.
@@ -228,6 +273,7 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
   for (const auto& action : std::exchange(train_end_actions, {})) {
     action();
   }
+  speaker.explain = {};
   if (skips_destructors) {
     std::_Exit(code);
   }
@@ -304,6 +350,10 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
 
 void skip_destructors_at_exit() {
   skips_destructors = true;
+}
+
+void explain_thread_errors(std::function<std::string(const std::string&)> explain) {
+  speaker.explain = std::move(explain);
 }
 
 void at_train_end(std::function<void()> action) {

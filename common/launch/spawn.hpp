@@ -23,6 +23,11 @@ void at_train_end(std::function<void()> action);
 /// nobody can join still run.
 void skip_destructors_at_exit();
 
+/// Has `explain` make another message of that of an exception which leaves a thread, such as NCCL's
+/// watchdog. It is one line and an exit code like one of `train`'s, but ends the process then and
+/// there; after a moment, in which the others may ask the store that this process serves.
+void explain_thread_errors(std::function<std::string(const std::string& what)> explain);
+
 /// Stages 01 and 02: this process is the only one. Refuses to run under a launcher that started
 /// several.
 /// @return the exit code; an error is one line on stderr

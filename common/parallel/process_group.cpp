@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <future>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -16,6 +16,7 @@
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/launch/device_count.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/parallel/rendezvous.hpp"
@@ -70,10 +71,12 @@ const std::string kSame = "same";
 
 /// Rank 0 compares and all end with its words: a rank that agrees with it must not go on to wait
 /// for one that has left.
-/// @return kSame, or the exit code and the message: of a rank with another text, or naming those
-/// that gave none within `timeout`
-std::string compare(c10d::Store& store, const std::vector<std::string>& keys,
-                    const std::string& topic, std::chrono::milliseconds timeout) {
+/// @return kSame, or the exit code and the message: the objection, or naming the ranks that gave no
+/// text within `timeout`
+std::string compare(
+    c10d::Store& store, const std::vector<std::string>& keys, const std::string& topic,
+    std::chrono::milliseconds timeout,
+    const std::function<std::string(const std::vector<std::string>& texts)>& objection) {
   const auto refusal = [](ExitCode code, const std::string& what) {
     return fmt::format("{} {}", static_cast<int>(code), what);
   };
@@ -82,17 +85,12 @@ std::string compare(c10d::Store& store, const std::vector<std::string>& keys,
   } catch (const TransientError& error) {
     return refusal(error.code(), error.what());
   }
-  const std::string text = store.get_to_str(keys.front());
-  for (size_t rank = 1; rank < keys.size(); ++rank) {
-    const std::string other = store.get_to_str(keys[rank]);
-    if (other != text) {
-      const auto [theirs, ours] = first_difference(other, text);
-      return refusal(ExitCode::kUsage,
-                     fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)",
-                                 topic, rank, theirs, ours));
-    }
+  std::vector<std::string> texts;
+  for (const std::string& key : keys) {
+    texts.push_back(store.get_to_str(key));
   }
-  return kSame;
+  const std::string found = objection(texts);
+  return found.empty() ? kSame : refusal(ExitCode::kUsage, found);
 }
 
 /// On the other ranks. @throws TransientError naming rank 0 if it does not set `key` in time
@@ -105,47 +103,6 @@ void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::str
         "within {} s the comparison of {} lacks rank 0, expected it to tell the other ranks",
         in_seconds(timeout), topic));
   }
-}
-
-/// Gloo says that a rank did not come in time, but not which; and whoever notices first closes its
-/// connections, which is all that others see. So each rank that has noticed either says so at the
-/// store.
-/// @param timed_out or a connection broke, which may have other reasons
-/// @return those that say nothing for a moment after another one's time was over; rank 0 if the
-/// store that it serves does not answer; none if no time was over, or the store is gone
-std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                            bool rank_0_serves, bool timed_out) {
-  static constexpr std::chrono::milliseconds kOthersNotice(100);
-  static constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
-  constexpr std::chrono::seconds kStoreAnswers{1};
-  const std::string kTimedOut = "timed out";
-  std::packaged_task<std::vector<int>()> ask([=] {
-    const std::vector<std::string> keys = keys_of_ranks("late", world_size);
-    store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
-    std::this_thread::sleep_for(kOthersNotice);
-    std::vector<int> silent;
-    if (std::ranges::any_of(keys, [&](const std::string& key) {
-          return store->check({key}) && store->get_to_str(key) == kTimedOut;
-        })) {
-      std::this_thread::sleep_for(kOthersTime);
-      for (int other = 0; other < world_size; ++other) {
-        if (!store->check({keys[static_cast<size_t>(other)]})) {
-          silent.push_back(other);
-        }
-      }
-    }
-    return silent;
-  });
-  std::future<std::vector<int>> answer = ask.get_future();
-  try {
-    std::thread(std::move(ask)).detach();  // as no call returns from a store that is stopped
-    if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
-      return answer.get();
-    }
-  } catch (const std::exception&) {
-    return {};  // the store is gone, or no thread is to be had
-  }
-  return rank_0_serves && rank != 0 ? std::vector<int>{0} : std::vector<int>();
 }
 
 /// The network that the user wants: --interface, or what torch's own programs read.
@@ -192,12 +149,22 @@ double WaitTime::total_ms() const {
 
 ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
                            c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
-                           torch::Device device)
+                           torch::Device device, std::shared_ptr<CollectiveWatch> watch)
     : environment_(std::move(environment)),
       store_(std::move(store)),
       group_(std::move(group)),
       backend_name_(std::move(backend_name)),
-      device_(device) {}
+      device_(device),
+      watch_(std::move(watch)) {}
+
+template <typename Collective>
+auto ProcessGroup::call(const Collective& collective) const {
+  std::optional<CollectiveWatch::Call> watched;
+  if (watch_) {
+    watched.emplace(*watch_);
+  }
+  return collective(*group_->getDefaultBackend());
+}
 
 template <typename Collective>
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
@@ -209,13 +176,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
     return {};
   }
   if (!wait_timer_enabled_) {
-    return collective();
+    return call(collective);
   }
   wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
-  auto work = collective();
-  if (device_.is_cpu()) {
+  std::optional<c10::Event> stream_before = record_if_blocking();
+  auto work = call(collective);
+  if (stream_before) {
+    wait_.backward.device.emplace_back(std::move(*stream_before), *record_if_blocking());
+  } else if (device_.is_cpu()) {
     wait_.backward.host_ms += 1e3 * seconds_since(before);
   }
   return work;
@@ -223,23 +193,23 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensors,
                                                               c10d::ReduceOp::RedOpType op) const {
-  return start(tensors.front(),
-               [&] { return group_->getDefaultBackend()->allreduce(tensors, {.reduceOp = op}); });
+  return start(tensors.front(), [&](c10d::Backend& backend) {
+    return backend.allreduce(tensors, {.reduceOp = op});
+  });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {
   torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
-  return start(tensor.whole.front(), [&]() -> c10::intrusive_ptr<c10d::Work> {
-    const auto backend = group_->getDefaultBackend();
+  return start(tensor.whole.front(), [&](c10d::Backend& backend) {
     if (backend_name_ == "shm") {
       std::vector<torch::Tensor> output{own};
       std::vector<std::vector<torch::Tensor>> inputs{tensor.parts};
-      return backend->reduce_scatter(output, inputs);
+      return backend.reduce_scatter(output, inputs);
     }
     if (backend_name_ == "nccl" && tensor.is_even()) {
-      return backend->_reduce_scatter_base(own, tensor.whole.front());
+      return backend._reduce_scatter_base(own, tensor.whole.front());
     }
-    return backend->allreduce(tensor.whole);
+    return backend.allreduce(tensor.whole);
   });
 }
 
@@ -248,17 +218,20 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     return;
   }
   const Clock::time_point before = Clock::now();
+  std::optional<c10::Event> stream_before = record_if_blocking();
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  const auto backend = group_->getDefaultBackend();
   for (DividedTensor& tensor : tensors) {
     wait_.gather_bytes += static_cast<int64_t>(tensor.whole.front().nbytes());
     torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
     if (backend_name_ == "shm") {
       std::vector<std::vector<torch::Tensor>> outputs{tensor.parts};
       std::vector<torch::Tensor> input{own};
-      works.push_back(backend->allgather(outputs, input));
+      works.push_back(
+          call([&](c10d::Backend& backend) { return backend.allgather(outputs, input); }));
     } else if (backend_name_ == "nccl" && tensor.is_even()) {
-      works.push_back(backend->_allgather_base(tensor.whole.front(), own));
+      works.push_back(call([&](c10d::Backend& backend) {
+        return backend._allgather_base(tensor.whole.front(), own);
+      }));
     } else {
       // c10d's all-gather wants parts of one size, and Gloo's would copy them there and back.
       for (int root = 0; root < world_size(); ++root) {
@@ -266,12 +239,25 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
       }
     }
   }
-  if (wait_timer_enabled_ && device_.is_cpu()) {
+  if (stream_before) {
+    wait_.gather.device.emplace_back(std::move(*stream_before), *record_if_blocking());
+  } else if (wait_timer_enabled_ && device_.is_cpu()) {
     wait_.gather.host_ms += 1e3 * seconds_since(before);
   }
   for (const auto& work : works) {
     wait(work, wait_.gather);
   }
+}
+
+c10::Event ProcessGroup::record() const {
+  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  return event;
+}
+
+std::optional<c10::Event> ProcessGroup::record_if_blocking() const {
+  const bool blocks = backend_name_ == "mpi" && device_.is_cuda();
+  return wait_timer_enabled_ && blocks ? std::optional(record()) : std::nullopt;
 }
 
 void ProcessGroup::record_bytes(const CommunicationWait& captured) const {
@@ -290,12 +276,6 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
     wait(*work);
   } else if (!device_.is_cpu()) {
     // wait() only makes the stream wait; the time passes there.
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    const auto record = [&] {
-      c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-      event.record(guard.getStream(device_));
-      return event;
-    };
     c10::Event before = record();
     wait(*work);
     time.device.emplace_back(std::move(before), record());
@@ -319,15 +299,11 @@ void ProcessGroup::wait(c10d::Work& work) const {
     const std::string_view what = error.what();
     const bool timed_out = what.find("Timed out") != std::string_view::npos ||
                            what.find("Application timeout") != std::string_view::npos;
-    const StoreLocation::Kind kind = environment_.store.kind;
-    const bool rank_0_serves =
-        kind == StoreLocation::Kind::kTcp || kind == StoreLocation::Kind::kSharedFile;
-    const std::vector<int> late =
-        late_ranks(store_, rank(), world_size(), rank_0_serves, timed_out);
+    const std::vector<int> late = late_ranks(store_, environment_, timed_out);
     if (late.empty()) {
       throw;
     }
-    if (rank() == 0 && rank_0_serves) {
+    if (rank() == 0 && environment_.store.kind != StoreLocation::Kind::kAgentTcp) {
       at_train_end(wait_for_launcher);  // others may still ask
     }
     throw Error(ExitCode::kTrainingFailed,
@@ -355,7 +331,8 @@ void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
   for (const torch::Tensor& piece : pieces) {
     if (piece.numel() > 0) {
       std::vector<torch::Tensor> part{piece};
-      works.push_back(group_->getDefaultBackend()->broadcast(part, {.rootRank = root}));
+      works.push_back(call(
+          [&](c10d::Backend& backend) { return backend.broadcast(part, {.rootRank = root}); }));
     }
   }
 }
@@ -366,14 +343,14 @@ torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {
   for (int r = 0; r < world_size(); ++r) {
     output[0].push_back(torch::empty_like(input[0]));
   }
-  wait(group_->getDefaultBackend()->allgather(output, input));
+  wait(call([&](c10d::Backend& backend) { return backend.allgather(output, input); }));
   return torch::stack(output[0]);
 }
 
 void ProcessGroup::barrier() const {
   // Ranks meet while all-reduces are paused, too. No c10d barrier: NCCL's would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
-  wait(group_->getDefaultBackend()->allreduce(one));
+  wait(call([&](c10d::Backend& backend) { return backend.allreduce(one); }));
 }
 
 std::string ProcessGroup::lost_rank() const {
@@ -393,6 +370,20 @@ std::string ProcessGroup::exchange_key(const std::string& topic) const {
 }
 
 void ProcessGroup::verify_same(const std::string& topic, const std::string& text) const {
+  verify(topic, text, [&](const std::vector<std::string>& texts) -> std::string {
+    const auto other = std::ranges::find_if(texts, [&](const auto& its) { return its != text; });
+    if (other == texts.end()) {
+      return "";
+    }
+    const auto [theirs, ours] = first_difference(*other, text);
+    return fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)", topic,
+                       other - texts.begin(), theirs, ours);
+  });
+}
+
+void ProcessGroup::verify(
+    const std::string& topic, const std::string& text,
+    const std::function<std::string(const std::vector<std::string>& texts)>& objection) const {
   const std::string key = exchange_key(topic);
   const std::vector<std::string> keys = keys_of_ranks(key, world_size());
   const std::string verdict_key = key + "/verdict";
@@ -401,7 +392,7 @@ void ProcessGroup::verify_same(const std::string& topic, const std::string& text
   try {
     store_->set(keys[static_cast<size_t>(rank())], text);
     if (rank() == 0) {
-      verdict = compare(*store_, keys, topic, timeout);
+      verdict = compare(*store_, keys, topic, timeout, objection);
       store_->set(verdict_key, verdict);
     } else {
       // Once rank 0 has come, it may itself wait as long for another rank, which it then names.
@@ -434,6 +425,20 @@ std::string ProcessGroup::share(const std::string& topic, const std::string& tex
     store_->set(key, text);
   }
   return store_->get_to_str(key);
+}
+
+std::string shared_device(const std::vector<std::string>& devices) {
+  for (size_t rank = 1; rank < devices.size(); ++rank) {
+    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
+    const auto first = std::find(devices.begin(), here, *here);
+    if (first != here && !here->empty()) {
+      return fmt::format(
+          "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
+          "all devices of its node, or one of its own (--gpus-per-task=1)",
+          first - devices.begin(), rank, *here);
+    }
+  }
+  return "";
 }
 
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
@@ -469,13 +474,33 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
   ProcessGroup process_group(environment, store, group, name, device);
   process_group.verify_same("settings", shared_settings(options, environment.world_size, device));
 
+  if (device.is_cuda()) {
+    process_group.verify("devices", cuda_device_uuid(device.index()), shared_device);
+  }
+  std::shared_ptr<CollectiveWatch> watch;
+  if (name == "nccl") {
+    explain_timeouts(store, environment);
+    watch = std::make_shared<CollectiveWatch>(timeout, reach_of(device));
+  }
+  const BackendOptions backend_options{environment.rank,
+                                       environment.world_size,
+                                       device,
+                                       timeout,
+                                       address_for_peers(environment, interface, meeting),
+                                       environment.num_nodes};
+  std::optional<CollectiveWatch::Call> watched;
+  if (watch) {
+    watched.emplace(*watch);
+  }
   const auto backend =
-      make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
-                   {environment.rank, environment.world_size, device, timeout,
-                    address_for_peers(environment, interface, meeting), environment.num_nodes});
+      make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store), backend_options);
+  watched.reset();
   attach_backend(*group, device, backend);
-  at_train_end([group] {});  // the others notice its end, and an error is to be said before
-  return ProcessGroup(environment, store, group, backend->getBackendName(), device);
+  // The others notice its end, and an error is to be said before. The watch is the last to go, as
+  // an end may hang, too.
+  at_train_end([watch, group] {});
+  return ProcessGroup(environment, store, group, backend->getBackendName(), device,
+                      std::move(watch));
 }
 
 void destroy_process_group(ProcessGroup& process_group) {
@@ -484,7 +509,8 @@ void destroy_process_group(ProcessGroup& process_group) {
   for (const auto& release : process_group.before_shutdown_) {
     release();
   }
-  process_group.group_->getDefaultBackend()->shutdown();
+  process_group.call([](c10d::Backend& backend) { backend.shutdown(); });
+  process_group.watch_.reset();
 }
 
 namespace {

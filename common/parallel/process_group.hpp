@@ -7,12 +7,15 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
+#include "common/parallel/collective_watch.hpp"
 
 namespace ddp {
 
@@ -55,9 +58,10 @@ struct CommunicationWait {
 /// none uses. There is one per thread, since in tests a rank is a thread.
 class ProcessGroup {
  public:
+  /// @param watch over calls to the backend; none: those return, or throw, by themselves
   ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
                c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
-               torch::Device device);
+               torch::Device device, std::shared_ptr<CollectiveWatch> watch = nullptr);
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
   ~ProcessGroup() = default;
@@ -82,7 +86,9 @@ class ProcessGroup {
       std::vector<torch::Tensor>& tensors,
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Whether the backend divides while it adds, with the bits of a division afterwards, which
-  /// takes a pass over the tensor: about as long as to sum a large one over two ranks.
+  /// takes a pass over the tensor: about as long as to sum a large one over two ranks. (NCCL's AVG
+  /// multiplies before it adds: other bits unless the ranks are a power of two, and a sum that
+  /// NVSwitch cannot do.)
   bool has_average() const noexcept { return backend_name_ == "shm"; }
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const { wait(work, wait_.backward); }
   /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
@@ -108,6 +114,11 @@ class ProcessGroup {
   /// @throws UsageError, on all ranks, naming the rank and the first line that differs
   /// @throws TransientError naming the ranks that did not come within --timeout
   void verify_same(const std::string& topic, const std::string& text) const;
+  /// The same exchange for whatever `objection` finds in the ranks' texts, on rank 0; "" if
+  /// nothing.
+  void verify(
+      const std::string& topic, const std::string& text,
+      const std::function<std::string(const std::vector<std::string>& texts)>& objection) const;
   /// Rank 0's text, on every rank, through the store. @param topic as above
   std::string share(const std::string& topic, const std::string& text) const;
 
@@ -147,11 +158,19 @@ class ProcessGroup {
  private:
   friend void destroy_process_group(ProcessGroup& process_group);
 
+  /// Calls `collective` with the backend, under the watch.
+  template <typename Collective>
+  auto call(const Collective& collective) const;
   /// Calls `collective`, which starts to sum `tensor`, unless all-reduces are paused.
   template <typename Collective>
   c10::intrusive_ptr<c10d::Work> start(const torch::Tensor& tensor,
                                        const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
+  /// The device's stream, now.
+  c10::Event record() const;
+  /// The same while the timer is enabled if on a GPU too a collective is over when it has started:
+  /// its stream stands still meanwhile.
+  std::optional<c10::Event> record_if_blocking() const;
   /// @throws Error (1) naming the late ranks, if that can be found out
   void wait(c10d::Work& work) const;
   /// Starts to copy the root's `tensor` to all ranks.
@@ -163,6 +182,7 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string backend_name_;
   torch::Device device_;
+  std::shared_ptr<CollectiveWatch> watch_;
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
   bool accumulating_ = false;
@@ -175,9 +195,9 @@ class ProcessGroup {
 
 /// Meets the other ranks at the store that `environment` names, checks that all were started with
 /// the same settings, connects the backend, and makes the group the default one.
-/// @throws TransientError naming the missing ranks, the port that is taken or a host name that stays
-/// unknown
-/// @throws UsageError if the ranks' settings differ
+/// @throws TransientError naming the missing ranks, the port that is taken or a host name that
+/// stays unknown
+/// @throws UsageError if the ranks' settings differ or two have one GPU
 void init_process_group(const Options& options, const LaunchEnvironment& environment,
                         const torch::Device& device);
 /// Destroys the default group, and there is none any more. Its object stays until `train` or the
@@ -197,6 +217,10 @@ void broadcast(torch::Tensor tensor, int root = 0);
 /// As init_process_group(), for a group of one's own.
 ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,
                                   const torch::Device& device);
+
+/// What is wrong with ranks of whom each has named its device; "" if all differ.
+/// @param devices UUIDs by rank; "" is unknown
+std::string shared_device(const std::vector<std::string>& devices);
 
 /// Makes `backend` the one through which `group` works on `device`.
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

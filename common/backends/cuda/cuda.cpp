@@ -10,6 +10,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstdlib>
+
 #include "common/backends/cuda_module.hpp"
 
 namespace ddp {
@@ -70,6 +72,13 @@ std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options) {
+  // By Note [NCCL's timeouts]: no minute for dumps, no record of every collective to dump, and no
+  // monitor that aborts the process when NCCL's own watchdog is stuck. Who sets them wants them.
+  for (const char* const name :
+       {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ENABLE_MONITORING"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
   const auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
   nccl_options->timeout = options.timeout;
   const auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(

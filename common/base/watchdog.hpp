@@ -1,4 +1,4 @@
-// common/backends/mpi/watchdog.hpp - a thread that notices calls which do not return.
+// common/base/watchdog.hpp - a thread that notices calls which do not return.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "common/backends/mpi/watchdog.hpp"
+#include "common/base/watchdog.hpp"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,0 +1,148 @@
+#include "common/parallel/collective_watch.hpp"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <regex>
+#include <utility>
+
+#include "common/backends/store_exchange.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/launch/spawn.hpp"
+
+namespace ddp {
+namespace {
+
+/// Between two looks, and between two questions of one.
+constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kQuestion{5};
+
+/// NCCL's watchdog knows the collective's name, and is to speak first.
+constexpr std::chrono::seconds kWatchdogsTurn{1};
+
+const std::string kNotEnded = "did not end within";
+
+/// What did not end, for people, out of the text of ProcessGroupNCCL's watchdog; else nothing.
+std::string collective_of(const std::string& what) {
+  static const std::regex work("timeout: WorkNCCL\\(SeqNum=(\\d+), OpType=(\\w+), NumelIn=(\\d+)");
+  std::smatch match;
+  return std::regex_search(what, match, work)
+             ? fmt::format("NCCL's collective {}, {} of {} elements,", match.str(1), match.str(2),
+                           match.str(3))
+             : "";
+}
+
+std::string explain_timeout(const c10::intrusive_ptr<c10d::Store>& store,
+                            const std::string& timeout, const LaunchEnvironment& environment,
+                            const std::string& what) {
+  const std::string collective = collective_of(what);
+  const bool timed_out = !collective.empty() || what.find(kNotEnded) != std::string::npos;
+  const std::string plain =
+      collective.empty() ? what : fmt::format("{} {} {} s", collective, kNotEnded, timeout);
+  const std::vector<int> late = late_ranks(store, environment, timed_out);
+  return late.empty() ? plain
+                      : fmt::format("rank {} did not arrive within {} s, expected all {} ranks: {}",
+                                    fmt::join(late, ", "), timeout, environment.world_size, plain);
+}
+
+}  // namespace
+
+std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
+                            const LaunchEnvironment& environment, bool timed_out) {
+  static constexpr std::chrono::milliseconds kOthersNotice(100);
+  static constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
+  constexpr std::chrono::seconds kStoreAnswers{1};
+  const std::string kTimedOut = "timed out";
+  const int rank = environment.rank;
+  const int world_size = environment.world_size;
+  const StoreLocation::Kind kind = environment.store.kind;
+  const bool rank_0_serves =
+      kind == StoreLocation::Kind::kTcp || kind == StoreLocation::Kind::kSharedFile;
+  std::packaged_task<std::vector<int>()> ask([=] {
+    const std::vector<std::string> keys = keys_of_ranks("late", world_size);
+    store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
+    std::this_thread::sleep_for(kOthersNotice);
+    std::vector<int> silent;
+    if (std::ranges::any_of(keys, [&](const std::string& key) {
+          return store->check({key}) && store->get_to_str(key) == kTimedOut;
+        })) {
+      std::this_thread::sleep_for(kOthersTime);
+      for (int other = 0; other < world_size; ++other) {
+        if (!store->check({keys[static_cast<size_t>(other)]})) {
+          silent.push_back(other);
+        }
+      }
+    }
+    return silent;
+  });
+  std::future<std::vector<int>> answer = ask.get_future();
+  try {
+    std::thread(std::move(ask)).detach();  // as no call returns from a store that is stopped
+    if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
+      return answer.get();
+    }
+  } catch (const std::exception&) {
+    return {};  // the store is gone, or no thread is to be had
+  }
+  return rank_0_serves && rank != 0 ? std::vector<int>{0} : std::vector<int>();
+}
+
+void explain_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
+                      const LaunchEnvironment& environment) {
+  // A connection of its own: the other one may be in use for as long as it likes.
+  explain_thread_errors([store = store->clone(), timeout = in_seconds(store->getTimeout()),
+                         environment](const std::string& what) {
+    return explain_timeout(store, timeout, environment, what);
+  });
+}
+
+CollectiveWatch::CollectiveWatch(std::chrono::milliseconds timeout, Reach reach)
+    : watchdog_(
+          timeout + kWatchdogsTurn, timeout + kWatchdogsTurn, [] {},
+          [this, timeout](uint64_t) {
+            throw Error(
+                ExitCode::kTrainingFailed,
+                fmt::format("{} {} {} s", calls_ % 2 == 1 ? "a call to NCCL" : "the device's work",
+                            kNotEnded, in_seconds(timeout)));
+          }),
+      looks_([this, reach = std::move(reach)](const std::stop_token& stop) {
+        std::mutex mutex;
+        std::condition_variable_any sleep;
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!sleep.wait_for(lock, stop, kLook, [&] { return stop.stop_requested(); })) {
+          look(reach, stop);
+        }
+      }) {}
+
+void CollectiveWatch::look(const Reach& reach, const std::stop_token& stop) {
+  const Watchdog::Watch watch(watchdog_);
+  const uint64_t call = calls_;
+  reach(stop);
+  while (call % 2 == 1 && calls_ == call && !stop.stop_requested()) {
+    std::this_thread::sleep_for(kQuestion);
+  }
+}
+
+CollectiveWatch::Reach reach_of(const torch::Device& device) {
+  return [device](const std::stop_token& stop) {
+    try {
+      const c10::impl::VirtualGuardImpl impl(device.type());
+      impl.setDevice(device);
+      c10::Event event(device.type());
+      event.record(impl.getStream(device));
+      while (!event.query() && !stop.stop_requested()) {
+        std::this_thread::sleep_for(kQuestion);
+      }
+    } catch (const c10::Error&) {
+      // The device is broken, which the main thread is told as well.
+    }
+  };
+}
+
+}  // namespace ddp
