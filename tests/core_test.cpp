@@ -154,6 +154,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("batches that the device gathers from resident samples are those that the host gathers",
+          "[loader]") {
+  const int64_t size = 53;
+  for (const auto& [rank, accumulate] : {std::pair<int, int64_t>{0, 1}, {2, 2}}) {
+    const ddp::Samples samples{torch::randn({size, 3}), torch::arange(size)};
+    const auto read = [&](bool resident) {
+      ddp::DistributedSampler part = sampler(size, 3, rank);
+      ddp::DataLoader loader(samples, part, {4, accumulate, torch::kCPU, resident});
+      std::vector<torch::Tensor> read;
+      for (const int64_t epoch : {0, 1}) {
+        loader.set_epoch(epoch);
+        for (const ddp::Batch& batch : loader) {
+          read.push_back(batch.input.clone());
+          read.push_back(batch.target.clone());
+        }
+      }
+      return read;
+    };
+    const std::vector<torch::Tensor> by_host = read(false);
+    const std::vector<torch::Tensor> by_device = read(true);
+    REQUIRE(by_host.size() == by_device.size());
+    CHECK(by_host.size() >= 2 * 2 * 5);
+    for (size_t i = 0; i < by_host.size(); ++i) {
+      CHECK(torch::equal(by_host[i], by_device[i]));
+    }
+  }
+}
+
 TEST_CASE("the mean over ranks of the loss is the loss of the global batch, with an empty rank too",
           "[loss]") {
   for (const int64_t outputs : {1, 5}) {

@@ -1,5 +1,7 @@
 #include "common/data/data_loader.hpp"
 
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -40,6 +42,13 @@ void RandomSampler::set_epoch(int64_t epoch) {
   indices_ = shuffled_indices(dataset_size_, seed_, epoch);
 }
 
+bool fits_on(const torch::Device& device, const Samples& samples) {
+  constexpr size_t kShare = 4;
+  return device.is_cuda() &&
+         samples.input.nbytes() + samples.target.nbytes() <=
+             c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first / kShare;
+}
+
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
     : samples_{samples.input.contiguous(), samples.target.contiguous()},
       sampler_(&sampler),
@@ -47,6 +56,9 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoade
   TORCH_CHECK(options.batch_per_rank >= 1, "Expected batch_per_rank >= 1, got ",
               options.batch_per_rank);
   TORCH_CHECK(options.accumulate >= 1, "Expected accumulate >= 1, got ", options.accumulate);
+  if (options.resident) {
+    samples_ = {samples_.input.to(options.device), samples_.target.to(options.device)};
+  }
   reserve(std::min(options.batch_per_rank, sampler.indices().size(0)));
 }
 
@@ -62,7 +74,7 @@ void DataLoader::reserve(int64_t samples) {
   };
   staging_.clear();
   turn_ = 0;
-  if (options_.device.is_cpu()) {
+  if (options_.device.is_cpu() || options_.resident) {
     staging_.push_back({buffers({}), std::nullopt});
     return;
   }
@@ -93,6 +105,14 @@ const Samples& DataLoader::gather(int64_t samples) {
     staging.copied->synchronize();  // at once, unless the device is two batches behind
   }
   const Samples& host = staging.buffers.first(samples);
+  if (options_.resident) {
+    const torch::Tensor order = order_.narrow(0, position_, samples);
+    torch::Tensor input = host.input;
+    torch::Tensor target = host.target;
+    at::index_select_out(input, samples_.input, 0, order);
+    at::index_select_out(target, samples_.target, 0, order);
+    return host;
+  }
   const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
   gather_rows(samples_.input, order, samples, host.input);
   gather_rows(samples_.target, order, samples, host.target);
@@ -114,6 +134,9 @@ int64_t DataLoader::samples_per_step() const {
 DataLoader::Iterator DataLoader::begin() {
   step_ = 0;
   position_ = 0;
+  if (options_.resident) {
+    order_ = sampler_->indices().to(options_.device);
+  }
   batch_.observer->begin_epoch((sampler_->epoch_samples() + samples_per_step() - 1) /
                                samples_per_step());
   next();

@@ -64,7 +64,11 @@ struct DataLoaderOptions {
   int64_t batch_per_rank;
   int64_t accumulate = 1;  ///< batches per optimizer step
   torch::Device device = torch::kCPU;
+  bool resident = false;  ///< see Note [Staging]
 };
+
+/// Whether a device other than the CPU has room for all samples, and for four times as much.
+bool fits_on(const torch::Device& device, const Samples& samples);
 
 /// Iterates over this process's batches of one epoch. A batch is gathered into memory that every
 /// batch of its size uses again: no allocation but for an epoch's last, smaller batch. The last
@@ -78,7 +82,9 @@ class DataLoader {
   /// --global-batch, and --accumulate.
   DataLoader(const Samples& samples, Sampler& sampler, const Options& options,
              const torch::Device& device)
-      : DataLoader(samples, sampler, {options.batch_per_rank, options.accumulate, device}) {}
+      : DataLoader(samples, sampler,
+                   {options.batch_per_rank, options.accumulate, device, fits_on(device, samples)}) {
+  }
   /// @param observer is told of every batch from now on, and must outlive the loader or be
   /// replaced; null: nobody is
   void set_observer(StepObserver* observer) {
@@ -123,14 +129,16 @@ class DataLoader {
   /// The samples of indices [position_, position_ + samples), on the device.
   const Samples& gather(int64_t samples);
 
-  Samples samples_;  // contiguous
+  Samples samples_;  // contiguous, on the device if they are resident
+  torch::Tensor order_;  // of the resident ones in this epoch, there too
   Sampler* sampler_;
   DataLoaderOptions options_;
   Batch batch_;
-  // Note [Staging]: on a GPU the host does not wait for a copy. It gathers the next batch into the
+  // Note [Staging]: samples for which a GPU has room are kept there, and it gathers batches itself.
+  // Where it has none, the host does not wait for a copy. It gathers the next batch into the
   // other staging buffer, while the stream copies and computes; the device's buffer needs no second
-  // one, because a stream's copies wait for what it computed before. On the host there is one
-  // staging buffer, and it is the batch.
+  // one, because a stream's copies wait for what it computed before. On the host, and for
+  // resident samples, there is one staging buffer, and it is the batch.
   std::vector<Staging> staging_;
   size_t turn_ = 0;  // of the staging buffers
   Buffers device_;
