@@ -256,7 +256,7 @@ c10::Event ProcessGroup::record() const {
 }
 
 std::optional<c10::Event> ProcessGroup::record_if_blocking() const {
-  const bool blocks = backend_name_ == "mpi" && device_.is_cuda();
+  const bool blocks = backend_name_ == "mpi" && !device_.is_cpu();
   return wait_timer_enabled_ && blocks ? std::optional(record()) : std::nullopt;
 }
 

@@ -66,12 +66,15 @@ StepTimer::StepTimer(const torch::Device& device, ProcessGroup* process_group, D
                      Record record)
     : device_(device), process_group_(process_group), detail_(detail), record_(std::move(record)) {}
 
-StepTimer::Mark StepTimer::mark() const {
+StepTimer::Mark StepTimer::mark() {
   Mark now;
   if (!device_.is_cpu()) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    now.device.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-    now.device->record(guard.getStream(device_));
+    if (events_used_ == events_.size()) {
+      events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+    c10::Event& event = events_[events_used_++];
+    event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    now.device = &event;
   } else {
     now.host = std::chrono::steady_clock::now();
   }
@@ -95,6 +98,7 @@ void StepTimer::begin_epoch(int64_t steps) {
     steps_.reserve(static_cast<size_t>(steps));
   }
   step_ = {};
+  events_used_ = 0;
   begin_step_anew();
 }
 
@@ -158,11 +162,11 @@ void StepTimer::end_step(double samples) {
   step_.end = mark();
   if (!device_.is_cpu()) {
     steps_.push_back(std::exchange(step_, {}));
-    step_.begin = mark();
+    step_.begin = steps_.back().end;
   } else {
     const auto now = step_.end.host;
     switch_phase(Phase::kData, now);
-    record_(times_of(step_));
+    record_(times_of(step_, loss_of(step_)));
     // Only what has changed: a whole Step takes as long as a tenth of the shortest steps.
     step_.begin.host = now;
     step_.phase_ms = {};
@@ -181,8 +185,15 @@ void StepTimer::end_step(double samples) {
 
 void StepTimer::end_epoch() {
   wait_for_device();
-  for (const Step& step : steps_) {
-    record_(times_of(step));
+  if (!steps_.empty()) {
+    std::vector<torch::Tensor> losses;
+    for (const Step& step : steps_) {
+      losses.push_back(step.device_loss);
+    }
+    const torch::Tensor on_host = torch::stack(losses).to(torch::kCPU, torch::kFloat64);
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      record_(times_of(steps_[i], on_host.const_data_ptr<double>()[i]));
+    }
   }
   steps_.clear();
 }
@@ -191,7 +202,7 @@ double StepTimer::loss_of(const Step& step) const {
   return !device_.is_cpu() ? step.device_loss.item<double>() : step.loss;
 }
 
-StepTimes StepTimer::times_of(const Step& step) const {
+StepTimes StepTimer::times_of(const Step& step, double loss) const {
   const double backward_wait_ms = step.wait_timed ? step.wait.backward.total_ms() : 0;
   const double gather_wait_ms = step.wait_timed ? step.wait.gather.total_ms() : 0;
   StepTimes times{.step_ms = milliseconds(step.begin, step.end),
@@ -200,7 +211,7 @@ StepTimes StepTimer::times_of(const Step& step) const {
                                          ? backward_wait_ms + gather_wait_ms
                                          : std::numeric_limits<double>::quiet_NaN(),
                   .samples = step.samples,
-                  .loss = loss_of(step)};
+                  .loss = loss};
   if (!device_.is_cpu()) {
     Phase phase = Phase::kData;
     const Mark* from = &step.begin;

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -107,7 +108,7 @@ class StepTimer {
   /// A moment, on the host or, for a GPU, on its stream.
   struct Mark {
     std::chrono::steady_clock::time_point host;
-    std::optional<c10::Event> device;
+    const c10::Event* device = nullptr;  // of events_
   };
   /// A step as it happens; its times can be read when the device is idle. With --accumulate a phase
   /// occurs several times.
@@ -126,10 +127,10 @@ class StepTimer {
     torch::Tensor device_loss;
   };
 
-  Mark mark() const;
+  Mark mark();
   double milliseconds(const Mark& from, const Mark& to) const;
   double loss_of(const Step& step) const;
-  StepTimes times_of(const Step& step) const;
+  StepTimes times_of(const Step& step, double loss) const;
   void choose_wait_timer();
   void switch_phase(Phase phase, std::chrono::steady_clock::time_point now);
   void wait_for_device() const;
@@ -143,6 +144,8 @@ class StepTimer {
   Phase phase_ = Phase::kData;  // the phase at hand and its beginning, on the host
   std::chrono::steady_clock::time_point phase_begin_;
   std::vector<Step> steps_;  // of the epoch at hand, on a GPU
+  std::deque<c10::Event> events_;  // likewise; every epoch records the same ones
+  size_t events_used_ = 0;
   c10::SmallVector<int64_t, 16> all_reduce_bytes_;  // of the last step
   int64_t gather_bytes_ = 0;  // likewise
   std::optional<std::chrono::system_clock::time_point> first_step_end_;
