@@ -49,6 +49,7 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   CHECK(is_near(base.at("step_ms").at("median"), 0.065, 0.05));
   CHECK(base.at("step_ms").at("p95").get<double>() < 0.1);  // no warm-up step among them
   CHECK(base.at("peak_rss_mib") == 100.5);
+  CHECK(base.at("peak_device_mib") == 7.5);
   CHECK(base.at("comm").at("bytes_per_step") == 0);
   CHECK(base.at("comm").at("alone_ms").is_null());
 

@@ -2,6 +2,7 @@
 #include "bench/run/gpu_monitor.hpp"
 
 #include <cmath>
+#include <cstdlib>
 
 #include "tests/catch.hpp"
 
@@ -16,5 +17,25 @@ TEST_CASE("GPU usage is the mean over samples and GPUs", "[gpu_monitor]") {
   CHECK(std::abs(usage->utilisation_percent - 55) < 1e-9);
   CHECK(std::abs(usage->power_w - 200) < 1e-9);
   CHECK(std::abs(usage->memory_mib - 3072) < 1e-9);
+  CHECK(!monitor.take());
+}
+
+TEST_CASE("GPU usage is that of the GPUs that a run uses", "[used]") {
+  setenv("CUDA_VISIBLE_DEVICES", "0,5", /*overwrite=*/1);  // NVML has them the other way round
+  ddp::bench::GpuMonitor monitor;
+  monitor.watch_first(1);
+  monitor.sample();
+  const auto one = monitor.take();
+  REQUIRE(one);
+  CHECK(std::abs(one->utilisation_percent - 60) < 1e-9);
+  CHECK(std::abs(one->power_w - 300) < 1e-9);
+  CHECK(std::abs(one->memory_mib - 1024) < 1e-9);
+  monitor.watch_first(8);
+  monitor.sample();
+  const auto all = monitor.take();
+  REQUIRE(all);
+  CHECK(std::abs(all->power_w - 200) < 1e-9);
+  monitor.watch_first(0);
+  monitor.sample();
   CHECK(!monitor.take());
 }

@@ -124,7 +124,8 @@ struct Floor {
   DDP_FIELDS(compute_ms, memory_ms, comm_ms);
 };
 
-/// Means over the samples of a run and over the GPUs; memory is the largest sum over the GPUs.
+/// Means over the samples of a run and over the GPUs that it used; memory is the largest sum over
+/// them.
 struct GpuUsage {
   double utilisation_percent = 0;
   double power_w = 0;
@@ -182,6 +183,7 @@ struct Run {
   Floor floor;
   std::optional<double> peak_rss_mib;
   std::optional<double> job_peak_rss_mib;
+  std::optional<double> peak_device_mib;
   std::optional<double> cpu_utilisation;
   std::optional<GpuUsage> gpu;
   std::optional<double> startup_ms;
@@ -192,8 +194,8 @@ struct Run {
              gradient_compression, shard_optimizer, device, model, scaling, nodes, world_size,
              global_batch, steps, samples_ms, repetition_medians_ms, step_ms, no_comm_step_ms,
              samples_per_second, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms,
-             prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib, cpu_utilisation, gpu,
-             startup_ms, slowest_rank, parity, error);
+             prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib, peak_device_mib,
+             cpu_utilisation, gpu, startup_ms, slowest_rank, parity, error);
   /// Earlier reports lack these; the defaults are what they mean.
   static constexpr const char* kMayLack =
       "kind, bucket_mib, gradient_compression, shard_optimizer, repetition_medians_ms";

@@ -3,8 +3,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "common/launch/device_count.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -37,33 +40,55 @@ struct GpuMonitor::Nvml {
   int (*utilisation)(Device, Utilisation*) = nullptr;
   int (*power_mw)(Device, unsigned*) = nullptr;
   int (*memory)(Device, Memory*) = nullptr;
+  int (*by_uuid)(const char*, Device*) = nullptr;
+  int (*by_index)(unsigned, Device*) = nullptr;
+  int (*count)(unsigned*) = nullptr;
   std::vector<Device> devices;
+
+  /// NVML has another order than CUDA, and knows no CUDA_VISIBLE_DEVICES: what is visible is asked
+  /// for by name. (All that there is if CUDA sees nothing.)
+  void find_devices() {
+    const int visible = count_cuda_devices();
+    unsigned all = 0;
+    if (visible == 0 && count(&all) == 0) {
+      for (unsigned i = 0; i < all; ++i) {
+        add([&](Device* device) { return by_index(i, device); });
+      }
+    }
+    for (int i = 0; i < visible; ++i) {
+      const std::string uuid = cuda_device_uuid(i);
+      add([&](Device* device) {
+        const int error = by_uuid(("GPU-" + uuid).c_str(), device);
+        return error == 0 ? error : by_uuid(("MIG-" + uuid).c_str(), device);
+      });
+    }
+  }
+
+ private:
+  /// @param find returns NVML's error
+  template <typename Find>
+  void add(const Find& find) {
+    if (Device device = nullptr; find(&device) == 0) {
+      devices.push_back(device);
+    }
+  }
 };
 
 GpuMonitor::GpuMonitor() {
   auto nvml = std::make_unique<Nvml>();
   int (*initialise)() = nullptr;
-  int (*count)(unsigned*) = nullptr;
-  int (*handle)(unsigned, Device*) = nullptr;
   const bool usable = nvml->library && nvml->load("nvmlInit_v2", initialise) &&
                       nvml->load("nvmlShutdown", nvml->shutdown) &&
-                      nvml->load("nvmlDeviceGetCount_v2", count) &&
-                      nvml->load("nvmlDeviceGetHandleByIndex_v2", handle) &&
+                      nvml->load("nvmlDeviceGetCount_v2", nvml->count) &&
+                      nvml->load("nvmlDeviceGetHandleByIndex_v2", nvml->by_index) &&
+                      nvml->load("nvmlDeviceGetHandleByUUID", nvml->by_uuid) &&
                       nvml->load("nvmlDeviceGetUtilizationRates", nvml->utilisation) &&
                       nvml->load("nvmlDeviceGetPowerUsage", nvml->power_mw) &&
                       nvml->load("nvmlDeviceGetMemoryInfo", nvml->memory) && initialise() == 0;
   if (!usable) {
     return;
   }
-  unsigned devices = 0;
-  if (count(&devices) != 0) {
-    devices = 0;
-  }
-  for (unsigned i = 0; i < devices; ++i) {
-    if (Device device = nullptr; handle(i, &device) == 0) {
-      nvml->devices.push_back(device);
-    }
-  }
+  nvml->find_devices();
   nvml_ = std::move(nvml);
 }
 
@@ -74,12 +99,14 @@ GpuMonitor::~GpuMonitor() {
 }
 
 void GpuMonitor::sample() {
-  if (!nvml_ || nvml_->devices.empty()) {
+  const size_t watched = nvml_ ? std::min(watched_, nvml_->devices.size()) : 0;
+  if (watched == 0) {
     return;
   }
-  const auto devices = static_cast<double>(nvml_->devices.size());
+  const auto devices = static_cast<double>(watched);
   GpuUsage now;
-  for (const Device device : nvml_->devices) {
+  for (size_t i = 0; i < watched; ++i) {
+    const Device device = nvml_->devices[i];
     Utilisation utilisation{};
     unsigned power_mw = 0;
     Memory memory{};

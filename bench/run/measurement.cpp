@@ -65,6 +65,7 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   if (configuration.launcher == "torchrun") {
     command.env["TMPDIR"] = folder.string();  // it leaves a folder behind
   }
+  session.gpus.watch_first(plan.settings.device == "cpu" ? 0 : configuration.world_size);
   ChildResult child;
   for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
     std::filesystem::remove_all(folder);

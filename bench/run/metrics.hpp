@@ -31,16 +31,18 @@ struct StageMetrics {
   std::vector<double> all_reduce_bytes;  ///< of a step, in the order in which they start
   std::optional<double> bytes_per_step;  ///< their sum, which peers tell that know no more
   std::vector<double> peak_rss_mib;  ///< per rank
+  std::vector<double> peak_device_mib;  ///< per rank, of a GPU; empty on the CPU
   std::vector<double> startup_ms;  ///< per rank, from the start of the process
   std::vector<double> cpu_time_ms;  ///< per rank, of all its threads while it made steps
   std::vector<double> timed_wall_ms;  ///< per rank, of the same steps
   std::optional<double> first_step_unix_ms;
   /// The fields of the last line, the summary.
   DDP_FIELDS(warmup_steps, epochs, global_batch, moved, all_reduce_bytes, bytes_per_step,
-             peak_rss_mib, startup_ms, cpu_time_ms, timed_wall_ms, first_step_unix_ms);
+             peak_rss_mib, peak_device_mib, startup_ms, cpu_time_ms, timed_wall_ms,
+             first_step_unix_ms);
   /// Peers know less than stages.
   static constexpr const char* kMayLack =
-      "all_reduce_bytes, peak_rss_mib, startup_ms, cpu_time_ms, timed_wall_ms";
+      "all_reduce_bytes, peak_rss_mib, peak_device_mib, startup_ms, cpu_time_ms, timed_wall_ms";
 
   /// The steps that count.
   std::vector<Step> timed_steps() const;

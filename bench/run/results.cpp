@@ -155,6 +155,9 @@ Run make_run(const Result& result) {
   run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
     return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
   }));
+  run.peak_device_mib = largest(values_of(result, [](const StageRun& repetition) {
+    return positive(largest_or_zero(repetition.metrics.peak_device_mib));
+  }));
   run.job_peak_rss_mib = largest(values_of(result, job_peak_rss_mib));
   run.cpu_utilisation = median(values_of(
       result, [](const StageRun& repetition) { return repetition.metrics.cpu_utilisation(); }));

@@ -1,5 +1,6 @@
 #include "common/training/training_log.hpp"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -389,6 +390,12 @@ void TrainingLog::name_slow_rank() const {
   }
 }
 
+double TrainingLog::peak_device_mib() const {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
+  return static_cast<double>(stats.reserved_bytes[kAll].peak) / (1 << 20);
+}
+
 json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
   using std::chrono::milliseconds;
   const auto first_step_end = timer_.first_step_end();
@@ -398,7 +405,8 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
           : kNaN;
   // (values, ranks)
   const torch::Tensor of_ranks =
-      gather_over_ranks({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms})
+      gather_over_ranks({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms,
+                         device_.is_cuda() ? peak_device_mib() : kNaN})
           .t()
           .contiguous();
   const auto by_rank = [&](int64_t value) {
@@ -449,6 +457,7 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"all_reduce_bytes", all_reduce_bytes},
       {"gather_bytes", timer_.gather_bytes()},
       {"peak_rss_mib", by_rank(0)},
+      {"peak_device_mib", device_.is_cuda() ? json(by_rank(4)) : json::array()},
       {"startup_ms", by_rank(1)},
       {"cpu_time_ms", by_rank(2)},
       {"timed_wall_ms", by_rank(3)},

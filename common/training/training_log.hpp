@@ -100,6 +100,8 @@ class TrainingLog final : public StepObserver {
   /// @return (world size, ...): row r is rank r's `values`
   torch::Tensor gather_over_ranks(const torch::Tensor& values) const;
   torch::Tensor gather_over_ranks(const std::vector<double>& values) const;
+  /// What LibTorch took of the GPU's memory.
+  double peak_device_mib() const;
 
   const Options& options_;
   Mlp model_;

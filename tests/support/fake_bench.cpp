@@ -50,7 +50,7 @@ awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v
   printf "{\"summary\":{\"backend\":\"shm\",\"device\":\"cpu\",\"world_size\":%d,", ranks
   printf "\"global_batch\":%d,\"epochs\":%d,\"steps\":%d,", global, epochs, steps
   printf "\"warmup_steps\":%d,\"moved\":%s,\"all_reduce_bytes\":[84],", warmup, moved
-  printf "\"peak_rss_mib\":[100.5],\"startup_ms\":[300],\"first_step_unix_ms\":%s}}\n", first_step
+  printf "\"peak_rss_mib\":[100.5],\"peak_device_mib\":[7,7.5],\"startup_ms\":[300],\"first_step_unix_ms\":%s}}\n", first_step
 }' > "$metrics"
 after
 )sh";

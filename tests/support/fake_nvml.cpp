@@ -1,4 +1,6 @@
-// Stands for the driver's libnvidia-ml.so.1: two GPUs with known answers.
+// Stands for the driver's libnvidia-ml.so.1: two GPUs with known answers, whose names are those of
+// fake_cuda_driver's devices 5 and 0.
+#include <cstring>
 
 extern "C" {
 
@@ -28,6 +30,12 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = &devices[index];
   return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  const bool first = std::strcmp(uuid, "GPU-05050505-0505-0505-0505-050505050505") == 0;
+  const bool second = std::strcmp(uuid, "GPU-00000000-0000-0000-0000-000000000000") == 0;
+  *device = &devices[second ? 1 : 0];
+  return first || second ? 0 : 6;
 }
 int nvmlDeviceGetUtilizationRates(void* device, FakeUtilisation* utilisation) {
   const bool second = device == &devices[1];
