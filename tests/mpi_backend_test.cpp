@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "common/backends/backend.hpp"
-#include "common/base/watchdog.hpp"
 #include "common/base/scratch_folder.hpp"
+#include "common/base/watchdog.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 

@@ -19,9 +19,9 @@
 
 #include "common/backends/mpi/mpi_module.hpp"
 #include "common/backends/mpi/mpi_reduction.hpp"
-#include "common/base/watchdog.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/base/watchdog.hpp"
 
 namespace ddp::mpi {
 namespace {
