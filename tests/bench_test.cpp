@@ -196,8 +196,12 @@ TEST_CASE("an interrupt still leaves one valid document", "[bench]") {
 
 TEST_CASE("bench tells the stages who they are by nothing but their options", "[bench]") {
   FakeBench bench;
-  const Words names = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID"};
-  bench.behave("03_ddp_spawn", "[ -z \"$RANK$OMPI_COMM_WORLD_RANK$SLURM_STEP_ID\" ] || exit 1");
+  const Words names = {"RANK",           "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID",
+                       "FLUX_TASK_RANK", "MPI_LOCALRANKID",      "JSM_NAMESPACE_RANK",
+                       "PALS_RANKID"};
+  bench.behave("03_ddp_spawn",
+               "[ -z \"$RANK$OMPI_COMM_WORLD_RANK$SLURM_STEP_ID$FLUX_TASK_RANK$MPI_LOCALRANKID"
+               "$JSM_NAMESPACE_RANK$PALS_RANKID\" ] || exit 1");
   for (const std::string& name : names) {
     setenv(name.c_str(), "1", 1);
   }

@@ -381,13 +381,14 @@ class LaunchReader {
     return {world_size.value / nodes.value, nodes.value == 1 ? nodes.source : kEvenRule};
   }
 
-  /// The name of this start of the job; empty if nobody says it.
+  /// The name of this start of the job, the same on every node; empty if nobody says it.
   std::string job_of(const CountingLauncher& launcher) const {
     std::string job;
     for (const char* const name : launcher.job) {
       const std::optional<std::string> part = text(name);
       if (!part) {
-        return &launcher == &kHydra ? hydra_proxy().value_or("") : "";
+        const bool one_proxy = found_.local_world_size == found_.world_size;
+        return &launcher == &kHydra && one_proxy ? hydra_proxy().value_or("") : "";
       }
       job += (job.empty() ? "" : "-") + *part;
     }
