@@ -34,7 +34,8 @@ struct Moment {
   bool reached = false;
 };
 
-/// Device memory. Operators that are still to run keep it, whether or not a tensor does.
+/// Device memory. Operators that are still to run keep it, whether or not a
+/// tensor does.
 struct Block {
   Block(size_t bytes, c10::Stream where)
       : memory(c10::GetCPUAllocator()->allocate(bytes)), size(bytes), stream(where) {
@@ -67,7 +68,8 @@ class Streams {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     queues_[stream].push_back({[] {}, std::move(moment)});
   }
-  /// The host waits. @throws what an operator throws, as a GPU's errors come late
+  /// The host waits. @throws what an operator throws, as a GPU's errors come
+  /// late
   void synchronize(const std::shared_ptr<Moment>& moment) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (!moment->reached) {
@@ -88,14 +90,6 @@ class Streams {
       }
     }
     return streams;
-  }
-  size_t queued() {
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    size_t all = 0;
-    for (const auto& [stream, queue] : queues_) {
-      all += queue.size();
-    }
-    return all;
   }
 
  private:
@@ -187,9 +181,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_streams[static_cast<size_t>(stream.device_index())] = stream.id();
     return before;
   }
-  bool queryStream(const c10::Stream& stream) const override {
-    return streams().is_reached(*streams().record(stream));
-  }
   void synchronizeStream(const c10::Stream& stream) const override {
     streams().synchronize(streams().record(stream));
   }
@@ -237,8 +228,8 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
   block_of(pointer)->used_on.push_back(stream);
 }
 
-/// A caching allocator gives freed memory to whoever comes next on the stream of the allocation,
-/// who overwrites it.
+/// A caching allocator gives freed memory to whoever comes next on the stream
+/// of the allocation, who overwrites it.
 void free_block(void* context) {
   const std::unique_ptr<std::shared_ptr<Block>> owner(
       static_cast<std::shared_ptr<Block>*>(context));
@@ -257,7 +248,6 @@ struct DeviceAllocator final : c10::Allocator {
     void* const data = (*block)->memory.get();
     return {data, block.release(), free_block, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "Expected device memory to be copied by operators");
   }
@@ -285,7 +275,6 @@ struct PinnedAllocator final : c10::Allocator {
            static_cast<const std::byte*>(place) <
                static_cast<const std::byte*>((--after)->first) + std::max<size_t>(after->second, 1);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
@@ -320,7 +309,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   return true;
 }();
 
-/// The same memory, for the CPU's kernels: only operations that have their turn may touch it.
+/// The same memory, for the CPU's kernels: only operations that have their turn
+/// may touch it.
 at::Tensor on_cpu(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const std::shared_ptr<Block> block = block_of(tensor.storage().data_ptr());
@@ -348,8 +338,8 @@ Values with_tensors(Values values, const Replace& replace) {
   return values;
 }
 
-/// CUDA launches a kernel on the device of its tensors, which must be one; numbers may come from
-/// the host.
+/// CUDA launches a kernel on the device of its tensors, which must be one;
+/// numbers may come from the host.
 c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments) {
   std::optional<c10::Device> device;
   with_tensors(arguments, [&](const at::Tensor& tensor) {
@@ -364,8 +354,8 @@ c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments
   return device.value();
 }
 
-/// What an operator returns: its own arguments, or tensors whose shape it tells when it is tried on
-/// zeros, since the shapes here depend on nobody's values.
+/// What an operator returns: its own arguments, or tensors whose shape it tells
+/// when it is tried on zeros, since the shapes here depend on nobody's values.
 Values results_of(const c10::OperatorHandle& op, const Values& arguments, c10::Device device) {
   const c10::FunctionSchema& schema = op.schema();
   Values results;
@@ -414,21 +404,21 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
                  std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(checked(at::device_or_default(device)));
-  return at::detail::empty_generic(sizes, &device_allocator,
-                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   at::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(sizes, &device_allocator, kKeys, at::dtype_or_default(dtype),
+                                   format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool>) {
   const c10::DeviceGuard guard(checked(at::device_or_default(device)));
-  return at::detail::empty_strided_generic(sizes, strides, &device_allocator,
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+  return at::detail::empty_strided_generic(sizes, strides, &device_allocator, kKeys,
                                            at::dtype_or_default(dtype));
 }
 
@@ -497,10 +487,6 @@ torch::Device fake_device(int index) {
 
 void set_stream_order(StreamOrder order) {
   streams().set_order(order);
-}
-
-size_t queued_operations() {
-  return streams().queued();
 }
 
 }  // namespace ddp::test

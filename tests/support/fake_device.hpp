@@ -32,7 +32,4 @@ enum class StreamOrder {
 };
 void set_stream_order(StreamOrder order);
 
-/// Operators and copies that nobody has waited for yet.
-size_t queued_operations();
-
 }  // namespace ddp::test
