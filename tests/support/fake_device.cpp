@@ -13,9 +13,12 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,8 +37,7 @@ struct Moment {
   bool reached = false;
 };
 
-/// Device memory. Operators that are still to run keep it, whether or not a
-/// tensor does.
+/// Device memory. Operators that are still to run keep it, whether or not a tensor does.
 struct Block {
   Block(size_t bytes, c10::Stream where)
       : memory(c10::GetCPUAllocator()->allocate(bytes)), size(bytes), stream(where) {
@@ -68,8 +70,7 @@ class Streams {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     queues_[stream].push_back({[] {}, std::move(moment)});
   }
-  /// The host waits. @throws what an operator throws, as a GPU's errors come
-  /// late
+  /// The host waits. @throws what an operator throws, as a GPU's errors come late
   void synchronize(const std::shared_ptr<Moment>& moment) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (!moment->reached) {
@@ -156,6 +157,10 @@ c10::Stream stream_of(c10::Device device) {
                      current_streams[static_cast<size_t>(which.index())]);
 }
 
+void synchronize(const c10::Stream& stream) {
+  streams().synchronize(streams().record(stream));
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -181,12 +186,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_streams[static_cast<size_t>(stream.device_index())] = stream.id();
     return before;
   }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    streams().synchronize(streams().record(stream));
-  }
+  void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(c10::DeviceIndex index) const override {
     for (const c10::Stream& stream : streams().of_device(index)) {
-      synchronizeStream(stream);
+      synchronize(stream);
     }
   }
 
@@ -228,8 +231,8 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
   block_of(pointer)->used_on.push_back(stream);
 }
 
-/// A caching allocator gives freed memory to whoever comes next on the stream
-/// of the allocation, who overwrites it.
+/// A caching allocator gives freed memory to whoever comes next on the stream of the allocation,
+/// who overwrites it.
 void free_block(void* context) {
   const std::unique_ptr<std::shared_ptr<Block>> owner(
       static_cast<std::shared_ptr<Block>*>(context));
@@ -309,8 +312,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   return true;
 }();
 
-/// The same memory, for the CPU's kernels: only operations that have their turn
-/// may touch it.
+/// The same memory, for the CPU's kernels: only operations that have their turn may touch it.
 at::Tensor on_cpu(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const std::shared_ptr<Block> block = block_of(tensor.storage().data_ptr());
@@ -338,8 +340,8 @@ Values with_tensors(Values values, const Replace& replace) {
   return values;
 }
 
-/// CUDA launches a kernel on the device of its tensors, which must be one;
-/// numbers may come from the host.
+/// CUDA launches a kernel on the device of its tensors, which must be one; numbers may come from
+/// the host.
 c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments) {
   std::optional<c10::Device> device;
   with_tensors(arguments, [&](const at::Tensor& tensor) {
@@ -354,8 +356,8 @@ c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments
   return device.value();
 }
 
-/// What an operator returns: its own arguments, or tensors whose shape it tells
-/// when it is tried on zeros, since the shapes here depend on nobody's values.
+/// What an operator returns: its own arguments, or tensors whose shape it tells when it is tried on
+/// zeros, since the shapes here depend on nobody's values.
 Values results_of(const c10::OperatorHandle& op, const Values& arguments, c10::Device device) {
   const c10::FunctionSchema& schema = op.schema();
   Values results;
@@ -429,7 +431,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     streams().enqueue(stream_of(to.device()), [source = is_late ? from : from.clone(),
                                                target = on_cpu(to)] { target.copy_(source); });
     if (!non_blocking) {
-      c10::impl::VirtualGuardImpl(kType).synchronizeStream(stream_of(to.device()));
+      synchronize(stream_of(to.device()));
     }
     return to;
   }
@@ -437,7 +439,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (to.is_cpu()) {
     streams().enqueue(stream, [source = on_cpu(from), target = to] { target.copy_(source); });
     if (!non_blocking || !to.is_pinned()) {
-      c10::impl::VirtualGuardImpl(kType).synchronizeStream(stream);
+      synchronize(stream);
     }
     return to;
   }
@@ -449,7 +451,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& tensor) {
-  c10::impl::VirtualGuardImpl(kType).synchronizeStream(stream_of(tensor.device()));
+  synchronize(stream_of(tensor.device()));
   return on_cpu(tensor).item();
 }
 
