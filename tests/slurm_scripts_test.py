@@ -262,6 +262,12 @@ class Environment(Scripts):
         self.assertEqual(environment["SLURM_EXPORT_ENV"], "ALL")
         self.assertNotIn("SRUN_EXPORT_ENV", environment)
 
+    def test_so_do_those_that_bench_starts(self):
+        self.program("srun true", "bench")
+        subprocess.run(**self.command("bench", SLURM_EXPORT_ENV="NONE"), capture_output=True)
+        self.assertEqual(self.task_environment()["SLURM_EXPORT_ENV"], "ALL")
+        self.assertRegex(self.task_environment()["DDP_STORE_KEY"], r"\A[0-9a-f]{32}\Z")
+
     def test_the_key_of_the_store(self):
         self.program('echo "$DDP_STORE_KEY" >>"$STUB/keys"; exit 75')
         result = self.run_script()
