@@ -22,7 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OUT, ERR = 0, 1
 MOST_DEVICES = 8
-RUN_S = 120  # no run here takes so long
+RUN_S, TIMEOUT_S = 120, 30  # no run takes so long; its --timeout, so that a NCCL that hangs leaves time for the rest
 NEEDED_S = 10  # of --limit, for anything to be started
 FAULT_TIMEOUT_S, FAULT_SLACK_S = 10, 5  # --timeout when a rank is killed or stopped, and what the others may take beyond it
 REPORT_S = 15  # that bench may take for its report when it is interrupted
@@ -31,12 +31,12 @@ LAUNCHER = re.compile(r"SLURM_|PMI|OMPI_|MV2_|FLUX_|PALS_|JSM_|TORCHELASTIC_|_CO
 TRAINED = re.compile(r"^moved (\S+) \| .*\| digest ([0-9a-f]{16}) \|", re.MULTILINE)
 
 
-class Failed(Exception):
-    """A check does not hold: one line."""
+class Failed(Exception):  # a check does not hold: one line
+    pass
 
 
-class NotRun(Exception):
-    """A check could not be made: why."""
+class NotRun(Exception):  # a check could not be made: why
+    pass
 
 
 def last_line(text):
@@ -68,9 +68,6 @@ class Job:
             return self.process.wait(max(seconds, 0.01))
         except subprocess.TimeoutExpired:
             raise Failed(f"still ran after {seconds:.0f} s: {self.line}") from None
-
-    def transcript(self):
-        return f"$ {self.line}\n{self.text(OUT)[-2000:]}{self.text(ERR)[-4000:]}exit code {self.process.returncode}"
 
 
 def cuda_devices():
@@ -116,10 +113,6 @@ class FirstRun:
     def left_s(self):
         return self.options.limit - (time.monotonic() - self.begin)
 
-    def say(self, line):
-        print(line, flush=True)
-        self.lines.append(line)
-
     def check(self, name, function, *arguments):
         begin, self.jobs = time.monotonic(), []
         try:
@@ -134,9 +127,11 @@ class FirstRun:
             for job in self.jobs:
                 job.end()
         seconds = round(time.monotonic() - begin, 1)
+        written = [[job.text(OUT)[-4000:], job.text(ERR)[-4000:]] for job in self.jobs if status == "failed"]
         self.checks.append({"name": name, "status": status, "text": text, "seconds": seconds, "commands": [job.line for job in self.jobs],
-                            "transcripts": [job.transcript() for job in self.jobs] if status == "failed" else []})
-        self.say(f"{status:8}{name}{': ' if text else ''}{text} ({seconds} s)")
+                            "written": written})
+        self.lines.append(f"{status:8}{name}{': ' if text else ''}{text} ({seconds} s)")
+        print(self.lines[-1], flush=True)
 
     def start(self, program, *options, **environment):
         self.jobs.append(Job([ROOT / "build/bin" / program, *options], {**self.environment, **environment}, self.scratch))
@@ -155,10 +150,10 @@ class FirstRun:
 
     def outcome(self, program, world_size, *options, **where):
         """@return what it moved, and its digest"""
-        workload = ["3", "3", "--dataset", "digits", "--global-batch", 24 * world_size]
+        workload = ["3", "3", "--dataset", "digits", "--global-batch", 24 * world_size, "--timeout", TIMEOUT_S]
         jobs = self.train(program, world_size, *workload, *options, **where)
-        codes = [job.wait(min(RUN_S, self.left_s())) for job in jobs]
-        version, trained = re.search(r"^NCCL version (\S+)", jobs[0].text(OUT), re.MULTILINE), TRAINED.search(jobs[0].text(OUT))
+        codes, said = [job.wait(min(RUN_S, self.left_s())) for job in jobs], jobs[0].text(OUT)
+        version, trained = re.search(r"^NCCL version (\S+)", said, re.MULTILINE), TRAINED.search(said)
         self.nccl = version[1] if version else self.nccl
         for job, code in zip(jobs, codes):
             if code != 0 or trained is None:
@@ -272,13 +267,14 @@ class FirstRun:
                     self.check(f"a rank of {program[:2]} is {what}, {backend}, {speedup}", self.fault, program, number, *over, speedup)
         self.check("benchmark", self.bench)
         self.check("PyTorch's own DDP beside it", self.peers)
-        for tags in [] if self.options.quick else ["[gpu][ranks]", "[gpu]~[ranks]"]:
+        for tags in ["[gpu][shard]"] if self.options.quick else ["[gpu][ranks]", "[gpu]~[ranks]"]:
             self.check(f"test cases {tags}", self.test_cases, tags)
 
     def write(self, folder):
         counts = {status: sum(check["status"] == status for check in self.checks) for status in ("passed", "failed", "not run")}
         seconds = round(time.monotonic() - self.begin)
-        self.say(", ".join(f"{count} {status}" for status, count in counts.items()) + f", in {seconds} s")
+        self.lines.append(", ".join(f"{count} {status}" for status, count in counts.items()) + f", in {seconds} s")
+        print(self.lines[-1])
         used = {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "host": platform.node(),
                 "command": shlex.join(["tests/gpu.sh", *sys.argv[1:]]), "device": self.options.device, "devices": self.devices,
                 "driver_cuda": self.driver, "nccl": self.nccl, "libtorch": self.libtorch, "version": self.version,
@@ -295,14 +291,14 @@ def main():
                                      "LIBTORCH=/path where python3 has no torch. gpu.sh pack FOLDER collects what must travel.")
     parser.add_argument("folder", nargs="?", default="gpu-results", type=pathlib.Path, help="for the results (default gpu-results)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: gloo and shm for NCCL, fused for graph")
-    parser.add_argument("--quick", action="store_true", help="two ranks, one backend, a small benchmark, no test cases")
+    parser.add_argument("--quick", action="store_true", help="two ranks, one backend, a small benchmark, one test case")
     parser.add_argument("--limit", type=int, default=570, metavar="SECONDS", help="what has no time left is not run (default 570)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="ddp-gpu-") as scratch:
         try:
-            options.folder.mkdir(parents=True, exist_ok=True)
             run = FirstRun(options, pathlib.Path(scratch))
+            options.folder.mkdir(parents=True, exist_ok=True)
         except (Failed, OSError) as error:
             print(f"gpu.sh: {error}", file=sys.stderr)
             return 2

@@ -55,8 +55,8 @@ if [[ ${1:-} == pack ]]; then
     (($# == 2 || $# == 3)) || die "pack: got $(($# - 1)) arguments, expected the folder to make and perhaps that of the build"
     pack "${@:2}"
 else
-    # The one of LIBTORCH's own environment has torch.
-    python=${LIBTORCH:+$LIBTORCH/../../../../bin/python3}
-    [[ -x $python ]] || python=$(command -v python3) || die "found no python3 in PATH, expected 3.8 or newer"
-    exec "$python" -B "$root/tests/gpu.py" "$@"
+    # torch and Python are those of the environment.
+    [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
+    command -v python3 >/dev/null || die "found no python3 in PATH, expected 3.8 or newer"
+    exec python3 -B "$root/tests/gpu.py" "$@"
 fi
