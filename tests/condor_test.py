@@ -250,6 +250,37 @@ def test_held_and_cancelled(place):
     assert re.fullmatch(r"(\d+ 3\n)*", queue), queue  # gone, or on the way
 
 
+def test_sweep(place):
+    """One cluster, a few at a time; hostile values arrive; those whose turn has not come are neither lost nor run twice."""
+    program = place.write("point", '#!/bin/sh\nprintf "%s\\0" "$@" >argv\necho "$DDP_JOB_ID" >>ids\nsleep 1\n', executable=True)
+    rng = random.Random(6)
+    texts = [hostile_text.hostile(rng) for _ in range(300)]
+    values = sorted({text.decode() for text in texts if text and hostile_text.is_carried(text) and hostile_text.condor_can(text)})[:9]
+    axis = ",".join(value.replace("\\", "\\\\").replace(",", "\\,") for value in values)
+    settings, out_dir = place.settings("sweep", program)
+    place.submit("--settings-file", settings, "--sweep-limit", "3", "--sweep", f"key={axis}")
+    for number, value in enumerate(values):
+        job = place.wait(out_dir, "done", job=number)
+        assert place.read(job, "argv").split("\0")[:-1] == ["--key", value], (place.read(job, "argv"), value)
+        assert place.read(job, "ids") == f"{job['id']}\n", (place.read(job, "ids"), job)
+    jobs = place.jobs(out_dir)
+    assert len({job["id"].split(".")[0] for job in jobs}) == 1 and jobs[8]["id"].endswith(".8"), jobs
+    assert place.submit("resubmit", "--failed", "--out-dir", out_dir).stdout == "nothing to resubmit\n"
+
+    sleeper = place.write("sleeper", "#!/bin/sh\nsleep 1000\n", executable=True)
+    settings, out_dir = place.settings("sleepers", sleeper)
+    place.submit("--settings-file", settings, "--sweep-limit", "2", "--sweep", "x=1,2,3,4")
+    place.wait(out_dir, "running", job=1)
+    place.submit("cancel", "0", "--out-dir", out_dir)
+    place.wait(out_dir, "running", job=2)
+    assert [job["state"] for job in place.jobs(out_dir)] == ["cancelled", "running", "running", "pending"], place.jobs(out_dir)
+    place.submit("cancel", "--all", "--out-dir", out_dir)
+    assert {job["state"] for job in place.jobs(out_dir)} == {"cancelled"}
+    cluster = place.jobs(out_dir)[0]["id"].split(".")[0]
+    queue = place.pool.run("condor_q", cluster, "-af", "JobStatus").stdout
+    assert re.fullmatch(r"(3\n)*", queue), queue  # gone, or on the way, and the fourth never comes
+
+
 def test_killed_submission(place):
     """submit is killed when HTCondor has the job and it has not written that down."""
     program = place.write("quick", "#!/bin/sh\n", executable=True)
@@ -288,7 +319,7 @@ def main():
     pool = CondorPool(build_folder)
     place = Workplace(pool, build_folder)
     tests = [test_example, test_two_nodes, test_four_nodes, test_stopped_in_the_middle, test_run_again, test_hostile_arguments, test_hostile_folder, test_transfer,
-             test_held_and_cancelled, test_killed_submission, test_pool_is_down]
+             test_held_and_cancelled, test_sweep, test_killed_submission, test_pool_is_down]
     wanted = sys.argv[2:]
     failed = 0
     for test in tests:

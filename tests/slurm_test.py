@@ -473,6 +473,36 @@ class Submit(StoppedJobs):
             alone.seek(0)
             self.assertEqual(last_line(alone.read())[1], ends["3-lr-0.01_seed-2"])
 
+    def test_points_that_run_again_are_not_the_whole_array(self):
+        """Two at a time. Each asks once to be started again, the last one, whose id is the array's, too."""
+        program = self.folder / "again"
+        program.write_text('#!/bin/bash\necho "$*" >>starts; (($(wc -l <starts) == 2)) || exit 85\n')
+        program.chmod(0o755)
+        jobs = self.submit(self.settings(program), "--sweep-limit", "2", "--sweep", "x=1,b c\\,$HOME,3")
+        self.assertEqual(len({job.id.split("_")[0] for job in jobs}), 1)
+        for job in jobs:
+            job.wait_for(lambda job=job: job.facts()["Restarts"] == "1" and job.state() == "PENDING")
+            start_now(job)
+        for number, value in enumerate(("1", "b c,$HOME", "3")):
+            done = self.wait_for_state("done", number)
+            self.assertEqual((done.folder / "starts").read_text(), f"--x {value}\n" * 2)
+            self.assertEqual((done.folder / "requeues").read_text(), f"{done.id} 1\n")
+            self.assertEqual(done.folder.joinpath(f"job-{done.id}.out").stat().st_mode & 0o777, 0o600)
+        self.assertEqual(self.tool("resubmit", "--failed", "--out-dir", "out"), "nothing to resubmit\n")
+
+    def test_a_part_of_an_array_is_cancelled(self):
+        program = self.folder / "sleeper"
+        program.write_text("#!/bin/bash\nexec sleep 1000\n")
+        program.chmod(0o755)
+        self.submit(self.settings(program), "--sweep-limit", "2", "--sweep", "x=1,2,3,4")
+        self.wait_for_state("running", 1)
+        self.tool("cancel", "0", "3", "--out-dir", "out")
+        self.wait_for_state("running", 2)
+        self.assertEqual([record["state"] for record in self.records()], ["cancelled", "running", "running", "cancelled"])
+        self.tool("cancel", "--all", "--out-dir", "out")
+        self.assertEqual({record["state"] for record in self.records()}, {"cancelled"})
+        self.assert_nothing_runs()
+
     def test_cancelled_is_cancelled(self):
         self.submit(self.settings(BIN / "05_multinode"), "--nodes", "2", "--", "100000", "100000", *self.LONG)
         job = self.wait_for_state("running")

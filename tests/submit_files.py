@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,8 +70,9 @@ class Submit:
         code, out_bytes, error_bytes = map(int, out.readline().split())
         printed, error = out.read(out_bytes), out.read(error_bytes)
         if code == 0:
-            match = re.fullmatch(rb"# file [^\n]*\n(.*?)# in folder [^\n]*\n[^\n]*\n", printed, re.DOTALL)
+            match = re.fullmatch(rb"# file [^\n]*\n(.*?)(?:# file [^\n]*/points\n(.*?))?# in folder [^\n]*\n[^\n]*\n", printed, re.DOTALL)
             check(match, f"unexpected output {printed[:500]!r}")
+            self.points = (match.group(2) or b"").decode()
             return match.group(1).decode()
         check(code == 2, f"exit code {code}, {error!r}")
         check(printed == b"", f"refused, but printed {printed[:200]!r}")
@@ -81,7 +83,7 @@ class Submit:
 # Each script in a subshell of one bash, with an srun that writes down its arguments and its folder.
 BASH = r"""
 srun() { printf '%s\0' "$@" "$PWD" >"$OUT"; }
-export SLURM_JOB_ID=17
+export SLURM_JOB_ID=17 SLURM_ARRAY_JOB_ID=17 SLURM_ARRAY_TASK_ID=1
 while IFS= read -r script; do
   (OUT=$script.argv; . "$script") </dev/null >"$script.said" 2>&1
   echo $?
@@ -104,8 +106,9 @@ class Bash:
         argv = Path(f"{self.script}.argv")
         got = argv.read_bytes().split(b"\0")
         argv.unlink()
-        check(got[:2] == [b"--kill-on-bad-exit=1", b"--cpus-per-task=1"], f"srun's own options {got[:2]}")
-        return got[2:-2], got[-2]
+        own = [b"--kill-on-bad-exit=1", b"--cpus-per-task=1", b"--export=ALL"]
+        check(got[:3] == own, f"srun's own options {got[:3]}")
+        return got[3:-2], got[-2]
 
 
 def condor_argv(text):
@@ -269,6 +272,38 @@ class Fields:
             check(len(directives(file)) == 9, f"directives {directives(file)}")
         return True
 
+    def array(self, text, scheduler):
+        """The same in an array: the second point's line, in a file beside the submission file."""
+        if b"\0" in text:
+            return False
+        escaped = text.replace(b"\\", b"\\\\").replace(b",", b"\\,")
+        file = self.submit(self.base, [b"--sweep", b"key=first-one," + escaped], scheduler)
+        can = is_carried(text) and text not in (b"", b"first-one") and (scheduler == "slurm" or condor_can(text))
+        check((file is not None) == can, "refused or accepted wrongly")
+        if file is None:
+            return False
+        lines = self.submit.points.split("\n")
+        check(len(lines) == 3 and lines[2] == "", f"{len(lines)} points")
+        if scheduler == "condor":
+            # Its macros are expanded after the item is put in.
+            folder, items = lines[1].split(" ", 1)
+            single = file.replace("$(ddp_arguments)", items).replace("$(ddp_folder)", folder)
+            single = re.sub(r"\nqueue [^\n]*\n\Z", "\nqueue\n", single)
+            _, arguments, initialdir, _ = condor_argv(single)
+            check(arguments == ["--key", text.decode()], f"arguments {arguments!r}")
+            check(re.fullmatch(re.escape(f"{self.folder}/dry/jobs/1-") + r"key-[\w.-]*", initialdir, re.ASCII),
+                  f"initialdir {initialdir!r}")
+            return True
+        alias = self.folder / f"array-{os.urandom(4).hex()}"
+        alias.mkdir()
+        (alias / "points").write_text(self.submit.points.replace(f"{self.folder}/dry/jobs/", f"{alias}/"))
+        argv, cwd = self.slurm_argv(file.replace(f"cd -- {self.folder}/dry/arrays/0.1 ||", f"cd -- {alias} ||"))
+        check(argv == [str(self.target).encode(), b"--key", text], f"bash: got {argv!r}")
+        check(os.path.dirname(cwd) == bytes(alias) and os.path.basename(cwd).startswith(b"1-key-"), f"ran in {cwd!r}")
+        check(sorted(os.listdir(cwd)) == [b"exit_code", b"job-17_1.out"], f"{os.listdir(cwd)!r} appeared")
+        shutil.rmtree(alias)
+        return True
+
     def transfer(self, text):
         name = text.replace(b"/", b"_").replace(b"\0", b"")[:200]
         if name in (b"", b".", b".."):
@@ -329,6 +364,8 @@ def main():
             "constraint": one(fields.name, "constraint", "slurm"),
             "sweep, HTCondor": one(fields.sweep, "condor"),
             "sweep, Slurm": one(fields.sweep, "slurm"),
+            "array, HTCondor": one(fields.array, "condor"),
+            "array, Slurm": one(fields.array, "slurm"),
             "transfer_files": fields.transfer,
         }
         for key in ("nodes", "time", "bid", "num_cpus", "memory_cpus", "num_gpus", "memory_gpus"):

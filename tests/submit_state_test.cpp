@@ -1,6 +1,8 @@
 // submit with schedulers that only pretend: its commands, what it refuses, and the state that
 // survives whatever happens.
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "common/base/hash.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
@@ -137,24 +140,51 @@ class Workplace {
     return states;
   }
 
-  /// A Slurm that numbers jobs, remembers them with their comments, and knows their states.
+  /// A Slurm that numbers jobs, remembers them with their comments, and knows their states. In
+  /// place of a reason it has "job N", which the submission file or an array's points say. `calls`
+  /// gets a line for each command.
   /// @param trouble shell code that runs in sbatch before ($1 = before) and after taking the job
   void make_slurm(const std::string& trouble = ":") const {
-    tool("sbatch", R"(trouble() { )" + trouble + R"(; }
-[[ $# == 2 && $1 == --parsable ]] || { echo "unexpected arguments: $*" >&2; exit 9; }
-comment=$(sed -n 's/^#SBATCH --comment=//p' "$2")
+    const std::string log = "echo \"${0##*/} $*\" >>\"$WORKPLACE/calls\"\n";
+    tool("sbatch", log + R"(trouble() { )" + trouble + R"(; }
+[[ $# == 2 || $# == 3 && $2 == --dependency=afterany:* ]] && [[ $1 == --parsable ]] ||
+  { echo "unexpected arguments: $*" >&2; exit 9; }
+file=${!#}
+comment=$(sed -n 's/^#SBATCH --comment=//p' "$file")
+last=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' "$file")
 trouble before
 exec 8>"$WORKPLACE/slurm.lock"; flock 8
 id=$(($(cat "$WORKPLACE/slurm.last" 2>/dev/null || echo 100) + 1))
-printf '%s|PENDING|Priority|%s\n' "$id" "$comment" >>"$WORKPLACE/slurm.jobs"
+if [[ -n $last ]]; then
+  mapfile -t points <"${file%/*}/points"
+  [[ ${#points[@]} == $((last + 1)) ]] || exit 9
+  for i in "${!points[@]}"; do
+    point=${points[i]#*/jobs/}
+    printf '%s_%s|PENDING|job %s|%s\n' "$id" "$i" "${point%%-*}" "$comment"
+  done
+else
+  job=$(sed -n 's/^# Job \([0-9]*\), made by submit\.$/\1/p' "$file")
+  printf '%s|PENDING|job %s|%s\n' "$id" "$job" "$comment"
+fi >>"$WORKPLACE/slurm.jobs"
 echo "$id" >"$WORKPLACE/slurm.last"
 flock -u 8
 trouble after
 echo "$id"
 )");
-    tool("squeue", "cat \"$WORKPLACE/slurm.jobs\" 2>/dev/null || true\n");
-    tool("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1\n");
-    tool("scancel", "echo \"$@\" >>\"$WORKPLACE/cancelled\"\n");
+    tool("squeue", log + "cat \"$WORKPLACE/slurm.jobs\" 2>/dev/null || true\n");
+    tool("sacct", log + "echo 'Slurm accounting storage is disabled' >&2; exit 1\n");
+    tool("scancel", log + "echo \"$@\" >>\"$WORKPLACE/cancelled\"\n");
+  }
+  /// So many jobs may be in one array.
+  void limit_arrays(int most) const {
+    tool("scontrol", "echo 'MaxArraySize            = " + std::to_string(most) + "'\n");
+  }
+  /// The commands that the pretended scheduler got since the last look.
+  Words calls() const {
+    Words lines = split(read(folder_ / "calls"), '\n');
+    lines.pop_back();
+    fs::remove(folder_ / "calls");
+    return lines;
   }
   /// "id|state|reason|comment" of every job that the pretended Slurm has taken.
   std::vector<Words> slurm_jobs() const {
@@ -179,7 +209,7 @@ echo "$id"
     CHECK(slurm_jobs().size() == count);
     std::set<std::string> numbers;
     for (const Words& taken : slurm_jobs()) {
-      const std::string number = split(taken[3], '-', 4).at(2);  // submit-ID-JOB-ATTEMPT
+      const std::string number = split(taken[2], ' ').at(1);  // job N
       numbers.insert(number);
       CHECK(known.at(static_cast<std::size_t>(std::stoi(number))).at("id") == taken[0]);
     }
@@ -284,12 +314,15 @@ TEST_CASE("submit: settings that no scheduler could carry out are refused", "[su
 }
 
 TEST_CASE("submit: killed before every step, no job is lost or doubled", "[submit][crash]") {
+  // One array, or each job for itself.
+  const int most = GENERATE(2, 1);
   bool was_killed = true;
   int step = 0;
   while (was_killed) {
     ++step;
     const Workplace place;
     place.make_slurm();
+    place.limit_arrays(most);
     RunOptions killed = place.options();
     killed.environment["LD_PRELOAD"] = DDP_KILL_AT;
     killed.environment["DDP_KILL_AT"] = std::to_string(step);
@@ -310,7 +343,7 @@ TEST_CASE("submit: killed before every step, no job is lost or doubled", "[submi
     }
     place.check_each_is_submitted_once(2);
   }
-  CHECK(step > 25);
+  CHECK(step > (most == 1 ? 25 : 15));
 }
 
 TEST_CASE("submit: killed while the scheduler takes the job", "[submit][crash]") {
@@ -375,6 +408,7 @@ TEST_CASE("submit: several at once lose nothing and submit nothing twice", "[sub
 TEST_CASE("submit: nobody waits for a sweep that is being submitted", "[submit]") {
   const Workplace place;
   place.make_slurm("[[ $1 == after ]] || until [[ -e $WORKPLACE/go ]]; do sleep 0.02; done");
+  place.limit_arrays(1);
   Program sweep = place.start(Workplace::with_settings({"--sweep", "x=1,2,3"}));
   REQUIRE(wait_until([&] {
     return State::exists(place.out().string()) && !place.jobs().empty() &&
@@ -418,7 +452,7 @@ TEST_CASE("submit: ten thousand jobs are listed", "[submit]") {
     }
     REQUIRE(state.plan(requests));
     for (int i = 0; i < kJobs; i += 2) {
-      REQUIRE(state.begin(i, {JobState::kSubmitting, std::nullopt, ""}));
+      REQUIRE(state.begin({i}, {JobState::kSubmitting, std::nullopt, ""}));
       state.submitted(i, std::to_string(i + 100));
     }
   }
@@ -469,7 +503,7 @@ TEST_CASE("submit: a state that submit did not write is refused, and left alone"
                                    {half, 1, "\x01"},
                                    {whole.size() - 1, 1, ""},
                                    {whole.size(), 0, "{}\n"},
-                                   {whole.find("state 3"), 7, "state 4"}};
+                                   {whole.find("state 4"), 7, "state 3"}};
     // Every number that a scheduler's file is made of is under the checksum.
     for (const auto& [from, to] : std::map<std::string, std::string>{
              {"\"processes_per_node\":1", "\"processes_per_node\":0"},
@@ -550,16 +584,17 @@ TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything aft
   Words folders;
   for (const nlohmann::json& job : jobs) {
     folders.push_back(job.at("folder"));
-    CHECK(fs::exists(folders.back() + "/submission_file.sbatch"));
   }
+  CHECK(fs::exists(place.out() / "arrays/0.1/submission_file.sbatch"));
   CHECK(std::set<std::string>(folders.begin(), folders.end()).size() == 4);
   CHECK_FALSE(fs::exists(place.out() / "submission_file.sbatch"));
 
   // status asks: the queue, then what the job's script left, then nobody knows.
-  place.set_slurm_state("101", "RUNNING");
-  place.set_slurm_state("102", "COMPLETED");
-  place.set_slurm_state("103", "FAILED");
-  write(folders[2] + "/exit_code", "103 7\n");
+  place.set_slurm_state("101_0", "RUNNING");
+  place.set_slurm_state("101_1", "COMPLETED");
+  place.set_slurm_state("101_2", "FAILED");
+  fs::create_directories(folders[2]);
+  write(folders[2] + "/exit_code", "101_2 7\n");
   RunResult status = place.expect(0, {"status", "out"});
   CHECK(place.states() == Words{"running", "done", "failed", "pending"});
   CHECK(place.jobs()[2].at("exit_code") == 7);
@@ -580,20 +615,21 @@ TEST_CASE("submit: a program's arguments in a sweep on Slurm, and everything aft
   jobs = place.jobs();
   CHECK(jobs[2].at("state") == "pending");
   CHECK(jobs[2].at("attempt") == 2);
-  CHECK(jobs[2].at("id") == "105");
+  CHECK(jobs[2].at("id") == "102");
   CHECK(place.slurm_jobs().size() == 5);
   place.expect(0, {"resubmit", "--failed", "out"});
   CHECK(place.slurm_jobs().size() == 5);
   place.expect(2, {"resubmit", "0", "out"});  // it runs
 
-  write(folders[0] + "/job-101.out", "one\ntwo\nthree\n");
+  fs::create_directory(folders[0]);
+  write(folders[0] + "/job-101_0.out", "one\ntwo\nthree\n");
   const RunResult tail = place.run({"logs", "0", "out", "--lines", "2"});
   CHECK(contains(tail.out, "<==\ntwo\nthree\n"));
   CHECK_FALSE(contains(tail.out, "one"));
   place.expect(1, {"logs", "3", "out"});
 
   place.expect(0, {"cancel", "0", "3", "out"});
-  CHECK(read(place.folder() / "cancelled") == "101\n104\n");
+  CHECK(read(place.folder() / "cancelled") == "101\n");  // all of it that was not over
   CHECK(place.states()[3] == "cancelled");
   place.expect(2, {"cancel", "9", "out"});
 
@@ -890,7 +926,7 @@ TEST_CASE("submit: a Slurm script asks to be started again as often as allowed",
   fs::create_directories(place.job("0-name"));
   place.tool("srun", "exit 85\n");
   place.tool("scontrol",
-             "echo \"$1\" >>\"$WORKPLACE/asked\"\n[[ $1 != --oneliner ]] || echo 'x "
+             "echo \"$*\" >>\"$WORKPLACE/asked\"\n[[ $1 != --oneliner ]] || echo 'x "
              "JobState=RUNNING y'\n");
   JobRequest job;
   job.name = "name";
@@ -914,16 +950,33 @@ TEST_CASE("submit: a Slurm script asks to be started again as often as allowed",
                                            {"000000009", "9", false}}) {
     RunOptions options = place.options();
     options.environment["SLURM_JOB_ID"] = "7";
-    options.environment["SLURM_RESTART_COUNT"] = one.restarts;
+    // Of preemptions and lost nodes: these do not count.
+    options.environment["SLURM_RESTART_COUNT"] = "5000";
+    write(place.job("0-name") / "requeues", "7 " + one.restarts + "\n");
     options.environment["DDP_MAX_REQUEUES"] = one.most;
     write(place.folder() / "asked", "");
     const RunResult result = run_program({"/bin/bash", script}, options);
     INFO(one.most.value_or("unset") << " " << one.restarts << ": " << result.err);
     CHECK(result.exit_code == 85);
-    CHECK(contains(read(place.folder() / "asked"), "requeue") == one.again);
+    CHECK(contains(read(place.folder() / "asked"), "requeue 7\n") == one.again);
+    CHECK(read(place.job("0-name") / "requeues") ==
+          fmt::format("7 {}\n", std::stoi(one.restarts) + (one.again ? 1 : 0)));
     CHECK(fs::exists(place.job("0-name") / "exit_code") == !one.again);
     CHECK(result.err.empty());
     fs::remove(place.job("0-name") / "exit_code");
+  }
+  // What another job of this folder asked for does not count either, nor is it needed.
+  for (const std::string other : {"", "17 1000\n", "rubbish", "7 x\n"}) {
+    fs::remove(place.job("0-name") / "requeues");
+    if (!other.empty()) {
+      write(place.job("0-name") / "requeues", other);
+    }
+    RunOptions options = place.options();
+    options.environment["SLURM_JOB_ID"] = "7";
+    const RunResult result = run_program({"/bin/bash", script}, options);
+    INFO(other << ": " << result.err);
+    CHECK(result.err.empty());
+    CHECK(read(place.job("0-name") / "requeues") == "7 1\n");
   }
   for (const std::string bad : {"x", "-1", "3 ", "1e3", "99999999999999999999"}) {
     RunOptions options = place.options();
@@ -958,4 +1011,340 @@ TEST_CASE("submit: what lies in the way is not overwritten", "[submit]") {
   }
   write(place.folder() / "s.yaml", "script_path: program\nout_dir: /proc/none/out\n");
   place.refused(Workplace::with_settings({}), {"cannot make /proc/none/out/submissions: "});
+}
+
+TEST_CASE("submit: a sweep is an array, its tasks take their points", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.settings("arguments: [\"it's $HOME\"]\n");
+  place.submit(0, {"--sweep", "x=1,a b\\,`c`,3", "--sweep-limit", "2"});
+  const fs::path array = place.out() / "arrays/0.1";
+  const std::string script = read(array / "submission_file.sbatch");
+  CHECK(contains(script, "#SBATCH --array=0-2%2\n"));
+  CHECK(contains(script, "#SBATCH --output=job-%A_%a.out\n"));
+  CHECK(place.calls() == Words{"sbatch --parsable " + (array / "submission_file.sbatch").string()});
+  place.tool("srun", "printf '[%s]' \"$@\" >argv; exit $((SLURM_ARRAY_TASK_ID == 1 ? 85 : 3))\n");
+  place.tool("scontrol",
+             "echo \"$*\" >>\"$WORKPLACE/asked\"\n[[ $1 != --oneliner ]] || echo 'x "
+             "JobState=RUNNING y'\n");
+  fs::create_symlink("/bin/mkdir", place.folder() / "bin/mkdir");
+  fs::create_symlink("/bin/ln", place.folder() / "bin/ln");
+  const Words values = {"1", "a b,`c`", "3"};
+  const Words names = {"0-x-1", "1-x-a-b--c-", "2-x-3"};
+  for (int task = 0; task < 3; ++task) {
+    const std::string id = "101_" + std::to_string(task);
+    const auto at = static_cast<std::size_t>(task);
+    RunOptions options = place.options();
+    // The last task's own id is the array's, so a command about it would be about all.
+    options.environment["SLURM_JOB_ID"] = task == 2 ? "101" : std::to_string(102 + task);
+    options.environment["SLURM_ARRAY_JOB_ID"] = "101";
+    options.environment["SLURM_ARRAY_TASK_ID"] = std::to_string(task);
+    const RunResult result =
+        run_program({"/bin/bash", (array / "submission_file.sbatch").string()}, options);
+    INFO(result.err);
+    CHECK(result.exit_code == (task == 1 ? 85 : 3));
+    CHECK(result.err.empty());
+    const fs::path folder = place.job(names[at]);
+    CHECK(read(folder / "argv") == "[--kill-on-bad-exit=1][--cpus-per-task=1][--export=ALL][" +
+                                       (place.folder() / "program").string() +
+                                       "][it's $HOME][--x][" + values[at] + "]");
+    CHECK(fs::read_symlink(folder / ("job-" + id + ".out")) == array / ("job-" + id + ".out"));
+    CHECK(read(folder / "exit_code") == (task == 1 ? "" : id + " 3\n"));
+  }
+  CHECK(read(place.folder() / "asked") == "--oneliner show job 101_1\nrequeue 101_1\n");
+  // Logs are found where they are, and each task has its exit code.
+  write(array / "job-101_2.out", "of the third\n");
+  CHECK(contains(place.expect(0, {"logs", "2", "out"}).out, "of the third\n"));
+  write(place.folder() / "slurm.jobs", "");
+  place.calls();
+  place.expect(0, {"status", "out"});
+  CHECK(place.states() == Words{"failed", "lost", "failed"});
+  CHECK(place.jobs()[2].at("exit_code") == 3);
+  CHECK(place.calls() ==
+        Words{"squeue --me --noheader --array --states=all --format=%i|%T|%r|%k",
+              "sacct --noheader --parsable2 --allocations --array --format=JobID,State,ExitCode "
+              "--jobs=101"});
+
+  // Those that failed are an array of their own, in the same folders.
+  place.set_slurm_state("101_0", "FAILED");
+  place.expect(0, {"resubmit", "0", "2", "out"});
+  CHECK(place.jobs()[2].at("id") == "102_1");
+  CHECK(place.jobs()[2].at("attempt") == 2);
+  CHECK(contains(read(place.out() / "arrays/0.2/submission_file.sbatch"), "--array=0-1%2\n"));
+  CHECK(contains(read(place.out() / "arrays/0.2/points"), "/jobs/2-x-3 "));
+}
+
+TEST_CASE("submit: a sweep beyond the site's arrays is several, one after another if limited",
+          "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.limit_arrays(4);
+  const auto dependencies = [&place] {
+    Words found;
+    for (const std::string& call : place.calls()) {
+      found.push_back(split(call, ' ')[2].starts_with("--dep") ? split(call, ' ')[2] : "");
+    }
+    return found;
+  };
+  place.submit(0, {"--sweep", "x=1,2,3,4,5,6,7,8,9", "--sweep-limit", "3"});
+  CHECK(dependencies() == Words{"", "--dependency=afterany:101", "--dependency=afterany:102"});
+  place.check_each_is_submitted_once(9);
+  CHECK(place.jobs()[8].at("id") == "103");  // alone
+  place.submit(0, {"--sweep", "x=1,2,3,4,5"});
+  CHECK(dependencies() == Words{"", ""});
+  place.check_each_is_submitted_once(14);
+
+  // All of them in one call, whatever they are, and only what is named.
+  place.expect(0, {"cancel", "1", "2", "4", "8", "9", "out"});
+  CHECK(place.calls() == Words{"squeue --me --noheader --array --states=all --format=%i|%T|%r|%k",
+                               "scancel 101_[1-2] 102_[0] 103 104_[0]"});
+  CHECK(place.states()[3] == "pending");
+  CHECK(place.states()[9] == "cancelled");
+  place.refused(Workplace::with_settings({"--sweep-limit", "2"}), {"--sweep-limit 2", "--sweep"});
+  const RunResult local =
+      place.submit(0, {"--scheduler", "local", "--sweep", "y=1,2", "--sweep-limit", "2"});
+  CHECK(contains(local.err, "--sweep-limit"));
+}
+
+TEST_CASE("submit: ten thousand points are submitted, asked for and cancelled in a few calls",
+          "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.limit_arrays(5000);
+  std::string axis = "0";
+  for (int i = 1; i < 100; ++i) {
+    axis += "," + std::to_string(i);
+  }
+  place.submit(0, {"--sweep", "x=" + axis, "--sweep", "y=" + axis, "--sweep-limit", "50"});
+  CHECK(place.calls().size() == 2);
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(place.out())) {
+    files += entry.is_regular_file() ? 1U : 0U;
+  }
+  CHECK(files == 3 + 4);  // the state, and for each array its script and its points
+  place.set_slurm_state("101_7", "COMPLETED");
+  place.calls();
+  const RunResult status = place.expect(0, {"status", "--json", "--out-dir", "out"});
+  CHECK(place.calls().size() == 1);
+  const nlohmann::json jobs = nlohmann::json::parse(status.out).at("jobs");
+  REQUIRE(jobs.size() == 10000);
+  CHECK(jobs[9999].at("id") == "102_4999");
+  CHECK(jobs[9999].at("folder") == place.job("9999-x-99_y-99").string());
+  CHECK(jobs[7].at("state") == "done");
+  place.expect(0, {"cancel", "--all", "out"});
+  CHECK(place.calls() == Words{"squeue --me --noheader --array --states=all --format=%i|%T|%r|%k",
+                               "scancel 101 102"});
+  CHECK(place.states()[7] == "done");
+  CHECK(place.states()[9999] == "cancelled");
+}
+
+TEST_CASE("submit: a sweep is one cluster of HTCondor", "[submit]") {
+  const Workplace place;
+  const std::string log = "echo \"${0##*/} $*\" >>\"$WORKPLACE/calls\"\n";
+  place.tool("condor_submit", log + "echo '7.0 - 7.3'\n");
+  place.tool("condor_q", log +
+                             "if [[ \"$*\" == *-factory* ]]; then echo '7 3'; else cat "
+                             "\"$WORKPLACE/queue\"; fi\n");
+  place.tool("condor_history", log + "cat \"$WORKPLACE/history\"\n");
+  place.tool("condor_rm", log);
+  place.submit(0,
+               {"--scheduler", "condor", "--sweep", "x=1,a 'b' $(HOME),3,4", "--sweep-limit", "2"});
+  const fs::path array = place.out() / "arrays/0.1";
+  const std::string text = read(array / "submission_file.sub");
+  for (const std::string part :
+       {"arguments = \"$(ddp_arguments)\"\n", "DDP_JOB_ID=$(ClusterId).$(ProcId)\"\n",
+        "max_materialize = 2\n", "\nqueue ddp_folder,ddp_arguments from points\n"}) {
+    INFO(text);
+    CHECK(contains(text, part));
+  }
+  CHECK(contains(text, "initialdir = " + place.out().string() + "/$(ddp_folder)\n"));
+  CHECK(contains(read(array / "points"),
+                 "\njobs/1-x-a--b----HOME- --x 'a ''b'' $(DOLLAR)(HOME)'\njobs/2-x-3 --x 3\n"));
+  CHECK(fs::is_directory(place.job("2-x-3")));  // HTCondor looks whether they are there
+  CHECK(place.jobs()[2].at("id") == "7.2");
+  CHECK(place.calls() == Words{"condor_submit -terse " + (array / "submission_file.sub").string()});
+
+  // The fourth is not in the queue yet, and that is no reason to submit it again.
+  write(place.folder() / "queue", "7.0 2 undefined\n7.2 1 undefined\n");
+  write(place.folder() / "history", "7.1 4 3 undefined\n");
+  place.expect(0, {"status", "out"});
+  CHECK(place.states() == Words{"running", "failed", "pending", "pending"});
+  CHECK(place.jobs()[1].at("exit_code") == 3);
+  CHECK(place.calls() == Words{"condor_q 7 -factory -af ClusterId JobMaterializeNextProcId",
+                               "condor_q 7 -af:j JobStatus HoldReason",
+                               "condor_history 7 -limit 4 -af:j JobStatus ExitCode ExitSignal"});
+  place.expect(0, {"cancel", "0", "2", "out"});
+  CHECK(place.calls().back() == "condor_rm 7.0 7.2");
+  place.expect(0, {"cancel", "--all", "out"});
+  CHECK(place.calls().back() == "condor_rm 7");
+  CHECK(place.states() == Words{"cancelled", "failed", "cancelled", "cancelled"});
+
+  // On several nodes the jobs of a cluster are one job: there each has its own.
+  place.tool("condor_submit", log + "echo '8.0 - 8.0'\n");
+  place.submit(0, {"--scheduler", "condor", "--nodes", "2", "--sweep", "y=1,2"});
+  CHECK(place.calls().size() == 2);
+  CHECK(place.jobs()[5].at("id") == "8");
+  // Part of a cluster is no answer.
+  place.tool("condor_submit", "echo '9.0 - 9.0'\n");
+  place.tool("condor_q", "exit 0\n");
+  CHECK(contains(place.submit(1, {"--scheduler", "condor", "--sweep", "z=1,2"}).err, "9.0 - 9.0"));
+}
+
+TEST_CASE("submit: Slurm's commands do not inherit the options of a job around them", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.tool("sbatch",
+             "for name in ${!SLURM_@} ${!SBATCH_@} ${!SRUN_@} ${!SQUEUE_@} "
+             "${!SCANCEL_@}; do echo \"$name=${!name}\"; done >\"$WORKPLACE/seen\"\n"
+             "umask >\"$WORKPLACE/umask\"\necho 101\n");
+  RunOptions options = place.options();
+  for (const char* const name :
+       {"SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_EXPORT_ENV", "SBATCH_PARTITION", "SBATCH_EXPORT",
+        "SRUN_DEBUG", "SQUEUE_PARTITION", "SCANCEL_STATE"}) {
+    options.environment[name] = "of the caller";
+  }
+  options.environment["SLURM_CONF"] = "/etc/here";
+  options.environment["SLURM_CLUSTERS"] = "b";
+  options.environment["DDP_MAX_REQUEUES"] = "12";
+  const RunResult result = run_program(Workplace::argv(Workplace::with_settings({})), options);
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(read(place.folder() / "seen") == "SLURM_CLUSTERS=b\nSLURM_CONF=/etc/here\n");
+  // A site may keep variables from the job: then the file has what was said here.
+  const std::string script = read(place.out() / "submission_file.sbatch");
+  CHECK(contains(script, "most=${DDP_MAX_REQUEUES:-12}\n"));
+  CHECK(contains(script, " --export=ALL \\\n"));
+  options.environment["DDP_MAX_REQUEUES"] = "many";
+  const RunResult bad = run_program(Workplace::argv(Workplace::with_settings({})), options);
+  CHECK(bad.exit_code == 2);
+  CHECK(contains(bad.err, "DDP_MAX_REQUEUES"));
+}
+
+TEST_CASE("submit: a federation's cluster is asked, and its jobs are cancelled there", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.tool("sbatch", "echo '123;b'\n");
+  write(place.folder() / "slurm.jobs", "CLUSTER: b\n123|RUNNING|None|x\n");
+  place.submit(0);
+  CHECK(place.jobs()[0].at("id") == "123;b");
+  place.submit(0, {"--sweep", "x=1,2"});
+  CHECK(place.jobs()[2].at("id") == "123_1;b");
+  place.expect(0, {"status", "out"});
+  CHECK(place.states()[0] == "running");
+  CHECK(place.calls() ==
+        Words{"squeue --me --noheader --array --states=all --format=%i|%T|%r|%k --clusters=b",
+              "sacct --noheader --parsable2 --allocations --array --format=JobID,State,ExitCode "
+              "--jobs=123 --clusters=b"});
+  place.expect(0, {"cancel", "0", "out"});
+  CHECK(read(place.folder() / "cancelled") == "--clusters=b 123\n");
+}
+
+TEST_CASE("submit: what is over is not cancelled", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.submit(0, {"--sweep", "x=1,2,3"});
+  place.set_slurm_state("101_0", "COMPLETED");
+  place.set_slurm_state("101_1", "RUNNING");
+  CHECK(place.expect(0, {"cancel", "0", "1", "out"}).out ==
+        "job 0 is done already\njob 1 cancelled\n");
+  CHECK(read(place.folder() / "cancelled") == "101_[1]\n");
+  CHECK(place.states() == Words{"done", "cancelled", "pending"});
+  // Where nobody can tell, nothing is.
+  place.tool("squeue", "echo 'no controller' >&2; exit 1\n");
+  CHECK(contains(place.expect(75, {"cancel", "2", "out"}).err, "none was cancelled"));
+  CHECK(place.states()[2] == "pending");
+  // It ended between the two: scancel says so, and so does the next look.
+  place.make_slurm();
+  place.tool("scancel",
+             "sed -i 's/^101_2|PENDING/101_2|COMPLETED/' \"$WORKPLACE/slurm.jobs\"\n"
+             "echo 'Job/step already completing or completed' >&2; exit 1\n");
+  CHECK(place.expect(0, {"cancel", "2", "out"}).out == "job 2 is done already\n");
+}
+
+TEST_CASE("submit: an id that is none never reaches a scheduler", "[submit]") {
+  for (const auto& [scheduler, good] :
+       {std::pair<std::string, std::string>{"slurm", "101"}, {"condor", "7"}}) {
+    const Workplace place;
+    place.make_slurm();
+    place.tool("condor_submit", "echo '7.0 - 7.0'\n");
+    for (const char* const tool : {"scancel", "condor_rm", "squeue", "condor_q", "sacct"}) {
+      place.tool(tool, "touch \"$WORKPLACE/asked\"\n");
+    }
+    place.submit(0, {"--scheduler", scheduler});
+    const fs::path file = place.out() / "submissions/0.1.json";
+    const std::string whole = read(file);
+    for (const std::string bad : {"123; rm", "-u root", "--all", "*", "0", "1 2", "../x", "12;",
+                                  "12;-M", "12;a b", "1e9", "$(id)", "12_[0-9]", "99999999999"}) {
+      std::string body = whole.substr(whole.find('\n') + 1);
+      body.replace(body.find("\"" + good + "\""), good.size() + 2, nlohmann::json(bad).dump());
+      write(file, "submit state 4, checksum " + ddp::Hash().update(body).hex() + "\n" + body);
+      for (const Words& line : {Words{"cancel", "0", "out"}, Words{"cancel", "--all", "out"},
+                                Words{"status", "out"}, Words{"resubmit", "0", "out"}}) {
+        INFO(scheduler << ": " << bad);
+        place.refused(line, {"0.1.json", "the id", "expected"});
+      }
+    }
+    CHECK_FALSE(fs::exists(place.folder() / "asked"));
+  }
+}
+
+TEST_CASE("submit: only its user may write the state, and read what may hold secrets", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  place.tool("sbatch", "umask >\"$WORKPLACE/umask\"\necho 101\n");
+  const mode_t before = umask(0027);
+  place.submit(0, {"--", "--token", "secret"});
+  place.submit(0, {"--sweep", "x=1,2"});
+  place.submit(0, {"--scheduler", "local"});
+  umask(before);
+  const auto mode = [](const fs::path& path) { return fs::status(path).permissions(); };
+  const fs::perms secret = fs::perms::owner_read | fs::perms::owner_write;
+  const fs::path submissions = place.out() / "submissions";
+  CHECK(mode(submissions) == fs::perms::owner_all);
+  for (const fs::path& file :
+       {submissions / "0.json", submissions / "0.1.json", place.out() / "submission_file.sbatch",
+        place.job("0-program") / "submission_file.sbatch", place.out() / "arrays/1.1/points",
+        place.job("3-program") / "job.out", place.job("3-program") / "job.err"}) {
+    INFO(file);
+    CHECK(mode(file) == secret);
+  }
+  // Slurm makes the output with sbatch's mask; the program has the user's.
+  CHECK(read(place.folder() / "umask") == "0077\n");
+  CHECK(contains(read(place.out() / "submission_file.sbatch"), "\numask 0027\n"));
+
+  const auto check_refused = [&](const fs::path& path, const std::string& named) {
+    INFO(path);
+    for (const Words& line : {Words{"list", "out"}, Words{"cancel", "--all", "out"}}) {
+      place.refused(line, {path.filename(), named, "expected"});
+    }
+  };
+  for (const fs::path& path : {submissions / "0.1.json", submissions / "0.json", submissions}) {
+    const fs::perms good = mode(path);
+    for (const fs::perms bad : {fs::perms::group_write, fs::perms::others_write}) {
+      fs::permissions(path, bad, fs::perm_options::add);
+      check_refused(path, "mode 0");
+      fs::permissions(path, good);
+    }
+    if (geteuid() == 0) {
+      REQUIRE(chown(path.c_str(), 65534, static_cast<gid_t>(-1)) == 0);
+      check_refused(path, "user 65534");
+      REQUIRE(chown(path.c_str(), 0, static_cast<gid_t>(-1)) == 0);
+    }
+  }
+  // Nor is a link followed out of the folder.
+  fs::rename(submissions / "0.1.json", place.folder() / "elsewhere");
+  fs::create_symlink(place.folder() / "elsewhere", submissions / "0.1.json");
+  place.refused({"list", "out"}, {"0.1.json", "expected"});
+}
+
+TEST_CASE("submit: fewer processors than GPUs are worth a warning", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  const auto said = [&place](int cpus, const std::string& scheduler = "slurm") {
+    place.settings(fmt::format("local: {{condor: {{num_cpus: {}, num_gpus: 8}}}}\n", cpus));
+    return place.submit(0, {"--dry-run", "--scheduler", scheduler}).err;
+  };
+  CHECK(contains(said(2), "WARNING: num_cpus: got 2 for 8 GPUs of each node, expected"));
+  CHECK(contains(said(2, "condor"), "WARNING: num_cpus: got 2 for 8 GPUs"));
+  CHECK_FALSE(contains(said(8), "WARNING"));
 }

@@ -172,7 +172,10 @@ TEST_CASE("submit: a Slurm script's directives", "[submit]") {
        "#SBATCH --gpus-per-node=4\n", "#SBATCH --mem=256000M\n", "#SBATCH --time=1-01:01:01\n",
        "#SBATCH --account=def-keli\n", "#SBATCH --partition=gpu\n",
        "#SBATCH --constraint=a100|h100\n", "#SBATCH --comment=token-1\n", "#SBATCH --requeue\n",
-       "cd -- '/out dir/jobs/0-name' ||", "  /bin/p 'a'\\''b' '$(x)' &\n"});
+       "cd -- '/out dir/jobs/0-name' ||", "  /bin/p 'a'\\''b' '$(x)' &\n",
+       "srun --kill-on-bad-exit=1 --cpus-per-task=2 --export=ALL --gpu-bind=none \\\n"});
+  job.resources.gpus = 0;
+  CHECK_FALSE(contains(slurm().file_text(job, "/out/jobs/0-name", 1, "t"), "--gpu-bind"));
 }
 
 TEST_CASE("submit: sweeps", "[submit]") {
@@ -216,6 +219,26 @@ TEST_CASE("submit: the scheduler's answer is the job's id and nothing else", "[s
     INFO(bad);
     CHECK_FALSE(parse_id(slurm(), bad).has_value());
   }
+}
+
+TEST_CASE("submit: the answer about an array has all its jobs", "[submit]") {
+  CHECK(parse_id(condor(), "12.0 - 12.9\n", 10) == "12");
+  CHECK_FALSE(parse_id(condor(), "12.0 - 12.8\n", 10).has_value());
+  CHECK_FALSE(parse_id(condor(), "12.0 - 12.0\n", 10).has_value());
+  CHECK(parse_id(slurm(), "1234;b\n", 10) == "1234;b");
+  CHECK(job_id(Scheduler::kSlurm, "1234;b", 7, 10) == "1234_7;b");
+  CHECK(job_id(Scheduler::kSlurm, "1234;b", 0, 1) == "1234;b");
+  CHECK(job_id(Scheduler::kCondor, "12", 7, 10) == "12.7");
+  CHECK(job_id(Scheduler::kCondor, "", 7, 10).empty());
+  for (const char* const id : {"1234_7;b", "1234_7", "1234", "12.7"}) {
+    const JobId parts = parse_job_id(id);
+    const bool is_condor = contains(id, ".");
+    CHECK(parts.submission == (is_condor ? "12" : "1234"));
+    CHECK(parts.task == (contains(id, "7") ? "7" : ""));
+    CHECK(parts.cluster == (contains(id, ";") ? "b" : ""));
+  }
+  CHECK(slurm().cancel_ids("12", {"0", "1", "2", "5", "7", "8"}) ==
+        std::vector<std::string>{"12_[0-2,5,7-8]"});
 }
 
 TEST_CASE("submit: HTCondor's log of a job", "[submit]") {

@@ -89,6 +89,8 @@ void add_submission(OptionGroup options, Command& command) {
              "one job per value (and combination, if given several times)",
              [&](Text, Text text) { command.sweep.push_back(parse_sweep(text)); })
       .repeatable();
+  options.integer("--sweep-limit", command.sweep_limit, std::int64_t{1}, std::int64_t{kMostJobs},
+                  "", "how many of them run at once (default: as many as the cluster lets)");
 }
 
 void store_positional(const std::string& word, Command& command) {
@@ -137,6 +139,9 @@ void check(const Command& command) {
   if (command.action == Action::kSubmit) {
     if (command.settings_file.empty()) {
       refuse("--settings-file is missing, expected e.g. --settings-file settings.yaml");
+    }
+    if (command.sweep_limit && command.sweep.empty()) {
+      refuse("--sweep-limit {} without --sweep, expected jobs to count", *command.sweep_limit);
     }
     return;
   }

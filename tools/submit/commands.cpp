@@ -9,8 +9,11 @@
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "common/base/command_line.hpp"
@@ -57,7 +60,8 @@ void override_settings(const Command& command, Settings& settings) {
 }
 
 /// What the settings say and this scheduler has no use for.
-void note_unused(const Resources& resources, Scheduler scheduler, const std::vector<int>& gpus) {
+void note_unused(const Resources& resources, Scheduler scheduler, const Command& command) {
+  const std::vector<int>& gpus = command.gpus;
   Choices unused;
   const auto check = [&unused](bool is_unused, const char* name) {
     if (is_unused) {
@@ -70,9 +74,16 @@ void note_unused(const Resources& resources, Scheduler scheduler, const std::vec
   check(resources.bid && scheduler != Scheduler::kCondor, "bid");
   check(resources.time_s && is_local, "time");
   check(!resources.account.empty() && is_local, "account");
+  check(command.sweep_limit && is_local, "--sweep-limit");
   if (!unused.empty()) {
     note(fmt::format("{} in the settings is not used with --scheduler {}", join(unused),
                      scheduler_name(scheduler)));
+  }
+  if (!is_local && resources.cpus.value_or(resources.gpus) < resources.gpus) {
+    note(
+        fmt::format("WARNING: num_cpus: got {} for {} GPUs of each node, expected at least one for "
+                    "each GPU (better 4): the GPUs will wait for them",
+                    *resources.cpus, resources.gpus));
   }
   int position = 0;
   const bool are_first =
@@ -84,20 +95,47 @@ void note_unused(const Resources& resources, Scheduler scheduler, const std::vec
 }
 
 /// Everything that would be written and run.
-void print_job(const JobRequest& job, const std::string& out_dir, int attempt,
-               const std::string& token) {
-  const std::string folder = quote_path(job_folder(job, out_dir));
-  if (job.scheduler == Scheduler::kLocal) {
-    std::cout << fmt::format("# in folder {}, output in {} and {}\n{}\n", folder,
-                             attempt_file(attempt, ".out"), attempt_file(attempt, ".err"),
-                             shell_line(job.command));
-    return;
+void print_local_job(const JobRequest& job, const std::string& out_dir, int attempt) {
+  std::cout << fmt::format("# in folder {}, output in {} and {}\n{}\n",
+                           quote_path(job_folder(job, out_dir)), attempt_file(attempt, ".out"),
+                           attempt_file(attempt, ".err"), shell_line(job.command));
+}
+
+void print_submission(const SubmissionText& text, bool waits) {
+  std::cout << fmt::format("# file {}\n{}", quote_path(text.path), text.file);
+  if (!text.points.empty()) {
+    std::cout << fmt::format("# file {}\n{}", quote_path(text.folder + "/" + kPointsFile),
+                             text.points);
   }
-  const ClusterScheduler& scheduler = cluster_scheduler(job.scheduler);
-  const std::string path = submission_path(job, out_dir);
-  std::cout << fmt::format("# file {}\n{}# in folder {}\n{} {}\n", quote_path(path),
-                           scheduler.file_text(job, job_folder(job, out_dir), attempt, token),
-                           folder, shell_line(scheduler.submit_command), shell_line({path}));
+  std::cout << fmt::format("# in folder {}{}\n{} {}\n", quote_path(text.folder),
+                           waits ? ", and only when the one before is over" : "",
+                           shell_line(text.command), shell_line({text.path}));
+}
+
+void print_plan(const State& state, const std::vector<int>& indices) {
+  std::vector<int> of_clusters;
+  for (const int index : indices) {
+    const Job& job = state.job(index);
+    if (job.request.scheduler == Scheduler::kLocal) {
+      print_local_job(job.request, state.out_dir(), job.attempt.number + 1);
+    } else {
+      of_clusters.push_back(index);
+    }
+  }
+  std::map<int, int> submissions;  // of each plan
+  for (const std::vector<int>& together : group(state, of_clusters)) {
+    std::vector<const JobRequest*> jobs;
+    for (const int index : together) {
+      jobs.push_back(&state.job(index).request);
+    }
+    const Job& first = state.job(together.front());
+    const int plan = state.plan_of(together.front());
+    const int before = submissions[plan]++;
+    const int batch = state.next_batch(plan) + before;
+    print_submission(submission_text(jobs, state.out_dir(), plan, batch, first.attempt.number + 1,
+                                     state.token(plan, batch)),
+                     before > 0 && first.request.limit > 0);
+  }
 }
 
 /// A folder that no state knows of may hold another run's snapshot, which this one would resume.
@@ -112,14 +150,34 @@ void check_is_free(const JobRequest& request, const std::string& out_dir) {
   }
 }
 
+void print_submitted(const State& state, const std::vector<int>& indices, const LeftOut& left_out) {
+  for (const int index : indices) {
+    const Job& job = state.job(index);
+    const auto why = left_out.find(index);
+    std::cout << fmt::format("job {} {}: ", index, job.request.name)
+              << (why == left_out.end()
+                      ? fmt::format("submitted to {} as {}, output in {}",
+                                    scheduler_name(job.request.scheduler), job.attempt.id,
+                                    quote_path(job_folder(job.request, state.out_dir())))
+                      : "left out, " + why->second)
+              << '\n';
+  }
+  std::cout << std::flush;
+}
+
 void submit_jobs(State& state, const std::vector<int>& indices) {
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    const Job& job = state.job(indices[i]);
-    std::string left_out;
+  const Known known = attempts_of(state, indices);
+  std::size_t left = indices.size();
+  std::map<int, std::string> before;  // of each plan with a limit: its last submission
+  for (const std::vector<int>& together : group(state, indices)) {
+    left -= together.size();
+    const int index = together.front();
+    const bool is_limited = state.job(index).request.limit > 0;
+    LeftOut left_out;
     try {
-      left_out = submit_job(state, indices[i]);
+      left_out =
+          submit_together(state, together, known, is_limited ? before[state.plan_of(index)] : "");
     } catch (const Error& error) {
-      const std::size_t left = indices.size() - i - 1;
       if (left == 0) {
         throw;
       }
@@ -127,14 +185,12 @@ void submit_jobs(State& state, const std::vector<int>& indices) {
                                             "--failed` submits them",
                                             error.what(), left));
     }
-    std::cout << fmt::format("job {} {}: ", job.request.index, job.request.name)
-              << (left_out.empty()
-                      ? fmt::format("submitted to {} as {}, output in {}",
-                                    scheduler_name(job.request.scheduler), job.attempt.id,
-                                    quote_path(job_folder(job.request, state.out_dir())))
-                      : "left out, " + left_out)
-              << '\n'
-              << std::flush;
+    print_submitted(state, together, left_out);
+    for (const int one : together) {
+      if (!left_out.contains(one)) {
+        before[state.plan_of(one)] = parse_job_id(state.job(one).attempt.id).submission;
+      }
+    }
   }
 }
 
@@ -152,13 +208,15 @@ std::vector<JobRequest> plan_at_end(const Settings& settings, Scheduler schedule
                                     const Command& command, const State& state) {
   std::vector<JobRequest> requests = plan_jobs(settings, scheduler, command.sweep, command.gpus,
                                                static_cast<int>(state.jobs().size()));
-  for (const JobRequest& request : requests) {
+  std::vector<const JobRequest*> jobs;
+  for (JobRequest& request : requests) {
+    request.limit = command.sweep_limit.value_or(0);
     check_is_free(request, state.out_dir());
-    if (scheduler != Scheduler::kLocal) {
-      // No job of a sweep is refused for its text after others were submitted.
-      cluster_scheduler(scheduler).file_text(request, job_folder(request, state.out_dir()), 1,
-                                             state.token(request.index, 1));
-    }
+    jobs.push_back(&request);
+  }
+  if (scheduler != Scheduler::kLocal) {
+    // No job of a sweep is refused for its text after others were submitted.
+    submission_text(jobs, state.out_dir(), requests.front().index, 1, 1, "");
   }
   return requests;
 }
@@ -180,19 +238,17 @@ int submit_new(const Command& command) {
       }
       requests.clear();
     }
-  } while (requests.empty() || (!command.dry_run && !state->plan(requests)));
-  note_unused(settings.resources, scheduler, command.gpus);
+  } while (requests.empty() || !state->plan(requests, command.dry_run));
+  note_unused(settings.resources, scheduler, command);
   std::vector<int> indices;
   for (const JobRequest& request : requests) {
     indices.push_back(request.index);
-    if (command.dry_run) {
-      // An out_dir gets its number, which tokens start with, when it is first written to.
-      print_job(request, settings.out_dir, 1,
-                state->jobs().empty() ? fmt::format("submit-NEW-{}-1", request.index)
-                                      : state->token(request.index, 1));
-    }
   }
-  return command.dry_run ? kDone : have_run(*state, indices);
+  if (command.dry_run) {
+    print_plan(*state, indices);
+    return kDone;
+  }
+  return have_run(*state, indices);
 }
 
 /// The out_dir that a command is about, with its jobs.
@@ -223,9 +279,15 @@ std::vector<int> pick(const State& state, const Command& command,
   return indices;
 }
 
+std::vector<int> all_jobs(const State& state) {
+  std::vector<int> indices(state.jobs().size());
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
 int resubmit(const Command& command) {
   State state = find_state(command);
-  const std::vector<std::string> unreachable = refresh(state);
+  const std::vector<std::string> unreachable = refresh(state, all_jobs(state));
   const std::vector<int> indices = pick(state, command, needs_resubmission);
   for (const int index : indices) {
     if (const Job& job = state.job(index); !is_over(job.state())) {
@@ -237,11 +299,7 @@ int resubmit(const Command& command) {
     note(why + "; jobs that may still run are left alone");
   }
   if (command.dry_run) {
-    for (const int index : indices) {
-      const Job& job = state.job(index);
-      const int attempt = job.attempt.number + 1;
-      print_job(job.request, state.out_dir(), attempt, state.token(index, attempt));
-    }
+    print_plan(state, indices);
     return kDone;
   }
   if (indices.empty()) {
@@ -326,7 +384,7 @@ int show(const Command& command) {
   State state = find_state(command);
   std::vector<std::string> unreachable;
   if (command.action == Action::kStatus) {
-    unreachable = refresh(state);
+    unreachable = refresh(state, all_jobs(state));
   }
   std::vector<const Job*> jobs;
   for (const int index : pick(state, command, [](JobState) { return true; })) {
@@ -348,7 +406,7 @@ std::vector<std::string> output_files(const Job& job, const std::string& out_dir
   std::vector<std::string> stems = {attempt_file(job.attempt.number, ".out"),
                                     attempt_file(job.attempt.number, ".err")};
   if (job.request.scheduler == Scheduler::kSlurm) {
-    stems = {"job-" + id_alone(job.attempt.id) + ".out"};
+    stems = {"job-" + split(job.attempt.id, ';')[0] + ".out"};
   }
   std::vector<std::string> found;
   for (const std::string& stem : stems) {
@@ -408,52 +466,73 @@ int logs(const Command& command) {
   return kDone;
 }
 
-/// @return one line: why it still runs or waits; empty: it ends, or will not begin
-std::string end_job(State& state, int index) {
-  const Job& job = state.job(index);
-  const Finding cancelled = {JobState::kCancelled};
-  if (job.state() == JobState::kPlanned) {
-    if (state.begin(index, cancelled)) {
-      return "";
-    }
-    return fmt::format("it is {} by now, expected one that nobody submits",
-                       state_name(state.read_again(index).state()));
+/// Has jobs whose turn has not come never begin, unless another submit begins them first.
+void end_planned(State& state, std::vector<int> indices) {
+  const auto has_begun = [&state](int index) {
+    return state.job(index).state() != JobState::kPlanned;
+  };
+  std::map<int, std::vector<int>> plans;
+  for (const int index : indices) {
+    plans[state.plan_of(index)].push_back(index);
   }
-  if (job.attempt.id.empty()) {
-    return fmt::format("it is {}, expected a known id; `submit status` looks for it",
-                       state_name(job.state()));
-  }
-  if (job.request.scheduler != Scheduler::kLocal) {
-    const ClusterScheduler& scheduler = cluster_scheduler(job.request.scheduler);
-    const CommandResult result = run_command({scheduler.cancel_command, id_alone(job.attempt.id)});
-    if (!result.ok()) {
-      return result.failure;
+  for (auto& [plan, jobs] : plans) {
+    while (!jobs.empty() && !state.begin(jobs, {JobState::kCancelled})) {
+      state.read_again(jobs.front());
+      std::erase_if(jobs, has_begun);
     }
   }
-  // The submit that runs a local job looks at its record, wherever that is.
-  if (!is_over(state.read_again(index).state())) {
-    state.update(index, cancelled);
-  }
-  return "";
+}
+
+bool can_end(JobState known) {
+  return !is_over(known) || known == JobState::kPlanned;
 }
 
 int cancel(const Command& command) {
   State state = find_state(command);
-  const auto can_end = [](JobState known) {
-    return !is_over(known) || known == JobState::kPlanned;
-  };
-  int code = kDone;
-  for (const int index : pick(state, command, can_end)) {
+  std::vector<int> indices = pick(state, command, can_end);
+  // Some may be over by now, and what they have become stays.
+  if (const std::vector<std::string> unreachable = refresh(state, indices); !unreachable.empty()) {
+    throw TransientError(unreachable.front() +
+                         "; which jobs still run is not known, none was cancelled");
+  }
+  std::vector<int> planned;
+  std::vector<int> in_clusters;
+  std::set<int> over;
+  for (const int index : indices) {
     const Job& job = state.job(index);
-    const bool was_over = !can_end(job.state());
-    const std::string failure = was_over ? "" : end_job(state, index);
-    if (!failure.empty()) {
-      std::cerr << fmt::format("submit: error: job {}: {}\n", index, failure);
-      code = static_cast<int>(ExitCode::kTrainingFailed);
-    } else if (was_over || job.state() != JobState::kCancelled) {
-      std::cout << fmt::format("job {} is {} already\n", index, state_name(job.state()));
-    } else {
+    if (!can_end(job.state())) {
+      over.insert(index);
+    } else if (job.state() == JobState::kPlanned) {
+      planned.push_back(index);
+    } else if (job.request.scheduler != Scheduler::kLocal && !job.attempt.id.empty()) {
+      in_clusters.push_back(index);
+    } else if (job.request.scheduler == Scheduler::kLocal &&
+               !is_over(state.read_again(index).state())) {
+      // The submit that runs a local job looks at its record, wherever that is.
+      state.update(index, {JobState::kCancelled});
+    }
+  }
+  end_planned(state, planned);
+  std::map<int, std::string> failures = cancel_in_clusters(state, in_clusters);
+  if (!failures.empty()) {
+    refresh(state, in_clusters);  // some may have ended all the same
+  }
+  int code = kDone;
+  for (const int index : indices) {
+    const JobState known = state.job(index).state();
+    if (over.contains(index) || (is_over(known) && known != JobState::kCancelled)) {
+      std::cout << fmt::format("job {} is {} already\n", index, state_name(known));
+    } else if (known == JobState::kCancelled) {
       std::cout << fmt::format("job {} cancelled\n", index);
+    } else {
+      const std::string& failure = failures[index];
+      std::cerr << fmt::format(
+          "submit: error: job {}: {}\n", index,
+          failure.empty()
+              ? fmt::format("it is {}, expected a known id; `submit status` looks for it",
+                            state_name(known))
+              : failure);
+      code = static_cast<int>(ExitCode::kTrainingFailed);
     }
   }
   return code;

@@ -27,6 +27,7 @@ struct Command {
   std::string account;
   std::string partition;
   std::vector<SweepAxis> sweep;
+  std::optional<std::int64_t> sweep_limit;  ///< jobs of the sweep that run at once
   std::optional<std::vector<std::string>> arguments;  ///< behind "--"
 
   // Of what comes after.

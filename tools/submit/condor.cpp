@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "tools/submit/scheduler.hpp"
 #include "tools/submit/text.hpp"
@@ -57,14 +58,18 @@ std::optional<CondorLog> read_log(const Job& job, const std::string& folder) {
   return text ? parse_condor_log(*text) : std::nullopt;
 }
 
-std::string condor_file(const JobRequest& job, const std::string& folder, int attempt,
-                        const std::string& token) {
+/// @param array_name empty: of one job alone
+std::string description(const JobRequest& job, const std::string& folder, int attempt,
+                        const std::string& token, const std::string& array_name) {
   const Resources& resources = job.resources;
   const std::string per_node = job.several ? ".$(Node)" : "";
   // What the file asks for is of one slot: of a node, or of each process of several.
   const std::int64_t slots = job.several ? job.processes_per_node : 1;
 
-  std::string file = fmt::format("# Job {}, made by submit.\n", job.index);
+  const bool is_alone = array_name.empty();
+  std::string file =
+      fmt::format("# Job{}, made by submit.\n",
+                  is_alone ? fmt::format(" {}", job.index) : fmt::format("s {} and on", job.index));
   const Lines line = {file, "", " = "};
   if (job.several) {
     file += fmt::format(
@@ -78,12 +83,13 @@ std::string condor_file(const JobRequest& job, const std::string& folder, int at
   }
   line("executable", condor_path("script_path", job.command.front()));
   line("transfer_executable", resources.transfer_files.empty() ? "False" : "True");
-  line("arguments", condor_arguments({job.command.begin() + 1, job.command.end()}));
+  line("arguments", is_alone ? condor_arguments({job.command.begin() + 1, job.command.end()})
+                             : "\"$(ddp_arguments)\"");
   // A job that is started again has the same cluster id, and in its folder the address of the last
   // start: its processes find each other by the number of the start too.
-  line("environment",
-       fmt::format("\"DDP_JOB_ID=$(ClusterId){}\"", job.several ? ".$$([NumJobStarts])" : ""));
-  line("initialdir", condor_path("out_dir", folder));
+  line("environment", fmt::format("\"DDP_JOB_ID=$(ClusterId){}{}\"", is_alone ? "" : ".$(ProcId)",
+                                  job.several ? ".$$([NumJobStarts])" : ""));
+  line("initialdir", condor_path("out_dir", folder) + (is_alone ? "" : "/$(ddp_folder)"));
   line("output", attempt_file(attempt, ".out") + per_node);
   line("error", attempt_file(attempt, ".err") + per_node);
   line("log", attempt_file(attempt, ".log"));
@@ -121,35 +127,106 @@ std::string condor_file(const JobRequest& job, const std::string& folder, int at
   line("allowed_execute_duration", resources.time_s);
   line("accounting_group", resources.account);
   line("+Bid", resources.bid);
-  line("batch_name", job.name);
+  line("batch_name", is_alone ? job.name : array_name);
   line("+SubmitToken", "\"" + token + "\"");
   line("notification", "Never");
-  return file + "queue\n";
+  if (is_alone) {
+    return file + "queue\n";
+  }
+  line("max_materialize", job.limit > 0 ? std::optional(job.limit) : std::nullopt);
+  return file + fmt::format("queue ddp_folder,ddp_arguments from {}\n", kPointsFile);
 }
 
-Answer ask_condor_queue(const std::vector<std::string>& ids) {
-  std::vector<std::string> argv = {"condor_q"};
-  argv.insert(argv.end(), ids.begin(), ids.end());
-  argv.insert(argv.end(), {"-af", "ClusterId", "JobStatus", "HoldReason"});
-  const CommandResult queue = run_command(argv);
-  Answer answer = {{}, queue.failure};
+std::string condor_file(const JobRequest& job, const std::string& folder, int attempt,
+                        const std::string& token) {
+  return description(job, folder, attempt, token, "");
+}
+
+/// @param folder of the array, two below out_dir
+std::string condor_array(const JobRequest& first, const std::string& folder, int attempt,
+                         const std::string& token, int /*count*/) {
+  return description(first, absolute_path(folder, "../.."), attempt, token,
+                     fmt::format("sweep-{}", first.index));
+}
+
+/// The folder below out_dir, which has no blank in it, and all the rest of the line.
+std::string condor_point(const JobRequest& job, const std::string& /*folder*/) {
+  const std::string arguments = condor_arguments({job.command.begin() + 1, job.command.end()});
+  return job.folder + " " + arguments.substr(1, arguments.size() - 2);
+}
+
+/// In the parallel universe the jobs of a cluster are nodes of one job.
+std::size_t most_in_a_cluster(const JobRequest& job) {
+  return job.several ? 1 : std::numeric_limits<std::size_t>::max();
+}
+
+std::vector<std::string> condor_cancel_ids(const std::string& submission,
+                                           const std::vector<std::string>& tasks) {
+  std::vector<std::string> ids;
+  for (const std::string& task : tasks) {
+    ids.push_back(submission + "." + task);
+  }
+  return tasks.empty() ? std::vector<std::string>{submission} : ids;
+}
+
+/// "condor_q", the clusters that are asked about, and the options.
+std::vector<std::string> about(const std::string& command, const Question& question,
+                               const std::vector<std::string>& options) {
+  std::vector<std::string> argv = {command};
+  for (const auto& [id, count] : question.submissions) {
+    argv.push_back(id);
+  }
+  argv.insert(argv.end(), options.begin(), options.end());
+  return argv;
+}
+
+/// "12.0" as the state has it: alone a job is its cluster.
+std::string known_id(const Question& question, const std::string& id) {
+  const std::string cluster = parse_job_id(id).submission;
+  const auto asked = question.submissions.find(cluster);
+  return asked != question.submissions.end() && asked->second == 1 ? cluster : id;
+}
+
+Answer ask_condor_queue(const Question& question) {
+  Answer answer;
+  // First: a job that comes into the queue meanwhile is found there.
+  if (question.is_limited) {
+    const CommandResult waiting = run_command(
+        about("condor_q", question, {"-factory", "-af", "ClusterId", "JobMaterializeNextProcId"}));
+    for (const std::vector<std::string>& row : waiting.rows(' ', 2)) {
+      const auto asked = question.submissions.find(row[0]);
+      const std::optional<int> next = to_int(row[1]);
+      for (int i = next.value_or(0);
+           next && asked != question.submissions.end() && i < asked->second; ++i) {
+        answer.findings[fmt::format("{}.{}", row[0], i)] = {JobState::kPending, std::nullopt,
+                                                            "waits for others of its sweep"};
+      }
+    }
+    answer.unreachable = waiting.failure;
+  }
+  const CommandResult queue =
+      run_command(about("condor_q", question, {"-af:j", "JobStatus", "HoldReason"}));
   for (const std::vector<std::string>& row : queue.rows(' ', 3)) {
     if (const std::optional<Finding> finding = queued(row[1], row[2])) {
-      answer.findings[row[0]] = *finding;
+      answer.findings[known_id(question, row[0])] = *finding;
     }
   }
+  answer.unreachable = queue.ok() ? answer.unreachable : queue.failure;
   return answer;
 }
 
-Findings ask_condor_history(const std::vector<std::string>& ids) {
-  std::vector<std::string> argv = {"condor_history"};
-  argv.insert(argv.end(), ids.begin(), ids.end());
-  // Without a limit it reads years of other people's jobs.
-  argv.insert(argv.end(), {"-limit", std::to_string(ids.size()), "-af", "ClusterId", "JobStatus",
-                           "ExitCode", "ExitSignal"});
+Findings ask_condor_history(const Question& question) {
+  int jobs = 0;
+  for (const auto& [id, count] : question.submissions) {
+    jobs += count;
+  }
   Findings findings;
-  for (const std::vector<std::string>& row : run_command(argv).rows(' ', 4)) {
-    findings[row[0]] =
+  // Without a limit it reads years of other people's jobs.
+  const CommandResult history = run_command(
+      about("condor_history", question,
+            {"-limit", std::to_string(jobs), "-af:j", "JobStatus", "ExitCode", "ExitSignal"}));
+  for (const std::vector<std::string>& row : history.rows(' ', 4)) {
+    findings[known_id(question, row[0])] =
         row[1] == "3" ? Finding{JobState::kCancelled} : ended(to_int(row[2]), to_int(row[3]));
   }
   return findings;
@@ -157,10 +234,12 @@ Findings ask_condor_history(const std::vector<std::string>& ids) {
 
 std::optional<Finding> read_condor_record(const Job& job, const std::string& folder) {
   const std::optional<CondorLog> log = read_log(job, folder);
-  return log && log->id == job.attempt.id ? std::optional(log->finding) : std::nullopt;
+  return log && log->id == parse_job_id(job.attempt.id).submission ? std::optional(log->finding)
+                                                                   : std::nullopt;
 }
 
-Search find_in_condor(const Job& job, const std::string& folder) {
+Search find_in_condor(const Job& job, const std::string& folder,
+                      const std::string& /*array_folder*/) {
   if (const std::optional<CondorLog> log = read_log(job, folder)) {
     return {log->id, ""};
   }
@@ -168,7 +247,7 @@ Search find_in_condor(const Job& job, const std::string& folder) {
       run_command({"condor_q", "-constraint", "SubmitToken == \"" + job.attempt.token + "\"", "-af",
                    "ClusterId"});
   const std::string id = split(queue.out, '\n')[0];
-  return {queue.ok() && is_digits(id) ? id : "", queue.failure};
+  return {queue.ok() && is_submission_id(Scheduler::kCondor, id) ? id : "", queue.failure};
 }
 
 }  // namespace
@@ -178,8 +257,13 @@ const ClusterScheduler& condor() {
       .file_name = "submission_file.sub",
       .submit_command = {"condor_submit", "-terse"},
       .cancel_command = "condor_rm",
+      .cancel_ids = condor_cancel_ids,
       .file_text = condor_file,
-      .id_pattern = "(\\d+)\\.0 - \\1\\.0\n?",  // first and last job of the cluster
+      .array_text = condor_array,
+      .point_line = condor_point,
+      .most_together = most_in_a_cluster,
+      .begin_after = nullptr,  // never needed: all are together
+      .id_pattern = "([1-9]\\d*)\\.0 - \\1\\.(\\d+)\n?",  // first and last job of the cluster
       .ask_queue = ask_condor_queue,
       .ask_history = ask_condor_history,
       .read_record = read_condor_record,

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -15,9 +16,12 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <system_error>
+#include <thread>
+#include <utility>
 
 #include "common/base/process.hpp"
 #include "tools/submit/scheduler.hpp"
@@ -36,6 +40,8 @@ constexpr const char* kMadeBy = ", made by submit.";
 constexpr auto kGrace = std::chrono::seconds(30);  // between a signal to a local job and SIGKILL
 constexpr auto kLookPeriod = std::chrono::milliseconds(500);  // whether it was cancelled
 constexpr double kSignalPoll_s = 0.2;
+constexpr auto kBeginPatience = std::chrono::seconds(2);  // with another submit at the same jobs
+constexpr auto kBeginPause = std::chrono::milliseconds(10);
 
 int make_socket() {
   return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -105,23 +111,88 @@ std::optional<bool> is_present(const std::string& name, const std::string& machi
   return connected || refused ? std::optional<bool>(connected) : std::nullopt;
 }
 
-/// Begins the next attempt of a job, unless another submit does, or has ended it meanwhile.
+/// What this process is to have run.
+struct Taken {
+  std::vector<int> indices;
+  LeftOut left_out;
+  std::unique_ptr<Presence> presence;  ///< says, until it goes, that this process is at it
+};
+
+/// Leaves out the jobs whose last start has not ended.
+void leave_out_running(const Known& known, Taken& taken) {
+  std::map<std::string, bool> running;  // by token
+  std::erase_if(taken.indices, [&](int index) {
+    const Attempt& last = known.at(index);
+    if (last.number > 0 && !running.contains(last.token)) {
+      running[last.token] = is_present(last.token, last.machine) == true;
+    }
+    const bool is_running = last.number > 0 && running[last.token];
+    if (is_running) {
+      taken.left_out[index] = "its last start has not ended yet";
+    }
+    return is_running;
+  });
+}
+
+/// Leaves out the jobs that others have submitted or ended since `known`.
+void leave_out_changed(State& state, const Known& known, Taken& taken) {
+  std::set<int> read;  // the submissions that were
+  for (const int index : taken.indices) {
+    if (read.insert(known.at(index).batch).second) {
+      state.read_again(index);
+    }
+  }
+  std::erase_if(taken.indices, [&](int index) {
+    const bool has_changed = state.job(index).attempt != known.at(index);
+    if (has_changed) {
+      taken.left_out[index] = fmt::format("it is {} by now", state_name(state.job(index).state()));
+    }
+    return has_changed;
+  });
+}
+
+/// Begins the next attempt of jobs of one plan, of those that no other submit begins, or has ended
+/// meanwhile.
 /// @param finding what is recorded, @param id see State::begin
-/// @param presence says, from before the record until it goes, that this process is at it
-/// @return why the job is to be left out; empty: it is this process's
-std::string take(State& state, int index, const Finding& finding, const std::string& id,
-                 std::optional<Presence>& presence) {
-  const Attempt before = state.job(index).attempt;
-  if (before.number > 0 && is_present(before.token, before.machine) == true) {
-    return "its last start has not ended yet";
+Taken take(State& state, const std::vector<int>& indices, const Known& known,
+           const Finding& finding, const std::string& id) {
+  Taken taken = {indices, {}, {}};
+  leave_out_running(known, taken);
+  // Another submit may be just about to begin others of the plan: then this one is the next.
+  for (auto end = Clock::now() + kBeginPatience;;) {
+    leave_out_changed(state, known, taken);
+    if (taken.indices.empty()) {
+      return taken;
+    }
+    const int first = taken.indices.front();
+    taken.presence =
+        std::make_unique<Presence>(state.token(state.plan_of(first), state.next_batch(first)));
+    if (taken.presence->is_ours() && state.begin(taken.indices, finding, this_machine(), id)) {
+      return taken;
+    }
+    taken.presence.reset();
+    if (Clock::now() > end) {
+      break;
+    }
+    std::this_thread::sleep_for(kBeginPause);
   }
-  presence.emplace(state.token(index, before.number + 1));
-  if (presence->is_ours() && state.begin(index, finding, this_machine(), id)) {
-    return "";
+  for (const int index : taken.indices) {
+    taken.left_out[index] = "another submit begins it just now";
   }
-  const Job& now = state.read_again(index);
-  return now.attempt == before ? "another submit begins it just now"
-                               : fmt::format("it is {} by now", state_name(now.state()));
+  taken.indices.clear();
+  return taken;
+}
+
+/// The same of all jobs that were submitted together with this one.
+std::map<int, Finding> of_its_submission(const State& state, int index, const Finding& finding) {
+  const Attempt& attempt = state.job(index).attempt;
+  std::map<int, Finding> findings;
+  for (const Job& job : state.jobs()) {
+    if (job.attempt.token == attempt.token) {
+      findings[job.request.index] = finding;
+    }
+  }
+  return findings;
 }
 
 /// Looks for a job whose submission is over and has no id.
@@ -130,13 +201,15 @@ std::string take(State& state, int index, const Finding& finding, const std::str
 std::string look_for(State& state, int index, const std::string& refusal) {
   const Job& job = state.job(index);
   const Search search =
-      cluster_scheduler(job.request.scheduler).find(job, job_folder(job.request, state.out_dir()));
+      cluster_scheduler(job.request.scheduler)
+          .find(job, job_folder(job.request, state.out_dir()),
+                array_folder(state.out_dir(), job.attempt.plan, job.attempt.batch));
   if (!search.id.empty()) {
     state.submitted(index, search.id);
     return "";
   }
   if (search.unreachable.empty()) {
-    state.update(index, {JobState::kRefused, std::nullopt, refusal});
+    state.update(of_its_submission(state, index, {JobState::kRefused, std::nullopt, refusal}));
   }
   return search.unreachable;
 }
@@ -160,34 +233,46 @@ std::string copy_path(const JobRequest& job, const std::string& out_dir) {
   return out_dir + "/" + cluster_scheduler(job.scheduler).file_name;
 }
 
-void write_submission_file(const Job& job, const std::string& out_dir) {
-  const JobRequest& request = job.request;
-  const std::string text =
-      cluster_scheduler(request.scheduler)
-          .file_text(request, job_folder(request, out_dir), job.attempt.number, job.attempt.token);
-  make_folders(job_folder(request, out_dir));
-  replace_file(submission_path(request, out_dir), text);
-  if (request.single) {
-    check_submission_file(request, out_dir);
-    replace_file(copy_path(request, out_dir), text);
+void write_submission(const SubmissionText& text, const JobRequest& first,
+                      const std::string& out_dir) {
+  make_folders(text.folder);
+  if (!text.points.empty()) {
+    replace_file(text.folder + "/" + kPointsFile, text.points);
+  }
+  replace_file(text.path, text.file);
+  if (first.single) {
+    check_submission_file(first, out_dir);
+    replace_file(copy_path(first, out_dir), text.file);
   }
 }
 
+/// Makes what the scheduler makes of the job's output unreadable for others.
+class PrivateFiles {
+ public:
+  PrivateFiles() : before_(umask(S_IRWXG | S_IRWXO)) {}
+  ~PrivateFiles() { umask(before_); }
+  PrivateFiles(const PrivateFiles&) = delete;
+  PrivateFiles& operator=(const PrivateFiles&) = delete;
+
+ private:
+  mode_t before_;
+};
+
 /// Asks the scheduler about jobs of its own that are not over: its queue, what it remembers, and
 /// the jobs' own records.
+/// @param indices of one cluster
 /// @return one line: why it could not be asked
 std::string ask(State& state, const ClusterScheduler& scheduler, const std::vector<int>& indices) {
-  std::map<std::string, int> open;  // by id
+  std::map<std::string, int> open;  // by id, without the cluster
+  Question question;
   for (const int index : indices) {
-    open[id_alone(state.job(index).attempt.id)] = index;
+    const Job& job = state.job(index);
+    const JobId id = parse_job_id(job.attempt.id);
+    question.cluster = id.cluster;
+    question.submissions[id.submission] = job.attempt.count;
+    question.is_limited |= job.request.limit > 0 && job.attempt.count > 1;
+    open[split(job.attempt.id, ';')[0]] = index;
   }
-  const auto open_ids = [&open] {
-    std::vector<std::string> ids;
-    for (const auto& [id, index] : open) {
-      ids.push_back(id);
-    }
-    return ids;
-  };
   std::map<int, Finding> found;
   const auto learn = [&](const std::string& id, const Finding& finding) {
     const auto job = open.find(id);
@@ -201,18 +286,18 @@ std::string ask(State& state, const ClusterScheduler& scheduler, const std::vect
       open.erase(job);
     }
   };
-  const Answer queue = open.empty() ? Answer() : scheduler.ask_queue(open_ids());
+  const Answer queue = open.empty() ? Answer() : scheduler.ask_queue(question);
   for (const auto& [id, finding] : queue.findings) {
     learn(id, finding);
   }
   const bool answers = queue.unreachable.empty();
   if (answers && !open.empty()) {
-    for (const auto& [id, finding] : scheduler.ask_history(open_ids())) {
+    for (const auto& [id, finding] : scheduler.ask_history(question)) {
       learn(id, finding);
     }
   }
-  for (const std::string& id : open_ids()) {
-    const Job& job = state.job(open.at(id));
+  for (const auto& [id, index] : open) {
+    const Job& job = state.job(index);
     if (const auto record = scheduler.read_record(job, job_folder(job.request, state.out_dir()))) {
       // The scheduler's own word for its state stays, if there is one.
       found.try_emplace(job.request.index, *record).first->second.exit_code = record->exit_code;
@@ -220,10 +305,19 @@ std::string ask(State& state, const ClusterScheduler& scheduler, const std::vect
       found.try_emplace(job.request.index, Finding{JobState::kLost, std::nullopt, scheduler.lost});
     }
   }
-  for (const auto& [index, finding] : found) {
-    state.update(index, finding);
-  }
+  state.update(found);
   return queue.unreachable;
+}
+
+/// By scheduler and cluster of a federation: one command is enough for each.
+std::map<std::pair<Scheduler, std::string>, std::vector<int>> by_cluster(
+    const State& state, const std::vector<int>& indices) {
+  std::map<std::pair<Scheduler, std::string>, std::vector<int>> clusters;
+  for (const int index : indices) {
+    const Job& job = state.job(index);
+    clusters[{job.request.scheduler, parse_job_id(job.attempt.id).cluster}].push_back(index);
+  }
+  return clusters;
 }
 
 struct Ending {
@@ -233,7 +327,8 @@ struct Ending {
 };
 
 int open_output(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int fd =
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
   if (fd < 0) {
     throw Error(ExitCode::kTrainingFailed, fmt::format("cannot write {}: {}", quote_path(path),
                                                        std::generic_category().message(errno)));
@@ -291,11 +386,11 @@ Ending wait_for(pid_t pid, const BlockedSignals& signals, State& state, int inde
   return ending;
 }
 
-Ending run_job(State& state, int index, const BlockedSignals& signals) {
-  std::optional<Presence> presence;
+Ending run_job(State& state, int index, const Known& known, const BlockedSignals& signals) {
   Ending ending;
-  ending.left_out = take(state, index, {JobState::kRunning}, std::to_string(getpid()), presence);
-  if (!ending.left_out.empty()) {
+  const Taken taken = take(state, {index}, known, {JobState::kRunning}, std::to_string(getpid()));
+  if (taken.indices.empty()) {
+    ending.left_out = taken.left_out.at(index);
     return ending;
   }
   const Job job = state.job(index);
@@ -330,34 +425,105 @@ std::string describe(const Finding& finding) {
 
 }  // namespace
 
-std::string submit_job(State& state, int index) {
-  std::optional<Presence> presence;
-  std::string left_out = take(state, index, {JobState::kSubmitting}, "", presence);
-  if (!left_out.empty()) {
-    return left_out;
+Known attempts_of(const State& state, const std::vector<int>& indices) {
+  Known known;
+  for (const int index : indices) {
+    known[index] = state.job(index).attempt;
   }
-  const JobRequest& request = state.job(index).request;
+  return known;
+}
+
+SubmissionText submission_text(const std::vector<const JobRequest*>& jobs,
+                               const std::string& out_dir, int plan, int batch, int attempt,
+                               const std::string& token) {
+  const JobRequest& first = *jobs.front();
+  const ClusterScheduler& scheduler = cluster_scheduler(first.scheduler);
+  SubmissionText text;
+  if (jobs.size() == 1) {
+    text.folder = job_folder(first, out_dir);
+    text.file = scheduler.file_text(first, text.folder, attempt, token);
+  } else {
+    text.folder = array_folder(out_dir, plan, batch);
+    text.file =
+        scheduler.array_text(first, text.folder, attempt, token, static_cast<int>(jobs.size()));
+    for (const JobRequest* const job : jobs) {
+      text.points += scheduler.point_line(*job, job_folder(*job, out_dir)) + "\n";
+    }
+  }
+  text.path = text.folder + "/" + scheduler.file_name;
+  text.command = scheduler.submit_command;
+  return text;
+}
+
+std::vector<std::vector<int>> group(const State& state, const std::vector<int>& indices) {
+  std::map<std::pair<int, int>, std::vector<int>> alike;  // by plan and attempt
+  for (const int index : indices) {
+    alike[{state.plan_of(index), state.job(index).attempt.number}].push_back(index);
+  }
+  std::vector<std::vector<int>> groups;
+  for (const auto& [key, jobs] : alike) {
+    const JobRequest& first = state.job(jobs.front()).request;
+    const std::size_t most =
+        jobs.size() == 1 ? 1 : cluster_scheduler(first.scheduler).most_together(first);
+    for (std::size_t start = 0; start < jobs.size();) {
+      const std::size_t count = std::min(most, jobs.size() - start);
+      const auto begin = jobs.begin() + static_cast<std::ptrdiff_t>(start);
+      groups.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(count));
+      start += count;
+    }
+  }
+  return groups;
+}
+
+LeftOut submit_together(State& state, const std::vector<int>& indices, const Known& known,
+                        const std::string& after) {
+  Taken taken = take(state, indices, known, {JobState::kSubmitting}, "");
+  if (taken.indices.empty()) {
+    return taken.left_out;
+  }
+  const int index = taken.indices.front();
+  const Job first = state.job(index);
+  const ClusterScheduler& scheduler = cluster_scheduler(first.request.scheduler);
+  const auto refused = [&](const std::string& why) {
+    state.update(of_its_submission(state, index, {JobState::kRefused, std::nullopt, why}));
+  };
+  SubmissionText text;
   try {
-    write_submission_file(state.job(index), state.out_dir());
+    std::vector<const JobRequest*> jobs;
+    for (const int taken_index : taken.indices) {
+      jobs.push_back(&state.job(taken_index).request);
+      // HTCondor wants the folders to be there; a task of Slurm makes its own.
+      if (first.request.scheduler == Scheduler::kCondor) {
+        make_folders(job_folder(*jobs.back(), state.out_dir()));
+      }
+    }
+    text = submission_text(jobs, state.out_dir(), first.attempt.plan, first.attempt.batch,
+                           first.attempt.number, first.attempt.token);
+    write_submission(text, first.request, state.out_dir());
   } catch (const Error& error) {
-    state.update(index, {JobState::kRefused, std::nullopt, error.what()});
+    refused(error.what());
     throw;
   }
-  const ClusterScheduler& scheduler = cluster_scheduler(request.scheduler);
-  std::vector<std::string> command = scheduler.submit_command;
-  command.push_back(submission_path(request, state.out_dir()));
-  const CommandResult result = run_command(command, job_folder(request, state.out_dir()),
-                                           kSubmissionTimeout_s, presence->fd());
-  const std::optional<std::string> id = parse_id(scheduler, result.out);
+  if (!after.empty()) {
+    text.command.push_back(scheduler.begin_after(after));
+  }
+  text.command.push_back(text.path);
+  const CommandResult result = [&] {
+    const PrivateFiles mask;
+    return run_command(text.command, text.folder, kSubmissionTimeout_s, taken.presence->fd());
+  }();
+  const std::optional<std::string> id =
+      parse_id(scheduler, result.out, static_cast<int>(taken.indices.size()));
   if (result.ok() && id) {
     state.submitted(index, *id);
-    return "";
+    return taken.left_out;
   }
-  const std::string what = !result.ok() ? result.failure
-                                        : fmt::format("{} printed {}, expected the job's id alone",
-                                                      command.front(), quote_bytes(result.out));
+  const std::string what = !result.ok()
+                               ? result.failure
+                               : fmt::format("{} printed {}, expected the job's id alone",
+                                             text.command.front(), quote_bytes(result.out));
   if (!result.started) {
-    state.update(index, {JobState::kRefused, std::nullopt, what});
+    refused(what);
     throw UsageError(what + ", expected a machine where jobs can be submitted");
   }
   // "Socket timed out" and the like may come although the job was taken.
@@ -370,15 +536,16 @@ std::string submit_job(State& state, int index) {
   if (state.job(index).state() == JobState::kRefused) {
     throw Error(ExitCode::kTrainingFailed, what);
   }
-  return "";
+  return taken.left_out;
 }
 
 int run_local_jobs(State& state, const std::vector<int>& indices) {
   const BlockedSignals signals({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
+  const Known known = attempts_of(state, indices);
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const JobRequest request = state.job(indices[i]).request;
     const Clock::time_point start = Clock::now();
-    const Ending ending = run_job(state, request.index, signals);
+    const Ending ending = run_job(state, request.index, known, signals);
     const std::chrono::duration<double> elapsed = Clock::now() - start;
     std::cout << fmt::format("job {} ({} of {}) {}: ", request.index, i + 1, indices.size(),
                              request.name)
@@ -400,31 +567,78 @@ int run_local_jobs(State& state, const std::vector<int>& indices) {
   return static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kTrainingFailed);
 }
 
-std::vector<std::string> refresh(State& state) {
+std::vector<std::string> refresh(State& state, const std::vector<int>& indices) {
   std::set<std::string> unreachable;
-  std::map<Scheduler, std::vector<int>> open;
-  for (const Job& job : state.jobs()) {
-    if (job.state() == JobState::kSubmitting) {
-      unreachable.insert(settle(state, job.request.index));
-    }
-    if (!is_over(job.state()) && job.state() != JobState::kSubmitting) {
-      open[job.request.scheduler].push_back(job.request.index);
+  std::vector<int> open;
+  std::set<std::string> settled;  // by token
+  for (const int index : indices) {
+    const Job& job = state.job(index);
+    if (job.state() == JobState::kSubmitting && settled.insert(job.attempt.token).second) {
+      unreachable.insert(settle(state, index));
     }
   }
-  unreachable.insert(ask(state, condor(), open[Scheduler::kCondor]));
-  unreachable.insert(ask(state, slurm(), open[Scheduler::kSlurm]));
-  for (const int index : open[Scheduler::kLocal]) {
-    const Attempt& attempt = state.job(index).attempt;
-    if (is_present(attempt.token, attempt.machine) == false) {
-      state.update(index, {JobState::kLost, std::nullopt, "submit was ended while it ran"});
+  for (const int index : indices) {
+    const JobState known = state.job(index).state();
+    if (!is_over(known) && known != JobState::kSubmitting) {
+      open.push_back(index);
     }
+  }
+  for (const auto& [cluster, jobs] : by_cluster(state, open)) {
+    if (cluster.first != Scheduler::kLocal) {
+      unreachable.insert(ask(state, cluster_scheduler(cluster.first), jobs));
+      continue;
+    }
+    std::map<int, Finding> lost;
+    for (const int index : jobs) {
+      const Attempt& attempt = state.job(index).attempt;
+      if (is_present(attempt.token, attempt.machine) == false) {
+        lost[index] = {JobState::kLost, std::nullopt, "submit was ended while it ran"};
+      }
+    }
+    state.update(lost);
   }
   unreachable.erase("");
   return {unreachable.begin(), unreachable.end()};
 }
 
-std::string submission_path(const JobRequest& job, const std::string& out_dir) {
-  return job_folder(job, out_dir) + "/" + cluster_scheduler(job.scheduler).file_name;
+std::map<int, std::string> cancel_in_clusters(State& state, const std::vector<int>& indices) {
+  std::map<std::string, std::size_t> alive;  // by token: of all the jobs submitted together
+  for (const Job& job : state.jobs()) {
+    alive[job.attempt.token] += is_over(job.state()) ? 0U : 1U;
+  }
+  std::map<int, std::string> failures;
+  for (const auto& [cluster, jobs] : by_cluster(state, indices)) {
+    const ClusterScheduler& scheduler = cluster_scheduler(cluster.first);
+    std::map<std::string, std::vector<int>> submissions;  // by token
+    for (const int index : jobs) {
+      submissions[state.job(index).attempt.token].push_back(index);
+    }
+    std::vector<std::string> argv = {scheduler.cancel_command};
+    if (!cluster.second.empty()) {
+      argv.push_back("--clusters=" + cluster.second);
+    }
+    for (const auto& [token, members] : submissions) {
+      std::vector<std::string> tasks;
+      for (const int index : members) {
+        tasks.push_back(parse_job_id(state.job(index).attempt.id).task);
+      }
+      const bool is_all = members.size() == alive[token];
+      const std::string id = parse_job_id(state.job(members.front()).attempt.id).submission;
+      const auto ids = scheduler.cancel_ids(id, is_all ? std::vector<std::string>() : tasks);
+      argv.insert(argv.end(), ids.begin(), ids.end());
+    }
+    const CommandResult result = run_command(argv);
+    std::map<int, Finding> cancelled;
+    for (const int index : jobs) {
+      if (result.ok()) {
+        cancelled[index] = {JobState::kCancelled};
+      } else {
+        failures[index] = result.failure;
+      }
+    }
+    state.update(cancelled);
+  }
+  return failures;
 }
 
 void check_submission_file(const JobRequest& job, const std::string& out_dir) {

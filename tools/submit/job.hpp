@@ -36,6 +36,7 @@ struct JobRequest {
   std::int64_t processes_per_node = 1;  ///< that the scheduler starts
   bool several = false;  ///< the scheduler starts several processes that find each other
   bool single = true;  ///< not of a sweep: its submission file lies in out_dir too
+  std::int64_t limit = 0;  ///< how many jobs of its sweep may run at once; 0: all
   Resources resources;
 };
 
@@ -80,10 +81,14 @@ struct Finding {
   bool operator==(const Finding&) const = default;
 };
 
-/// One attempt to have a job run.
+/// One attempt to have a job run: alone, or with others of its sweep in one submission.
 struct Attempt {
   int number = 0;  ///< 0: never submitted
-  std::string token;  ///< names this attempt to the scheduler: a job that carries it is this one
+  int plan = 0;  ///< number of the first job that was planned with it
+  int batch = 0;  ///< number of its submission among those of that plan, from 1
+  int position = 0;  ///< in that submission
+  int count = 1;  ///< jobs of that submission
+  std::string token;  ///< names the submission to the scheduler: jobs that carry it are these
   std::string machine;  ///< whose submit hands it over, or runs it
   std::string id;  ///< the scheduler's; empty: not known
   std::vector<std::string> earlier_ids;
@@ -99,6 +104,11 @@ struct Job {
 
   JobState state() const { return attempt.finding.state; }
 };
+
+/// Where what is submitted together has its files.
+inline std::string array_folder(const std::string& out_dir, int plan, int batch) {
+  return out_dir + "/arrays/" + std::to_string(plan) + "." + std::to_string(batch);
+}
 
 /// Where it runs and writes.
 inline std::string job_folder(const JobRequest& job, const std::string& out_dir) {

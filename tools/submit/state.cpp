@@ -2,13 +2,13 @@
 #include "tools/submit/state.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -16,6 +16,8 @@
 #include <system_error>
 
 #include "common/base/hash.hpp"
+#include "common/base/process.hpp"
+#include "tools/submit/scheduler.hpp"
 #include "tools/submit/text.hpp"
 
 /// An empty one is null.
@@ -35,10 +37,9 @@ namespace ddp::submit {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Resources, nodes, cpus, memory_mb, gpus, gpu_memory_mb, time_s,
                                    account, partition, constraint, bid, transfer_files)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRequest, index, name, folder, scheduler, command,
-                                   processes_per_node, several, single, resources)
+                                   processes_per_node, several, single, limit, resources)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, state, exit_code, reason)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Attempt, number, token, machine, id, earlier_ids,
-                                   submitted_unix_s, finding)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Batch, jobs, token, machine, id, submitted_unix_s, findings)
 
 namespace {
 
@@ -47,7 +48,7 @@ using nlohmann::json;
 
 constexpr const char* kFolder = "/submissions";
 constexpr const char* kFirstVersion = "/submissions.jsonl";  // where the first version kept them
-constexpr const char* kSeal = "submit state 3, checksum ";
+constexpr const char* kSeal = "submit state 4, checksum ";
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
   throw Error(ExitCode::kTrainingFailed,
@@ -71,19 +72,58 @@ void sync(const std::string& path) {
   }
 }
 
-/// Writes "a/.b.<random>" for "a/b". @return its path
+/// Writes "a/.b.<random>" for "a/b", which only this user can read: arguments may hold passwords.
+/// @return its path
 std::string write_beside(const fs::path& path, const std::string& text) {
   const std::string temporary =
       (path.parent_path() / ("." + path.filename().string() + "." + random_id())).string();
-  std::ofstream file(temporary, std::ios::binary);
-  file << text << std::flush;
-  if (!file) {
+  const FileDescriptor fd(open(
+      temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  std::string_view rest = text;
+  while (fd.is_open() && !rest.empty()) {
+    const ssize_t written = write(fd.get(), rest.data(), rest.size());
+    if (written <= 0 && errno != EINTR) {
+      break;
+    }
+    rest.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  }
+  if (!fd.is_open() || !rest.empty() || fsync(fd.get()) != 0) {
     const int error = errno;
     unlink(temporary.c_str());
     fail("write", path.string(), error);
   }
-  sync(temporary);
   return temporary;
+}
+
+/// @throws UsageError unless it is this user's and nobody else may write it
+void check_ours(const std::string& path, const struct stat& status) {
+  if (status.st_uid != geteuid()) {
+    refuse("{} belongs to user {}, expected your own (user {})", quote_path(path), status.st_uid,
+           geteuid());
+  }
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    refuse("{} has mode {:04o}, expected one that only you may write (chmod go-w)",
+           quote_path(path), status.st_mode & 07777U);
+  }
+}
+
+/// The text of a file that is ours; nothing if it cannot be read.
+/// @throws UsageError as above
+std::optional<std::string> read_ours(const std::string& path) {
+  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status = {};
+  if (!fd.is_open() || fstat(fd.get(), &status) != 0) {
+    return std::nullopt;
+  }
+  check_ours(path, status);
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t length = 0;
+  ssize_t got = 0;
+  while ((got = read(fd.get(), text.data() + length, text.size() - length)) > 0) {
+    length += static_cast<std::size_t>(got);
+  }
+  text.resize(length);
+  return got == 0 ? std::optional(text) : std::nullopt;
 }
 
 /// The first line of a file. Nothing that submit did not write reaches a scheduler.
@@ -98,7 +138,7 @@ std::string sealed(const json& document) {
 }
 
 json read_sealed(const std::string& path) {
-  const std::optional<std::string> text = read_text(path);
+  const std::optional<std::string> text = read_ours(path);
   if (!text) {
     refuse("cannot read {}: {}, expected what submit wrote", quote_path(path),
            std::generic_category().message(errno));
@@ -151,6 +191,10 @@ State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + 
   if (const std::string first = out_dir + kFirstVersion; fs::exists(first)) {
     refuse("{} is an earlier version's, expected an out_dir of this submit", quote_path(first));
   }
+  struct stat status = {};
+  if (lstat(folder_.c_str(), &status) == 0) {
+    check_ours(folder_, status);
+  }
   // The names first: all jobs whose files are named by then are there to be read afterwards.
   std::map<int, int> latest;
   int last_index = -1;
@@ -182,15 +226,19 @@ State::State(const std::string& out_dir) : out_dir_(out_dir), folder_(out_dir + 
   while (fs::exists(jobs_path(jobs_.size()))) {
     const json document = read_sealed(jobs_path(jobs_.size()));
     id_ = document.at("id").get<std::string>();
+    batches_[static_cast<int>(jobs_.size())];
     for (const JobRequest& request : document.at("jobs").get<std::vector<JobRequest>>()) {
       jobs_.push_back({request, {}});
     }
   }
-  for (const auto& [index, attempt] : latest) {
-    last_index = std::max(last_index, index);
-    if (index < static_cast<int>(jobs_.size())) {
-      read_sealed(attempt_path(index, attempt))
-          .get_to(jobs_[static_cast<std::size_t>(index)].attempt);
+  for (const auto& [plan, batch] : latest) {
+    last_index = std::max(last_index, plan);
+    if (plan < static_cast<int>(jobs_.size()) && !batches_.contains(plan)) {
+      refuse("{} is none of this submit's, expected the number of a planned job in front",
+             quote_path(batch_path(plan, batch)));
+    }
+    for (int i = 1; i <= batch && plan < static_cast<int>(jobs_.size()); ++i) {
+      read_batch(plan, i);
     }
   }
   if (last_index >= static_cast<int>(jobs_.size())) {
@@ -215,78 +263,159 @@ const Job& State::job(int index) const {
   return jobs_[static_cast<std::size_t>(index)];
 }
 
-std::string State::token(int index, int attempt) const {
-  return fmt::format("submit-{}-{}-{}", id_, index, attempt);
+std::string State::token(int plan, int batch) const {
+  return fmt::format("submit-{}-{}-{}", id_, plan, batch);
+}
+
+int State::plan_of(int index) const {
+  return std::prev(batches_.upper_bound(job(index).request.index))->first;
+}
+
+int State::next_batch(int index) const {
+  return static_cast<int>(batches_.at(plan_of(index)).size()) + 1;
 }
 
 std::string State::jobs_path(std::size_t first) const {
   return fmt::format("{}/{}.json", folder_, first);
 }
 
-std::string State::attempt_path(int index, int attempt) const {
-  return fmt::format("{}/{}.{}.json", folder_, index, attempt);
+std::string State::batch_path(int plan, int batch) const {
+  return fmt::format("{}/{}.{}.json", folder_, plan, batch);
 }
 
-bool State::plan(const std::vector<JobRequest>& requests) {
-  try {
-    make_folders(folder_);
-    if (!create_file(jobs_path(jobs_.size()), sealed({{"id", id_}, {"jobs", requests}}))) {
-      return false;
-    }
-  } catch (const Error& error) {
-    throw UsageError(error.what());
+bool State::plan(const std::vector<JobRequest>& requests, bool only_here) {
+  if (only_here) {
+    // It gets its number, which tokens start with, when it is first written to.
+    id_ = jobs_.empty() ? "NEW" : id_;
+  } else if (!write_plan(requests)) {
+    return false;
   }
+  batches_[static_cast<int>(jobs_.size())];
   for (const JobRequest& request : requests) {
     jobs_.push_back({request, {}});
   }
   return true;
 }
 
-bool State::begin(int index, const Finding& finding, const std::string& machine,
-                  const std::string& id) {
-  Attempt attempt = job(index).attempt;
-  if (!attempt.id.empty()) {
-    attempt.earlier_ids.push_back(attempt.id);
+bool State::write_plan(const std::vector<JobRequest>& requests) const {
+  try {
+    std::error_code error;
+    fs::create_directories(out_dir_, error);
+    if (error || (mkdir(folder_.c_str(), S_IRWXU) != 0 && errno != EEXIST)) {
+      fail("make", folder_, error ? error.value() : errno);
+    }
+    return create_file(jobs_path(jobs_.size()), sealed({{"id", id_}, {"jobs", requests}}));
+  } catch (const Error& error) {
+    throw UsageError(error.what());
   }
-  ++attempt.number;
-  attempt.token = token(index, attempt.number);
-  attempt.machine = machine;
-  attempt.id = id;
-  attempt.finding = finding;
-  attempt.submitted_unix_s = std::time(nullptr);
-  if (!create_file(attempt_path(index, attempt.number), sealed(attempt))) {
+}
+
+bool State::begin(const std::vector<int>& indices, const Finding& finding,
+                  const std::string& machine, const std::string& id) {
+  const int plan = plan_of(indices.front());
+  const int number = next_batch(plan);
+  const Batch batch = {indices, token(plan, number), machine,
+                       id,      std::time(nullptr),  std::vector(indices.size(), finding)};
+  if (!create_file(batch_path(plan, number), sealed(batch))) {
     return false;
   }
-  jobs_[static_cast<std::size_t>(index)].attempt = attempt;
+  read_batch(plan, number);
   return true;
 }
 
-void State::write_attempt(int index, const Attempt& attempt) {
-  replace_file(attempt_path(index, attempt.number), sealed(attempt));
-  read_again(index);  // a reason's bytes may have become UTF-8 on the way
+/// Reads a submission, and what it says about the jobs whose latest one it is.
+void State::read_batch(int plan, int number) {
+  const std::string path = batch_path(plan, number);
+  std::vector<Batch>& batches = batches_.at(plan);
+  batches.resize(std::max(batches.size(), static_cast<std::size_t>(number)));
+  Batch& batch = batches[static_cast<std::size_t>(number) - 1];
+  read_sealed(path).get_to(batch);
+  const int count = static_cast<int>(batch.jobs.size());
+  if (count == 0 || batch.findings.size() != batch.jobs.size()) {
+    refuse_value(quote_path(path), fmt::format("{} jobs", count), "jobs, and what became of each");
+  }
+  for (int position = 0; position < count; ++position) {
+    const int index = batch.jobs[static_cast<std::size_t>(position)];
+    if (plan_of(index) != plan) {
+      refuse_value(quote_path(path), fmt::format("job {}", index), "one of those planned together");
+    }
+    Job& job = jobs_[static_cast<std::size_t>(index)];
+    if (!batch.id.empty() && !is_submission_id(job.request.scheduler, batch.id)) {
+      refuse_value(quote_path(path), "the id " + quote_bytes(batch.id),
+                   fmt::format("one of {}", scheduler_name(job.request.scheduler)));
+    }
+    Attempt& attempt = job.attempt;
+    if (attempt.batch > number) {
+      continue;
+    }
+    if (attempt.batch < number) {
+      if (!attempt.id.empty()) {
+        attempt.earlier_ids.push_back(attempt.id);
+      }
+      ++attempt.number;
+    }
+    attempt.plan = plan;
+    attempt.batch = number;
+    attempt.position = position;
+    attempt.count = count;
+    attempt.token = batch.token;
+    attempt.machine = batch.machine;
+    attempt.id = job_id(job.request.scheduler, batch.id, position, count);
+    attempt.submitted_unix_s = batch.submitted_unix_s;
+    attempt.finding = batch.findings[static_cast<std::size_t>(position)];
+  }
 }
 
-void State::update(int index, const Finding& finding) {
-  Attempt attempt = job(index).attempt;
-  if (attempt.finding != finding && read_again(index).attempt == attempt) {
-    attempt.finding = finding;
-    write_attempt(index, attempt);
+void State::write_batch(int plan, int number) {
+  replace_file(batch_path(plan, number),
+               sealed(batches_.at(plan)[static_cast<std::size_t>(number) - 1]));
+  read_batch(plan, number);  // a reason's bytes may have become UTF-8 on the way
+}
+
+void State::update(const std::map<int, Finding>& findings) {
+  std::map<std::pair<int, int>, std::map<int, Attempt>> news;  // by plan and submission
+  for (const auto& [index, finding] : findings) {
+    const Attempt& attempt = job(index).attempt;
+    if (attempt.finding != finding) {
+      news[{attempt.plan, attempt.batch}].emplace(index, attempt);
+    }
+  }
+  for (const auto& [where, attempts] : news) {
+    const auto& [plan, number] = where;
+    read_again(attempts.begin()->first);
+    bool has_changed = false;
+    for (const auto& [index, attempt] : attempts) {
+      if (job(index).attempt == attempt) {
+        Batch& batch = batches_.at(plan)[static_cast<std::size_t>(number) - 1];
+        batch.findings[static_cast<std::size_t>(attempt.position)] = findings.at(index);
+        has_changed = true;
+      }
+    }
+    if (has_changed) {
+      write_batch(plan, number);
+    }
   }
 }
 
 void State::submitted(int index, const std::string& id) {
-  Attempt attempt = job(index).attempt;
-  attempt.id = id;
-  attempt.finding = {JobState::kPending};
-  write_attempt(index, attempt);
+  const Attempt attempt = job(index).attempt;
+  Batch& batch = batches_.at(attempt.plan)[static_cast<std::size_t>(attempt.batch) - 1];
+  batch.id = id;
+  for (Finding& finding : batch.findings) {
+    finding = {JobState::kPending};
+  }
+  write_batch(attempt.plan, attempt.batch);
 }
 
 const Job& State::read_again(int index) {
-  Job& job = jobs_.at(static_cast<std::size_t>(index));
-  for (int next = std::max(job.attempt.number, 1); fs::exists(attempt_path(index, next)); ++next) {
-    read_sealed(attempt_path(index, next)).get_to(job.attempt);
+  const int plan = plan_of(index);
+  if (const int known = job(index).attempt.batch; known > 0) {
+    read_batch(plan, known);
   }
-  return job;
+  for (int next = next_batch(index); fs::exists(batch_path(plan, next)); ++next) {
+    read_batch(plan, next);
+  }
+  return job(index);
 }
 
 }  // namespace ddp::submit

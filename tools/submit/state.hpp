@@ -1,6 +1,8 @@
 // tools/submit/state.hpp - which jobs an out_dir has, on disk, whatever happens to this program.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,24 +26,38 @@ bool create_file(const std::string& path, const std::string& text);
 /// @throws Error if it cannot be made
 void make_folders(const std::string& folder);
 
+/// One submission to a scheduler, or one start on this machine, of jobs that were planned together.
+struct Batch {
+  std::vector<int> jobs;
+  std::string token;  ///< see Attempt
+  std::string machine;
+  std::string id;  ///< of the whole submission; empty: not known
+  std::int64_t submitted_unix_s = 0;
+  std::vector<Finding> findings;  ///< of each job
+};
+
 /// Note [No locks]: A call of submit with new jobs makes one file, whose name is the number of its
-/// first job, and each attempt to have a job run is another:
+/// first job, and each submission of some of them is another:
 ///
 ///     out_dir/submissions/0.json       what was asked for: jobs 0 to 3, say; never changes
-///     out_dir/submissions/2.1.json     how far the first attempt of job 2 has come
+///     out_dir/submissions/0.1.json     the first submission of jobs among them: which, and how far
+///     out_dir/submissions/0.2.json     they have come; the second
 ///     out_dir/submissions/4.json       jobs 4 and up
 ///
 /// Who creates a file of jobs plans all of them; of two that want the same numbers, one fails and
-/// takes the next. The file of an attempt is there before the scheduler is asked: whoever creates
-/// it submits the job, and nobody else does; its changes replace it. So readers wait for nobody,
-/// and no file system needs locks.
+/// takes the next. The file of a submission is there before the scheduler is asked. Only who has
+/// read the one before can create it: so nobody submits jobs that others have submitted meanwhile.
+/// Its changes replace it. So readers wait for nobody, and no file system needs locks.
+///
+/// Nothing in these files comes from other people: they are read only if they, and their folder,
+/// are this user's and nobody else may write them.
 ///
 /// An attempt that is "submitting" is looked for in the scheduler, by its token, once it is known
 /// that no process hands it over any more: see handover.hpp.
 class State {
  public:
   /// Reads what is there, which may be nothing yet.
-  /// @throws UsageError if it is damaged, or of an earlier version
+  /// @throws UsageError if it is damaged, of an earlier version, or others may have written it
   explicit State(const std::string& out_dir);
 
   /// Whether anything was ever submitted there.
@@ -52,36 +68,46 @@ class State {
   /// @throws UsageError if there is no such job
   const Job& job(int index) const;
 
-  /// Names the attempt of a job to the scheduler: unique to this out_dir.
-  std::string token(int index, int attempt) const;
+  /// Names a submission to the scheduler: unique to this out_dir.
+  std::string token(int plan, int batch) const;
+  /// Number of the first job that was planned with this one.
+  int plan_of(int index) const;
+  /// Number of the next submission of jobs that were planned with this one.
+  int next_batch(int index) const;
 
   /// Records jobs that will be submitted, all of them or none.
+  /// @param only_here for a dry run: nothing is written
   /// @return false if another submit took these numbers: read the state anew
   /// @throws UsageError if the out_dir cannot be written
-  bool plan(const std::vector<JobRequest>& requests);
+  bool plan(const std::vector<JobRequest>& requests, bool only_here = false);
 
-  /// Begins the next attempt of a job. Only who gets true may have it run.
+  /// Begins the next attempt of jobs of one plan. Only who gets true may have them run.
   /// @param machine of the submit that does
   /// @param id of the process that runs it, if it is local
-  bool begin(int index, const Finding& finding, const std::string& machine = "",
-             const std::string& id = "");
-  /// What has become of the latest attempt. Nothing is written if that is known already, or if
-  /// others have written meanwhile: then their word counts.
-  void update(int index, const Finding& finding);
+  bool begin(const std::vector<int>& indices, const Finding& finding,
+             const std::string& machine = "", const std::string& id = "");
+  /// What has become of the jobs' latest attempts. Nothing is written of what is known already, or
+  /// of what others have written meanwhile: then their word counts.
+  void update(const std::map<int, Finding>& findings);
+  void update(int index, const Finding& finding) { update({{index, finding}}); }
+  /// @param id of the latest submission of the job, and of those in it with this one
   void submitted(int index, const std::string& id);
 
-  /// What others have written meanwhile about one job.
+  /// What others have written meanwhile about one job, and which jobs of its plan they submitted.
   const Job& read_again(int index);
 
  private:
+  bool write_plan(const std::vector<JobRequest>& requests) const;
   std::string jobs_path(std::size_t first) const;
-  std::string attempt_path(int index, int attempt) const;
-  void write_attempt(int index, const Attempt& attempt);
+  std::string batch_path(int plan, int batch) const;
+  void read_batch(int plan, int batch);
+  void write_batch(int plan, int batch);
 
   std::string out_dir_;
   std::string folder_;
   std::string id_;
   std::vector<Job> jobs_;
+  std::map<int, std::vector<Batch>> batches_;  ///< of each plan, by its first job
 };
 
 }  // namespace ddp::submit
