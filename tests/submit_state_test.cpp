@@ -1181,7 +1181,11 @@ TEST_CASE("submit: a sweep is one cluster of HTCondor", "[submit]") {
 
   // On several nodes the jobs of a cluster are one job: there each has its own.
   place.tool("condor_submit", log + "echo '8.0 - 8.0'\n");
-  place.submit(0, {"--scheduler", "condor", "--nodes", "2", "--sweep", "y=1,2"});
+  const Words on_two = {"--scheduler", "condor", "--nodes", "2", "--sweep", "y=1,2"};
+  Words limited = Workplace::with_settings(on_two);
+  limited.insert(limited.end(), {"--sweep-limit", "1"});
+  place.refused(limited, {"--sweep-limit 1", "nodes 2"});
+  place.submit(0, on_two);
   CHECK(place.calls().size() == 2);
   CHECK(place.jobs()[5].at("id") == "8");
   // Part of a cluster is no answer.
@@ -1301,6 +1305,7 @@ TEST_CASE("submit: only its user may write the state, and read what may hold sec
   const fs::perms secret = fs::perms::owner_read | fs::perms::owner_write;
   const fs::path submissions = place.out() / "submissions";
   CHECK(mode(submissions) == fs::perms::owner_all);
+  CHECK(mode(place.out() / "arrays/1.1") == fs::perms::owner_all);
   for (const fs::path& file :
        {submissions / "0.json", submissions / "0.1.json", place.out() / "submission_file.sbatch",
         place.job("0-program") / "submission_file.sbatch", place.out() / "arrays/1.1/points",

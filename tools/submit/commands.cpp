@@ -214,6 +214,12 @@ std::vector<JobRequest> plan_at_end(const Settings& settings, Scheduler schedule
     check_is_free(request, state.out_dir());
     jobs.push_back(&request);
   }
+  if (command.sweep_limit && scheduler == Scheduler::kCondor && requests.front().several) {
+    refuse(
+        "--sweep-limit {} with nodes {}: HTCondor has no limit for jobs of several nodes, expected "
+        "none",
+        *command.sweep_limit, settings.resources.nodes);
+  }
   if (scheduler != Scheduler::kLocal) {
     // No job of a sweep is refused for its text after others were submitted.
     submission_text(jobs, state.out_dir(), requests.front().index, 1, 1, "");

@@ -204,7 +204,7 @@ std::string look_for(State& state, int index, const std::string& refusal) {
       cluster_scheduler(job.request.scheduler)
           .find(job, job_folder(job.request, state.out_dir()),
                 array_folder(state.out_dir(), job.attempt.plan, job.attempt.batch));
-  if (!search.id.empty()) {
+  if (is_submission_id(job.request.scheduler, search.id)) {
     state.submitted(index, search.id);
     return "";
   }
@@ -237,6 +237,8 @@ void write_submission(const SubmissionText& text, const JobRequest& first,
                       const std::string& out_dir) {
   make_folders(text.folder);
   if (!text.points.empty()) {
+    // A job reads its command there, long after.
+    std::filesystem::permissions(text.folder, std::filesystem::perms::owner_all);
     replace_file(text.folder + "/" + kPointsFile, text.points);
   }
   replace_file(text.path, text.file);
