@@ -74,10 +74,12 @@ void note_unused(const Resources& resources, Scheduler scheduler, const Command&
   check(resources.bid && scheduler != Scheduler::kCondor, "bid");
   check(resources.time_s && is_local, "time");
   check(!resources.account.empty() && is_local, "account");
-  check(command.sweep_limit && is_local, "--sweep-limit");
   if (!unused.empty()) {
     note(fmt::format("{} in the settings is not used with --scheduler {}", join(unused),
                      scheduler_name(scheduler)));
+  }
+  if (command.sweep_limit && is_local) {
+    note("--sweep-limit is not used with --scheduler local, which runs one job at a time");
   }
   if (!is_local && resources.cpus.value_or(resources.gpus) < resources.gpus) {
     note(
@@ -493,27 +495,19 @@ bool can_end(JobState known) {
   return !is_over(known) || known == JobState::kPlanned;
 }
 
-int cancel(const Command& command) {
-  State state = find_state(command);
-  std::vector<int> indices = pick(state, command, can_end);
-  // Some may be over by now, and what they have become stays.
-  if (const std::vector<std::string> unreachable = refresh(state, indices); !unreachable.empty()) {
-    throw TransientError(unreachable.front() +
-                         "; which jobs still run is not known, none was cancelled");
-  }
+/// Ends the jobs that are not over.
+/// @return why not, of those where the scheduler said so
+std::map<int, std::string> end_jobs(State& state, const std::vector<int>& indices) {
   std::vector<int> planned;
   std::vector<int> in_clusters;
-  std::set<int> over;
   for (const int index : indices) {
     const Job& job = state.job(index);
-    if (!can_end(job.state())) {
-      over.insert(index);
-    } else if (job.state() == JobState::kPlanned) {
+    const bool is_local = job.request.scheduler == Scheduler::kLocal;
+    if (job.state() == JobState::kPlanned) {
       planned.push_back(index);
-    } else if (job.request.scheduler != Scheduler::kLocal && !job.attempt.id.empty()) {
+    } else if (!is_local && !job.attempt.id.empty()) {
       in_clusters.push_back(index);
-    } else if (job.request.scheduler == Scheduler::kLocal &&
-               !is_over(state.read_again(index).state())) {
+    } else if (is_local && !is_over(state.read_again(index).state())) {
       // The submit that runs a local job looks at its record, wherever that is.
       state.update(index, {JobState::kCancelled});
     }
@@ -523,21 +517,34 @@ int cancel(const Command& command) {
   if (!failures.empty()) {
     refresh(state, in_clusters);  // some may have ended all the same
   }
+  return failures;
+}
+
+int cancel(const Command& command) {
+  State state = find_state(command);
+  const std::vector<int> indices = pick(state, command, can_end);
+  // Some may be over by now, and what they have become stays.
+  if (const std::vector<std::string> unreachable = refresh(state, indices); !unreachable.empty()) {
+    throw TransientError(unreachable.front() +
+                         "; which jobs still run is not known, none was cancelled");
+  }
+  std::vector<int> alive;
+  std::copy_if(indices.begin(), indices.end(), std::back_inserter(alive),
+               [&state](int index) { return can_end(state.job(index).state()); });
+  std::map<int, std::string> failures = end_jobs(state, alive);
+  const std::set<int> were_alive(alive.begin(), alive.end());
   int code = kDone;
   for (const int index : indices) {
     const JobState known = state.job(index).state();
-    if (over.contains(index) || (is_over(known) && known != JobState::kCancelled)) {
-      std::cout << fmt::format("job {} is {} already\n", index, state_name(known));
-    } else if (known == JobState::kCancelled) {
+    if (were_alive.contains(index) && known == JobState::kCancelled) {
       std::cout << fmt::format("job {} cancelled\n", index);
+    } else if (is_over(known)) {
+      std::cout << fmt::format("job {} is {} already\n", index, state_name(known));
     } else {
-      const std::string& failure = failures[index];
-      std::cerr << fmt::format(
-          "submit: error: job {}: {}\n", index,
-          failure.empty()
-              ? fmt::format("it is {}, expected a known id; `submit status` looks for it",
-                            state_name(known))
-              : failure);
+      const std::string why = fmt::format(
+          "it is {}, expected a known id; `submit status` looks for it", state_name(known));
+      std::cerr << fmt::format("submit: error: job {}: {}\n", index,
+                               failures[index].empty() ? why : failures[index]);
       code = static_cast<int>(ExitCode::kTrainingFailed);
     }
   }

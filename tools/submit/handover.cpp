@@ -195,6 +195,10 @@ std::map<int, Finding> of_its_submission(const State& state, int index, const Fi
   return findings;
 }
 
+void refuse_submission(State& state, int index, const std::string& why) {
+  state.update(of_its_submission(state, index, {JobState::kRefused, std::nullopt, why}));
+}
+
 /// Looks for a job whose submission is over and has no id.
 /// @param refusal the reason if the scheduler does not have it
 /// @return one line why the scheduler could not be asked: the state is as before
@@ -209,7 +213,7 @@ std::string look_for(State& state, int index, const std::string& refusal) {
     return "";
   }
   if (search.unreachable.empty()) {
-    state.update(of_its_submission(state, index, {JobState::kRefused, std::nullopt, refusal}));
+    refuse_submission(state, index, refusal);
   }
   return search.unreachable;
 }
@@ -233,8 +237,7 @@ std::string copy_path(const JobRequest& job, const std::string& out_dir) {
   return out_dir + "/" + cluster_scheduler(job.scheduler).file_name;
 }
 
-void write_submission(const SubmissionText& text, const JobRequest& first,
-                      const std::string& out_dir) {
+void write_files(const SubmissionText& text, const JobRequest& first, const std::string& out_dir) {
   make_folders(text.folder);
   if (!text.points.empty()) {
     // A job reads its command there, long after.
@@ -245,6 +248,48 @@ void write_submission(const SubmissionText& text, const JobRequest& first,
   if (first.single) {
     check_submission_file(first, out_dir);
     replace_file(copy_path(first, out_dir), text.file);
+  }
+}
+
+/// Of jobs that were begun together.
+SubmissionText write_submission(State& state, const std::vector<int>& indices) {
+  const Job first = state.job(indices.front());
+  try {
+    std::vector<const JobRequest*> jobs;
+    for (const int index : indices) {
+      jobs.push_back(&state.job(index).request);
+      // HTCondor wants the folders to be there; a task of Slurm makes its own.
+      if (first.request.scheduler == Scheduler::kCondor) {
+        make_folders(job_folder(*jobs.back(), state.out_dir()));
+      }
+    }
+    const SubmissionText text =
+        submission_text(jobs, state.out_dir(), first.attempt.plan, first.attempt.batch,
+                        first.attempt.number, first.attempt.token);
+    write_files(text, first.request, state.out_dir());
+    return text;
+  } catch (const Error& error) {
+    refuse_submission(state, indices.front(), error.what());
+    throw;
+  }
+}
+
+/// @param what went wrong; the jobs may have been taken all the same
+/// @throws Error unless they were
+void look_after_failure(State& state, int index, bool has_started, const std::string& what) {
+  if (!has_started) {
+    refuse_submission(state, index, what);
+    throw UsageError(what + ", expected a machine where jobs can be submitted");
+  }
+  // "Socket timed out" and the like may come although the job was taken.
+  const std::string unreachable = look_for(state, index, what);
+  if (!unreachable.empty()) {
+    throw TransientError(fmt::format(
+        "{}; whether job {} was submitted is not known ({}), `submit status` asks again", what,
+        index, unreachable));
+  }
+  if (state.job(index).state() == JobState::kRefused) {
+    throw Error(ExitCode::kTrainingFailed, what);
   }
 }
 
@@ -479,64 +524,30 @@ std::vector<std::vector<int>> group(const State& state, const std::vector<int>& 
 
 LeftOut submit_together(State& state, const std::vector<int>& indices, const Known& known,
                         const std::string& after) {
-  Taken taken = take(state, indices, known, {JobState::kSubmitting}, "");
+  const Taken taken = take(state, indices, known, {JobState::kSubmitting}, "");
   if (taken.indices.empty()) {
     return taken.left_out;
   }
   const int index = taken.indices.front();
-  const Job first = state.job(index);
-  const ClusterScheduler& scheduler = cluster_scheduler(first.request.scheduler);
-  const auto refused = [&](const std::string& why) {
-    state.update(of_its_submission(state, index, {JobState::kRefused, std::nullopt, why}));
-  };
-  SubmissionText text;
-  try {
-    std::vector<const JobRequest*> jobs;
-    for (const int taken_index : taken.indices) {
-      jobs.push_back(&state.job(taken_index).request);
-      // HTCondor wants the folders to be there; a task of Slurm makes its own.
-      if (first.request.scheduler == Scheduler::kCondor) {
-        make_folders(job_folder(*jobs.back(), state.out_dir()));
-      }
-    }
-    text = submission_text(jobs, state.out_dir(), first.attempt.plan, first.attempt.batch,
-                           first.attempt.number, first.attempt.token);
-    write_submission(text, first.request, state.out_dir());
-  } catch (const Error& error) {
-    refused(error.what());
-    throw;
-  }
+  const ClusterScheduler& scheduler = cluster_scheduler(state.job(index).request.scheduler);
+  const SubmissionText text = write_submission(state, taken.indices);
+  std::vector<std::string> command = text.command;
   if (!after.empty()) {
-    text.command.push_back(scheduler.begin_after(after));
+    command.push_back(scheduler.begin_after(after));
   }
-  text.command.push_back(text.path);
+  command.push_back(text.path);
   const CommandResult result = [&] {
     const PrivateFiles mask;
-    return run_command(text.command, text.folder, kSubmissionTimeout_s, taken.presence->fd());
+    return run_command(command, text.folder, kSubmissionTimeout_s, taken.presence->fd());
   }();
-  const std::optional<std::string> id =
-      parse_id(scheduler, result.out, static_cast<int>(taken.indices.size()));
+  const auto id = parse_id(scheduler, result.out, static_cast<int>(taken.indices.size()));
   if (result.ok() && id) {
     state.submitted(index, *id);
-    return taken.left_out;
-  }
-  const std::string what = !result.ok()
-                               ? result.failure
-                               : fmt::format("{} printed {}, expected the job's id alone",
-                                             text.command.front(), quote_bytes(result.out));
-  if (!result.started) {
-    refused(what);
-    throw UsageError(what + ", expected a machine where jobs can be submitted");
-  }
-  // "Socket timed out" and the like may come although the job was taken.
-  const std::string unreachable = look_for(state, index, what);
-  if (!unreachable.empty()) {
-    throw TransientError(fmt::format(
-        "{}; whether job {} was submitted is not known ({}), `submit status` asks again", what,
-        index, unreachable));
-  }
-  if (state.job(index).state() == JobState::kRefused) {
-    throw Error(ExitCode::kTrainingFailed, what);
+  } else {
+    look_after_failure(state, index, result.started,
+                       !result.ok() ? result.failure
+                                    : fmt::format("{} printed {}, expected the job's id alone",
+                                                  command.front(), quote_bytes(result.out)));
   }
   return taken.left_out;
 }

@@ -148,7 +148,7 @@ json read_sealed(const std::string& path) {
   if (text->substr(0, end) != seal(body)) {
     refuse_value(quote_path(path) + ":1",
                  quote_bytes(text->substr(0, std::min<std::size_t>(end, 80))),
-                 "\"" + seal(body) + "\": it was damaged or changed");
+                 "\"" + seal(body) + "\": it was damaged or changed, or is another version's");
   }
   return json::parse(body);
 }
