@@ -145,12 +145,12 @@ run_and_forward() {
 requeue() {
     local facts state comment count=0 most=$1
     facts=$(scontrol show job "$job") || true
-    state=$(sed -n 's/^ *JobState=\([A-Z_]*\).*/\1/p' <<<"$facts")
+    state=$(sed -n '/^ *JobState=/{s/^ *JobState=\([A-Z_]*\).*/\1/p;q}' <<<"$facts")
     if [[ $state != RUNNING ]]; then
         say "the job is ${state:-gone}, so it is not started again"  # cancelled, or Slurm itself requeues it
         return
     fi
-    comment=$(sed -n 's/^ *Comment=\(.*[^ ]\) *$/\1/p' <<<"$facts")
+    comment=$(sed -n '/^ *Comment=/{s/^ *Comment=\(.*[^ ]\) *$/\1/p;q}' <<<"$facts")
     if [[ $comment =~ ^(.*)ddp_requeues=([0-9]{1,9})$ ]]; then
         comment=${BASH_REMATCH[1]} count=$((10#${BASH_REMATCH[2]}))
     elif [[ -n $comment ]]; then

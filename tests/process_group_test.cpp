@@ -31,6 +31,7 @@
 #include "common/data/dataset.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/stop_request.hpp"
+#include "common/parallel/collective_watch.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/signs_of_life.hpp"
 #include "tests/catch.hpp"
@@ -438,6 +439,22 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
         contains(result.err, "[rank 1] a connection to another rank broke, expected") ? 1 : 0;
   }
   CHECK(forgotten > 0);
+}
+
+TEST_CASE("a device that is far behind the host, but gets further, is not given up", "[timeout]") {
+  // What a thread throws would end this process.
+  std::atomic<int> questions = 0;
+  ddp::CollectiveWatch watch(std::chrono::milliseconds(200), [&] { return ++questions % 8 == 0; });
+  {
+    const ddp::CollectiveWatch::Call call(watch);
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // --timeout, the turn, and as much
+  CHECK(questions >= 16);
+  watch.end();
+  const int asked = questions;
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(questions == asked);
 }
 
 TEST_CASE("two collectives may be further apart than --timeout", "[timeout]") {

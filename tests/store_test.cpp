@@ -2,11 +2,14 @@
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -210,57 +213,76 @@ TEST_CASE("equal values are sealed differently, and keys are random") {
   CHECK(ddp::random_store_key() != key);
 }
 
-TEST_CASE("a meeting file is there from its offer until it is removed") {
+TEST_CASE("a meeting file is there as long as who made it") {
   const ddp::ScratchFolder scratch("ddp-store-test");
-  const std::string folder = scratch.path() + "/job";
-  const std::string path = folder + "/store";
+  const std::string path = ddp::meeting_file_path(scratch.path(), "job");
+  const std::string folder = std::filesystem::path(path).parent_path();
+  CHECK(folder == scratch.path() + "/ddp-store-" + std::to_string(geteuid()) + "-job");
   CHECK(ddp::open_meeting_file(path) == -1);
-  FileDescriptor offered(ddp::offer_meeting_file(path));
+  auto made = std::make_unique<ddp::MeetingFile>(path);
   struct stat status {};
   REQUIRE(stat(folder.c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0700);
   REQUIRE(stat(path.c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0600);
+  CHECK(status.st_size == 0);
+  CHECK(status.st_blocks * 512 >= 1 << 20);  // room for what is written
   const FileDescriptor opened(ddp::open_meeting_file(path));
   REQUIRE(opened.is_open());
-  file_store(offered)->set("from", "rank 0");
+  const Store store = ddp::make_file_store(made->get(), std::chrono::minutes(1));
+  store->set("from", "rank 0");
   CHECK(file_store(opened)->get_to_str("from") == "rank 0");
-  CHECK(message_of([&] { ddp::offer_meeting_file(path); }) ==
+  CHECK(message_of([&] { ddp::MeetingFile second(path); }) ==
         "75: " + path + " is in use, expected one rank 0 that makes it");
+  CHECK(store->get_to_str("from") == "rank 0");
 
-  SECTION("removed, it stays open") {
-    ddp::remove_meeting_file(path);
-    CHECK_FALSE(std::filesystem::exists(folder));
-    file_store(opened)->set("to", "rank 0");
-    CHECK(file_store(offered)->get_to_str("to") == "rank 0");
+  made.reset();
+  CHECK_FALSE(std::filesystem::exists(folder));
+  CHECK(ddp::open_meeting_file(path) == -1);
+  file_store(opened)->set("to", "rank 0");
+  CHECK(store->get_to_str("to") == "rank 0");
+}
+
+TEST_CASE("what a killed rank 0 left is nobody's meeting file, and the next one takes it away") {
+  const ddp::ScratchFolder scratch("ddp-store-test");
+  const std::string path = ddp::meeting_file_path(scratch.path(), "job");
+  const std::string other = ddp::meeting_file_path(scratch.path(), "other");
+  for (const std::string& left : {path, other}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const ddp::MeetingFile made(left);
+      ddp::make_file_store(made.get(), std::chrono::minutes(1))->set("from", "a killed one");
+      kill(getpid(), SIGKILL);
+    }
+    int wait_status = 0;
+    REQUIRE(waitpid(child, &wait_status, 0) == child);
+    REQUIRE(WIFSIGNALED(wait_status));
+    REQUIRE(std::filesystem::exists(left));
+    CHECK(ddp::open_meeting_file(left) == -1);
   }
-  SECTION("left by a rank 0 that has ended, it is nobody's, and the next one is empty") {
-    offered.close();
-    CHECK(ddp::open_meeting_file(path) == -1);
-    const FileDescriptor next(ddp::offer_meeting_file(path));
-    const FileDescriptor found(ddp::open_meeting_file(path));
-    CHECK_FALSE(file_store(found)->check({"from"}));
-  }
-  SECTION("a copy of the descriptor holds it, as the store's does") {
-    const Store store = file_store(offered);
-    offered.close();
-    CHECK(FileDescriptor(ddp::open_meeting_file(path)).is_open());
-  }
+  // `other` found what the first had left, too.
+  CHECK_FALSE(std::filesystem::exists(path));
+  const ddp::MeetingFile next(path);
+  CHECK_FALSE(std::filesystem::exists(std::filesystem::path(other).parent_path()));
+  const FileDescriptor found(ddp::open_meeting_file(path));
+  REQUIRE(found.is_open());
+  CHECK_FALSE(file_store(found)->check({"from"}));
+  const ddp::MeetingFile beside(other);  // what is in use is no leftover
+  CHECK(FileDescriptor(ddp::open_meeting_file(path)).is_open());
 }
 
 TEST_CASE("a folder that others can enter, or a link, is no place to meet") {
   const ddp::ScratchFolder scratch("ddp-store-test");
-  const std::string folder = scratch.path() + "/job";
-  const std::string path = folder + "/store";
+  const std::string path = ddp::meeting_file_path(scratch.path(), "job");
+  const std::string folder = std::filesystem::path(path).parent_path();
   const auto refused_with = [&path](const std::string& part) {
-    for (const auto& action :
-         std::vector<std::function<void()>>{[&path] { ddp::offer_meeting_file(path); },
-                                            [&path] { ddp::open_meeting_file(path); }}) {
+    for (const auto& action : std::vector<std::function<void()>>{
+             [&path] { ddp::MeetingFile made(path); }, [&path] { ddp::open_meeting_file(path); }}) {
       const std::string message = message_of(action);
       INFO(message);
       CHECK(contains(message, "2: "));
       CHECK(contains(message, part));
-      CHECK(contains(message, "expected"));
+      CHECK(contains(message, "expected a folder of user"));
     }
   };
   SECTION("a mode that lets others in") {
@@ -272,22 +294,22 @@ TEST_CASE("a folder that others can enter, or a link, is no place to meet") {
     std::filesystem::create_directory(scratch.path() + "/elsewhere");
     REQUIRE(chmod((scratch.path() + "/elsewhere").c_str(), 0700) == 0);
     std::filesystem::create_symlink("elsewhere", folder);
-    refused_with("cannot be opened as a folder");
+    refused_with("cannot be opened as one");
   }
   SECTION("a file") {
     FileDescriptor(ddp::create_private_file(folder)).close();
-    refused_with("cannot be opened as a folder");
+    refused_with("cannot be opened as one");
   }
   if (geteuid() == 0) {
     SECTION("another user's") {
       std::filesystem::create_directory(folder);
       REQUIRE(chmod(folder.c_str(), 0700) == 0);
       REQUIRE(chown(folder.c_str(), 65534, 65534) == 0);
-      refused_with("a folder of user 65534");
+      refused_with("one of user 65534");
     }
   }
-  CHECK(contains(message_of([] { ddp::offer_meeting_file("/no/such/folder/store"); }),
-                 "75: cannot make /no/such/folder: No such file or directory"));
+  CHECK(contains(message_of([] { ddp::MeetingFile made("/no/such/folder/store"); }),
+                 "2: /no/such/folder: cannot be made (No such file or directory), expected"));
 }
 
 TEST_CASE("a private file replaces nothing and follows no link") {

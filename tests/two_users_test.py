@@ -116,8 +116,8 @@ class TwoUsers(unittest.TestCase):
                                  OMPI_COMM_WORLD_LOCAL_RANK=rank, **variables)
             out, err = program.communicate(timeout=SECONDS)
             self.assertEqual((program.returncode, out), (2, ""), err)
-            self.assertEqual(err, f"04_ddp_launcher: error: [rank {rank}] {way}: got a folder of user {NOBODY} with mode 777, expected user 0 and "
-                                  "mode 700; TMPDIR names another place\n")
+            self.assertEqual(err, f"04_ddp_launcher: error: [rank {rank}] {way}: got one of user {NOBODY} with mode 777, expected a folder "
+                                  "of user 0 with mode 700 on a file system with locks; TMPDIR names another place\n")
         self.assertEqual(list(way.iterdir()), [])
 
     def test_a_stranger_at_the_port_learns_nothing_and_changes_nothing(self):

@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
+#include <thread>
 
-#include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
@@ -19,10 +21,20 @@ namespace {
 
 constexpr int kCreate = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 constexpr mode_t kOwnerOnly = 0600;
+constexpr const char* kFileName = "store";
 constexpr unsigned kMfdNoexecSeal = 8;  // newer than the C library's headers may be
+
+constexpr const char* kLockSuffix = ".held";
 
 [[noreturn]] void cannot_make(const std::string& path) {
   throw TransientError(fmt::format("cannot make {}: {}", path, std::strerror(errno)));
+}
+
+[[noreturn]] void cannot_be_used(const std::string& folder, const std::string& why) {
+  refuse(
+      "{}: {}, expected a folder of user {} with mode 700 on a file system with locks; TMPDIR "
+      "names another place",
+      folder, why, geteuid());
 }
 
 /// @return -1 if it is not there
@@ -35,36 +47,73 @@ int open_folder(const std::string& folder) {
   }
   struct stat status {};
   if (!opened.is_open() || fstat(opened.get(), &status) != 0) {
-    refuse(
-        "{}: cannot be opened as a folder ({}), expected one of this user's own; TMPDIR names "
-        "another place",
-        folder, std::strerror(errno));
+    cannot_be_used(folder, fmt::format("cannot be opened as one ({})", std::strerror(errno)));
   }
   if (status.st_uid != geteuid() || (status.st_mode & kOfOthers) != 0) {
-    refuse(
-        "{}: got a folder of user {} with mode {:o}, expected user {} and mode 700; TMPDIR names "
-        "another place",
-        folder, status.st_uid, status.st_mode & ~static_cast<mode_t>(S_IFMT), geteuid());
+    cannot_be_used(folder, fmt::format("got one of user {} with mode {:o}", status.st_uid,
+                                       status.st_mode & ~static_cast<mode_t>(S_IFMT)));
   }
   return opened.release();
 }
 
-/// A lock that belongs to an open file and goes when its last descriptor does.
-struct flock first_byte() {
+/// Locks that belong to an open file and go when its last descriptor does. Of a file of their own:
+/// c10d's FileStore uses flock(), which network file systems do not keep apart from these.
+enum Byte { kTaken, kReady };
+
+struct flock lock_of(Byte byte) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
+  lock.l_start = byte;
   lock.l_len = 1;
   return lock;
 }
 
-bool is_held(int file) {
-  struct flock lock = first_byte();
+bool is_locked(int file, Byte byte) {
+  struct flock lock = lock_of(byte);
   return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-int open_in(const FileDescriptor& folder, const std::string& name) {
-  return openat(folder.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+/// @return false if another process has
+/// @throws UsageError if it cannot be locked there
+bool try_lock(int file, Byte byte, const std::string& folder) {
+  struct flock lock = lock_of(byte);
+  if (fcntl(file, F_OFD_SETLK, &lock) == 0) {
+    return true;
+  }
+  if (errno != EAGAIN && errno != EACCES) {
+    cannot_be_used(folder, fmt::format("cannot be locked in ({})", std::strerror(errno)));
+  }
+  return false;
+}
+
+std::string folder_prefix() {
+  return fmt::format("ddp-store-{}-", geteuid());
+}
+
+std::string folder_of(const std::string& path) {
+  return std::filesystem::path(path).parent_path();
+}
+
+/// Of processes that were killed: nobody comes by their folders' names again.
+void remove_leftovers(const std::filesystem::path& parent) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+    if (!entry.path().filename().native().starts_with(folder_prefix())) {
+      continue;
+    }
+    const std::string path = entry.path() / kFileName;
+    const std::string held_path = path + kLockSuffix;
+    const FileDescriptor held(open(held_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status {};
+    struct flock lock = lock_of(kTaken);
+    if (held.is_open() && fstat(held.get(), &status) == 0 && status.st_uid == geteuid() &&
+        fcntl(held.get(), F_OFD_SETLK, &lock) == 0) {
+      unlink(path.c_str());
+      unlink(held_path.c_str());
+      rmdir(entry.path().c_str());
+    }
+  }
 }
 
 }  // namespace
@@ -84,39 +133,60 @@ int create_nameless_file() {
   return fd >= 0 || errno != EINVAL ? fd : memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }
 
-int offer_meeting_file(const std::string& path) {
-  const std::filesystem::path whole(path);
-  const std::string name = whole.filename();
-  const std::string unnamed_yet = name + ".new";
-  const std::string folder = whole.parent_path();
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    cannot_make(folder);
+std::string meeting_file_path(const std::string& parent, const std::string& meeting) {
+  return fmt::format("{}/{}{}/{}", parent, folder_prefix(), meeting, kFileName);
+}
+
+MeetingFile::MeetingFile(const std::string& path) : path_(path) {
+  constexpr int kAttempts = 16;
+  const std::string folder = folder_of(path);
+  const std::string held_path = path + kLockSuffix;
+  remove_leftovers(std::filesystem::path(folder).parent_path());
+  struct stat status {};
+  for (int attempt = 0; status.st_nlink == 0; ++attempt) {
+    // Another one that takes leftovers away may hold it for a moment, or have removed it.
+    if (attempt == kAttempts) {
+      throw TransientError(path + " is in use, expected one rank 0 that makes it");
+    }
+    if (attempt > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+      cannot_be_used(folder, fmt::format("cannot be made ({})", std::strerror(errno)));
+    }
+    const FileDescriptor inside(open_folder(folder));
+    held_.reset(open(held_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnerOnly));
+    if (inside.is_open() && held_.is_open() && try_lock(held_.get(), kTaken, folder)) {
+      fstat(held_.get(), &status);
+    }
   }
-  const FileDescriptor inside(open_folder(folder));
-  if (const FileDescriptor before(open_in(inside, name)); is_held(before.get())) {
-    throw TransientError(path + " is in use, expected one rank 0 that makes it");
-  }
-  unlinkat(inside.get(), unnamed_yet.c_str(), 0);
-  FileDescriptor file(openat(inside.get(), unnamed_yet.c_str(), kCreate, kOwnerOnly));
-  struct flock lock = first_byte();
-  // Under its name it is locked from the first moment on.
-  if (!file.is_open() || fcntl(file.get(), F_OFD_SETLK, &lock) != 0 ||
-      renameat(inside.get(), unnamed_yet.c_str(), inside.get(), name.c_str()) != 0) {
+  unlink(path.c_str());
+  file_.reset(create_private_file(path));
+  // What is not there when it is written would leave half an entry, for which c10d waits for ever.
+  constexpr off_t kRoomBytes = 1 << 20;
+  if (fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, 0, kRoomBytes) != 0 && errno != EOPNOTSUPP) {
+    const int reason = errno;
+    unlink(path.c_str());
+    errno = reason;
     cannot_make(path);
   }
-  return file.release();
+  try_lock(held_.get(), kReady, folder);
+}
+
+MeetingFile::~MeetingFile() {
+  unlink(path_.c_str());
+  unlink((path_ + kLockSuffix).c_str());
+  rmdir(folder_of(path_).c_str());
 }
 
 int open_meeting_file(const std::string& path) {
-  const std::filesystem::path whole(path);
-  const FileDescriptor inside(open_folder(whole.parent_path()));
-  FileDescriptor file(inside.is_open() ? open_in(inside, whole.filename()) : -1);
-  return is_held(file.get()) ? file.release() : -1;
-}
-
-void remove_meeting_file(const std::string& path) {
-  unlink(path.c_str());
-  rmdir(std::filesystem::path(path).parent_path().c_str());
+  const FileDescriptor inside(open_folder(folder_of(path)));
+  if (!inside.is_open()) {
+    return -1;
+  }
+  const std::string held_path = path + kLockSuffix;
+  const FileDescriptor held(open(held_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  return is_locked(held.get(), kReady) ? open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
 }
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
+#include <utility>
 
 namespace ddp {
 namespace {
@@ -41,7 +42,11 @@ void Watchdog::run(const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any sleep;
   std::unique_lock<std::mutex> lock(mutex);
+  Clock::time_point last_look = Clock::now();
   while (!sleep.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
+    // A process that was stopped, by SIGSTOP or a debugger, could not get further.
+    const auto slept = Clock::now() - std::exchange(last_look, Clock::now());
+    since += slept > 2 * interval + kLongestInterval ? slept : Clock::duration::zero();
     const uint64_t call = calls_.load(std::memory_order_acquire);
     if (call != seen || call % 2 == 0) {
       seen = call;

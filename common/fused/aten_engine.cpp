@@ -69,13 +69,12 @@ class AtenEngine : public Engine {
   void forward(int64_t samples) {
     for (size_t i = 0; i < storage_.size(); ++i) {
       torch::Tensor output = first(activations_[i + 1], samples);
-      const torch::Tensor input = first(activations_[i], samples);
-      const torch::Tensor weight = storage_[i].weight.t();
+      at::addmm_out(output, storage_[i].bias, first(activations_[i], samples),
+                    storage_[i].weight.t());
       if (i + 1 < storage_.size()) {
-        // With the bias and the ReLU in the product's own kernel where cuBLAS has one.
-        at::_addmm_activation_out(output, storage_[i].bias, input, weight);
-      } else {
-        at::addmm_out(output, storage_[i].bias, input, weight);
+        // Not in the product's own kernel (_addmm_activation): cuBLASLt's max(x, 0) need not keep a
+        // NaN, and a run that diverges must be seen to.
+        at::relu_(output);
       }
     }
   }

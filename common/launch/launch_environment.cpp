@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "common/base/parse.hpp"
+#include "common/base/private_file.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/counting_launchers.hpp"
 #include "common/launch/network.hpp"
@@ -431,7 +432,8 @@ class LaunchReader {
     std::array<char, 256> host{};
     gethostname(host.data(), host.size() - 1);
     found_.store.host = host.data();
-    set_file(StoreLocation::Kind::kSharedFile, folder + "/" + name_of_store(*job));
+    set_file(StoreLocation::Kind::kSharedFile,
+             fmt::format("{}/ddp-store-{}-{}", folder, geteuid(), as_file_name(*job)));
   }
 
   /// Nobody started this process as one of several; or somebody did and does not say which.
@@ -693,14 +695,14 @@ class LaunchReader {
     return false;
   }
 
-  /// A name that no other job and no other user picks.
-  static std::string name_of_store(const std::string& job) {
+  /// What no other job and no other start of this one is called.
+  static std::string as_file_name(const std::string& job) {
     std::string name = job;
     for (char& c : name) {
       const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.';
       c = plain ? c : '_';
     }
-    return fmt::format("ddp-store-{}-{}", geteuid(), name);
+    return name;
   }
 
   void set_file(StoreLocation::Kind kind, const std::string& file) {
@@ -717,7 +719,7 @@ class LaunchReader {
       const std::string value = name == nullptr ? "" : getenv_(name).value_or("");
       folder = value.starts_with('/') ? value : folder;
     }
-    set_file(StoreLocation::Kind::kMeetingFile, folder + "/" + name_of_store(job) + "/store");
+    set_file(StoreLocation::Kind::kMeetingFile, meeting_file_path(folder, as_file_name(job)));
   }
 
   /// DDP_STORE_KEY, for a store that others can reach.

@@ -41,6 +41,8 @@ namespace fs = std::filesystem;
 constexpr int kFailed = static_cast<int>(ExitCode::kTrainingFailed);
 const std::string kUnknownType = "an exception of unknown type";
 
+constexpr std::chrono::seconds kOthersTurn{1};
+
 thread_local std::vector<std::function<void()>> train_end_actions;
 std::atomic<bool> skips_destructors = false;
 
@@ -176,6 +178,25 @@ int report(const std::string& program, const std::string& who, const std::string
   return code;
 }
 
+/// The exit code of whoever was the first to know how this program ends, main() or a thread.
+constexpr int kUnknown = -1;
+std::atomic<int> known_end = kUnknown;
+
+bool is_first_to_know(int code) {
+  int unknown = kUnknown;
+  return known_end.compare_exchange_strong(unknown, code);
+}
+
+/// For main(): waits for ever if a thread has an error to tell, after which that ends the process.
+int first_to_know(int code) {
+  if (!is_first_to_know(code)) {
+    for (;;) {
+      pause();
+    }
+  }
+  return code;
+}
+
 /// For std::terminate(), which would dump core, and for the first thread that comes here.
 [[noreturn]] void end_by_thread_error() {
   static std::atomic_flag ends;
@@ -196,6 +217,11 @@ int report(const std::string& program, const std::string& who, const std::string
   } catch (...) {
     what = kUnknownType;
   }
+  if (!is_first_to_know(code)) {
+    // main() has said what it ends with; what it takes apart then is nobody's concern.
+    std::this_thread::sleep_for(kOthersTurn);
+    std::_Exit(known_end);
+  }
   const std::string details = what;
   try {
     what = speaker.explain ? speaker.explain(what) : what;
@@ -205,7 +231,7 @@ int report(const std::string& program, const std::string& who, const std::string
   std::fflush(stdout);
   report(speaker.program, speaker.who, what, code, details);
   if (speaker.explain) {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::this_thread::sleep_for(kOthersTurn);
   }
   std::_Exit(code);
 }
@@ -240,12 +266,12 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
   std::set_terminate(end_by_thread_error);
   int code = kFailed;
   try {
-    code = body(speaker.who);
+    code = first_to_know(body(speaker.who));
   } catch (const Answered&) {
-    code = static_cast<int>(ExitCode::kDone);
+    code = first_to_know(static_cast<int>(ExitCode::kDone));
   } catch (const Error& error) {
-    code =
-        report(program, who, one_line(error.what()), static_cast<int>(error.code()), error.what());
+    code = report(program, who, one_line(error.what()),
+                  first_to_know(static_cast<int>(error.code())), error.what());
   } catch (const std::exception& error) {
     const auto* const system_error = dynamic_cast<const std::system_error*>(&error);
     if (system_error != nullptr &&
@@ -255,12 +281,12 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
                     fmt::format("a thread cannot be started ({}), expected the limit on processes "
                                 "(ulimit -u, or a container's) to leave room for it",
                                 system_error->code().message()),
-                    static_cast<int>(ExitCode::kUsage), error.what());
+                    first_to_know(static_cast<int>(ExitCode::kUsage)), error.what());
     } else {
-      code = report(program, who, first_line(error.what()), kFailed, error.what());
+      code = report(program, who, first_line(error.what()), first_to_know(kFailed), error.what());
     }
   } catch (...) {
-    code = report(program, who, kUnknownType, kFailed, kUnknownType);
+    code = report(program, who, kUnknownType, first_to_know(kFailed), kUnknownType);
   }
   std::cout << std::flush;
   // An earlier write may have failed, too.
@@ -268,6 +294,7 @@ int guarded(int argc, char** argv, const std::function<int(std::string& who)>& b
   if (!written && code == 0) {
     const std::string what = "cannot write to stdout, expected room on its device";
     code = report(program, who, what, kFailed, what);
+    known_end = code;
   }
   // Only now, when it is said why, may other ranks see that this one goes: see Note [One line].
   for (const auto& action : std::exchange(train_end_actions, {})) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <future>
 #include <mutex>
 #include <regex>
@@ -19,9 +20,7 @@
 namespace ddp {
 namespace {
 
-/// Between two looks, and between two questions of one.
-constexpr std::chrono::milliseconds kLook{100};
-constexpr std::chrono::milliseconds kQuestion{5};
+constexpr std::chrono::milliseconds kLook{100};  // between two of them
 
 /// NCCL's watchdog knows the collective's name, and is to speak first.
 constexpr std::chrono::seconds kWatchdogsTurn{1};
@@ -102,7 +101,7 @@ void explain_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
   });
 }
 
-CollectiveWatch::CollectiveWatch(std::chrono::milliseconds timeout, Reach reach)
+CollectiveWatch::CollectiveWatch(std::chrono::milliseconds timeout, GetsFurther gets_further)
     : watchdog_(
           timeout + kWatchdogsTurn, timeout + kWatchdogsTurn, [] {},
           [this, timeout](uint64_t) {
@@ -111,36 +110,41 @@ CollectiveWatch::CollectiveWatch(std::chrono::milliseconds timeout, Reach reach)
                 fmt::format("{} {} {} s", calls_ % 2 == 1 ? "a call to NCCL" : "the device's work",
                             kNotEnded, in_seconds(timeout)));
           }),
-      looks_([this, reach = std::move(reach)](const std::stop_token& stop) {
-        std::mutex mutex;
-        std::condition_variable_any sleep;
-        std::unique_lock<std::mutex> lock(mutex);
-        while (!sleep.wait_for(lock, stop, kLook, [&] { return stop.stop_requested(); })) {
-          look(reach, stop);
-        }
+      looks_([this, gets_further = std::move(gets_further)](const std::stop_token& stop) {
+        look(gets_further, stop);
       }) {}
 
-void CollectiveWatch::look(const Reach& reach, const std::stop_token& stop) {
+void CollectiveWatch::look(const GetsFurther& gets_further, const std::stop_token& stop) {
   const Watchdog::Watch watch(watchdog_);
-  const uint64_t call = calls_;
-  reach(stop);
-  while (call % 2 == 1 && calls_ == call && !stop.stop_requested()) {
-    std::this_thread::sleep_for(kQuestion);
+  std::mutex mutex;
+  std::condition_variable_any sleep;
+  std::unique_lock<std::mutex> lock(mutex);
+  uint64_t last_call = calls_;
+  while (!sleep.wait_for(lock, stop, kLook, [&] { return stop.stop_requested(); })) {
+    const uint64_t call = calls_;
+    if (gets_further() && (call % 2 == 0 || call != last_call)) {
+      watchdog_.progress();
+    }
+    last_call = call;
   }
 }
 
-CollectiveWatch::Reach reach_of(const torch::Device& device) {
-  return [device](const std::stop_token& stop) {
+CollectiveWatch::GetsFurther progress_of(const torch::Device& device) {
+  // Many at once: a healthy device may be many seconds behind the host, and reaches one after the
+  // other.
+  return [device, moments = std::make_shared<std::deque<c10::Event>>()] {
     try {
       const c10::impl::VirtualGuardImpl impl(device.type());
       impl.setDevice(device);
-      c10::Event event(device.type());
-      event.record(impl.getStream(device));
-      while (!event.query() && !stop.stop_requested()) {
-        std::this_thread::sleep_for(kQuestion);
+      bool further = moments->empty();
+      for (; !moments->empty() && moments->front().query(); moments->pop_front()) {
+        further = true;
       }
+      moments->emplace_back(device.type());
+      moments->back().record(impl.getStream(device));
+      return further;
     } catch (const c10::Error&) {
-      // The device is broken, which the main thread is told as well.
+      return true;  // The device is broken, which the main thread is told as well.
     }
   };
 }

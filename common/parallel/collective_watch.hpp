@@ -41,16 +41,19 @@ void explain_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
 /// first, which may itself hang.) But it does not see collectives in a CUDA Graph, nor calls to
 /// NCCL that do not return, as when that connects a communicator, or its channels at first use; and
 /// it may wait in the driver for a lock that cudaDeviceSynchronize() holds.
-/// So this class looks at what cannot stand still in a run without faults: a moment that is
-/// recorded on the device's stream is reached, and a watched call returns. The thread that reads
+/// So this class looks at what cannot stand still in a run without faults: moments that are
+/// recorded on the device's stream are reached, and a watched call returns. The thread that reads
 /// the clock calls neither CUDA nor NCCL.
 class CollectiveWatch {
  public:
-  /// @param reach returns when the device has done what it was given before, or `stop` is requested
-  using Reach = std::function<void(const std::stop_token& stop)>;
+  /// @return whether the device has got further since the last question, or has nothing to do
+  using GetsFurther = std::function<bool()>;
 
-  /// Its thread throws an Error if a look takes a second longer than `timeout`.
-  CollectiveWatch(std::chrono::milliseconds timeout, Reach reach);
+  /// Its thread throws an Error if nothing has got further for a second longer than `timeout`.
+  CollectiveWatch(std::chrono::milliseconds timeout, GetsFurther gets_further);
+
+  /// Looks no more.
+  void end() { looks_ = {}; }
 
   /// The watched call is the life of this object. One at a time.
   class Call {
@@ -65,14 +68,14 @@ class CollectiveWatch {
   };
 
  private:
-  void look(const Reach& reach, const std::stop_token& stop);
+  void look(const GetsFurther& gets_further, const std::stop_token& stop);
 
   std::atomic<uint64_t> calls_{0};  // odd while one runs
   Watchdog watchdog_;
   std::jthread looks_;
 };
 
-/// CollectiveWatch::Reach for the default stream of `device`, where all work of a rank meets.
-CollectiveWatch::Reach reach_of(const torch::Device& device);
+/// For the default stream of `device`, where all work of a rank meets.
+CollectiveWatch::GetsFurther progress_of(const torch::Device& device);
 
 }  // namespace ddp

@@ -480,7 +480,7 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
   std::shared_ptr<CollectiveWatch> watch;
   if (name == "nccl") {
     explain_timeouts(store, environment);
-    watch = std::make_shared<CollectiveWatch>(timeout, reach_of(device));
+    watch = std::make_shared<CollectiveWatch>(timeout, progress_of(device));
   }
   const BackendOptions backend_options{environment.rank,
                                        environment.world_size,
@@ -510,7 +510,10 @@ void destroy_process_group(ProcessGroup& process_group) {
     release();
   }
   process_group.call([](c10d::Backend& backend) { backend.shutdown(); });
-  process_group.watch_.reset();
+  if (process_group.watch_) {
+    process_group.watch_->end();
+    process_group.watch_.reset();
+  }
 }
 
 namespace {

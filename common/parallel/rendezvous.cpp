@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -154,6 +155,7 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& environment, const std::
     const Listener listener = listen_on(host, 0);
     Rendezvous served = seal(tcp_store(host, listener.port, listener.fd, timeout), key);
     publish_address(location.file, endpoint(host, listener.port), key);
+    at_train_end([file = location.file] { unlink(file.c_str()); });  // not for a restart to read
     return served;
   }
   std::string address;
@@ -164,18 +166,39 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& environment, const std::
   return seal(join(location, server.host, server.port, timeout), key);
 }
 
+/// @throws TransientError if the file cannot be written
+Rendezvous store_in_file(int file, std::chrono::milliseconds timeout, const std::string& name) {
+  try {
+    return {make_file_store(file, timeout), "", 0};
+  } catch (const c10::Error& error) {
+    throw TransientError(fmt::format("cannot write {}: {}", name, error.what_without_backtrace()));
+  }
+}
+
 Rendezvous meet_in_file(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
   const std::string& path = environment.store.file;
-  FileDescriptor file(environment.rank == 0 ? offer_meeting_file(path) : -1);
+  if (environment.rank == 0) {
+    const auto file = std::make_shared<MeetingFile>(path);
+    // Until then it is there for a process that has the number of another one and must be told so.
+    at_train_end([file] {});
+    return store_in_file(file->get(), timeout, path);
+  }
+  FileDescriptor file;
   const auto opened = [&] {
     file.reset(open_meeting_file(path));
     return file.is_open();
   };
-  if (environment.rank != 0) {
-    await_rank_0(opened, "make " + path, timeout);
+  await_rank_0(opened, "make " + path, timeout);
+  return store_in_file(file.get(), timeout, path);
+}
+
+/// The descriptor is not for what this process starts.
+Rendezvous meet_in_inherited_file(int file, std::chrono::milliseconds timeout) {
+  if (fcntl(file, F_SETFD, FD_CLOEXEC) != 0) {
+    refuse("DDP_STORE_FD: got {} ({}), expected the file that spawn opened", file,
+           std::strerror(errno));
   }
-  // Rank 0's lock on it stays with the descriptor that the store holds.
-  return {make_file_store(file.get(), timeout), "", 0};
+  return store_in_file(file, timeout, "the store's file");
 }
 
 Rendezvous open_store(const LaunchEnvironment& environment, const std::string& interface,
@@ -184,7 +207,7 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
     case Kind::kNone:
       return {c10::make_intrusive<c10d::HashStore>(), "", 0};
     case Kind::kInheritedFile:
-      return {make_file_store(environment.store.fd, timeout), "", 0};
+      return meet_in_inherited_file(environment.store.fd, timeout);
     case Kind::kMeetingFile:
       return meet_in_file(environment, timeout);
     case Kind::kTcp:
@@ -194,14 +217,6 @@ Rendezvous open_store(const LaunchEnvironment& environment, const std::string& i
       return meet_by_shared_file(environment, interface, timeout);
   }
   return {};
-}
-
-void remove_file_of(const StoreLocation& location) {
-  if (location.kind == Kind::kMeetingFile) {
-    remove_meeting_file(location.file);
-  } else if (location.kind == Kind::kSharedFile) {
-    unlink(location.file.c_str());
-  }
 }
 
 /// Every rank announces itself and waits for all others.
@@ -219,10 +234,6 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
   Rendezvous meeting = open_store(environment, interface, timeout);
   // Whatever fails here, the others are to hear of it from its line and not from the store's end.
   at_train_end([store = meeting.store] {});
-  if (environment.rank == 0) {
-    // Until then it is there for a process that has the number of another one and must be told so.
-    at_train_end([location = environment.store] { remove_file_of(location); });
-  }
   const std::string& prefix = environment.store.prefix;
   meeting.store =
       c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);
@@ -239,9 +250,11 @@ Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& i
     // Nothing was computed yet. A store that goes away now was another job's, which had the port
     // first and has ended; or a rank of this job has failed.
     wait_for_launcher();
-    throw TransientError("the store at " + endpoint(meeting.host, meeting.port) +
-                         " went away during the rendezvous, expected it to stay; another job may "
-                         "have held its port");
+    throw TransientError(meeting.host.empty()
+                             ? "the store's file cannot be written, expected room on its device"
+                             : "the store at " + endpoint(meeting.host, meeting.port) +
+                                   " went away during the rendezvous, expected it to stay; another "
+                                   "job may have held its port");
   }
   return meeting;
 }
