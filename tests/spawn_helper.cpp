@@ -242,6 +242,10 @@ void act(const ddp::Options&, const ddp::LaunchEnvironment& environment) {
     std::thread([] { throw std::runtime_error("a thread's message\nand a backtrace"); }).join();
   } else if (what == "thread_refuses") {
     std::thread([] { throw ddp::UsageError("got 1\n, expected 2"); }).join();
+  } else if (what == "main_then_thread") {
+    ddp::at_train_end(
+        [] { std::thread([] { throw std::runtime_error("what is taken apart"); }).join(); });
+    throw ddp::TransientError("gone, expected it there");
   } else if (what == "abort") {
     std::abort();
   } else if (what == "print") {

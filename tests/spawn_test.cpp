@@ -365,6 +365,12 @@ TEST_CASE("torchrun's error file names the cause") {
   CHECK(!message.at("extraInfo").at("timestamp").get<std::string>().empty());
 }
 
+TEST_CASE("what main() has said is the last word, whatever a thread throws after it") {
+  const RunResult result = run({{"HOW", "rank"}, {"ALL", "main_then_thread"}});
+  CHECK(result.exit_code == 75);
+  CHECK(result.err == "spawn_helper: error: gone, expected it there\n");
+}
+
 TEST_CASE("starts side by side never share a store") {
   std::vector<std::unique_ptr<Program>> programs;
   for (int i = 0; i < 20; ++i) {
