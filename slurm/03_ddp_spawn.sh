@@ -2,7 +2,7 @@
 # Stage 03 on one node: the program starts one process per GPU itself; without GPUs --ntasks-per-node processes.
 #
 #   sbatch slurm/03_ddp_spawn.sh
-#   sbatch --gpus-per-node=8 slurm/03_ddp_spawn.sh 50 10 --dataset digits
+#   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/03_ddp_spawn.sh 50 10 --dataset digits
 #
 #SBATCH --job-name=03_ddp_spawn
 #SBATCH --output=03_ddp_spawn-%j.out

@@ -2,7 +2,7 @@
 # Stage 04 on one node: srun starts one process per GPU; without GPUs --ntasks-per-node processes.
 #
 #   sbatch slurm/04_ddp_launcher.sh
-#   sbatch --gpus-per-node=8 slurm/04_ddp_launcher.sh 50 10 --dataset digits
+#   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/04_ddp_launcher.sh 50 10 --dataset digits
 #
 #SBATCH --job-name=04_ddp_launcher
 #SBATCH --output=04_ddp_launcher-%j.out

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The benchmark on 1, 2, 4, ... nodes of the job, as one report, bench-<jobid>.json. Arguments go to bench.
 #
-#   sbatch --nodes=4 --gpus-per-node=8 slurm/bench.sh --models S,M
+#   sbatch --nodes=4 --gpus-per-node=8 --cpus-per-gpu=4 slurm/bench.sh --models S,M
 #
 #SBATCH --job-name=bench
 #SBATCH --output=bench-%j.out

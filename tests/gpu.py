@@ -27,7 +27,7 @@ NEEDED_S = 10  # of --limit, for anything to be started
 FAULT_TIMEOUT_S, FAULT_SLACK_S = 10, 5  # --timeout when a rank is killed or stopped, and what the others may take beyond it
 REPORT_S = 15  # that bench may take for its report when it is interrupted
 # What a launcher told this script is not meant for the ranks that it starts.
-LAUNCHER = re.compile(r"SLURM_|PMI|OMPI_|MV2_|FLUX_|PALS_|JSM_|TORCHELASTIC_|_CONDOR_|DDP_|GROUP_|MASTER_|(LOCAL_)?(RANK|WORLD_SIZE)$")
+LAUNCHER = re.compile(r"SLURM_|PMI|MPI_LOCAL|PBS_TASKNUM|PET_N|OMPI_|MV2_|FLUX_|PALS_|JSM_|TORCHELASTIC_|_CONDOR_|DDP_|GROUP_|MASTER_|(LOCAL_)?(RANK|WORLD_SIZE)$")
 TRAINED = re.compile(r"^moved (\S+) \| .*\| digest ([0-9a-f]{16}) \|", re.MULTILINE)
 
 

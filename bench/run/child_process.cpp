@@ -58,6 +58,7 @@ constexpr std::string_view kIdentityPrefixes[] = {
     "PBS_TASKNUM=",
     "JOB_COMPLETION_INDEX=",
     "PET_N",
+    "MV2_COMM_WORLD_",
 };
 
 bool is_identity(std::string_view variable) {

@@ -118,7 +118,7 @@ class LaunchReader {
     if (found_.world_size == 1) {
       found_.store = StoreLocation();  // nobody to meet
     } else {
-      if (found_.store.kind >= StoreLocation::Kind::kTcp) {
+      if (found_.store.is_on_network()) {
         find_store_key();
       }
       found_.store.prefix += fmt::format("/{}", found_.restart_count);

@@ -16,12 +16,13 @@ struct StoreLocation {
     kNone,  ///< one process: nobody to meet
     kInheritedFile,  ///< one host: the file that the parent of all ranks opened for them
     kMeetingFile,  ///< one host: `file`, which rank 0 makes for this user alone
-    // On a network:
     kTcp,  ///< rank 0 serves host:port, the others connect
     kAgentTcp,  ///< the launcher already serves host:port: every rank is a client
-    kSharedFile,  ///< rank 0 serves a free port and publishes "host:port" in `file`
+    kSharedFile,  ///< rank 0 serves a free port and publishes "host:port key" in `file`
   };
   Kind kind = Kind::kNone;
+  bool is_served_by_rank_0() const { return kind == Kind::kTcp || kind == Kind::kSharedFile; }
+  bool is_on_network() const { return is_served_by_rank_0() || kind == Kind::kAgentTcp; }
   std::string host;
   int port = 0;
   std::string peer;  ///< another host of the job, if known: how rank 0 finds the way to the others

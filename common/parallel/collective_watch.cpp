@@ -60,9 +60,7 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
   const std::string kTimedOut = "timed out";
   const int rank = environment.rank;
   const int world_size = environment.world_size;
-  const StoreLocation::Kind kind = environment.store.kind;
-  const bool rank_0_serves =
-      kind == StoreLocation::Kind::kTcp || kind == StoreLocation::Kind::kSharedFile;
+  const bool rank_0_serves = environment.store.is_served_by_rank_0();
   std::packaged_task<std::vector<int>()> ask([=] {
     const std::vector<std::string> keys = keys_of_ranks("late", world_size);
     store->set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");

@@ -9,7 +9,6 @@
 #include <optional>
 #include <sstream>
 #include <string_view>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/backend.hpp"
@@ -303,7 +302,7 @@ void ProcessGroup::wait(c10d::Work& work) const {
     if (late.empty()) {
       throw;
     }
-    if (rank() == 0 && environment_.store.kind != StoreLocation::Kind::kAgentTcp) {
+    if (rank() == 0 && environment_.store.is_served_by_rank_0()) {
       at_train_end(wait_for_launcher);  // others may still ask
     }
     throw Error(ExitCode::kTrainingFailed,

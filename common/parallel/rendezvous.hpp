@@ -21,8 +21,8 @@ struct Rendezvous {
 /// @param interface for rank 0 of several hosts, the network to serve it on; empty: what leads to
 /// the other hosts
 /// @return this job's part of the store
-/// @throws TransientError naming the missing ranks, or the port that is taken
-/// @throws TransientError if a host name cannot be resolved within `timeout`
+/// @throws TransientError naming the missing ranks, the port that is taken, or a host name that
+/// cannot be resolved within `timeout`
 Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
                       std::chrono::milliseconds timeout);
 

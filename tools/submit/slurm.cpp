@@ -43,6 +43,10 @@ if [[ ! $most =~ ^[0-9]{{1,9}}$ ]]; then
   exit 2
 fi
 
+# At the port by which several nodes meet, nobody comes in who does not know this.
+[[ -n ${{DDP_STORE_KEY:-}} ]] || DDP_STORE_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d '[:space:]')
+export DDP_STORE_KEY
+
 # A trapped signal ends bash's wait, not the step: then wait again.
 step=
 waiting=1
@@ -242,7 +246,7 @@ std::string script(const JobRequest& job, const std::string& folder, const std::
   line("constraint", resources.constraint);
   file += "#SBATCH --requeue\n";
   line("signal", fmt::format("B:USR1@{}", kWarningSeconds));
-  // The job's output is made with submit's mask, which keeps it from others; see submit_jobs().
+  // The job's output is made with submit's mask, which keeps it from others; see PrivateFiles.
   return file +
          fmt::format(kScript, fmt::arg("umask", current_umask()),
                      fmt::arg("folder", shell_line({folder})),
