@@ -59,6 +59,8 @@ class Job:
         self.number = number
         self.launcher = "torchrun" if number in TORCHRUN_JOBS else LAUNCHERS[number % 10]
         self.slurm_id = slurm_id
+        # Ranks of one node need no port, those of two do: for Slurm these are two, though both are this host.
+        self.nodes = 1 if number % 10 == 7 else 2
         self.epochs = 1 + number % 3
         self.arguments = [str(self.epochs), str(self.epochs), "--dataset-size", "256", "--seed", str(number), "--timeout", str(JOB_SECONDS),
                           "--backend", ("gloo", "shm")[number // 10 % 2]]
@@ -87,9 +89,10 @@ class Job:
     def _run_step(self, folder, step):
         ranks = []
         for rank in range(2):
-            variables = {"SLURM_JOB_ID": self.slurm_id, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1,
-                         "SLURM_NODEID": 0, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_PROCID": rank,
-                         "SLURM_LOCALID": rank}
+            variables = {"SLURM_JOB_ID": self.slurm_id, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": self.nodes,
+                         "SLURM_NODEID": rank * (self.nodes - 1), "SLURM_STEP_TASKS_PER_NODE": ("2", "1(x2)")[self.nodes - 1],
+                         "SLURM_STEP_NODELIST": ("localhost", "localhost,127.0.0.1")[self.nodes - 1], "SLURM_PROCID": rank,
+                         "SLURM_LOCALID": rank * (2 - self.nodes)}
             files = [open(folder / f"{step}.{rank}.{name}", "w+") for name in ("out", "err")]
             environment = plain_environment() | {name: str(value) for name, value in variables.items()}
             ranks.append((subprocess.Popen([BIN / "04_ddp_launcher", *self.arguments], cwd=folder, env=environment,
