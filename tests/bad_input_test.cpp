@@ -114,7 +114,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
       {"03_ddp_spawn 5 1 --dataset digits --data-dir ../truncated", {"digits.csv.gz"}},
       {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
       // Names of hosts may come late: this one is asked for until --timeout.
-      {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid", "1 s"}, no_host, 75},
+      {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, no_host, 75},
   };
   for (const BadInput& bad : cases) {
     RunOptions options;
