@@ -168,10 +168,6 @@ TEST_CASE("a process to which its launcher shows one device uses that", "[device
     argv.insert(argv.end(), more.begin(), more.end());
     return ddp::test::run_program(argv, options);
   };
-  // Those that stage 03 starts see the same one.
-  const ddp::test::RunResult third = run("03_ddp_spawn", {"--nprocs", "2"});
-  CHECK(third.exit_code == 2);
-  CHECK(contains(third.err, no_device));
   for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "1"},
                                                                       {"WORLD_SIZE", "2"},
                                                                       {"LOCAL_RANK", "1"},
@@ -180,6 +176,15 @@ TEST_CASE("a process to which its launcher shows one device uses that", "[device
                                                                       {"MASTER_PORT", "1"}}) {
     options.environment[name] = value;
   }
+  // Those that stage 03 starts see the same one. (Started as its second rank, without the first,
+  // which would go on to a device that the driver only pretends to have.)
+  options.environment["DDP_LAUNCHER"] = "spawn";
+  options.environment["DDP_STORE_FD"] = "3";
+  const ddp::test::RunResult third = run("03_ddp_spawn", {"--nprocs", "2"});
+  CHECK(third.exit_code == 2);
+  CHECK(contains(third.err, no_device));
+  options.environment.erase("DDP_LAUNCHER");
+  options.environment.erase("DDP_STORE_FD");
   for (const std::string program : {"04_ddp_launcher", "05_multinode"}) {
     // It goes on to a device that the driver only pretends to have.
     const ddp::test::RunResult launched = run(program, {});
