@@ -921,6 +921,41 @@ TEST_CASE("submit: what cannot be printed is no success", "[submit]") {
   }
 }
 
+TEST_CASE("submit: ranks of several nodes get a key for their store, which is not the last one's",
+          "[submit]") {
+  const Workplace place;
+  fs::create_directories(place.job("0-name"));
+  place.tool("srun", "echo \"${DDP_STORE_KEY:-none}\" >>\"$WORKPLACE/keys\"\n");
+  JobRequest job;
+  job.name = "name";
+  job.folder = "jobs/0-name";
+  job.scheduler = Scheduler::kSlurm;
+  job.command = {"/bin/true"};
+  const auto keys_with = [&](int nodes, const std::optional<std::string>& key) {
+    job.resources.nodes = nodes;
+    const std::string script = (place.folder() / "script").string();
+    write(script, slurm().file_text(job, place.job("0-name").string(), 1, "token"));
+    RunOptions options = place.options();
+    options.environment["SLURM_JOB_ID"] = "7";
+    options.environment["DDP_STORE_KEY"] = key;
+    options.environment["PATH"] = *options.environment["PATH"] + ":/usr/bin:/bin";
+    write(place.folder() / "keys", "");
+    for (int start = 0; start < 2; ++start) {
+      CHECK(run_program({"/bin/bash", script}, options).err.empty());
+    }
+    return split(read(place.folder() / "keys"), '\n');
+  };
+  const std::vector<std::string> drawn = keys_with(2, std::nullopt);
+  REQUIRE(drawn.size() >= 2);
+  for (const std::string& key : {drawn[0], drawn[1]}) {
+    CHECK(key.size() == 32);
+    CHECK(key.find_first_not_of("0123456789abcdef") == std::string::npos);
+  }
+  CHECK(drawn[0] != drawn[1]);
+  CHECK(keys_with(2, "given")[0] == "given");
+  CHECK(keys_with(1, std::nullopt)[0] == "none");
+}
+
 TEST_CASE("submit: a Slurm script asks to be started again as often as allowed", "[submit]") {
   const Workplace place;
   fs::create_directories(place.job("0-name"));

@@ -33,6 +33,13 @@ output=$PWD/job-$id.out
 mkdir -p -- "$1" && cd -- "$1" && ln -sf -- "$output" . || exit 2
 shift)";
 
+/// At the port by which several nodes meet, nobody comes in who does not know this.
+constexpr const char* kMakeStoreKey =
+    R"([[ -n ${DDP_STORE_KEY:-} ]] || DDP_STORE_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d '[:space:]')
+export DDP_STORE_KEY
+
+)";
+
 /// What follows the directives, with braces doubled for fmt.
 constexpr const char* kScript = R"(
 umask {umask:04o}
@@ -43,11 +50,7 @@ if [[ ! $most =~ ^[0-9]{{1,9}}$ ]]; then
   exit 2
 fi
 
-# At the port by which several nodes meet, nobody comes in who does not know this.
-[[ -n ${{DDP_STORE_KEY:-}} ]] || DDP_STORE_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d '[:space:]')
-export DDP_STORE_KEY
-
-# A trapped signal ends bash's wait, not the step: then wait again.
+{store_key}# A trapped signal ends bash's wait, not the step: then wait again.
 step=
 waiting=1
 trap 'waiting=1; [[ -z $step ]] || kill -USR1 "$step" 2>/dev/null' USR1
@@ -251,6 +254,7 @@ std::string script(const JobRequest& job, const std::string& folder, const std::
          fmt::format(kScript, fmt::arg("umask", current_umask()),
                      fmt::arg("folder", shell_line({folder})),
                      fmt::arg("take_point", count > 0 ? kTakePoint : "\nid=$SLURM_JOB_ID"),
+                     fmt::arg("store_key", resources.nodes > 1 ? kMakeStoreKey : ""),
                      fmt::arg("most", most_requeues()), fmt::arg("cpus", cpus_per_task),
                      // Every process sees all GPUs of its node, and its local rank picks one.
                      fmt::arg("gpu_bind", resources.gpus > 0 ? " --gpu-bind=none" : ""),
