@@ -975,7 +975,7 @@ class DryRun(unittest.TestCase):
              "--json", f"bench-1000000-nodes{nodes}.json", "--models", "S"] for nodes, sizes in measured])
         without_arguments = self.by_hand("bench", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="n1", SLURM_NTASKS_PER_NODE="2")
         self.assertEqual(shlex.split(without_arguments.stdout.splitlines()[0])[-2:], ["--json", "bench-1000000-nodes1.json"])
-        self.assertEqual(lines[-1], [str(BIN / "bench"), "merge", "bench-1.json", *[f"bench-1000000-nodes{nodes}.json" for nodes, _ in measured]])
+        self.assertEqual(lines[-1], [str(BIN / "bench"), "merge", "bench-1000000.json", *[f"bench-1000000-nodes{nodes}.json" for nodes, _ in measured]])
 
 
 class Benchmark(unittest.TestCase):
