@@ -14,6 +14,7 @@
 #include <system_error>
 #include <thread>
 
+#include "common/base/byte_lock.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
@@ -56,29 +57,14 @@ int open_folder(const std::string& folder) {
   return opened.release();
 }
 
-/// Locks that belong to an open file and go when its last descriptor does. Of a file of their own:
-/// c10d's FileStore uses flock(), which network file systems do not keep apart from these.
+/// Of a file of their own: c10d's FileStore uses flock(), which network file systems do not keep
+/// apart from these.
 enum Byte { kTaken, kReady };
-
-struct flock lock_of(Byte byte) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
-  return lock;
-}
-
-bool is_locked(int file, Byte byte) {
-  struct flock lock = lock_of(byte);
-  return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
 
 /// @return false if another process has
 /// @throws UsageError if it cannot be locked there
 bool try_lock(int file, Byte byte, const std::string& folder) {
-  struct flock lock = lock_of(byte);
-  if (fcntl(file, F_OFD_SETLK, &lock) == 0) {
+  if (try_byte_lock(file, byte)) {
     return true;
   }
   if (errno != EAGAIN && errno != EACCES) {
@@ -106,9 +92,8 @@ void remove_leftovers(const std::filesystem::path& parent) {
     const std::string held_path = path + kLockSuffix;
     const FileDescriptor held(open(held_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
     struct stat status {};
-    struct flock lock = lock_of(kTaken);
     if (held.is_open() && fstat(held.get(), &status) == 0 && status.st_uid == geteuid() &&
-        fcntl(held.get(), F_OFD_SETLK, &lock) == 0) {
+        try_byte_lock(held.get(), kTaken)) {
       unlink(path.c_str());
       unlink(held_path.c_str());
       rmdir(entry.path().c_str());
@@ -186,7 +171,9 @@ int open_meeting_file(const std::string& path) {
   }
   const std::string held_path = path + kLockSuffix;
   const FileDescriptor held(open(held_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-  return is_locked(held.get(), kReady) ? open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
+  return is_byte_locked(held.get(), kReady, /*if_unknown=*/false)
+             ? open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC)
+             : -1;
 }
 
 }  // namespace ddp

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "common/base/byte_lock.hpp"
 #include "common/base/private_file.hpp"
 
 namespace ddp::shm {
@@ -31,20 +32,6 @@ std::string mebibytes(size_t bytes) {
 
 std::string because(int error) {
   return fmt::format(" ({})", std::strerror(error));
-}
-
-struct flock byte_lock(short type, int byte) {
-  struct flock lock {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
-  return lock;
-}
-
-bool try_lock(int fd, int byte) {
-  struct flock lock = byte_lock(F_WRLCK, byte);
-  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
 /// The lock on byte 0 says that the name is in use. Whoever removes stale names takes it first, so
@@ -64,7 +51,7 @@ int create_named(std::string& name) {
       return -1;
     }
     struct stat status {};
-    if (try_lock(fd, 0) && fstat(fd, &status) == 0 && status.st_nlink > 0) {
+    if (try_byte_lock(fd, 0) && fstat(fd, &status) == 0 && status.st_nlink > 0) {
       name = candidate;
       return fd;
     }
@@ -88,7 +75,7 @@ int remove_stale_names() {
     const int fd = open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat status {};
     if (fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-        status.st_uid == geteuid() && try_lock(fd, 0)) {
+        status.st_uid == geteuid() && try_byte_lock(fd, 0)) {
       removed += unlink(entry.path().c_str()) == 0;
     }
     if (fd >= 0) {
@@ -125,8 +112,7 @@ std::vector<std::byte*> Segment::parts() const {
 }
 
 bool Segment::is_held_by(int rank) const {
-  struct flock lock = byte_lock(F_WRLCK, rank);
-  return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  return is_byte_locked(fd_, rank, /*if_unknown=*/true);
 }
 
 std::string Segment::create_file(Sharing way) {
@@ -209,7 +195,7 @@ std::string Segment::attach(const std::string& offer, int rank) {
     name_.clear();
   }
   // Rank 0's named file is locked already; to lock it again is no error.
-  if (problem.empty() && !try_lock(fd_, rank)) {
+  if (problem.empty() && !try_byte_lock(fd_, rank)) {
     problem = "cannot lock its part of the shared memory" + because(errno);
   }
   return problem;
