@@ -16,6 +16,7 @@
 
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -121,12 +122,13 @@ TEST_CASE("two ranks of PALS, Flux and jsrun train together, once") {
 TEST_CASE("two pods train together, though the first one's name is not known at first") {
   const ddp::ScratchFolder folder("ddp-launchers");
   const std::string expected = digest_of_stage_03(folder.path());
-  const auto pod = [](const std::string& tries) {
-    return [tries](const std::string& rank) -> Variables {
+  const ddp::test::HeldPort port;
+  const auto pod = [&port](const std::string& tries) {
+    return [&port, tries](const std::string& rank) -> Variables {
       return {{"RANK", rank},
               {"WORLD_SIZE", "2"},
               {"MASTER_ADDR", "job-master-0"},
-              {"MASTER_PORT", "23456"},
+              {"MASTER_PORT", port.number()},
               {"KUBERNETES_SERVICE_HOST", "10.96.0.1"},
               {"LD_PRELOAD", DDP_LATE_NAMES},
               {"DDP_LATE_NAME", "job-master-0"},
@@ -189,7 +191,6 @@ TEST_CASE("Hydra: no rank outlives it, whichever of its processes is killed", "[
   const ddp::ScratchFolder folder("ddp-launchers");
   RunOptions options;
   options.cwd = folder.path();
-  const std::string name = "04_ddp_launcher";
   for (const bool proxy : {false, true}) {
     INFO((proxy ? "hydra_pmi_proxy" : "mpiexec.hydra"));
     Program hydra(under_hydra({kBin + "04_ddp_launcher", "1000000", "1000000"}), options);

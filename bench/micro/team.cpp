@@ -8,7 +8,6 @@
 #include "common/backends/backend.hpp"
 #include "common/backends/device.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/network.hpp"
 
 namespace ddp::micro {
 
