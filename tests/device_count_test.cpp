@@ -198,7 +198,7 @@ TEST_CASE("a process to which its launcher shows one device uses that", "[device
 }
 
 TEST_CASE("who asks for TF32 in the environment is told what that does", "[device][stage]") {
-  for (const std::string& program : {"01_single_gpu", "02_data_parallel"}) {
+  for (const std::string program : {"01_single_gpu", "02_data_parallel"}) {
     for (const auto& [name, value, noted] : std::vector<std::tuple<std::string, std::string, bool>>{
              {"NVIDIA_TF32_OVERRIDE", "1", true},
              {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", true},
