@@ -162,15 +162,15 @@ TEST_CASE("batches that the device gathers from resident samples are those that 
     const auto read = [&](bool resident) {
       ddp::DistributedSampler part = sampler(size, 3, rank);
       ddp::DataLoader loader(samples, part, {4, accumulate, torch::kCPU, resident});
-      std::vector<torch::Tensor> read;
+      std::vector<torch::Tensor> tensors;
       for (const int64_t epoch : {0, 1}) {
         loader.set_epoch(epoch);
         for (const ddp::Batch& batch : loader) {
-          read.push_back(batch.input.clone());
-          read.push_back(batch.target.clone());
+          tensors.push_back(batch.input.clone());
+          tensors.push_back(batch.target.clone());
         }
       }
-      return read;
+      return tensors;
     };
     const std::vector<torch::Tensor> by_host = read(false);
     const std::vector<torch::Tensor> by_device = read(true);
