@@ -9,6 +9,7 @@ cd "$root"
 # torchrun and Python are those of the environment.
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
 code=0
-ctest --preset release --parallel "$(nproc)" "$@" || code=$?
+# One more than there are processors: beside the tests that use them all, the clusters wait for their daemons.
+ctest --preset release --parallel "$(($(nproc) + 1))" "$@" || code=$?
 tests/skipped.sh build
 exit "$code"
