@@ -65,10 +65,10 @@ void add_training(OptionGroup group, Options& options) {
   const Option batch = group.value(
       "--batch-size", "SAMPLES", std::to_string(options.batch_per_rank),
       "per process and micro-batch", [&options](const std::string& name, const std::string& text) {
-        if (text == "auto") {
-          throw UsageError(name + ": \"auto\" is not available yet, expected an integer >= 1");
+        options.find_batch = text == "auto";
+        if (!options.find_batch) {
+          options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
         }
-        options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
       });
   group
       .integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
@@ -81,6 +81,8 @@ void add_training(OptionGroup group, Options& options) {
                "what updates the weights");
   group.choice("--lr-schedule", options.lr_schedule, {"constant", "linear"},
                "linear: falls epoch by epoch to zero (default constant; linear for fashion-mnist)");
+  group.choice("--scale-lr", options.scale_lr, {"none", "linear", "sqrt"},
+               "what a batch that --batch-size auto found does to the learning rate");
   group.positive("--lr", "RATE", options.learning_rate, kMaxLearningRate, "the optimizer's own",
                  "learning rate");
   group.integer("--seed", options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
@@ -93,12 +95,11 @@ void add_data_and_model(OptionGroup group, Options& options) {
   const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
   group.value("--dataset", join(datasets), "synthetic", "what to learn",
               [&options, datasets](const std::string& name, const std::string& text) {
-                if (text.ends_with(".safetensors") || text.ends_with(".csv")) {
-                  refuse("{}: a file ({}) is not available yet, expected {}", name, quote(text),
-                         join(datasets));
-                }
-                options.dataset = check_choice(name, text, datasets);
+                const bool is_file = text.ends_with(".safetensors") || text.ends_with(".csv");
+                options.dataset = is_file ? text : check_choice(name, text, datasets);
               });
+  group.integer("--workers", options.workers, 0, 256, std::to_string(options.workers),
+                "threads that decode the next batches' images; 0: the training thread does");
   group.text("--data-dir", "PATH", options.data_dir, "where it is installed",
              "folder of the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,
@@ -162,12 +163,9 @@ void add_devices(OptionGroup group, Options& options) {
                "what gradients are rounded to while they travel: half the bytes, other results");
   group.flag("--shard-optimizer", options.shard_optimizer,
              "each rank keeps and computes its part of the optimizer only (ZeRO-1)");
-  group
-      .value("--memory-limit", "BYTES", "", "for --batch-size auto",
-             [](const std::string& name, const std::string&) {
-               throw UsageError(name + " is not available yet, expected --batch-size");
-             })
-      .hidden();
+  group.integer("--memory-limit", options.memory_limit_bytes, int64_t{1},
+                std::numeric_limits<int64_t>::max(), "",
+                "bytes of memory of a process, for --batch-size auto on a CPU");
   group.positive("--timeout", "SECONDS", options.timeout_seconds, kMaxTimeout,
                  std::to_string(static_cast<int>(options.timeout_seconds)),
                  "for the rendezvous and for every collective");
@@ -194,6 +192,8 @@ void add_output(OptionGroup group, Options& options) {
                "from the snapshot: if the launcher restarted us, if there is one, or not");
   group.text("--metrics", "PATH", options.metrics, "",
              "one JSON line per rank and step, and a summary");
+  group.text("--tensorboard", "DIR", options.tensorboard, "",
+             "folder for event files that TensorBoard shows");
   group.value(
       "--check", "CHECK,...", "",
       "finite: fail in the step in which a rank's loss or gradient is NaN or infinite (with "

@@ -36,6 +36,10 @@ struct Options {
   int64_t save_every = 0;  ///< epochs between snapshots
   /// Samples per process and micro-batch; train() gets it with --global-batch resolved.
   int64_t batch_per_rank = 32;
+  bool find_batch = false;  ///< --batch-size auto: the largest that fits becomes batch_per_rank
+  /// Of the process, with --batch-size auto on a CPU; none: what ulimit and the cgroup leave.
+  std::optional<int64_t> memory_limit_bytes;
+  std::string scale_lr = "none";  ///< "none", "linear" or "sqrt": what a found batch does to --lr
   /// Samples per optimizer step, over all ranks and micro-batches.
   std::optional<int64_t> global_batch;
   int64_t accumulate = 1;  ///< micro-batches per optimizer step
@@ -47,7 +51,9 @@ struct Options {
   bool deterministic = false;
 
   // Data and model.
-  std::string dataset = "synthetic";  ///< "synthetic", "digits" or "fashion-mnist"
+  /// "synthetic", "digits", "fashion-mnist", or the path of a .safetensors or .csv file
+  std::string dataset = "synthetic";
+  int workers = 0;  ///< threads that decode the next batches' images; 0: the training thread does
   std::string data_dir;  ///< folder with the data files; empty: where the dataset is installed
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
@@ -82,6 +88,7 @@ struct Options {
   std::string snapshot;
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
+  std::string tensorboard;  ///< folder of TensorBoard's event files; empty: none
   bool check_finite = false;  ///< every rank looks at its loss and gradients in every step
   int64_t check_weights_every = 0;  ///< steps after which ranks compare their weights; 0: never
   bool no_communication = false;  ///< measuring only: gradients are not exchanged
