@@ -12,5 +12,6 @@
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel
 #include "common/parallel/distributed_sampler.hpp"  // DistributedSampler
 #include "common/parallel/process_group.hpp"  // init_process_group, all_reduce, broadcast
+#include "common/training/accelerator.hpp"  // Accelerator
 #include "common/training/optimizer.hpp"  // Optimizer
 #include "common/training/training.hpp"  // Training

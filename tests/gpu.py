@@ -254,6 +254,7 @@ class FirstRun:
         self.check(f"parity of 02, {count} replicas", self.parity, "02_data_parallel", count, "--speedup", "fused")
         self.check(f"parity of 03 by hand, {count} ranks", self.parity, "03_ddp_spawn_by_hand", count)
         self.check(f"parity of 04, {count} ranks, {best}", self.parity, "04_ddp_launcher", count, "--speedup", best)
+        self.check(f"parity of 04 accelerated, {count} ranks", self.parity, "04_ddp_launcher_accelerated", count)
         self.check(f"parity of 03, {count} ranks, sharded", self.parity, "03_ddp_spawn", count, "--speedup", best, "--shard-optimizer")
         self.check(f"parity of 03 to 1 %, {count} ranks, compressed", self.parity, "03_ddp_spawn", count, "--gradient-compression", "bf16")
         for backend in self.backends:

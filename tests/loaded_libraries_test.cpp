@@ -79,7 +79,8 @@ TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
         "03_ddp_spawn 1 1 --device cpu --nprocs 2",
         "03_ddp_spawn 1 1 --device cpu --nprocs 2 --backend gloo --speedup fused",
         "03_ddp_spawn_by_hand 1 1 --device cpu --nprocs 2", "04_ddp_launcher 1 1 --device cpu",
-        "05_multinode 1 1 --device cpu", "peer_c10d 1 1 --device cpu --nprocs 2",
+        "04_ddp_launcher_accelerated 1 1 --device cpu", "05_multinode 1 1 --device cpu",
+        "peer_c10d 1 1 --device cpu --nprocs 2",
         "bench_micro --suite all_reduce --bytes 4096 --device cpu --nprocs 2 --min-seconds 0.01",
         "bench --dry-run --device cpu --stages 01_single_gpu --models T",  // what it runs is above
         "ddp-env", "submit --help"}) {

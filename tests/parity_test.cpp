@@ -311,6 +311,7 @@ TEST_CASE(
     for (const auto& [program, world_size] :
          std::vector<std::pair<std::string, int>>{{"04_ddp_launcher ", 1},
                                                   {"04_ddp_launcher ", 2},
+                                                  {"04_ddp_launcher_accelerated ", 2},
                                                   {"05_multinode ", 2},
                                                   {"05_multinode ", 4}}) {
       const Outcome outcome = folder.run(launcher(world_size) + program + workload);
@@ -326,6 +327,49 @@ TEST_CASE(
   CHECK(folder.run(torchrun(2) + "04_ddp_launcher " + workload + " --speedup fused").digest ==
         fused);
   CHECK(folder.run(mpirun(2) + "04_ddp_launcher " + workload + " --speedup fused").digest == fused);
+}
+
+TEST_CASE("the accelerator's program prints what main.cpp's does, whatever the options",
+          "[parity]") {
+  const Folder folder;
+  // The last line without its times.
+  const auto lines = [&](const std::string& line) {
+    std::vector<std::string> printed = folder.run(line).lines;
+    std::ranges::sort(printed);  // ranks print when they like
+    printed.back().resize(printed.back().find(" | step "));
+    return printed;
+  };
+  for (const std::string options :
+       {"", " --optimizer momentum --accumulate 2 --sampler padded --speedup fused",
+        " --optimizer adam --accumulate 3 --shard-optimizer --lr-schedule linear --verbose",
+        " --gradient-compression bf16 --sampler none --check finite,weights=1"}) {
+    for (const std::string launcher : {mpirun(2), std::string()}) {
+      const std::string both = " 2 1 --dataset-size 500 --layers 9,8,3" + options;
+      INFO(launcher << both);
+      CHECK(lines(launcher + "04_ddp_launcher_accelerated" + both) ==
+            lines(launcher + "04_ddp_launcher" + both));
+    }
+  }
+}
+
+TEST_CASE("the accelerator's loader makes no second copy of the data", "[parity]") {
+  const Folder folder;
+  const auto peak_mib = [&](const std::string& program) {
+    // 512 MiB of samples.
+    folder.run(program +
+               " 1 1 --layers 1024,1 --dataset-size 131072 --global-batch 8192 "
+               "--metrics m");
+    std::ifstream in(folder.file("m"));
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    std::smatch match;
+    REQUIRE(std::regex_search(text, match, std::regex(R"("peak_rss_mib":\[([0-9.]+))")));
+    return std::stod(match[1]);
+  };
+  const double main_mib = peak_mib("04_ddp_launcher");
+  const double accelerated_mib = peak_mib("04_ddp_launcher_accelerated");
+  INFO("main " << main_mib << " MiB, accelerated " << accelerated_mib << " MiB");
+  CHECK(main_mib > 512);
+  CHECK(accelerated_mib < main_mib + 128);
 }
 
 TEST_CASE(
@@ -514,6 +558,7 @@ TEST_CASE("a run that a signal stopped, started again, has the bits of an unbrok
            {"03_ddp_spawn --nprocs 3 --shard-optimizer", SIGUSR2},
            {"03_ddp_spawn_by_hand --nprocs 2", SIGUSR1},
            {mpirun(2) + "04_ddp_launcher", SIGUSR1},
+           {mpirun(2) + "04_ddp_launcher_accelerated", SIGUSR1},
            {mpirun(2) + "04_ddp_launcher", SIGUSR2}}) {
     check_that_a_stopped_run_goes_on(program, signal, 85);
   }

@@ -173,7 +173,10 @@ class Stages(unittest.TestCase):
     def test_every_script_runs_and_ends_on_the_same_weights(self):
         """World size 2: bit for bit, however the two processes were started and wherever they are. World size 4: to 1e-4."""
         reference, _ = last_line(run(BIN / "01_single_gpu", *DIGITS, cwd=cluster.folder))
+        accelerated = cluster.folder / "accelerated.sh"  # no script of its own: srun in one of the user's
+        accelerated.write_text(f'#!/bin/bash\nsrun {BIN / "04_ddp_launcher_accelerated"} "$@"\n')
         jobs = {"spawn": Job("03_ddp_spawn", *DIGITS),
+                "accelerated": Job(accelerated, *DIGITS, options=["--nodes=1", "--ntasks=2", "--output=accelerated-%j.out"]),
                 "one node": Job("04_ddp_launcher", *DIGITS),
                 "two nodes": Job("05_multinode", *DIGITS, options=["--ntasks-per-node=1"])}
         outcomes = {name: job.finished() for name, job in jobs.items()}

@@ -22,6 +22,7 @@ DIFFS = [
     ("03_ddp_spawn/main.cpp", "02_data_parallel/main.cpp", 20),
     ("03_ddp_spawn/by_hand.cpp", "03_ddp_spawn/main.cpp", 16),
     ("04_ddp_launcher/main.cpp", "03_ddp_spawn/main.cpp", 2),
+    ("04_ddp_launcher/accelerated.cpp", "04_ddp_launcher/main.cpp", 25),
     ("05_multinode/main.cpp", "04_ddp_launcher/main.cpp", 2),
 ]
 BUILDS_ON = {after: before for after, before, _ in DIFFS}

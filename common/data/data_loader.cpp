@@ -56,10 +56,27 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoade
   TORCH_CHECK(options.batch_per_rank >= 1, "Expected batch_per_rank >= 1, got ",
               options.batch_per_rank);
   TORCH_CHECK(options.accumulate >= 1, "Expected accumulate >= 1, got ", options.accumulate);
-  if (options.resident) {
-    samples_ = {samples_.input.to(options.device), samples_.target.to(options.device)};
+  place();
+}
+
+void DataLoader::place() {
+  if (options_.resident) {
+    samples_ = {samples_.input.to(options_.device), samples_.target.to(options_.device)};
   }
-  reserve(std::min(options.batch_per_rank, sampler.indices().size(0)));
+  reserve(std::min(options_.batch_per_rank, sampler_->indices().size(0)));
+}
+
+void DataLoader::reshard(std::unique_ptr<Sampler> sampler, const torch::Device& device) {
+  own_sampler_ = std::move(sampler);
+  sampler_ = own_sampler_.get();
+  options_.device = device;
+  options_.resident = fits_on(device, samples_);
+  place();
+}
+
+int64_t DataLoader::unpadded_samples() const {
+  const int64_t samples = batch_.input.size(0);
+  return std::clamp(sampler_->unpadded_samples() - (position_ - samples), int64_t{0}, samples);
 }
 
 void DataLoader::reserve(int64_t samples) {

@@ -4,7 +4,9 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/data/dataset.hpp"
@@ -36,6 +38,8 @@ class Sampler {
   /// Samples of the epoch over all processes that share it, and how many those are.
   virtual int64_t epoch_samples() const = 0;
   virtual int num_replicas() const = 0;
+  /// How many of indices(), the first ones, are no padding: over all processes every sample once.
+  virtual int64_t unpadded_samples() const { return indices().size(0); }
 };
 
 /// All samples, shuffled: stages 01 and 02.
@@ -85,6 +89,13 @@ class DataLoader {
       : DataLoader(samples, sampler,
                    {options.batch_per_rank, options.accumulate, device, fits_on(device, samples)}) {
   }
+  /// The training samples of `dataset`, which must outlive the loader, as the only process reads
+  /// them: all, shuffled, on the host. Accelerator::prepare() makes them one rank's.
+  DataLoader(const Dataset& dataset, const Options& options)
+      : DataLoader(dataset, std::make_unique<RandomSampler>(dataset, options), options) {}
+  /// From the next epoch on reads what `sampler` says and hands out batches on `device`. Samples
+  /// are copied only to a GPU that keeps them, see Note [Staging].
+  void reshard(std::unique_ptr<Sampler> sampler, const torch::Device& device);
   /// @param observer is told of every batch from now on, and must outlive the loader or be
   /// replaced; null: nobody is
   void set_observer(StepObserver* observer) {
@@ -92,6 +103,13 @@ class DataLoader {
   }
   void set_epoch(int64_t epoch) { sampler_->set_epoch(epoch); }
   int64_t batch_per_rank() const noexcept { return options_.batch_per_rank; }
+  int64_t accumulate() const noexcept { return options_.accumulate; }
+  const Sampler& sampler() const noexcept { return *sampler_; }
+  const Samples& samples() const noexcept { return samples_; }  ///< all that it may read
+  const Dataset* dataset() const noexcept { return dataset_; }  ///< null: it was made of samples
+  const Batch& batch() const noexcept { return batch_; }  ///< the one at hand
+  /// How many of its samples, the first ones, are no padding.
+  int64_t unpadded_samples() const;
 
   class Iterator {
    public:
@@ -111,6 +129,12 @@ class DataLoader {
   std::nullptr_t end() const { return nullptr; }
 
  private:
+  DataLoader(const Dataset& dataset, std::unique_ptr<Sampler> sampler, const Options& options)
+      : DataLoader(dataset.train, *sampler, options, torch::kCPU) {
+    dataset_ = &dataset;
+    own_sampler_ = std::move(sampler);
+  }
+
   /// Room for the largest batch, and views of its beginning for the last batch that was smaller.
   struct Buffers {
     Samples whole;
@@ -125,10 +149,13 @@ class DataLoader {
 
   int64_t samples_per_step() const;  // of all processes
   void next();
+  void place();
   void reserve(int64_t samples);
   /// The samples of indices [position_, position_ + samples), on the device.
   const Samples& gather(int64_t samples);
 
+  const Dataset* dataset_ = nullptr;
+  std::unique_ptr<Sampler> own_sampler_;  // none: the caller keeps it
   Samples samples_;  // contiguous, on the device if they are resident
   torch::Tensor order_;  // of the resident ones in this epoch, there too
   Sampler* sampler_;

@@ -33,6 +33,11 @@ DistributedSampler::DistributedSampler(const DistributedSamplerOptions& options)
   set_epoch(0);
 }
 
+int64_t DistributedSampler::unpadded_samples() const {
+  const int64_t replicas = options_.num_replicas;
+  return (options_.dataset_size - options_.rank + replicas - 1) / replicas;
+}
+
 void DistributedSampler::set_epoch(int64_t epoch) {
   torch::Tensor order = shuffled_indices(options_.dataset_size, options_.seed, epoch);
   if (epoch_samples_ > order.size(0)) {

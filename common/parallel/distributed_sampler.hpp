@@ -42,6 +42,7 @@ class DistributedSampler : public Sampler {
   const torch::Tensor& indices() const override { return indices_; }
   int64_t epoch_samples() const override { return epoch_samples_; }
   int num_replicas() const override { return options_.num_replicas; }
+  int64_t unpadded_samples() const override;
 
  private:
   DistributedSamplerOptions options_;

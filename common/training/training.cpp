@@ -65,10 +65,15 @@ void Training::begin_batch(const Batch& batch) {
   }
 }
 
+int64_t Training::load_snapshot() {
+  if (!std::exchange(loaded_, true)) {
+    set_epoch(snapshot_.load(process_group_));
+  }
+  return epoch_;
+}
+
 Training::Epochs Training::epochs() {
-  const int64_t epochs_done = snapshot_.load(process_group_);
-  log_.begin_training(epochs_done);
-  set_epoch(epochs_done);
+  log_.begin_training(load_snapshot());
   if (fused_step_ != nullptr) {
     train_by_fused_step();
   }

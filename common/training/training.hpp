@@ -77,6 +77,9 @@ class Training final : private StepObserver {
   /// Loads the snapshot if --resume says so. To be called once.
   /// @throws Error (3), on all ranks, see Snapshot::load()
   Epochs epochs();
+  /// The same before epochs(), which then goes on from there.
+  /// @return how many epochs are done
+  int64_t load_snapshot();
 
   /// Rank 0 only, inside the loop, after every --save-every-th epoch.
   /// @throws Error (1) if it cannot be written
@@ -111,6 +114,7 @@ class Training final : private StepObserver {
   TrainingLog log_;
   Snapshot snapshot_;
   std::unique_ptr<FusedStep> fused_step_;  // none with --speedup none
+  bool loaded_ = false;
   int64_t epoch_ = 0;
   bool epoch_ended_ = false;
 };
