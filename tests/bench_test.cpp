@@ -443,6 +443,30 @@ TEST_CASE(
   CHECK(contains(report.err, "Not run: 05_multinode at other world sizes"));
 }
 
+TEST_CASE("by default the accelerator is there once, and compared with main.cpp", "[bench]") {
+  FakeBench bench;
+  bench.install("bin/04_ddp_launcher_accelerated", kFakeStage);
+  bench.install("path/torchrun", kFakeTorchrun);
+  const Measured report = bench.measure({"--models", "T", "--world-sizes", "1,2", "--launchers",
+                                         "spawn,torchrun", "--repetitions", "3", "--steps", "10"});
+  CHECK(report.run("04_ddp_launcher", "accelerated").at("world_size") == 2);
+  CHECK(contains(report.err, "Not run: 04_ddp_launcher_accelerated at other world sizes"));
+  std::map<std::string, std::string> main_of;
+  for (const json& comparison : report.scaling.at("comparisons")) {
+    if (comparison.at("kind") == "variant") {
+      main_of[comparison.at("a")] = comparison.at("b");
+      CHECK(comparison.at("pairs") == 3);
+    }
+  }
+  CHECK(main_of == std::map<std::string, std::string>{
+                       {"T/weak/04_ddp_launcher_accelerated/torchrun/shm/ranks:2",
+                        "T/weak/04_ddp_launcher/torchrun/shm/ranks:2"},
+                       {"T/weak/03_ddp_spawn_by_hand/spawn/shm/ranks:1",
+                        "T/weak/03_ddp_spawn/spawn/shm/ranks:1"},
+                       {"T/weak/03_ddp_spawn_by_hand/spawn/shm/ranks:2",
+                        "T/weak/03_ddp_spawn/spawn/shm/ranks:2"}});
+}
+
 TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[bench]") {
   FakeBench bench;
   bench.install("path/torchrun", kFakeTorchrun);

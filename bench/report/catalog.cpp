@@ -47,7 +47,7 @@ const std::vector<StageProgram>& known_programs() {
       {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn, true},
       {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn, true},
       {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher, true},
-      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher, false},
+      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher, true},
       {kMultinode, "05_multinode", "main", Start::kLauncher, true},
   };
   return programs;

@@ -219,7 +219,7 @@ struct Run {
 
 /// The step times' ratio a / b, one pair per repetition.
 struct Comparison {
-  std::string kind = "baseline";  ///< "baseline", "control", "peer"
+  std::string kind = "baseline";  ///< "baseline", "control", "variant", "peer"
   std::string a;
   std::string b;
   std::optional<double> ratio_median;

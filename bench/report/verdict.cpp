@@ -1,8 +1,11 @@
 #include "bench/report/verdict.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +35,15 @@ Comparison compare_two(const std::string& kind, const Run& a, const Run& b) {
 bool controls_hold(const Report& report, const Run& a, const Run& b) {
   return report.controls(a, a.several_processes()) == Controls::kHold &&
          report.controls(b, b.several_processes()) == Controls::kHold;
+}
+
+/// The main program of a variant's stage, started alike.
+const Run* main_of(const Report& report, const Run& run) {
+  const std::string variant = fmt::format("/{}_{}/", run.stage, run.variant);
+  const std::size_t place = run.name.find(variant);
+  return place == std::string::npos ? nullptr
+                                    : report.find(std::string(run.name).replace(
+                                          place, variant.size(), fmt::format("/{}/", run.stage)));
 }
 
 }  // namespace
@@ -81,6 +93,10 @@ void compare(Report& report) {
     const Run* const baseline = report.baseline_of(run);
     if (baseline != nullptr && baseline != &run) {
       add("baseline", run, *baseline, break_even_ratio(run, *baseline));
+    }
+    const Run* const main = main_of(report, run);
+    if (!run.is_peer() && main != nullptr && main->has_speed()) {
+      add("variant", run, *main, 1);
     }
     for (const Run& peer : report.runs) {
       if (!run.is_peer() && peer.is_peer() && peer.has_speed() && same_work(run, peer) &&

@@ -28,8 +28,8 @@ std::optional<std::string> judge(const std::optional<Interval>& ci95, double eve
 /// samples in a step it may take longer and still be the faster one.
 double break_even_ratio(const Run& run, const Run& baseline);
 
-/// Fills report.comparisons: every run with its stage 01, originals with their controls, stages
-/// with peers of the same world size.
+/// Fills report.comparisons: every run with its stage 01, originals with their controls, variants
+/// with their stage's main program, stages with peers of the same world size.
 void compare(Report& report);
 
 }  // namespace ddp::bench

@@ -192,10 +192,11 @@ class Planner {
     return largest % multiple == 0 ? largest : batch * multiple;
   }
 
-  /// Between one node's ranks stage 05 makes the step of stage 04, so unless it is asked for by
-  /// name one run of it stands for all.
+  /// Between one node's ranks stage 05 makes the step of stage 04, as does the accelerator, so
+  /// unless it is asked for by name one run of it stands for all.
   bool is_sampled(const StageProgram& program) const {
-    return program.name == kMultinode && settings_.stages.empty() && settings_.nodes == 1;
+    return (program.name == kMultinode || program.variant == "accelerated") &&
+           settings_.stages.empty() && settings_.nodes == 1;
   }
 
   std::vector<std::string> launchers_of(const StageProgram& program) const {
@@ -337,11 +338,15 @@ class Planner {
       leave_out(fmt::format("torchrun at world sizes below {}", world_sizes_.back()),
                 "each start takes seconds; --launchers spawn,torchrun,mpirun adds them");
     }
-    if (any_configuration([&](const Configuration& c) { return is_sampled(c.program); })) {
-      leave_out(
-          "05_multinode at other world sizes, under other launchers, and without communication",
-          "on one node its step is that of 04_ddp_launcher; --stages 01,02,03,04,05 adds "
-          "them");
+    for (const StageProgram& program : known_programs()) {
+      if (is_sampled(program) && any_configuration([&](const Configuration& c) {
+            return c.program.name == program.name;
+          })) {
+        leave_out(program.name +
+                      " at other world sizes, under other launchers, and without communication",
+                  "on one node its step is that of 04_ddp_launcher; --stages 01,02,03,04,05 adds "
+                  "them");
+      }
     }
   }
 
