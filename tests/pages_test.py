@@ -296,6 +296,12 @@ class Launches(unittest.TestCase):
         self.assertEqual(said, "step us 40 40.01 40.02 51.9 52.5, p90/p10 1.30, over 1.3 x fastest 1 of 20 (switches voluntary 4000), "
                          "switches voluntary 110 (most 4000), involuntary 5 (most 7)")
 
+    def test_variants_are_compared_turn_by_turn(self):
+        first = [launches.Launch(0.04, 1_600_000 + number, 1, 1) for number in range(9)]
+        slower = [launches.Launch(0.05, (1_600_000 + number) / (1 + number / 100), 1, 1) for number in range(9)]
+        self.assertEqual(launches.show_ratio(slower, first), "step over the first variant's 1.0400 (1.0100 to 1.0700)")
+        self.assertIn("too few turns", launches.show_ratio(slower[:3], first[:3]))
+
     def test_phases_tell_a_slow_rank_from_a_slow_wait(self):
         rows = [{"summary": {}}]
         for step, (slowest_ms, fastest_ms, last_waits_ms) in enumerate([(0.3, 0.17, 0.003), (0.34, 0.18, 0.005), (0.32, 0.1, 0.001)]):

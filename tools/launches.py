@@ -5,7 +5,8 @@ usage: tools/launches.py [--launches 200] [--phases] [--with=ARGUMENTS]... COMMA
 
 COMMAND is a stage with its arguments. Each --with is a variant of it, with these arguments more; variants are launched in turns. Printed
 for each: the median step of a launch in microseconds (fastest launch, 10 %, median, 90 %, slowest), how many launches take over 1.3 times
-the fastest (and their median context switches), and the context switches of a launch, all its processes together. With --phases also
+the fastest (and their median context switches), and the context switches of a launch, all its processes together; for each variant but the
+first also its step over the first's, turn by turn: the median of these ratios and its 95 % interval. With --phases also
 where a step's time goes, in the launches that are slow and in the others: what the ranks do beside communication (the slowest of a step, and
 the fastest), and the communication of the last one, who waits for nobody, as --metrics has it (medians over steps, then over launches); and in
 how many launches of a variant that slowest rank is slow, which compares launches that communicate with those that do not.
@@ -15,6 +16,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import resource
@@ -110,6 +112,13 @@ def summary(launches):
             f"involuntary {statistics.median(involuntary):.0f} (most {involuntary[-1]}){phases_text}")
 
 
+def show_ratio(launches, first):
+    ratios = sorted(other.samples_per_s / one.samples_per_s for one, other in zip(launches, first))
+    outside = math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios)))  # on each side of the interval: order statistics of the median
+    interval = f"{ratios[outside]:.4f} to {ratios[-1 - outside]:.4f}" if outside >= 0 else "too few turns for an interval"
+    return f"step over the first variant's {statistics.median(ratios):.4f} ({interval})"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=200, metavar="N", help="of each variant, default 200")
@@ -122,8 +131,10 @@ def main():
     for _ in range(options.launches):
         for more, launches in variants.items():
             launches.append(start([*options.command, *shlex.split(more)]))
+    first = next(iter(variants.values()))
     for more, launches in variants.items():
-        print(f"{shlex.join(options.command)} {more}".strip(), summary(launches), sep="\n  ", flush=True)
+        ratio = [] if launches is first else [show_ratio(launches, first)]
+        print(f"{shlex.join(options.command)} {more}".strip(), summary(launches), *ratio, sep="\n  ", flush=True)
 
 
 if __name__ == "__main__":
