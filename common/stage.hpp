@@ -11,6 +11,7 @@
 #include "common/parallel/data_parallel.hpp"  // data_parallel
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel
 #include "common/parallel/distributed_sampler.hpp"  // DistributedSampler
+#include "common/parallel/mirrored.hpp"  // Mirrored
 #include "common/parallel/process_group.hpp"  // init_process_group, all_reduce, broadcast
 #include "common/training/accelerator.hpp"  // Accelerator
 #include "common/training/optimizer.hpp"  // Optimizer

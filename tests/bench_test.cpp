@@ -242,6 +242,20 @@ TEST_CASE("commands and names are printed without running anything", "[bench]") 
               {"T/weak/03_ddp_spawn/spawn/shm/ranks:2/iterations:1/manual_time"}) == 1);
 }
 
+TEST_CASE("mirrored replicas are measured beside the other stages, with autograd", "[bench]") {
+  FakeBench bench;
+  bench.install("bin/02_data_parallel_mirrored", kFakeStage);
+  Words options = {"--models",  "T",           "--world-sizes",
+                   "1,2",       "--launchers", "spawn",
+                   "--speedup", "none,fused",  "--benchmark_list_tests=true"};
+  Words names = bench.print(options);
+  CHECK(count(names, {"T/weak/02_data_parallel_mirrored/ranks:2"}) == 1);
+  CHECK(count(names, {"02_data_parallel_mirrored"}) == 1);  // neither fused nor alone
+  CHECK(count(names, {"T/weak/02_data_parallel/fused/ranks:"}) == 2);
+  options.insert(options.end(), {"--stages", "02_data_parallel_mirrored"});
+  CHECK(count(bench.print(options), {"T/weak/02_data_parallel_mirrored/ranks:"}) == 2);
+}
+
 TEST_CASE("buckets, compression and sharding are configurations of what communicates", "[bench]") {
   Words parity =
       FakeBench().print({"--models", "T", "--world-sizes", "1,2", "--launchers", "spawn",

@@ -28,6 +28,7 @@
 #include "common/model/mlp.hpp"
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/mirrored.hpp"
 #include "common/training/optimizer.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
@@ -670,6 +671,98 @@ TEST_CASE("a backward may follow the next forward", "[data_parallel]") {
   for (size_t p = 0; p < model->parameters().size(); ++p) {
     CHECK(torch::allclose(model->parameters()[p].grad(), reference->parameters()[p].grad(), 1e-4,
                           1e-5));
+  }
+}
+
+namespace {
+
+ddp::Batch one_batch(const torch::Tensor& input, int64_t classes) {
+  ddp::Batch batch;
+  batch.input = input;
+  batch.target = torch::arange(input.size(0)) % classes;
+  batch.step_samples_per_rank = static_cast<double>(input.size(0));
+  return batch;
+}
+
+/// Adds up what it is told.
+class LossSum final : public ddp::StepObserver {
+ public:
+  void add_loss(const torch::Tensor& loss) override { sum += loss.item<double>(); }
+  double sum = 0;
+};
+
+}  // namespace
+
+TEST_CASE("mirrored replicas all have the gradients and the loss of the whole batch",
+          "[mirrored]") {
+  for (const size_t replicas : {1U, 2U, 3U, 5U}) {
+    for (const int64_t batch_size : {2, 7}) {  // fewer samples than replicas, too
+      for (const int64_t width : {3, 150}) {  // 150: more than one thread's part of the sum
+        INFO(replicas << " replicas, " << batch_size << " samples, width " << width);
+        torch::manual_seed(3);
+        ddp::Mlp model(std::vector<int64_t>{width, width, 2});
+        ddp::Mlp reference = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
+        const torch::Tensor before = random_state();
+        ddp::Mirrored mirrored(model, std::vector<torch::Device>(replicas, torch::kCPU));
+        CHECK(torch::equal(random_state(), before));
+        ddp::Batch batch = one_batch(torch::randn({batch_size, width}), 2);
+        LossSum observed;
+        batch.observer = &observed;
+        const torch::Tensor expected = ddp::loss(reference->forward(batch.input), batch);
+        CHECK(observed.sum == Approx(expected.item<double>()));
+        expected.backward();
+        observed.sum = 0;
+        ddp::loss(mirrored.forward(batch.input), batch).backward();
+        CHECK(observed.sum == Approx(expected.item<double>()));
+        for (size_t i = 0; i < replicas; ++i) {
+          for (size_t p = 0; p < reference->parameters().size(); ++p) {
+            CHECK(torch::allclose(mirrored.module(i).parameters()[p].grad(),
+                                  reference->parameters()[p].grad(), 1e-4, 1e-6));
+            CHECK(torch::equal(mirrored.module(i).parameters()[p].grad(),
+                               model->parameters()[p].grad()));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("mirrored replicas follow the model that is loaded, and no other change", "[mirrored]") {
+  const std::vector<torch::Device> devices(3, torch::kCPU);
+  Normalized model;
+  model->to(torch::kFloat64);
+  model->linear->bias.set_requires_grad(false);
+  ddp::Mirrored mirrored(model, devices);
+  ddp::Optimizer optimizer(mirrored, ddp::Options());
+  const torch::Tensor bias = model->linear->bias.clone();
+  for (int step = 0; step < 2; ++step) {
+    const ddp::PerReplica output = mirrored.forward(torch::randn({6, 4}, torch::kFloat64));
+    const ddp::Batch batch = one_batch(torch::empty({6, 4}), 3);
+    ddp::loss(output, batch).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    CHECK_NOTHROW(optimizer.expect_mirrored());
+    CHECK(torch::equal(model->linear->bias, bias));
+    CHECK_FALSE(mirrored.module(2).parameters()[0].grad().ne(0).any().item<bool>());
+  }
+  {
+    const torch::NoGradGuard no_grad;
+    model->linear->weight.fill_(2);
+    model->norm->running_mean.fill_(3);
+  }
+  CHECK_THROWS_WITH(optimizer.expect_mirrored(),
+                    Catch::Matchers::Contains("replica 1 have digest"));
+  optimizer.load_state({}, nullptr);
+  CHECK_NOTHROW(optimizer.expect_mirrored());
+  CHECK(torch::equal(mirrored.module(2).buffers()[0], model->norm->running_mean));
+  // Until a step is complete, and in a measurement, every replica has gradients of its own.
+  ddp::Batch batch = one_batch(torch::empty({6, 4}), 3);
+  for (const bool completes : {false, true}) {
+    batch.completes_step = completes;
+    mirrored.pause_all_reduce(completes);
+    ddp::loss(mirrored.forward(torch::randn({6, 4}, torch::kFloat64)), batch).backward();
+    CHECK_FALSE(
+        torch::equal(mirrored.module(1).parameters()[0].grad(), model->parameters()[0].grad()));
   }
 }
 

@@ -252,6 +252,7 @@ class FirstRun:
         for speedup in self.speedups:
             self.check(f"parity of 01, {speedup}", self.parity, "01_single_gpu", 1, "--speedup", speedup)
         self.check(f"parity of 02, {count} replicas", self.parity, "02_data_parallel", count, "--speedup", "fused")
+        self.check(f"parity of 02 mirrored, {count} replicas", self.parity, "02_data_parallel_mirrored", count)
         self.check(f"parity of 03 by hand, {count} ranks", self.parity, "03_ddp_spawn_by_hand", count)
         self.check(f"parity of 04, {count} ranks, {best}", self.parity, "04_ddp_launcher", count, "--speedup", best)
         self.check(f"parity of 04 accelerated, {count} ranks", self.parity, "04_ddp_launcher_accelerated", count)

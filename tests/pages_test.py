@@ -205,7 +205,8 @@ class StageDiffs(TemporaryTree):
         marker = "<!-- hunk 02_data_parallel/main.cpp: int {} -->\n"
         page.write_text("# First\n\n" + marker.format("aa") + "\n# Last\n\n" + marker.format("ff"))
         for text in ("int aa;\nint b;\nint c;\nint d;\nint e;\nint ff;\n", "int aa;\nint new;\nint b;\nint c;\nint d;\nint e;\nint ff;\n"):
-            self.stage.write_text("// A stage.\n#include \"common/stage.hpp\"\n" + text)
+            for source in self.stage, self.stage.with_name("mirrored.cpp"):  # which builds on it, with no hunk of its own
+                source.write_text("// A stage.\n#include \"common/stage.hpp\"\n" + text)
             _, expected, complaints = stage_diffs.update_page(page)
             self.assertEqual(complaints, [])
             self.assertNotEqual(page.read_text(), expected)

@@ -255,7 +255,7 @@ TEST_CASE("the parity check notices NaN and wrong weights", "[parity]") {
 
 TEST_CASE(
     "every stage ends on stage 01's weights at every world size, over every backend, and 03 "
-    "on the same bits each time",
+    "on the same bits each time; with up to two replicas that are kept mirrored, too",
     "[parity]") {
   const Folder folder;
   const Outcome reference = folder.run("01_single_gpu" + kDigits);
@@ -263,12 +263,15 @@ TEST_CASE(
     const std::string options = kDigits + " --nprocs " + std::to_string(world_size);
     INFO("world size " << world_size << ", stage 01 moved " << reference.moved);
     CHECK(agrees(folder.run("02_data_parallel" + options), reference));
+    const Outcome mirrored = folder.run("02_data_parallel_mirrored" + options);
+    CHECK(agrees(mirrored, reference));
     CHECK(agrees(folder.run("03_ddp_spawn_by_hand" + options), reference));
     for (const std::string backend : {" --backend gloo", " --backend shm"}) {
       const Outcome outcome = folder.run("03_ddp_spawn" + options + backend);
       INFO(backend);
       CHECK(agrees(outcome, reference));
       CHECK(folder.run("03_ddp_spawn" + options + backend).digest == outcome.digest);
+      CHECK((world_size > 2 || mirrored.digest == outcome.digest));
     }
   }
 }
@@ -287,6 +290,7 @@ TEST_CASE(
     CHECK(agrees(folder.run("02_data_parallel" + two), reference));
     const Outcome ddp = folder.run("03_ddp_spawn" + two + " --backend gloo");
     CHECK(agrees(ddp, reference));
+    CHECK(folder.run("02_data_parallel_mirrored" + two).digest == ddp.digest);
     CHECK(folder.run("03_ddp_spawn" + two + " --backend shm").digest == ddp.digest);
     CHECK(folder.run("03_ddp_spawn_by_hand" + two + " --backend gloo").digest == ddp.digest);
     CHECK(folder.run("03_ddp_spawn_by_hand" + two + " --backend shm").digest == ddp.digest);
@@ -491,9 +495,10 @@ TEST_CASE(
 
 TEST_CASE("fused, the model is as talkative as it was", "[parity]") {
   const Folder folder;
-  for (const std::string speedup : {"none", "fused"}) {
+  for (const std::string program :
+       {"02_data_parallel", "02_data_parallel --speedup fused", "02_data_parallel_mirrored"}) {
     const Outcome outcome = folder.run(
-        "02_data_parallel 1 1 --nprocs 2 --verbose --dataset-size 32 --speedup " + speedup);
+        program + " --total-epochs 1 --save-every 1 --nprocs 2 --verbose --dataset-size 32");
     CHECK(std::ranges::count(outcome.lines, "In model: input [16, 20] on cpu") == 2);
   }
 }
@@ -553,6 +558,7 @@ TEST_CASE("a run that a signal stopped, started again, has the bits of an unbrok
            {"01_single_gpu", SIGUSR1},
            {"01_single_gpu --speedup fused", SIGTERM},
            {"02_data_parallel --nprocs 2", SIGUSR2},
+           {"02_data_parallel_mirrored --nprocs 3 --accumulate 2", SIGUSR1},
            {"03_ddp_spawn --nprocs 2", SIGUSR1},
            {"03_ddp_spawn --nprocs 2 --speedup fused", SIGUSR1},
            {"03_ddp_spawn --nprocs 3 --shard-optimizer", SIGUSR2},
@@ -614,6 +620,9 @@ TEST_CASE("on a GPU every stage ends where autograd on the CPU does, fused and a
       if (speedup != "graph") {
         CHECK(agrees(folder.run("02_data_parallel --nprocs 1" + gpu), reference));
       }
+      if (speedup == "none") {
+        CHECK(agrees(folder.run("02_data_parallel_mirrored --nprocs 1" + gpu), reference));
+      }
     }
   }
 }
@@ -639,6 +648,11 @@ TEST_CASE("on several GPUs every stage ends where autograd on the CPU does", "[.
       CHECK(agrees(folder.run_ranks("04_ddp_launcher" + alike, world_size), reference));
       if (speedup != "graph") {
         CHECK(agrees(folder.run("02_data_parallel" + gpus), reference));
+      }
+      if (speedup == "none") {
+        const Outcome mirrored = folder.run("02_data_parallel_mirrored" + gpus);
+        CHECK(agrees(mirrored, reference));
+        CHECK((world_size > 2 || mirrored.digest == outcome.digest));
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/mirrored.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
@@ -131,6 +132,33 @@ TEST_CASE(
       at_the_head.optimizer->step();
     });
     CHECK(torch::equal(at_the_head.weights(), parts.weights()));
+  }
+}
+
+TEST_CASE("replicas whose weights differ end the run, where ranks' would", "[training]") {
+  for (const bool every_step : {false, true}) {
+    Run run(small_run());
+    run.options.check_weights_every = every_step ? 1 : 0;
+    ddp::Mirrored mirrored(run.model, std::vector<torch::Device>(2, torch::kCPU));
+    run.optimizer.emplace(mirrored, run.options);
+    int64_t steps = 0;
+    ddp::Training training(run.options, run.launch, run.dataset, run.loader, run.model,
+                           *run.optimizer);
+    const auto train = [&] {
+      for ([[maybe_unused]] const int64_t epoch : training.epochs()) {
+        for (const ddp::Batch& batch : run.loader) {
+          ddp::loss(mirrored.forward(batch.input), batch).backward();
+          run.optimizer->step();
+          run.optimizer->zero_grad();
+          if (++steps == 2) {
+            mirrored.module(1).parameters()[0].detach()[0][0] += 1;
+          }
+        }
+      }
+      training.report();
+    };
+    CHECK_THROWS_WITH(train(), Catch::Matchers::Contains("replica 1 have digest"));
+    CHECK((steps == 2) == every_step);
   }
 }
 

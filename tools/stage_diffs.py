@@ -19,6 +19,7 @@ MAX_LINES = 70
 # file, the file it builds on, budget in changed lines that are neither blank nor comment
 DIFFS = [
     ("02_data_parallel/main.cpp", "01_single_gpu/main.cpp", 8),
+    ("02_data_parallel/mirrored.cpp", "02_data_parallel/main.cpp", 7),
     ("03_ddp_spawn/main.cpp", "02_data_parallel/main.cpp", 20),
     ("03_ddp_spawn/by_hand.cpp", "03_ddp_spawn/main.cpp", 16),
     ("04_ddp_launcher/main.cpp", "03_ddp_spawn/main.cpp", 2),

@@ -43,7 +43,7 @@ const std::vector<StageProgram>& known_programs() {
   static const std::vector<StageProgram> programs = {
       {kBaseline, "01_single_gpu", "main", Start::kAlone, true},
       {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas, true},
-      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas, false},
+      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas, true},
       {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn, true},
       {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn, true},
       {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher, true},

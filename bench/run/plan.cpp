@@ -233,7 +233,11 @@ class Planner {
     if (is_sampled(program)) {
       return {contains(world_sizes_, 2) ? 2 : largest};
     }
-    return launcher == "torchrun" && torchrun_once() ? std::vector{largest} : world_sizes_;
+    std::vector<int> sizes = world_sizes_;
+    if (program.variant == "mirrored" && settings_.stages.empty() && largest > 1) {
+      std::erase(sizes, 1);  // stage 01's step: nothing is mirrored
+    }
+    return launcher == "torchrun" && torchrun_once() ? std::vector{largest} : sizes;
   }
 
   /// What the stages choose by themselves where memory can be shared.
@@ -288,6 +292,9 @@ class Planner {
       work.program = program;
       for (const std::string& speedup : settings_.speedups) {
         work.speedup = speedup;
+        if (program.variant == "mirrored" && speedup != "none") {
+          continue;  // it refuses that
+        }
         for (const std::string& launcher : launchers_of(program)) {
           const bool none = launcher == "none";
           for (const std::string& backend : none ? std::vector{launcher} : backends_) {

@@ -4,6 +4,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <memory>
+#include <vector>
 
 #include "common/backends/backend.hpp"
 
@@ -35,6 +36,9 @@ struct CudaModule {
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
   std::unique_ptr<GraphStream> (*make_graph_stream)(const torch::Device& device);
+  /// NCCL within one process: tensors of one size, each on another device, become their mean. On
+  /// the current stream of each.
+  void (*average)(const std::vector<torch::Tensor>& tensors);
 };
 
 /// Opens the module, once. @return nullptr if this build has none

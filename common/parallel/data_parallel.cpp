@@ -88,12 +88,11 @@ class RandomStateGuard {
 
 std::shared_ptr<const Replicas> make_replicas(const torch::nn::Module& module,
                                               const std::vector<torch::Device>& devices) {
-  const RandomStateGuard guard;
   const auto replicas = std::make_shared<Replicas>();
   replicas->originals = module.parameters();
-  for (const torch::Device& device : devices) {
-    replicas->modules.push_back(module.clone(device));
-    replicas->parameters.push_back(replicas->modules.back()->parameters());
+  replicas->modules = clone_to(module, devices);
+  for (const auto& replica : replicas->modules) {
+    replicas->parameters.push_back(replica->parameters());
   }
   return replicas;
 }
@@ -166,6 +165,16 @@ std::vector<torch::Tensor> scatter(const torch::Tensor& input,
     parts[i] = parts[i].to(devices[i], /*non_blocking=*/true);
   }
   return parts;
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> clone_to(
+    const torch::nn::Module& module, const std::vector<torch::Device>& devices) {
+  const RandomStateGuard guard;
+  std::vector<std::shared_ptr<torch::nn::Module>> clones;
+  for (const torch::Device& device : devices) {
+    clones.push_back(module.clone(device));
+  }
+  return clones;
 }
 
 std::shared_ptr<const Replicas> replicate(const torch::nn::Module& module,

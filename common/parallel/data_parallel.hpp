@@ -34,6 +34,11 @@ struct Replicas {
 std::shared_ptr<const Replicas> replicate(const torch::nn::Module& module,
                                           const std::vector<torch::Device>& devices);
 
+/// Copies of `module`, one on each of the devices, that share no memory with it. Draws no random
+/// numbers.
+std::vector<std::shared_ptr<torch::nn::Module>> clone_to(const torch::nn::Module& module,
+                                                         const std::vector<torch::Device>& devices);
+
 /// Calls `apply(i)` for every replica at once, each on a thread of its own that waits for the next
 /// call; the first exception is rethrown when all are done.
 void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply);

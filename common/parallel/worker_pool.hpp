@@ -22,9 +22,13 @@ namespace ddp {
 /// that to wake them.
 class WorkerPool {
  public:
+  /// Looks for work before a thread sleeps: some 10 us, longer would hurt where processors are too
+  /// few.
+  static constexpr int kFewLooks = 500;
+
   /// @param size threads that work at a time, the caller of run() included
   /// @throws std::system_error if one of them cannot be started; none is left then
-  explicit WorkerPool(size_t size) {
+  explicit WorkerPool(size_t size, int looks = kFewLooks) : looks_(looks) {
     try {
       for (size_t i = 1; i < size; ++i) {
         threads_.emplace_back([this, i] { work(i); });
@@ -95,9 +99,8 @@ class WorkerPool {
   }
 
   /// @return the value, once it is another than `old`
-  static uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
-    constexpr int kLooks = 500;  // some 20 us: longer would hurt where processors are too few
-    for (int i = 0; i < kLooks; ++i) {
+  uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) const {
+    for (int i = 0; i < looks_; ++i) {
       const uint32_t now = value.load(std::memory_order_acquire);
       if (now != old) {
         return now;
@@ -108,6 +111,7 @@ class WorkerPool {
     return value.load(std::memory_order_acquire);
   }
 
+  const int looks_;
   c10::function_ref<void(size_t)> task_;
   std::atomic<uint32_t> round_{0};  // increases when there is work
   std::atomic<uint32_t> busy_{0};  // threads of this round that are not done

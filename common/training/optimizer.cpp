@@ -1,9 +1,12 @@
 #include "common/training/optimizer.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "common/base/exit_codes.hpp"
 #include "common/fused/kernels.hpp"
 
 namespace ddp {
@@ -70,6 +73,35 @@ Optimizer::Optimizer(const torch::nn::Module& module, const Options& options,
     part_state_.emplace_back(sizes.size(), state_.back().second);
   } else {
     TORCH_CHECK(kind_ == "sgd", "Expected sgd, momentum, adam or adamw, got ", kind_);
+  }
+}
+
+Optimizer::Optimizer(MirroredReplicas& replicas, const Options& options)
+    : Optimizer(replicas.module(0), options, nullptr) {
+  expect_uncompressed(options);
+  if (options.speedup != "none") {
+    throw UsageError(fmt::format(
+        "--speedup: got {}, expected none: {} trains with autograd; 02_data_parallel has fused",
+        options.speedup, options.program));
+  }
+  replicas_ = &replicas;
+  replicas.pause_all_reduce(options.no_communication);
+  for (size_t i = 1; i < replicas.size(); ++i) {
+    further_.emplace_back(replicas.module(i), options, nullptr);
+  }
+}
+
+void Optimizer::for_each_replica(c10::function_ref<void(Optimizer&)> apply) {
+  if (replicas_ == nullptr) {
+    apply(*this);
+  } else {
+    replicas_->run([&](size_t i) { apply(i == 0 ? *this : further_[i - 1]); });
+  }
+}
+
+void Optimizer::expect_mirrored() const {
+  if (replicas_ != nullptr) {
+    replicas_->expect_mirrored();
   }
 }
 
@@ -148,6 +180,12 @@ void Optimizer::load_state(const NamedTensors& state, const ProcessGroup* proces
       part_state_[i][b].copy_(is_number ? values : part_of(values));
     }
   }
+  for (Optimizer& replica : further_) {
+    replica.load_state(state, nullptr);
+  }
+  if (replicas_ != nullptr) {
+    replicas_->broadcast();
+  }
 }
 
 void Optimizer::gather_weights() {
@@ -161,6 +199,9 @@ void Optimizer::set_epoch(int64_t epoch) {
     learning_rate_ = initial_learning_rate_ *
                      (1.0 - static_cast<double>(epoch) / static_cast<double>(total_epochs_));
   }
+  for (Optimizer& replica : further_) {
+    replica.set_epoch(epoch);
+  }
 }
 
 void Optimizer::step() {
@@ -172,15 +213,19 @@ void Optimizer::step() {
   if (observer_ != nullptr) {
     observer_->begin(Phase::kOptimizer);
   }
-  flat_.rebind_grads();
-  update_by_aten();
+  for_each_replica([](Optimizer& replica) {
+    replica.flat_.rebind_grads();
+    replica.update_by_aten();
+  });
   gather_weights();
 }
 
 void Optimizer::zero_grad() {
   if (!step_is_partial_) {
-    flat_.rebind_grads();
-    flat_.grad.zero_();
+    for_each_replica([](Optimizer& replica) {
+      replica.flat_.rebind_grads();
+      replica.flat_.grad.zero_();
+    });
   }
   // Not if the loop begins with zero_grad().
   if (std::exchange(updating_, false) && observer_ != nullptr) {

@@ -11,6 +11,7 @@
 #include "common/launch/options.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/gradient_buckets.hpp"
+#include "common/parallel/mirrored.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
@@ -33,6 +34,9 @@ class Optimizer {
   /// @param process_group instead of the default one; outlives this object; none: no sharding
   Optimizer(const torch::nn::Module& module, const Options& options,
             const ProcessGroup* process_group);
+  /// Updates every replica, on its thread and device; the state of a snapshot is the first one's.
+  /// @throws UsageError for --speedup, which has replicas of its own
+  Optimizer(MirroredReplicas& replicas, const Options& options);
 
   /// Sets the learning rate of this epoch, see resolve_lr_schedule().
   void set_epoch(int64_t epoch);
@@ -57,12 +61,17 @@ class Optimizer {
   NamedTensors state() const;
   /// Tensors of the same names, types and sizes, on any rank, without values.
   NamedTensors state_layout() const;
-  /// Takes rank 0's `state`, of that layout; the others' is ignored. Collective.
+  /// Takes rank 0's `state`, of that layout; the others' is ignored. Collective. With replicas
+  /// these get the model's weights too, which were loaded before.
   void load_state(const NamedTensors& state, const ProcessGroup* process_group);
   /// What this rank keeps.
   int64_t state_bytes() const;
+  /// @throws Error (1) if there are replicas whose weights differ
+  void expect_mirrored() const;
 
  private:
+  /// Calls `apply` with this object and, at the same time, with those of further replicas.
+  void for_each_replica(c10::function_ref<void(Optimizer&)> apply);
   void update_by_aten();
   void update_by_kernel();
   void gather_weights();
@@ -89,6 +98,8 @@ class Optimizer {
   std::vector<torch::Tensor> part_data_;
   std::vector<torch::Tensor> part_grad_;
   std::vector<std::vector<torch::Tensor>> part_state_;  // of each of state_
+  MirroredReplicas* replicas_ = nullptr;  // none: the module is alone in this process
+  std::vector<Optimizer> further_;  // of all replicas but the first
 };
 
 /// The learning rate of a run's first epoch: --lr, or 0.1 (sgd; 0.05 for fashion-mnist), 0.02

@@ -30,6 +30,7 @@ Training::Training(const Options& options, const LaunchEnvironment& launch, cons
     fused_step_ = std::make_unique<FusedStep>(options, std::move(model), devices, process_group_,
                                               [this] { optimizer_.fused_step(); });
   }
+  log_.also_compare([this] { optimizer_.expect_mirrored(); });
   loader_.set_observer(this);
   optimizer_.set_observer(this);
   watch_for_stop_request();

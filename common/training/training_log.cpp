@@ -274,6 +274,9 @@ void TrainingLog::check_weights() const {
 }
 
 void TrainingLog::compare_weights(const std::string& hash) const {
+  if (expect_mirrored_) {
+    expect_mirrored_();
+  }
   if (process_group_ == nullptr) {
     return;
   }

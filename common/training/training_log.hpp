@@ -5,10 +5,12 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/process_usage.hpp"
@@ -60,6 +62,11 @@ class TrainingLog final : public StepObserver {
   /// over all ranks.
   /// @throws Error (1), on all ranks, if it or a weight is not finite: nothing is worth saving then
   void end_epoch() override;
+  /// @param expect_mirrored throws if replicas of one process differ; called where ranks' weights
+  /// are compared
+  void also_compare(std::function<void()> expect_mirrored) {
+    expect_mirrored_ = std::move(expect_mirrored);
+  }
   /// True if a signal had asked any rank to stop when the epoch ended; the same on every rank.
   bool stop_asked() const noexcept { return stop_asked_; }
   /// Collective. To be called before the epoch at hand is saved: with --check weights compares the
@@ -114,6 +121,7 @@ class TrainingLog final : public StepObserver {
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
   StepTimer timer_;
   std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
+  std::function<void()> expect_mirrored_;
   bool gradients_are_finite_ = false;  // those at hand: known without a look
 
   int64_t epoch_ = 0;

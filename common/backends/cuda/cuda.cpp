@@ -1,7 +1,8 @@
-// libddp_cuda.so: NCCL's backend, CUDA Graphs, and the module's table.
+// libddp_cuda.so: NCCL's backend, and NCCL within one process, CUDA Graphs, and the module's table.
 //
 // Streams, events and guards are c10's for any device: those for CUDA alone call the CUDA runtime
 // inline, with which the module would have to be linked.
+#include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -89,11 +90,17 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   return backend;
 }
 
+void average(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> outputs = tensors;
+  torch::cuda::nccl::all_reduce(tensors, outputs, ncclAvg);
+}
+
 }  // namespace
 }  // namespace ddp
 
 extern "C" const ddp::CudaModule* ddp_cuda_module() {
   static const ddp::CudaModule module{.make_nccl_backend = ddp::make_nccl_backend,
-                                      .make_graph_stream = ddp::make_graph_stream};
+                                      .make_graph_stream = ddp::make_graph_stream,
+                                      .average = ddp::average};
   return &module;
 }
