@@ -16,6 +16,7 @@
 #include "bench/report/terminal_report.hpp"
 #include "bench/run/child_process.hpp"
 #include "bench/run/google_benchmark.hpp"
+#include "bench/run/lines_of_code.hpp"
 #include "bench/run/machine.hpp"
 #include "bench/run/machine_limits.hpp"
 #include "bench/run/measurement.hpp"
@@ -102,6 +103,7 @@ ExitCode measure_and_report(Plan plan) {
   measure(plan, session, measurements);
 
   Report report = make_report(measurements);
+  count_lines_of_code(plan.settings.peers_dir, report);
   report.machine = machine;
   report.software = software;
   report.settings = describe_settings(plan.settings);

@@ -95,6 +95,28 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
   }
 }
 
+TEST_CASE("a peer with replicas in one process is one, and each program's lines are counted",
+          "[bench]") {
+  FakeBench bench;
+  bench.install("bench/peers/install.sh", kFakeInstall);
+  bench.install("bench/peers/tensorflow.py", kFakeStage);
+  bench.install(
+      "bench/peers/tensorflow_training.py",
+      "\"\"\"Says what it is.\n\nx = 1\n\"\"\"\n\n# x = 2\nx = 3\n  \"\"\"One.\"\"\"\n  y = 4\n");
+  bench.install("03_ddp_spawn/main.cpp",
+                "// not\n#include <a>\n\n  // not\nint main() {}  // yes\n");
+  const Measured report = bench.measure(small_and(
+      {"--peers", "tensorflow", "--peers-dir", (bench.root() / "bench" / "peers").string()}));
+  const json peer = report.run("tensorflow", "mirrored");
+  CHECK(peer.at("name") == "T/weak/tensorflow_mirrored/ranks:2");
+  CHECK(peer.at("launcher") == "none");
+  CHECK(peer.at("world_size") == 2);
+  CHECK(peer.at("lines_of_code") == 2);
+  CHECK(report.run("03_ddp_spawn").at("lines_of_code") == 2);
+  CHECK(report.run("01_single_gpu").at("lines_of_code").is_null());
+  CHECK(contains(report.err, "lines of code"));
+}
+
 TEST_CASE("the peer c10d runs on each of the stages' backends", "[bench]") {
   FakeBench bench;
   bench.install("bin/peer_c10d", kFakeStage);

@@ -385,6 +385,17 @@ class Performance(unittest.TestCase):
             self.assertIn(f"\n\n{block}\n\n", (ROOT / "docs/performance.md").read_text())
 
 
+    def test_the_tables_of_peers_are_those_of_their_report(self):
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written):
+            performance_table.main(["--peers", str(ROOT / "results/peers.json.gz")])
+        cpus, gpus, nothing = written.getvalue().strip().split("\n\n")
+        self.assertIn("| tensorflow mirrored | 2 |", cpus)
+        self.assertEqual(nothing, "On GPUs nothing has been measured yet.")
+        for block in (cpus, gpus, nothing):
+            self.assertIn(f"\n\n{block}\n\n", (ROOT / "bench/peers/README.md").read_text())
+
+
 class Promises(unittest.TestCase):
     """docs/reliability.md."""
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz).
+"""The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
+with --peers those of bench/peers/README.md, from a report with peers.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
@@ -42,7 +43,9 @@ def show(value):
     if isinstance(value, tuple):
         median, low, high = map(show, value)
         return f"{median} ({low} to {high})"
-    return "-" if value is None else f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
+    if value is None or isinstance(value, int):
+        return "-" if value is None else str(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
 
 
 def tables_of(report):
@@ -100,6 +103,31 @@ def tables_of(report):
     }
 
 
+def print_peers(report, model="S"):
+    """What each program takes, on CPUs and, the same rows, on GPUs."""
+    ours = ("01_single_gpu", "03_ddp_spawn", "04_ddp_launcher")
+    measured = [run for run in report.runs if run["model"] == model and run["speedup"] == "none" and run["world_size"] <= 2
+                and (run["kind"] == "peer" or run["stage"] in ours and run["variant"] == "main")]
+    names = list(dict.fromkeys((run["world_size"], run["stage"], run["variant"]) for run in measured))
+    for device, devices in (("cpu", "CPU"), ("cuda", "GPU")):
+        def row(ranks, stage, variant):
+            wanted = {"stage": stage, "variant": variant, "world_size": ranks, "device": device, "speedup": "none"}
+            run = report.best(model, **wanted)
+            us = report.best(model, kind="stage", variant="main", speedup="none", world_size=ranks, device=device,
+                             stage="01_single_gpu" if ranks == 1 else "03_ddp_spawn")
+            ratio = report.ratio(us, run) if run and run["kind"] == "peer" else None
+            facts = [None] * 5
+            if run:
+                facts = [run["lines_of_code"], run["step_ms"]["median"], ratio, run["job_peak_rss_mib"], run["startup_ms"] / 1e3]
+            return stage + (f" {variant}" if variant != "main" else ""), [ranks, *facts]
+
+        rows = [row(*name) for name in sorted(names, key=lambda name: (name[0], name[1] not in ours))]
+        print_table([f"{model} on {devices}s", "ranks", "lines", "step, ms", "ours / it", "memory, MiB", "start-up, s"], rows)
+        if not any(run["device"] == device for run in measured):
+            print(f"\nOn {devices}s nothing has been measured yet.")
+        print("\n" * (device == "cpu"), end="")
+
+
 def print_table(head, rows):
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name, values in rows:
@@ -109,9 +137,13 @@ def print_table(head, rows):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
+    parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
     options = parser.parse_args(arguments)
     report = Report(load(options.report))
+    if options.peers:
+        print_peers(report)
+        return
     for table, (what, rows) in enumerate(tables_of(report).items()):
         print("\n" * min(table, 1), end="")
         print_table([what, *MODELS], rows)

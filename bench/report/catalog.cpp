@@ -55,13 +55,21 @@ const std::vector<StageProgram>& known_programs() {
 
 const std::vector<PeerVariant>& known_peers() {
   static const std::vector<PeerVariant> peers = {
-      {"pytorch", "single", true},
-      {"pytorch", "single_fused", true},
-      {"pytorch", "cuda_graph", true, /*cuda_only=*/true},
-      {"pytorch", "default", false},
-      {"pytorch", "tuned", false},
-      {"pytorch", "tuned_pinned", false},
-      {"c10d", "reducer", false, /*cuda_only=*/false, /*built_here=*/true},
+      {"pytorch", "single", true, "pytorch_training.py"},
+      {"pytorch", "single_fused", true, "pytorch_training.py"},
+      {"pytorch", "cuda_graph", true, "pytorch_graph.py", "cuda"},
+      {"pytorch", "default", false, "pytorch_training.py"},
+      {"pytorch", "tutorial", false, "pytorch_tutorial.py"},
+      {"pytorch", "tuned", false, "pytorch_training.py"},
+      {"pytorch", "tuned_pinned", false, "pytorch_training.py"},
+      {"pytorch", "compiled", false, "pytorch_training.py"},
+      {"accelerate", "single", true, "accelerate_training.py"},
+      {"accelerate", "ddp", false, "accelerate_training.py"},
+      {"fabric", "single", true, "fabric_training.py"},
+      {"fabric", "ddp", false, "fabric_training.py"},
+      {"tensorflow", "single", true, "tensorflow_training.py", "cpu", Start::kReplicas},
+      {"tensorflow", "mirrored", false, "tensorflow_training.py", "cpu", Start::kReplicas},
+      {"c10d", "reducer", false, "c10d.cpp", "", Start::kSpawn, /*built_here=*/true},
   };
   return peers;
 }

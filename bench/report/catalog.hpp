@@ -54,7 +54,9 @@ struct PeerVariant {
   std::string peer;  ///< "pytorch"
   std::string variant;  ///< what --variant is given
   bool one_process = false;  ///< for world size 1, else for more
-  bool cuda_only = false;
+  std::string source;  ///< what trains, in bench/peers
+  std::string device = "";  ///< the only one that it has; empty: any
+  Start start = Start::kSpawn;
   bool built_here = false;  ///< a program beside the stages, for each of their backends
 };
 

@@ -166,6 +166,7 @@ struct Run {
   std::string scaling = "weak";
   int nodes = 1;
   int world_size = 1;
+  std::optional<std::int64_t> lines_of_code;  ///< of the stage's source, or the peer's
   std::int64_t global_batch = 0;  ///< samples per step, over all ranks
   std::optional<std::int64_t> steps;  ///< timed ones of the shortest repetition
   std::vector<double> samples_ms;  ///< every timed step, in order
@@ -192,10 +193,10 @@ struct Run {
   std::optional<std::string> error;
   DDP_FIELDS(name, kind, stage, variant, launcher, backend, speedup, bucket_mib,
              gradient_compression, shard_optimizer, device, model, scaling, nodes, world_size,
-             global_batch, steps, samples_ms, repetition_medians_ms, step_ms, no_comm_step_ms,
-             samples_per_second, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms,
-             prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib, peak_device_mib,
-             cpu_utilisation, gpu, startup_ms, slowest_rank, parity, error);
+             lines_of_code, global_batch, steps, samples_ms, repetition_medians_ms, step_ms,
+             no_comm_step_ms, samples_per_second, relative_speedup, efficiency, phases_ms, comm,
+             predicted_step_ms, prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib,
+             peak_device_mib, cpu_utilisation, gpu, startup_ms, slowest_rank, parity, error);
   /// Earlier reports lack these; the defaults are what they mean.
   static constexpr const char* kMayLack =
       "kind, bucket_mib, gradient_compression, shard_optimizer, repetition_medians_ms";

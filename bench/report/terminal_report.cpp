@@ -27,7 +27,12 @@ constexpr Column kLimitColumns[] = {
     {"predicted", false}, {"residual", false}, {"floor", false},   {"step/floor", false},
 };
 
-/// What both tables begin with.
+constexpr Column kProgramColumns[] = {
+    {"program", true},  {"launcher", true},    {"backend", true},     {"ranks", false},
+    {"step ms", false}, {"memory MiB", false}, {"start-up s", false}, {"lines of code", false},
+};
+
+/// What all tables begin with.
 std::vector<std::string> heading_cells(const Run& run) {
   const auto dash_for_none = [](const std::string& text) { return text == "none" ? "-" : text; };
   return {run.title(), dash_for_none(run.launcher), dash_for_none(run.backend),
@@ -102,6 +107,24 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
   }
 }
 
+/// What it costs to write and to start the programs, beside peers.
+void print_programs(std::ostream& out, const std::vector<const Run*>& runs) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Run* run : runs) {
+    const std::optional<double>& startup_ms = run->startup_ms;
+    rows.push_back(heading_cells(*run));
+    append(rows.back(),
+           {format_count(run->job_peak_rss_mib),
+            format_significant(startup_ms ? std::optional(*startup_ms / 1e3) : std::nullopt),
+            run->lines_of_code ? std::to_string(*run->lines_of_code) : "-"});
+  }
+  if (std::ranges::any_of(runs, &Run::is_peer)) {
+    out << "\n  beside peers: memory of all ranks, start-up from the command to the first step,\n"
+           "  lines of the program that trains, without what surrounds it in both\n"
+        << fmt::format("{}\n", fmt::join(format_table(kProgramColumns, rows), "\n"));
+  }
+}
+
 /// "- " and the sentence, broken between words.
 void print_items(std::ostream& out, const std::vector<std::string>& sentences) {
   for (const std::string& sentence : sentences) {
@@ -158,6 +181,7 @@ void print_terminal_report(std::ostream& out, const Report& report,
     out << '\n' << heading(*runs.front()) << '\n';
     print_speeds(out, runs, report);
     print_limits(out, runs);
+    print_programs(out, runs);
   }
   out << "\nWhat to conclude\n";
   for (const std::vector<const Run*>& runs : groups) {

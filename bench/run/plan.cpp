@@ -80,6 +80,13 @@ class Planner {
     plan_.not_run.push_back({what, why});
   }
 
+  /// For what is found out again with each workload.
+  void leave_out_once(const std::string& what, const std::string& why) {
+    if (!contains(plan_.not_run, NotRun{what, why})) {
+      leave_out(what, why);
+    }
+  }
+
   template <typename Condition>
   bool any_configuration(Condition condition) const {
     return std::ranges::any_of(plan_.configurations, condition);
@@ -312,17 +319,26 @@ class Planner {
     const std::string own =
         settings_.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
     for (const PeerVariant& peer : known_peers()) {
-      if (!contains(settings_.peers, peer.peer) || (peer.cuda_only && settings_.device != "cuda")) {
+      if (!contains(settings_.peers, peer.peer)) {
+        continue;
+      }
+      if (!peer.device.empty() && peer.device != settings_.device) {
+        if (settings_.device == "cuda") {
+          leave_out_once(peer.peer + " " + peer.variant, "it computes on a CPU only");
+        }
         continue;
       }
       if (!peer.built_here) {
         plan_.peer_pythons[peer.peer] = "python3";  // until it is installed
       }
-      work.program = {peer.peer, peer.peer, peer.variant, Start::kSpawn, false};
+      work.program = {peer.peer, peer.peer, peer.variant, peer.start, false};
+      const bool replicas = peer.start == Start::kReplicas;
+      const std::vector<std::string> backends =
+          peer.built_here ? backends_ : std::vector<std::string>{replicas ? "none" : own};
       for (const int world_size : world_sizes_) {
         if ((world_size == 1) == peer.one_process) {
-          for (const std::string& backend : peer.built_here ? backends_ : std::vector{own}) {
-            add(work, "spawn", backend, world_size);
+          for (const std::string& backend : backends) {
+            add(work, replicas ? "none" : "spawn", backend, world_size);
           }
         }
       }

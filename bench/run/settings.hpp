@@ -25,7 +25,7 @@ struct Settings {
   std::vector<std::string> stages;  ///< program names, or numbers: "03" is all of stage 03
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> backends;  ///< "gloo", "hierarchical", "mpi", "nccl", "shm"
-  std::vector<std::string> peers;  ///< "pytorch", "c10d"
+  std::vector<std::string> peers;  ///< "pytorch", "accelerate", ..., "c10d"
   std::vector<std::string> models = {"T", "digits"};  ///< "T", "S", "M", "L", "digits"
   std::vector<int> world_sizes;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"

@@ -4,12 +4,13 @@ Nothing here imports a framework: a mistake is answered at once.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
 from dataclasses import dataclass
 
-from .errors import UsageError
+from .errors import UsageError, guarded
 
 DEFAULT_BATCH_PER_RANK = 32
 MAX_PROCESSES = 1024
@@ -91,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _make_parser(program, variants):
     parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-                     description="Trains the stages' model with Python's DistributedDataParallel.",
+                     description="Trains the stages' model as a peer of the C++ stages.",
                      epilog="variants:\n" + "".join(f"  {v.name:<14}{v.description}\n" for v in variants)
                      + "\nDashes and underscores in option names are equal.\n"
                      "Exit codes: 0 done, 1 training failed, 2 usage or environment, 75 port or rendezvous.")
@@ -196,3 +197,22 @@ def parse(program, variants, arguments):
     if options.device == "cpu" and options.backend == "nccl":
         raise UsageError("--backend nccl with --device cpu: expected --backend gloo")
     return options
+
+
+def run_peer(program, variants):
+    """What NAME.py does: NAME_training.run(options). @return the exit code"""
+    # Last, or NAME.py would be found in the place of the package of that name.
+    sys.path.append(sys.path.pop(0))
+
+    def body():
+        options = parse(program, variants, sys.argv[1:])
+        if options is None:
+            return
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when torch and numpy are imported
+        try:
+            importlib.import_module(f"{program}_training").run(options)
+        except ImportError as error:
+            raise UsageError(f"{sys.executable} cannot import {error.name or error}, expected the interpreter that "
+                             f"bench/peers/install.sh {program} prints") from None
+
+    return guarded(program, body)

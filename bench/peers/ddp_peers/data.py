@@ -127,25 +127,36 @@ class _Unpadded(torch.utils.data.DistributedSampler):
         return itertools.islice(super().__iter__(), len(self))
 
 
+class _WholeBatches(torch.utils.data.TensorDataset):
+    """A batch is one gather, not a list of samples to collate."""
+
+    def __getitems__(self, indices):
+        return self[indices]
+
+
 class TutorialLoader:
     """TensorDataset, DataLoader and DistributedSampler as PyTorch's DDP tutorial puts them together. Iterating gives
     (input, target, share of the step), see step_shares()."""
 
-    def __init__(self, samples, options, rank, device):
+    def __init__(self, samples, options, rank, device, whole_batches=False, sharded=True):
+        """@param whole_batches the faster way to fetch one
+        @param sharded false: the framework deals the batches to the ranks"""
         self.device = device
         self.seed = options.seed
         self.shares = step_shares(len(samples), options)
         self.empty = (samples.input[:0], samples.target[:0])
-        dataset = torch.utils.data.TensorDataset(samples.input, samples.target)
+        kind = _WholeBatches if whole_batches else torch.utils.data.TensorDataset
+        dataset = kind(samples.input, samples.target)
         self.generator = torch.Generator()
-        if options.processes == 1:
+        if options.processes == 1 or not sharded:
             self.sampler = torch.utils.data.RandomSampler(dataset, generator=self.generator)
         else:
             even = len(dataset) % options.processes == 0
             sampler = torch.utils.data.DistributedSampler if even else _Unpadded
             self.sampler = sampler(dataset, num_replicas=options.processes, rank=rank, seed=options.seed)
         self.loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch_per_rank, sampler=self.sampler,
-                                                  pin_memory=device.type == "cuda")
+                                                  pin_memory=device.type == "cuda",
+                                                  collate_fn=tuple if whole_batches else None)
 
     def set_epoch(self, epoch):
         if hasattr(self.sampler, "set_epoch"):

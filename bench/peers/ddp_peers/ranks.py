@@ -129,6 +129,7 @@ def _run_rank(rank, train, options, port, parent, writers):
         device = pick_device(options, rank)
         if options.variant.pinned:
             pin_to_core(rank)
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)  # for frameworks on top of torch
         group = _join(rank, options, device, port)
         train(options, device, group)
         dist.barrier()

@@ -3,9 +3,11 @@
 What is timed, and which fields must be there, is the contract in bench/peers/README.md.
 """
 
+import importlib.metadata
 import json
 import math
 import os
+import sys
 import time
 
 import numpy as np
@@ -55,6 +57,10 @@ def process_age_s():
     with open("/proc/self/stat") as file:
         start_ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def versions(*packages):
+    return {"python": sys.version.split()[0], **{name: importlib.metadata.version(name) for name in (*packages, "numpy")}}
 
 
 def _number(value):
@@ -151,7 +157,7 @@ class TrainingLog:
             "program": options.program, "variant": options.variant.name, "software": software,
             "launcher": "none" if group.world_size == 1 else "spawn", "backend": group.backend, "speedup": "none",
             "device": self.device, "dataset": dataset.name, "layers": list(dataset.layers),
-            "world_size": group.world_size, "local_world_size": group.world_size, "nodes": 1,
+            "world_size": options.processes, "local_world_size": options.processes, "nodes": 1,
             "batch_per_rank": options.batch_per_rank, "global_batch": options.global_batch, "accumulate": 1,
             "optimizer": "sgd", "threads": options.threads,
             "epochs": options.total_epochs, "steps": len(self.rows), "warmup_steps": self.warmup_steps,
