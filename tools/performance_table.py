@@ -19,9 +19,9 @@ class Report:
     def __init__(self, document):
         scaling = document["ddp_scaling"]
         self.runs = [run for run in scaling["runs"] if run["kind"] in ("stage", "peer") and not run["error"]]
-        self.controls = [(entry["a"], (entry["ratio_median"], *entry["ci95"])) for entry in scaling["comparisons"]
+        self.controls = [(entry["a"], (entry["ratio_median"], *(entry["ci95"] or ()))) for entry in scaling["comparisons"]
                          if entry["kind"] == "control" and entry["ratio_median"] is not None]
-        self.ratios = {(entry["a"], entry["b"]): (entry["ratio_median"], *entry["ci95"]) for entry in scaling["comparisons"]
+        self.ratios = {(entry["a"], entry["b"]): (entry["ratio_median"], *(entry["ci95"] or ())) for entry in scaling["comparisons"]
                        if entry["ratio_median"] is not None}
 
     def best(self, model, **wanted):
@@ -41,8 +41,8 @@ def load(path):
 
 def show(value):
     if isinstance(value, tuple):
-        median, low, high = map(show, value)
-        return f"{median} ({low} to {high})"
+        median, *ends = map(show, value)  # no interval of fewer than three pairs
+        return f"{median} ({' to '.join(ends)})" if ends else median
     if value is None or isinstance(value, int):
         return "-" if value is None else str(value)
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
