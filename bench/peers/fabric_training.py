@@ -6,12 +6,14 @@ from ddp_peers.data import TutorialLoader
 from ddp_peers.mlp import loss_of
 from ddp_peers.training_log import BACKWARD, FORWARD, OPTIMIZER
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.strategies import DDPStrategy
 
 
 def train(options, dataset, model, log, device):
     several = options.variant.name == "ddp"
-    fabric = Fabric(accelerator=device.type, devices=options.processes,
+    # The environment is named, or it would look for Slurm's.
+    fabric = Fabric(accelerator=device.type, devices=options.processes, plugins=LightningEnvironment(),
                     strategy=DDPStrategy(gradient_as_bucket_view=True, static_graph=True) if several else "auto")
     fabric.launch()
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, fused=True)
