@@ -236,7 +236,8 @@ TEST_CASE("submit: command lines that are refused", "[submit]") {
            {{"--nodes", "-1"}, {"--nodes", "\"-1\""}},
            {{"--gpus", "0", "1", "1"}, {"--gpus", "twice"}},
            {{"--gpus", "all"}, {"--gpus", "\"all\""}},
-           {{"--time", "12"}, {"--time", "\"12\"", "HH:MM:SS"}},
+           {{"--time", "12h"}, {"--time", "\"12h\"", "HH:MM:SS"}},
+           {{"--program", "~\n"}, {"--program", "\\x0a"}},
            {{"--account", "a\nb"}, {"--account", "\\x0a"}},
            {{"--partition", "x;y"}, {"--partition", "\"x;y\""}},
            {{"--sweep", "lr"}, {"--sweep", "\"lr\""}},
@@ -253,6 +254,9 @@ TEST_CASE("submit: command lines that are refused", "[submit]") {
   }
   for (const auto& [arguments, named] : Cases{
            {{}, {"--settings-file is missing"}},
+           {{"--program", "program"}, {"--settings-file is missing", "--program and --out-dir"}},
+           {{"--out-dir", "out"}, {"--settings-file is missing", "--program and --out-dir"}},
+           {{"--program", "none", "--out-dir", "out"}, {"script_path", "No such file"}},
            {{"--settings-file"}, {"--settings-file has no value"}},
            {{"--settings-file="}, {"--settings-file is empty"}},
            {{"--settings-file", "none.yaml"}, {"none.yaml", "No such file"}},
@@ -1375,6 +1379,108 @@ TEST_CASE("submit: only its user may write the state, and read what may hold sec
   fs::rename(submissions / "0.1.json", place.folder() / "elsewhere");
   fs::create_symlink(place.folder() / "elsewhere", submissions / "0.1.json");
   place.refused({"list", "out"}, {"0.1.json", "expected"});
+}
+
+TEST_CASE("submit: the first tutorial's settings work word for word, whatever the scheduler",
+          "[submit]") {
+  const Workplace place;
+  std::string settings = read(fs::path(DDP_SOURCE_DIR) / "tests/data/tutorial_settings.yaml");
+  for (const char* const folder : {"/path/to/your/script", "/your/output/dir"}) {
+    const size_t at = settings.find(folder);
+    REQUIRE(at != std::string::npos);
+    settings.replace(at, std::string(folder).size(), place.folder().string());
+  }
+  write(place.folder() / "local_settings.yaml", settings);
+  write(place.folder() / "multi-GPU-training-torch.py", "print()\n");  // no #! line, not executable
+  const std::string script = (place.folder() / "multi-GPU-training-torch.py").string();
+  const Words arguments = {"--settings_file", "local_settings.yaml", "--dry-run"};
+  place.refused(arguments, {"script_path", "python3 on PATH", "chmod +x"});
+
+  place.tool("python3", "printf '%s\\n' \"$@\"");
+  const std::string python = (place.folder() / "bin/python3").string();
+  place.tool("condor_submit", "");
+  const RunResult condor = place.expect(0, arguments);
+  for (const std::string& line :
+       {"executable = " + python, "arguments = \"" + script + "\"", std::string("request_cpus = 8"),
+        std::string("request_memory = 256000"), std::string("request_gpus = 2"),
+        std::string("gpus_minimum_memory = 60000")}) {
+    INFO(line);
+    CHECK(contains(condor.out, "\n" + line + "\n"));
+  }
+  CHECK(condor.err.empty());
+
+  // Slurm, which nobody asked for, has no word for the GPUs' memory; asked for, it says so.
+  fs::remove(place.folder() / "bin/condor_submit");
+  place.make_slurm();
+  const RunResult slurm = place.expect(0, arguments);
+  CHECK(contains(slurm.out, "#SBATCH --mem=256000M\n"));
+  CHECK(contains(slurm.out, "#SBATCH --gpus-per-node=2\n"));
+  CHECK(contains(slurm.out, "\n    " + python + " " + script + " &\n"));
+  CHECK(slurm.err ==
+        "submit: note: memory_gpus in the settings is not used with --scheduler slurm\n");
+  place.refused({"--settings_file", "local_settings.yaml", "--scheduler", "slurm"},
+                {"memory_gpus"});
+
+  // Here it runs, and where the settings say by what, by that.
+  place.expect(0, {"--settings_file", "local_settings.yaml", "--scheduler", "local", "--", "a b"});
+  const fs::path out = place.folder() / "multi-GPU-output";
+  CHECK(read(out / "jobs/0-multi-GPU-training-torch.py/job.out") == script + "\na b\n");
+  place.tool("other", "echo other \"$@\"");
+  write(place.folder() / "local_settings.yaml", "interpreter: bin/other\n" + settings);
+  place.expect(0, {"--settings_file", "local_settings.yaml", "--scheduler", "local"});
+  CHECK(read(out / "jobs/1-multi-GPU-training-torch.py/job.out") == "other " + script + "\n");
+  write(place.folder() / "local_settings.yaml", "interpreter: none\n" + settings);
+  place.refused(arguments, {"interpreter", "none", "can be run"});
+}
+
+TEST_CASE("submit: a script with a #! line that may be executed runs itself", "[submit]") {
+  const Workplace place;
+  place.tool("python3", "echo python");
+  for (const auto& [text, executable, expected] :
+       std::vector<std::tuple<std::string, bool, std::string>>{
+           {"#!/bin/sh\necho itself", true, "itself\n"},
+           {"#!/bin/sh\necho itself", false, "python\n"},
+           {"print()", true, "python\n"}}) {
+    INFO(text << executable);
+    const fs::path out = place.out() / std::to_string(executable) / std::to_string(text.size());
+    fs::remove(place.folder() / "script.py");
+    write(place.folder() / "script.py", text, executable);
+    place.expect(0, {"--program", "script.py", "--out-dir", out.string(), "--scheduler", "local"});
+    CHECK(read(out / "jobs/0-script.py/job.out") == expected);
+  }
+  place.make_slurm();
+  write(place.folder() / "x.yaml",
+        "script_path: script.py\nout_dir: out\nlocal: {condor: {transfer_files: [s.yaml]}}\n");
+  place.refused({"--settings-file", "x.yaml", "--scheduler", "condor"},
+                {"transfer_files", "python3", "#! line"});
+  CHECK(contains(place.expect(0, {"--settings-file", "x.yaml", "--dry-run"}).err,
+                 "transfer_files in the settings is not used"));
+}
+
+TEST_CASE("submit: no settings file is needed", "[submit]") {
+  const Workplace place;
+  place.make_slurm();
+  const Words line = {"--program", "./program", "--out-dir", "new/out"};
+  Words arguments = line;
+  arguments.insert(arguments.end(), {"--time", "6:00:00", "--account", "def-keli", "--nodes", "2",
+                                     "--gpus", "0", "1", "--dry-run", "--", "50", "--lr", "0.1"});
+  const RunResult dry = place.expect(0, arguments);
+  for (const std::string& text :
+       {std::string("#SBATCH --time=06:00:00\n"), std::string("#SBATCH --account=def-keli\n"),
+        std::string("#SBATCH --nodes=2\n"), std::string("#SBATCH --gpus-per-node=2\n"),
+        (place.folder() / "program").string() + " 50 --lr 0.1 &\n",
+        "cd -- " + (place.folder() / "new/out/jobs/0-program").string() + " ||"}) {
+    INFO(text);
+    CHECK(contains(dry.out, text));
+  }
+  place.expect(0, line);
+  CHECK(contains(place.expect(0, {"list", "new/out"}).out, "pending"));
+  // What the line says replaces what the file says.
+  place.program("echo another", "another");
+  place.expect(0, Workplace::with_settings(
+                      {"--program", "another", "--out-dir", "elsewhere", "--scheduler", "local"}));
+  CHECK(read(place.folder() / "elsewhere/jobs/0-another/job.out") == "another\n");
+  CHECK_FALSE(fs::exists(place.out()));
 }
 
 TEST_CASE("submit: fewer processors than GPUs are worth a warning", "[submit]") {

@@ -274,6 +274,26 @@ TEST_CASE("submit: HTCondor's log of a job", "[submit]") {
   CHECK_FALSE(parse_condor_log("000 (012.000.000) half an eve").has_value());
 }
 
+TEST_CASE("submit: a time in every form that Slurm has", "[submit]") {
+  constexpr int64_t kMinute = 60;
+  constexpr int64_t kHour = 3600;
+  for (const auto& [text, seconds] :
+       std::vector<std::pair<std::string, int64_t>>{{"90", 90 * kMinute},
+                                                    {"10080", 168 * kHour},
+                                                    {"1:30", 90},
+                                                    {"90:00", 90 * kMinute},
+                                                    {"6:00:00", 6 * kHour},
+                                                    {"06:05:04", 6 * kHour + 5 * kMinute + 4},
+                                                    {"72:00:00", 72 * kHour},
+                                                    {"1-12", 36 * kHour},
+                                                    {"1-06:30", 30 * kHour + 30 * kMinute},
+                                                    {"2-0:00:01", 48 * kHour + 1}}) {
+    INFO(text);
+    CHECK(parse_time("--time", text) == seconds);
+    CHECK(parse_settings("s.yaml", kTop + "time: " + text + "\n", "/").resources.time_s == seconds);
+  }
+}
+
 TEST_CASE("submit: settings as in the example", "[submit]") {
   const Settings settings =
       parse_settings("s.yaml",
@@ -389,9 +409,12 @@ TEST_CASE("submit: settings that are refused, with the place", "[submit]") {
       {in_condor("num_gpus: 1000000000"), {"s.yaml:5:15:", "0 to 1024"}},
       {in_condor("memory_gpus: 0"), {"s.yaml:5:18:", "\"0\""}},
       {in_condor("bid: -1"), {"s.yaml:5:10:", "local.condor.bid", "\"-1\""}},
-      // Times: YAML 1.1 takes 1:30 for 90.
-      {kTop + "time: 1:30\n", {"s.yaml:3:7:", "time", "\"1:30\"", "HH:MM:SS", "MM:SS"}},
-      {kTop + "time: 90\n", {"s.yaml:3:7:", "\"90\"", "HH:MM:SS", "minutes"}},
+      // Times.
+      {kTop + "time: 90s\n", {"s.yaml:3:7:", "time", "\"90s\"", "HH:MM:SS", "MM:SS"}},
+      {kTop + "time: 1-\n", {"s.yaml:3:7:", "\"1-\"", "D-HH"}},
+      {kTop + "time: 1:60\n", {"s.yaml:3:7:", "\"1:60\"", "59"}},
+      {kTop + "time: 10000:00\n", {"s.yaml:3:7:", "HH:MM:SS"}},
+      {kTop + "time: 1:00:00:00\n", {"s.yaml:3:7:", "HH:MM:SS"}},
       {kTop + "time: 99999:00:00\n", {"s.yaml:3:7:", "HH:MM:SS"}},
       {kTop + "time: 1:2:3\n", {"s.yaml:3:7:", "HH:MM:SS"}},
       {kTop + "time: 12:60:00\n", {"s.yaml:3:7:", "\"12:60:00\"", "59"}},

@@ -14,6 +14,7 @@ namespace {
 constexpr const char* kSubmitText =
     "Submits a program to HTCondor or Slurm, or runs it here, as a settings file says.\n"
     "Example: submit --settings-file settings.yaml --sweep lr=0.1,0.01 -- 50 10 --dataset digits\n"
+    "     or: submit --program build/bin/03_ddp_spawn --out-dir out --time 6:00:00 -- 50 10\n"
     "What follows -- goes to the program and replaces the settings' arguments.\n"
     "Afterwards: submit list|status|logs|cancel|resubmit, each with its own --help.";
 
@@ -60,6 +61,9 @@ void add_submission(OptionGroup options, Command& command) {
   using Text = const std::string&;
   options.text("--settings-file", "FILE", command.settings_file, "",
                "YAML: what to run, where its output goes, what it needs; see condor/settings.yaml");
+  options.text("--program", "FILE", command.program, "",
+               "what to run, with --out-dir: instead of a settings file, or of what it says");
+  options.text("--out-dir", "DIR", command.out_dir, "", "where everything goes");
   options.value(
       "--scheduler", "condor, slurm or local", "",
       "default: condor, or slurm if only sbatch is here; local runs the jobs here, one by one",
@@ -79,7 +83,8 @@ void add_submission(OptionGroup options, Command& command) {
                      command.gpus.push_back(number);
                    }
                  });
-  options.value("--time", "HH:MM:SS", "", "limit for one start of a job",
+  options.value("--time", "TIME", "",
+                "limit for one start of a job, as Slurm has it: MINUTES, MM:SS, 6:00:00, 1-12",
                 [&](Text name, Text text) { command.time_s = parse_time(name, text); });
   options.value("--account", "NAME", "", "who pays", store_name(command.account, kAccountOthers));
   options.value("--partition", "NAME", "", "Slurm: which part of the cluster",
@@ -137,8 +142,10 @@ void add_tracking(OptionGroup options, Command& command) {
 /// What only the whole line tells.
 void check(const Command& command) {
   if (command.action == Action::kSubmit) {
-    if (command.settings_file.empty()) {
-      refuse("--settings-file is missing, expected e.g. --settings-file settings.yaml");
+    if (command.settings_file.empty() && (command.program.empty() || command.out_dir.empty())) {
+      refuse(
+          "--settings-file is missing, expected e.g. --settings-file settings.yaml, or --program "
+          "and --out-dir");
     }
     if (command.sweep_limit && command.sweep.empty()) {
       refuse("--sweep-limit {} without --sweep, expected jobs to count", *command.sweep_limit);

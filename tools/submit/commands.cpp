@@ -47,7 +47,21 @@ Scheduler pick_scheduler(const Command& command) {
   return has_slurm && !has_condor ? Scheduler::kSlurm : Scheduler::kCondor;
 }
 
+/// @param name of the option that has it
+std::string path_given(const std::string& name, const std::string& path) {
+  check_path(name, path);
+  std::string absolute = absolute_path(fs::current_path().string(), path);
+  check_path(name, absolute);
+  return absolute;
+}
+
 void override_settings(const Command& command, Settings& settings) {
+  if (!command.program.empty()) {
+    settings.script_path = path_given("--program", command.program);
+  }
+  if (!command.out_dir.empty()) {
+    settings.out_dir = path_given("--out-dir", command.out_dir);
+  }
   Resources& resources = settings.resources;
   resources.nodes = command.nodes.value_or(resources.nodes);
   if (!command.gpus.empty()) {
@@ -57,6 +71,18 @@ void override_settings(const Command& command, Settings& settings) {
   resources.account = command.account.empty() ? resources.account : command.account;
   resources.partition = command.partition.empty() ? resources.partition : command.partition;
   settings.arguments = command.arguments.value_or(settings.arguments);
+}
+
+/// Settings that were written for HTCondor are not refused where nobody has asked for Slurm.
+Settings without_others_keys(Settings settings, const Command& command, Scheduler scheduler) {
+  Resources& resources = settings.resources;
+  if (!command.scheduler && scheduler == Scheduler::kSlurm) {
+    resources.transfer_files.clear();
+    if (resources.constraint.empty()) {
+      resources.gpu_memory_mb.reset();
+    }
+  }
+  return settings;
 }
 
 /// What the settings say and this scheduler has no use for.
@@ -71,6 +97,9 @@ void note_unused(const Resources& resources, Scheduler scheduler, const Command&
   const bool is_local = scheduler == Scheduler::kLocal;
   check(!resources.partition.empty() && scheduler != Scheduler::kSlurm, "partition");
   check(!resources.constraint.empty() && scheduler != Scheduler::kSlurm, "constraint");
+  check(resources.gpu_memory_mb && scheduler != Scheduler::kCondor && resources.constraint.empty(),
+        "memory_gpus");
+  check(!resources.transfer_files.empty() && scheduler != Scheduler::kCondor, "transfer_files");
   check(resources.bid && scheduler != Scheduler::kCondor, "bid");
   check(resources.time_s && is_local, "time");
   check(!resources.account.empty() && is_local, "account");
@@ -230,9 +259,11 @@ std::vector<JobRequest> plan_at_end(const Settings& settings, Scheduler schedule
 }
 
 int submit_new(const Command& command) {
-  Settings settings = read_settings(command.settings_file);
-  override_settings(command, settings);
+  Settings written =
+      command.settings_file.empty() ? Settings{} : read_settings(command.settings_file);
+  override_settings(command, written);
   const Scheduler scheduler = pick_scheduler(command);
+  const Settings settings = without_others_keys(written, command, scheduler);
   std::optional<State> state;
   std::vector<JobRequest> requests;
   do {
@@ -247,7 +278,7 @@ int submit_new(const Command& command) {
       requests.clear();
     }
   } while (requests.empty() || !state->plan(requests, command.dry_run));
-  note_unused(settings.resources, scheduler, command);
+  note_unused(written.resources, scheduler, command);
   std::vector<int> indices;
   for (const JobRequest& request : requests) {
     indices.push_back(request.index);

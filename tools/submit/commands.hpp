@@ -16,9 +16,10 @@ enum class Action { kSubmit, kList, kStatus, kLogs, kCancel, kResubmit };
 struct Command {
   Action action = Action::kSubmit;
   std::string settings_file;
-  std::string out_dir;  ///< for what comes after a submission, instead of the settings file
+  std::string out_dir;  ///< instead of the settings file's
 
   // Of a submission. What is given replaces what the settings say.
+  std::string program;
   std::optional<Scheduler> scheduler;
   bool dry_run = false;
   std::optional<std::int64_t> nodes;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -16,6 +17,8 @@
 
 namespace ddp::submit {
 namespace {
+
+constexpr mode_t kAnybodyMayExecute = S_IXUSR | S_IXGRP | S_IXOTH;
 
 /// What is known of the programs of this suite. Another one is started once on one node, and once
 /// per GPU on several.
@@ -53,7 +56,26 @@ std::string point_name(const SweepPoint& point, const std::string& program) {
   return name.empty() || name.front() == '.' || name.front() == '-' ? "job" + name : name;
 }
 
-void check_program(const std::string& path) {
+/// A Python script that the kernel cannot start by itself.
+bool needs_python(const std::string& path, mode_t mode) {
+  if (!path.ends_with(".py")) {
+    return false;
+  }
+  std::string start(2, '\0');
+  std::ifstream(path).read(start.data(), 2);
+  return (mode & kAnybodyMayExecute) == 0 || start != "#!";
+}
+
+/// python3 as PATH has it: an environment that is active comes first there. Empty: not there.
+std::string find_python() {
+  const std::optional<std::string> found = find_in_path("python3");
+  return found ? std::filesystem::absolute(*found).string() : "";
+}
+
+/// What is started and is given the program's path; empty: the program itself is.
+std::string interpreter_of(const Settings& settings) {
+  const std::string& path = settings.script_path;
+  const std::string& interpreter = settings.interpreter;
   const auto refuse_program = [&path](const std::string& expected) {
     refuse_value("script_path", quote_bytes(path), "a program" + expected);
   };
@@ -64,10 +86,25 @@ void check_program(const std::string& path) {
   if (!S_ISREG(status.st_mode)) {
     refuse_program(S_ISDIR(status.st_mode) ? ", not a folder" : ", not a special file");
   }
+  if (!interpreter.empty()) {
+    if (!is_executable(interpreter)) {
+      refuse_value("interpreter", quote_bytes(interpreter), "a program that can be run");
+    }
+    return interpreter;
+  }
+  if (needs_python(path, status.st_mode)) {
+    const std::string python = find_python();
+    if (python.empty()) {
+      refuse_program(": python3 on PATH or interpreter in the settings, or a #! line and chmod +x");
+    }
+    check_path("python3", python);
+    return python;
+  }
   // Not access(): root may execute anything that anybody may.
-  if ((status.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
+  if ((status.st_mode & kAnybodyMayExecute) == 0) {
     refuse_program(", or a script with a #! line, that is executable (chmod +x)");
   }
+  return "";
 }
 
 void refuse_if(bool is_wrong, const std::string& name, const std::string& got,
@@ -88,7 +125,6 @@ void check_can_run(const Settings& settings, const Program& program, bool is_loc
             fmt::format("{} with num_gpus 0", gpu_memory_mb), "at least one GPU");
   refuse_if(!is_local && settings.device == "cuda" && resources.gpus == 0, "device",
             "cuda with num_gpus 0", "at least one GPU, or device auto");
-  check_program(settings.script_path);
   refuse_if(resources.nodes > 1 && is_local, "nodes",
             fmt::format("{} with --scheduler local", resources.nodes), "1");
   refuse_if(resources.nodes > 1 && program.starts_itself, "nodes", std::to_string(resources.nodes),
@@ -274,7 +310,14 @@ std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
                                   int first_index) {
   const bool is_local = scheduler == Scheduler::kLocal;
   const Program program = describe_program(settings.script_path);
+  const std::string interpreter = interpreter_of(settings);
   check_can_run(settings, program, is_local, gpus);
+  refuse_if(!interpreter.empty() && !settings.resources.transfer_files.empty() &&
+                scheduler == Scheduler::kCondor,
+            "transfer_files",
+            fmt::format("{} files with a script that {} runs",
+                        settings.resources.transfer_files.size(), quote_path(interpreter)),
+            "none, or a script with a #! line and chmod +x");
   if (scheduler == Scheduler::kSlurm) {
     check_slurm_can_run(settings);
   } else if (scheduler == Scheduler::kCondor) {
@@ -292,6 +335,9 @@ std::vector<JobRequest> plan_jobs(const Settings& settings, Scheduler scheduler,
     job.single = sweep.empty();
     job.resources = settings.resources;
     job.command = {settings.script_path};
+    if (!interpreter.empty()) {
+      job.command.insert(job.command.begin(), interpreter);
+    }
     job.command.insert(job.command.end(), arguments.begin(), arguments.end());
     choose_processes(job, program);
     jobs.push_back(std::move(job));

@@ -29,7 +29,8 @@ constexpr std::int64_t kMostMegabytes = 1'000'000'000;
 constexpr std::int64_t kHighestBid = 1'000'000'000;
 constexpr std::int64_t kMostCpus = 65536;  // of one node
 constexpr std::size_t kMostArguments = 10000;
-constexpr const char* kTimeExample = "HH:MM:SS or DAYS-HH:MM:SS, e.g. 12:00:00";
+constexpr const char* kTimeExample =
+    "Slurm's MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, e.g. 6:00:00";
 
 // Behind the text. yaml-cpp takes the end of a file for a closing quotation mark; then this comment
 // is in a value.
@@ -368,6 +369,7 @@ Settings parse_settings(const std::string& file_name, std::string_view text,
   };
   const Keys keys = {
       {"script_path", path(settings.script_path, "the path of a program")},
+      {"interpreter", path(settings.interpreter, "the path of what runs the program")},
       {"out_dir", path(settings.out_dir, "the path of a folder")},
       {"arguments",
        [&](const Value& value) {
@@ -436,16 +438,13 @@ Settings read_settings(const std::string& file) {
 }
 
 std::int64_t parse_time(const std::string& name, const std::string& text) {
-  static const std::regex kTime("(?:(\\d{1,4})-)?(\\d{2,4}):(\\d\\d):(\\d\\d)");
-  static const std::regex kNumbers("(\\d+)(:\\d+)?");
+  // The first number may be large: Slurm takes 90:00 for an hour and a half.
+  static const std::regex kTime(
+      "(?:(\\d{1,4})-)?(\\d{1,4})(?::(\\d\\d))?(?::(\\d\\d))?|(\\d{5,6})");
   const auto refuse_time = [&](const std::string& hint) {
     refuse_value(name, quote(text), kTimeExample + hint);
   };
   std::smatch parts;
-  if (matches(text, parts, kNumbers)) {
-    refuse_time(parts[2].matched ? " (Slurm reads this as MM:SS, others as HH:MM)"
-                                 : " (a number alone is minutes to Slurm, seconds to others)");
-  }
   if (!matches(text, parts, kTime)) {
     refuse_time("");
   }
@@ -456,7 +455,10 @@ std::int64_t parse_time(const std::string& name, const std::string& text) {
   if (number(3) > 59 || number(4) > 59 || (has_days && number(2) > 23)) {
     refuse_time(" (at most 59 minutes and seconds, and 23 hours after days)");
   }
-  const std::int64_t seconds = ((number(1) * 24 + number(2)) * 60 + number(3)) * 60 + number(4);
+  // What stands first depends on how many there are.
+  const std::int64_t first_s = has_days || parts[4].matched ? 3600 : 60;
+  const std::int64_t seconds =
+      number(1) * 86400 + (number(2) + number(5)) * first_s + number(3) * first_s / 60 + number(4);
   if (seconds == 0) {
     refuse_time(" (not zero)");
   }

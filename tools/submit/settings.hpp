@@ -28,6 +28,7 @@ struct Resources {
 /// The settings file. Relative paths in it start at its own folder.
 struct Settings {
   std::string script_path;  ///< absolute: the program of every job
+  std::string interpreter;  ///< absolute: what runs that; empty: python3 if it is to, else nobody
   std::string out_dir;  ///< absolute, need not exist yet
   std::vector<std::string> arguments;
   std::string device = "auto";  ///< "auto", "cpu" or "cuda"
@@ -46,7 +47,7 @@ Settings parse_settings(const std::string& file, std::string_view text, const st
 /// @throws UsageError also if the file cannot be read
 Settings read_settings(const std::string& file);
 
-/// "12:00:00" or "1-06:00:00", in seconds.
+/// A time in any of Slurm's forms, "90", "6:00:00" or "1-06", in seconds.
 /// @throws UsageError starting with `name`
 std::int64_t parse_time(const std::string& name, const std::string& text);
 
