@@ -253,6 +253,9 @@ TEST_CASE("choices") {
         ddp::kAutomaticThreads);
   check_line_refused("--threads 0", "--threads");
   check_line_refused("--speedup fuse", "none, fused or graph");
+  check_line_refused("--speedup ddp", "stages 03_ddp_spawn, 04_ddp_launcher and 05_multinode");
+  check_line_refused("--speedup compile_ddp", "05_multinode with --speedup fused, or graph on");
+  check_line_refused("--speedup dataparallel", "stage 02_data_parallel", Launch::kAlone);
   CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
   check_line_refused("--gradient-compression half", "none, bf16 or fp16");
   check_line_refused("--dataset mnist", "synthetic, digits or fashion-mnist");

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -35,6 +36,24 @@ StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
     if (target.size() < fewest) {
       refuse("{}: got {}, expected at least {} widths, e.g. 20,64,1", name, quote(text), fewest);
     }
+  };
+}
+
+/// Also answers who types what `--speedup` is elsewhere: there it picks what here is a stage.
+StoreValue store_speedup(Options& options, const Choices& choices) {
+  return [&options, choices](const std::string& name, const std::string& text) {
+    static const std::map<std::string, const char*> kElsewhere = {
+        {"ddp", "DistributedDataParallel is stages 03_ddp_spawn, 04_ddp_launcher and 05_multinode"},
+        {"compile_ddp",
+         "stages 03_ddp_spawn, 04_ddp_launcher and 05_multinode with --speedup fused, or graph on "
+         "GPUs (LibTorch has no torch.compile)"},
+        {"dataparallel", "DataParallel is stage 02_data_parallel"},
+    };
+    if (const auto known = kElsewhere.find(text); known != kElsewhere.end()) {
+      refuse("{}: got {}, expected {}; what it means is here: {}", name, quote(text), join(choices),
+             known->second);
+    }
+    options.speedup = check_choice(name, text, choices);
   };
 }
 
@@ -155,8 +174,10 @@ void add_devices(OptionGroup group, Options& options) {
       "--backend", options.backend, {"auto", "nccl", "gloo", "shm", "hierarchical", "mpi"},
       "what carries the collectives; auto: nccl on GPUs, else shm on one host, hierarchical "
       "(shm and gloo) on several with several ranks each, else gloo; mpi: under mpirun");
-  group.choice("--speedup", options.speedup, {"none", "fused", "graph"},
-               "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph");
+  const Choices speedups = {"none", "fused", "graph"};
+  group.value("--speedup", join(speedups), options.speedup,
+              "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph",
+              store_speedup(options, speedups));
   group.positive("--bucket-mib", "MIB", options.bucket_mib, kMaxBucketMib, "25",
                  "gradients that are all-reduced together; the first bucket is closed at 1 MiB");
   group.choice("--gradient-compression", options.gradient_compression, {"none", "bf16", "fp16"},
