@@ -374,6 +374,54 @@ class Links(unittest.TestCase):
         self.assertGreater(count, 0)
 
 
+class Defaults(unittest.TestCase):
+    """docs/defaults.md, and the digests that the READMEs print."""
+
+    page = (ROOT / "docs/defaults.md").read_text()
+    options_hpp = (ROOT / "common/launch/options.hpp").read_text()
+    sources = {path: path.read_text() for path in [*(ROOT / "common").rglob("*.[ch]pp"), *(ROOT / "tools/submit").glob("*.cpp")]}
+    # What LibTorch and CUDA read themselves.
+    of_others = {"PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES"}
+
+    def test_what_it_names_is_there(self):
+        options = set(re.findall(r"--[a-z][a-z-]+", self.page))
+        self.assertGreater(len(options), 15)
+        known = (ROOT / "common/launch/options.cpp").read_text()
+        for option in options:
+            self.assertRegex(known, rf'[",]{option}[",]', "no stage has this option")
+        variables = set(re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", self.page))
+        self.assertGreater(len(variables), 10)
+        everything = "\n".join(self.sources.values())
+        for variable in variables - self.of_others:
+            self.assertIn(f'"{variable}"', everything, "nothing reads or sets this variable")
+
+    def test_every_variable_that_is_set_is_named(self):
+        set_by_name = {variable for text in self.sources.values() for variable in re.findall(r'setenv\("(\w+)"', text)}
+        self.assertEqual(len(set_by_name), 4, set_by_name)
+        # In a loop over their names.
+        in_a_loop = set(re.findall(r'"(TORCH_NCCL_\w+)"', self.sources[ROOT / "common/backends/cuda/cuda.cpp"]))
+        self.assertEqual(len(in_a_loop), 4, in_a_loop)
+        for variable in set_by_name | in_a_loop:
+            self.assertIn(f"`{variable}`", self.page)
+        self.assertEqual(sum(text.count("setenv(name") for text in self.sources.values()), 1, "another loop sets variables")
+
+    def test_the_options_defaults_are_those_of_the_code(self):
+        fields = {"batch-size": "batch_per_rank", "timeout": "timeout_seconds"}
+        rows = re.findall(r"^\| `--([a-z-]+)` \| ([\w.]+) \|", self.page, re.MULTILINE)
+        self.assertGreater(len(rows), 10)
+        for option, default in rows:
+            with self.subTest(option):
+                field = fields.get(option, option.replace("-", "_"))
+                self.assertRegex(self.options_hpp, rf'\b{field} = "?{re.escape(default)}"?;')
+        self.assertIn("bucket_mib = 25;", self.options_hpp)
+
+    def test_a_page_that_prints_a_digest_says_what_it_depends_on(self):
+        printing = [page for page in stage_diffs.pages() if re.search(r"\| digest [0-9a-f]{16} \|", page.read_text())]
+        self.assertGreater(len(printing), 5)
+        for page in printing:
+            self.assertIn("another kind of processor", page.read_text().replace("\n", " ").replace("On an", "on an"), page)
+
+
 class Performance(unittest.TestCase):
     def test_the_tables_are_those_of_the_kept_report(self):
         written = io.StringIO()
