@@ -1,5 +1,5 @@
-// NVML as bench uses it, with a library of that name whose answers are known.
-#include "bench/run/gpu_monitor.hpp"
+// NVML as it is used, with a library of that name whose answers are known.
+#include "common/launch/gpu_monitor.hpp"
 
 #include <cmath>
 #include <cstdlib>
@@ -7,7 +7,7 @@
 #include "tests/catch.hpp"
 
 TEST_CASE("GPU usage is the mean over samples and GPUs", "[gpu_monitor]") {
-  ddp::bench::GpuMonitor monitor;
+  ddp::GpuMonitor monitor;
   CHECK(!monitor.take());
   monitor.sample();
   monitor.sample();
@@ -22,7 +22,7 @@ TEST_CASE("GPU usage is the mean over samples and GPUs", "[gpu_monitor]") {
 
 TEST_CASE("GPU usage is that of the GPUs that a run uses", "[used]") {
   setenv("CUDA_VISIBLE_DEVICES", "0,5", /*overwrite=*/1);  // NVML has them the other way round
-  ddp::bench::GpuMonitor monitor;
+  ddp::GpuMonitor monitor;
   monitor.watch_first(1);
   monitor.sample();
   const auto one = monitor.take();
@@ -35,6 +35,14 @@ TEST_CASE("GPU usage is that of the GPUs that a run uses", "[used]") {
   const auto all = monitor.take();
   REQUIRE(all);
   CHECK(std::abs(all->power_w - 200) < 1e-9);
+  monitor.watch_one(1);
+  monitor.sample();
+  const auto second = monitor.take();
+  REQUIRE(second);
+  CHECK(std::abs(second->power_w - 100) < 1e-9);
+  monitor.watch_one(2);  // there is none
+  monitor.sample();
+  CHECK(!monitor.take());
   monitor.watch_first(0);
   monitor.sample();
   CHECK(!monitor.take());

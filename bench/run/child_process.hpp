@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "bench/run/gpu_monitor.hpp"
 #include "bench/run/progress.hpp"
 #include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
+#include "common/launch/gpu_monitor.hpp"
 
 namespace ddp::bench {
 

@@ -94,7 +94,9 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
     run.error = error.what();
   }
   run.startup_ms = startup_ms(run.metrics, child);
-  run.gpu = session.gpus.take();
+  if (const auto gpu = session.gpus.take()) {
+    run.gpu = GpuUsage{gpu->utilisation_percent, gpu->power_w, gpu->memory_mib};
+  }
   return run;
 }
 

@@ -1,15 +1,13 @@
 #include "bench/run/progress.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 
 #include "common/base/seconds_since.hpp"
+#include "common/base/standard_streams.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -17,14 +15,9 @@ namespace {
 constexpr double kSecondsBetweenLines = 10;
 constexpr int kBarWidth = 24;
 
-bool is_terminal() {
-  const char* const term = std::getenv("TERM");
-  return isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
-}
-
 }  // namespace
 
-Progress::Progress() : on_terminal_(is_terminal()) {}
+Progress::Progress() : on_terminal_(draws_on_stderr()) {}
 
 void Progress::begin(const std::string& phase, std::size_t count, double expected_s,
                      double later_s) {

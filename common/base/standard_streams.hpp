@@ -1,9 +1,13 @@
-// common/base/standard_streams.hpp - stdin, stdout and stderr that are closed, at either end.
+// common/base/standard_streams.hpp - stdin, stdout and stderr that are closed, at either end, or a
+// terminal.
 #pragma once
 
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
 
 namespace ddp {
 
@@ -24,6 +28,12 @@ inline void fill_closed_streams() {
 inline bool is_unread(int descriptor) {
   pollfd stream{descriptor, POLLOUT, 0};
   return poll(&stream, 1, 0) > 0 && (stream.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+/// Whether somebody sees what is drawn on stderr.
+inline bool draws_on_stderr() {
+  const char* const term = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
 }
 
 }  // namespace ddp

@@ -133,7 +133,10 @@ void add_data_and_model(OptionGroup group, Options& options) {
       .excludes(hidden);
   group.choice("--sampler", options.sampler, {"distributed", "padded", "none"},
                "how ranks share the data: exactly, padded to equal parts, or not at all");
-  group.flag("--verbose", options.verbose, "the model prints its input's shape on each device");
+  group.flag(
+      "--verbose", options.verbose,
+      "the model prints its input's shape on each device; at the end each rank says how busy "
+      "it was");
 }
 
 void add_devices(OptionGroup group, Options& options) {
@@ -214,7 +217,7 @@ void add_output(OptionGroup group, Options& options) {
   group.text("--metrics", "PATH", options.metrics, "",
              "one JSON line per rank and step, and a summary");
   group.text("--tensorboard", "DIR", options.tensorboard, "",
-             "folder for event files that TensorBoard shows");
+             "folder for event files that TensorBoard shows: loss, accuracy, learning rate, speed");
   group.value(
       "--check", "CHECK,...", "",
       "finite: fail in the step in which a rank's loss or gradient is NaN or infinite (with "
@@ -223,7 +226,7 @@ void add_output(OptionGroup group, Options& options) {
       store_checks(options));
   group.flag("--no-communication", options.no_communication,
              "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");
-  group.flag("--quiet", options.quiet, "no line per epoch");
+  group.flag("--quiet", options.quiet, "no line per epoch, and no progress bar");
 }
 
 /// What depends on more than one option.

@@ -59,6 +59,16 @@ bool in_writable_folder(const std::string& path) {
   return !error && access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
+/// Whether files can be made in `folder`, or in one of that name once it has been made.
+bool can_hold_files(fs::path folder) {
+  std::error_code error;
+  folder = fs::absolute(folder, error);
+  while (!fs::exists(folder, error) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  return fs::is_directory(folder, error) && access(folder.c_str(), W_OK | X_OK) == 0;
+}
+
 /// What `path` leads to, whether or not that is there: a file that is replaced by a rename would
 /// take the place of a link to it.
 std::string follow_links(fs::path path) {
@@ -92,7 +102,8 @@ void check_snapshot_name(const fs::path& snapshot) {
 
 /// What rank 0 will write, looked at before it computes anything. Changes nothing.
 /// @throws UsageError unless --snapshot is, or can become, a regular file in a writable folder (it
-/// is replaced by a rename, which would end a device or a pipe), and --metrics can be written
+/// is replaced by a rename, which would end a device or a pipe), and --metrics and --tensorboard
+/// can be written
 void check_output_files(const Options& options) {
   std::error_code error;
   const fs::file_status snapshot = fs::status(options.snapshot, error);
@@ -110,6 +121,10 @@ void check_output_files(const Options& options) {
   if (!options.metrics.empty() && !writable) {
     refuse("--metrics: got {}, expected a writable file, or a name in a writable folder",
            quote(options.metrics));
+  }
+  if (!options.tensorboard.empty() && !can_hold_files(options.tensorboard)) {
+    refuse("--tensorboard: got {}, expected a writable folder, or a name for one in such a folder",
+           quote(options.tensorboard));
   }
 }
 

@@ -23,8 +23,11 @@ void MlpImpl::reset() {
 
 void MlpImpl::announce(at::IntArrayRef input_sizes, const torch::Device& device) const {
   if (verbose_) {
+    const std::string who =
+        rank_ ? c10::str("[", device.is_cpu() ? "CPU" : "GPU", *rank_, "] ") : "";
     // One string, one write: replicas print from several threads.
-    std::fputs(c10::str("In model: input ", input_sizes, " on ", device, "\n").c_str(), stdout);
+    std::fputs(c10::str(who, "In model: input ", input_sizes, " on ", device, "\n").c_str(),
+               stdout);
   }
 }
 

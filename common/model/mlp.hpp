@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/data/data_loader.hpp"
@@ -25,12 +26,16 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   torch::Tensor forward(const torch::Tensor& input);
   /// Features of the widest layer, the input included.
   int64_t widest() const { return *std::ranges::max_element(widths_); }
-  /// Prints the shape of what is about to be computed on, if this model is verbose.
+  /// Of several processes that compute at the same time, which one this model is in.
+  void set_rank(int rank) { rank_ = rank; }
+  /// Prints the shape of what is about to be computed on, and the rank if there are several, if
+  /// this model is verbose.
   void announce(at::IntArrayRef input_sizes, const torch::Device& device) const;
 
  private:
   std::vector<int64_t> widths_;
   bool verbose_;
+  std::optional<int> rank_;
   std::vector<torch::nn::Linear> layers_;
 };
 TORCH_MODULE(Mlp);

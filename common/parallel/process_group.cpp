@@ -47,11 +47,12 @@ std::string shared_settings(const Options& options, int world_size, const torch:
        << fmt::format("{}", fmt::join(options.hidden, ",")) << "\n--layers "
        << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler " << options.sampler
        << "\n--speedup " << options.speedup << "\n--backend " << options.backend << "\n--resume "
-       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--check finite "
-       << options.check_finite << "\n--check weights " << options.check_weights_every
-       << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
-       << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
-       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
+       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--tensorboard "
+       << !options.tensorboard.empty() << "\n--check finite " << options.check_finite
+       << "\n--check weights " << options.check_weights_every << "\n--no-communication "
+       << options.no_communication << "\n--bucket-mib " << fmt::format("{}", options.bucket_mib)
+       << "\n--gradient-compression " << options.gradient_compression << "\n--shard-optimizer "
+       << options.shard_optimizer << "\n";
   return text.str();
 }
 

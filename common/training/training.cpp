@@ -23,10 +23,14 @@ Training::Training(const Options& options, const LaunchEnvironment& launch, cons
   TORCH_CHECK(loader.batch_per_rank() == resolve_batch_per_rank(options, world_size),
               "Expected a loader of ", resolve_batch_per_rank(options, world_size),
               " samples a batch, as the options say, got ", loader.batch_per_rank());
+  if (process_group_ != nullptr) {
+    model->set_rank(process_group_->rank());
+  }
+  if (devices.empty()) {
+    devices.push_back(model->parameters().front().device());
+  }
+  log_.set_devices(devices);
   if (options.speedup != "none") {
-    if (devices.empty()) {
-      devices.push_back(model->parameters().front().device());
-    }
     fused_step_ = std::make_unique<FusedStep>(options, std::move(model), devices, process_group_,
                                               [this] { optimizer_.fused_step(); });
   }
@@ -53,6 +57,9 @@ void Training::begin_epoch(int64_t steps) {
 void Training::end_epoch() {
   epoch_ended_ = true;
   log_.end_epoch();
+  if (!options_.tensorboard.empty()) {
+    log_.write_events(dataset_, optimizer_.learning_rate());
+  }
   if (is_due() || log_.stop_asked()) {
     log_.before_snapshot();
   }

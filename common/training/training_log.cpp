@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/standard_streams.hpp"
 #include "common/fused/kernels.hpp"
 #include "common/launch/cpu_share.hpp"
 #include "common/launch/stop_request.hpp"
@@ -70,6 +71,7 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
   }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
   label_ = fmt::format("{}{}", device.is_cpu() ? "CPU" : "GPU", number);
+  set_devices({device});
   if (!options.check_finite || options.speedup == "graph") {
     return;  // nobody can look into a graph: what is not finite there shows in the next step's loss
   }
@@ -96,9 +98,25 @@ torch::Tensor TrainingLog::gather_over_ranks(const std::vector<double>& values) 
   return gather_over_ranks(torch::tensor(values, torch::kFloat64));
 }
 
+void TrainingLog::set_devices(const std::vector<torch::Device>& devices) {
+  replicas_ = devices.size();
+  gpus_.clear();
+  for (const torch::Device& device : devices) {
+    if (options_.verbose && device.is_cuda()) {
+      gpus_[device.index()].watch_one(device.index());
+    }
+  }
+}
+
 void TrainingLog::begin_training(int64_t epochs_done) {
-  if (rank_ == 0 && !options_.metrics.empty()) {
+  if (rank_ != 0) {
+    return;
+  }
+  if (!options_.metrics.empty()) {
     metrics_file_ = std::make_unique<MetricsFile>(options_.metrics, epochs_done);
+  }
+  if (!options_.quiet && !options_.verbose && draws_on_stderr()) {
+    progress_bar_ = std::make_unique<ProgressBar>(options_.total_epochs, visible_steps_);
   }
 }
 
@@ -113,7 +131,15 @@ void TrainingLog::begin_epoch(int64_t steps) {
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(options_.no_communication);
   }
+  step_losses_.clear();
+  if (!options_.tensorboard.empty()) {
+    step_losses_.reserve(static_cast<size_t>(steps));
+  }
   epoch_steps_ = 0;
+  visible_steps_ = 0;
+  if (progress_bar_ != nullptr) {
+    progress_bar_->begin_epoch(epoch_, steps);
+  }
   epoch_loss_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = process_times();
@@ -178,7 +204,7 @@ void TrainingLog::fail_in_step(const std::string& what) const {
 void TrainingLog::end_batch(const Batch& batch) {
   if (batch.completes_step) {
     timer_.end_step(batch.step_samples_per_rank * world_size_);
-    ++epoch_steps_;
+    visible_steps_.store(++epoch_steps_, std::memory_order_relaxed);
     ++steps_;
     if (options_.check_weights_every > 0 && steps_ % options_.check_weights_every == 0) {
       check_weights();
@@ -200,6 +226,9 @@ void TrainingLog::add_step(const StepTimes& times) {
   if (!options_.metrics.empty()) {
     unwritten_steps_.push_back(times);
     unwritten_steps_.back().epoch = static_cast<double>(epoch_);
+  }
+  if (!options_.tensorboard.empty()) {
+    step_losses_.push_back(static_cast<float>(times.loss));
   }
 }
 
@@ -226,12 +255,19 @@ void TrainingLog::before_snapshot() {
 
 void TrainingLog::end_epoch() {
   timer_.end_epoch();
+  if (progress_bar_ != nullptr) {
+    progress_bar_->hide();  // before the ranks meet below, after which the others print, too
+  }
+  for (auto& [index, monitor] : gpus_) {
+    monitor.sample();
+  }
   const ProcessTimes now = process_times();
   if (++epochs_done_ == 2) {
     usage_ = {};
   }
+  epoch_ms_ = now.wall_ms - epoch_begin_.wall_ms;
   usage_.cpu_ms += now.cpu_ms - epoch_begin_.cpu_ms;
-  usage_.wall_ms += now.wall_ms - epoch_begin_.wall_ms;
+  usage_.wall_ms += epoch_ms_;
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(false);
   }
@@ -244,6 +280,7 @@ void TrainingLog::end_epoch() {
                          weights_are_finite(model_) ? 0.0 : 1.0})
           .sum(0);
   const double loss = sums[0].item<double>() / static_cast<double>(world_size_);
+  epoch_mean_loss_ = loss;
   stop_asked_ = sums[1].item<double>() > 0;
   if (!options_.quiet) {
     std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_,
@@ -313,6 +350,44 @@ void TrainingLog::compare_weights(const std::string& hash) const {
                                    : "the same on all ranks"));
 }
 
+Evaluation TrainingLog::evaluate_over_ranks(const Dataset& dataset) {
+  // Every rank evaluates its own contiguous part; together they are every sample once.
+  const int64_t test_size = dataset.test.size();
+  const int64_t begin = test_size * rank_ / world_size_;
+  const int64_t end = test_size * (rank_ + 1) / world_size_;
+  const Evaluation part = evaluate(model_, dataset.test.input.slice(0, begin, end),
+                                   dataset.test.target.slice(0, begin, end), device_);
+  const torch::Tensor sums = gather_over_ranks({part.loss_sum, part.correct, part.samples}).sum(0);
+  return {.loss_sum = sums[0].item<double>(),
+          .correct = sums[1].item<double>(),
+          .samples = sums[2].item<double>()};
+}
+
+void TrainingLog::write_events(const Dataset& dataset, double learning_rate) {
+  constexpr size_t kMostSteps = 100;  // of an epoch: a chart shows no more
+  const Evaluation sums = evaluate_over_ranks(dataset);
+  if (rank_ != 0) {
+    return;
+  }
+  const int64_t first_step = epoch_ * epoch_steps_ + 1;
+  if (event_file_ == nullptr) {
+    event_file_ = std::make_unique<EventFile>(options_.tensorboard, first_step);
+  }
+  const size_t stride = (step_losses_.size() + kMostSteps - 1) / kMostSteps;
+  for (size_t i = 0; i < step_losses_.size(); i += stride) {
+    event_file_->add("loss/step of rank 0", first_step + static_cast<int64_t>(i), step_losses_[i]);
+  }
+  const int64_t last_step = first_step + epoch_steps_ - 1;
+  event_file_->add("loss/train", last_step, epoch_mean_loss_);
+  event_file_->add("loss/test", last_step, sums.loss_sum / sums.samples);
+  if (dataset.classification()) {
+    event_file_->add("accuracy/test", last_step, sums.correct / sums.samples);
+  }
+  event_file_->add("learning_rate", last_step, learning_rate);
+  event_file_->add("samples_per_second", last_step, epoch_samples_ / epoch_ms_ * 1000);
+  event_file_->flush();
+}
+
 TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
   const std::string hash = parameter_hash(*model_);
   if (!options_.no_communication) {
@@ -323,21 +398,14 @@ TrainingLog::Result TrainingLog::result(const Dataset& dataset) {
                 "a weight is not finite, expected finite numbers; a smaller --lr may help");
   }
 
-  // Every rank evaluates its own contiguous part; together they are every sample once.
-  const int64_t test_size = dataset.test.size();
-  const int64_t begin = test_size * rank_ / world_size_;
-  const int64_t end = test_size * (rank_ + 1) / world_size_;
-  const Evaluation part = evaluate(model_, dataset.test.input.slice(0, begin, end),
-                                   dataset.test.target.slice(0, begin, end), device_);
-  const torch::Tensor sums = gather_over_ranks({part.loss_sum, part.correct, part.samples}).sum(0);
-
+  const Evaluation sums = evaluate_over_ranks(dataset);
   // The slowest rank's.
   const double step_ms =
       gather_over_ranks(std::vector<double>{step_ms_.median()}).max().item<double>();
   // Fewer samples than the global batch if the data has fewer.
   return {.moved = initial_weights_ == nullptr ? kNaN : initial_weights_->distance(),
-          .loss = (sums[0] / sums[2]).item<double>(),
-          .accuracy = dataset.classification() ? (sums[1] / sums[2]).item<double>() : kNaN,
+          .loss = sums.loss_sum / sums.samples,
+          .accuracy = dataset.classification() ? sums.correct / sums.samples : kNaN,
           .digest = hash.substr(0, 16),
           .step_ms = step_ms,
           .samples_per_second = samples_.median() / step_ms * 1000};
@@ -357,6 +425,9 @@ void TrainingLog::report(const Dataset& dataset) {
               << std::flush;
   }
   name_slow_rank();
+  if (options_.verbose && usage_.wall_ms > 0) {
+    print_utilisation();
+  }
   if (options_.metrics.empty()) {
     return;
   }
@@ -391,6 +462,25 @@ void TrainingLog::name_slow_rank() const {
           options_.program, rank, own_ms, others_ms);
     }
   }
+}
+
+/// The share of the time in which a processor computed has the waits of those that spin in it.
+void TrainingLog::print_utilisation() {
+  std::string text;
+  for (auto& [index, monitor] : gpus_) {
+    const std::optional<GpuReadings> readings = monitor.take();
+    text += fmt::format(
+        "[GPU{}] GPU busy {} of the time\n", process_group_ == nullptr ? index : rank_,
+        readings ? fmt::format("{:.2f}", readings->utilisation_percent / 100) : "an unknown share");
+  }
+  const auto cores = static_cast<size_t>(options_.threads) * (device_.is_cpu() ? replicas_ : 1);
+  const double waits = 1 - busy_ms_.median() / step_ms_.median();
+  text += fmt::format("[{}] busy {:.2f} of {} core{}{}\n", label_, usage_.cpu_ms / usage_.wall_ms,
+                      cores, cores == 1 ? "" : "s",
+                      std::isnan(waits) ? ""
+                                        : fmt::format(", waiting for others {:.2f} of a step",
+                                                      std::max(0.0, waits)));
+  std::cerr << text << std::flush;
 }
 
 double TrainingLog::peak_device_mib() const {

@@ -4,8 +4,10 @@
 
 #include <torch/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -16,12 +18,15 @@
 #include "common/base/process_usage.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
+#include "common/launch/gpu_monitor.hpp"
 #include "common/launch/options.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/process_group.hpp"
+#include "common/training/event_file.hpp"
 #include "common/training/initial_weights.hpp"
 #include "common/training/metrics_file.hpp"
+#include "common/training/progress_bar.hpp"
 #include "common/training/step_timer.hpp"
 
 namespace ddp {
@@ -39,6 +44,8 @@ class TrainingLog final : public StepObserver {
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
+  /// What this process computes on, if more than the constructor's device.
+  void set_devices(const std::vector<torch::Device>& devices);
   /// Training begins, or goes on after so many epochs: --metrics is opened.
   /// @throws Error (1), on rank 0, if it cannot be
   void begin_training(int64_t epochs_done);
@@ -73,8 +80,13 @@ class TrainingLog final : public StepObserver {
   /// ranks' weights, and writes the epoch's steps to --metrics.
   void before_snapshot();
 
+  /// Collective, after end_epoch(). Evaluates the model, and writes the epoch to --tensorboard.
+  /// @throws Error (1), on rank 0, if it cannot be written
+  void write_events(const Dataset& dataset, double learning_rate);
+
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
-  /// weights, prints the last line on rank 0, names a slow rank on stderr and ends --metrics.
+  /// weights, prints the last line on rank 0, names a slow rank on stderr and ends --metrics. With
+  /// --verbose this rank says on stderr how busy it was.
   /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if --metrics
   /// cannot be written
   void report(const Dataset& dataset);
@@ -91,6 +103,9 @@ class TrainingLog final : public StepObserver {
   };
 
   Result result(const Dataset& dataset);
+  /// On every held-out sample once; the sums over all ranks.
+  Evaluation evaluate_over_ranks(const Dataset& dataset);
+  void print_utilisation();
   void add_step(const StepTimes& times);
   /// @throws Error (1) that says where in training
   [[noreturn]] void fail_in_step(const std::string& what) const;
@@ -119,6 +134,8 @@ class TrainingLog final : public StepObserver {
   std::string label_;  // "CPU0"
   std::unique_ptr<InitialWeights> initial_weights_;  // on rank 0, likewise the next
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
+  std::unique_ptr<EventFile> event_file_;  // once there is an epoch to write, with --tensorboard
+  std::unique_ptr<ProgressBar> progress_bar_;  // on rank 0, on a terminal
   StepTimer timer_;
   std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
   std::function<void()> expect_mirrored_;
@@ -127,9 +144,13 @@ class TrainingLog final : public StepObserver {
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
   int64_t steps_ = 0;  // of all epochs
-  int64_t epoch_steps_ = 0;  // of the epoch at hand, likewise the next two
+  int64_t epoch_steps_ = 0;  // of the epoch at hand, likewise the next three
+  std::atomic<int64_t> visible_steps_ = 0;  // the same for the progress bar's thread
   double epoch_loss_ = 0;  // summed over samples
   double epoch_samples_ = 0;
+  double epoch_mean_loss_ = 0;  // over all ranks, when the epoch is over, likewise the next
+  double epoch_ms_ = 0;
+  std::vector<float> step_losses_;  // of this rank and the epoch at hand, for --tensorboard
   StepMedian step_ms_;
   StepMedian samples_;
   StepMedian busy_ms_;  // without waiting for communication, of the steps in which that is known
@@ -137,6 +158,8 @@ class TrainingLog final : public StepObserver {
   int epochs_done_ = 0;
   ProcessTimes epoch_begin_;
   ProcessTimes usage_;  // without the first epoch, which warms up, if there are more
+  size_t replicas_ = 1;  // on the CPU
+  std::map<int, GpuMonitor> gpus_;  // that are watched, by index
 };
 
 }  // namespace ddp

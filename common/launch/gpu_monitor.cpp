@@ -1,4 +1,4 @@
-#include "bench/run/gpu_monitor.hpp"
+#include "common/launch/gpu_monitor.hpp"
 
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@
 
 #include "common/launch/device_count.hpp"
 
-namespace ddp::bench {
+namespace ddp {
 namespace {
 
 // NVML's C interface, as far as it is used; its ABI has been stable since 2013. 0 is success.
@@ -99,14 +99,15 @@ GpuMonitor::~GpuMonitor() {
 }
 
 void GpuMonitor::sample() {
-  const size_t watched = nvml_ ? std::min(watched_, nvml_->devices.size()) : 0;
+  const size_t there = nvml_ && nvml_->devices.size() > first_ ? nvml_->devices.size() - first_ : 0;
+  const size_t watched = std::min(watched_, there);
   if (watched == 0) {
     return;
   }
   const auto devices = static_cast<double>(watched);
-  GpuUsage now;
+  GpuReadings now;
   for (size_t i = 0; i < watched; ++i) {
-    const Device device = nvml_->devices[i];
+    const Device device = nvml_->devices[first_ + i];
     Utilisation utilisation{};
     unsigned power_mw = 0;
     Memory memory{};
@@ -123,12 +124,12 @@ void GpuMonitor::sample() {
   ++samples_;
 }
 
-std::optional<GpuUsage> GpuMonitor::take() {
+std::optional<GpuReadings> GpuMonitor::take() {
   const int samples = std::exchange(samples_, 0);
-  const GpuUsage sum = std::exchange(sum_, {});
+  const GpuReadings sum = std::exchange(sum_, {});
   return samples == 0 ? std::nullopt
-                      : std::optional(GpuUsage{sum.utilisation_percent / samples,
-                                               sum.power_w / samples, sum.memory_mib});
+                      : std::optional(GpuReadings{sum.utilisation_percent / samples,
+                                                  sum.power_w / samples, sum.memory_mib});
 }
 
-}  // namespace ddp::bench
+}  // namespace ddp
