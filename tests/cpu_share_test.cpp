@@ -1,6 +1,8 @@
 // Which cores and how many threads are a rank's, computed and as stages say it.
 #include "common/launch/cpu_share.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -110,6 +112,11 @@ class MadeUpRoot {
     std::ofstream(file) << text;
   }
   double quota() const { return ddp::cpu_quota(folder_.path()); }
+  /// "100 --memory-limit"
+  std::string budget(std::optional<int64_t> limit_bytes = {}, int sharers = 1) const {
+    const ddp::MemoryBudget found = ddp::memory_budget(limit_bytes, sharers, folder_.path());
+    return std::to_string(found.bytes) + " " + ddp::kMemoryBounds.at(size_t(found.bound));
+  }
 
  private:
   ddp::ScratchFolder folder_{"ddp-cgroup"};
@@ -179,6 +186,52 @@ TEST_CASE("a group outside of what is mounted, and a machine without control gro
   CHECK(outside.quota() == 3);
   CHECK(std::isinf(MadeUpRoot("", {}).quota()));
   CHECK(std::isinf(ddp::cpu_quota("/nowhere")));
+}
+
+TEST_CASE("memory is what the least bound leaves, without a margin of it") {
+  const MadeUpRoot root("0::/job/task\n", {kV2});
+  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
+  const auto limits = [](const std::string& address_space) {
+    return "Limit                     Soft Limit           Hard Limit           Units     \n"
+           "Max stack size            8388608              unlimited            bytes     \n"
+           "Max address space         " +
+           address_space + "            unlimited            bytes     \n";
+  };
+  root.write("proc/self/statm", "300 100 20 1 0 2 0\n");
+  root.write("proc/self/limits", limits("unlimited"));
+  root.write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n");
+  CHECK(root.budget() == std::to_string(8000 * 1024 * 95 / 100) + " the machine");
+  CHECK(root.budget({}, 4) == std::to_string(8000 * 1024 * 95 / 400) + " the machine");
+  CHECK(root.budget(200 * page_bytes) == std::to_string(90 * page_bytes) + " --memory-limit");
+  CHECK(root.budget(100 * page_bytes) == "0 --memory-limit");
+  root.write("proc/self/limits", limits(std::to_string(400 * page_bytes)));
+  CHECK(root.budget(200 * page_bytes) == std::to_string(80 * page_bytes) + " ulimit -v");
+  CHECK(root.budget({}, 4) == std::to_string(80 * page_bytes) + " ulimit -v");
+
+  const std::string groups = "sys/fs/cgroup/";
+  root.write(groups + "job/task/memory.max", "max\n");
+  root.write(groups + "job/task/memory.current", "5000\n");
+  CHECK(root.budget({}, 4) == std::to_string(80 * page_bytes) + " ulimit -v");
+  root.write(groups + "job/memory.max", "100000\n");
+  root.write(groups + "job/memory.current", "65000\n");
+  CHECK(root.budget() == "30000 the control group");
+  root.write(groups + "job/memory.stat", "anon 1\ninactive_file 9000\nactive_file 1000\n");
+  CHECK(root.budget() == "40000 the control group");
+  CHECK(root.budget({}, 4) == "10000 the control group");
+  root.write(groups + "job/memory.current", "200000\n");
+  CHECK(root.budget() == "0 the control group");
+
+  // Version 1, in a container that has only its own group mounted.
+  const MadeUpRoot v1("5:cpu:/x\n4:memory:/docker/abc\n",
+                      {"/ /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
+                       "/docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory"});
+  v1.write(groups + "memory/memory.limit_in_bytes", "9223372036854771712\n");
+  v1.write(groups + "memory/memory.usage_in_bytes", "65000\n");
+  v1.write("proc/meminfo", "MemAvailable: 8000 kB\n");
+  CHECK(v1.budget() == std::to_string(8000 * 1024 * 95 / 100) + " the machine");
+  v1.write(groups + "memory/memory.limit_in_bytes", "100000\n");
+  v1.write(groups + "memory/memory.stat", "inactive_file 1\ntotal_inactive_file 10000\n");
+  CHECK(v1.budget({}, 2) == "20000 the control group");
 }
 
 TEST_CASE("threads and processors are no more than a quota has time for") {

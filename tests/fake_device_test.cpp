@@ -1,5 +1,6 @@
 // What can be tested of GPUs without one, on Note [The fake device]: a wrong device, a stream that
 // does not wait, a staging buffer that is used too early.
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -11,8 +12,10 @@
 #include "common/backends/host_backend.hpp"
 #include "common/backends/shm/shm_communicator.hpp"
 #include "common/backends/store_exchange.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/parallel/data_parallel.hpp"
+#include "common/training/batch_finder.hpp"
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_device.hpp"
@@ -412,6 +415,58 @@ TEST_CASE("the fused step ends where the CPU does", "[fake]") {
       const auto expected = train_on_ranks(options, kRanks, by_host(true)).weights;
       CHECK(nearly_equal(train_on_ranks(options, kRanks, by_host(false)).weights, expected));
       CHECK(nearly_equal(train_on_ranks(options, kRanks, by_streams()).weights, expected));
+    }
+  }
+}
+
+TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fake]") {
+  constexpr int64_t kAmple = int64_t{1} << 62;
+  for (const std::string speedup : {"none", "fused"}) {
+    for (const size_t replicas : {1U, 3U}) {
+      INFO(speedup << ", " << replicas << " replicas");
+      Options options = small_options();
+      options.speedup = speedup;
+      options.find_batch = true;
+      const std::vector<torch::Device> devices = fake_devices(replicas);
+      const torch::Device device = devices.front();
+      const ddp::LaunchEnvironment launch;
+      const ddp::Dataset dataset = ddp::load_dataset(options);
+      ddp::RandomSampler sampler(dataset, options);
+      ddp::DataLoader loader(dataset.train, sampler, options, device);
+      ddp::Mlp model(dataset.layers);
+      model->to(device);
+      ddp::Optimizer optimizer(*model, options);
+      int64_t peak = 0;
+      int64_t half_peak = 0;
+      {
+        ddp::BatchTrials trials(options, loader, model, optimizer, devices, nullptr);
+        trials.allow(kAmple);
+        const auto peak_of = [&](int64_t batch) {
+          CHECK(trials.fits(batch));
+          return c10::getDeviceAllocator(device.type())
+              ->getDeviceStats(device.index())
+              .reserved_bytes[0]
+              .peak;
+        };
+        peak_of(128);  // replicas stay
+        peak = peak_of(128);
+        ddp::test::set_device_memory(peak - 1);
+        CHECK(!trials.fits(128));  // thrown in the middle of a step
+        half_peak = peak_of(64);
+        ddp::test::set_device_memory(peak);
+        CHECK(trials.fits(128));
+      }
+      const auto found_batch = [&](int64_t device_bytes) {
+        ddp::test::set_device_memory(device_bytes * 100 / 95);  // 5 % stay unused
+        const ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
+        return loader.batch_per_rank();
+      };
+      CHECK(found_batch(peak + 64) == 128);
+      CHECK(found_batch((peak + half_peak) / 2) == 64);
+      CHECK(found_batch(kAmple / 100) == 128);
+      options.memory_limit_bytes = 1;
+      CHECK_THROWS_AS(found_batch(kAmple / 100), ddp::UsageError);
+      ddp::test::set_device_memory(kAmple);
     }
   }
 }

@@ -2,6 +2,7 @@
 #include "common/launch/options.hpp"
 
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -259,10 +260,6 @@ TEST_CASE("choices") {
   CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
   check_line_refused("--gradient-compression half", "none, bf16 or fp16");
   check_line_refused("--dataset mnist", "synthetic, digits or fashion-mnist");
-  for (const char* const later :
-       {"--batch-size auto", "--dataset a.safetensors", "--dataset a.csv", "--memory-limit 1000"}) {
-    check_line_refused(later, "not available yet");
-  }
 }
 
 TEST_CASE("--nprocs belongs to the stages that start or replicate") {
@@ -274,6 +271,37 @@ TEST_CASE("--nprocs belongs to the stages that start or replicate") {
 TEST_CASE("options that exclude each other") {
   check_line_refused("--batch-size 8 --global-batch 32", "--global-batch");
   check_line_refused("--json", "--dump-env");
+}
+
+TEST_CASE("--batch-size auto, and what may be given with it") {
+  const auto found = [](const std::string& line) {
+    return parse_after_epochs(words("--batch-size auto " + line));
+  };
+  CHECK(found("").find_batch);
+  CHECK(found("").batch_per_rank == 32);
+  CHECK(!parse_after_epochs(words("--batch-size 8")).find_batch);
+  CHECK(found("--global-batch 96").global_batch == 96);
+  CHECK(found("--accumulate 2").accumulate == 2);
+  CHECK(found("--scale-lr sqrt").scale_lr == "sqrt");
+  for (const auto& [text, bytes] :
+       std::map<std::string, int64_t>{{"1000", 1000},
+                                      {"3KiB", 3 << 10},
+                                      {"512MiB", 512 << 20},
+                                      {"4GiB", int64_t{4} << 30},
+                                      {"2TiB", int64_t{2} << 40},
+                                      {"9223372036854775807", 9223372036854775807}}) {
+    CHECK(found("--memory-limit " + text).memory_limit_bytes == bytes);
+  }
+  for (const std::string text :
+       {"0", "0GiB", "4GB", "4G", "GiB", "1.5GiB", "-1", "9007199254740992KiB"}) {
+    check_line_refused("--batch-size auto --memory-limit " + text, "expected a number of bytes");
+  }
+  check_line_refused("--batch-size automatic",
+                     "--batch-size: got \"automatic\", expected an integer");
+  check_line_refused("--memory-limit 4GiB", "expected it with --batch-size auto");
+  check_line_refused("--scale-lr linear", "without --batch-size auto");
+  check_line_refused("--batch-size auto --global-batch 8 --scale-lr linear", "with --global-batch");
+  check_line_refused("--batch-size auto --global-batch 8 --accumulate 2", "--accumulate");
 }
 
 TEST_CASE("the global batch is divided exactly or refused") {

@@ -229,6 +229,8 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
       {"--save-every 1", [](Options& o) { o.save_every = 1; }},
       {"--batch-size 16", [](Options& o) { o.batch_per_rank = 16; }},
       {"--batch-size 8", [](Options& o) { o.global_batch = 24; }},
+      {"--batch-size auto", [](Options& o) { o.find_batch = true; }},
+      {"--scale-lr sqrt", [](Options& o) { o.scale_lr = "sqrt"; }},
       {"--accumulate 2", [](Options& o) { o.accumulate = 2; }},
       {"--optimizer adam", [](Options& o) { o.optimizer = "adam"; }},
       {"--lr 0.02", [](Options& o) { o.learning_rate = 0.02; }},

@@ -1,7 +1,10 @@
 // common/base/process_usage.hpp - what this process has used of the machine, and may use.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ddp {
@@ -23,6 +26,27 @@ double peak_rss_mib();
 /// @param root a folder with the proc/self and the control groups to look at
 /// @return infinity without a quota
 double cpu_quota(const std::string& root = "/");
+
+/// What may limit a process's memory, for messages. (The last is no affair of this file.)
+inline constexpr std::array kMemoryBounds = {"--memory-limit", "ulimit -v", "the control group",
+                                             "the machine", "the GPU"};
+/// The part of a bound that stays unused: what nobody counts needs room, too.
+inline constexpr double kMemoryMargin = 0.05;
+
+/// Memory that a process may still take.
+struct MemoryBudget {
+  int64_t bytes;
+  int64_t bound;  ///< that leaves the least, in kMemoryBounds
+};
+
+/// The least of what `limit_bytes` leaves beside the resident set, `ulimit -v` beside the address
+/// space, and this process's part of what its control groups (as cpu_quota()) leave and the machine
+/// has available; always without kMemoryMargin of the bound. A file's pages in memory are free:
+/// the kernel drops them when somebody wants their place.
+/// @param sharers processes that take memory here, this one included
+/// @param root as cpu_quota()
+MemoryBudget memory_budget(std::optional<int64_t> limit_bytes, int sharers,
+                           const std::string& root = "/");
 
 /// When this process was started, to the kernel's clock tick (usually 10 ms).
 std::chrono::system_clock::time_point process_start();

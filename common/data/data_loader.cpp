@@ -79,6 +79,15 @@ int64_t DataLoader::unpadded_samples() const {
   return std::clamp(sampler_->unpadded_samples() - (position_ - samples), int64_t{0}, samples);
 }
 
+void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
+  options_.batch_per_rank = batch_per_rank;
+  options_.accumulate = accumulate;
+  batch_.input.reset();
+  batch_.target.reset();
+  device_ = Buffers{};
+  reserve(std::min(batch_per_rank, sampler_->indices().size(0)));
+}
+
 void DataLoader::reserve(int64_t samples) {
   const auto buffers = [&](const torch::TensorOptions& place) {
     const auto room = [&](const torch::Tensor& all) {

@@ -110,6 +110,10 @@ class DataLoader {
   const Batch& batch() const noexcept { return batch_; }  ///< the one at hand
   /// How many of its samples, the first ones, are no padding.
   int64_t unpadded_samples() const;
+  /// From the next epoch on. Gives back the memory of batches so far before it takes that of these.
+  void set_batch(int64_t batch_per_rank, int64_t accumulate);
+  /// Of an epoch; some processes may have one more.
+  int64_t samples_per_rank() const { return sampler_->epoch_samples() / sampler_->num_replicas(); }
 
   class Iterator {
    public:

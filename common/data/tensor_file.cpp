@@ -225,6 +225,34 @@ void read_exactly(const std::string& path, int fd, char* bytes, size_t size) {
   }
 }
 
+/// A file of which the beginning has been read.
+struct OpenFile {
+  explicit OpenFile(const std::string& path)
+      : file(uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); })) {
+    struct stat status {};
+    if (!file.is_open() || fstat(file.get(), &status) != 0) {
+      refuse(path, std::string("cannot be read: ") + std::strerror(errno));
+    }
+    const auto file_bytes = static_cast<size_t>(status.st_size);
+    uint64_t header_bytes = 0;
+    if (file_bytes < sizeof(header_bytes)) {
+      refuse(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
+    }
+    read_exactly(path, file.get(), reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
+    if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - sizeof(header_bytes)) {
+      refuse(path, fmt::format("is no safetensors file: its header claims {} of {} bytes",
+                               header_bytes, file_bytes));
+    }
+    header.resize(header_bytes);
+    read_exactly(path, file.get(), header.data(), header.size());
+    data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
+  }
+
+  FileDescriptor file;
+  std::string header;
+  size_t data_bytes = 0;
+};
+
 /// What a file whose checksum matches consists of.
 struct Content {
   std::string header;
@@ -233,24 +261,9 @@ struct Content {
 
 /// @param keep_data false: the data is read, but the content has none
 Content read_content(const std::string& path, bool keep_data) {
-  const FileDescriptor file(
-      uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  struct stat status {};
-  if (!file.is_open() || fstat(file.get(), &status) != 0) {
-    refuse(path, std::string("cannot be read: ") + std::strerror(errno));
-  }
-  const auto file_bytes = static_cast<size_t>(status.st_size);
-  uint64_t header_bytes = 0;
-  if (file_bytes < sizeof(header_bytes)) {
-    refuse(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
-  }
-  read_exactly(path, file.get(), reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
-  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - sizeof(header_bytes)) {
-    refuse(path, fmt::format("is no safetensors file: its header claims {} of {} bytes",
-                             header_bytes, file_bytes));
-  }
-  Content content{.header = std::string(header_bytes, '\0'), .data = {}};
-  read_exactly(path, file.get(), content.header.data(), content.header.size());
+  const OpenFile open_file(path);
+  const size_t data_bytes = open_file.data_bytes;
+  Content content{.header = open_file.header, .data = {}};
   const size_t position = hash_position(content.header);
   if (position == std::string::npos) {
     refuse(path, "has no checksum, expected a file that this suite wrote");
@@ -259,14 +272,13 @@ Content read_content(const std::string& path, bool keep_data) {
   content.header.replace(position, kNoHash.size(), kNoHash);
   Hash hash;
   hash.update(content.header);
-  const size_t data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
   const size_t kept_bytes = keep_data ? data_bytes : std::min(data_bytes, kPieceBytes);
   content.data = torch::empty({static_cast<int64_t>(kept_bytes)}, torch::kUInt8);
   char* const data = static_cast<char*>(content.data.mutable_data_ptr());
   for (size_t begin = 0; begin < data_bytes; begin += kPieceBytes) {
     char* const piece = data + (keep_data ? begin : 0);
     const size_t size = std::min(kPieceBytes, data_bytes - begin);
-    read_exactly(path, file.get(), piece, size);
+    read_exactly(path, open_file.file.get(), piece, size);
     hash.update(piece, size);
   }
   if (hash.hex() != stored) {
@@ -382,6 +394,16 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
   next.overwrite(static_cast<off_t>(sizeof(header_bytes) + hash_position(header)), hash.hex());
   // A damaged file must not take the place of a good one.
   next.take_place(/*keep_old=*/is_whole(path));
+}
+
+std::map<std::string, std::string> read_tensor_file_metadata(const std::string& path) {
+  try {
+    return ordered_json::parse(OpenFile(path).header)
+        .at("__metadata__")
+        .get<std::map<std::string, std::string>>();
+  } catch (const nlohmann::json::exception& error) {
+    refuse(path, std::string("has a malformed header: ") + error.what());
+  }
 }
 
 TensorFile read_tensor_file(const std::string& path) {

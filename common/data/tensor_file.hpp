@@ -29,4 +29,7 @@ void write_tensor_file(const std::string& path, const TensorFile& file);
 /// @throws Error (3) if it is no safetensors file, or its checksum (over all of it) does not match
 TensorFile read_tensor_file(const std::string& path);
 
+/// Its text alone, without a look at the rest. @throws as read_tensor_file()
+std::map<std::string, std::string> read_tensor_file_metadata(const std::string& path);
+
 }  // namespace ddp

@@ -75,25 +75,46 @@ StoreValue store_checks(Options& options) {
   };
 }
 
+/// "536870912", "512MiB"
+StoreValue store_bytes(std::optional<int64_t>& target) {
+  return [&target](const std::string& name, const std::string& text) {
+    std::string_view number = text;
+    int shift = 0;
+    for (const std::string_view unit : {"KiB", "MiB", "GiB", "TiB"}) {
+      shift += 10;
+      if (number.ends_with(unit)) {
+        number.remove_suffix(unit.size());
+        break;
+      }
+    }
+    shift = number.size() == text.size() ? 0 : shift;
+    try {
+      constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+      target = parse_integer<int64_t>(name, number, 1, kAny >> shift) << shift;
+    } catch (const UsageError&) {
+      refuse("{}: got {}, expected a number of bytes >= 1, e.g. 536870912, 512MiB or 4GiB", name,
+             quote(text));
+    }
+  };
+}
+
 void add_training(OptionGroup group, Options& options) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   group.integer("total_epochs,--total-epochs", options.total_epochs, int64_t{0}, kAny, "",
                 "passes over the data; 0 only evaluates");
   group.integer("save_every,--save-every", options.save_every, int64_t{1}, kAny, "",
                 "epochs from one snapshot to the next");
-  const Option batch = group.value(
-      "--batch-size", "SAMPLES", std::to_string(options.batch_per_rank),
-      "per process and micro-batch", [&options](const std::string& name, const std::string& text) {
-        options.find_batch = text == "auto";
-        if (!options.find_batch) {
-          options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
-        }
-      });
-  group
-      .integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
-               "samples per optimizer step, over all processes and micro-batches; instead of "
-               "--batch-size")
-      .excludes(batch);
+  group.value("--batch-size", "SAMPLES", std::to_string(options.batch_per_rank),
+              "per process and micro-batch; auto: as many as there is memory for",
+              [&options](const std::string& name, const std::string& text) {
+                options.find_batch = text == "auto";
+                if (!options.find_batch) {
+                  options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
+                }
+              });
+  group.integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
+                "samples per optimizer step, over all processes and micro-batches; instead of "
+                "--batch-size, or with --batch-size auto");
   group.integer("--accumulate", options.accumulate, int64_t{1}, kAny,
                 std::to_string(options.accumulate), "micro-batches per optimizer step");
   group.choice("--optimizer", options.optimizer, {"sgd", "momentum", "adam", "adamw"},
@@ -187,9 +208,9 @@ void add_devices(OptionGroup group, Options& options) {
                "what gradients are rounded to while they travel: half the bytes, other results");
   group.flag("--shard-optimizer", options.shard_optimizer,
              "each rank keeps and computes its part of the optimizer only (ZeRO-1)");
-  group.integer("--memory-limit", options.memory_limit_bytes, int64_t{1},
-                std::numeric_limits<int64_t>::max(), "",
-                "bytes of memory of a process, for --batch-size auto on a CPU");
+  group.value("--memory-limit", "BYTES", "what there is",
+              "resident memory of a process, for --batch-size auto on a CPU, e.g. 4GiB",
+              store_bytes(options.memory_limit_bytes));
   group.positive("--timeout", "SECONDS", options.timeout_seconds, kMaxTimeout,
                  std::to_string(static_cast<int>(options.timeout_seconds)),
                  "for the rendezvous and for every collective");
@@ -229,6 +250,26 @@ void add_output(OptionGroup group, Options& options) {
   group.flag("--quiet", options.quiet, "no line per epoch, and no progress bar");
 }
 
+void check_batch(const Options& options, const CommandLine& line) {
+  if (options.find_batch) {
+    if (options.global_batch && line.given("--accumulate")) {
+      throw UsageError(
+          "--accumulate was given with --batch-size auto and --global-batch, expected only two of "
+          "them: it follows from the batch that is found");
+    }
+  } else if (options.global_batch && line.given("--batch-size")) {
+    throw UsageError(
+        "--batch-size was given with --global-batch, expected one of them, or --batch-size auto");
+  } else if (options.memory_limit_bytes) {
+    throw UsageError("--memory-limit was given alone, expected it with --batch-size auto");
+  }
+  if (options.scale_lr != "none" && (!options.find_batch || options.global_batch)) {
+    refuse("--scale-lr {} was given {}, expected it with --batch-size auto alone", options.scale_lr,
+           options.global_batch ? "with --global-batch, which stays what it is"
+                                : "without --batch-size auto");
+  }
+}
+
 /// What depends on more than one option.
 void check_together(const Options& options, const CommandLine& line) {
   for (const char* const name : {"--layers", "--dataset-size"}) {
@@ -256,6 +297,7 @@ void check_together(const Options& options, const CommandLine& line) {
         "--check weights was given with --no-communication, expected only one of them: without "
         "communication weights differ");
   }
+  check_batch(options, line);
   if (options.json && !options.dump_env) {
     throw UsageError("--json was given alone, expected it with --dump-env");
   }

@@ -381,7 +381,9 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     }
     trains = true;
     Options settled = with_cpu_share(options, environment);
-    settled.batch_per_rank = batch_per_rank;
+    if (!options.find_batch) {
+      settled.batch_per_rank = batch_per_rank;
+    }
     train(settled, environment);
     return 0;
   });

@@ -37,8 +37,12 @@ std::string shared_settings(const Options& options, int world_size, const torch:
   text << "program " << options.program << "\nversion " << DDP_VERSION << "\nworld size "
        << world_size << "\ndevice " << c10::DeviceTypeName(device.type(), /*lower_case=*/true)
        << "\n--total-epochs " << options.total_epochs << "\n--save-every " << options.save_every
-       << "\n--batch-size " << resolve_batch_per_rank(options, world_size) << "\n--accumulate "
-       << options.accumulate << "\n--optimizer " << options.optimizer << "\n--lr "
+       << "\n--batch-size "
+       << (options.find_batch ? "auto"
+                              : std::to_string(resolve_batch_per_rank(options, world_size)))
+       << "\n--accumulate " << options.accumulate << "\n--global-batch "
+       << resolve_global_batch(options, world_size) << "\n--scale-lr " << options.scale_lr
+       << "\n--optimizer " << options.optimizer << "\n--lr "
        << (options.learning_rate ? fmt::format("{}", *options.learning_rate)
                                  : "the optimizer's own")
        << "\n--lr-schedule " << options.lr_schedule << "\n--seed " << options.seed

@@ -54,6 +54,8 @@ class Optimizer {
   void fused_step();
 
   double learning_rate() const noexcept { return learning_rate_; }
+  /// Instead of --lr; before set_epoch().
+  void set_learning_rate(double rate) { learning_rate_ = initial_learning_rate_ = rate; }
   bool is_sharded() const noexcept { return process_group_ != nullptr; }
 
   /// Named tensors a snapshot must hold for the run to continue as if never stopped. Empty for

@@ -51,7 +51,27 @@ int64_t epochs_done_in(const std::string& path, const std::string& text) {
   }
 }
 
+bool is_resume_wanted(const Options& options, const LaunchEnvironment& environment) {
+  return options.resume == "auto" || (options.resume == "restart" && environment.restart_count > 0);
+}
+
 }  // namespace
+
+std::optional<int64_t> stored_global_batch(const Options& options,
+                                           const LaunchEnvironment& environment) {
+  for (const char* const suffix : {"", ".prev"}) {
+    const std::string path = options.snapshot + suffix;
+    try {
+      if (is_resume_wanted(options, environment) && fs::exists(path)) {
+        return parse_integer<int64_t>("global-batch",
+                                      read_tensor_file_metadata(path).at("global-batch"), 1);
+      }
+    } catch (const std::exception&) {
+      continue;  // Snapshot::load() says what is wrong with it
+    }
+  }
+  return std::nullopt;
+}
 
 Snapshot::Snapshot(const Options& options, const LaunchEnvironment& environment,
                    const Dataset& dataset, torch::nn::Module& model, Optimizer& optimizer)
@@ -173,10 +193,9 @@ Snapshot::Stored Snapshot::read(const std::string& path) const {
 }
 
 Snapshot::Stored Snapshot::load_newest() const {
-  const bool wanted =
-      options_.resume == "auto" || (options_.resume == "restart" && environment_.restart_count > 0);
   const std::string previous = options_.snapshot + ".prev";
-  if (!wanted || (!fs::exists(options_.snapshot) && !fs::exists(previous))) {
+  if (!is_resume_wanted(options_, environment_) ||
+      (!fs::exists(options_.snapshot) && !fs::exists(previous))) {
     return {};
   }
   try {

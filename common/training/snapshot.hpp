@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "common/data/dataset.hpp"
@@ -14,6 +15,11 @@
 #include "common/training/optimizer.hpp"
 
 namespace ddp {
+
+/// Samples per step of the run that Snapshot::load() would go on with, as far as its file tells;
+/// none if it would begin anew.
+std::optional<int64_t> stored_global_batch(const Options& options,
+                                           const LaunchEnvironment& environment);
 
 /// What a run needs to stop and go on: the model, the optimizer's state and the number of epochs
 /// done. The order of the data is a function of seed and epoch, so nothing else is needed for the

@@ -5,23 +5,26 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/launch/stop_request.hpp"
+#include "common/training/batch_finder.hpp"
 
 namespace ddp {
 
 Training::Training(const Options& options, const LaunchEnvironment& launch, const Dataset& dataset,
                    DataLoader& loader, Mlp model, Optimizer& optimizer,
                    std::vector<torch::Device> devices, ProcessGroup* process_group)
-    : options_(options),
+    : options_(options.find_batch
+                   ? find_batch(options, launch, loader, model, optimizer, devices, process_group)
+                   : options),
       launch_(launch),
       dataset_(dataset),
       loader_(loader),
       optimizer_(optimizer),
       process_group_(process_group),
-      log_(options, model, model->parameters().front().device(), process_group_),
-      snapshot_(options, launch, dataset, *model, optimizer) {
+      log_(options_, model, model->parameters().front().device(), process_group_),
+      snapshot_(options_, launch, dataset, *model, optimizer) {
   const int world_size = process_group == nullptr ? 1 : process_group->world_size();
-  TORCH_CHECK(loader.batch_per_rank() == resolve_batch_per_rank(options, world_size),
-              "Expected a loader of ", resolve_batch_per_rank(options, world_size),
+  TORCH_CHECK(loader.batch_per_rank() == resolve_batch_per_rank(options_, world_size),
+              "Expected a loader of ", resolve_batch_per_rank(options_, world_size),
               " samples a batch, as the options say, got ", loader.batch_per_rank());
   if (process_group_ != nullptr) {
     model->set_rank(process_group_->rank());
@@ -30,8 +33,8 @@ Training::Training(const Options& options, const LaunchEnvironment& launch, cons
     devices.push_back(model->parameters().front().device());
   }
   log_.set_devices(devices);
-  if (options.speedup != "none") {
-    fused_step_ = std::make_unique<FusedStep>(options, std::move(model), devices, process_group_,
+  if (options_.speedup != "none") {
+    fused_step_ = std::make_unique<FusedStep>(options_, std::move(model), devices, process_group_,
                                               [this] { optimizer_.fused_step(); });
   }
   log_.also_compare([this] { optimizer_.expect_mirrored(); });

@@ -45,6 +45,9 @@ namespace ddp {
 /// the snapshot that it is saving, waits until it has saved, and sets the learning rate. The first
 /// epoch is where a resumed run goes on.
 ///
+/// Note [Found batches]: with --batch-size auto the constructor settles how large batches are,
+/// before anything else knows it, and tells the loader and the optimizer: see find_batch().
+///
 /// Note [Speed-ups]: with --speedup, epochs() trains inside, by FusedStep, and yields nothing.
 class Training final : private StepObserver {
  public:
@@ -105,7 +108,7 @@ class Training final : private StepObserver {
   void finish_epoch();
   void train_by_fused_step();
 
-  const Options& options_;
+  const Options options_;  // with the batch that was found
   const LaunchEnvironment& launch_;
   const Dataset& dataset_;
   DataLoader& loader_;

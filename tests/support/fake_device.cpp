@@ -9,6 +9,7 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -231,6 +232,17 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
   block_of(pointer)->used_on.push_back(stream);
 }
 
+/// What a caching allocator would tell of each device. One that keeps nothing.
+struct Accounts {
+  std::mutex mutex;
+  std::array<c10::CachingAllocator::Stat, kFakeDevices> taken;
+  int64_t device_bytes = int64_t{1} << 62;
+};
+Accounts& accounts() {
+  static auto* const all = new Accounts();
+  return *all;
+}
+
 /// A caching allocator gives freed memory to whoever comes next on the stream of the allocation,
 /// who overwrites it.
 void free_block(void* context) {
@@ -241,18 +253,47 @@ void free_block(void* context) {
     streams().wait(block->stream, streams().record(user));
   }
   streams().enqueue(block->stream, [block] { block->poison(); });
+  const std::lock_guard<std::mutex> lock(accounts().mutex);
+  accounts().taken.at(size_t(block->stream.device_index())).decrease(block->size);
 }
 
-struct DeviceAllocator final : c10::Allocator {
+struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kType, current_device);
     auto block = std::make_unique<std::shared_ptr<Block>>(
         std::make_shared<Block>(std::max<size_t>(bytes, 1), stream_of(device)));
+    const std::lock_guard<std::mutex> lock(accounts().mutex);
+    c10::CachingAllocator::Stat& taken = accounts().taken.at(size_t(current_device));
+    TORCH_CHECK_WITH(OutOfMemoryError,
+                     taken.current + int64_t((*block)->size) <= accounts().device_bytes,
+                     "fake out of memory");
+    taken.increase((*block)->size);
     void* const data = (*block)->memory.get();
     return {data, block.release(), free_block, device};
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "Expected device memory to be copied by operators");
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
+    block_of(pointer)->used_on.push_back(stream);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> lock(accounts().mutex);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.reserved_bytes[0] = accounts().taken.at(size_t(device));
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> lock(accounts().mutex);
+    accounts().taken.at(size_t(device)).reset_peak();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> lock(accounts().mutex);
+    const int64_t all = accounts().device_bytes;
+    return {all - accounts().taken.at(size_t(device)).current, all};
   }
 } device_allocator;
 REGISTER_ALLOCATOR(kType, &device_allocator)
@@ -485,6 +526,11 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 
 torch::Device fake_device(int index) {
   return {kType, static_cast<c10::DeviceIndex>(index)};
+}
+
+void set_device_memory(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(accounts().mutex);
+  accounts().device_bytes = bytes;
 }
 
 void set_stream_order(StreamOrder order) {

@@ -24,6 +24,9 @@ constexpr int kFakeDevices = 4;
 
 torch::Device fake_device(int index);
 
+/// How much each device has; as much as anybody wants at first. More throws as CUDA's allocator.
+void set_device_memory(int64_t bytes);
+
 /// In which order streams run when one is waited for. What one of the two orders hides the other
 /// shows: something done too late, or too early.
 enum class StreamOrder {
