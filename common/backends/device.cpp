@@ -1,5 +1,6 @@
 #include "common/backends/device.hpp"
 
+#include <cerrno>  // program_invocation_short_name
 #include <cstdlib>
 #include <iostream>
 #include <latch>
@@ -131,6 +132,13 @@ torch::Device set_device(const Options& options, int local_rank) {
       options.devices.empty() ? static_cast<int>(index) : options.devices[index], devices);
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   return device;
+}
+
+torch::Device set_device(int local_rank) {
+  Options options;
+  options.program = program_invocation_short_name;
+  options.launch = Launch::kLauncher;
+  return set_device(options, local_rank);
 }
 
 std::vector<torch::Device> set_devices(const Options& options) {

@@ -20,6 +20,8 @@ namespace ddp {
 /// it, and two jobs of one host would be bound to the same cores.
 /// @throws UsageError if --device cuda finds none, or if there are fewer devices than processes
 torch::Device set_device(const Options& options, int local_rank);
+/// The same for a rank of a program without Options: their defaults.
+torch::Device set_device(int local_rank);
 
 /// The devices of stage 02's replicas: --devices, else --nprocs of them, else all GPUs, else two
 /// CPU replicas. The first becomes the current CUDA device.

@@ -11,22 +11,25 @@
 namespace ddp {
 namespace {
 
-/// Opens lib/`file` beside the program's folder. It is never closed: what it registers with
+/// Opens lib/`file` beside the program's folder or, for a program elsewhere that links the
+/// installed library, the one that its rpath finds. It is never closed: what it registers with
 /// LibTorch cannot be undone.
 /// @param symbol of the C function that gives the module's table
 /// @return the table, or nullptr if this build has no such module
 template <typename Module>
 const Module* open_module(const char* file, const char* symbol) {
-  const std::filesystem::path path =
+  const std::filesystem::path beside =
       std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "lib" / file;
-  if (!std::filesystem::exists(path)) {
-    return nullptr;
-  }
+  const std::string path = std::filesystem::exists(beside) ? beside.string() : file;
   // Global: what the modules bring with them opens libraries of its own that need its symbols.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : dlsym(library, symbol);
   if (function == nullptr) {
-    throw UsageError(fmt::format("{} cannot be opened: {}", path.string(), dlerror()));
+    const std::string problem = dlerror();
+    if (problem.starts_with(std::string(file) + ":")) {
+      return nullptr;  // found nowhere; else it would have a path, or name what it needs
+    }
+    throw UsageError(fmt::format("{} cannot be opened: {}", path, problem));
   }
   return reinterpret_cast<const Module* (*)()>(function)();
 }

@@ -214,4 +214,10 @@ Dataset load_dataset(const Options& options) {
   return dataset;
 }
 
+Dataset load_dataset(const std::string& name) {
+  Options options;
+  options.dataset = name;
+  return load_dataset(options);
+}
+
 }  // namespace ddp

@@ -34,5 +34,7 @@ struct Dataset {
 /// @throws UsageError if a file is missing, truncated or not the published one, or if the options
 /// do not fit
 Dataset load_dataset(const Options& options);
+/// The same by its name, as --dataset has it.
+Dataset load_dataset(const std::string& name);
 
 }  // namespace ddp

@@ -193,6 +193,33 @@ int report(const std::string& program, const std::string& who, const std::string
   return code;
 }
 
+std::string name_of_rank(const LaunchEnvironment& environment) {
+  return environment.world_size > 1 ? fmt::format("[rank {}] ", environment.rank) : "";
+}
+
+void say_note(const std::string& program, const LaunchEnvironment& environment) {
+  if (!environment.note.empty()) {
+    std::cerr << program + ": note: " + environment.note + "\n";
+  }
+}
+
+/// What a rank does about the ends of its launcher and of other ranks.
+void end_with_launcher(const LaunchEnvironment& environment) {
+  if (environment.launcher == "torchrun" || environment.launcher == "openmpi" ||
+      environment.launcher == "hydra") {
+    // A launcher that is killed cannot end its ranks any more: the kernel does it for spawn,
+    // torchrun, mpirun and Hydra, which are the parents. (The others look after process groups.)
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (environment.launcher == "openmpi" && is_unread(STDOUT_FILENO)) {
+      std::_Exit(kFailed);  // killed before that: its ranks would find one another, and train on
+    }
+  }
+  survive_broken_connections();
+  if (environment.launcher == "slurm") {
+    exit_on_sigterm();
+  }
+}
+
 /// The exit code of whoever was the first to know how this program ends, main() or a thread.
 constexpr int kUnknown = -1;
 std::atomic<int> known_end = kUnknown;
@@ -343,9 +370,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
   const int code = guarded(argc, argv, [&](std::string& who) {
     Options options = parse_options(argc, argv, launch);
     const LaunchEnvironment environment = read_launch_environment(options);
-    if (environment.world_size > 1) {
-      who = fmt::format("[rank {}] ", environment.rank);
-    }
+    who = name_of_rank(environment);
     if (environment.launcher == "spawn") {
       // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
       prctl(PR_SET_NAME, options.program.c_str());
@@ -357,28 +382,16 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
     if (launch == Launch::kAlone) {
       refuse_several(options, environment, "is one process");
     }
-    if (launch == Launch::kLauncher && !environment.note.empty()) {
-      std::cerr << options.program + ": note: " + environment.note + "\n";
+    if (launch == Launch::kLauncher) {
+      say_note(options.program, environment);
     }
     const int64_t batch_per_rank = resolve_batch_per_rank(options, environment.world_size);
     options.snapshot = follow_links(options.snapshot);
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank
     }
-    if (environment.launcher == "torchrun" || environment.launcher == "openmpi" ||
-        environment.launcher == "hydra") {
-      // A launcher that is killed cannot end its ranks any more: the kernel does it for spawn,
-      // torchrun, mpirun and Hydra, which are the parents. (The others look after process groups.)
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (environment.launcher == "openmpi" && is_unread(STDOUT_FILENO)) {
-        std::_Exit(kFailed);  // killed before that: its ranks would find one another, and train on
-      }
-    }
+    end_with_launcher(environment);
     remember_user_signals();
-    survive_broken_connections();
-    if (environment.launcher == "slurm") {
-      exit_on_sigterm();
-    }
     trains = true;
     Options settled = with_cpu_share(options, environment);
     if (!options.find_batch) {
@@ -410,6 +423,20 @@ int run_alone(int argc, char** argv, TrainFunction train) {
 
 int run_rank(int argc, char** argv, TrainFunction train) {
   return internal::run_main(argc, argv, Launch::kLauncher, train);
+}
+
+int run_rank(int argc, char** argv, const std::function<void(const LaunchEnvironment&)>& train) {
+  return internal::guarded(argc, argv, [&](std::string& who) {
+    Options options;
+    options.program = speaker.program;
+    options.launch = Launch::kLauncher;
+    const LaunchEnvironment environment = read_launch_environment(options);
+    who = name_of_rank(environment);
+    say_note(options.program, environment);
+    end_with_launcher(environment);
+    train(environment);
+    return 0;
+  });
 }
 
 }  // namespace ddp

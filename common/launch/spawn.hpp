@@ -52,5 +52,7 @@ int start_ranks(const std::string& program, const std::vector<std::string>& argv
 /// Stages 04 and 05: a launcher started this process and says which rank it is.
 /// @return as run_alone()
 int run_rank(int argc, char** argv, TrainFunction train);
+/// The same for a program with a command line of its own, which it reads itself.
+int run_rank(int argc, char** argv, const std::function<void(const LaunchEnvironment&)>& train);
 
 }  // namespace ddp

@@ -98,8 +98,8 @@ class NoSync {
 };
 
 /// The counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as
-/// ddp::Mlp. After loss.backward() every rank holds the mean of all ranks' gradients (with
-/// shard_optimizer, of those that it needs).
+/// ddp::Mlp, or a shared_ptr to a module. After loss.backward() every rank holds the mean of all
+/// ranks' gradients (with shard_optimizer, of those that it needs).
 template <typename ModuleHolder>
 class DistributedDataParallel {
  public:
@@ -107,10 +107,13 @@ class DistributedDataParallel {
   DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), reducer_(*module_, process_group, options) {}
-  /// Over the default group, as the command line says.
+  /// Over the default group.
+  explicit DistributedDataParallel(ModuleHolder module,
+                                   const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(std::move(module), default_process_group(), options) {}
+  /// The same, as the command line says.
   DistributedDataParallel(ModuleHolder module, const Options& options)
-      : DistributedDataParallel(std::move(module), default_process_group(),
-                                distributed_options(options)) {}
+      : DistributedDataParallel(std::move(module), distributed_options(options)) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {

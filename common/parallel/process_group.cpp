@@ -25,19 +25,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::chrono::milliseconds timeout_of(const Options& options) {
+std::chrono::milliseconds timeout_of(const ProcessGroupOptions& options) {
   // Up, as c10d takes zero for no timeout at all.
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(options.timeout_seconds));
 }
 
-/// What all ranks must have been told alike, one setting a line.
-std::string shared_settings(const Options& options, int world_size, const torch::Device& device) {
+/// See ProcessGroupOptions::settings.
+std::string shared_settings(const Options& options, int world_size) {
   std::ostringstream text;
-  text << "program " << options.program << "\nversion " << DDP_VERSION << "\nworld size "
-       << world_size << "\ndevice " << c10::DeviceTypeName(device.type(), /*lower_case=*/true)
-       << "\n--total-epochs " << options.total_epochs << "\n--save-every " << options.save_every
-       << "\n--batch-size "
+  text << "program " << options.program << "\n--total-epochs " << options.total_epochs
+       << "\n--save-every " << options.save_every << "\n--batch-size "
        << (options.find_batch ? "auto"
                               : std::to_string(resolve_batch_per_rank(options, world_size)))
        << "\n--accumulate " << options.accumulate << "\n--global-batch "
@@ -58,6 +56,13 @@ std::string shared_settings(const Options& options, int world_size, const torch:
        << "\n--gradient-compression " << options.gradient_compression << "\n--shard-optimizer "
        << options.shard_optimizer << "\n";
   return text.str();
+}
+
+ProcessGroupOptions group_options(const Options& options, const LaunchEnvironment& environment) {
+  return {.backend = options.backend,
+          .timeout_seconds = options.timeout_seconds,
+          .interface = options.interface,
+          .settings = shared_settings(options, environment.world_size)};
 }
 
 /// The first line in which two texts differ: {ours, theirs}.
@@ -111,7 +116,7 @@ void expect_of_rank_0(c10d::Store& store, const std::string& key, const std::str
 
 /// The network that the user wants: --interface, or what torch's own programs read.
 /// @throws UsageError naming who asked for an interface that this host does not have
-std::string wanted_interface(const Options& options) {
+std::string wanted_interface(const ProcessGroupOptions& options) {
   for (const auto& [source, wanted] : std::initializer_list<std::pair<const char*, std::string>>{
            {"--interface", options.interface},
            {"DDP_INTERFACE", process_getenv("DDP_INTERFACE").value_or("")},
@@ -457,6 +462,11 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
 
 ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,
                                   const torch::Device& device) {
+  return create_process_group(environment, device, group_options(options, environment));
+}
+
+ProcessGroup create_process_group(const LaunchEnvironment& environment, const torch::Device& device,
+                                  const ProcessGroupOptions& options) {
   // c10d logs, with backtraces, what it then throws; the exception makes one line of it.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
@@ -476,8 +486,10 @@ ProcessGroup create_process_group(const Options& options, const LaunchEnvironmen
   auto group =
       c10::make_intrusive<c10d::ProcessGroup>(store, environment.rank, environment.world_size);
   ProcessGroup process_group(environment, store, group, name, device);
-  process_group.verify_same("settings", shared_settings(options, environment.world_size, device));
-
+  process_group.verify_same(
+      "settings",
+      fmt::format("version {}\nworld size {}\ndevice {}\n{}", DDP_VERSION, environment.world_size,
+                  c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
   if (device.is_cuda()) {
     process_group.verify("devices", cuda_device_uuid(device.index()), shared_device);
   }
@@ -530,9 +542,14 @@ thread_local std::unique_ptr<ProcessGroup> default_group;
 
 void init_process_group(const Options& options, const LaunchEnvironment& environment,
                         const torch::Device& device) {
+  init_process_group(environment, device, group_options(options, environment));
+}
+
+void init_process_group(const LaunchEnvironment& environment, const torch::Device& device,
+                        const ProcessGroupOptions& options) {
   default_group.reset();
   // No make_unique: a process group can be neither copied nor moved.
-  default_group.reset(new ProcessGroup(create_process_group(options, environment, device)));
+  default_group.reset(new ProcessGroup(create_process_group(environment, device, options)));
   at_train_end([] { default_group.reset(); });
 }
 

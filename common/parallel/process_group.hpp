@@ -193,6 +193,15 @@ class ProcessGroup {
   mutable std::vector<std::function<void()>> before_shutdown_;
 };
 
+/// What init_process_group() is told by a program that has no Options.
+struct ProcessGroupOptions {
+  std::string backend = "auto";  ///< as --backend has it
+  double timeout_seconds = 120;  ///< for rendezvous and for every collective
+  std::string interface;  ///< network interface for the collectives; empty: one is found
+  /// What all ranks must have been told alike, such as a batch size: one setting a line.
+  std::string settings;
+};
+
 /// Meets the other ranks at the store that `environment` names, checks that all were started with
 /// the same settings, connects the backend, and makes the group the default one.
 /// @throws TransientError naming the missing ranks, the port that is taken or a host name that
@@ -200,6 +209,8 @@ class ProcessGroup {
 /// @throws UsageError if the ranks' settings differ or two have one GPU
 void init_process_group(const Options& options, const LaunchEnvironment& environment,
                         const torch::Device& device);
+void init_process_group(const LaunchEnvironment& environment, const torch::Device& device,
+                        const ProcessGroupOptions& options = {});
 /// Destroys the default group, and there is none any more. Its object stays until `train` or the
 /// thread has ended, or the next one is made, for those who refer to it.
 void destroy_process_group();
@@ -217,6 +228,8 @@ void broadcast(torch::Tensor tensor, int root = 0);
 /// As init_process_group(), for a group of one's own.
 ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,
                                   const torch::Device& device);
+ProcessGroup create_process_group(const LaunchEnvironment& environment, const torch::Device& device,
+                                  const ProcessGroupOptions& options = {});
 
 /// What is wrong with ranks of whom each has named its device; "" if all differ.
 /// @param devices UUIDs by rank; "" is unknown
