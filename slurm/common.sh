@@ -93,13 +93,11 @@ make_step() {
     local asked=${SLURM_CPUS_PER_TASK:-}
     if has_few_cpus; then
         # srun reads the job's number too, and would want as many.
-        unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK
+        unset SLURM_CPUS_PER_TASK
         asked=$((SLURM_CPUS_ON_NODE / per_node))
         ((asked > 0)) || step+=(--overcommit)
     fi
     [[ ${asked:-0} == 0 ]] || step+=("--cpus-per-task=$asked")  # since Slurm 22.05 a step does not inherit it
-    # Every task sees all GPUs of its node, and its local rank picks one.
-    ((gpus == 0)) || step+=(--gpu-bind=none)
     if [[ -n ${DDP_TASK_LOGS:-} ]]; then
         step+=("--output=$stage-%j-%t.out" --open-mode=append)
     fi
@@ -192,6 +190,9 @@ run_job() {
 know_job
 # The tasks get all that this script has; srun, bench's too, would take sbatch's --export.
 unset SRUN_EXPORT_ENV
+# Every task sees all GPUs of its job on its node, and its local rank picks one. (Not by --gpu-bind=none: then Slurm 22.05 leaves
+# CUDA_VISIBLE_DEVICES unset, and where a site hides no devices the tasks would use GPUs of other jobs.)
+unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND
 export SLURM_EXPORT_ENV=ALL
 if [[ $stage != bench ]]; then
     (($# > 0)) || set -- 50 10

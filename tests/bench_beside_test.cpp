@@ -173,7 +173,7 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
         job.options + bench.bin().string()));
   }
   SECTION("two nodes: stage 05") {
-    bench.enter_allocation();
+    bench.enter_allocation({{"SLURM_GPU_BIND", "single:1"}, {"SLURM_GPUS_PER_TASK", "1"}});
     const Measured report =
         bench.measure({"--models", "T", "--world-sizes", "4", "--launchers", "srun", "--nodes", "2",
                        "--steps", "20", "--repetitions", "1"});
@@ -184,6 +184,8 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     CHECK(run.at("launcher") == "srun");
     CHECK(contains(read_file(bench.root() / "path" / "srun.calls"),
                    "--nodelist=n7,n8 --nodes=2 --ntasks=4"));
+    // Each task is to see all GPUs of its node.
+    CHECK(read_file(bench.root() / "path" / "srun.bound").empty());
     CHECK(report.run("01_single_gpu").at("nodes") == 1);
   }
 }

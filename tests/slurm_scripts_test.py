@@ -313,7 +313,7 @@ class Steps(Scripts):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn(f" | tasks {2 * expected_per_node} | GPUs per node {expected_per_node} | ", result.stderr)
         words = self.steps()[-1]
-        self.assertLessEqual({f"--ntasks={2 * expected_per_node}", f"--ntasks-per-node={expected_per_node}", "--gpu-bind=none"}, set(words))
+        self.assertLessEqual({f"--ntasks={2 * expected_per_node}", f"--ntasks-per-node={expected_per_node}"}, set(words))
 
     def test_gpus_of_a_node(self):
         for text, number in (("8", 8), ("a100:8", 8), ("a100:4,h100:2", 6), ("08", 8), ("gpu:a100:3", 3)):
@@ -321,6 +321,19 @@ class Steps(Scripts):
                 self.gpus(number, SLURM_GPUS_PER_NODE=text)
                 self.gpus(number, SLURM_GPUS_ON_NODE=text)
         self.gpus(4, SLURM_GPUS="8", SLURM_GPUS_ON_NODE="4")
+
+    def test_each_task_sees_all_gpus(self):
+        """What binds tasks to GPUs is the job's, or the site's, and stays out of the step. With --gpu-bind=none Slurm 22.05 takes
+        CUDA_VISIBLE_DEVICES away too."""
+        self.job(7, gpus="TresPerNode=gres:gpu:4")
+        binding = {"SLURM_GPU_BIND": "single:1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu:1",
+                   "SLURM_TRES_BIND": "gres/gpu:single:1"}
+        seen = {"CUDA_VISIBLE_DEVICES": "5,6", "SLURM_GPUS_ON_NODE": "4"}
+        self.run_script(**binding, **seen)
+        environment = self.task_environment()
+        self.assertEqual({name for name in environment if "BIND" in name or name.endswith("PER_TASK")}, set())
+        self.assertEqual({name: environment[name] for name in seen}, seen)
+        self.assertEqual([word for word in self.steps()[-1] if "bind" in word], [])
 
     def test_gpus_that_make_no_sense(self):
         self.job(7, gpus="TresPerNode=gres:gpu:1")

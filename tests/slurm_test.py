@@ -763,14 +763,16 @@ class Bound(FakeStage):
 
     def test_every_task_sees_all_gpus_of_its_job(self):
         program = "".join(f"head -c 1 {path} >/dev/null 2>&1; echo $SLURM_PROCID {path.name} $? >>opened\n" for path in cluster.bound_gpus)
+        program += "echo $SLURM_PROCID visible $CUDA_VISIBLE_DEVICES >>opened\n"
         hidden = "1" if cluster.has_cgroups else "0"
-        for options, code in (([], hidden), (["--gpus-per-node=2"], "0")):
+        for options, code, visible in (([], hidden, []), (["--gpus-per-node=2"], "0", ["0,1"]), (["--gpus-per-task=1"], "0", ["0,1"])):
             shutil.rmtree(cluster.folder / self.id().rsplit(".", 1)[1], ignore_errors=True)
             # Bound to one GPU each, as a site may have it by default.
             job = self.submit(program, options=["-p", "bound", "--nodes=1", *options], environment={"SLURM_GPU_BIND": "single:1"})
             self.assertEqual(job.state(), "COMPLETED", job.output)
             self.assertEqual(set((self.folder / "opened").read_text().splitlines()),
-                             {f"{rank} gpu{number} {code}" for rank in (0, 1) for number in (0, 1)})
+                             {f"{rank} {what}" for rank in (0, 1) for what in (
+                                 f"gpu0 {code}", f"gpu1 {code}", " ".join(["visible", *visible]))})
 
 
 class Network(unittest.TestCase):
@@ -879,7 +881,7 @@ class DryRun(unittest.TestCase):
             self.assertEqual(words[-5:], [str(BIN / name), "7", "3", "--snapshot", "it's a file"])
             self.assertIn(f"--ntasks-per-node={tasks // nodes}", words)
             self.assertIn("--kill-on-bad-exit=1", words)
-            self.assertIn("--gpu-bind=none", words)
+            self.assertEqual([word for word in words if "bind" in word], [])
             self.assertIn(f" | nodes {nodes} | tasks {tasks} | GPUs per node {tasks // nodes} | rank 0 on gpu1\n", job.output)
 
     def test_the_step_of_many_gpus_does_start(self):
@@ -926,7 +928,7 @@ class DryRun(unittest.TestCase):
         self.assertIn(" | nodes 1000 | tasks 8000 | GPUs per node 8 | rank 0 on c0007\n", result.stderr)
         self.assertEqual(self.command(result.stdout),
                          ["srun", "--nodes=1000", "--ntasks=8000", "--kill-on-bad-exit=1", "--wait=60", "--ntasks-per-node=8",
-                          "--cpus-per-task=12", "--gpu-bind=none", str(BIN / "05_multinode"), "50", "10"])
+                          "--cpus-per-task=12", str(BIN / "05_multinode"), "50", "10"])
 
     def test_where_there_is_no_slurm(self):
         """A dry run needs none. A real one says in one line what is the matter."""

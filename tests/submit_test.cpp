@@ -173,9 +173,8 @@ TEST_CASE("submit: a Slurm script's directives", "[submit]") {
        "#SBATCH --account=def-keli\n", "#SBATCH --partition=gpu\n",
        "#SBATCH --constraint=a100|h100\n", "#SBATCH --comment=token-1\n", "#SBATCH --requeue\n",
        "cd -- '/out dir/jobs/0-name' ||", "  /bin/p 'a'\\''b' '$(x)' &\n",
-       "srun --kill-on-bad-exit=1 --cpus-per-task=2 --export=ALL --gpu-bind=none \\\n"});
-  job.resources.gpus = 0;
-  CHECK_FALSE(contains(slurm().file_text(job, "/out/jobs/0-name", 1, "t"), "--gpu-bind"));
+       "\nunset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND\n",
+       "srun --kill-on-bad-exit=1 --cpus-per-task=2 --export=ALL \\\n"});
 }
 
 TEST_CASE("submit: sweeps", "[submit]") {

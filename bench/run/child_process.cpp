@@ -44,6 +44,11 @@ constexpr std::string_view kIdentityPrefixes[] = {
     "PMI_",
     "SLURM_STEP_ID=",
     "SLURM_STEPID=",
+    // srun's tasks see all GPUs of their node, as in slurm/common.sh.
+    "SLURM_GPU_BIND=",
+    "SLURM_GPUS_PER_TASK=",
+    "SLURM_TRES_PER_TASK=",
+    "SLURM_TRES_BIND=",
     "_CONDOR_PROCNO=",
     "_CONDOR_NPROCS=",
     "ROLE_RANK=",

@@ -61,9 +61,6 @@ std::vector<std::string> srun_command(const Configuration& configuration, const 
   if (per_node > cpus_on_node) {
     argv.push_back("--overcommit");
   }
-  if (configuration.device == "cuda") {
-    argv.push_back("--gpu-bind=none");  // the local rank picks the GPU
-  }
   return argv;
 }
 

@@ -57,9 +57,11 @@ trap 'waiting=1; [[ -z $step ]] || kill -USR1 "$step" 2>/dev/null' USR1
 trap 'waiting=1; [[ -z $step ]] || kill -TERM "$step" 2>/dev/null' TERM
 
 # One step with all processes. A lost one ends the others.
+# Each sees all GPUs of its job on its node, and its local rank picks one: as in slurm/common.sh, not by --gpu-bind=none.
+unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND
 # {transient}: a port was taken. The next step computes another.
 for attempt in 1 2 3; do
-  srun --kill-on-bad-exit=1 --cpus-per-task={cpus} --export=ALL{gpu_bind} \
+  srun --kill-on-bad-exit=1 --cpus-per-task={cpus} --export=ALL \
     {command} &
   step=$!
   waiting=1
@@ -256,8 +258,6 @@ std::string script(const JobRequest& job, const std::string& folder, const std::
                      fmt::arg("take_point", count > 0 ? kTakePoint : "\nid=$SLURM_JOB_ID"),
                      fmt::arg("store_key", resources.nodes > 1 ? kMakeStoreKey : ""),
                      fmt::arg("most", most_requeues()), fmt::arg("cpus", cpus_per_task),
-                     // Every process sees all GPUs of its node, and its local rank picks one.
-                     fmt::arg("gpu_bind", resources.gpus > 0 ? " --gpu-bind=none" : ""),
                      fmt::arg("command", count > 0 ? "\"$@\"" : shell_line(job.command)),
                      fmt::arg("transient", static_cast<int>(ExitCode::kTransient)),
                      fmt::arg("again", kAgain), fmt::arg("code_file", kExitCodeFile),
