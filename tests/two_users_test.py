@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -126,7 +127,11 @@ class TwoUsers(unittest.TestCase):
 
     def test_a_stranger_at_the_port_learns_nothing_and_changes_nothing(self):
         """Ranks started by hand at a TCP port, with a key; the stranger knows all but that, and comes first as rank 1."""
-        port = 20000 + os.getpid() % 10000
+        held = socket.socket()  # not listening, and reused: nobody else is given its port
+        self.addCleanup(held.close)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        port = held.getsockname()[1]
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
         command = [BIN / "04_ddp_launcher", *WORKLOAD, "--device", "cpu", "--backend", "gloo"]
         first = self.start(*command, RANK="0", DDP_STORE_KEY=KEY, **place)
