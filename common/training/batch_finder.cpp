@@ -342,7 +342,7 @@ Agreement search_on_all_ranks(const Options& options, const LaunchEnvironment& l
       process_group, {own.bytes, own.bound,
                       launch.rank == 0 ? stored_global_batch(options, launch).value_or(0) : 0});
   const std::vector<int64_t> least = least_row(of_ranks);
-  Agreement agreed{.budget = {least[0], least[1]}};
+  Agreement agreed{.found = {}, .step = 0, .budget = {least[0], least[1]}};
   const int64_t global_batch = options.global_batch.value_or(of_ranks[0][2].item<int64_t>());
   if (global_batch % launch.world_size == 0) {
     agreed.step = global_batch / launch.world_size;
