@@ -15,6 +15,7 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/parallel/data_parallel.hpp"
+#include "common/parallel/mirrored.hpp"
 #include "common/training/batch_finder.hpp"
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
@@ -179,8 +180,11 @@ ddp::test::Connect by_streams() {
   };
 }
 
+enum class Stage02 { kDataParallel, kMirrored };
+
 /// Stage 01's or 02's program, up to its report. @return the weights
-torch::Tensor train(const Options& options, const std::vector<torch::Device>& devices) {
+torch::Tensor train(const Options& options, const std::vector<torch::Device>& devices,
+                    Stage02 stage = Stage02::kDataParallel) {
   c10::impl::VirtualGuardImpl(devices.front().type()).setDevice(devices.front());
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::RandomSampler sampler(dataset, options);
@@ -188,16 +192,23 @@ torch::Tensor train(const Options& options, const std::vector<torch::Device>& de
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers);
   model->to(devices.front());
-  ddp::Optimizer optimizer(*model, options);
+  const bool is_mirrored = stage == Stage02::kMirrored;
+  ddp::Mirrored mirrored_model(model, is_mirrored ? devices : std::vector{devices.front()});
+  ddp::Optimizer optimizer =
+      is_mirrored ? ddp::Optimizer(mirrored_model, options) : ddp::Optimizer(*model, options);
   const ddp::LaunchEnvironment launch;
   ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
   for (const int64_t epoch : training.epochs()) {
     sampler.set_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
-      const torch::Tensor output = devices.size() == 1
-                                       ? model->forward(batch.input)
-                                       : ddp::data_parallel(model, batch.input, devices);
-      ddp::loss(output, batch).backward();
+      if (is_mirrored) {
+        ddp::loss(mirrored_model.forward(batch.input), batch).backward();
+      } else {
+        const torch::Tensor output = devices.size() == 1
+                                         ? model->forward(batch.input)
+                                         : ddp::data_parallel(model, batch.input, devices);
+        ddp::loss(output, batch).backward();
+      }
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -352,6 +363,26 @@ TEST_CASE("stages 01 and 02 end on the CPU's bits, also when resumed", "[fake]")
       half.resume = "auto";
       CHECK(torch::equal(train(half, fake_devices(replicas)), expected));
       std::filesystem::remove(half.snapshot);
+    }
+  }
+}
+
+TEST_CASE("replicas that are kept mirrored have the CPU's bits, on the caller's streams",
+          "[fake]") {
+  Options options = small_options();
+  options.accumulate = 2;
+  const torch::Tensor expected =
+      train(options, std::vector<torch::Device>(3, torch::kCPU), Stage02::kMirrored);
+  for (const StreamOrder order : kBothOrders) {
+    set_stream_order(order);
+    const std::vector<torch::Device> devices = fake_devices(3);
+    for (const torch::Device& device : devices) {
+      c10::impl::VirtualGuardImpl(device.type()).exchangeStream(new_stream(device));
+    }
+    CHECK(torch::equal(train(options, devices, Stage02::kMirrored), expected));
+    for (const torch::Device& device : devices) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      guard.exchangeStream(guard.getDefaultStream(device));
     }
   }
 }
