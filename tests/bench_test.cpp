@@ -1,6 +1,7 @@
 // Runs the bench program on stages that are made up: right ones, wrong ones, and broken ones.
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>

@@ -347,7 +347,7 @@ TEST_CASE("the accelerator's program prints what main.cpp's does, whatever the o
        {"", " --optimizer momentum --accumulate 2 --sampler padded --speedup fused",
         " --optimizer adam --accumulate 3 --shard-optimizer --lr-schedule linear --verbose",
         " --gradient-compression bf16 --sampler none --check finite,weights=1"}) {
-    for (const std::string launcher : {mpirun(2), std::string()}) {
+    for (const std::string& launcher : {mpirun(2), std::string()}) {
       const std::string both = " 2 1 --dataset-size 500 --layers 9,8,3" + options;
       INFO(launcher << both);
       CHECK(lines(launcher + "04_ddp_launcher_accelerated" + both) ==
