@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/tensor.h>
+#include <torch/data/samplers/distributed.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
@@ -110,6 +113,101 @@ TEST_CASE("set_epoch reshuffles, and the order depends on seed and epoch alone",
   ddp::DistributedSampler second = sampler(100, 2, 0);
   second.set_epoch(1);
   CHECK(torch::equal(second.indices(), epoch1));
+}
+
+namespace {
+
+/// What LibTorch's own sampler has rank `rank` read in `epoch`.
+std::vector<int64_t> libtorch_indices(size_t size, int world_size, int rank, bool allow_duplicates,
+                                      size_t epoch = 0) {
+  torch::data::samplers::DistributedRandomSampler sampler(
+      size, static_cast<size_t>(world_size), static_cast<size_t>(rank), allow_duplicates);
+  sampler.set_epoch(epoch);
+  sampler.reset();
+  const std::vector<size_t> indices = sampler.next(size).value_or(std::vector<size_t>{});
+  return {indices.begin(), indices.end()};
+}
+
+void append(std::vector<int64_t>& to, const std::vector<int64_t>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+size_t distinct(const std::vector<int64_t>& indices) {
+  return std::set<int64_t>(indices.begin(), indices.end()).size();
+}
+
+}  // namespace
+
+TEST_CASE("padded as LibTorch's sampler pads; exact where that leaves samples out",
+          "[sampler][libtorch]") {
+  for (const int64_t size : {9, 16, 31, 100}) {
+    for (int world_size = 1; world_size <= 9; ++world_size) {
+      std::vector<int64_t> padded, exact, their_padded, their_truncated;
+      for (int rank = 0; rank < world_size; ++rank) {
+        const auto unsigned_size = static_cast<size_t>(size);
+        append(padded,
+               to_vector(sampler(size, world_size, rank, ddp::Sharding::kPadded).indices()));
+        append(exact, to_vector(sampler(size, world_size, rank).indices()));
+        append(their_padded, libtorch_indices(unsigned_size, world_size, rank, true));
+        append(their_truncated, libtorch_indices(unsigned_size, world_size, rank, false));
+        CHECK(padded.size() == their_padded.size());  // rank by rank
+      }
+      INFO("size " << size << ", world size " << world_size);
+      CHECK(distinct(padded) == static_cast<size_t>(size));
+      CHECK(distinct(their_padded) == static_cast<size_t>(size));
+      CHECK(std::ssize(exact) == size);
+      CHECK(std::ssize(their_truncated) == size / world_size * world_size);
+      CHECK(distinct(their_truncated) == their_truncated.size());
+    }
+  }
+}
+
+TEST_CASE("our ranks' first batches are one process's; LibTorch's shares are contiguous",
+          "[sampler][libtorch]") {
+  constexpr int64_t kSize = 12;
+  constexpr ptrdiff_t kShare = kSize / 3;
+  const std::vector<int64_t> order = to_vector(ddp::shuffled_indices(kSize, 7, 0));
+  const std::vector<int64_t> their_order = libtorch_indices(kSize, 1, 0, true);
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<int64_t> strided;
+    for (size_t i = static_cast<size_t>(rank); i < order.size(); i += 3) {
+      strided.push_back(order[i]);
+    }
+    CHECK(to_vector(sampler(kSize, 3, rank).indices()) == strided);
+    const auto begin = their_order.begin() + rank * kShare;
+    CHECK(libtorch_indices(kSize, 3, rank, true) == std::vector<int64_t>(begin, begin + kShare));
+  }
+}
+
+TEST_CASE("set_epoch reaches our loader; not LibTorch's, pytorch#73141", "[sampler][libtorch]") {
+  constexpr int64_t kSize = 100;
+  const torch::Tensor numbers = torch::arange(kSize);
+  // By themselves both samplers know epochs.
+  CHECK(libtorch_indices(kSize, 1, 0, true, 1) != libtorch_indices(kSize, 1, 0, true, 0));
+
+  torch::data::samplers::DistributedRandomSampler their_sampler(kSize);
+  const auto their_loader =
+      torch::data::make_data_loader(torch::data::datasets::TensorDataset(numbers), their_sampler,
+                                    torch::data::DataLoaderOptions().batch_size(kSize));
+  ddp::DistributedSampler our_sampler = sampler(kSize, 1, 0);
+  ddp::DataLoader our_loader({numbers.unsqueeze(1), numbers}, our_sampler,
+                             {.batch_per_rank = kSize});
+  std::vector<std::vector<int64_t>> theirs(2), ours(2);
+  for (size_t epoch = 0; epoch < 2; ++epoch) {
+    their_sampler.set_epoch(epoch);
+    for (const auto& batch : *their_loader) {
+      for (const auto& example : batch) {
+        theirs[epoch].push_back(example.data.item<int64_t>());
+      }
+    }
+    our_sampler.set_epoch(static_cast<int64_t>(epoch));
+    for (const ddp::Batch& batch : our_loader) {
+      append(ours[epoch], to_vector(batch.target));
+    }
+  }
+  CHECK(ours[0] != ours[1]);
+  CHECK(theirs[0].size() == kSize);
+  CHECK(theirs[0] == theirs[1]);  // once this fails, docs/libtorch_pieces.md is to be changed
 }
 
 TEST_CASE(
