@@ -96,7 +96,7 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
 
   const double moved = (ddp::parameter_vector(*loaded) - initial).norm().item<double>();
   std::cout << c10::str("[rank ", launch.rank, "] moved ", moved, " | digest ",
-                        ddp::parameter_hash(*loaded), "\n");
+                        ddp::parameter_hash(*model), "\n");
   ddp::destroy_process_group();
 }
 
