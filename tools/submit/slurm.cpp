@@ -252,16 +252,15 @@ std::string script(const JobRequest& job, const std::string& folder, const std::
   file += "#SBATCH --requeue\n";
   line("signal", fmt::format("B:USR1@{}", kWarningSeconds));
   // The job's output is made with submit's mask, which keeps it from others; see PrivateFiles.
-  return file +
-         fmt::format(kScript, fmt::arg("umask", current_umask()),
-                     fmt::arg("folder", shell_line({folder})),
-                     fmt::arg("take_point", count > 0 ? kTakePoint : "\nid=$SLURM_JOB_ID"),
-                     fmt::arg("store_key", resources.nodes > 1 ? kMakeStoreKey : ""),
-                     fmt::arg("most", most_requeues()), fmt::arg("cpus", cpus_per_task),
-                     fmt::arg("command", count > 0 ? "\"$@\"" : shell_line(job.command)),
-                     fmt::arg("transient", static_cast<int>(ExitCode::kTransient)),
-                     fmt::arg("again", kAgain), fmt::arg("code_file", kExitCodeFile),
-                     fmt::arg("requeues_file", kRequeuesFile));
+  return file + fmt::format(kScript, fmt::arg("umask", current_umask()),
+                            fmt::arg("folder", shell_line({folder})),
+                            fmt::arg("take_point", count > 0 ? kTakePoint : "\nid=$SLURM_JOB_ID"),
+                            fmt::arg("store_key", resources.nodes > 1 ? kMakeStoreKey : ""),
+                            fmt::arg("most", most_requeues()), fmt::arg("cpus", cpus_per_task),
+                            fmt::arg("command", count > 0 ? "\"$@\"" : shell_line(job.command)),
+                            fmt::arg("transient", static_cast<int>(ExitCode::kTransient)),
+                            fmt::arg("again", kAgain), fmt::arg("code_file", kExitCodeFile),
+                            fmt::arg("requeues_file", kRequeuesFile));
 }
 
 std::string slurm_file(const JobRequest& job, const std::string& folder, int /*attempt*/,
