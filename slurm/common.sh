@@ -192,7 +192,7 @@ know_job
 unset SRUN_EXPORT_ENV
 # Every task sees all GPUs of its job on its node, and its local rank picks one. (Not by --gpu-bind=none: then Slurm 22.05 leaves
 # CUDA_VISIBLE_DEVICES unset, and where a site hides no devices the tasks would use GPUs of other jobs.)
-unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND
+unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND
 export SLURM_EXPORT_ENV=ALL
 if [[ $stage != bench ]]; then
     (($# > 0)) || set -- 50 10

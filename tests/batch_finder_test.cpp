@@ -413,6 +413,28 @@ TEST_CASE("ranks with unequal memory agree, whatever makes the step", "[measured
   }
 }
 
+TEST_CASE("mirrored replicas all have the batch and the rate that were found", "[program]") {
+  const Folder folder;
+  const std::string command =
+      "02_data_parallel_mirrored 2 1 --device cpu --nprocs 2 --layers 8,64,1 --dataset-size 1024 ";
+  const RunResult found = folder.run(command + "--batch-size auto --scale-lr linear --lr 0.0001");
+  INFO(found.err);
+  REQUIRE(found.exit_code == 0);
+  CHECK(number_after(found.out, "Batchsize: ") == 1024);
+  CHECK(digest(folder.run(command + "--batch-size 1024 --lr 0.0032")) == digest(found));
+}
+
+TEST_CASE("a snapshot's global batch that the ranks cannot share is refused", "[program]") {
+  const Folder folder;
+  const std::string command = " 1 1 --device cpu --layers 8,4,1 --dataset-size 512 --resume auto ";
+  REQUIRE(folder.run("03_ddp_spawn" + command + "--nprocs 1 --batch-size 33").exit_code == 0);
+  const RunResult refused =
+      folder.run("03_ddp_spawn" + command + "--nprocs 2 --batch-size auto --total-epochs 2");
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("--batch-size auto: the global batch of 03_ddp_spawn.safetensors is 33, "
+                         "expected a multiple of 2 ranks") != std::string::npos);
+}
+
 TEST_CASE("a resumed run keeps the snapshot's global batch with less memory", "[program]") {
   const Folder folder;
   const std::string command =

@@ -420,6 +420,8 @@ TEST_CASE("synthetic data has the loss floor that it claims", "[dataset]") {
   CHECK(classes.loss_floor > 0.0);
   CHECK(classes.loss_floor < std::log(4.0));
   CHECK(ddp::load_dataset(options).fingerprint == classes.fingerprint);
+  CHECK_THROWS_WITH(ddp::load_dataset("digit"),
+                    Catch::Matchers::Contains("got \"digit\", expected synthetic, digits or"));
   options.seed = 43;
   CHECK(ddp::load_dataset(options).fingerprint != classes.fingerprint);
 }
@@ -853,6 +855,13 @@ TEST_CASE("mirrored replicas follow the model that is loaded, and no other chang
   optimizer.load_state({}, nullptr);
   CHECK_NOTHROW(optimizer.expect_mirrored());
   CHECK(torch::equal(mirrored.module(2).buffers()[0], model->norm->running_mean));
+  optimizer.set_learning_rate(0.25);
+  ddp::loss(mirrored.forward(torch::randn({6, 4}, torch::kFloat64)),
+            one_batch(torch::empty({6, 4}), 3))
+      .backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  CHECK_NOTHROW(optimizer.expect_mirrored());
   // Until a step is complete, and in a measurement, every replica has gradients of its own.
   ddp::Batch batch = one_batch(torch::empty({6, 4}), 3);
   for (const bool completes : {false, true}) {

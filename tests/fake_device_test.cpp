@@ -450,6 +450,14 @@ TEST_CASE("the fused step ends where the CPU does", "[fake]") {
   }
 }
 
+/// Of LibTorch's allocator, since it was last asked to forget.
+int64_t peak_bytes(const torch::Device& device) {
+  return c10::getDeviceAllocator(device.type())
+      ->getDeviceStats(device.index())
+      .reserved_bytes[0]
+      .peak;
+}
+
 TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fake]") {
   constexpr int64_t kAmple = int64_t{1} << 62;
   for (const std::string speedup : {"none", "fused"}) {
@@ -474,10 +482,7 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
         trials.allow(kAmple);
         const auto peak_of = [&](int64_t batch) {
           CHECK(trials.fits(batch));
-          return c10::getDeviceAllocator(device.type())
-              ->getDeviceStats(device.index())
-              .reserved_bytes[0]
-              .peak;
+          return peak_bytes(device);
         };
         peak_of(128);  // replicas stay
         peak = peak_of(128);
@@ -494,6 +499,7 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
       };
       CHECK(found_batch(peak + 64) == 128);
       CHECK(found_batch((peak + half_peak) / 2) == 64);
+      CHECK(peak_bytes(device) <= half_peak);  // not that of the trial that failed
       CHECK(found_batch(kAmple / 100) == 128);
       options.memory_limit_bytes = 1;
       CHECK_THROWS_AS(found_batch(kAmple / 100), ddp::UsageError);

@@ -260,6 +260,9 @@ TEST_CASE("choices") {
   CHECK(parse_after_epochs({"--speedup", "graph"}, Launch::kAlone).speedup == "graph");
   check_line_refused("--gradient-compression half", "none, bf16 or fp16");
   check_line_refused("--dataset mnist", "synthetic, digits or fashion-mnist");
+  for (const char* const file : {"a.safetensors", "a.csv"}) {
+    check_line_refused(std::string("--dataset ") + file, "not available yet");
+  }
 }
 
 TEST_CASE("--nprocs belongs to the stages that start or replicate") {

@@ -275,6 +275,21 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
   }
 }
 
+TEST_CASE("a global batch that one rank alone was told is named, though it is the others' too",
+          "[settings]") {
+  std::vector<Options> options(2, plain());
+  for (Options& of_rank : options) {
+    of_rank.find_batch = true;
+  }
+  options[1].global_batch = 2 * options[0].batch_per_rank;
+  for (const std::string& message : meet(options, [](ProcessGroup&, const Options&) {})) {
+    INFO(message);
+    CHECK(contains(message, fmt::format("rank 1 has \"--global-batch {}\", rank 0 has "
+                                        "\"--global-batch as found\"",
+                                        *options[1].global_batch)));
+  }
+}
+
 TEST_CASE("numbers that print alike to six digits are different, too", "[settings]") {
   std::vector<Options> options(2, plain());
   options[0].learning_rate = 0.1;

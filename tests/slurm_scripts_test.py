@@ -326,12 +326,12 @@ class Steps(Scripts):
         """What binds tasks to GPUs is the job's, or the site's, and stays out of the step. With --gpu-bind=none Slurm 22.05 takes
         CUDA_VISIBLE_DEVICES away too."""
         self.job(7, gpus="TresPerNode=gres:gpu:4")
-        binding = {"SLURM_GPU_BIND": "single:1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu:1",
+        binding = {"SLURM_GPU_BIND": "single:1", "SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_GPU": "1", "SLURM_TRES_PER_TASK": "gres/gpu:1",
                    "SLURM_TRES_BIND": "gres/gpu:single:1"}
         seen = {"CUDA_VISIBLE_DEVICES": "5,6", "SLURM_GPUS_ON_NODE": "4"}
         self.run_script(**binding, **seen)
         environment = self.task_environment()
-        self.assertEqual({name for name in environment if "BIND" in name or name.endswith("PER_TASK")}, set())
+        self.assertEqual({name for name in environment if "BIND" in name or name.endswith(("PER_TASK", "PER_GPU"))}, set())
         self.assertEqual({name: environment[name] for name in seen}, seen)
         self.assertEqual([word for word in self.steps()[-1] if "bind" in word], [])
 

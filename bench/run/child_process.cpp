@@ -47,6 +47,7 @@ constexpr std::string_view kIdentityPrefixes[] = {
     // srun's tasks see all GPUs of their node, as in slurm/common.sh.
     "SLURM_GPU_BIND=",
     "SLURM_GPUS_PER_TASK=",
+    "SLURM_NTASKS_PER_GPU=",
     "SLURM_TRES_PER_TASK=",
     "SLURM_TRES_BIND=",
     "_CONDOR_PROCNO=",

@@ -197,13 +197,25 @@ Dataset fashion_mnist(const Options& options) {
   return image_dataset("fashion-mnist", std::move(train), std::move(test), options, {256, 128});
 }
 
+Dataset load(const Options& options) {
+  if (options.dataset == "digits") {
+    return digits(options);
+  }
+  if (options.dataset == "fashion-mnist") {
+    return fashion_mnist(options);
+  }
+  if (options.dataset != "synthetic") {
+    refuse("--dataset: got {}, expected synthetic, digits or fashion-mnist",
+           quote(options.dataset));
+  }
+  return synthetic(options);
+}
+
 }  // namespace
 
 Dataset load_dataset(const Options& options) {
   const torch::NoGradGuard no_grad;
-  Dataset dataset = options.dataset == "digits"          ? digits(options)
-                    : options.dataset == "fashion-mnist" ? fashion_mnist(options)
-                                                         : synthetic(options);
+  Dataset dataset = load(options);
   const auto& [input, target] = dataset.train;
   const std::string hash = Hash()
                                .update(input.const_data_ptr(), input.nbytes())

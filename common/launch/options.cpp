@@ -135,11 +135,12 @@ void add_data_and_model(OptionGroup group, Options& options) {
   const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
   group.value("--dataset", join(datasets), "synthetic", "what to learn",
               [&options, datasets](const std::string& name, const std::string& text) {
-                const bool is_file = text.ends_with(".safetensors") || text.ends_with(".csv");
-                options.dataset = is_file ? text : check_choice(name, text, datasets);
+                if (text.ends_with(".safetensors") || text.ends_with(".csv")) {
+                  refuse("{}: a file ({}) is not available yet, expected {}", name, quote(text),
+                         join(datasets));
+                }
+                options.dataset = check_choice(name, text, datasets);
               });
-  group.integer("--workers", options.workers, 0, 256, std::to_string(options.workers),
-                "threads that decode the next batches' images; 0: the training thread does");
   group.text("--data-dir", "PATH", options.data_dir, "where it is installed",
              "folder of the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,

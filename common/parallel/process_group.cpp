@@ -39,8 +39,10 @@ std::string shared_settings(const Options& options, int world_size) {
        << (options.find_batch ? "auto"
                               : std::to_string(resolve_batch_per_rank(options, world_size)))
        << "\n--accumulate " << options.accumulate << "\n--global-batch "
-       << resolve_global_batch(options, world_size) << "\n--scale-lr " << options.scale_lr
-       << "\n--optimizer " << options.optimizer << "\n--lr "
+       << (options.global_batch || !options.find_batch
+               ? std::to_string(resolve_global_batch(options, world_size))
+               : "as found")
+       << "\n--scale-lr " << options.scale_lr << "\n--optimizer " << options.optimizer << "\n--lr "
        << (options.learning_rate ? fmt::format("{}", *options.learning_rate)
                                  : "the optimizer's own")
        << "\n--lr-schedule " << options.lr_schedule << "\n--seed " << options.seed

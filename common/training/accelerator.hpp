@@ -99,7 +99,7 @@ class Accelerator {
   /// @throws Error (3), on all ranks, if --resume wants a snapshot that is refused
   Training::Epochs epochs() { return training().epochs(); }
   /// Inside the loop over epochs(), on all ranks: rank 0 writes --snapshot, as one file or not at
-  /// all; the others wait for it at the beginning of the next epoch.
+  /// all; every --save-every epochs the others wait for it at the beginning of the next epoch.
   /// @throws Error (1), on rank 0, if it cannot be written
   void save_state();
   /// Collective, before epochs(), which then goes on from there. Loads --snapshot, whatever

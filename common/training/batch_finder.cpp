@@ -18,6 +18,7 @@
 #include "common/base/exit_codes.hpp"
 #include "common/fused/fused_step.hpp"
 #include "common/parallel/data_parallel.hpp"
+#include "common/parallel/mirrored.hpp"
 #include "common/training/snapshot.hpp"
 
 namespace ddp {
@@ -202,7 +203,11 @@ class BatchTrials::HostLimit {
     allocator().allow(bytes);
     c10::SetCPUAllocator(&allocator());
   }
-  ~HostLimit() { c10::SetCPUAllocator(&allocator().source()); }
+  ~HostLimit() {
+    c10::SetCPUAllocator(&allocator().source());
+    allocator().allow(
+        std::numeric_limits<int64_t>::max());  // blocks that live on may yet be resized
+  }
   HostLimit(const HostLimit&) = delete;
   HostLimit& operator=(const HostLimit&) = delete;
 
@@ -239,6 +244,16 @@ BatchTrials::~BatchTrials() {
   }
   host_limit_.reset();
   optimizer_.zero_grad();
+  try {
+    release_memory();  // what failed would stay reserved on a GPU, and be the peak that is reported
+  } catch (const std::exception&) {
+    return;  // whoever needs the memory says so
+  }
+  for (const torch::Device& device : devices_) {
+    if (!device.is_cpu()) {
+      memory_of(device).resetPeakStats(device.index());
+    }
+  }
 }
 
 void BatchTrials::release_memory() {
@@ -310,6 +325,11 @@ void BatchTrials::try_step(int64_t batch_per_rank) {
   if (options_.speedup != "none") {
     FusedStep(options_, model_, devices_, process_group_, [] {
     }).run(batch, optimizer_.learning_rate());
+  } else if (MirroredReplicas* const replicas = optimizer_.replicas()) {
+    const PerReplica output = replicas->map(batch.input, [&](size_t i, const torch::Tensor& share) {
+      return dynamic_cast<MlpImpl&>(replicas->module(i)).forward(share);
+    });
+    loss(output, batch).backward();
   } else {
     const torch::Tensor output = devices_.size() > 1 ? data_parallel(model_, batch.input, devices_)
                                                      : model_->forward(batch.input);
@@ -344,9 +364,13 @@ Agreement search_on_all_ranks(const Options& options, const LaunchEnvironment& l
   const std::vector<int64_t> least = least_row(of_ranks);
   Agreement agreed{.found = {}, .step = 0, .budget = {least[0], least[1]}};
   const int64_t global_batch = options.global_batch.value_or(of_ranks[0][2].item<int64_t>());
-  if (global_batch % launch.world_size == 0) {
-    agreed.step = global_batch / launch.world_size;
+  if (global_batch % launch.world_size !=
+      0) {  // the snapshot's; --global-batch was looked at before
+    throw UsageError(fmt::format(
+        "--batch-size auto: the global batch of {} is {}, expected a multiple of {} ranks",
+        options.snapshot, global_batch, launch.world_size));
   }
+  agreed.step = global_batch / launch.world_size;
   trials->allow(agreed.budget.bytes);
   const BatchSearch own_found =
       find_largest(batch_sizes(most, agreed.step, !options.global_batch.has_value()),

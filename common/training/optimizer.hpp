@@ -55,7 +55,14 @@ class Optimizer {
 
   double learning_rate() const noexcept { return learning_rate_; }
   /// Instead of --lr; before set_epoch().
-  void set_learning_rate(double rate) { learning_rate_ = initial_learning_rate_ = rate; }
+  void set_learning_rate(double rate) {
+    learning_rate_ = initial_learning_rate_ = rate;
+    for (Optimizer& replica : further_) {
+      replica.set_learning_rate(rate);
+    }
+  }
+  /// Null: the module is alone in this process.
+  MirroredReplicas* replicas() const noexcept { return replicas_; }
   bool is_sharded() const noexcept { return process_group_ != nullptr; }
 
   /// Named tensors a snapshot must hold for the run to continue as if never stopped. Empty for

@@ -135,6 +135,7 @@ class TrainingLog final : public StepObserver {
   std::unique_ptr<InitialWeights> initial_weights_;  // on rank 0, likewise the next
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
   std::unique_ptr<EventFile> event_file_;  // once there is an epoch to write, with --tensorboard
+  std::atomic<int64_t> visible_steps_ = 0;  // of the epoch at hand, for the bar's thread
   std::unique_ptr<ProgressBar> progress_bar_;  // on rank 0, on a terminal
   StepTimer timer_;
   std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
@@ -144,8 +145,7 @@ class TrainingLog final : public StepObserver {
   int64_t epoch_ = 0;
   bool stop_asked_ = false;
   int64_t steps_ = 0;  // of all epochs
-  int64_t epoch_steps_ = 0;  // of the epoch at hand, likewise the next three
-  std::atomic<int64_t> visible_steps_ = 0;  // the same for the progress bar's thread
+  int64_t epoch_steps_ = 0;  // of the epoch at hand, likewise the next two
   double epoch_loss_ = 0;  // summed over samples
   double epoch_samples_ = 0;
   double epoch_mean_loss_ = 0;  // over all ranks, when the epoch is over, likewise the next

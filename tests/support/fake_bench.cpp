@@ -69,7 +69,7 @@ const char* const kFakeSrun = R"sh(#!/bin/sh
 # srun --nodes=N --ntasks=RANKS ... PROGRAM ARGUMENTS: as above.
 [ "$1" != --version ] || { echo slurm 1.2; exit; }
 printf '%s\n' "$*" >> "$0.calls"
-printf '%s' "$SLURM_GPU_BIND$SLURM_GPUS_PER_TASK" >> "$0.bound"
+printf '%s' "$SLURM_GPU_BIND$SLURM_GPUS_PER_TASK$SLURM_NTASKS_PER_GPU" >> "$0.bound"
 while :; do
   case $1 in
     --ntasks=*) WORLD_SIZE=${1#*=} ;;

@@ -58,7 +58,7 @@ trap 'waiting=1; [[ -z $step ]] || kill -TERM "$step" 2>/dev/null' TERM
 
 # One step with all processes. A lost one ends the others.
 # Each sees all GPUs of its job on its node, and its local rank picks one: as in slurm/common.sh, not by --gpu-bind=none.
-unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND
+unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND
 # {transient}: a port was taken. The next step computes another.
 for attempt in 1 2 3; do
   srun --kill-on-bad-exit=1 --cpus-per-task={cpus} --export=ALL \
