@@ -173,7 +173,9 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
         job.options + bench.bin().string()));
   }
   SECTION("two nodes: stage 05") {
-    bench.enter_allocation({{"SLURM_GPU_BIND", "single:1"}, {"SLURM_GPUS_PER_TASK", "1"}, {"SLURM_NTASKS_PER_GPU", "1"}});
+    bench.enter_allocation({{"SLURM_GPU_BIND", "single:1"},
+                            {"SLURM_GPUS_PER_TASK", "1"},
+                            {"SLURM_NTASKS_PER_GPU", "1"}});
     const Measured report =
         bench.measure({"--models", "T", "--world-sizes", "4", "--launchers", "srun", "--nodes", "2",
                        "--steps", "20", "--repetitions", "1"});
