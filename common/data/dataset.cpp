@@ -14,6 +14,8 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
+#include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
