@@ -15,7 +15,6 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -207,8 +206,8 @@ Dataset load(const Options& options) {
     return fashion_mnist(options);
   }
   if (options.dataset != "synthetic") {
-    refuse("--dataset: got {}, expected synthetic, digits or fashion-mnist",
-           quote(options.dataset));
+    throw UsageError("--dataset: got " + quote(options.dataset) +
+                     ", expected synthetic, digits or fashion-mnist");
   }
   return synthetic(options);
 }
