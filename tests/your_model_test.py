@@ -96,5 +96,6 @@ class YourModel(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    ARGUMENTS = [sys.argv.pop(1) for _ in range(4)]
+    ARGUMENTS = [sys.argv.pop(1) for _ in range(3)] + [" ".join(sys.argv[1:])]  # CMake drops flags that are none
+    del sys.argv[1:]
     unittest.main()
