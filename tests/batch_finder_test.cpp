@@ -426,10 +426,10 @@ TEST_CASE("mirrored replicas all have the batch and the rate that were found", "
 
 TEST_CASE("a snapshot's global batch that the ranks cannot share is refused", "[program]") {
   const Folder folder;
-  const std::string command = " 1 1 --device cpu --layers 8,4,1 --dataset-size 512 --resume auto ";
-  REQUIRE(folder.run("03_ddp_spawn" + command + "--nprocs 1 --batch-size 33").exit_code == 0);
-  const RunResult refused =
-      folder.run("03_ddp_spawn" + command + "--nprocs 2 --batch-size auto --total-epochs 2");
+  const std::string command =
+      "03_ddp_spawn --save-every 1 --device cpu --layers 8,4,1 --dataset-size 512 --resume auto ";
+  REQUIRE(folder.run(command + "--total-epochs 1 --nprocs 1 --batch-size 33").exit_code == 0);
+  const RunResult refused = folder.run(command + "--total-epochs 2 --nprocs 2 --batch-size auto");
   CHECK(refused.exit_code == 2);
   CHECK(refused.err.find("--batch-size auto: the global batch of 03_ddp_spawn.safetensors is 33, "
                          "expected a multiple of 2 ranks") != std::string::npos);
