@@ -173,7 +173,8 @@ TEST_CASE("submit: a Slurm script's directives", "[submit]") {
        "#SBATCH --account=def-keli\n", "#SBATCH --partition=gpu\n",
        "#SBATCH --constraint=a100|h100\n", "#SBATCH --comment=token-1\n", "#SBATCH --requeue\n",
        "cd -- '/out dir/jobs/0-name' ||", "  /bin/p 'a'\\''b' '$(x)' &\n",
-       "\nunset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND\n",
+       "\nunset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK "
+       "SLURM_TRES_BIND\n",
        "srun --kill-on-bad-exit=1 --cpus-per-task=2 --export=ALL \\\n"});
 }
 
