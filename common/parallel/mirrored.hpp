@@ -72,6 +72,16 @@ class MirroredReplicas {
   WorkerPool threads_;
 };
 
+/// Of each replica, a Module that maps one tensor to one tensor, its output for its share.
+/// @param  input (batch, ...) on any device
+/// @return       of each replica its share of the batch, on its device
+template <typename Module>
+PerReplica forward_replicas(MirroredReplicas& replicas, const torch::Tensor& input) {
+  return replicas.map(input, [&replicas](size_t i, const torch::Tensor& share) {
+    return dynamic_cast<Module&>(replicas.module(i)).forward(share);
+  });
+}
+
 /// The replicas of a module holder such as ddp::Mlp, which maps one tensor to one tensor.
 template <typename ModuleHolder>
 class Mirrored : public MirroredReplicas {
@@ -79,13 +89,9 @@ class Mirrored : public MirroredReplicas {
   Mirrored(const ModuleHolder& model, std::vector<torch::Device> devices)
       : MirroredReplicas(model.ptr(), std::move(devices)) {}
 
-  /// @param  input (batch, ...) on any device
-  /// @return       of each replica its share of the batch, on its device
+  /// See forward_replicas().
   PerReplica forward(const torch::Tensor& input) {
-    using Module = typename ModuleHolder::ContainedType;
-    return map(input, [this](size_t i, const torch::Tensor& share) {
-      return dynamic_cast<Module&>(module(i)).forward(share);
-    });
+    return forward_replicas<typename ModuleHolder::ContainedType>(*this, input);
   }
 };
 

@@ -326,10 +326,7 @@ void BatchTrials::try_step(int64_t batch_per_rank) {
     FusedStep(options_, model_, devices_, process_group_, [] {
     }).run(batch, optimizer_.learning_rate());
   } else if (MirroredReplicas* const replicas = optimizer_.replicas()) {
-    const PerReplica output = replicas->map(batch.input, [&](size_t i, const torch::Tensor& share) {
-      return dynamic_cast<MlpImpl&>(replicas->module(i)).forward(share);
-    });
-    loss(output, batch).backward();
+    loss(forward_replicas<MlpImpl>(*replicas, batch.input), batch).backward();
   } else {
     const torch::Tensor output = devices_.size() > 1 ? data_parallel(model_, batch.input, devices_)
                                                      : model_->forward(batch.input);

@@ -71,7 +71,6 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
   }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
   label_ = fmt::format("{}{}", device.is_cpu() ? "CPU" : "GPU", number);
-  set_devices({device});
   if (!options.check_finite || options.speedup == "graph") {
     return;  // nobody can look into a graph: what is not finite there shows in the next step's loss
   }

@@ -44,7 +44,7 @@ class TrainingLog final : public StepObserver {
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  /// What this process computes on, if more than the constructor's device.
+  /// What this process computes on; with --verbose the GPUs among it are watched from now on.
   void set_devices(const std::vector<torch::Device>& devices);
   /// Training begins, or goes on after so many epochs: --metrics is opened.
   /// @throws Error (1), on rank 0, if it cannot be
