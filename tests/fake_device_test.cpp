@@ -2,12 +2,15 @@
 // does not wait, a staging buffer that is used too early.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <array>
 #include <barrier>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "common/backends/host_backend.hpp"
 #include "common/backends/shm/shm_communicator.hpp"
@@ -17,6 +20,7 @@
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/mirrored.hpp"
 #include "common/training/batch_finder.hpp"
+#include "common/training/step_timer.hpp"
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_device.hpp"
@@ -27,6 +31,8 @@ namespace {
 using ddp::GpuTensors;
 using ddp::Options;
 using ddp::test::fake_device;
+using ddp::test::FakeGraphStream;
+using ddp::test::set_free_memory;
 using ddp::test::StreamOrder;
 
 constexpr int kRanks = 3;
@@ -220,6 +226,61 @@ torch::Tensor train(const Options& options, const std::vector<torch::Device>& de
   return ddp::parameter_vector(*model);
 }
 
+/// The losses in a file of --metrics, which the devices were not waited for in any step.
+std::vector<double> losses(const std::string& metrics) {
+  std::ifstream file(metrics);
+  std::vector<double> found;
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json parsed = nlohmann::json::parse(line);
+    if (parsed.contains("loss")) {
+      found.push_back(parsed["loss"]);
+    }
+  }
+  return found;
+}
+
+/// Trains by FusedStep alone, without a clock or a log.
+/// @param graphs null: no step is captured
+torch::Tensor train_fused(const Options& options, const ddp::DataLoaderOptions& loader_options,
+                          const std::shared_ptr<FakeGraphStream>& graphs = nullptr) {
+  const torch::Device& device = loader_options.device;
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler(dataset, options);
+  ddp::DataLoader loader(dataset.train, sampler, loader_options);
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers);
+  model->to(device);
+  ddp::Optimizer optimizer(*model, options);
+  ddp::FusedStep fused_step(
+      options, model, {device}, nullptr, [&] { optimizer.fused_step(); }, graphs);
+  for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
+    sampler.set_epoch(epoch);
+    optimizer.set_epoch(epoch);
+    for (const ddp::Batch& batch : loader) {
+      fused_step.run(batch, optimizer.learning_rate());
+    }
+  }
+  return ddp::parameter_vector(*model);
+}
+
+/// A product with a ReLU in its kernel, in the place of the fake device's.
+enum class Epilogue { kExact, kLosesNan, kRoundsOtherwise };
+Epilogue epilogue = Epilogue::kExact;
+int epilogues = 0;  // that were called
+torch::Tensor& multiply_with_epilogue(const torch::Tensor& bias, const torch::Tensor& a,
+                                      const torch::Tensor& b, const at::Scalar&, const at::Scalar&,
+                                      bool, torch::Tensor& output) {
+  ++epilogues;
+  at::relu_(at::addmm_out(output, bias, a, b));
+  if (epilogue == Epilogue::kLosesNan) {
+    output.nan_to_num_(0);
+  } else if (epilogue == Epilogue::kRoundsOtherwise) {
+    output.mul_(1 + 1e-6);
+  }
+  return output;
+}
+
 std::vector<torch::Device> fake_devices(size_t count) {
   std::vector<torch::Device> devices;
   for (size_t i = 0; i < count; ++i) {
@@ -324,9 +385,12 @@ TEST_CASE("the loader's batches arrive though the host runs ahead", "[fake]") {
     ddp::RandomSampler sampler(dataset, options);
     ddp::DataLoader loader(dataset.train, sampler, options, device);
     std::vector<torch::Tensor> kept;
-    for (const ddp::Batch& batch : loader) {
-      kept.push_back(batch.input.clone());
-      kept.push_back(batch.target.clone());
+    for (const int64_t epoch : {0, 1}) {
+      loader.set_epoch(epoch);
+      for (const ddp::Batch& batch : loader) {
+        kept.push_back(batch.input.clone());
+        kept.push_back(batch.target.clone());
+      }
     }
     for (torch::Tensor& tensor : kept) {
       tensor = tensor.cpu();
@@ -334,12 +398,37 @@ TEST_CASE("the loader's batches arrive though the host runs ahead", "[fake]") {
     return kept;
   };
   const std::vector<torch::Tensor> expected = batches_on(torch::kCPU);
-  for (const StreamOrder order : kBothOrders) {
-    set_stream_order(order);
-    const std::vector<torch::Tensor> ours = batches_on(fake_device(3));
-    CHECK(std::ranges::equal(ours, expected,
-                             [](const auto& a, const auto& b) { return a.equal(b); }));
+  const auto equal = [](const auto& a, const auto& b) { return a.equal(b); };
+  for (const size_t free_memory : {size_t{0}, size_t{1} << 30}) {
+    set_free_memory(free_memory);
+    for (const StreamOrder order : kBothOrders) {
+      set_stream_order(order);
+      CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
+      // In memory that the stream is still to overwrite for the one before.
+      CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
+    }
   }
+  set_free_memory(0);
+}
+
+TEST_CASE("samples stay on a device with room for four times as much", "[fake]") {
+  const Options options = small_options();
+  const ddp::Samples samples = ddp::load_dataset(options).train;
+  const size_t bytes = samples.input.nbytes() + samples.target.nbytes();
+  const auto fits = [&] { return ddp::fits_on(fake_device(1), samples); };
+  set_free_memory(4 * bytes);
+  CHECK(fits());
+  CHECK_FALSE(ddp::fits_on(torch::kCPU, samples));
+  setenv("DDP_RESIDENT_MIB", "0", 1);
+  CHECK_FALSE(fits());
+  setenv("DDP_RESIDENT_MIB", "-1", 1);
+  CHECK_THROWS_WITH(fits(), Catch::Matchers::StartsWith("DDP_RESIDENT_MIB: got \"-1\""));
+  set_free_memory(4 * bytes - 4);
+  setenv("DDP_RESIDENT_MIB", "1", 1);
+  CHECK(fits());
+  unsetenv("DDP_RESIDENT_MIB");
+  CHECK_FALSE(fits());
+  set_free_memory(0);
 }
 
 TEST_CASE("stages 01 and 02 end on the CPU's bits, also when resumed", "[fake]") {
@@ -354,6 +443,9 @@ TEST_CASE("stages 01 and 02 end on the CPU's bits, also when resumed", "[fake]")
       INFO(replicas << " replicas, order " << static_cast<int>(order));
       set_stream_order(order);
       CHECK(torch::equal(train(options, fake_devices(replicas)), expected));
+      set_free_memory(size_t{1} << 30);
+      CHECK(torch::equal(train(options, fake_devices(replicas)), expected));
+      set_free_memory(0);
       Options half = options;
       half.snapshot = scratch.path() + "/snapshot";
       half.save_every = 1;
@@ -432,16 +524,22 @@ TEST_CASE("stage 03 ends on the CPU's bits: staged, direct, on streams of its ow
 }
 
 TEST_CASE("the fused step ends where the CPU does", "[fake]") {
+  const ddp::ScratchFolder scratch("ddp-fake-device");
   Options options = small_options();
   options.speedup = "fused";
+  options.metrics = scratch.path() + "/metrics";
   for (const int64_t accumulate : {1, 2}) {
     options.accumulate = accumulate;
     for (const StreamOrder order : kBothOrders) {
       set_stream_order(order);
       for (const size_t replicas : {1U, 3U}) {
         INFO(replicas << " replicas, order " << static_cast<int>(order));
-        CHECK(nearly_equal(train(options, fake_devices(replicas)),
-                           train(options, std::vector<torch::Device>(replicas, torch::kCPU))));
+        const torch::Tensor expected =
+            train(options, std::vector<torch::Device>(replicas, torch::kCPU));
+        const std::vector<double> expected_losses = losses(options.metrics);
+        CHECK(nearly_equal(train(options, fake_devices(replicas)), expected));
+        CHECK(nearly_equal(torch::tensor(losses(options.metrics), torch::kFloat64),
+                           torch::tensor(expected_losses, torch::kFloat64)));
       }
       const auto expected = train_on_ranks(options, kRanks, by_host(true)).weights;
       CHECK(nearly_equal(train_on_ranks(options, kRanks, by_host(false)).weights, expected));
@@ -460,8 +558,12 @@ int64_t peak_bytes(const torch::Device& device) {
 
 TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fake]") {
   constexpr int64_t kAmple = int64_t{1} << 62;
-  for (const std::string speedup : {"none", "fused"}) {
+  for (const std::string speedup : {"none", "fused", "graph"}) {
+    const bool step_gathers = speedup == "graph";
     for (const size_t replicas : {1U, 3U}) {
+      if (step_gathers && replicas > 1) {
+        continue;
+      }
       INFO(speedup << ", " << replicas << " replicas");
       Options options = small_options();
       options.speedup = speedup;
@@ -471,6 +573,7 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
       const ddp::LaunchEnvironment launch;
       const ddp::Dataset dataset = ddp::load_dataset(options);
       ddp::RandomSampler sampler(dataset, options);
+      set_free_memory(step_gathers ? size_t{1} << 30 : 0);
       ddp::DataLoader loader(dataset.train, sampler, options, device);
       ddp::Mlp model(dataset.layers);
       model->to(device);
@@ -494,7 +597,11 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
       }
       const auto found_batch = [&](int64_t device_bytes) {
         ddp::test::set_device_memory(device_bytes * 100 / 95);  // 5 % stay unused
-        const ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
+        if (step_gathers) {  // Training would capture it on a GPU
+          ddp::find_batch(options, launch, loader, model, optimizer, devices, nullptr);
+        } else {
+          const ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
+        }
         return loader.batch_per_rank();
       };
       CHECK(found_batch(peak + 64) == 128);
@@ -503,7 +610,116 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
       CHECK(found_batch(kAmple / 100) == 128);
       options.memory_limit_bytes = 1;
       CHECK_THROWS_AS(found_batch(kAmple / 100), ddp::UsageError);
+      CHECK((*loader.begin()).rows.defined() == step_gathers);
       ddp::test::set_device_memory(kAmple);
+      set_free_memory(0);
     }
+  }
+}
+
+TEST_CASE("a graph repeats the step on each batch's own samples", "[fake]") {
+  const torch::Device device = fake_device(2);
+  Options options = small_options();
+  options.speedup = "graph";
+  options.dataset_size = 165;  // the last batch is smaller
+  options.total_epochs = 3;
+  for (const std::string optimizer : {"momentum", "adam"}) {
+    options.optimizer = optimizer;
+    for (const auto& [accumulate, schedule] :
+         {std::pair<int64_t, std::string>{1, "linear"}, {2, "constant"}}) {
+      options.accumulate = accumulate;
+      options.lr_schedule = schedule;
+      ddp::DataLoaderOptions loader{
+          .batch_per_rank = options.batch_per_rank, .accumulate = accumulate, .device = device};
+      Options eager = options;
+      eager.speedup = "fused";
+      for (const StreamOrder order : kBothOrders) {
+        INFO(optimizer << " " << accumulate << ", order " << static_cast<int>(order));
+        set_stream_order(order);
+        const torch::Tensor expected = train_fused(eager, loader);
+        for (const bool step_gathers : {false, true}) {
+          loader.resident = loader.step_gathers = step_gathers;
+          const auto graphs = std::make_shared<FakeGraphStream>(device);
+          CHECK(torch::equal(train_fused(options, loader, graphs), expected));
+          CHECK(graphs->replays() == 3 * 16 - 3 * accumulate);  // the first of each kind are not
+        }
+        loader.resident = loader.step_gathers = false;
+      }
+    }
+  }
+}
+
+TEST_CASE("with --speedup graph it is the step that gathers resident samples", "[fake]") {
+  Options options = small_options();
+  const ddp::Samples samples = ddp::load_dataset(options).train;
+  set_free_memory(size_t{1} << 30);
+  CHECK_FALSE(ddp::loader_options(samples, options, fake_device(1)).step_gathers);
+  options.speedup = "graph";
+  CHECK(ddp::loader_options(samples, options, fake_device(1)).step_gathers);
+  set_free_memory(0);
+  CHECK_FALSE(ddp::loader_options(samples, options, fake_device(1)).step_gathers);
+}
+
+TEST_CASE("ReLU is a part of the product where that changes no bit and loses no NaN", "[fake]") {
+  torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
+                         __LINE__);
+  library.impl("_addmm_activation.out", multiply_with_epilogue);
+  Options options = small_options();
+  options.speedup = "fused";
+  options.dataset_size = 165;  // the last, smaller batch's shape is none that was tried
+  const ddp::DataLoaderOptions loader{.batch_per_rank = options.batch_per_rank,
+                                      .device = fake_device(1)};
+  const auto epilogues_of = [&](Epilogue which) {
+    epilogue = which;
+    epilogues = 0;
+    train_fused(options, loader);
+    return epilogues;
+  };
+  const int trials = 1;  // of the one hidden layer
+  CHECK(epilogues_of(Epilogue::kExact) == trials + 2 * 16);
+  CHECK(epilogues_of(Epilogue::kLosesNan) == trials);
+  CHECK(epilogues_of(Epilogue::kRoundsOtherwise) == trials);
+}
+
+TEST_CASE("waits are timed on the rank's own device, by events that are used again", "[fake]") {
+  const auto run = [](int64_t epochs) {
+    ddp::test::run_ranks(
+        kRanks,
+        [epochs](ddp::ProcessGroup& process_group) {
+          const torch::Device& device = process_group.device();
+          constexpr int64_t kSteps = 5;
+          int64_t steps = 0;
+          ddp::StepTimer timer(device, &process_group, ddp::StepTimer::Detail::kAll,
+                               [&](const ddp::StepTimes& times) {
+                                 TORCH_CHECK(times.exposed_comm_ms == 2, "got ",
+                                             times.exposed_comm_ms);
+                                 ++steps;
+                               });
+          const c10::Stream of_backward = new_stream(device);
+          for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+            timer.begin_epoch(kSteps);
+            for (int64_t step = 0; step < kSteps; ++step) {
+              {
+                const c10::StreamGuard guard(of_backward);
+                process_group.all_reduce(torch::ones({4}, device));
+                process_group.all_reduce(torch::ones({4}, device));
+              }
+              timer.add_loss(torch::ones({}, device));
+              timer.end_step(1);
+            }
+            timer.end_epoch();
+          }
+          TORCH_CHECK(steps == epochs * kSteps);
+        },
+        by_streams());
+  };
+  for (const StreamOrder order : kBothOrders) {
+    set_stream_order(order);
+    const int before = ddp::test::timing_events_created();
+    run(1);
+    const int first_epoch = ddp::test::timing_events_created() - before;
+    run(4);
+    CHECK(first_epoch > 0);
+    CHECK(ddp::test::timing_events_created() - before == 2 * first_epoch);
   }
 }

@@ -113,12 +113,12 @@ class FirstRun:
     def left_s(self):
         return self.options.limit - (time.monotonic() - self.begin)
 
-    def check(self, name, function, *arguments):
+    def check(self, name, function, *arguments, **named):
         begin, self.jobs = time.monotonic(), []
         try:
             if self.left_s() < NEEDED_S:
                 raise NotRun("no time was left, see --limit")
-            status, text = "passed", function(*arguments) or ""
+            status, text = "passed", function(*arguments, **named) or ""
         except NotRun as error:
             status, text = "not run", str(error)
         except Exception as error:  # the other checks still run
@@ -137,16 +137,17 @@ class FirstRun:
         self.jobs.append(Job([ROOT / "build/bin" / program, *options], {**self.environment, **environment}, self.scratch))
         return self.jobs[-1]
 
-    def train(self, program, world_size, *options, device=None):
+    def train(self, program, world_size, *options, device=None, **environment):
         """@return its processes, of 04 the ranks: no launcher starts them, so each one's end is seen"""
         options = [*options, "--device", device or self.options.device, "--snapshot", "s"]
         if not program.startswith("04"):
-            return [self.start(program, *options, *([] if program.startswith("01") else ["--nprocs", world_size]))]
+            return [self.start(program, *options, *([] if program.startswith("01") else ["--nprocs", world_size]), **environment)]
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             meeting = ["--master-addr", "127.0.0.1", "--master-port", held.getsockname()[1]]
         sizes = ["--world-size", world_size, "--local-world-size", world_size]
-        return [self.start(program, *options, *meeting, *sizes, "--rank", rank, "--local-rank", rank) for rank in range(world_size)]
+        return [self.start(program, *options, *meeting, *sizes, "--rank", rank, "--local-rank", rank, **environment)
+                for rank in range(world_size)]
 
     def outcome(self, program, world_size, *options, **where):
         """@return what it moved, and its digest"""
@@ -160,13 +161,21 @@ class FirstRun:
                 raise Failed(f"exit code {code}: {last_line(job.text(ERR))}: {job.line}")
         return float(trained[1]), trained[2]
 
-    def parity(self, program, world_size, *options):
+    def parity(self, program, world_size, *options, **environment):
         if world_size not in self.moved:
             self.moved[world_size] = self.outcome("01_single_gpu", world_size, device="cpu")[0]
-        expected, moved = self.moved[world_size], self.outcome(program, world_size, *options)[0]
+        expected, moved = self.moved[world_size], self.outcome(program, world_size, *options, **environment)[0]
         relative = 1e-2 if "--gradient-compression" in options else 1e-4
         if not abs(moved - expected) <= relative * abs(expected):  # NaN fails
             raise Failed(f"moved {moved}, expected {expected} to {relative} as on the CPU: {self.jobs[-1].line}")
+
+    def relu(self):
+        """@return what was chosen on this device, where a NaN or a bit may be lost"""
+        self.outcome("01_single_gpu", 1, "--speedup", "fused", "--verbose")
+        chosen = re.search("^In fused step on .*: (ReLU .*)$", self.jobs[-1].text(OUT), re.MULTILINE)
+        if chosen is None:
+            raise Failed(f"did not say which ReLU it takes: {self.jobs[-1].line}")
+        return chosen[1]
 
     def same_digest(self, *options):
         digests = {self.outcome("03_ddp_spawn", self.count, *options, "--deterministic")[1] for _ in range(2)}
@@ -258,6 +267,11 @@ class FirstRun:
         self.check(f"parity of 04 accelerated, {count} ranks", self.parity, "04_ddp_launcher_accelerated", count)
         self.check(f"parity of 03, {count} ranks, sharded", self.parity, "03_ddp_spawn", count, "--speedup", best, "--shard-optimizer")
         self.check(f"parity of 03 to 1 %, {count} ranks, compressed", self.parity, "03_ddp_spawn", count, "--gradient-compression", "bf16")
+        for speedup in "none", best:
+            self.check(f"parity of 01, {speedup}, each batch copied", self.parity, "01_single_gpu", 1, "--speedup", speedup, DDP_RESIDENT_MIB="0")
+        self.check(f"parity of 03, {count} ranks, {best}, each batch copied", self.parity, "03_ddp_spawn", count, "--speedup", best,
+                   DDP_RESIDENT_MIB="0")
+        self.check("the fused step's ReLU", self.relu)
         for backend in self.backends:
             over = "--backend", backend, "--speedup"
             for size, speedup in itertools.product(range(1, count + 1), ["none", best]):

@@ -1,16 +1,20 @@
 #include "common/data/data_loader.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
+
+#include "common/base/parse.hpp"
 
 namespace ddp {
 namespace {
 
 /// One that is copied, one that is filled.
-constexpr size_t kStagingBuffers = 2;
+constexpr size_t kSlots = 2;
 
 /// to[i] = from[order[i]]. Both contiguous.
 void gather_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
@@ -43,10 +47,27 @@ void RandomSampler::set_epoch(int64_t epoch) {
 }
 
 bool fits_on(const torch::Device& device, const Samples& samples) {
+  if (device.is_cpu()) {
+    return false;
+  }
   constexpr size_t kShare = 4;
-  return device.is_cuda() &&
-         samples.input.nbytes() + samples.target.nbytes() <=
-             c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first / kShare;
+  const char* const name = "DDP_RESIDENT_MIB";
+  const char* const allowed_mib = std::getenv(name);
+  const size_t room =
+      allowed_mib != nullptr
+          ? parse_integer<size_t>(name, allowed_mib, 0, size_t{1} << 32) << 20
+          : c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first / kShare;
+  return samples.input.nbytes() + samples.target.nbytes() <= room;
+}
+
+DataLoaderOptions loader_options(const Samples& samples, const Options& options,
+                                 const torch::Device& device) {
+  const bool resident = fits_on(device, samples);
+  return {.batch_per_rank = options.batch_per_rank,
+          .accumulate = options.accumulate,
+          .device = device,
+          .resident = resident,
+          .step_gathers = resident && options.speedup == "graph"};
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
@@ -63,19 +84,20 @@ void DataLoader::place() {
   if (options_.resident) {
     samples_ = {samples_.input.to(options_.device), samples_.target.to(options_.device)};
   }
+  copy_stream_.reset();
   reserve(std::min(options_.batch_per_rank, sampler_->indices().size(0)));
 }
 
-void DataLoader::reshard(std::unique_ptr<Sampler> sampler, const torch::Device& device) {
+void DataLoader::reshard(std::unique_ptr<Sampler> sampler, const Options& options,
+                         const torch::Device& device) {
   own_sampler_ = std::move(sampler);
   sampler_ = own_sampler_.get();
-  options_.device = device;
-  options_.resident = fits_on(device, samples_);
+  options_ = loader_options(samples_, options, device);
   place();
 }
 
 int64_t DataLoader::unpadded_samples() const {
-  const int64_t samples = batch_.input.size(0);
+  const int64_t samples = batch_.size();
   return std::clamp(sampler_->unpadded_samples() - (position_ - samples), int64_t{0}, samples);
 }
 
@@ -84,7 +106,7 @@ void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
   options_.accumulate = accumulate;
   batch_.input.reset();
   batch_.target.reset();
-  device_ = Buffers{};
+  batch_.rows.reset();
   reserve(std::min(batch_per_rank, sampler_->indices().size(0)));
 }
 
@@ -98,17 +120,32 @@ void DataLoader::reserve(int64_t samples) {
     const Samples whole{room(samples_.input), room(samples_.target)};
     return Buffers{whole, whole};
   };
-  staging_.clear();
-  turn_ = 0;
-  if (options_.device.is_cpu() || options_.resident) {
-    staging_.push_back({buffers({}), std::nullopt});
-    return;
+  slots_.clear();
+  rows_.reset();
+  slot_ = 0;
+  reserved_ = samples;
+  const torch::Device& device = options_.device;
+  if (options_.step_gathers) {
+    rows_ = torch::empty({samples}, torch::TensorOptions(device).dtype(torch::kInt64));
+  } else if (device.is_cpu() || options_.resident) {
+    slots_.push_back({.gathered = buffers({}), .copied = {}, .is_copied = {}, .is_used = {}});
+  } else {
+    if (!copy_stream_) {
+      copy_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    }
+    while (slots_.size() < kSlots) {
+      slots_.push_back({.gathered = buffers(torch::TensorOptions().pinned_memory(true)),
+                        .copied = buffers(device),
+                        .is_copied = c10::Event(device.type()),
+                        .is_used = c10::Event(device.type())});
+      // Whoever had this memory before may still be at work with it.
+      slots_.back().is_used->record(current_stream());
+    }
   }
-  for (size_t i = 0; i < kStagingBuffers; ++i) {
-    staging_.push_back(
-        {buffers(torch::TensorOptions().pinned_memory(true)), c10::Event(options_.device.type())});
-  }
-  device_ = buffers(options_.device);
+}
+
+c10::Stream DataLoader::current_stream() const {
+  return c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device);
 }
 
 const Samples& DataLoader::Buffers::first(int64_t samples) {
@@ -122,35 +159,45 @@ const Samples& DataLoader::Buffers::first(int64_t samples) {
 }
 
 const Samples& DataLoader::gather(int64_t samples) {
-  if (samples > staging_.front().buffers.whole.size()) {
+  if (samples > reserved_) {
     reserve(samples);  // the sampler's epochs differ in length
   }
-  Staging& staging = staging_[turn_];
-  turn_ = (turn_ + 1) % staging_.size();
-  if (staging.copied) {
-    staging.copied->synchronize();  // at once, unless the device is two batches behind
+  if (options_.step_gathers) {
+    batch_.rows = rows_.narrow(0, 0, samples);
+    batch_.rows.copy_(order_.narrow(0, position_, samples), /*non_blocking=*/true);
+    return samples_;
   }
-  const Samples& host = staging.buffers.first(samples);
+  slot_ = (slot_ + 1) % slots_.size();
+  Slot& slot = slots_[slot_];
+  if (copy_stream_) {
+    slot.is_copied->synchronize();  // at once, unless the device is two batches behind
+  }
+  const Samples& gathered = slot.gathered.first(samples);
   if (options_.resident) {
     const torch::Tensor order = order_.narrow(0, position_, samples);
-    torch::Tensor input = host.input;
-    torch::Tensor target = host.target;
+    torch::Tensor input = gathered.input;
+    torch::Tensor target = gathered.target;
     at::index_select_out(input, samples_.input, 0, order);
     at::index_select_out(target, samples_.target, 0, order);
-    return host;
+    return gathered;
   }
   const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
-  gather_rows(samples_.input, order, samples, host.input);
-  gather_rows(samples_.target, order, samples, host.target);
-  if (!staging.copied) {
-    return host;
+  gather_rows(samples_.input, order, samples, gathered.input);
+  gather_rows(samples_.target, order, samples, gathered.target);
+  return copy_stream_ ? copy_to_device(slot, gathered) : gathered;
+}
+
+const Samples& DataLoader::copy_to_device(Slot& slot, const Samples& gathered) {
+  const Samples& copied = slot.copied.first(gathered.size());
+  slot.is_used->block(*copy_stream_);
+  {
+    const c10::StreamGuard guard(*copy_stream_);
+    copied.input.copy_(gathered.input, /*non_blocking=*/true);
+    copied.target.copy_(gathered.target, /*non_blocking=*/true);
+    slot.is_copied->record(*copy_stream_);
   }
-  const Samples& device = device_.first(samples);
-  device.input.copy_(host.input, /*non_blocking=*/true);
-  device.target.copy_(host.target, /*non_blocking=*/true);
-  staging.copied->record(
-      c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device));
-  return device;
+  slot.is_copied->block(current_stream());
+  return copied;
 }
 
 int64_t DataLoader::samples_per_step() const {
@@ -170,6 +217,9 @@ DataLoader::Iterator DataLoader::begin() {
 }
 
 void DataLoader::next() {
+  if (copy_stream_) {
+    slots_[slot_].is_used->record(current_stream());
+  }
   const torch::Tensor& indices = sampler_->indices();
   const int64_t step_per_rank = options_.batch_per_rank * options_.accumulate;
   const int64_t step_samples = samples_per_step();

@@ -24,6 +24,11 @@ struct Batch {
   double step_samples_per_rank = 0;
   bool completes_step = true;  ///< false while --accumulate has more of this step to come
   StepObserver* observer = &no_observer;  ///< the loader's
+  /// (samples) int64 if the loader leaves the gathering to the step, see Note [Staging]: input and
+  /// target are then all samples, and the batch is these rows of them. Else undefined.
+  torch::Tensor rows{};
+
+  int64_t size() const { return rows.defined() ? rows.size(0) : input.size(0); }
 };
 
 /// The order in which this process reads the samples of an epoch. The order is a function of seed
@@ -69,10 +74,17 @@ struct DataLoaderOptions {
   int64_t accumulate = 1;  ///< batches per optimizer step
   torch::Device device = torch::kCPU;
   bool resident = false;  ///< see Note [Staging]
+  bool step_gathers = false;  ///< resident ones: batches are Batch::rows
 };
 
 /// Whether a device other than the CPU has room for all samples, and for four times as much.
+/// DDP_RESIDENT_MIB=N allows N MiB instead.
+/// @throws UsageError if that is no number
 bool fits_on(const torch::Device& device, const Samples& samples);
+/// As the command line says: options.batch_per_rank, which run_alone() and its kin have made of
+/// --global-batch, --accumulate and --speedup.
+DataLoaderOptions loader_options(const Samples& samples, const Options& options,
+                                 const torch::Device& device);
 
 /// Iterates over this process's batches of one epoch. A batch is gathered into memory that every
 /// batch of its size uses again: no allocation but for an epoch's last, smaller batch. The last
@@ -82,20 +94,17 @@ class DataLoader {
  public:
   /// Both must outlive the loader.
   DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options);
-  /// As the command line says: options.batch_per_rank, which run_alone() and its kin have made of
-  /// --global-batch, and --accumulate.
   DataLoader(const Samples& samples, Sampler& sampler, const Options& options,
              const torch::Device& device)
-      : DataLoader(samples, sampler,
-                   {options.batch_per_rank, options.accumulate, device, fits_on(device, samples)}) {
-  }
+      : DataLoader(samples, sampler, loader_options(samples, options, device)) {}
   /// The training samples of `dataset`, which must outlive the loader, as the only process reads
   /// them: all, shuffled, on the host. Accelerator::prepare() makes them one rank's.
   DataLoader(const Dataset& dataset, const Options& options)
       : DataLoader(dataset, std::make_unique<RandomSampler>(dataset, options), options) {}
-  /// From the next epoch on reads what `sampler` says and hands out batches on `device`. Samples
-  /// are copied only to a GPU that keeps them, see Note [Staging].
-  void reshard(std::unique_ptr<Sampler> sampler, const torch::Device& device);
+  /// From the next epoch on reads what `sampler` says, as the command line says, and hands out
+  /// batches on `device`. Samples are copied only to a GPU that keeps them, see Note [Staging].
+  void reshard(std::unique_ptr<Sampler> sampler, const Options& options,
+               const torch::Device& device);
   /// @param observer is told of every batch from now on, and must outlive the loader or be
   /// replaced; null: nobody is
   void set_observer(StepObserver* observer) {
@@ -145,10 +154,12 @@ class DataLoader {
     Samples rest;
     const Samples& first(int64_t samples);
   };
-  /// Where the host gathers. On a GPU pinned, with the moment when the copy to the device was over.
-  struct Staging {
-    Buffers buffers;
-    std::optional<c10::Event> copied;
+  /// What a batch passes through.
+  struct Slot {
+    Buffers gathered;  // pinned if it is then copied
+    Buffers copied;  // on the device; likewise the events
+    std::optional<c10::Event> is_copied;
+    std::optional<c10::Event> is_used;
   };
 
   int64_t samples_per_step() const;  // of all processes
@@ -157,6 +168,8 @@ class DataLoader {
   void reserve(int64_t samples);
   /// The samples of indices [position_, position_ + samples), on the device.
   const Samples& gather(int64_t samples);
+  const Samples& copy_to_device(Slot& slot, const Samples& gathered);
+  c10::Stream current_stream() const;
 
   const Dataset* dataset_ = nullptr;
   std::unique_ptr<Sampler> own_sampler_;  // none: the caller keeps it
@@ -165,14 +178,18 @@ class DataLoader {
   Sampler* sampler_;
   DataLoaderOptions options_;
   Batch batch_;
-  // Note [Staging]: samples for which a GPU has room are kept there, and it gathers batches itself.
-  // Where it has none, the host does not wait for a copy. It gathers the next batch into the
-  // other staging buffer, while the stream copies and computes; the device's buffer needs no second
-  // one, because a stream's copies wait for what it computed before. On the host, and for
-  // resident samples, there is one staging buffer, and it is the batch.
-  std::vector<Staging> staging_;
-  size_t turn_ = 0;  // of the staging buffers
-  Buffers device_;
+  // Note [Staging]: samples for which a GPU has room are kept there, and it gathers batches itself;
+  // with --speedup graph as a part of the step's graph, which finds the batch's rows always in one
+  // place. Where it has none, the host gathers into pinned memory, and a stream of its own copies
+  // from there while the device still computes on the batch before. So there are two slots. The
+  // host waits before it fills one again until that was copied, the copy until the device has
+  // computed on what the slot held before, and the device for the copy. (The device's buffers need
+  // no record_stream(): nothing is freed before the device's stream has waited for its copy.)
+  std::vector<Slot> slots_;  // one on the host and for resident samples: it is the batch
+  size_t slot_ = 0;  // of the batch at hand
+  std::optional<c10::Stream> copy_stream_;
+  torch::Tensor rows_;  // if the step gathers
+  int64_t reserved_ = 0;  // samples
   bool has_batch_ = false;
   int64_t step_ = 0;
   int64_t position_ = 0;  // first sample of the next batch in sampler_->indices()

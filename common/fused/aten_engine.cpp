@@ -1,7 +1,9 @@
 // common/fused/aten_engine.cpp - a replica's step on ATen's operators: what runs on GPUs.
 #include <torch/types.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "common/fused/engine.hpp"
@@ -12,10 +14,43 @@ namespace {
 /// What cross entropy ignores if it is told nothing else; no dataset has such a class.
 constexpr int64_t kIgnoreIndex = -100;
 
+/// output = relu(input weight^T + bias)
+void multiply_and_relu(torch::Tensor& output, const LinearStorage& layer,
+                       const torch::Tensor& input, bool in_one_kernel) {
+  if (in_one_kernel) {
+    at::_addmm_activation_out(output, layer.bias, input, layer.weight.t());
+  } else {
+    at::addmm_out(output, layer.bias, input, layer.weight.t());
+    at::relu_(output);
+  }
+}
+
+/// Note [ReLU in the product]: cuBLASLt can apply the ReLU before it stores a product. But it may
+/// take max(x, 0) for that, which makes a NaN a 0, and a run that diverges must be seen to; and it
+/// may add in another order. Which it does is known only for the GPU, the library and the shape at
+/// hand, so it is tried: on random samples, one of them with a NaN.
+/// @return whether one kernel gives the bits of two
+bool can_fuse_relu(const LinearStorage& layer, int64_t samples) {
+  const at::Generator generator = at::detail::createCPUGenerator();
+  torch::Tensor input = torch::randn({samples, layer.in()}, generator);
+  input.mutable_data_ptr<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+  input = input.to(layer.weight.device());
+  const auto result = [&](bool in_one_kernel) {
+    torch::Tensor output = torch::empty({samples, layer.out()}, input.options());
+    multiply_and_relu(output, layer, input, in_one_kernel);
+    constexpr double kNoOutput = -1;
+    return output.cpu().nan_to_num(kNoOutput);
+  };
+  return torch::equal(result(true), result(false));
+}
+
 class AtenEngine : public Engine {
  public:
   AtenEngine(MlpStorage storage, int64_t max_samples)
-      : storage_(std::move(storage)), regression_(storage_.back().out() == 1) {
+      : storage_(std::move(storage)),
+        regression_(storage_.back().out() == 1),
+        max_samples_(max_samples) {
+    const torch::NoGradGuard no_grad;
     const torch::TensorOptions options = storage_.front().weight.options().requires_grad(false);
     activations_.push_back(torch::zeros({max_samples, storage_.front().in()}, options));
     // The input has no gradient; that of the outputs has two stages, see differentiate_loss().
@@ -31,15 +66,19 @@ class AtenEngine : public Engine {
     targets_ = regression_ ? torch::zeros({max_samples, 1}, options)
                            : torch::zeros({max_samples}, options.dtype(torch::kInt64));
     squares_ = torch::zeros({regression_ ? max_samples : 0, 1}, options);
+    fuses_relu_ =
+        std::all_of(storage_.begin(), storage_.end() - 1,
+                    [&](const LinearStorage& layer) { return can_fuse_relu(layer, max_samples); });
   }
 
   void load(const Work& work) override {
     const torch::NoGradGuard no_grad;
-    activations_.front()
-        .narrow(0, 0, work.samples)
-        .copy_(work.batch.input.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
-    targets_.narrow(0, 0, work.samples)
-        .copy_(work.batch.target.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
+    if (!work.batch.rows.defined()) {
+      first(activations_.front(), work.samples)
+          .copy_(work.batch.input.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
+      first(targets_, work.samples)
+          .copy_(work.batch.target.narrow(0, work.begin, work.samples), /*non_blocking=*/true);
+    }
     // Written only when they change: two launches less in nearly every step.
     const std::array<double, 2> scales = {work.gradient_scale, work.batch.step_samples_per_rank};
     if (scales != scales_) {
@@ -53,12 +92,16 @@ class AtenEngine : public Engine {
   void compute(const Work& work, const Progress& progress) override {
     const torch::NoGradGuard no_grad;
     progress.observer.begin(Phase::kForward);
+    if (work.batch.rows.defined()) {
+      gather(work);
+    }
     forward(work.samples);
     differentiate_loss(work.samples);
     progress.observer.begin(Phase::kBackward);
     backward(work.samples, work.accumulate, progress);
   }
 
+  bool fuses_relu() const override { return fuses_relu_; }
   const torch::Tensor& loss() const override { return loss_; }
 
  private:
@@ -66,15 +109,23 @@ class AtenEngine : public Engine {
     return tensor.narrow(0, 0, samples);
   }
 
+  /// A graph reads the rows anew each time.
+  void gather(const Work& work) {
+    const torch::Tensor rows = work.batch.rows.narrow(0, work.begin, work.samples);
+    torch::Tensor input = first(activations_.front(), work.samples);
+    torch::Tensor targets = first(targets_, work.samples);
+    at::index_select_out(input, work.batch.input, 0, rows);
+    at::index_select_out(targets, work.batch.target, 0, rows);
+  }
+
   void forward(int64_t samples) {
     for (size_t i = 0; i < storage_.size(); ++i) {
+      const torch::Tensor input = first(activations_[i], samples);
       torch::Tensor output = first(activations_[i + 1], samples);
-      at::addmm_out(output, storage_[i].bias, first(activations_[i], samples),
-                    storage_[i].weight.t());
       if (i + 1 < storage_.size()) {
-        // Not in the product's own kernel (_addmm_activation): cuBLASLt's max(x, 0) need not keep a
-        // NaN, and a run that diverges must be seen to.
-        at::relu_(output);
+        multiply_and_relu(output, storage_[i], input, fuses_relu_ && samples == max_samples_);
+      } else {
+        at::addmm_out(output, storage_[i].bias, input, storage_[i].weight.t());
       }
     }
   }
@@ -126,6 +177,8 @@ class AtenEngine : public Engine {
 
   MlpStorage storage_;
   bool regression_;
+  int64_t max_samples_;
+  bool fuses_relu_ = false;  // for so many samples, see Note [ReLU in the product]
   std::vector<torch::Tensor> activations_;  // (samples, width) of every width, the input's too
   std::vector<torch::Tensor> gradients_;  // likewise, of each layer's output
   torch::Tensor targets_;

@@ -67,12 +67,14 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Before compute(). A CUDA Graph repeats compute() alone, so an engine for GPUs copies here all
-  /// that differs from batch to batch into memory that stays where it is.
+  /// that differs from batch to batch into memory that stays where it is. (Batch::rows do.)
   virtual void load(const Work&) {}
   virtual void compute(const Work& work, const Progress& progress) = 0;
   /// Whether all gradients that compute() has made so far are finite. False if this engine does not
   /// look, or was not asked to.
   virtual bool gradients_are_finite() const { return false; }
+  /// Whether ReLU is a part of the product's own kernel.
+  virtual bool fuses_relu() const { return true; }
   /// Scalar on the engine's device, written by compute(): the sum over the samples of their losses
   /// divided by batch.step_samples_per_rank.
   virtual const torch::Tensor& loss() const = 0;

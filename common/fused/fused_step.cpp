@@ -1,6 +1,7 @@
 #include "common/fused/fused_step.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -29,7 +30,8 @@ struct Replica {
 
 struct FusedStep::State {
   State(const Options& options, Mlp mlp, const std::vector<torch::Device>& devices,
-        const ProcessGroup* group, std::function<void()> weight_update)
+        const ProcessGroup* group, std::function<void()> weight_update,
+        std::shared_ptr<GraphStream> graph_stream)
       : model(std::move(mlp)),
         update(std::move(weight_update)),
         process_group(group),
@@ -59,14 +61,24 @@ struct FusedStep::State {
                                                      static_cast<size_t>(options.threads),
                                                      options.check_finite && count == 1)
                            : fused::make_aten_engine(storage, largest_share);
+      if (options.verbose) {
+        std::fputs(c10::str("In fused step on ", device, ": ReLU ",
+                            replica.engine->fuses_relu() ? "in the product's kernel"
+                                                         : "in a kernel of its own",
+                            "\n")
+                       .c_str(),
+                   stdout);
+      }
       replicas.push_back(std::move(replica));
     }
     if (options.speedup == "graph") {
-      TORCH_CHECK(flat.data.is_cuda() && devices.size() == 1,
-                  "Expected one CUDA device for --speedup graph, got ", devices.size(), " of ",
-                  flat.data.device());
-      graphs =
-          std::make_shared<fused::GraphCache>(cuda_module()->make_graph_stream(flat.data.device()));
+      if (!graph_stream) {
+        TORCH_CHECK(flat.data.is_cuda() && devices.size() == 1,
+                    "Expected one CUDA device for --speedup graph, got ", devices.size(), " of ",
+                    flat.data.device());
+        graph_stream = cuda_module()->make_graph_stream(flat.data.device());
+      }
+      graphs = std::make_shared<fused::GraphCache>(std::move(graph_stream));
       if (process_group != nullptr) {
         // Which of the two is destroyed first is the stage's affair.
         process_group->before_shutdown([cache = std::weak_ptr<fused::GraphCache>(graphs)] {
@@ -100,7 +112,7 @@ struct FusedStep::State {
 
   void compute_replicas(const Batch& batch) {
     if (replicas.size() == 1) {
-      compute(replicas.front(), work_of(batch, 0, batch.input.size(0)), *batch.observer);
+      compute(replicas.front(), work_of(batch, 0, batch.size()), *batch.observer);
       return;
     }
     threads.run([&](size_t i) {
@@ -110,7 +122,7 @@ struct FusedStep::State {
       }
       const auto count = static_cast<int64_t>(replicas.size());
       const auto index = static_cast<int64_t>(i);
-      const int64_t samples = batch.input.size(0);
+      const int64_t samples = batch.size();
       const int64_t begin = index * (samples / count) + std::min(index, samples % count);
       compute(replica, work_of(batch, begin, samples / count + (index < samples % count ? 1 : 0)),
               i == 0 ? *batch.observer : no_observer);
@@ -184,7 +196,7 @@ struct FusedStep::State {
 
   /// All phases count as forward: nobody can tell when in a graph one ends.
   void run_graph(const Batch& batch, double learning_rate) {
-    model->announce(batch.input.sizes(), flat.data.device());
+    model->announce({batch_size, batch.input.size(1)}, flat.data.device());
     fused::Engine& engine = *replicas.front().engine;
     const Work work = work_of(batch, 0, batch_size);
     engine.load(work);
@@ -211,9 +223,10 @@ struct FusedStep::State {
 };
 
 FusedStep::FusedStep(const Options& options, Mlp model, const std::vector<torch::Device>& devices,
-                     const ProcessGroup* process_group, std::function<void()> update)
+                     const ProcessGroup* process_group, std::function<void()> update,
+                     std::shared_ptr<GraphStream> graph_stream)
     : state_(std::make_unique<State>(options, std::move(model), devices, process_group,
-                                     std::move(update))) {}
+                                     std::move(update), std::move(graph_stream))) {}
 
 FusedStep::~FusedStep() = default;
 

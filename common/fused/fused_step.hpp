@@ -14,6 +14,8 @@
 
 namespace ddp {
 
+class GraphStream;
+
 /// A whole training step of the MLP written by hand: forward, backward, all-reduce and update on
 /// storage that was allocated before, in the order in which autograd and DistributedDataParallel
 /// would do it, and ending on the same weights.
@@ -31,9 +33,11 @@ class FusedStep {
   /// on a thread of its own
   /// @param process_group gradients are averaged over it; none: this is the only process
   /// @param update changes the weights by the gradients that are there
+  /// @param graph_stream where `--speedup graph` captures; null: on a stream of the GPU
   /// @throws c10::Error for `--speedup graph` without a GPU
   FusedStep(const Options& options, Mlp model, const std::vector<torch::Device>& devices,
-            const ProcessGroup* process_group, std::function<void()> update);
+            const ProcessGroup* process_group, std::function<void()> update,
+            std::shared_ptr<GraphStream> graph_stream = nullptr);
   ~FusedStep();
   FusedStep(const FusedStep&) = delete;
   FusedStep& operator=(const FusedStep&) = delete;

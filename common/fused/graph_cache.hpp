@@ -19,7 +19,7 @@ class GraphCache {
  public:
   static constexpr size_t kKinds = 4;
 
-  explicit GraphCache(std::unique_ptr<GraphStream> stream) : stream_(std::move(stream)) {}
+  explicit GraphCache(std::shared_ptr<GraphStream> stream) : stream_(std::move(stream)) {}
 
   /// Executes `work`: a few times as it is, then as a graph.
   /// @param kind in [0, kKinds); `work` must be the same for each kind
@@ -67,7 +67,7 @@ class GraphCache {
     CommunicationWait sent;  // its bytes; nothing else of it
   };
 
-  std::unique_ptr<GraphStream> stream_;
+  std::shared_ptr<GraphStream> stream_;
   std::array<Graph, kKinds> graphs_;
   double learning_rate_ = 0;
 };

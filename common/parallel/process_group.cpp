@@ -153,7 +153,7 @@ DividedTensor divide(const torch::Tensor& whole, int world_size) {
 double WaitTime::total_ms() const {
   double total = host_ms;
   for (const auto& [before, after] : device) {
-    total += before.elapsedTime(after);
+    total += before->elapsedTime(*after);
   }
   return total;
 }
@@ -192,10 +192,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
   wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
-  std::optional<c10::Event> stream_before = record_if_blocking();
+  const WaitTime::Event stream_before = record_if_blocking();
   auto work = call(collective);
   if (stream_before) {
-    wait_.backward.device.emplace_back(std::move(*stream_before), *record_if_blocking());
+    wait_.backward.device.emplace_back(stream_before, record_if_blocking());
   } else if (device_.is_cpu()) {
     wait_.backward.host_ms += 1e3 * seconds_since(before);
   }
@@ -229,7 +229,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     return;
   }
   const Clock::time_point before = Clock::now();
-  std::optional<c10::Event> stream_before = record_if_blocking();
+  const WaitTime::Event stream_before = record_if_blocking();
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (DividedTensor& tensor : tensors) {
     wait_.gather_bytes += static_cast<int64_t>(tensor.whole.front().nbytes());
@@ -251,7 +251,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     }
   }
   if (stream_before) {
-    wait_.gather.device.emplace_back(std::move(*stream_before), *record_if_blocking());
+    wait_.gather.device.emplace_back(stream_before, record_if_blocking());
   } else if (wait_timer_enabled_ && device_.is_cpu()) {
     wait_.gather.host_ms += 1e3 * seconds_since(before);
   }
@@ -260,15 +260,22 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
   }
 }
 
-c10::Event ProcessGroup::record() const {
-  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-  event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+WaitTime::Event ProcessGroup::record() const {
+  WaitTime::Event event;
+  if (!events_.empty() && events_.front().use_count() == 1) {
+    event = std::move(events_.front());
+    events_.pop_front();
+  } else {
+    event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  }
+  event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  events_.push_back(event);
   return event;
 }
 
-std::optional<c10::Event> ProcessGroup::record_if_blocking() const {
+WaitTime::Event ProcessGroup::record_if_blocking() const {
   const bool blocks = backend_name_ == "mpi" && !device_.is_cpu();
-  return wait_timer_enabled_ && blocks ? std::optional(record()) : std::nullopt;
+  return wait_timer_enabled_ && blocks ? record() : nullptr;
 }
 
 void ProcessGroup::record_bytes(const CommunicationWait& captured) const {
@@ -287,9 +294,9 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
     wait(*work);
   } else if (!device_.is_cpu()) {
     // wait() only makes the stream wait; the time passes there.
-    c10::Event before = record();
+    const WaitTime::Event before = record();
     wait(*work);
-    time.device.emplace_back(std::move(before), record());
+    time.device.emplace_back(before, record());
   } else {
     const Clock::time_point before = Clock::now();
     wait(*work);

@@ -6,9 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,8 +36,9 @@ DividedTensor divide(const torch::Tensor& whole, int world_size);
 
 /// How long a rank waited for communication that nothing hid.
 struct WaitTime {
+  using Event = std::shared_ptr<c10::Event>;  ///< recorded again when nobody has it any more
   double host_ms = 0;  ///< starting collectives and waiting for them
-  std::vector<std::pair<c10::Event, c10::Event>> device;  ///< before and after, on a GPU's stream
+  std::vector<std::pair<Event, Event>> device;  ///< before and after, on a GPU's stream
   /// On a GPU only when the stream is idle.
   double total_ms() const;
 };
@@ -167,10 +168,10 @@ class ProcessGroup {
                                        const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
   /// The device's stream, now.
-  c10::Event record() const;
+  WaitTime::Event record() const;
   /// The same while the timer is enabled if on a GPU too a collective is over when it has started:
-  /// its stream stands still meanwhile.
-  std::optional<c10::Event> record_if_blocking() const;
+  /// its stream stands still meanwhile. Else null.
+  WaitTime::Event record_if_blocking() const;
   /// @throws Error (1) naming the late ranks, if that can be found out
   void wait(c10d::Work& work) const;
   /// Starts to copy the root's `tensor` to all ranks.
@@ -189,6 +190,7 @@ class ProcessGroup {
   bool destroyed_ = false;
   std::function<void(const torch::Tensor&)> before_all_reduce_;
   mutable CommunicationWait wait_;
+  mutable std::deque<WaitTime::Event> events_;  // the least recently recorded one first
   mutable int64_t exchanges_ = 0;
   mutable std::vector<std::function<void()>> before_shutdown_;
 };

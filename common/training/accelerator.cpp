@@ -44,7 +44,7 @@ std::shared_ptr<DistributedDataParallel<Mlp>> Accelerator::prepare(Mlp model, Op
               "Expected a loader of a whole dataset, made by DataLoader(dataset, options), got one "
               "of samples");
   loader.reshard(std::make_unique<DistributedSampler>(*loader.dataset(), process_group_, options_),
-                 device());
+                 options_, device());
   // The optimizer has made gradients; the wrap makes them where the backend wants them.
   model->zero_grad();
   model->to(device());
@@ -72,7 +72,7 @@ torch::Tensor Accelerator::gather_for_metrics(const torch::Tensor& of_batch) con
               "Expected --accumulate 1, or samples that the ranks share evenly, got --accumulate ",
               loader.accumulate(), " and ", sampler.epoch_samples(), " samples over ",
               sampler.num_replicas(), " ranks, of which some would gather once more than others");
-  const int64_t samples = loader.batch().input.size(0);
+  const int64_t samples = loader.batch().size();
   TORCH_CHECK(of_batch.dim() >= 1 && of_batch.size(0) == samples, "Expected a row for each of the ",
               samples, " samples of the batch at hand, got sizes ", of_batch.sizes());
   const torch::Tensor own = of_batch.detach().narrow(0, 0, loader.unpadded_samples());

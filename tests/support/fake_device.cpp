@@ -11,6 +11,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -23,6 +24,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,6 +54,9 @@ struct Block {
   std::vector<c10::Stream> used_on;  // others, that LibTorch has told of
 };
 
+/// What this thread launches, while it captures a graph.
+thread_local std::vector<std::function<void()>>* captured = nullptr;
+
 /// All streams of all devices. They run on the thread that waits.
 class Streams {
  public:
@@ -59,6 +65,10 @@ class Streams {
     order_ = order;
   }
   void enqueue(const c10::Stream& stream, std::function<void()> run) {
+    if (captured != nullptr) {
+      captured->push_back(std::move(run));
+      return;
+    }
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     queues_[stream].push_back({std::move(run), nullptr});
   }
@@ -68,11 +78,13 @@ class Streams {
     return moment;
   }
   void wait(const c10::Stream& stream, std::shared_ptr<Moment> moment) {
+    check_not_captured();
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     queues_[stream].push_back({[] {}, std::move(moment)});
   }
   /// The host waits. @throws what an operator throws, as a GPU's errors come late
   void synchronize(const std::shared_ptr<Moment>& moment) {
+    check_not_captured();
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (!moment->reached) {
       run_others(moment->stream);
@@ -101,6 +113,9 @@ class Streams {
     bool is_ready() const { return waits_for == nullptr || waits_for->reached; }
   };
   using Queue = std::deque<Operation>;
+  static void check_not_captured() {
+    TORCH_CHECK(captured == nullptr, "Expected nothing to wait while a graph is captured");
+  }
   struct Before {
     bool operator()(const c10::Stream& a, const c10::Stream& b) const {
       return std::pair(a.device_index(), a.id()) < std::pair(b.device_index(), b.id());
@@ -158,6 +173,8 @@ c10::Stream stream_of(c10::Device device) {
                      current_streams[static_cast<size_t>(which.index())]);
 }
 
+std::atomic<int> timing_events = 0;
+
 void synchronize(const c10::Stream& stream) {
   streams().synchronize(streams().record(stream));
 }
@@ -200,11 +217,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return *static_cast<Event*>(event);
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex device,
-              c10::EventFlag) const override {
+              c10::EventFlag flag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "Expected an event of device ",
                 device, " to be recorded there, got ", stream);
     if (*event == nullptr) {
       *event = new Event();
+      timing_events += flag == c10::EventFlag::BACKEND_DEFAULT ? 1 : 0;
     }
     moment_of(*event) = streams().record(stream);
   }
@@ -232,11 +250,19 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
   block_of(pointer)->used_on.push_back(stream);
 }
 
-/// What a caching allocator would tell of each device. One that keeps nothing.
+/// What a caching allocator keeps, and tells of each device. Freed blocks are for the next one of
+/// their size and stream, but for a graph's own; what is used counts without them, as if the
+/// allocator gave them back whenever memory is short.
 struct Accounts {
+  using Key = std::tuple<c10::DeviceIndex, c10::StreamId, size_t>;
+  static Key key(const c10::Stream& stream, size_t size) {
+    return {stream.device_index(), stream.id(), size};
+  }
   std::mutex mutex;
-  std::array<c10::CachingAllocator::Stat, kFakeDevices> taken;
+  std::multimap<Key, std::shared_ptr<Block>> freed;
+  std::array<c10::CachingAllocator::Stat, kFakeDevices> used;
   int64_t device_bytes = int64_t{1} << 62;
+  std::optional<int64_t> told_free_bytes = 0;  // none: the truth
 };
 Accounts& accounts() {
   static auto* const all = new Accounts();
@@ -252,24 +278,31 @@ void free_block(void* context) {
   for (const c10::Stream& user : block->used_on) {
     streams().wait(block->stream, streams().record(user));
   }
+  block->used_on.clear();
   streams().enqueue(block->stream, [block] { block->poison(); });
   const std::lock_guard<std::mutex> lock(accounts().mutex);
-  accounts().taken.at(size_t(block->stream.device_index())).decrease(block->size);
+  accounts().used.at(size_t(block->stream.device_index())).decrease(block->size);
+  if (captured == nullptr) {
+    accounts().freed.emplace(Accounts::key(block->stream, block->size), block);
+  }
 }
 
 struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kType, current_device);
     auto block = std::make_unique<std::shared_ptr<Block>>(
-        std::make_shared<Block>(std::max<size_t>(bytes, 1), stream_of(device)));
-    const std::lock_guard<std::mutex> lock(accounts().mutex);
-    c10::CachingAllocator::Stat& taken = accounts().taken.at(size_t(current_device));
-    TORCH_CHECK_WITH(OutOfMemoryError,
-                     taken.current + int64_t((*block)->size) <= accounts().device_bytes,
-                     "fake out of memory");
-    taken.increase((*block)->size);
+        take(stream_of(device), std::max<size_t>(bytes, 1)));
     void* const data = (*block)->memory.get();
     return {data, block.release(), free_block, device};
+  }
+  static std::shared_ptr<Block> take(const c10::Stream& stream, size_t bytes) {
+    const std::lock_guard<std::mutex> lock(accounts().mutex);
+    c10::CachingAllocator::Stat& used = accounts().used.at(size_t(stream.device_index()));
+    TORCH_CHECK_WITH(OutOfMemoryError, used.current + int64_t(bytes) <= accounts().device_bytes,
+                     "fake out of memory");
+    used.increase(bytes);
+    auto freed = accounts().freed.extract(Accounts::key(stream, bytes));
+    return freed ? std::move(freed.mapped()) : std::make_shared<Block>(bytes, stream);
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "Expected device memory to be copied by operators");
@@ -282,18 +315,19 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const std::lock_guard<std::mutex> lock(accounts().mutex);
     c10::CachingDeviceAllocator::DeviceStats stats;
-    stats.reserved_bytes[0] = accounts().taken.at(size_t(device));
+    stats.reserved_bytes[0] = accounts().used.at(size_t(device));
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override {
     const std::lock_guard<std::mutex> lock(accounts().mutex);
-    accounts().taken.at(size_t(device)).reset_peak();
+    accounts().used.at(size_t(device)).reset_peak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     const std::lock_guard<std::mutex> lock(accounts().mutex);
     const int64_t all = accounts().device_bytes;
-    return {all - accounts().taken.at(size_t(device)).current, all};
+    const int64_t unused = all - accounts().used.at(size_t(device)).current;
+    return {accounts().told_free_bytes.value_or(unused), all};
   }
 } device_allocator;
 REGISTER_ALLOCATOR(kType, &device_allocator)
@@ -531,10 +565,56 @@ torch::Device fake_device(int index) {
 void set_device_memory(int64_t bytes) {
   const std::lock_guard<std::mutex> lock(accounts().mutex);
   accounts().device_bytes = bytes;
+  accounts().told_free_bytes.reset();
 }
 
 void set_stream_order(StreamOrder order) {
   streams().set_order(order);
+}
+
+void set_free_memory(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(accounts().mutex);
+  accounts().told_free_bytes = bytes;
+}
+
+int timing_events_created() {
+  return timing_events;
+}
+
+class FakeGraph : public CapturedWork {
+ public:
+  FakeGraph(c10::Device device, int& replays) : device_(device), replays_(replays) {}
+  void replay() override {
+    ++replays_;
+    for (const auto& launch : launches_) {
+      streams().enqueue(stream_of(device_), launch);
+    }
+  }
+  std::vector<std::function<void()>>& launches() { return launches_; }
+
+ private:
+  c10::Device device_;
+  int& replays_;
+  std::vector<std::function<void()>> launches_;
+};
+
+void FakeGraphStream::run(c10::function_ref<void()> work) {
+  const c10::Stream outer = stream_of(device_);
+  streams().wait(stream_, streams().record(outer));
+  {
+    const c10::StreamGuard guard(stream_);
+    work();
+  }
+  streams().wait(outer, streams().record(stream_));
+}
+
+std::unique_ptr<CapturedWork> FakeGraphStream::capture(c10::function_ref<void()> work) {
+  auto graph = std::make_unique<FakeGraph>(device_, replays_);
+  const c10::StreamGuard guard(stream_);
+  captured = &graph->launches();
+  work();
+  captured = nullptr;
+  return graph;
 }
 
 }  // namespace ddp::test

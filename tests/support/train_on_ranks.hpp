@@ -40,6 +40,12 @@ TrainedRanks train_on_ranks(const Options& options, int world_size,
     process_group.enable_wait_timer();
     Mlp model = std::dynamic_pointer_cast<MlpImpl>(initial->clone());
     model->to(process_group.device());
+    if (process_group.rank() > 0) {  // who is to get rank 0's weights
+      const torch::NoGradGuard no_grad;
+      for (torch::Tensor& parameter : model->parameters()) {
+        parameter.add_(process_group.rank());
+      }
+    }
     DistributedSampler sampler(dataset, process_group, options);
     DataLoader loader(dataset.train, sampler, options, process_group.device());
     DistributedDataParallel parallel_model(model, process_group, distributed_options(options));
