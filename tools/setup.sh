@@ -12,7 +12,7 @@ set -euo pipefail
 packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
-    libcli11-dev nlohmann-json3-dev libxxhash-dev libsodium-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev
+    libcli11-dev nlohmann-json3-dev libxxhash-dev libsodium-dev zlib1g-dev libpng-dev libturbojpeg0-dev libgloo-dev libopenmpi-dev libbenchmark-dev
     libkainjow-mustache-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "common/base/parse.hpp"
@@ -13,22 +12,11 @@
 namespace ddp {
 namespace {
 
-/// One that is copied, one that is filled.
-constexpr size_t kSlots = 2;
+/// One that is copied, or used by the device, and one that is filled.
+constexpr size_t kBatchesUnderWay = 2;
 
-/// to[i] = from[order[i]]. Both contiguous.
-void gather_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
-                 const torch::Tensor& to) {
-  const int64_t all_rows = from.size(0);
-  const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
-  const char* const source = static_cast<const char*>(from.const_data_ptr());
-  char* target = static_cast<char*>(to.mutable_data_ptr());
-  for (int64_t i = 0; i < rows; ++i, target += row_bytes) {
-    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
-                "), got ", order[i]);
-    std::memcpy(target, source + static_cast<size_t>(order[i]) * row_bytes, row_bytes);
-  }
-}
+/// Of a ring, for each thread that fills it.
+constexpr size_t kSlotsPerWorker = 2;
 
 }  // namespace
 
@@ -47,7 +35,7 @@ void RandomSampler::set_epoch(int64_t epoch) {
 }
 
 bool fits_on(const torch::Device& device, const Samples& samples) {
-  if (device.is_cpu()) {
+  if (device.is_cpu() || samples.images != nullptr) {
     return false;
   }
   constexpr size_t kShare = 4;
@@ -57,7 +45,8 @@ bool fits_on(const torch::Device& device, const Samples& samples) {
       allowed_mib != nullptr
           ? parse_integer<size_t>(name, allowed_mib, 0, size_t{1} << 32) << 20
           : c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first / kShare;
-  return samples.input.nbytes() + samples.target.nbytes() <= room;
+  return static_cast<size_t>(samples.input.numel()) * sizeof(float) + samples.target.nbytes() <=
+         room;
 }
 
 DataLoaderOptions loader_options(const Samples& samples, const Options& options,
@@ -67,38 +56,45 @@ DataLoaderOptions loader_options(const Samples& samples, const Options& options,
           .accumulate = options.accumulate,
           .device = device,
           .resident = resident,
-          .step_gathers = resident && options.speedup == "graph"};
+          .step_gathers = resident && options.speedup == "graph",
+          .workers = options.workers};
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
-    : samples_{samples.input.contiguous(), samples.target.contiguous()},
-      sampler_(&sampler),
-      options_(options) {
+    : samples_(samples), sampler_(&sampler), options_(options) {
   TORCH_CHECK(options.batch_per_rank >= 1, "Expected batch_per_rank >= 1, got ",
               options.batch_per_rank);
   TORCH_CHECK(options.accumulate >= 1, "Expected accumulate >= 1, got ", options.accumulate);
-  place();
+  set_up();
 }
 
-void DataLoader::place() {
-  if (options_.resident) {
-    samples_ = {samples_.input.to(options_.device), samples_.target.to(options_.device)};
+void DataLoader::set_up() {
+  samples_.target = samples_.target.contiguous();
+  if (samples_.images == nullptr) {
+    samples_.input = samples_.input.contiguous();
   }
-  copy_stream_.reset();
+  if (options_.resident) {
+    samples_.input = as_features(samples_.input.to(options_.device));
+    samples_.target = samples_.target.to(options_.device);
+  }
   reserve(std::min(options_.batch_per_rank, sampler_->indices().size(0)));
 }
 
 void DataLoader::reshard(std::unique_ptr<Sampler> sampler, const Options& options,
                          const torch::Device& device) {
+  prefetcher_.reset();  // it reads the samples, into as many slots as there were
+  copy_stream_.reset();
   own_sampler_ = std::move(sampler);
   sampler_ = own_sampler_.get();
+  samples_ = dataset_->train;
   options_ = loader_options(samples_, options, device);
-  place();
+  set_up();
 }
 
 int64_t DataLoader::unpadded_samples() const {
   const int64_t samples = batch_.size();
-  return std::clamp(sampler_->unpadded_samples() - (position_ - samples), int64_t{0}, samples);
+  return std::clamp(sampler_->unpadded_samples() - (place_.position - samples), int64_t{0},
+                    samples);
 }
 
 void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
@@ -111,36 +107,42 @@ void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
 }
 
 void DataLoader::reserve(int64_t samples) {
-  const auto buffers = [&](const torch::TensorOptions& place) {
-    const auto room = [&](const torch::Tensor& all) {
-      std::vector<int64_t> sizes = all.sizes().vec();
-      sizes[0] = samples;
-      return torch::empty(sizes, all.options().merge_in(place));
-    };
-    const Samples whole{room(samples_.input), room(samples_.target)};
-    return Buffers{whole, whole};
-  };
+  if (prefetcher_ != nullptr) {
+    prefetcher_->stop();  // begin() starts it again
+  }
   slots_.clear();
+  copies_.clear();
   rows_.reset();
-  slot_ = 0;
+  slot_ = copy_ = in_use_ = 0;
   reserved_ = samples;
   const torch::Device& device = options_.device;
+  const auto buffers = [&](const torch::TensorOptions& place) {
+    const Samples whole = samples_.room_for(samples, place);
+    return Buffers{whole, whole};
+  };
   if (options_.step_gathers) {
     rows_ = torch::empty({samples}, torch::TensorOptions(device).dtype(torch::kInt64));
-  } else if (device.is_cpu() || options_.resident) {
-    slots_.push_back({.gathered = buffers({}), .copied = {}, .is_copied = {}, .is_used = {}});
-  } else {
-    if (!copy_stream_) {
-      copy_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    }
-    while (slots_.size() < kSlots) {
-      slots_.push_back({.gathered = buffers(torch::TensorOptions().pinned_memory(true)),
-                        .copied = buffers(device),
-                        .is_copied = c10::Event(device.type()),
-                        .is_used = c10::Event(device.type())});
-      // Whoever had this memory before may still be at work with it.
-      slots_.back().is_used->record(current_stream());
-    }
+    return;
+  }
+  if (options_.resident) {
+    slots_.push_back({buffers(device), std::nullopt});
+    return;
+  }
+  const bool copies = !device.is_cpu();
+  const auto place = torch::TensorOptions().pinned_memory(copies);
+  most_in_use_ = copies ? kBatchesUnderWay : 1;
+  const size_t count = most_in_use_ + kSlotsPerWorker * static_cast<size_t>(options_.workers);
+  while (slots_.size() < count) {
+    slots_.push_back(
+        {buffers(place), copies ? std::optional<c10::Event>(device.type()) : std::nullopt});
+  }
+  if (copies && !copy_stream_) {
+    copy_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  }
+  while (copies && copies_.size() < kBatchesUnderWay) {
+    copies_.push_back({buffers(device), c10::Event(device.type())});
+    // Whoever had this memory before may still be at work with it.
+    copies_.back().is_used.record(current_stream());
   }
 }
 
@@ -158,38 +160,72 @@ const Samples& DataLoader::Buffers::first(int64_t samples) {
   return rest;
 }
 
-const Samples& DataLoader::gather(int64_t samples) {
-  if (samples > reserved_) {
-    reserve(samples);  // the sampler's epochs differ in length
+void DataLoader::start_workers() {
+  if (prefetcher_ == nullptr) {
+    const auto fill = [this](int64_t batch, size_t slot) {
+      const auto [position, samples] = plan_[static_cast<size_t>(batch)];
+      gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples,
+                  slots_[slot].gathered.whole);
+    };
+    prefetcher_ = std::make_unique<Prefetcher>(options_.workers, std::ssize(slots_), fill);
   }
+  plan_.clear();
+  for (Place place; is_in_epoch(place); place = after(place)) {
+    plan_.emplace_back(place.position, batch_samples(place));
+  }
+  for (const Slot& slot : slots_) {
+    slot.wait_for_copy();  // in the epoch before
+  }
+  slot_ = in_use_ = 0;
+  prefetcher_->start(std::ssize(plan_));
+}
+
+DataLoader::Slot& DataLoader::next_filled() {
+  if (in_use_ == most_in_use_) {
+    slots_[slot_].wait_for_copy();
+    prefetcher_->give_back();
+    slot_ = (slot_ + 1) % slots_.size();
+    --in_use_;
+  }
+  Slot& slot = slots_[prefetcher_->take()];
+  ++in_use_;
+  return slot;
+}
+
+DataLoader::Slot& DataLoader::fill_next(int64_t position, int64_t samples) {
+  Slot& slot = slots_[slot_];
+  slot_ = (slot_ + 1) % slots_.size();
+  slot.wait_for_copy();
+  gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples,
+              slot.gathered.first(samples));
+  return slot;
+}
+
+const Samples& DataLoader::gather(int64_t position, int64_t samples) {
   if (options_.step_gathers) {
     batch_.rows = rows_.narrow(0, 0, samples);
-    batch_.rows.copy_(order_.narrow(0, position_, samples), /*non_blocking=*/true);
+    batch_.rows.copy_(order_.narrow(0, position, samples), /*non_blocking=*/true);
     return samples_;
   }
-  slot_ = (slot_ + 1) % slots_.size();
-  Slot& slot = slots_[slot_];
-  if (copy_stream_) {
-    slot.is_copied->synchronize();  // at once, unless the device is two batches behind
-  }
-  const Samples& gathered = slot.gathered.first(samples);
   if (options_.resident) {
-    const torch::Tensor order = order_.narrow(0, position_, samples);
-    torch::Tensor input = gathered.input;
-    torch::Tensor target = gathered.target;
+    const Samples& batch = slots_.front().gathered.first(samples);
+    const torch::Tensor order = order_.narrow(0, position, samples);
+    torch::Tensor input = batch.input;
+    torch::Tensor target = batch.target;
     at::index_select_out(input, samples_.input, 0, order);
     at::index_select_out(target, samples_.target, 0, order);
-    return gathered;
+    return batch;
   }
-  const int64_t* const order = sampler_->indices().const_data_ptr<int64_t>() + position_;
-  gather_rows(samples_.input, order, samples, gathered.input);
-  gather_rows(samples_.target, order, samples, gathered.target);
+  Slot& slot = options_.workers > 0 ? next_filled() : fill_next(position, samples);
+  const Samples& gathered = slot.gathered.first(samples);
   return copy_stream_ ? copy_to_device(slot, gathered) : gathered;
 }
 
 const Samples& DataLoader::copy_to_device(Slot& slot, const Samples& gathered) {
-  const Samples& copied = slot.copied.first(gathered.size());
-  slot.is_used->block(*copy_stream_);
+  copy_ = (copy_ + 1) % copies_.size();
+  Copy& copy = copies_[copy_];
+  const Samples& copied = copy.buffers.first(gathered.size());
+  copy.is_used.block(*copy_stream_);
   {
     const c10::StreamGuard guard(*copy_stream_);
     copied.input.copy_(gathered.input, /*non_blocking=*/true);
@@ -204,11 +240,41 @@ int64_t DataLoader::samples_per_step() const {
   return options_.batch_per_rank * options_.accumulate * sampler_->num_replicas();
 }
 
+bool DataLoader::is_in_epoch(const Place& place) const {
+  return place.step * samples_per_step() < sampler_->epoch_samples();
+}
+
+int64_t DataLoader::step_end(const Place& place) const {
+  return std::min((place.step + 1) * options_.batch_per_rank * options_.accumulate,
+                  sampler_->indices().size(0));
+}
+
+int64_t DataLoader::batch_samples(const Place& place) const {
+  return std::clamp(step_end(place) - place.position, int64_t{0}, options_.batch_per_rank);
+}
+
+DataLoader::Place DataLoader::after(const Place& place) const {
+  const int64_t position = place.position + batch_samples(place);
+  return {place.step + (position >= step_end(place) ? 1 : 0), position};
+}
+
 DataLoader::Iterator DataLoader::begin() {
-  step_ = 0;
-  position_ = 0;
+  place_ = {};
+  if (prefetcher_ != nullptr) {
+    prefetcher_->stop();
+  }
+  order_ = sampler_->indices();
+  if (samples_.rows.defined()) {
+    order_ = samples_.rows.index_select(0, order_);
+  }
   if (options_.resident) {
-    order_ = sampler_->indices().to(options_.device);
+    order_ = order_.to(options_.device);
+  }
+  if (batch_samples(place_) > reserved_) {
+    reserve(batch_samples(place_));  // the sampler's epochs differ in length
+  }
+  if (options_.workers > 0 && !options_.resident) {
+    start_workers();
   }
   batch_.observer->begin_epoch((sampler_->epoch_samples() + samples_per_step() - 1) /
                                samples_per_step());
@@ -218,31 +284,24 @@ DataLoader::Iterator DataLoader::begin() {
 
 void DataLoader::next() {
   if (copy_stream_) {
-    slots_[slot_].is_used->record(current_stream());
+    copies_[copy_].is_used.record(current_stream());
   }
-  const torch::Tensor& indices = sampler_->indices();
-  const int64_t step_per_rank = options_.batch_per_rank * options_.accumulate;
-  const int64_t step_samples = samples_per_step();
-  const int64_t step_begin = step_ * step_samples;
-  has_batch_ = step_begin < sampler_->epoch_samples();
+  has_batch_ = is_in_epoch(place_);
   if (!has_batch_) {
     batch_.observer->end_epoch();
     return;
   }
-  const int64_t step_end = std::min((step_ + 1) * step_per_rank, indices.size(0));
-  const int64_t samples = std::clamp(step_end - position_, int64_t{0}, options_.batch_per_rank);
-  const Samples& tensors = gather(samples);
+  const Samples& tensors = gather(place_.position, batch_samples(place_));
   batch_.input = tensors.input;
   batch_.target = tensors.target;
+  const int64_t step_samples = samples_per_step();
   batch_.step_samples_per_rank =
-      static_cast<double>(std::min(step_samples, sampler_->epoch_samples() - step_begin)) /
+      static_cast<double>(
+          std::min(step_samples, sampler_->epoch_samples() - place_.step * step_samples)) /
       sampler_->num_replicas();
-
-  position_ += samples;
-  batch_.completes_step = position_ >= step_end;
-  if (batch_.completes_step) {
-    ++step_;
-  }
+  const int64_t step = place_.step;
+  place_ = after(place_);
+  batch_.completes_step = place_.step > step;
   batch_.observer->begin_batch(batch_);
   batch_.observer->begin(Phase::kForward);
 }

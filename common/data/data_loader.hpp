@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/data/dataset.hpp"
+#include "common/data/prefetcher.hpp"
 #include "common/data/step_observer.hpp"
 #include "common/launch/options.hpp"
 
@@ -75,6 +76,7 @@ struct DataLoaderOptions {
   torch::Device device = torch::kCPU;
   bool resident = false;  ///< see Note [Staging]
   bool step_gathers = false;  ///< resident ones: batches are Batch::rows
+  int workers = 0;  ///< threads that read batches ahead, see Note [Workers]; 0: this one does
 };
 
 /// Whether a device other than the CPU has room for all samples, and for four times as much.
@@ -82,7 +84,7 @@ struct DataLoaderOptions {
 /// @throws UsageError if that is no number
 bool fits_on(const torch::Device& device, const Samples& samples);
 /// As the command line says: options.batch_per_rank, which run_alone() and its kin have made of
-/// --global-batch, --accumulate and --speedup.
+/// --global-batch, --accumulate, --speedup and --workers.
 DataLoaderOptions loader_options(const Samples& samples, const Options& options,
                                  const torch::Device& device);
 
@@ -101,8 +103,11 @@ class DataLoader {
   /// them: all, shuffled, on the host. Accelerator::prepare() makes them one rank's.
   DataLoader(const Dataset& dataset, const Options& options)
       : DataLoader(dataset, std::make_unique<RandomSampler>(dataset, options), options) {}
-  /// From the next epoch on reads what `sampler` says, as the command line says, and hands out
-  /// batches on `device`. Samples are copied only to a GPU that keeps them, see Note [Staging].
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+  /// Of a loader that has a dataset(): from the next epoch on it reads what `sampler` says, as the
+  /// command line says, and hands out batches on `device`. Samples are copied only to a GPU that
+  /// keeps them, see Note [Staging].
   void reshard(std::unique_ptr<Sampler> sampler, const Options& options,
                const torch::Device& device);
   /// @param observer is told of every batch from now on, and must outlive the loader or be
@@ -154,45 +159,76 @@ class DataLoader {
     Samples rest;
     const Samples& first(int64_t samples);
   };
-  /// What a batch passes through.
+  /// Where the host gathers a batch. Pinned if it is then copied to a device.
   struct Slot {
-    Buffers gathered;  // pinned if it is then copied
-    Buffers copied;  // on the device; likewise the events
-    std::optional<c10::Event> is_copied;
-    std::optional<c10::Event> is_used;
+    Buffers gathered;
+    std::optional<c10::Event> is_copied;  // likewise
+    void wait_for_copy() const {
+      if (is_copied) {
+        is_copied->synchronize();  // at once, unless the device is two batches behind
+      }
+    }
+  };
+  /// Where the device has it then.
+  struct Copy {
+    Buffers buffers;
+    c10::Event is_used;
+  };
+
+  /// Where a batch begins: the step of the epoch, and its first sample in the sampler's indices.
+  struct Place {
+    int64_t step = 0;
+    int64_t position = 0;
   };
 
   int64_t samples_per_step() const;  // of all processes
+  bool is_in_epoch(const Place& place) const;
+  int64_t step_end(const Place& place) const;  // in the sampler's indices
+  /// Of this process's batch at `place`.
+  int64_t batch_samples(const Place& place) const;
+  Place after(const Place& place) const;
   void next();
-  void place();
+  void set_up();
   void reserve(int64_t samples);
-  /// The samples of indices [position_, position_ + samples), on the device.
-  const Samples& gather(int64_t samples);
+  void start_workers();
+  /// The samples of indices [position, position + samples), on the device.
+  const Samples& gather(int64_t position, int64_t samples);
+  /// Into the next slot, by this thread.
+  Slot& fill_next(int64_t position, int64_t samples);
+  /// The slot that a worker has filled.
+  Slot& next_filled();
   const Samples& copy_to_device(Slot& slot, const Samples& gathered);
   c10::Stream current_stream() const;
 
   const Dataset* dataset_ = nullptr;
   std::unique_ptr<Sampler> own_sampler_;  // none: the caller keeps it
   Samples samples_;  // contiguous, on the device if they are resident
-  torch::Tensor order_;  // of the resident ones in this epoch, there too
+  torch::Tensor order_;  // of this epoch: rows of samples_, on the device if they are there
   Sampler* sampler_;
   DataLoaderOptions options_;
   Batch batch_;
   // Note [Staging]: samples for which a GPU has room are kept there, and it gathers batches itself;
   // with --speedup graph as a part of the step's graph, which finds the batch's rows always in one
   // place. Where it has none, the host gathers into pinned memory, and a stream of its own copies
-  // from there while the device still computes on the batch before. So there are two slots. The
-  // host waits before it fills one again until that was copied, the copy until the device has
-  // computed on what the slot held before, and the device for the copy. (The device's buffers need
-  // no record_stream(): nothing is freed before the device's stream has waited for its copy.)
+  // from there while the device still computes on the batch before. So there are two slots and two
+  // copies. The host waits before it fills a slot again until that was copied, the stream until the
+  // device has computed on what the copy held before, and the device for the stream. (The copies
+  // need no record_stream(): nothing is freed before the device's stream has waited for them.)
   std::vector<Slot> slots_;  // one on the host and for resident samples: it is the batch
-  size_t slot_ = 0;  // of the batch at hand
+  size_t slot_ = 0;  // the next one; with workers the first one in use
+  std::vector<Copy> copies_;
+  size_t copy_ = 0;  // of the batch at hand
   std::optional<c10::Stream> copy_stream_;
   torch::Tensor rows_;  // if the step gathers
   int64_t reserved_ = 0;  // samples
   bool has_batch_ = false;
-  int64_t step_ = 0;
-  int64_t position_ = 0;  // first sample of the next batch in sampler_->indices()
+  Place place_;  // of the next batch
+  // Note [Workers]: with --workers there are more slots, a ring that threads fill ahead, by reading
+  // files, decoding images or waiting for pages of a mapped file. The order is the sampler's.
+  std::vector<std::pair<int64_t, int64_t>> plan_;  // position and samples of the epoch's batches
+  size_t most_in_use_ = 1;  // slots, by the loop and by copies
+  size_t in_use_ = 0;
+  std::unique_ptr<Prefetcher> prefetcher_;  // last: its threads end before what they use
 };
 
 }  // namespace ddp

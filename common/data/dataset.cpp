@@ -15,6 +15,8 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
+#include "common/data/data_files.hpp"
 
 namespace ddp {
 namespace {
@@ -206,8 +208,10 @@ Dataset load(const Options& options) {
     return fashion_mnist(options);
   }
   if (options.dataset != "synthetic") {
-    throw UsageError("--dataset: got " + quote(options.dataset) +
-                     ", expected synthetic, digits or fashion-mnist");
+    refuse(
+        "--dataset: got {}, expected synthetic, digits or fashion-mnist, a file .safetensors or "
+        ".csv, or a folder",
+        quote(options.dataset));
   }
   return synthetic(options);
 }
@@ -216,8 +220,12 @@ Dataset load(const Options& options) {
 
 Dataset load_dataset(const Options& options) {
   const torch::NoGradGuard no_grad;
+  if (is_data_file(options.dataset)) {
+    return load_data_file(options);
+  }
   Dataset dataset = load(options);
-  const auto& [input, target] = dataset.train;
+  const torch::Tensor& input = dataset.train.input;
+  const torch::Tensor& target = dataset.train.target;
   const std::string hash = Hash()
                                .update(input.const_data_ptr(), input.nbytes())
                                .update(target.const_data_ptr(), target.nbytes())

@@ -1,4 +1,4 @@
-// common/data/dataset.hpp - the data: a synthetic teacher, or real images from files.
+// common/data/dataset.hpp - the data: a synthetic teacher, real images, or the user's own files.
 #pragma once
 
 #include <torch/types.h>
@@ -7,16 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "common/data/samples.hpp"
 #include "common/launch/options.hpp"
 
 namespace ddp {
-
-/// Samples in host memory.
-struct Samples {
-  torch::Tensor input;  ///< (size, in_features) float32
-  torch::Tensor target;  ///< (size) int64 classes, or (size, 1) float32 values
-  int64_t size() const { return input.size(0); }
-};
 
 struct Dataset {
   std::string name;

@@ -12,14 +12,18 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <stdexcept>
 #include <string_view>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
+#include "common/base/mapped_file.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process.hpp"
+#include "common/base/refuse.hpp"
 #include "common/base/uninterrupted.hpp"
 
 namespace ddp {
@@ -42,7 +46,12 @@ constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
                              {"I64", torch::kInt64},   {"I32", torch::kInt32},
                              {"U8", torch::kUInt8},    {"BOOL", torch::kBool}};
 
-[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
+/// What is wrong with a file that is no safetensors file, or no whole one.
+class Malformed : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] void refuse_snapshot(const std::string& path, const std::string& reason) {
   throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {} {}", path, reason));
 }
 
@@ -217,11 +226,19 @@ void read_exactly(const std::string& path, int fd, char* bytes, size_t size) {
   while (size > 0) {
     const ssize_t count = uninterrupted([&] { return read(fd, bytes, size); });
     if (count <= 0) {
-      refuse(path, std::string("cannot be read: ") +
-                       (count < 0 ? std::strerror(errno) : "it became shorter meanwhile"));
+      refuse_snapshot(path, std::string("cannot be read: ") +
+                                (count < 0 ? std::strerror(errno) : "it became shorter meanwhile"));
     }
     bytes += count;
     size -= static_cast<size_t>(count);
+  }
+}
+
+/// @param file_bytes at least those that say how long the header is
+void check_header_size(uint64_t header_bytes, size_t file_bytes) {
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - sizeof(header_bytes)) {
+    throw Malformed(fmt::format("is no safetensors file: its header claims {} of {} bytes",
+                                header_bytes, file_bytes));
   }
 }
 
@@ -231,18 +248,15 @@ struct OpenFile {
       : file(uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); })) {
     struct stat status {};
     if (!file.is_open() || fstat(file.get(), &status) != 0) {
-      refuse(path, std::string("cannot be read: ") + std::strerror(errno));
+      refuse_snapshot(path, std::string("cannot be read: ") + std::strerror(errno));
     }
     const auto file_bytes = static_cast<size_t>(status.st_size);
     uint64_t header_bytes = 0;
     if (file_bytes < sizeof(header_bytes)) {
-      refuse(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
+      refuse_snapshot(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
     }
     read_exactly(path, file.get(), reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
-    if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - sizeof(header_bytes)) {
-      refuse(path, fmt::format("is no safetensors file: its header claims {} of {} bytes",
-                               header_bytes, file_bytes));
-    }
+    check_header_size(header_bytes, file_bytes);
     header.resize(header_bytes);
     read_exactly(path, file.get(), header.data(), header.size());
     data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
@@ -253,12 +267,13 @@ struct OpenFile {
   size_t data_bytes = 0;
 };
 
-/// What a file whose checksum matches consists of.
+/// What a file consists of.
 struct Content {
   std::string header;
   torch::Tensor data;  // bytes, one-dimensional
 };
 
+/// Of a file whose checksum matches.
 /// @param keep_data false: the data is read, but the content has none
 Content read_content(const std::string& path, bool keep_data) {
   const OpenFile open_file(path);
@@ -266,7 +281,7 @@ Content read_content(const std::string& path, bool keep_data) {
   Content content{.header = open_file.header, .data = {}};
   const size_t position = hash_position(content.header);
   if (position == std::string::npos) {
-    refuse(path, "has no checksum, expected a file that this suite wrote");
+    refuse_snapshot(path, "has no checksum, expected a file that this suite wrote");
   }
   const std::string stored = content.header.substr(position, kNoHash.size());
   content.header.replace(position, kNoHash.size(), kNoHash);
@@ -282,7 +297,7 @@ Content read_content(const std::string& path, bool keep_data) {
     hash.update(piece, size);
   }
   if (hash.hex() != stored) {
-    refuse(path, "is damaged: its checksum does not match");
+    refuse_snapshot(path, "is damaged: its checksum does not match");
   }
   return content;
 }
@@ -293,57 +308,94 @@ bool is_whole(const std::string& path) {
     return true;
   } catch (const Error&) {
     return false;
+  } catch (const Malformed&) {
+    return false;
   }
 }
 
 /// One tensor of the header, checked against what is there.
 /// @param position where its data must begin; then where it ends
+/// @param may_copy what does not lie on an address that its dtype needs
 /// @return a view of the data
-torch::Tensor read_tensor(const std::string& path, const std::string& name,
-                          const ordered_json& entry, const torch::Tensor& data, size_t& position) {
-  const auto dtype = std::ranges::find(kDtypes, entry.at("dtype").get<std::string>(), &Dtype::name);
+torch::Tensor read_tensor(const std::string& name, const ordered_json& entry,
+                          const torch::Tensor& data, bool may_copy, size_t& position) {
+  const auto malformed = [&](const std::string& has, const std::string& expected) {
+    return Malformed(fmt::format("has tensor {} {}, expected {}", quote(name), has, expected));
+  };
+  const std::string dtype_name = entry.at("dtype").get<std::string>();
+  const auto dtype = std::ranges::find(kDtypes, dtype_name, &Dtype::name);
   if (dtype == std::end(kDtypes)) {
-    refuse(path, "has tensor " + quote(name) + " of unknown dtype");
+    throw malformed("of dtype " + quote(dtype_name), "F64, F32, F16, BF16, I64, I32, U8 or BOOL");
   }
+  const std::string shape_text = shorten(entry.at("shape").dump());
   if (!std::ranges::all_of(entry.at("shape"), &ordered_json::is_number_unsigned)) {
-    refuse(path, "has tensor " + quote(name) + " of impossible shape");  // 1.5 would be read as 1
+    throw malformed("of shape " + shape_text, "whole numbers");  // 1.5 would be read as 1
   }
   const auto shape = entry.at("shape").get<std::vector<int64_t>>();
   const size_t unit = c10::elementSize(dtype->type);
   size_t bytes = unit;
   for (const int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
-      refuse(path, "has tensor " + quote(name) + " of impossible shape");
+      throw malformed("of shape " + shape_text, "a size that fits into a file");
     }
   }
   if (bytes > data.nbytes() - position ||
       entry.at("data_offsets") != ordered_json{position, position + bytes}) {
-    refuse(path, "has tensor " + quote(name) + " outside of its data");
+    throw malformed(
+        "of " + std::to_string(bytes) + " bytes at " + shorten(entry.at("data_offsets").dump()),
+        fmt::format("one that begins at {} of {} bytes of data, and ends within them", position,
+                    data.nbytes()));
   }
-  torch::Tensor raw = data.narrow(0, static_cast<int64_t>(position), static_cast<int64_t>(bytes));
-  if (position % unit != 0) {
-    raw = raw.clone();
-  }
+  const torch::Tensor raw =
+      data.narrow(0, static_cast<int64_t>(position), static_cast<int64_t>(bytes));
   position += bytes;
-  return raw.view(dtype->type).view(shape);
+  // LibTorch looks at the distance from the data's beginning, the processor at the address.
+  const bool aligned = static_cast<size_t>(raw.storage_offset()) % unit == 0 &&
+                       reinterpret_cast<uintptr_t>(raw.const_data_ptr()) % unit == 0;
+  if (!aligned && !may_copy) {
+    throw malformed(fmt::format("of dtype {} that is not aligned", dtype_name),
+                    fmt::format("header and data before it of a multiple of {} bytes", unit));
+  }
+  return (aligned ? raw : raw.clone()).view(dtype->type).view(shape);
 }
 
-TensorFile parse(const std::string& path, const Content& content) {
+/// @param data bytes that the tensors are views of
+TensorFile parse(const std::string& header, const torch::Tensor& data, bool may_copy) {
   TensorFile file;
-  const ordered_json root = ordered_json::parse(content.header);
-  size_t position = 0;
+  const ordered_json root = ordered_json::parse(header);
+  std::vector<std::pair<std::string, ordered_json>> entries;
   for (const auto& [name, entry] : root.items()) {
     if (name == "__metadata__") {
       file.metadata = entry.get<std::map<std::string, std::string>>();
     } else {
-      file.tensors.emplace_back(name, read_tensor(path, name, entry, content.data, position));
+      entries.emplace_back(name, entry);
     }
   }
-  if (position != content.data.nbytes()) {
-    refuse(path,
-           fmt::format("holds {} bytes of data, expected {}", content.data.nbytes(), position));
+  // Other writers may list them in another order than they lie in.
+  std::ranges::stable_sort(entries, {}, [](const auto& entry) {
+    return entry.second.at("data_offsets").at(0).template get<size_t>();
+  });
+  size_t position = 0;
+  for (const auto& [name, entry] : entries) {
+    file.tensors.emplace_back(name, read_tensor(name, entry, data, may_copy, position));
+  }
+  if (position != data.nbytes()) {
+    throw Malformed(fmt::format("holds {} bytes of data, expected {}", data.nbytes(), position));
   }
   return file;
+}
+
+/// Of the exception that is being handled, if it is one of a file's content.
+std::string what_is_wrong() {
+  try {
+    throw;
+  } catch (const Malformed& error) {
+    return error.what();
+  } catch (const nlohmann::json::exception& error) {
+    return std::string("has a malformed header: ") + error.what();
+  } catch (const c10::Error& error) {
+    return std::string("cannot be read: ") + error.what_without_backtrace();
+  }
 }
 
 /// Without the checksum.
@@ -401,18 +453,42 @@ std::map<std::string, std::string> read_tensor_file_metadata(const std::string& 
     return ordered_json::parse(OpenFile(path).header)
         .at("__metadata__")
         .get<std::map<std::string, std::string>>();
-  } catch (const nlohmann::json::exception& error) {
-    refuse(path, std::string("has a malformed header: ") + error.what());
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    refuse_snapshot(path, what_is_wrong());
   }
 }
 
 TensorFile read_tensor_file(const std::string& path) {
   try {
-    return parse(path, read_content(path, /*keep_data=*/true));
-  } catch (const nlohmann::json::exception& error) {
-    refuse(path, std::string("has a malformed header: ") + error.what());
-  } catch (const c10::Error& error) {
-    refuse(path, std::string("cannot be read: ") + error.what_without_backtrace());
+    const Content content = read_content(path, /*keep_data=*/true);
+    return parse(content.header, content.data, /*may_copy=*/true);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    refuse_snapshot(path, what_is_wrong());
+  }
+}
+
+TensorFile map_tensor_file(const std::string& path) {
+  const auto file = std::make_shared<const MappedFile>(path);
+  const std::string_view bytes = file->bytes();
+  try {
+    uint64_t header_bytes = 0;
+    if (bytes.size() < sizeof(header_bytes)) {
+      throw Malformed(fmt::format("holds {} bytes, expected a safetensors file", bytes.size()));
+    }
+    std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+    check_header_size(header_bytes, bytes.size());
+    const std::string_view data = bytes.substr(sizeof(header_bytes) + header_bytes);
+    const torch::Tensor memory = torch::from_blob(
+        const_cast<char*>(data.data()), {static_cast<int64_t>(data.size())},
+        /*deleter=*/[file](void*) {}, torch::kUInt8);
+    return parse(std::string(bytes.substr(sizeof(header_bytes), header_bytes)), memory,
+                 /*may_copy=*/false);
+  } catch (...) {
+    refuse("data file {} {}", path, what_is_wrong());
   }
 }
 

@@ -56,18 +56,17 @@ torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
   return share;
 }
 
-Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
-                    const torch::Device& device) {
+Evaluation evaluate(Mlp& model, const Samples& samples, const torch::Device& device) {
   // 4,096 samples of a narrow model; activations of at most 16 MiB each of a wide one.
   constexpr int64_t kChunkElements = int64_t{1} << 22;
   const int64_t chunk_samples = std::clamp<int64_t>(kChunkElements / model->widest(), 1, 4096);
   const torch::NoGradGuard no_grad;
   Evaluation sums;
-  for (int64_t begin = 0; begin < input.size(0); begin += chunk_samples) {
-    const int64_t samples = std::min(chunk_samples, input.size(0) - begin);
-    const torch::Tensor chunk_target = target.narrow(0, begin, samples).to(device);
-    const torch::Tensor output =
-        model->forward(input.narrow(0, begin, samples).to(device)).to(torch::kFloat64);
+  for (int64_t begin = 0; begin < samples.size(); begin += chunk_samples) {
+    const int64_t end = std::min(begin + chunk_samples, samples.size());
+    const Samples chunk = samples.slice(begin, end).read();
+    const torch::Tensor chunk_target = chunk.target.to(device);
+    const torch::Tensor output = model->forward(chunk.input.to(device)).to(torch::kFloat64);
     const bool regression = output.size(1) == 1;
     const torch::Tensor loss =
         regression
@@ -77,7 +76,7 @@ Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor&
     if (!regression) {
       sums.correct += output.argmax(1).eq(chunk_target).sum().item<double>();
     }
-    sums.samples += static_cast<double>(samples);
+    sums.samples += static_cast<double>(end - begin);
   }
   return sums;
 }

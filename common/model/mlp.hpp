@@ -58,9 +58,12 @@ struct Evaluation {
 };
 
 /// Without gradients, in chunks that bound the memory.
+Evaluation evaluate(Mlp& model, const Samples& samples, const torch::Device& device);
 /// @param input  (samples, in_features) float32, on the host
 /// @param target (samples) int64 or (samples, 1) float32, on the host
-Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
-                    const torch::Device& device);
+inline Evaluation evaluate(Mlp& model, const torch::Tensor& input, const torch::Tensor& target,
+                           const torch::Device& device) {
+  return evaluate(model, Samples{input, target}, device);
+}
 
 }  // namespace ddp

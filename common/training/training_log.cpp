@@ -354,8 +354,7 @@ Evaluation TrainingLog::evaluate_over_ranks(const Dataset& dataset) {
   const int64_t test_size = dataset.test.size();
   const int64_t begin = test_size * rank_ / world_size_;
   const int64_t end = test_size * (rank_ + 1) / world_size_;
-  const Evaluation part = evaluate(model_, dataset.test.input.slice(0, begin, end),
-                                   dataset.test.target.slice(0, begin, end), device_);
+  const Evaluation part = evaluate(model_, dataset.test.slice(begin, end), device_);
   const torch::Tensor sums = gather_over_ranks({part.loss_sum, part.correct, part.samples}).sum(0);
   return {.loss_sum = sums[0].item<double>(),
           .correct = sums[1].item<double>(),

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "common/base/hash.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/data/dataset.hpp"
+#include "common/data/images/image_file.hpp"
 #include "common/data/tensor_file.hpp"
 #include "common/launch/launch_environment.hpp"
 #include "tools/submit/settings.hpp"
@@ -91,6 +93,45 @@ void read_idx(const std::string& bytes) {
   read_data("fashion-mnist", "train-images-idx3-ubyte", bytes);
 }
 
+/// As the user's own file with that ending.
+void read_data_file(const std::string& ending, const std::string& bytes) {
+  static const ScratchFolder folder("ddp-fuzz");
+  Options options;
+  options.dataset = folder.path() + "/fuzzed" + ending;
+  std::ofstream(options.dataset, std::ios::binary | std::ios::trunc) << bytes;
+  reads_or_refuses([&] {
+    is_one_line([&] {
+      const Dataset dataset = load_dataset(options);
+      if (dataset.train.read().input.size(0) != dataset.train.size() ||
+          dataset.test.read().target.size(0) != dataset.test.size()) {
+        throw std::logic_error("samples that are not there");
+      }
+    });
+  });
+}
+
+void read_table(const std::string& bytes) {
+  read_data_file(".csv", bytes);
+}
+
+void read_tensors(const std::string& bytes) {
+  read_data_file(".safetensors", bytes);
+}
+
+/// Either kind, and then as pixels of the size that it claims.
+void read_image(const std::string& bytes) {
+  constexpr size_t kMostBytes = size_t{1} << 24;
+  reads_or_refuses([&] {
+    is_one_line([&] {
+      const ImageShape shape = image_shape("i", bytes);
+      std::vector<uint8_t> pixels(std::min(shape.bytes(), kMostBytes));
+      if (pixels.size() == shape.bytes()) {
+        decode_image("i", bytes, shape, pixels.data());
+      }
+    });
+  });
+}
+
 void read_settings_file(const std::string& bytes) {
   reads_or_refuses([&] { is_one_line([&] { submit::parse_settings("s.yaml", bytes, "/home"); }); });
 }
@@ -161,6 +202,9 @@ const std::vector<FuzzedReader>& fuzzed_readers() {
       {"snapshot", read_snapshot},
       {"csv", read_csv},
       {"idx", read_idx},
+      {"table", read_table},
+      {"tensors", read_tensors},
+      {"image", read_image},
       {"settings", read_settings_file},
       {"node_list", read_node_list},
       {"environment", read_environment},

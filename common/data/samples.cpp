@@ -1,0 +1,101 @@
+#include "common/data/samples.hpp"
+
+#include <cstring>
+#include <vector>
+
+namespace ddp {
+namespace {
+
+/// to[i] = from[order[i]]. Both contiguous.
+void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
+               const torch::Tensor& to) {
+  const int64_t all_rows = from.size(0);
+  const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
+  const char* const source = static_cast<const char*>(from.const_data_ptr());
+  char* target = static_cast<char*>(to.mutable_data_ptr());
+  for (int64_t i = 0; i < rows; ++i, target += row_bytes) {
+    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
+                "), got ", order[i]);
+    std::memcpy(target, source + static_cast<size_t>(order[i]) * row_bytes, row_bytes);
+  }
+}
+
+/// As torchvision's ToTensor.
+void scale_pixels(const uint8_t* pixels, size_t count, float* to) {
+  constexpr float kWhite = 255;
+  for (size_t i = 0; i < count; ++i) {
+    to[i] = static_cast<float>(pixels[i]) / kWhite;
+  }
+}
+
+/// @param row_of returns the pixels of a row
+template <typename RowOf>
+void scale_rows(const RowOf& row_of, const int64_t* order, int64_t rows, const torch::Tensor& to) {
+  const auto features = static_cast<size_t>(to.stride(0));
+  float* target = to.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < rows; ++i, target += features) {
+    scale_pixels(row_of(order[i]), features, target);
+  }
+}
+
+}  // namespace
+
+int64_t Samples::in_features() const {
+  return images != nullptr ? static_cast<int64_t>(images->shape().bytes()) : input.size(1);
+}
+
+Samples Samples::slice(int64_t begin, int64_t end) const {
+  if (rows.defined()) {
+    return {input, target, rows.slice(0, begin, end), images};
+  }
+  TORCH_CHECK(images == nullptr, "Expected images with rows");
+  return {input.slice(0, begin, end), target.slice(0, begin, end)};
+}
+
+Samples Samples::read() const {
+  if (!rows.defined()) {
+    return {as_features(input), target};
+  }
+  Samples all = room_for(size());
+  gather_rows(*this, rows.const_data_ptr<int64_t>(), size(), all);
+  return all;
+}
+
+Samples Samples::room_for(int64_t size, const torch::TensorOptions& place) const {
+  const auto room = [&](std::vector<int64_t> sizes, torch::ScalarType dtype) {
+    sizes[0] = size;
+    return torch::empty(sizes, place.dtype(dtype == torch::kUInt8 ? torch::kFloat32 : dtype));
+  };
+  return {images != nullptr ? room({size, in_features()}, torch::kFloat32)
+                            : room(input.sizes().vec(), input.scalar_type()),
+          room(target.sizes().vec(), target.scalar_type())};
+}
+
+void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const Samples& to) {
+  if (from.images != nullptr) {
+    thread_local std::vector<uint8_t> pixels;
+    pixels.resize(from.images->shape().bytes());
+    const auto decoded = [&](int64_t row) {
+      from.images->decode(static_cast<size_t>(row), pixels.data());
+      return pixels.data();
+    };
+    scale_rows(decoded, order, rows, to.input);
+  } else if (from.input.scalar_type() == torch::kUInt8) {
+    const int64_t all_rows = from.input.size(0);
+    const auto stored = [&, features = from.input.stride(0)](int64_t row) {
+      TORCH_CHECK(row >= 0 && row < all_rows, "Expected an index in [0, ", all_rows, "), got ",
+                  row);
+      return from.input.const_data_ptr<uint8_t>() + row * features;
+    };
+    scale_rows(stored, order, rows, to.input);
+  } else {
+    copy_rows(from.input, order, rows, to.input);
+  }
+  copy_rows(from.target, order, rows, to.target);
+}
+
+torch::Tensor as_features(const torch::Tensor& input) {
+  return input.scalar_type() == torch::kUInt8 ? input.to(torch::kFloat32).div_(255) : input;
+}
+
+}  // namespace ddp
