@@ -182,6 +182,19 @@ TEST_CASE("pieces: one process, times and bandwidths, and no file left", "[micro
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);  // out.json
 }
 
+TEST_CASE("pieces: the same pictures, decoded and as tensors", "[micro]") {
+  const ScratchFolder folder("ddp-micro");
+  const MicroResults results = run_micro(
+      {.suite = "pieces", .device = "cpu", .min_seconds = 0.001, .filter = "images/"}, folder);
+  REQUIRE(results.pieces.size() == 2);
+  CHECK(results.pieces[0].name == "images/jpeg");
+  CHECK(results.pieces[1].name == "images/tensors");
+  for (const PieceResult& piece : results.pieces) {
+    check_times(piece.time_us);
+    CHECK(piece.bytes == 64 * 224 * 224 * 3);
+  }
+}
+
 TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
       {"", {"--suite", "missing"}},

@@ -2,7 +2,10 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <turbojpeg.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 
@@ -12,6 +15,7 @@
 #include "common/base/scratch_folder.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
+#include "common/data/tensor_file.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/data_parallel.hpp"
@@ -68,17 +72,16 @@ Exercise piece(
           .prepare = [prepare](std::int64_t) { prepare(); }};
 }
 
-/// The loader of stage 01 over synthetic samples, batch by batch, epoch after epoch.
+/// The loader of stage 01, batch by batch, epoch after epoch.
 struct EndlessLoader {
-  EndlessLoader(const Model& model, const torch::Device& device)
-      : samples{torch::randn({kSamples, model.layers.front()}),
-                torch::randint(model.layers.back(), {kSamples}, torch::kInt64)},
-        sampler(kSamples, /*seed=*/0),
-        loader(samples, sampler, {.batch_per_rank = model.batch_per_rank, .device = device}) {}
+  EndlessLoader(const Samples& all, std::int64_t batch_per_rank, const torch::Device& device)
+      : samples(all),
+        sampler(all.size(), /*seed=*/0),
+        loader(samples, sampler, {.batch_per_rank = batch_per_rank, .device = device}) {}
 
   /// Begins anew if the next batch would be the first of an epoch.
   void prepare() {
-    if (++batch >= kSamples / loader.batch_per_rank()) {
+    if (++batch >= samples.size() / loader.batch_per_rank()) {
       iterator = loader.begin();
       batch = 1;
     }
@@ -88,11 +91,13 @@ struct EndlessLoader {
   RandomSampler sampler;
   DataLoader loader;
   DataLoader::Iterator iterator{nullptr};
-  std::int64_t batch = kSamples;
+  std::int64_t batch = samples.size();
 };
 
 Exercise load_batch(const Model& model, const torch::Device& device) {
-  const auto endless = std::make_shared<EndlessLoader>(model, device);
+  const Samples synthetic{torch::randn({kSamples, model.layers.front()}),
+                          torch::randint(model.layers.back(), {kSamples}, torch::kInt64)};
+  const auto endless = std::make_shared<EndlessLoader>(synthetic, model.batch_per_rank, device);
   const std::int64_t bytes =
       model.batch_per_rank * (model.layers.front() * kFloatBytes + kClassBytes);
   return piece(
@@ -102,6 +107,79 @@ Exercise load_batch(const Model& model, const torch::Device& device) {
         benchmark::DoNotOptimize((*endless->iterator).input.const_data_ptr());
       },
       [endless] { endless->prepare(); });
+}
+
+/// 160 pictures as JPEG files, and their pixels as a safetensors file. A fifth is held out.
+class Pictures {
+ public:
+  static constexpr std::int64_t kCount = 160;
+  static constexpr std::int64_t kBatch = 64;
+  static constexpr std::int64_t kSide = 224;
+  static constexpr std::int64_t kBytes = kSide * kSide * 3;
+
+  Pictures() {
+    torch::manual_seed(0);
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      // Surfaces, edges and a little noise, as photographs have them: 28 coarse patches a side.
+      const torch::Tensor patches = torch::rand({kSide / 8, 1, kSide / 8, 1, 3}) * 230;
+      const torch::Tensor picture = patches.expand({-1, 8, -1, 8, -1}).reshape({kSide, kSide, 3}) +
+                                    torch::rand({kSide, kSide, 3}) * 25;
+      save(
+          picture.to(torch::kUInt8).contiguous(),
+          folder_.path() + (i < kCount / 2 ? "/jpeg/a/" : "/jpeg/b/") + std::to_string(i) + ".jpg");
+    }
+    const ImageFolder images(jpeg_path());
+    const torch::Tensor pixels = torch::empty({kCount, kBytes}, torch::kUInt8);
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      images.decode(static_cast<size_t>(i), pixels.mutable_data_ptr<uint8_t>() + i * kBytes);
+    }
+    write_tensor_file(
+        tensors_path(),
+        {{}, {{"features", pixels}, {"labels", torch::tensor(images.labels(), torch::kInt64)}}});
+  }
+
+  std::string jpeg_path() const { return folder_.path() + "/jpeg"; }
+  std::string tensors_path() const { return folder_.path() + "/pictures.safetensors"; }
+
+ private:
+  static void save(const torch::Tensor& picture, const std::string& path) {
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    const tjhandle encoder = tjInitCompress();
+    unsigned char* bytes = nullptr;
+    unsigned long size = 0;
+    const int failed = tjCompress2(encoder, picture.const_data_ptr<uint8_t>(), kSide, 0, kSide,
+                                   TJPF_RGB, &bytes, &size, TJSAMP_420, /*jpegQual=*/90, 0);
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+    tjFree(bytes);
+    tjDestroy(encoder);
+    TORCH_CHECK(failed == 0, "Expected a JPEG file, got no ", path);
+  }
+
+  ScratchFolder folder_{"bench-micro"};
+};
+
+/// A batch of pictures, as a loader reads them in every epoch.
+Exercise load_pictures(bool decode, const torch::Device& device) {
+  const auto pictures = std::make_shared<const Pictures>();
+  Options options;
+  options.dataset = decode ? pictures->jpeg_path() : pictures->tensors_path();
+  const auto endless =
+      std::make_shared<EndlessLoader>(load_dataset(options).train, Pictures::kBatch, device);
+  Exercise exercise = piece(
+      Pictures::kBatch * Pictures::kBytes,
+      [endless, pictures] {
+        ++endless->iterator;
+        benchmark::DoNotOptimize((*endless->iterator).input.const_data_ptr());
+      },
+      [endless] { endless->prepare(); });
+  exercise.report = [report = exercise.report](const Series& series,
+                                               benchmark::UserCounters& counters) {
+    report(series, counters);
+    counters["images_per_second"] =
+        static_cast<double>(Pictures::kBatch) / bench::median(series.slowest()).value_or(0);
+  };
+  return exercise;
 }
 
 /// One step of stage 02, up to its backward.
@@ -243,6 +321,10 @@ std::vector<Entry> piece_entries(const MicroOptions& options) {
     add_replicated("scatter/", scatter_batch);
     add_replicated("replicate/", replicate_model);
     add_replicated("gather/", gather_outputs);
+  }
+  for (const bool decode : {true, false}) {
+    add(decode ? "images/jpeg" : "images/tensors",
+        [decode](const torch::Device& device) { return load_pictures(decode, device); });
   }
   add("parallel_apply", [&options](const torch::Device&) {
     const size_t replicas = set_devices(options.stage).size();
