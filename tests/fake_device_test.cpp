@@ -379,7 +379,7 @@ TEST_CASE("tensors of two devices do not meet in an operator", "[fake]") {
 }
 
 TEST_CASE("the loader's batches arrive though the host runs ahead", "[fake]") {
-  const Options options = small_options();
+  Options options = small_options();
   const ddp::Dataset dataset = ddp::load_dataset(options);
   const auto batches_on = [&](const torch::Device& device) {
     ddp::RandomSampler sampler(dataset, options);
@@ -403,9 +403,13 @@ TEST_CASE("the loader's batches arrive though the host runs ahead", "[fake]") {
     set_free_memory(free_memory);
     for (const StreamOrder order : kBothOrders) {
       set_stream_order(order);
-      CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
-      // In memory that the stream is still to overwrite for the one before.
-      CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
+      for (const int workers : {0, 1, 3}) {
+        options.workers = workers;
+        INFO(workers << " workers, order " << static_cast<int>(order));
+        CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
+        // In memory that the stream is still to overwrite for the one before.
+        CHECK(std::ranges::equal(batches_on(fake_device(3)), expected, equal));
+      }
     }
   }
   set_free_memory(0);
