@@ -554,6 +554,28 @@ TEST_CASE("an epoch that is left early begins anew, and threads end with their l
   }
 }
 
+TEST_CASE("workers read batches of another size from the next epoch on", "[workers]") {
+  const Folder folder;
+  write_folder(folder, "f", {4, 4, 3});
+  const ddp::Samples samples = load(folder.file("f")).train;
+  ddp::RandomSampler sampler(samples.size(), 0);
+  ddp::DataLoader loader(samples, sampler, {.batch_per_rank = 48, .workers = 3});
+  ddp::DataLoader alone(samples, sampler, {.batch_per_rank = 48});
+  for (const int64_t batch : {1, 48, 5, 2, 11}) {
+    loader.begin();  // and is given up
+    loader.set_batch(batch, 2);
+    alone.set_batch(batch, 2);
+    auto expected = alone.begin();
+    for (const ddp::Batch& item : loader) {
+      REQUIRE(torch::equal(item.input, (*expected).input));
+      REQUIRE(torch::equal(item.target, (*expected).target));
+      REQUIRE(item.completes_step == (*expected).completes_step);
+      ++expected;
+    }
+    REQUIRE_FALSE(expected != nullptr);
+  }
+}
+
 TEST_CASE("the ring is bounded, and an exception comes when its batch is taken", "[workers]") {
   std::atomic<int64_t> begun = 0;
   ddp::Prefetcher ring(3, 4, [&](int64_t batch, size_t) {

@@ -384,6 +384,10 @@ TEST_CASE("the loader's batches arrive though the host runs ahead", "[fake]") {
   const auto batches_on = [&](const torch::Device& device) {
     ddp::RandomSampler sampler(dataset, options);
     ddp::DataLoader loader(dataset.train, sampler, options, device);
+    for (const int64_t batch : {7, 3, 10}) {  // epochs that are given up while copies are under way
+      loader.begin();
+      loader.set_batch(batch, 1);
+    }
     std::vector<torch::Tensor> kept;
     for (const int64_t epoch : {0, 1}) {
       loader.set_epoch(epoch);
@@ -432,6 +436,45 @@ TEST_CASE("samples stay on a device with room for four times as much", "[fake]")
   CHECK(fits());
   unsetenv("DDP_RESIDENT_MIB");
   CHECK_FALSE(fits());
+  set_free_memory(0);
+}
+
+TEST_CASE("a loader that is resharded is what one made for that device is", "[fake]") {
+  Options options = small_options();
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler(dataset, options);
+  const auto batches_of = [](ddp::DataLoader& loader) {
+    std::vector<torch::Tensor> batches;
+    for (const ddp::Batch& batch : loader) {
+      CHECK(loader.unpadded_samples() == batch.size());
+      batches.push_back(batch.rows.defined() ? batch.input.index_select(0, batch.rows).cpu()
+                                             : batch.input.clone().cpu());
+    }
+    return batches;
+  };
+  const auto equal = [](const auto& a, const auto& b) { return a.equal(b); };
+  for (const int workers : {0, 2}) {
+    options.workers = workers;
+    ddp::DataLoader loader(dataset, options);
+    const std::vector<torch::Tensor> expected = batches_of(loader);
+    for (const std::string speedup : {"graph", "none", "graph"}) {
+      options.speedup = speedup;
+      for (const size_t free_memory : {size_t{1} << 30, size_t{0}, size_t{1} << 30}) {
+        INFO(workers << " workers, " << speedup << ", " << free_memory << " bytes free");
+        set_free_memory(free_memory);
+        loader.begin();
+        loader.reshard(std::make_unique<ddp::RandomSampler>(dataset, options), options,
+                       fake_device(2));
+        CHECK(std::ranges::equal(batches_of(loader), expected, equal));
+        CHECK(loader.batch().rows.defined() == (speedup == "graph" && free_memory > 0));
+        CHECK(loader.samples().input.device() ==
+              (free_memory > 0 ? fake_device(2) : torch::Device(torch::kCPU)));
+        ddp::DataLoader made(dataset.train, sampler, options, fake_device(2));
+        CHECK(std::ranges::equal(batches_of(made), expected, equal));
+        CHECK(made.batch().rows.defined() == loader.batch().rows.defined());
+      }
+    }
+  }
   set_free_memory(0);
 }
 
