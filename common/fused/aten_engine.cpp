@@ -51,6 +51,10 @@ class AtenEngine : public Engine {
         regression_(storage_.back().out() == 1),
         max_samples_(max_samples) {
     const torch::NoGradGuard no_grad;
+    // First of all: what it takes is free again for what a step takes.
+    fuses_relu_ =
+        std::all_of(storage_.begin(), storage_.end() - 1,
+                    [&](const LinearStorage& layer) { return can_fuse_relu(layer, max_samples); });
     const torch::TensorOptions options = storage_.front().weight.options().requires_grad(false);
     activations_.push_back(torch::zeros({max_samples, storage_.front().in()}, options));
     // The input has no gradient; that of the outputs has two stages, see differentiate_loss().
@@ -66,9 +70,6 @@ class AtenEngine : public Engine {
     targets_ = regression_ ? torch::zeros({max_samples, 1}, options)
                            : torch::zeros({max_samples}, options.dtype(torch::kInt64));
     squares_ = torch::zeros({regression_ ? max_samples : 0, 1}, options);
-    fuses_relu_ =
-        std::all_of(storage_.begin(), storage_.end() - 1,
-                    [&](const LinearStorage& layer) { return can_fuse_relu(layer, max_samples); });
   }
 
   void load(const Work& work) override {
