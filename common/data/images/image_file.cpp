@@ -41,15 +41,15 @@ class Png {
     if (png_image_begin_read_from_memory(&image_, bytes.data(), bytes.size()) == 0) {
       fail();
     }
-    if ((image_.format & PNG_FORMAT_FLAG_LINEAR) != 0) {
-      refuse_image(path, "has 16 bits per channel, expected 8");
-    }
   }
   ~Png() { png_image_free(&image_); }
   Png(const Png&) = delete;
   Png& operator=(const Png&) = delete;
 
   ImageShape shape() const {
+    if ((image_.format & PNG_FORMAT_FLAG_LINEAR) != 0) {
+      refuse_image(path_, "has 16 bits per channel, expected 8");
+    }
     return checked(path_, image_.width, image_.height,
                    (image_.format & PNG_FORMAT_FLAG_COLOR) != 0 ? 3 : 1);
   }
