@@ -170,8 +170,10 @@ void DataLoader::start_workers() {
     prefetcher_ = std::make_unique<Prefetcher>(options_.workers, std::ssize(slots_), fill);
   }
   plan_.clear();
-  for (Place place; is_in_epoch(place); place = after(place)) {
-    plan_.emplace_back(place.position, batch_samples(place));
+  for (Place place; is_in_epoch(place);) {
+    const Place following = after(place);
+    plan_.emplace_back(place.position, following.position - place.position);
+    place = following;
   }
   for (const Slot& slot : slots_) {
     slot.wait_for_copy();  // in the epoch before
@@ -244,18 +246,13 @@ bool DataLoader::is_in_epoch(const Place& place) const {
   return place.step * samples_per_step() < sampler_->epoch_samples();
 }
 
-int64_t DataLoader::step_end(const Place& place) const {
-  return std::min((place.step + 1) * options_.batch_per_rank * options_.accumulate,
-                  sampler_->indices().size(0));
-}
-
-int64_t DataLoader::batch_samples(const Place& place) const {
-  return std::clamp(step_end(place) - place.position, int64_t{0}, options_.batch_per_rank);
-}
-
 DataLoader::Place DataLoader::after(const Place& place) const {
-  const int64_t position = place.position + batch_samples(place);
-  return {place.step + (position >= step_end(place) ? 1 : 0), position};
+  const int64_t step_end =
+      std::min((place.step + 1) * options_.batch_per_rank * options_.accumulate,
+               sampler_->indices().size(0));
+  const int64_t position =
+      place.position + std::clamp(step_end - place.position, int64_t{0}, options_.batch_per_rank);
+  return {place.step + (position >= step_end ? 1 : 0), position};
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -270,8 +267,9 @@ DataLoader::Iterator DataLoader::begin() {
   if (options_.resident) {
     order_ = order_.to(options_.device);
   }
-  if (batch_samples(place_) > reserved_) {
-    reserve(batch_samples(place_));  // the sampler's epochs differ in length
+  const int64_t most = after(place_).position;
+  if (most > reserved_) {
+    reserve(most);  // the sampler's epochs differ in length
   }
   if (options_.workers > 0 && !options_.resident) {
     start_workers();
@@ -291,7 +289,8 @@ void DataLoader::next() {
     batch_.observer->end_epoch();
     return;
   }
-  const Samples& tensors = gather(place_.position, batch_samples(place_));
+  const Place following = after(place_);
+  const Samples& tensors = gather(place_.position, following.position - place_.position);
   batch_.input = tensors.input;
   batch_.target = tensors.target;
   const int64_t step_samples = samples_per_step();
@@ -299,9 +298,8 @@ void DataLoader::next() {
       static_cast<double>(
           std::min(step_samples, sampler_->epoch_samples() - place_.step * step_samples)) /
       sampler_->num_replicas();
-  const int64_t step = place_.step;
-  place_ = after(place_);
-  batch_.completes_step = place_.step > step;
+  batch_.completes_step = following.step > place_.step;
+  place_ = following;
   batch_.observer->begin_batch(batch_);
   batch_.observer->begin(Phase::kForward);
 }

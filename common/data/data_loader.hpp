@@ -183,10 +183,7 @@ class DataLoader {
 
   int64_t samples_per_step() const;  // of all processes
   bool is_in_epoch(const Place& place) const;
-  int64_t step_end(const Place& place) const;  // in the sampler's indices
-  /// Of this process's batch at `place`.
-  int64_t batch_samples(const Place& place) const;
-  Place after(const Place& place) const;
+  Place after(const Place& place) const;  // one batch further
   void next();
   void set_up();
   void reserve(int64_t samples);
