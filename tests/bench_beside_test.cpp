@@ -144,6 +144,13 @@ TEST_CASE("the peer c10d runs on each of the stages' backends", "[bench]") {
   }
 }
 
+TEST_CASE("a peer that has no CPU is left out there, with a word", "[bench]") {
+  FakeBench bench;
+  CHECK(any_contains(
+      bench.print({"--models", "T", "--device", "cpu", "--peers", "libtorch", "--dry-run"}),
+      "# not run: libtorch data_parallel (it computes on a GPU only)"));
+}
+
 TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[bench]") {
   FakeBench bench;
   bench.install("path/srun", kFakeSrun);

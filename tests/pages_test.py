@@ -437,7 +437,8 @@ class Performance(unittest.TestCase):
         written = io.StringIO()
         with contextlib.redirect_stdout(written):
             performance_table.main(["--peers", str(ROOT / "results/peers.json.gz")])
-        cpus, gpus, nothing = written.getvalue().strip().split("\n\n")
+        best, cpus, gpus, nothing = written.getvalue().strip().split("\n\n")
+        self.assertIn(f"\n\n{best}\n\n", (ROOT / "README.md").read_text())
         self.assertIn("| tensorflow mirrored | 2 |", cpus)
         self.assertEqual(nothing, "On GPUs nothing has been measured yet.")
         for block in (cpus, gpus, nothing):

@@ -8,6 +8,7 @@ Exit code 0 if every check holds, else 1. The checks run two at a time: most of 
 import concurrent.futures
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -175,6 +176,14 @@ def check_bad_arguments():
         (["1", "1", "--nprocs", "2", "--optimizer", "adam"], "--optimizer", "plain SGD"),
     ]:
         check_one_line(run([*REDUCER, *case]), 2, *words, name="peer_c10d")
+    if (pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib" / "libtorch_cuda.so").exists():
+        libtorch = str(BIN_DIR / "peer_libtorch")
+        for case, *words in [
+            (["1", "1", "--nprocs", "2", "--device", "cpu"], "the device is cpu", "expected CUDA devices"),
+            (["1", "1", "--nprocs", "2", "--speedup", "fused"], "--speedup is fused", "expected none"),
+            (["1", "1", "--nprocs", "2", "--variant", "reducer"], "--variant", '"reducer"', "data_parallel"),
+        ]:
+            check_one_line(run([libtorch, *case]), 2, *words, name="peer_libtorch")
     # An interpreter without torch, and data that is not whole.
     check_one_line(run([sys.executable, "-S", *PEER[1:], "1", "1"]), 2, "cannot import", "install.sh pytorch")
     with tempfile.TemporaryDirectory() as folder:

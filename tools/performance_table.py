@@ -104,28 +104,37 @@ def tables_of(report):
 
 
 def print_peers(report, model="S"):
-    """What each program takes, on CPUs and, the same rows, on GPUs."""
+    """Each peer at its best, for the first page; then what each program takes, on CPUs and, the same rows, on GPUs."""
     ours = ("01_single_gpu", "03_ddp_spawn", "04_ddp_launcher")
     measured = [run for run in report.runs if run["model"] == model and run["speedup"] == "none" and run["world_size"] <= 2
                 and (run["kind"] == "peer" or run["stage"] in ours and run["variant"] == "main")]
-    names = list(dict.fromkeys((run["world_size"], run["stage"], run["variant"]) for run in measured))
+
+    def us(ranks, device):
+        return report.best(model, kind="stage", variant="main", speedup="none", world_size=ranks, device=device,
+                           stage="01_single_gpu" if ranks == 1 else "03_ddp_spawn")
+
+    def facts(run):
+        ratio = report.ratio(us(run["world_size"], run["device"]), run) if run["kind"] == "peer" else None
+        return [run["lines_of_code"], run["step_ms"]["median"], ratio, run["job_peak_rss_mib"], run["startup_ms"] / 1e3]
+
+    def name_of(run):
+        return run["stage"] + (f" {run['variant']}" if run["variant"] != "main" else "")
+
+    head = ["lines", "step, ms", "ours / it", "memory, MiB", "start-up, s"]
+    stages = dict.fromkeys(run["stage"] for run in measured if run["kind"] == "peer")
+    best = [us(2, "cpu"), *(report.best(model, kind="peer", stage=stage, world_size=2, device="cpu") for stage in stages)]
+    print_table([f"{model}, two ranks on CPUs", *head], [(name_of(run), facts(run)) for run in best if run])
+    names = dict.fromkeys((run["world_size"], run["stage"], name_of(run), run["variant"]) for run in measured)
     for device, devices in (("cpu", "CPU"), ("cuda", "GPU")):
-        def row(ranks, stage, variant):
-            wanted = {"stage": stage, "variant": variant, "world_size": ranks, "device": device, "speedup": "none"}
-            run = report.best(model, **wanted)
-            us = report.best(model, kind="stage", variant="main", speedup="none", world_size=ranks, device=device,
-                             stage="01_single_gpu" if ranks == 1 else "03_ddp_spawn")
-            ratio = report.ratio(us, run) if run and run["kind"] == "peer" else None
-            facts = [None] * 5
-            if run:
-                facts = [run["lines_of_code"], run["step_ms"]["median"], ratio, run["job_peak_rss_mib"], run["startup_ms"] / 1e3]
-            return stage + (f" {variant}" if variant != "main" else ""), [ranks, *facts]
+        def row(ranks, stage, name, variant):
+            run = report.best(model, stage=stage, variant=variant, world_size=ranks, device=device, speedup="none")
+            return name, [ranks, *(facts(run) if run else [None] * len(head))]
 
         rows = [row(*name) for name in sorted(names, key=lambda name: (name[0], name[1] not in ours))]
-        print_table([f"{model} on {devices}s", "ranks", "lines", "step, ms", "ours / it", "memory, MiB", "start-up, s"], rows)
+        print()
+        print_table([f"{model} on {devices}s", "ranks", *head], rows)
         if not any(run["device"] == device for run in measured):
             print(f"\nOn {devices}s nothing has been measured yet.")
-        print("\n" * (device == "cpu"), end="")
 
 
 def print_table(head, rows):

@@ -7,20 +7,18 @@
 
 #include <torch/types.h>
 
-#include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "bench/peers/reducer.hpp"
+#include "bench/peers/run_peer.hpp"
 #include "common/backends/device.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
 #include "common/launch/options.hpp"
-#include "common/launch/spawn.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/process_group.hpp"
@@ -130,33 +128,11 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--list-variants") == 0) {
-    std::printf("%s\n",
-                nlohmann::json{{"variant", kVariant},
-                               {"description", "c10d::Reducer with bucket views, fused SGD"},
-                               {"min_processes", 2},
-                               {"max_processes", nullptr},
-                               {"devices", {"cpu", "cuda"}}}
-                    .dump()
-                    .c_str());
-    return 0;
-  }
-  // The one option that the stages do not have.
-  std::vector<char*> arguments;
-  for (int i = 0; i < argc; ++i) {
-    const bool variant = i + 1 < argc && std::strcmp(argv[i], "--variant") == 0;
-    if (variant && std::strcmp(argv[i + 1], kVariant) != 0) {
-      std::fprintf(stderr, "peer_c10d: error: --variant is \"%s\", expected %s\n", argv[i + 1],
-                   kVariant);
-      return static_cast<int>(ddp::ExitCode::kUsage);
-    }
-    if (variant) {
-      ++i;
-    } else {
-      arguments.push_back(argv[i]);
-    }
-  }
-  const int count = static_cast<int>(arguments.size());
-  arguments.push_back(nullptr);
-  return ddp::spawn(count, arguments.data(), train);
+  return ddp::run_peer(argc, argv,
+                       {.name = "peer_c10d",
+                        .variant = kVariant,
+                        .description = "c10d::Reducer with bucket views, fused SGD",
+                        .min_processes = 2,
+                        .devices = {"cpu", "cuda"}},
+                       train, ddp::spawn);
 }

@@ -24,9 +24,11 @@ def train(options, dataset, model, log, device):
     for epoch in range(options.total_epochs):
         loader.set_epoch(epoch)
         log.begin_epoch(epoch)
+        if compiled:
+            torch.compiler.set_stance("default")
         for inputs, targets, share in loader:
-            if compiled:  # the last, smaller batch of an epoch is not worth a compilation of its own
-                torch.compiler.set_stance("default" if len(inputs) == options.batch_per_rank else "force_eager")
+            if compiled and len(inputs) < options.batch_per_rank:  # an epoch's last batch, not worth a compilation of its own
+                torch.compiler.set_stance("force_eager")
             log.begin(FORWARD)
             loss = loss_of(parallel_model(inputs), targets, share)
             log.begin(BACKWARD)

@@ -70,6 +70,8 @@ const std::vector<PeerVariant>& known_peers() {
       {"tensorflow", "single", true, "tensorflow_training.py", "cpu", Start::kReplicas},
       {"tensorflow", "mirrored", false, "tensorflow_training.py", "cpu", Start::kReplicas},
       {"c10d", "reducer", false, "c10d.cpp", "", Start::kSpawn, /*built_here=*/true},
+      {"libtorch", "data_parallel", false, "libtorch.cpp", "cuda", Start::kReplicas,
+       /*built_here=*/true},
   };
   return peers;
 }

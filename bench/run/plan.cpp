@@ -323,9 +323,9 @@ class Planner {
         continue;
       }
       if (!peer.device.empty() && peer.device != settings_.device) {
-        if (settings_.device == "cuda") {
-          leave_out_once(peer.peer + " " + peer.variant, "it computes on a CPU only");
-        }
+        leave_out_once(
+            peer.peer + " " + peer.variant,
+            fmt::format("it computes on a {} only", peer.device == "cuda" ? "GPU" : "CPU"));
         continue;
       }
       if (!peer.built_here) {
@@ -334,7 +334,8 @@ class Planner {
       work.program = {peer.peer, peer.peer, peer.variant, peer.start, false};
       const bool replicas = peer.start == Start::kReplicas;
       const std::vector<std::string> backends =
-          peer.built_here ? backends_ : std::vector<std::string>{replicas ? "none" : own};
+          peer.built_here && !replicas ? backends_
+                                       : std::vector<std::string>{replicas ? "none" : own};
       for (const int world_size : world_sizes_) {
         if ((world_size == 1) == peer.one_process) {
           for (const std::string& backend : backends) {

@@ -112,9 +112,10 @@ void add_what(OptionGroup group, Settings& settings) {
   add_choices(group, "--shard-optimizer", settings.shard_optimizer, {"no", "yes"},
               "no, yes, for stages that communicate (default: no)");
   add_choices(group, "--peers", settings.peers,
-              {"pytorch", "accelerate", "fabric", "tensorflow", "c10d"},
+              {"pytorch", "accelerate", "fabric", "tensorflow", "c10d", "libtorch"},
               "others on the same work: pytorch, accelerate, fabric, tensorflow (installed when "
-              "first asked for), c10d (the engine of PyTorch's DDP under the same C++ loop)");
+              "first asked for), c10d (the engine of PyTorch's DDP under the same C++ loop), "
+              "libtorch (its data_parallel, on GPUs)");
   group.integer("--nodes", settings.nodes, 1, 65536, "",
                 "of the allocation, for srun (default: 1)");
   const Choices devices = {"auto", "cpu", "cuda"};
