@@ -1,10 +1,10 @@
 #include "common/base/watchdog.hpp"
 
 #include <algorithm>
-#include <condition_variable>
 #include <csignal>
-#include <mutex>
 #include <utility>
+
+#include "common/base/sleep.hpp"
 
 namespace ddp {
 namespace {
@@ -39,11 +39,8 @@ void Watchdog::run(const std::stop_token& stop) {
   Clock::time_point since{};
   bool told_slow = false;
   bool told_late = false;
-  std::mutex mutex;
-  std::condition_variable_any sleep;
-  std::unique_lock<std::mutex> lock(mutex);
   Clock::time_point last_look = Clock::now();
-  while (!sleep.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
+  while (sleep_unless_stopped(stop, interval)) {
     // A process that was stopped, by SIGSTOP or a debugger, could not get further.
     const auto slept = Clock::now() - std::exchange(last_look, Clock::now());
     since += slept > 2 * interval + kLongestInterval ? slept : Clock::duration::zero();

@@ -5,16 +5,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <future>
-#include <mutex>
 #include <regex>
 #include <utility>
 
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/base/sleep.hpp"
 #include "common/launch/spawn.hpp"
 
 namespace ddp {
@@ -114,11 +113,8 @@ CollectiveWatch::CollectiveWatch(std::chrono::milliseconds timeout, GetsFurther 
 
 void CollectiveWatch::look(const GetsFurther& gets_further, const std::stop_token& stop) {
   const Watchdog::Watch watch(watchdog_);
-  std::mutex mutex;
-  std::condition_variable_any sleep;
-  std::unique_lock<std::mutex> lock(mutex);
   uint64_t last_call = calls_;
-  while (!sleep.wait_for(lock, stop, kLook, [&] { return stop.stop_requested(); })) {
+  while (sleep_unless_stopped(stop, kLook)) {
     const uint64_t call = calls_;
     if (gets_further() && (call % 2 == 0 || call != last_call)) {
       watchdog_.progress();

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <system_error>
 
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/base/sleep.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/launch/stop_request.hpp"
 #include "common/parallel/rendezvous.hpp"
@@ -43,16 +42,13 @@ std::string sign_of(const std::string& key) {
 
 void give_signs(c10d::Store& store, const std::string& key, const std::string& sign,
                 const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any never;
-  std::unique_lock<std::mutex> lock(mutex);
   for (int64_t count = 1; !stop.stop_requested(); ++count) {
     try {
       store.set(sign, sign_of(key) + std::to_string(count));
     } catch (const std::exception&) {
       return;  // the launcher's store is gone, and so will be this process
     }
-    never.wait_for(lock, stop, sign_interval(store), [] { return false; });
+    sleep_unless_stopped(stop, sign_interval(store));
   }
 }
 
