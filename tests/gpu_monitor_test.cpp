@@ -47,3 +47,16 @@ TEST_CASE("GPU usage is that of the GPUs that a run uses", "[used]") {
   monitor.sample();
   CHECK(!monitor.take());
 }
+
+TEST_CASE("a GPU that NVML does not know leaves the others their numbers", "[used]") {
+  setenv("CUDA_VISIBLE_DEVICES", "2,5", /*overwrite=*/1);
+  ddp::GpuMonitor monitor;
+  monitor.watch_one(0);
+  monitor.sample();
+  CHECK(!monitor.take());
+  monitor.watch_one(1);
+  monitor.sample();
+  const auto fifth = monitor.take();
+  REQUIRE(fifth);
+  CHECK(std::abs(fifth->power_w - 100) < 1e-9);
+}

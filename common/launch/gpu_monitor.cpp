@@ -65,12 +65,12 @@ struct GpuMonitor::Nvml {
   }
 
  private:
+  /// One that is not found leaves its place empty, so that the others keep their numbers.
   /// @param find returns NVML's error
   template <typename Find>
   void add(const Find& find) {
-    if (Device device = nullptr; find(&device) == 0) {
-      devices.push_back(device);
-    }
+    Device device = nullptr;
+    devices.push_back(find(&device) == 0 ? device : nullptr);
   }
 };
 
@@ -111,8 +111,8 @@ void GpuMonitor::sample() {
     Utilisation utilisation{};
     unsigned power_mw = 0;
     Memory memory{};
-    if (nvml_->utilisation(device, &utilisation) != 0 || nvml_->power_mw(device, &power_mw) != 0 ||
-        nvml_->memory(device, &memory) != 0) {
+    if (device == nullptr || nvml_->utilisation(device, &utilisation) != 0 ||
+        nvml_->power_mw(device, &power_mw) != 0 || nvml_->memory(device, &memory) != 0) {
       return;  // half a sample would be a wrong one
     }
     now.utilisation_percent += utilisation.gpu_percent / devices;
