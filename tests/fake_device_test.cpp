@@ -483,24 +483,27 @@ TEST_CASE("stages 01 and 02 end on the CPU's bits, also when resumed", "[fake]")
   Options options = small_options();
   options.batch_per_rank = 31;
   options.metrics = scratch.path() + "/metrics";
-  for (const size_t replicas : {1U, 3U}) {
+  for (const auto& [replicas, stage] :
+       {std::pair{1U, Stage02::kDataParallel}, std::pair{3U, Stage02::kDataParallel},
+        std::pair{1U, Stage02::kMirrored}, std::pair{3U, Stage02::kMirrored}}) {
     const auto cpu = std::vector<torch::Device>(replicas, torch::kCPU);
-    const torch::Tensor expected = train(options, cpu);
+    const torch::Tensor expected = train(options, cpu, stage);
     for (const StreamOrder order : kBothOrders) {
-      INFO(replicas << " replicas, order " << static_cast<int>(order));
+      INFO(replicas << " replicas, order " << static_cast<int>(order) << ", mirrored "
+                    << (stage == Stage02::kMirrored));
       set_stream_order(order);
-      CHECK(torch::equal(train(options, fake_devices(replicas)), expected));
+      CHECK(torch::equal(train(options, fake_devices(replicas), stage), expected));
       set_free_memory(size_t{1} << 30);
-      CHECK(torch::equal(train(options, fake_devices(replicas)), expected));
+      CHECK(torch::equal(train(options, fake_devices(replicas), stage), expected));
       set_free_memory(0);
       Options half = options;
       half.snapshot = scratch.path() + "/snapshot";
       half.save_every = 1;
       half.total_epochs = 1;
-      train(half, fake_devices(replicas));
+      train(half, fake_devices(replicas), stage);
       half.total_epochs = 2;
       half.resume = "auto";
-      CHECK(torch::equal(train(half, fake_devices(replicas)), expected));
+      CHECK(torch::equal(train(half, fake_devices(replicas), stage), expected));
       std::filesystem::remove(half.snapshot);
     }
   }

@@ -214,12 +214,15 @@ class FirstRun:
         python.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={own} exec {shlex.quote(sys.executable)} "$@"\n')
         python.chmod(0o755)
         has_peers = subprocess.run([python, "-c", "import torch, numpy"], stderr=subprocess.DEVNULL).returncode == 0
-        job = self.start("bench", "--device", self.options.device, "--launchers", "spawn", "--stages", "01_single_gpu,03_ddp_spawn",
+        beside_02 = not self.cpu and self.count > 1  # LibTorch's data_parallel
+        stages = "01_single_gpu,03_ddp_spawn" + (",02_data_parallel" if beside_02 else "")
+        peers = ["pytorch"] * has_peers + ["libtorch"] * beside_02
+        job = self.start("bench", "--device", self.options.device, "--launchers", "spawn", "--stages", stages,
                          "--speedup", f"none,{self.speedups[-1]}", "--repetitions", "1", "--budget", "10", "--json", file,
                          *(["--quick", "--world-sizes", "2", "--models", "T", "--steps", "40"] if quick else
                            ["--world-sizes", sizes, "--models", "S"]),
-                         *(["--peers", "pytorch", "--peers-dir", ROOT / "bench/peers"] if has_peers else []),
-                         "--benchmark_filter=/0|_default|_tuned/|_single_fused|_cuda_graph", DDP_PEERS_PYTHON=str(python))
+                         *(["--peers", ",".join(peers), "--peers-dir", ROOT / "bench/peers"] if peers else []),
+                         "--benchmark_filter=/0|_default|_tuned/|_single_fused|_cuda_graph|/libtorch_", DDP_PEERS_PYTHON=str(python))
         try:
             code = job.wait(self.left_s() - REPORT_S)
         except Failed:
@@ -234,15 +237,15 @@ class FirstRun:
         return f"{len(scaling['runs'])} configurations"
 
     def peers(self):
-        names = [run["name"] for run in self.report.get("ddp_scaling", {}).get("runs", []) if run["kind"] == "peer"]
+        names = [run["name"] for run in self.report.get("ddp_scaling", {}).get("runs", []) if run["stage"] == "pytorch"]
         if not names:
             raise NotRun(f"{sys.executable} has no torch with numpy, or the benchmark failed")
         if not self.cpu and not any("cuda_graph" in name for name in names):
             raise Failed(f"no CUDA Graph among {', '.join(names)}")
         return f"{len(names)} configurations"
 
-    def test_cases(self, tags):
-        program = ROOT / "build/tests/parity_test"
+    def test_cases(self, tags, name="parity_test"):
+        program = ROOT / "build/tests" / name
         if not program.exists():
             raise NotRun(f"found no {program}")
         job = self.start(program, tags, **({"DDP_TEST_DEVICE": "cpu"} if self.cpu else {}))
@@ -267,10 +270,9 @@ class FirstRun:
         self.check(f"parity of 04 accelerated, {count} ranks", self.parity, "04_ddp_launcher_accelerated", count)
         self.check(f"parity of 03, {count} ranks, sharded", self.parity, "03_ddp_spawn", count, "--speedup", best, "--shard-optimizer")
         self.check(f"parity of 03 to 1 %, {count} ranks, compressed", self.parity, "03_ddp_spawn", count, "--gradient-compression", "bf16")
-        for speedup in "none", best:
-            self.check(f"parity of 01, {speedup}, each batch copied", self.parity, "01_single_gpu", 1, "--speedup", speedup, DDP_RESIDENT_MIB="0")
-        self.check(f"parity of 03, {count} ranks, {best}, each batch copied", self.parity, "03_ddp_spawn", count, "--speedup", best,
-                   DDP_RESIDENT_MIB="0")
+        for program, size, speedup in ("01_single_gpu", 1, "none"), ("01_single_gpu", 1, best), ("03_ddp_spawn", count, best):
+            self.check(f"parity of {program[:2]}, {size} ranks, {speedup}, each batch copied", self.parity, program, size, "--speedup", speedup,
+                       DDP_RESIDENT_MIB="0")
         self.check("the fused step's ReLU", self.relu)
         for backend in self.backends:
             over = "--backend", backend, "--speedup"
@@ -283,6 +285,8 @@ class FirstRun:
                     self.check(f"a rank of {program[:2]} is {what}, {backend}, {speedup}", self.fault, program, number, *over, speedup)
         self.check("benchmark", self.bench)
         self.check("PyTorch's own DDP beside it", self.peers)
+        if not self.cpu:
+            self.check("data_parallel beside LibTorch's", self.test_cases, "[gpu]", "libtorch_data_parallel")
         for tags in ["[gpu][shard]"] if self.options.quick else ["[gpu][ranks]", "[gpu]~[ranks]"]:
             self.check(f"test cases {tags}", self.test_cases, tags)
 

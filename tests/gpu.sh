@@ -30,9 +30,10 @@ pack() {
     mkdir -p "$to"/{tests,bench,build/{bin,lib/system,lib/compiler,share,tests}}
     to=$(cd -P -- "$to" && pwd)
     cd "$build"
-    local files=(bin/0[1-5]_* bin/bench bin/bench_micro bin/peer_c10d bin/ddp-env lib/libddp_cuda.so tests/parity_test)
+    local files=(bin/0[1-5]_* bin/bench bin/bench_micro bin/peer_c10d bin/ddp-env lib/libddp_cuda.so tests/parity_test
+                 bin/peer_libtorch tests/libtorch_data_parallel)
     for file in "${files[@]}"; do
-        [[ -e $file ]] || die "pack: found no $file in $build, expected it built: ninja benchmark ddp_cuda parity_test"
+        [[ -e $file ]] || die "pack: found no $file in $build, expected it built: ninja benchmark ddp_cuda parity_test libtorch_data_parallel"
         ! objdump --private-headers "$file" | grep -qw RPATH || die "pack: $file has an RPATH, expected a RUNPATH: it may not hide LD_LIBRARY_PATH"
         strip -o "$to/build/$file" "$file"
         while read -r name path; do

@@ -57,6 +57,8 @@ class Carried(unittest.TestCase):
         results = self.results()
         checks, count = results["gpu_checks"], len(results["gpu_checks"]["checks"])
         self.assertEqual(checks["counts"], {"passed": count, "failed": 0, "not run": 0})
+        texts = {check["name"]: check["text"] for check in checks["checks"]}
+        self.assertEqual(texts["the fused step's ReLU"], "ReLU in the product's kernel")
         self.assertEqual(checks["libtorch"], str(self.folder / "site/torch"))
         self.assertGreaterEqual({run["kind"] for run in results["ddp_scaling"]["runs"]}, {"stage", "peer"})
         self.assertIn(f"{count} passed, 0 failed, 0 not run", (self.folder / "results/summary.txt").read_text())

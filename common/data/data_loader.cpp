@@ -100,9 +100,6 @@ int64_t DataLoader::unpadded_samples() const {
 void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
   options_.batch_per_rank = batch_per_rank;
   options_.accumulate = accumulate;
-  batch_.input.reset();
-  batch_.target.reset();
-  batch_.rows.reset();
   reserve(std::min(batch_per_rank, sampler_->indices().size(0)));
 }
 
@@ -113,6 +110,9 @@ void DataLoader::reserve(int64_t samples) {
   slots_.clear();
   copies_.clear();
   rows_.reset();
+  batch_.input.reset();
+  batch_.target.reset();
+  batch_.rows.reset();
   slot_ = copy_ = in_use_ = 0;
   reserved_ = samples;
   const torch::Device& device = options_.device;

@@ -468,7 +468,14 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::Device device = common_device(op, arguments);
   const Values results = results_of(op, arguments, device);
   const auto for_kernel = [](const at::Tensor& tensor) {
-    return tensor.is_cpu() ? tensor.clone() : on_cpu(tensor);
+    if (!tensor.is_cpu()) {
+      return on_cpu(tensor);
+    }
+    // A number stays one: what is computed with a tensor is rounded otherwise.
+    at::Tensor number = tensor.clone();
+    number.unsafeGetTensorImpl()->set_wrapped_number(
+        tensor.unsafeGetTensorImpl()->is_wrapped_number());
+    return number;
   };
   streams().enqueue(stream_of(device), [op, values = with_tensors(arguments, for_kernel),
                                         places = with_tensors(results, for_kernel)] {
