@@ -353,6 +353,21 @@ TEST_CASE("a damaged state is refused on all ranks", "[accelerator]") {
   CHECK(codes == std::vector<int>{3, 3});
 }
 
+TEST_CASE("state is loaded before the epochs and saved within them, or that is told",
+          "[accelerator]") {
+  run_ranks(1, [](ProcessGroup& process_group) {
+    const ddp::ScratchFolder folder("ddp-accelerator");
+    ddp::Options options = small_run();
+    options.snapshot = folder.path() + "/snapshot";
+    Program program(options, process_group);
+    program.prepare();
+    expect_refusal([&] { program.accelerator.save_state(); }, "inside the loop over epochs()");
+    TORCH_CHECK(!std::filesystem::exists(options.snapshot));
+    TORCH_CHECK(program.accelerator.load_state() == 0);
+    expect_refusal([&] { program.accelerator.load_state(); }, "once, before epochs()");
+  });
+}
+
 TEST_CASE("what was not prepared is named", "[accelerator]") {
   run_ranks(1, [](ProcessGroup& process_group) {
     Program program(small_run(), process_group);

@@ -661,6 +661,10 @@ TEST_CASE("--batch-size auto survives that a device's memory is exhausted", "[fa
       options.memory_limit_bytes = 1;
       CHECK_THROWS_AS(found_batch(kAmple / 100), ddp::UsageError);
       CHECK((*loader.begin()).rows.defined() == step_gathers);
+      if (step_gathers) {  // a loop of one's own would train on all samples
+        CHECK_THROWS_WITH(ddp::loss(loader.batch().input, loader.batch()),
+                          Catch::Matchers::Contains("got rows of all samples"));
+      }
       ddp::test::set_device_memory(kAmple);
       set_free_memory(0);
     }

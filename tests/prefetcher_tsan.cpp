@@ -21,7 +21,7 @@ constexpr int64_t kBatches = 500;
 void race() {
   std::vector<int64_t> slots(kSlots);
   std::atomic<int64_t> filled = 0;
-  ddp::Prefetcher ring(kWorkers, kSlots, [&](int64_t batch, size_t slot) {
+  ddp::Prefetcher ring(kWorkers, kSlots, [&](int64_t batch, size_t slot, const auto& /*stops*/) {
     slots[slot] = batch;
     filled.fetch_add(1, std::memory_order_relaxed);
   });
@@ -36,7 +36,7 @@ void race() {
 void take_epochs() {
   std::vector<std::vector<int64_t>> slots(kSlots, std::vector<int64_t>(16));
   std::vector<int64_t> order;  // as the loader's, written between epochs
-  ddp::Prefetcher ring(kWorkers, kSlots, [&](int64_t batch, size_t slot) {
+  ddp::Prefetcher ring(kWorkers, kSlots, [&](int64_t batch, size_t slot, const auto& /*stops*/) {
     slots[slot].assign(16, order[static_cast<size_t>(batch)]);
   });
   for (int64_t epoch = 0; epoch < 4; ++epoch) {

@@ -60,6 +60,7 @@ void pin_precision(const std::string& program, int local_rank) {
     }
   }
   at::globalContext().setFloat32MatmulPrecision("highest");
+  at::globalContext().setAllowTF32CuDNN(false);  // convolutions
 }
 
 torch::Device cuda_device(int index, int devices) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "common/base/process.hpp"
@@ -15,12 +16,17 @@
 namespace ddp {
 namespace {
 
-bool is_larger_than_half_of_memory(size_t bytes) {
-  const auto pages = static_cast<size_t>(sysconf(_SC_PHYS_PAGES));
-  return bytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)) > pages / 2;
-}
+const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 }  // namespace
+
+void expect_random_reads(const void* data, size_t bytes) {
+  if (bytes / kPageBytes <= static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 2) {
+    return;  // it fits, and is read sooner with what lies beside
+  }
+  const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
+  madvise(static_cast<char*>(const_cast<void*>(data)) - before, before + bytes, MADV_RANDOM);
+}
 
 MappedFile::MappedFile(const std::string& path) {
   // Without waiting for the other end, if it is a pipe.
@@ -42,11 +48,6 @@ MappedFile::MappedFile(const std::string& path) {
     refuse("data file {} of {} bytes cannot be mapped: {}", path, size, std::strerror(errno));
   }
   bytes_ = {static_cast<const char*>(memory), size};
-  if (is_larger_than_half_of_memory(size)) {
-    // Samples are read in random order, and what the system reads ahead would be dropped again
-    // before anybody wants it. A file that fits is read sooner with reading ahead.
-    madvise(memory, size, MADV_RANDOM);
-  }
 }
 
 MappedFile::~MappedFile() {

@@ -7,6 +7,10 @@
 
 namespace ddp {
 
+/// Of mapped memory that will be looked at here and there: what the system reads beside it would be
+/// dropped again before anybody wants it, unless all of it fits into memory.
+void expect_random_reads(const void* data, size_t bytes);
+
 /// Read only. The pages belong to the system's cache: all processes of a machine share them, and it
 /// drops them when memory is short. A file that somebody cuts meanwhile ends the process (SIGBUS).
 class MappedFile {

@@ -86,6 +86,9 @@ void split(const Lines& lines, std::string_view line, std::vector<std::string_vi
 /// All of `text`; as from_chars, which is exact and knows no locale.
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
+  if (text.starts_with('+') && !text.starts_with("+-")) {
+    text.remove_prefix(1);
+  }
   Number value{};
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && stop == text.data() + text.size() ? std::optional(value)
@@ -103,11 +106,11 @@ class Table {
                       "with commas between them",
                       names.size()));
     }
-    if (std::ranges::any_of(names, [](auto name) { return number_in<double>(name).has_value(); })) {
-      lines.refuse_line("got a number, " +
-                        quote(*std::ranges::find_if(
-                            names, [](auto name) { return number_in<double>(name).has_value(); })) +
-                        ", expected the columns' names");
+    const auto number = std::ranges::find_if(names, [](auto name) {
+      return std::isfinite(number_in<double>(name).value_or(std::nan("")));  // "inf" may be a name
+    });
+    if (number != names.end()) {
+      lines.refuse_line("got a number, " + quote(*number) + ", expected the columns' names");
     }
     if (std::ranges::count(names_, kTargetColumn) > 1) {
       lines.refuse_line("got two columns \"label\", expected one");
@@ -184,6 +187,9 @@ Samples read_csv_file(const std::string& path) {
   split(lines, line, fields);
   Table table(lines, fields);
   while (lines.next(line)) {
+    if (line.empty()) {
+      continue;  // as after the last one
+    }
     split(lines, line, fields);
     table.add_row(fields);
   }

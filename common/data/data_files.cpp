@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include "common/base/hash.hpp"
+#include "common/base/mapped_file.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/data/csv_file.hpp"
@@ -32,7 +34,7 @@ std::optional<torch::Tensor> find_tensor(const TensorFile& file, const std::stri
   return found == file.tensors.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// "F32 (2, 3)"
+/// "Float x 2 x 3"
 std::string described(const torch::Tensor& tensor) {
   std::string text = c10::toString(tensor.scalar_type());
   for (const int64_t extent : tensor.sizes()) {
@@ -78,8 +80,23 @@ std::optional<Samples> samples_in(const TensorFile& file, const std::string& pat
   return Samples{features->view({rows, -1}), is_classes ? *labels : labels->view({rows, 1})};
 }
 
+/// A look here and there, because all of it may be more than there is time for.
+void look_at_rows(const torch::Tensor& features, Hash& content) {
+  constexpr int64_t kLooks = 64;
+  const int64_t rows = features.size(0);
+  const auto row_bytes = static_cast<int64_t>(features.nbytes()) / rows;
+  const int64_t bytes = std::min<int64_t>(row_bytes, 1 << 12);
+  for (int64_t look = 0; look < kLooks; ++look) {
+    const auto* const row =
+        static_cast<const char*>(features[rows * look / kLooks].const_data_ptr());
+    // Not always a row's beginning: pictures may all have the same edge.
+    content.update(row + (row_bytes - bytes) * look / kLooks, static_cast<size_t>(bytes));
+  }
+}
+
 Parts read_tensors(const std::string& path, Hash& content) {
-  const TensorFile file = map_tensor_file(path);
+  const TensorFile file =
+      map_tensor_file(path, {"features", "labels", "test_features", "test_labels"});
   std::optional<Samples> train = samples_in(file, path, "");
   if (!train) {
     refuse("data file {} has no tensors features and labels, expected both", path);
@@ -95,13 +112,11 @@ Parts read_tensors(const std::string& path, Hash& content) {
         c10::toString(test->target.scalar_type()), train->in_features(),
         c10::toString(train->input.scalar_type()), c10::toString(train->target.scalar_type()));
   }
-  // A look here and there, because all of it may be more than there is time for.
-  constexpr int64_t kLooks = 64;
-  const int64_t rows = train->input.size(0);
-  const auto row_bytes = train->input.nbytes() / static_cast<size_t>(rows);
-  for (int64_t look = 0; look < kLooks; ++look) {
-    const torch::Tensor row = train->input[rows * look / kLooks];
-    content.update(row.const_data_ptr(), std::min(row_bytes, size_t{1} << 12));
+  for (const Samples* const samples : {&*train, test ? &*test : nullptr}) {
+    if (samples != nullptr) {
+      look_at_rows(samples->input, content);
+      expect_random_reads(samples->input.const_data_ptr(), samples->input.nbytes());
+    }
   }
   return {*std::move(train), std::move(test)};
 }
@@ -116,6 +131,12 @@ Parts read_images(const std::string& path, Hash& content) {
                   torch::arange(static_cast<int64_t>(images->size())),
                   images},
           std::nullopt};
+}
+
+Parts read_table(const std::string& path, Hash& content) {
+  Samples all = read_csv_file(path);
+  content.update(all.input.const_data_ptr(), all.input.nbytes());
+  return {std::move(all), std::nullopt};
 }
 
 /// How many classes: the largest label is the last of them.
@@ -146,37 +167,50 @@ void check_finite(const std::string& path, const Samples& samples) {
   }
 }
 
-/// Every fifth sample becomes the test part, wherever classes begin: files may be sorted by class.
+/// A fifth of the samples becomes the test part. Which ones is drawn, always alike: a file may be
+/// sorted by class, or have its classes in turns.
 void hold_out(const std::string& path, Parts& parts) {
-  constexpr int64_t kStride = 5;
+  constexpr int64_t kOneOf = 5;
   const int64_t rows = parts.train.target.size(0);
   if (rows < 2) {
-    refuse("data file {} has {} samples, expected 2 or more: every fifth one is held out", path,
-           rows);
+    refuse("data file {} has {} samples, expected 2 or more: one of five is held out", path, rows);
   }
-  const torch::Tensor all = torch::arange(rows);
-  const torch::Tensor held_out = all.remainder(kStride).eq(0);
+  const torch::Tensor drawn =
+      torch::randperm(rows, at::detail::createCPUGenerator(/*seed=*/0), torch::kInt64);
+  const int64_t held_out = (rows + kOneOf - 1) / kOneOf;
   parts.test = parts.train;
-  parts.test->rows = all.masked_select(held_out);
-  parts.train.rows = all.masked_select(held_out.logical_not());
+  // In the order in which they lie in the file.
+  parts.test->rows = std::get<0>(drawn.narrow(0, 0, held_out).sort());
+  parts.train.rows = std::get<0>(drawn.narrow(0, held_out, rows - held_out).sort());
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+/// The last part of the path, as text that JSON takes: a file's name is any bytes.
+std::string name_of(const std::string& path) {
+  const fs::path normal = fs::path(path).lexically_normal();
+  const std::string name =
+      normal.has_filename() ? normal.filename() : normal.parent_path().filename();
+  using nlohmann::json;
+  return json::parse(json(name).dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 }  // namespace
 
 bool is_data_file(const std::string& dataset) {
-  std::error_code error;
   return dataset != "synthetic" && dataset != "digits" && dataset != "fashion-mnist" &&
-         (dataset.ends_with(".safetensors") || dataset.ends_with(".csv") ||
-          fs::is_directory(dataset, error));
+         (dataset.ends_with(".safetensors") || dataset.ends_with(".csv") || is_folder(dataset));
 }
 
 Dataset load_data_file(const Options& options) {
   const std::string& path = options.dataset;
   Hash content;
-  const bool is_tensors = path.ends_with(".safetensors");
-  Parts parts = fs::is_directory(path) ? read_images(path, content)
-                : is_tensors           ? read_tensors(path, content)
-                                       : Parts{read_csv_file(path), std::nullopt};
+  Parts parts = is_folder(path)                  ? read_images(path, content)
+                : path.ends_with(".safetensors") ? read_tensors(path, content)
+                                                 : read_table(path, content);
   const bool classification = parts.train.target.scalar_type() == torch::kInt64;
   if (!parts.test) {
     hold_out(path, parts);
@@ -190,13 +224,10 @@ Dataset load_data_file(const Options& options) {
       options.hidden.empty() ? std::vector<int64_t>{128, 128} : options.hidden;
   layers.insert(layers.begin(), train.in_features());
   layers.push_back(classification ? count_classes(path, parts) : 1);
-  if (path.ends_with(".csv")) {
-    content.update(train.input.const_data_ptr(), train.input.nbytes());
-  }
   for (const Samples& samples : {train, *parts.test}) {
     content.update(samples.target.const_data_ptr(), samples.target.nbytes());
   }
-  const std::string name = fs::path(path).lexically_normal().filename();
+  const std::string name = name_of(path);
   return {.name = name,
           .train = train,
           .test = *parts.test,

@@ -12,7 +12,7 @@ namespace ddp {
 bool is_data_file(const std::string& dataset);
 
 /// What options.dataset names, see docs/data.md. Tensors stay in their file, images are decoded
-/// whenever they are read. What is not given as a test part is every fifth sample.
+/// whenever they are read. Without a test part one of five samples is it.
 /// @throws UsageError naming the file, what was found and what was expected
 Dataset load_data_file(const Options& options);
 

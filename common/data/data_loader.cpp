@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace {
 
 /// One that is copied, or used by the device, and one that is filled.
 constexpr size_t kBatchesUnderWay = 2;
+
+/// Images take milliseconds each, and whoever ends waits for the threads.
+constexpr int64_t kRowsBetweenLooks = 16;
 
 /// Of a ring, for each thread that fills it.
 constexpr size_t kSlotsPerWorker = 2;
@@ -162,10 +166,14 @@ const Samples& DataLoader::Buffers::first(int64_t samples) {
 
 void DataLoader::start_workers() {
   if (prefetcher_ == nullptr) {
-    const auto fill = [this](int64_t batch, size_t slot) {
+    const auto fill = [this](int64_t batch, size_t slot, const std::atomic<bool>& stops) {
       const auto [position, samples] = plan_[static_cast<size_t>(batch)];
-      gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples,
-                  slots_[slot].gathered.whole);
+      const Samples& whole = slots_[slot].gathered.whole;
+      for (int64_t begin = 0; begin < samples && !stops; begin += kRowsBetweenLooks) {
+        const int64_t rows = std::min(kRowsBetweenLooks, samples - begin);
+        gather_rows(samples_, order_.const_data_ptr<int64_t>() + position + begin, rows,
+                    {whole.input.narrow(0, begin, rows), whole.target.narrow(0, begin, rows)});
+      }
     };
     prefetcher_ = std::make_unique<Prefetcher>(options_.workers, std::ssize(slots_), fill);
   }

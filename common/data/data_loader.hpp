@@ -32,6 +32,15 @@ struct Batch {
   int64_t size() const { return rows.defined() ? rows.size(0) : input.size(0); }
 };
 
+/// For whoever computes on input and target as they are.
+/// @throws c10::Error if gathering them was left to the step
+inline void check_gathered(const Batch& batch) {
+  TORCH_CHECK(!batch.rows.defined(),
+              "Expected a batch that the loader has gathered, got rows of all samples: with "
+              "--speedup graph loop over Training's epochs, or set DataLoaderOptions::step_gathers "
+              "to false");
+}
+
 /// The order in which this process reads the samples of an epoch. The order is a function of seed
 /// and epoch alone, so that a resumed run continues as if it had never stopped.
 class Sampler {

@@ -1,6 +1,7 @@
 // common/data/prefetcher.hpp - threads that fill batches ahead of the one who takes them, in order.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +20,12 @@ namespace ddp {
 /// taken are not.
 class Prefetcher {
  public:
+  /// Called on a thread of this object's, for different slots at the same time. May leave a batch
+  /// as it is once `stops` is true.
+  using Fill = std::function<void(int64_t batch, size_t slot, const std::atomic<bool>& stops)>;
+
   /// @param slots more than are taken at a time, or nothing is ever filled ahead
-  /// @param fill  called on a thread of this object's, for different slots at the same time
-  Prefetcher(int workers, int64_t slots, std::function<void(int64_t batch, size_t slot)> fill)
+  Prefetcher(int workers, int64_t slots, Fill fill)
       : fill_(std::move(fill)), slots_(slots), states_(static_cast<size_t>(slots)) {
     for (int i = 0; i < workers; ++i) {
       threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
@@ -34,6 +38,7 @@ class Prefetcher {
 
   /// Forgets what was not taken, and waits until no thread fills.
   void stop() {
+    stops_ = true;
     std::unique_lock lock(mutex_);
     batches_ = 0;
     changed_.wait(lock, [this] { return filling_ == 0; });
@@ -46,6 +51,7 @@ class Prefetcher {
       state = {};
     }
     batches_ = batches;
+    stops_ = false;
     changed_.notify_all();
   }
 
@@ -84,7 +90,7 @@ class Prefetcher {
       lock.unlock();
       std::exception_ptr error;
       try {
-        fill_(batch, slot);
+        fill_(batch, slot, stops_);
       } catch (...) {
         error = std::current_exception();
       }
@@ -95,7 +101,7 @@ class Prefetcher {
     }
   }
 
-  const std::function<void(int64_t, size_t)> fill_;
+  const Fill fill_;
   const int64_t slots_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
@@ -105,6 +111,7 @@ class Prefetcher {
   int64_t taken_ = 0;
   int64_t given_back_ = 0;
   int filling_ = 0;
+  std::atomic<bool> stops_ = false;
   std::vector<std::jthread> threads_;  // last: they end before what they use
 };
 

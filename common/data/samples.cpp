@@ -95,7 +95,12 @@ void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const 
 }
 
 torch::Tensor as_features(const torch::Tensor& input) {
-  return input.scalar_type() == torch::kUInt8 ? input.to(torch::kFloat32).div_(255) : input;
+  if (input.scalar_type() != torch::kUInt8) {
+    return input;
+  }
+  const torch::Tensor values = input.to(torch::kFloat32);
+  // By a tensor: CUDA multiplies by the reciprocal of a number, which has other bits.
+  return values.div_(torch::full({}, 255, values.options()));
 }
 
 }  // namespace ddp

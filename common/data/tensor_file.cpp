@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -33,6 +34,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own limit
+constexpr uint64_t kMaxDataHeaderBytes = uint64_t{1} << 20;  // of some ten tensors, in no time
 constexpr size_t kPieceBytes = size_t{1} << 20;  // in cache from the hash to the file
 const std::string kNoHash(32, '0');
 const std::string kHashKey = "\"xxh3_128\":\"";
@@ -235,10 +237,12 @@ void read_exactly(const std::string& path, int fd, char* bytes, size_t size) {
 }
 
 /// @param file_bytes at least those that say how long the header is
-void check_header_size(uint64_t header_bytes, size_t file_bytes) {
-  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - sizeof(header_bytes)) {
-    throw Malformed(fmt::format("is no safetensors file: its header claims {} of {} bytes",
-                                header_bytes, file_bytes));
+void check_header_size(uint64_t header_bytes, size_t file_bytes, uint64_t most) {
+  if (header_bytes > most || header_bytes > file_bytes - sizeof(header_bytes)) {
+    throw Malformed(
+        fmt::format("is no safetensors file: its header claims {} of {} bytes, "
+                    "expected at most {}",
+                    header_bytes, file_bytes, most));
   }
 }
 
@@ -256,7 +260,7 @@ struct OpenFile {
       refuse_snapshot(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
     }
     read_exactly(path, file.get(), reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
-    check_header_size(header_bytes, file_bytes);
+    check_header_size(header_bytes, file_bytes, kMaxHeaderBytes);
     header.resize(header_bytes);
     read_exactly(path, file.get(), header.data(), header.size());
     data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
@@ -359,10 +363,37 @@ torch::Tensor read_tensor(const std::string& name, const ordered_json& entry,
   return (aligned ? raw : raw.clone()).view(dtype->type).view(shape);
 }
 
+/// What is not nested deeper than any safetensors file's: all that follows goes down by recursion.
+ordered_json parse_header(const std::string& header) {
+  constexpr int kMostDepth = 4;
+  const auto look = [](int depth, ordered_json::parse_event_t /*event*/, ordered_json& /*parsed*/) {
+    if (depth > kMostDepth) {
+      throw Malformed("has a header that is nested too deeply");
+    }
+    return true;
+  };
+  return ordered_json::parse(header, look);
+}
+
+/// A tensor that nobody wants, of whatever dtype. @param position as in read_tensor()
+void skip_tensor(const std::string& name, const ordered_json& entry, size_t data_bytes,
+                 size_t& position) {
+  const auto offsets = entry.at("data_offsets").get<std::array<size_t, 2>>();
+  if (offsets[0] != position || offsets[1] < position || offsets[1] > data_bytes) {
+    throw Malformed(
+        fmt::format("has tensor {} at {}, expected one that begins at {} of {} bytes "
+                    "of data, and ends within them",
+                    quote(name), shorten(entry.at("data_offsets").dump()), position, data_bytes));
+  }
+  position = offsets[1];
+}
+
 /// @param data bytes that the tensors are views of
-TensorFile parse(const std::string& header, const torch::Tensor& data, bool may_copy) {
+/// @param wanted names, of tensors that are not copied; null: all, which may be
+TensorFile parse(const std::string& header, const torch::Tensor& data,
+                 const std::vector<std::string>* wanted) {
   TensorFile file;
-  const ordered_json root = ordered_json::parse(header);
+  const ordered_json root = parse_header(header);
   std::vector<std::pair<std::string, ordered_json>> entries;
   for (const auto& [name, entry] : root.items()) {
     if (name == "__metadata__") {
@@ -377,7 +408,11 @@ TensorFile parse(const std::string& header, const torch::Tensor& data, bool may_
   });
   size_t position = 0;
   for (const auto& [name, entry] : entries) {
-    file.tensors.emplace_back(name, read_tensor(name, entry, data, may_copy, position));
+    if (wanted != nullptr && std::ranges::find(*wanted, name) == wanted->end()) {
+      skip_tensor(name, entry, data.nbytes(), position);
+    } else {
+      file.tensors.emplace_back(name, read_tensor(name, entry, data, wanted == nullptr, position));
+    }
   }
   if (position != data.nbytes()) {
     throw Malformed(fmt::format("holds {} bytes of data, expected {}", data.nbytes(), position));
@@ -392,7 +427,7 @@ std::string what_is_wrong() {
   } catch (const Malformed& error) {
     return error.what();
   } catch (const nlohmann::json::exception& error) {
-    return std::string("has a malformed header: ") + error.what();
+    return "has a malformed header: " + shorten(error.what());
   } catch (const c10::Error& error) {
     return std::string("cannot be read: ") + error.what_without_backtrace();
   }
@@ -450,7 +485,7 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
 
 std::map<std::string, std::string> read_tensor_file_metadata(const std::string& path) {
   try {
-    return ordered_json::parse(OpenFile(path).header)
+    return parse_header(OpenFile(path).header)
         .at("__metadata__")
         .get<std::map<std::string, std::string>>();
   } catch (const Error&) {
@@ -463,7 +498,7 @@ std::map<std::string, std::string> read_tensor_file_metadata(const std::string& 
 TensorFile read_tensor_file(const std::string& path) {
   try {
     const Content content = read_content(path, /*keep_data=*/true);
-    return parse(content.header, content.data, /*may_copy=*/true);
+    return parse(content.header, content.data, /*wanted=*/nullptr);
   } catch (const Error&) {
     throw;
   } catch (...) {
@@ -471,7 +506,7 @@ TensorFile read_tensor_file(const std::string& path) {
   }
 }
 
-TensorFile map_tensor_file(const std::string& path) {
+TensorFile map_tensor_file(const std::string& path, const std::vector<std::string>& names) {
   const auto file = std::make_shared<const MappedFile>(path);
   const std::string_view bytes = file->bytes();
   try {
@@ -480,13 +515,12 @@ TensorFile map_tensor_file(const std::string& path) {
       throw Malformed(fmt::format("holds {} bytes, expected a safetensors file", bytes.size()));
     }
     std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-    check_header_size(header_bytes, bytes.size());
+    check_header_size(header_bytes, bytes.size(), kMaxDataHeaderBytes);
     const std::string_view data = bytes.substr(sizeof(header_bytes) + header_bytes);
     const torch::Tensor memory = torch::from_blob(
         const_cast<char*>(data.data()), {static_cast<int64_t>(data.size())},
         /*deleter=*/[file](void*) {}, torch::kUInt8);
-    return parse(std::string(bytes.substr(sizeof(header_bytes), header_bytes)), memory,
-                 /*may_copy=*/false);
+    return parse(std::string(bytes.substr(sizeof(header_bytes), header_bytes)), memory, &names);
   } catch (...) {
     refuse("data file {} {}", path, what_is_wrong());
   }

@@ -32,9 +32,9 @@ TensorFile read_tensor_file(const std::string& path);
 /// Its text alone, without a look at the rest. @throws as read_tensor_file()
 std::map<std::string, std::string> read_tensor_file_metadata(const std::string& path);
 
-/// As memory: of the data only what is looked at is read, and nobody may write to it. Needs no
-/// checksum, which would have all of it read.
+/// The tensors of these names, as memory: of the data only what is looked at is read, and nobody
+/// may write to it. Needs no checksum, which would have all of it read.
 /// @throws UsageError naming the file, what is wrong with it and what was expected
-TensorFile map_tensor_file(const std::string& path);
+TensorFile map_tensor_file(const std::string& path, const std::vector<std::string>& names);
 
 }  // namespace ddp

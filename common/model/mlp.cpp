@@ -41,6 +41,7 @@ torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
 }
 
 torch::Tensor loss(const torch::Tensor& output, const Batch& batch) {
+  check_gathered(batch);
   const bool regression = output.size(1) == 1;
   const auto samples = static_cast<double>(output.size(0));
   // The usual case is one operation; the two forms differ in the last bit, so the choice must not

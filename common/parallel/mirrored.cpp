@@ -224,6 +224,7 @@ void PerReplica::backward() const {
 }
 
 PerReplica loss(const PerReplica& output, const Batch& batch) {
+  check_gathered(batch);
   const auto replicas = static_cast<double>(output.values.size());
   PerReplica losses = output.replicas.map(batch.target, [&](size_t i, const torch::Tensor& target) {
     Batch share;

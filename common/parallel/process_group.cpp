@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -46,17 +47,17 @@ std::string shared_settings(const Options& options, int world_size) {
        << (options.learning_rate ? fmt::format("{}", *options.learning_rate)
                                  : "the optimizer's own")
        << "\n--lr-schedule " << options.lr_schedule << "\n--seed " << options.seed
-       << "\n--deterministic " << options.deterministic << "\n--dataset " << options.dataset
-       << "\n--dataset-size " << options.dataset_size << "\n--hidden "
-       << fmt::format("{}", fmt::join(options.hidden, ",")) << "\n--layers "
-       << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler " << options.sampler
-       << "\n--speedup " << options.speedup << "\n--backend " << options.backend << "\n--resume "
-       << options.resume << "\n--metrics " << !options.metrics.empty() << "\n--tensorboard "
-       << !options.tensorboard.empty() << "\n--check finite " << options.check_finite
-       << "\n--check weights " << options.check_weights_every << "\n--no-communication "
-       << options.no_communication << "\n--bucket-mib " << fmt::format("{}", options.bucket_mib)
-       << "\n--gradient-compression " << options.gradient_compression << "\n--shard-optimizer "
-       << options.shard_optimizer << "\n";
+       << "\n--deterministic " << options.deterministic << "\n--dataset "
+       << std::filesystem::path(options.dataset).filename().native() << "\n--dataset-size "
+       << options.dataset_size << "\n--hidden " << fmt::format("{}", fmt::join(options.hidden, ","))
+       << "\n--layers " << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler "
+       << options.sampler << "\n--speedup " << options.speedup << "\n--backend " << options.backend
+       << "\n--resume " << options.resume << "\n--metrics " << !options.metrics.empty()
+       << "\n--tensorboard " << !options.tensorboard.empty() << "\n--check finite "
+       << options.check_finite << "\n--check weights " << options.check_weights_every
+       << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
+       << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
+       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
   return text.str();
 }
 

@@ -109,12 +109,15 @@ Training& Accelerator::training() const {
 }
 
 void Accelerator::save_state() {
+  TORCH_CHECK(prepared()->training != nullptr,
+              "Expected save_state() inside the loop over epochs()");
   if (is_main_process()) {
     training().save_snapshot();
   }
 }
 
 int64_t Accelerator::load_state() {
+  TORCH_CHECK(prepared()->training == nullptr, "Expected load_state() once, before epochs()");
   options_.resume = "auto";
   return training().load_snapshot();
 }

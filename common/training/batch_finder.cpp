@@ -1,5 +1,6 @@
 #include "common/training/batch_finder.hpp"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
@@ -117,7 +118,7 @@ std::string describe(const Options& found, const Options& asked, int64_t too_lar
     text += fmt::format("; {} need more than the {} that {} leaves", too_large,
                         format_bytes(budget.bytes), kMemoryBounds.at(size_t(budget.bound)));
   } else {
-    text += "; a step or the data has no more";
+    text += "; more were not tried: a step, or a rank's part of the data, has no more";
   }
   if (asked.scale_lr != "none") {
     text += fmt::format("; --lr {:g} instead of {:g}", *found.learning_rate,
@@ -262,6 +263,9 @@ void BatchTrials::release_memory() {
   for (const torch::Device& device : devices_) {
     if (!device.is_cpu()) {
       memory_of(device).emptyCache();
+    }
+    if (device.is_cuda()) {
+      at::getHostAllocator(device.type())->empty_cache();  // the loader's pinned memory
     }
   }
 }

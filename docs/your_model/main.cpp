@@ -44,8 +44,7 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
   // 2. Data: every rank reads its own part.
   TORCH_CHECK(kGlobalBatch % launch.world_size == 0, "Expected a number of ranks that divides ",
               kGlobalBatch, ", got ", launch.world_size);
-  const ddp::Samples part{dataset.train.input.narrow(0, 0, samples),
-                          dataset.train.target.narrow(0, 0, samples)};
+  const ddp::Samples part = dataset.train.slice(0, samples);
   ddp::DistributedSampler sampler({.dataset_size = samples,
                                    .num_replicas = launch.world_size,
                                    .rank = launch.rank,
