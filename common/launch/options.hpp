@@ -60,7 +60,9 @@ struct Options {
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
   std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
   std::string sampler = "distributed";  ///< "distributed", "padded" or "none"
-  bool verbose = false;  ///< the model prints the input shape on each device
+  /// The model prints the input shape on each device, and each rank at the end how busy it was; no
+  /// bar.
+  bool verbose = false;
 
   // Devices and processes.
   std::string device = "auto";  ///< "auto", "cpu" or "cuda"
@@ -68,7 +70,7 @@ struct Options {
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank (of each replica in stage 02)
   std::string bind = "none";  ///< "none" or "cores"
-  std::string backend = "auto";  ///< "auto", "nccl", "gloo" or "shm"
+  std::string backend = "auto";  ///< as --help lists
   std::string speedup = "none";  ///< "none", "fused" or "graph", see FusedStep
   double bucket_mib = 25;  ///< gradients that are all-reduced together, see GradientBuckets
   std::string gradient_compression = "none";  ///< "none", "bf16" or "fp16"

@@ -462,7 +462,7 @@ void TrainingLog::name_slow_rank() const {
   }
 }
 
-/// The share of the time in which a processor computed has the waits of those that spin in it.
+/// A rank that spins while it waits counts as busy.
 void TrainingLog::print_utilisation() {
   std::string text;
   for (auto& [index, monitor] : gpus_) {
