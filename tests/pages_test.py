@@ -414,7 +414,8 @@ class Defaults(unittest.TestCase):
                 field = fields.get(option, option.replace("-", "_"))
                 self.assertRegex(self.options_hpp, rf'\b{field} = "?{re.escape(default)}"?;')
         # In the tables by subject.
-        for default in ("bucket_mib = 25;", "timeout_seconds = 120;", 'bind = "none";', 'backend = "auto";', 'gradient_compression = "none";'):
+        for default in ("bucket_mib = 25;", "timeout_seconds = 120;", 'bind = "none";', 'backend = "auto";',
+                        'gradient_compression = "none";'):
             self.assertIn(default, self.options_hpp)
 
     def test_a_page_that_prints_a_digest_says_what_it_depends_on(self):

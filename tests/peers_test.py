@@ -45,8 +45,8 @@ def check(condition, message):
         raise AssertionError(message)
 
 
-def run(command, cwd=None, env=None):
-    return subprocess.run(command, cwd=cwd, env=env, timeout=TIMEOUT_S, capture_output=True, text=True,
+def run(command, cwd=None, env=None, timeout_s=TIMEOUT_S):
+    return subprocess.run(command, cwd=cwd, env=env, timeout=timeout_s, capture_output=True, text=True,
                           stdin=subprocess.DEVNULL)
 
 
@@ -201,6 +201,17 @@ def check_list_of_variants():
     check([v["variant"] for v in variants] == ["single", "single_fused", "cuda_graph", "default", "tutorial", "tuned",
                                                "tuned_pinned", "compiled"], f"unexpected variants: {variants}")
     check(all(v["description"] for v in variants), "a variant has no description")
+    # bench asks no peer: it has a list of its own.
+    catalog = (SOURCE_DIR / "bench" / "report" / "catalog.cpp").read_text()
+    known = {}
+    for peer, variant, single, device in re.findall(r'{"(\w+)", "(\w+)", (true|false), "\w+\.py"(?:, "(\w*)")?', catalog):
+        known.setdefault(peer, []).append((variant, single == "true", device))
+    check(set(known) == {path.stem.split("-", 1)[1] for path in PEERS.glob("requirements-*.txt")}, f"peers: {list(known)}")
+    for peer, variants_expected in known.items():
+        result = run([sys.executable, "-S", "-B", str(PEERS / f"{peer}.py"), "--list-variants"])
+        listed = [(v["variant"], v["max_processes"] == 1, v["devices"][0] if len(v["devices"]) == 1 else "")
+                  for v in map(json.loads, result.stdout.splitlines())]
+        check(listed == variants_expected, f"{peer} lists {listed}, bench has {variants_expected}")
 
 
 def processes_of_session(session):
@@ -402,6 +413,20 @@ def check_bench_with_reducer():
         check(run_of_peer["comm"]["bytes_per_step"] == 4 * parameters, f"unexpected bytes: {run_of_peer['comm']}")
 
 
+def check_bench_with_frameworks():
+    """Each variant that admits two processes has run and is judged as the stages are."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = run([str(BIN_DIR / "bench"), "--peers", "accelerate,fabric,tensorflow", "--stages", "03_ddp_spawn",
+                      "--launchers", "spawn", "--models", "S", "--world-sizes", "2", "--repetitions", "1", "--steps", "20",
+                      "--timeout", "300", "--json"], cwd=folder, timeout_s=2 * TIMEOUT_S)
+    check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
+    runs = json.loads(result.stdout)["ddp_scaling"]["runs"]
+    for peer in ("accelerate_ddp", "fabric_ddp", "tensorflow_mirrored"):
+        check(any(f"/{peer}/" in run["name"] for run in runs), f"no {peer} among {[run['name'] for run in runs]}")
+    for run_of_any in runs:
+        check(run_of_any["parity"]["ok"], f"{run_of_any['name']}: {run_of_any['parity']}")
+
+
 def check_absent_package(peer, package):
     """The project's own environment has torch alone."""
     check_one_line(run([sys.executable, "-B", str(PEERS / f"{peer}.py"), "1", "1"]), 2, f"cannot import {package}",
@@ -414,6 +439,8 @@ def framework_cases():
         check(result.returncode == 0, f"install.sh {name} failed: {result.stderr}")
         return [result.stdout.rstrip("\n"), "-B", str(PEERS / f"{name}.py")]
 
+    # The longest first.
+    yield "bench --peers accelerate,fabric,tensorflow", check_bench_with_frameworks
     # S ends its epochs with a step in which only one rank has a sample; digits with one that is smaller.
     for name, several, package in (("tensorflow", "mirrored", "tensorflow"), ("accelerate", "ddp", "accelerate"),
                                    ("fabric", "ddp", "lightning_fabric")):
@@ -422,13 +449,13 @@ def framework_cases():
             yield (f"{name} {variant}, {workload}, {processes} ranks", functools.partial(
                 check_parity, variant, workload, processes, program, "auto", name == "tensorflow"))
         yield f"no {package}", functools.partial(check_absent_package, name, package)
-    yield "tutorial, S, 2 ranks", functools.partial(check_parity, "tutorial", "S", 2)
-    yield "compiled, S, 1 rank", functools.partial(check_parity, "compiled", "S", 1, chatty=True)
 
 
 def project_cases():
-    cases = [("install.sh on demand", check_install_on_demand)]
     # The long ones first, so that both cores are busy to the end.
+    cases = [("compiled, S, 2 ranks", functools.partial(check_parity, "compiled", "S", 2, chatty=True)),
+             ("install.sh on demand", check_install_on_demand),
+             ("tutorial, S, 2 ranks", functools.partial(check_parity, "tutorial", "S", 2))]
     cases += [(f"{variant}, {workload}, {processes} ranks",
                functools.partial(check_parity, variant, workload, processes))
               for processes, variants in ((2, ("default", "tuned", "tuned_pinned")), (1, ("single", "single_fused")))

@@ -20,7 +20,7 @@ def load(options):
     """Draws it with torch, so in a process of its own. @throws UsageError as load_dataset()"""
     import torch
 
-    from .data import MAX_SEED, load_dataset
+    from .data import load_dataset, seeded_generator
     from .mlp import Mlp
 
     dataset = load_dataset(options)
@@ -28,8 +28,7 @@ def load(options):
     model = Mlp(dataset.layers)
     steps = []
     for epoch in range(options.total_epochs):
-        order = torch.Generator().manual_seed((options.seed + epoch) % MAX_SEED)
-        order = torch.randperm(len(dataset.train), generator=order)
+        order = torch.randperm(len(dataset.train), generator=seeded_generator(options.seed + epoch))
         steps.append([part.numpy() for part in order.split(options.global_batch)])
     return Work(dataset.name, dataset.layers, dataset.loss_floor,
                 (dataset.train.input.numpy(), dataset.train.target.numpy()),

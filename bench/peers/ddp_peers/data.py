@@ -17,7 +17,7 @@ import torch.utils.data
 from .errors import UsageError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
-MAX_SEED = 2**64  # the stages add seed and epoch as 64-bit numbers
+SEED_MODULUS = 2**64  # the stages add seed and epoch as 64-bit numbers
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Dataset:
         return self.layers[-1] > 1
 
 
-def _generator(seed):
-    return torch.Generator().manual_seed(seed % MAX_SEED)
+def seeded_generator(seed):
+    return torch.Generator().manual_seed(seed % SEED_MODULUS)
 
 
 def _synthetic(options):
@@ -56,7 +56,7 @@ def _synthetic(options):
     test_size = max(options.dataset_size // 4, 1)
     size = options.dataset_size + test_size
 
-    generator = _generator(options.seed)
+    generator = seeded_generator(options.seed)
     inputs = torch.randn(size, in_features, generator=generator)
     weight = torch.randn(in_features, out_features, generator=generator) / math.sqrt(in_features)
     bias = torch.randn(out_features, generator=generator)
@@ -161,7 +161,7 @@ class TutorialLoader:
     def set_epoch(self, epoch):
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        self.generator.manual_seed((self.seed + epoch) % MAX_SEED)
+        self.generator.manual_seed((self.seed + epoch) % SEED_MODULUS)
 
     def __iter__(self):
         # A rank that has one sample less may have one batch less: it takes part with an empty one.
@@ -184,7 +184,7 @@ class GatherLoader:
         self.indices = []
 
     def set_epoch(self, epoch):
-        order = torch.randperm(len(self.samples), generator=_generator(self.options.seed + epoch))
+        order = torch.randperm(len(self.samples), generator=seeded_generator(self.options.seed + epoch))
         own = order[self.rank::self.options.processes].contiguous().to(self.device)
         self.indices = list(own.split(self.options.batch_per_rank))
         self.indices += [own[:0]] * (len(self.shares) - len(self.indices))
