@@ -3,10 +3,14 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -14,6 +18,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,6 +124,35 @@ class Folder {
 
  private:
   ddp::ScratchFolder folder_{"ddp-batch"};
+};
+
+/// A control group that kills whoever takes more memory, of version 1 or 2.
+class MemoryGroup {
+ public:
+  explicit MemoryGroup(int64_t bytes) {
+    const std::string version1 = "/sys/fs/cgroup/memory";
+    const bool is_version1 = std::filesystem::exists(version1);
+    std::string name = (is_version1 ? version1 : "/sys/fs/cgroup") + "/ddp-batch-XXXXXX";
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+    std::ofstream(path_ + (is_version1 ? "/memory.limit_in_bytes" : "/memory.max")) << bytes;
+    if (!is_version1) {
+      std::ofstream(path_ + "/memory.swap.max") << 0;
+    }
+  }
+  ~MemoryGroup() {
+    // Of a program that was killed the kernel has the memory back a moment later.
+    while (rmdir(path_.c_str()) != 0 && errno == EBUSY) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  MemoryGroup(const MemoryGroup&) = delete;
+  MemoryGroup& operator=(const MemoryGroup&) = delete;
+  /// Of a shell's command.
+  std::string prefix() const { return "echo $$ > " + path_ + "/cgroup.procs;"; }
+
+ private:
+  std::string path_;
 };
 
 /// The number behind `words` in what a program has said; 0: there is none.
@@ -382,6 +416,24 @@ TEST_CASE("ulimit -v: what is found trains, a tenth more than the next size does
       folder.run(command + "--quiet --batch-size " + std::to_string(too_large * 11 / 10), limit);
   CHECK(more.exit_code == 1);
   CHECK(more.err.find("can't allocate memory") != std::string::npos);
+}
+
+TEST_CASE("a control group kills nobody who asked it first, but a tenth more than the next size",
+          "[.][cgroup]") {
+  const Folder folder;
+  const MemoryGroup group(500'000'000);
+  const std::string command =
+      "01_single_gpu 1 1 --lr 1e-5 --layers 8,8192,1 --dataset-size 16000 --device cpu --quiet ";
+  const RunResult found =
+      folder.run(command + "--batch-size auto --global-batch 720720", group.prefix());
+  INFO(found.err);
+  REQUIRE(found.exit_code == 0);
+  REQUIRE(found.err.find(" that the control group leaves\n") != std::string::npos);
+  const int64_t too_large = number_after(found.err, " times a step; ");
+  REQUIRE(too_large > 0);
+  const RunResult more =
+      folder.run(command + "--batch-size " + std::to_string(too_large * 11 / 10), group.prefix());
+  CHECK(more.exit_code == -1);  // killed
 }
 
 TEST_CASE("ranks with unequal memory agree, whatever makes the step", "[measured][program]") {

@@ -172,6 +172,8 @@ def check_bad_arguments():
         check_one_line(run([*PEER, *case]), 2, *words)
     for case, *words in [
         (["1", "1", "--nprocs", "2", "--variant", "tuned"], "--variant", '"tuned"', "reducer"),
+        (["1", "1", "--nprocs=2", "--variant=tuned"], "--variant", '"tuned"', "reducer"),
+        (["1", "1", "--nprocs", "2", "--variant"], "--variant", '""', "reducer"),
         (["1", "1", "--nprocs", "1"], "--nprocs is 1", ">= 2"),
         (["1", "1", "--nprocs", "2", "--optimizer", "adam"], "--optimizer", "plain SGD"),
     ]:
