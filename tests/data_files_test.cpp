@@ -1,8 +1,11 @@
 // The user's own data: safetensors files, tables and folders of images; what is refused, that every
 // way to the same samples ends on the same weights, and how little of a large file is read.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +14,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <thread>
 #include <tuple>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/tensor_file.hpp"
@@ -26,6 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::ImageShape;
+using ddp::test::Program;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
 using nlohmann::json;
@@ -85,9 +91,17 @@ std::string program(const std::string& name) {
   return std::string(DDP_BIN_DIR) + "/" + name;
 }
 
-RunResult convert(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), program("images_to_safetensors"));
-  return ddp::test::run_program(arguments);
+/// With little memory, whatever a header claims, unless a sanitizer needs more.
+RunResult convert(std::vector<std::string> arguments, const RunOptions& options = {}) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::string limit;
+#else
+  const std::string limit = "ulimit -v 200000; ";
+#endif
+  const std::vector<std::string> start = {"sh", "-c", limit + "exec \"$@\"", "sh",
+                                          program("images_to_safetensors")};
+  arguments.insert(arguments.begin(), start.begin(), start.end());
+  return ddp::test::run_program(arguments, options);
 }
 
 /// The tool's only line.
@@ -98,6 +112,54 @@ std::string conversion_refused(const std::vector<std::string>& arguments) {
   CHECK(result.out.empty());
   CHECK(std::ranges::count(result.err, '\n') == 1);
   return result.err;
+}
+
+/// Big endian, as in PNG and IDX files.
+std::string word(size_t value) {
+  return {static_cast<char>(value >> 24U), static_cast<char>(value >> 16U),
+          static_cast<char>(value >> 8U), static_cast<char>(value)};
+}
+
+std::string png_chunk(const std::string& name, const std::string& data) {
+  const std::string both = name + data;
+  const auto* const bytes = reinterpret_cast<const Bytef*>(both.data());
+  return word(data.size()) + both + word(crc32(0, bytes, static_cast<uInt>(both.size())));
+}
+
+/// @param kind bits per channel, kind of colors, 0, 0, 1 if it is interlaced
+/// @param rows each after a zero, which says that it is not filtered
+std::string png_file(size_t width, size_t height, const std::string& kind,
+                     const std::string& chunks, const std::string& rows) {
+  std::vector<Bytef> packed(compressBound(rows.size()));
+  uLongf size = packed.size();
+  compress(packed.data(), &size, reinterpret_cast<const Bytef*>(rows.data()), rows.size());
+  return "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", word(width) + word(height) + kind) + chunks +
+         png_chunk("IDAT", {packed.begin(), packed.begin() + static_cast<ptrdiff_t>(size)}) +
+         png_chunk("IEND", "");
+}
+
+/// 8x8 gray pixels: one scan, and 14 for each of so many coefficients, a bit in each.
+std::string progressive_jpeg(int coefficients) {
+  const auto segment = [](int marker, const std::string& data) {
+    return std::string{'\xff', static_cast<char>(marker)} + word(data.size() + 2).substr(2) + data;
+  };
+  std::string bytes = "\xff\xd8" + segment(0xdb, '\0' + std::string(64, '\x01')) +
+                      segment(0xc2, {8, 0, 8, 0, 8, 1, 1, 0x11, 0});
+  for (const char table : {'\x00', '\x10'}) {  // one code each, the bit 0, for "nothing"
+    bytes += segment(0xc4, std::string{table, 1} + std::string(16, '\0'));
+  }
+  const auto scan = [&](int coefficient, int done_bits, int bit) {
+    bytes += segment(0xda, {1, 1, 0, static_cast<char>(coefficient), static_cast<char>(coefficient),
+                            static_cast<char>(done_bits << 4 | bit)}) +
+             '\x7f';
+  };
+  scan(0, 0, 0);
+  for (int coefficient = 1; coefficient <= coefficients; ++coefficient) {
+    for (int bit = 13; bit >= 0; --bit) {
+      scan(coefficient, bit == 13 ? 0 : bit + 1, bit);
+    }
+  }
+  return bytes + "\xff\xd9";
 }
 
 /// 60 images of two classes that differ, and so can be learned; the same for each `shape`.
@@ -115,6 +177,10 @@ void write_folder(const Folder& folder, const std::string& name, const ImageShap
     jpeg ? ddp::test::write_jpeg(path + ".jpg", shape, pixels)
          : ddp::test::write_png(path + ".png", shape, pixels);
   }
+}
+
+ptrdiff_t files_in(const Folder& folder) {
+  return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
 }
 
 /// All that a loader reads in two epochs.
@@ -459,7 +525,6 @@ TEST_CASE("a folder of images, and the file that the tool makes of it, are the s
       INFO(result.out << result.err);
       REQUIRE(result.exit_code == 0);
       CHECK(result.out == file + ": 60 + 0 images, " + ddp::to_string(shape) + "\n");
-      CHECK_FALSE(fs::exists(file + ".part"));
       const ddp::Dataset decoded = load(folder.file(name));
       const ddp::Dataset stored = load(file);
       CHECK(decoded.layers == stored.layers);
@@ -508,11 +573,12 @@ TEST_CASE("images that cannot be read are named", "[images]") {
       CHECK(error.what() == message);  // the same from a worker's thread
     }
     if (message != "read") {
+      const ptrdiff_t files = files_in(folder);
       CHECK(message.find(folder.file("f/b/1.JPG")) != std::string::npos);
       CHECK(conversion_refused({folder.file("f"), folder.file("f.safetensors")}).find(message) !=
             std::string::npos);
       CHECK_FALSE(fs::exists(folder.file("f.safetensors")));
-      CHECK_FALSE(fs::exists(folder.file("f.safetensors.part")));
+      CHECK(files_in(folder) == files);
     }
     return message;
   };
@@ -531,14 +597,63 @@ TEST_CASE("images that cannot be read are named", "[images]") {
                        std::vector<uint8_t>(ImageShape{8, 8, 3}.bytes()));
   CHECK(decoded(bytes_of(folder.file("other.png"))).find("is 8x8 RGB, expected 8x8 gray") !=
         std::string::npos);
+  CHECK(decoded(progressive_jpeg(10)) == "read");
+  CHECK(decoded(progressive_jpeg(63)).find("more than 500 scans") != std::string::npos);
+}
+
+TEST_CASE("a PNG file's numbers are the pixels, on black where it is transparent", "[images]") {
+  using namespace std::string_literals;
+  const auto pixels_of = [](const std::string& bytes) {
+    const ImageShape shape = ddp::image_shape("i", bytes);
+    std::vector<int> pixels(shape.bytes());
+    std::vector<uint8_t> decoded(shape.bytes());
+    ddp::decode_image("i", bytes, shape, decoded.data());
+    std::ranges::copy(decoded, pixels.begin());
+    return pixels;
+  };
+  using Pixels = std::vector<int>;
+  const std::string gray = "\x08\0\0\0\0"s;
+  const std::string gamma = png_chunk("gAMA", word(100000));
+  for (const std::string& colors :
+       {gamma, png_chunk("sRGB", "\0"s) + png_chunk("gAMA", word(45455)), ""s}) {
+    CHECK(pixels_of(png_file(3, 1, gray, colors, "\0\x01\x80\xc8"s)) == Pixels{1, 128, 200});
+    const std::string with_alpha = "\x08\x04\0\0\0"s;
+    CHECK(pixels_of(png_file(2, 1, with_alpha, colors, "\0\xc8\x80\xc8\0"s)) == Pixels{100, 0});
+  }
+  // Two bits each, of which the third is transparent.
+  CHECK(pixels_of(png_file(4, 1, "\x02\0\0\0\0"s, png_chunk("tRNS", "\0\x02"s), "\0\x1b"s)) ==
+        Pixels{0, 85, 0, 255});
+  // A palette, of which the first color is half transparent.
+  CHECK(pixels_of(png_file(2, 1, "\x01\x03\0\0\0"s,
+                           gamma + png_chunk("PLTE", "\x0a\x14\x1e(2<") + png_chunk("tRNS", "\x80"),
+                           "\0\x40"s)) == Pixels{5, 10, 15, 40, 50, 60});
+  CHECK(pixels_of(png_file(2, 2, "\x08\0\0\0\x01"s, "", "\0a\0b\0cd"s)) ==
+        Pixels{'a', 'b', 'c', 'd'});
+
+  const auto refused = [&](const std::string& bytes) {
+    try {
+      pixels_of(bytes);
+    } catch (const ddp::UsageError& error) {
+      return std::string(error.what());
+    }
+    return "read"s;
+  };
+  const std::string good = png_file(1, 1, gray, gamma, "\0a"s);
+  std::string damaged = good;
+  damaged[damaged.find("gAMA") + 4] ^= 1;
+  CHECK(refused(good) == "read");
+  CHECK(refused(damaged) == "image i cannot be decoded: gAMA: CRC error");
+  CHECK(refused(good.substr(0, good.size() - 12)) ==
+        "image i cannot be decoded: the file ends too early");
+  CHECK(refused(png_file(1, 1, gray, "", "\0ab"s)).find("cannot be decoded") != std::string::npos);
+  CHECK(refused(png_file(1, 1, "\x10\0\0\0\0"s, "", "\0ab"s)) ==
+        "image i has 16 bits per channel, expected 8");
+  CHECK(refused(png_file(1 << 14, 1 << 14, gray, "", "\0a"s)) ==
+        "image i is 16384x16384 gray in 26 bytes, expected 260111 or more");
 }
 
 TEST_CASE("IDX files become tensors, and what is wrong with them is said", "[images]") {
   const Folder folder;
-  const auto word = [](size_t value) {
-    return std::string{static_cast<char>(value >> 24U), static_cast<char>(value >> 16U),
-                       static_cast<char>(value >> 8U), static_cast<char>(value)};
-  };
   std::string pixels;
   for (int i = 0; i < 3 * 2 * 4; ++i) {
     pixels += static_cast<char>(i * 10);
@@ -575,6 +690,12 @@ TEST_CASE("IDX files become tensors, and what is wrong with them is said", "[ima
            {refused(magic + word(0) + word(2) + word(4), labels_bytes), "holds 0 images of 4x2"},
            {refused(magic + word(1) + std::string(8, '\xff'), labels_bytes),
             "4294967295x4294967295"},
+           // Claimed, and not there.
+           {refused(magic + word(0xffffffff) + word(1) + word(1), word(0x0801) + word(0xffffffff)),
+            "ends after 0 bytes of data, expected 4294967295 numbers"},
+           {refused(magic + word(1) + word(1 << 14) + word(1 << 14) + "abcd",
+                    word(0x0801) + word(1) + "a"),
+            "ends after 4 bytes of data, expected 1 x 16384 x 16384 numbers"},
            {conversion_refused({folder.file("none"), labels, out}), "none cannot be opened"},
            {conversion_refused({}), "got no arguments"},
            {conversion_refused({images, labels, "out.bin"}), "\"out.bin\" as the last of 3 names"},
@@ -586,6 +707,60 @@ TEST_CASE("IDX files become tensors, and what is wrong with them is said", "[ima
   }
   CHECK(convert({images, labels, folder.file("no/such/o.safetensors")}).exit_code == 1);
   CHECK(convert({"--help"}).out.starts_with("Usage: images_to_safetensors"));
+}
+
+TEST_CASE("the tool's file is there whole or not at all, and nothing beside it", "[images]") {
+  const Folder folder;
+  const std::string images_bytes =
+      word(0x0803) + word(3) + word(100) + word(100) + std::string(30000, 'p');
+  const std::string images = folder.write("images", images_bytes);
+  const std::string labels = folder.write("labels", word(0x0801) + word(3) + "abc");
+  const std::string victim = folder.write("victim", "precious");
+  const std::string out = folder.file("o.safetensors");
+  fs::create_symlink(victim, out + ".part");  // a name that somebody might guess
+  folder.write("o.safetensors.tmp.0123456789abcdef", "of one that was killed");
+
+  // One run that waits for its second image, while another one writes a file of the same name.
+  const std::string pipe = folder.file("pipe");
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const ddp::FileDescriptor pipe_end(open(pipe.c_str(), O_RDWR | O_CLOEXEC));
+  Program waiting({program("images_to_safetensors"), pipe, labels, out});
+  constexpr ssize_t kGivenBytes = 29000;  // zlib reads ahead
+  REQUIRE(write(pipe_end.get(), images_bytes.data(), kGivenBytes) == kGivenBytes);
+  const auto has_begun = [&] {
+    return std::ranges::any_of(fs::directory_iterator(folder.path()), [](const auto& entry) {
+      return entry.path().stem() == "o.safetensors.tmp" && entry.file_size() > 10000;
+    });
+  };
+  for (int i = 0; i < 10000 && !ddp::has_ended(waiting.pid()) && !has_begun(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  CHECK(convert({images, labels, out}).exit_code == 0);
+  CHECK(has_begun());
+  kill(waiting.pid(), SIGINT);
+  CHECK(waiting.wait().signal == SIGINT);
+  CHECK(files_in(folder) == 6);  // those above
+  CHECK_FALSE(fs::is_symlink(out));
+  CHECK(fs::file_size(victim) == 8);
+  CHECK(load(out).test.size() == 1);
+
+  const fs::file_time_type written = fs::last_write_time(out);
+  const auto check_fails = [&](const std::string& reason, const RunResult& result) {
+    CHECK(result.exit_code == 1);
+    CHECK(result.err == "images_to_safetensors: error: data file " + out +
+                            " cannot be written: " + reason + "\n");
+    CHECK(files_in(folder) == 6);
+    CHECK(fs::last_write_time(out) == written);
+  };
+  RunOptions faulty;
+  faulty.environment = {{"LD_PRELOAD", DDP_FAULTY_CALLS},
+                        {"DDP_FAULT_FOLDER", folder.path()},
+                        {"DDP_FAULT", std::to_string(EIO)},
+                        {"DDP_FAULT_CALL", "fsync"}};
+  check_fails("Input/output error", convert({images, labels, out}, faulty));
+  check_fails("File too large, expected room for " + std::to_string(fs::file_size(out)) + " bytes",
+              ddp::test::run_program({"prlimit", "--fsize=10000", program("images_to_safetensors"),
+                                      images, labels, out}));
 }
 
 TEST_CASE("with workers the batches are the same, in the same order, whatever their number",

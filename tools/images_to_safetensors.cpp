@@ -1,13 +1,14 @@
 // images_to_safetensors - a folder of images, or IDX files, as one file for --dataset. Images are
 // decoded once, and one is in memory at a time.
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
-#include <cstdio>
+#include <csignal>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -15,7 +16,9 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "common/base/next_file.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/data/images/image_folder.hpp"
@@ -35,14 +38,15 @@ constexpr const char* kUsage =
     "--test: images that are held out; without them a stage holds out every fifth.\n"
     "Also: --version, --help.\n"
     "Example: images_to_safetensors photos photos.safetensors\n"
-    "Exit codes: 0 written, 1 the file cannot be written, 2 something is wrong with the images.\n";
+    "Exit codes: 0 written, 1 the file cannot be written, 2 something is wrong with the images\n"
+    "or the command line.\n";
 
 /// Images that are read one after the other.
 struct Images {
   std::vector<uint64_t> shape;  // of one: height, width, and 3 if it has colors
   std::vector<int64_t> labels;  // of each
   std::vector<std::string> classes;  // their names, if they have any
-  std::function<void(uint8_t* to)> read_next;
+  std::function<void(NextFile& to)> copy_next;
 
   size_t bytes() const {
     size_t product = 1;
@@ -53,13 +57,22 @@ struct Images {
   }
 };
 
+std::string_view as_text(const void* bytes, size_t size) {
+  return {static_cast<const char*>(bytes), size};
+}
+
 Images open_folder(const std::string& path) {
   const auto folder = std::make_shared<const ImageFolder>(path);
   const ImageShape& shape = folder->shape();
+  // Not touched before there are pixels for it: the first image's header may claim any size.
+  const std::shared_ptr<uint8_t[]> pixels(new uint8_t[shape.bytes()]);
   Images images{{static_cast<uint64_t>(shape.height), static_cast<uint64_t>(shape.width)},
                 folder->labels(),
                 folder->classes(),
-                [folder, next = size_t{0}](uint8_t* to) mutable { folder->decode(next++, to); }};
+                [folder, pixels, next = size_t{0}](NextFile& to) mutable {
+                  folder->decode(next++, pixels.get());
+                  to.write(as_text(pixels.get(), folder->shape().bytes()));
+                }};
   if (shape.channels > 1) {
     images.shape.push_back(static_cast<uint64_t>(shape.channels));
   }
@@ -88,13 +101,21 @@ class IdxFile {
 
   const std::string& path() const { return path_; }
   const std::vector<uint64_t>& sizes() const { return sizes_; }
-  void read(uint8_t* to, size_t bytes) {
-    const z_size_t got = gzfread(to, 1, bytes, file_.get());
-    if (got != bytes) {
-      refuse("IDX file {} ends after {} bytes of data, expected {} numbers", path_, read_ + got,
-             expected());
+  /// In pieces: the header may claim more than there is, and more than there is memory for.
+  template <typename Use>
+  void read(uint64_t count, const Use& use) {
+    std::array<uint8_t, size_t{1} << 16> piece;
+    while (count > 0) {
+      const size_t size = std::min(count, uint64_t{piece.size()});
+      const z_size_t got = gzfread(piece.data(), 1, size, file_.get());
+      read_ += got;
+      if (got != size) {
+        refuse("IDX file {} ends after {} bytes of data, expected {} numbers", path_, read_,
+               expected());
+      }
+      use(piece.data(), size);
+      count -= size;
     }
-    read_ += bytes;
   }
   void check_end() {
     if (gzgetc(file_.get()) != -1) {
@@ -143,14 +164,17 @@ Images open_idx(const std::string& images_path, const std::string& labels_path) 
     refuse("IDX file {} holds {} labels, expected {}, one for each image of {}", labels_path,
            labels.sizes()[0], count, images_path);
   }
-  std::vector<uint8_t> numbers(count);
-  labels.read(numbers.data(), numbers.size());
+  std::vector<int64_t> classes;
+  labels.read(count, [&](const uint8_t* piece, size_t size) {
+    classes.insert(classes.end(), piece, piece + size);
+  });
   labels.check_end();
   return {{height, width},
-          {numbers.begin(), numbers.end()},
+          std::move(classes),
           {},
-          [pixels, count, bytes = height * width, next = uint64_t{0}](uint8_t* to) mutable {
-            pixels->read(to, bytes);
+          [pixels, count, bytes = height * width, next = uint64_t{0}](NextFile& to) mutable {
+            pixels->read(
+                bytes, [&](const uint8_t* piece, size_t size) { to.write(as_text(piece, size)); });
             if (++next == count) {
               pixels->check_end();
             }
@@ -162,48 +186,30 @@ Images open_images(const std::vector<std::string>& paths) {
   return paths.size() == 1 ? open_folder(paths[0]) : open_idx(paths[0], paths[1]);
 }
 
-/// The file until it is whole. Then it takes its name.
-class Output {
+std::atomic<const char*> unfinished = nullptr;
+
+void remove_and_end(int signal) {
+  if (const char* const path = unfinished) {
+    unlink(path);
+  }
+  std::signal(signal, SIG_DFL);
+  raise(signal);  // comes when this handler has ended
+}
+
+/// While there is one, Ctrl-C and the like remove a file before they end this process.
+class Removal {
  public:
-  explicit Output(std::string path) : path_(std::move(path)), file_(temporary(), std::ios::binary) {
-    check();
-  }
-  ~Output() {
-    if (file_.is_open()) {
-      file_.close();
-      std::remove(temporary().c_str());
+  explicit Removal(const std::string& path) {
+    unfinished = path.c_str();
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      if (std::signal(signal, remove_and_end) == SIG_IGN) {
+        std::signal(signal, SIG_IGN);
+      }
     }
   }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-
-  void write(const void* bytes, size_t size) {
-    file_.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
-    check();
-  }
-  void finish() {
-    file_.flush();
-    check();
-    if (std::rename(temporary().c_str(), path_.c_str()) != 0) {
-      fail();
-    }
-    file_.close();
-  }
-
- private:
-  std::string temporary() const { return path_ + ".part"; }
-  void check() {
-    if (!file_) {
-      fail();
-    }
-  }
-  [[noreturn]] void fail() {
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("{} cannot be written: {}", path_, std::strerror(errno)));
-  }
-
-  std::string path_;
-  std::ofstream file_;
+  ~Removal() { unfinished = nullptr; }
+  Removal(const Removal&) = delete;
+  Removal& operator=(const Removal&) = delete;
 };
 
 /// Labels before pixels: they need addresses that are multiples of 8.
@@ -241,20 +247,24 @@ void write_file(const std::string& path, const Images& train, const std::optiona
   }
   const std::string header = header_of(parts);
   const uint64_t header_bytes = header.size();  // little endian, as every machine this runs on
-  Output output(path);
-  output.write(&header_bytes, sizeof(header_bytes));
-  output.write(header.data(), header.size());
+  size_t file_bytes = sizeof(header_bytes) + header.size();
   for (const auto& [prefix, images] : parts) {
-    output.write(images->labels.data(), images->labels.size() * sizeof(int64_t));
+    file_bytes += images->labels.size() * (sizeof(int64_t) + images->bytes());
   }
-  std::vector<uint8_t> pixels(train.bytes());
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond ulimit -f is to fail
+  NextFile file("data file", path, file_bytes);
+  const Removal removal(file.temporary());
+  file.write(as_text(&header_bytes, sizeof(header_bytes)));
+  file.write(header);
+  for (const auto& [prefix, images] : parts) {
+    file.write(as_text(images->labels.data(), images->labels.size() * sizeof(int64_t)));
+  }
   for (const auto& [prefix, images] : parts) {
     for (size_t i = 0; i < images->labels.size(); ++i) {
-      images->read_next(pixels.data());
-      output.write(pixels.data(), pixels.size());
+      images->copy_next(file);
     }
   }
-  output.finish();
+  file.take_place(/*keep_old=*/false);
 }
 
 std::string described(const std::vector<uint64_t>& shape) {
