@@ -35,7 +35,7 @@ constexpr const char* kUsage =
     "Writes images as a file that a stage's --dataset reads without decoding anything.\n"
     "IMAGES is a FOLDER with one sub-folder of PNG and JPEG files per class, or two IDX files, as\n"
     "MNIST's, packed with gzip or not: the images' and the labels'. All images have one size.\n"
-    "--test: images that are held out; without them a stage holds out every fifth.\n"
+    "--test: images that are held out; without them a stage holds out a fifth.\n"
     "Also: --version, --help.\n"
     "Example: images_to_safetensors photos photos.safetensors\n"
     "Exit codes: 0 written, 1 the file cannot be written, 2 something is wrong with the images\n"
