@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 EPOCH_LINE = re.compile(r"\[CPU\d\] Epoch \d+ \| Batchsize: 32 \| Steps: \d+ \| Loss: \d+\.\d{4}")
 BAR = re.compile(r"epoch \d+/\d+ \[#*\.*\] \d+ %, step \d+/\d+, \d+\.\d steps/s, (\d+:)?\d+:\d\d left")
+FIGURES = re.compile(r"epoch (\d+)/(\d+) \[(#*)(\.*)\] (\d+) %, step (\d+)/(\d+), (\S+) steps/s, (?:(\d+):)?(\d+):(\d\d) left")
 ENDLESS = ["1000000000", "1000000000"]
 
 
@@ -110,6 +111,20 @@ class Bar(Watching):
         for line in lines:
             self.assertRegex(line, f"^{EPOCH_LINE.pattern}$")
 
+    def test_its_figures_agree(self):
+        _, text, code = self.on_terminal("01_single_gpu", "3", "9", "--dataset-size", "250000")
+        self.assertEqual(code, 0)
+        drawings = list(FIGURES.finditer(text))
+        self.assertTrue(drawings, text)
+        for drawing in drawings:
+            hours, *figures = drawing[9], *map(int, drawing.group(1, 2, 5, 6, 7, 10, 11))
+            epoch, epochs, percent, step, steps, minutes, seconds = figures
+            done, whole = (epoch - 1) * steps + step, epochs * steps
+            self.assertEqual(percent, 100 * done // whole, drawing)
+            self.assertEqual((len(drawing[3]), len(drawing[4])), (24 * done // whole, 24 - 24 * done // whole), drawing)
+            left_s = 3600 * int(hours or 0) + 60 * minutes + seconds
+            self.assertAlmostEqual(left_s, (whole - done) / float(drawing[8]), delta=1.01, msg=str(drawing))
+
     def test_where_nobody_looks_at_it_there_is_none(self):
         workload = ["01_single_gpu", "1", "9", "--dataset-size", "500000"]
         self.assertRegex(self.on_terminal(*workload)[1], BAR)
@@ -125,6 +140,10 @@ class Events(Watching):
     def read(self):
         events = EventAccumulator(str(self.folder / "runs/1"), size_guidance={"scalars": 0})
         events.Reload()
+        now = time.time()
+        for tag in events.Tags()["scalars"]:
+            for event in events.Scalars(tag):
+                self.assertTrue(now - 600 < event.wall_time <= now, f"{tag} at {event.wall_time}, now {now}")
         return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
     def train(self, epochs, *more):
@@ -145,9 +164,12 @@ class Events(Watching):
         rates = [value for _, value in scalars["learning_rate"]]
         self.assertAlmostEqual(rates[1] / rates[0], 2 / 3, places=5)
         self.assertAlmostEqual(rates[2] / rates[0], 1 / 3, places=5)
-        self.assertTrue(all(value > 0 for _, value in scalars["samples_per_second"]))
         rows = [json.loads(line) for line in (self.folder / "m").read_text().splitlines()[:-1]]
         of_rank_0 = [(row["step"] + 1, row["loss"]) for row in rows if row["rank"] == 0]
+        samples = json.loads((self.folder / "m").read_text().splitlines()[-1])["summary"]["global_batch"] * steps
+        for epoch, (_, speed) in enumerate(scalars["samples_per_second"]):
+            steps_s = sum(row["step_ms"] for row in rows if row["rank"] == 0 and row["epoch"] == epoch) / 1e3
+            self.assertTrue(0.5 * steps_s < samples / speed < 10 * steps_s + 1, f"{speed} samples/s, steps of {steps_s} s")
         self.assertLess(len(of_rank_0), 300)  # none was left out
         for (step, value), (expected_step, expected) in zip(scalars["loss/step of rank 0"], of_rank_0, strict=True):
             self.assertEqual(step, expected_step)
