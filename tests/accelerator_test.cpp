@@ -246,7 +246,8 @@ TEST_CASE("gather_for_metrics() gives every sample of an epoch once", "[accelera
       std::vector<torch::Tensor> all;
       int64_t positive = 0;
       for (const ddp::Batch& batch : program.loader) {
-        all.push_back(program.accelerator.gather_for_metrics(batch.input));
+        all.push_back(program.accelerator.gather_for_metrics(batch.input.clone().requires_grad_()));
+        TORCH_CHECK(!all.back().requires_grad());  // or it would keep the step's graph
         const torch::Tensor more =
             program.accelerator.gather_for_metrics(batch.input.select(1, 0).gt(0).to(type));
         TORCH_CHECK(more.scalar_type() == type && more.size(0) == all.back().size(0));
