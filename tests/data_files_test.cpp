@@ -394,6 +394,16 @@ TEST_CASE("labels that are no classes, values that are no numbers, parts that do
       {{{"features", features},
         {"labels", labels},
         {"test_features", features},
+        {"test_labels", torch::zeros({4})}},
+       "test samples of 2 features (Float) with Float labels, expected 2 (Float) with Long"},
+      {{{"features", features},
+        {"labels", torch::zeros({4})},
+        {"test_features", features},
+        {"test_labels", torch::full({4}, nan, torch::kFloat32)}},
+       "labels that are not finite"},
+      {{{"features", features},
+        {"labels", labels},
+        {"test_features", features},
         {"test_labels", labels + 1}},
        "loaded"},  // a class that training never shows
   };
@@ -441,11 +451,12 @@ TEST_CASE("other content is another data set, wherever it differs by a row", "[t
   const std::string path = folder.file("a.safetensors");
   const torch::Tensor pictures = torch::zeros({64, 3000});
   const torch::Tensor labels = torch::arange(64).remainder(2);
-  const auto fingerprint = [&](const torch::Tensor& features, const torch::Tensor& test) {
+  const auto fingerprint = [&](const torch::Tensor& features, const torch::Tensor& test,
+                               int64_t first_class = 0) {
     write_tensors(path, {{"features", features},
                          {"labels", labels},
                          {"test_features", test},
-                         {"test_labels", labels}});
+                         {"test_labels", labels + first_class}});
     return load(path).fingerprint;
   };
   torch::Tensor other = pictures.clone();
@@ -454,6 +465,17 @@ TEST_CASE("other content is another data set, wherever it differs by a row", "[t
   CHECK(fingerprint(pictures, pictures) == same);
   CHECK(fingerprint(other, pictures) != same);
   CHECK(fingerprint(pictures, other) != same);
+  CHECK(fingerprint(pictures, pictures, 1) != same);
+
+  const auto of_table = [&](const std::string& row) {
+    return load(folder.write("a.csv", "a,b\n1,0\n2,1\n" + row)).fingerprint;
+  };
+  CHECK(of_table("3,1") != of_table("4,1"));
+
+  write_folder(folder, "photos", {2, 2, 1});
+  const std::string before = load(folder.file("photos")).fingerprint;
+  fs::rename(folder.file("photos/odd/101.png"), folder.file("photos/odd/1.png"));
+  CHECK(load(folder.file("photos")).fingerprint != before);
 }
 
 TEST_CASE("a table: the target by name or place, classes or values, however it is written",
@@ -490,6 +512,7 @@ TEST_CASE("a table's mistake is named by its line and column", "[table]") {
       {"a,b\n1,2\n+-1,2\n", {"line 3: column 1 (\"a\"): got \"+-1\""}},
       {"a,b\n1,2\nx,2\n",
        {"line 3: column 1 (\"a\"): got \"x\", expected a finite float32 number"}},
+      {"a,b\n1,2\n\nx,2\n", {"line 4: column 1"}},
       {"a,b\n1,2\n1,\n", {"line 3: column 2 (\"b\"): got \"\""}},
       {"a,b\n1,2\n1 2,3\n", {"line 3: column 1", "\"1 2\""}},
       {"a,b\r\n1,nan\r\n", {"line 2: column 2", "got \"nan\""}},
