@@ -871,6 +871,8 @@ TEST_CASE("mirrored replicas follow the model that is loaded, and no other chang
     CHECK_FALSE(
         torch::equal(mirrored.module(1).parameters()[0].grad(), model->parameters()[0].grad()));
   }
+  const torch::NoGradGuard no_grad;  // the caller's, for all replicas
+  CHECK_FALSE(mirrored.forward(torch::randn({6, 4}, torch::kFloat64)).values[1].requires_grad());
 }
 
 TEST_CASE("dropped gradients are made again where the optimizer reads them", "[optimizer]") {

@@ -488,11 +488,13 @@ TEST_CASE("stages 01 and 02 end on the CPU's bits, also when resumed", "[fake]")
         std::pair{1U, Stage02::kMirrored}, std::pair{3U, Stage02::kMirrored}}) {
     const auto cpu = std::vector<torch::Device>(replicas, torch::kCPU);
     const torch::Tensor expected = train(options, cpu, stage);
+    const std::vector<double> expected_losses = losses(options.metrics);
     for (const StreamOrder order : kBothOrders) {
       INFO(replicas << " replicas, order " << static_cast<int>(order) << ", mirrored "
                     << (stage == Stage02::kMirrored));
       set_stream_order(order);
       CHECK(torch::equal(train(options, fake_devices(replicas), stage), expected));
+      CHECK(nearly_equal(torch::tensor(losses(options.metrics)), torch::tensor(expected_losses)));
       set_free_memory(size_t{1} << 30);
       CHECK(torch::equal(train(options, fake_devices(replicas), stage), expected));
       set_free_memory(0);
