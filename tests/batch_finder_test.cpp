@@ -353,13 +353,17 @@ TEST_CASE("training with a found batch ends on the bits of that batch given", "[
 TEST_CASE("--scale-lr makes the learning rate follow the batch, nothing else does", "[training]") {
   for (const auto& [scale, rate] : std::map<std::string, double>{
            {"none", 0.01}, {"linear", 0.08}, {"sqrt", 0.01 * std::sqrt(8)}}) {
-    ddp::Options options = small_run();
-    options.find_batch = true;
-    options.learning_rate = 0.01;
-    options.scale_lr = scale;
-    Run run(options);
-    run.train();
-    CHECK(std::abs(run.optimizer->learning_rate() - rate) < 1e-12);
+    for (const int64_t accumulate : {1, 2}) {  // in the step that is the measure, too
+      INFO(scale << ", " << accumulate << " micro-batches");
+      ddp::Options options = small_run();
+      options.find_batch = true;
+      options.learning_rate = 0.01;
+      options.scale_lr = scale;
+      options.accumulate = accumulate;
+      Run run(options);
+      run.train();
+      CHECK(std::abs(run.optimizer->learning_rate() - rate) < 1e-12);
+    }
   }
 }
 
