@@ -16,6 +16,7 @@ import pathlib
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,10 @@ GLOBAL_BATCH = 64
 # S ends its epochs with a step of one sample: with two ranks, one of them has none.
 WORKLOADS = {
     "T": (["--layers", "20,1", "--dataset-size", "640"], 4),
-    "S": (["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1)], 4),
+    "S": (["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1), "--lr", "0.05"], 4),
     "digits": (["--dataset", "digits", "--hidden", "128,128"], 2),
 }
+EPOCH_LINE = re.compile(r"^\[CPU(\d+)\] Epoch (\d+) \| Batchsize: (\d+) \| Steps: (\d+) \| Loss: (\S+)$", re.MULTILINE)
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
@@ -53,7 +55,7 @@ def run(command, cwd=None, env=None, timeout_s=TIMEOUT_S):
 def arguments(workload, folder, seed=42):
     options, epochs = WORKLOADS[workload]
     return [str(epochs), str(epochs), "--global-batch", str(GLOBAL_BATCH), *options, "--seed", str(seed), "--device",
-            "cpu", "--resume", "never", "--quiet", "--snapshot", f"{folder}/snapshot", "--metrics", f"{folder}/metrics"]
+            "cpu", "--resume", "never", "--snapshot", f"{folder}/snapshot", "--metrics", f"{folder}/metrics"]
 
 
 def read_metrics(folder):
@@ -63,11 +65,21 @@ def read_metrics(folder):
 
 
 @functools.cache
-def stage_summary(workload, seed=42):
+def stage_run(workload, seed=42):
+    """(losses of the steps, of the epochs as printed, summary)"""
     with tempfile.TemporaryDirectory() as folder:
         result = run([str(BIN_DIR / "01_single_gpu"), *arguments(workload, folder, seed)])
         check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
-        return read_metrics(folder)[1]
+        rows, summary = read_metrics(folder)
+        return ([row["loss"] for row in rows], [float(line[4]) for line in EPOCH_LINE.findall(result.stdout)], summary)
+
+
+def stage_summary(workload, seed=42):
+    return stage_run(workload, seed)[2]
+
+
+def is_close(ours, theirs):
+    return abs(ours - theirs) <= 1e-3 * abs(theirs)
 
 
 def relative_difference(workload, moved):
@@ -100,16 +112,38 @@ def check_metrics(rows, summary, stage, variant, processes):
     check(summary["bytes_per_step"] == (0 if ranks == 1 else 4 * stage["parameters"]), "wrong bytes_per_step")
     for name in ("loss", "accuracy", "loss_floor"):
         ours, theirs = summary[name], stage[name]
-        check(ours == theirs or abs(ours - theirs) <= 1e-3 * abs(theirs), f"{name} is {ours}, expected {theirs}")
+        check(ours == theirs or is_close(ours, theirs), f"{name} is {ours}, expected {theirs}")
     for name in ("peak_rss_mib", "startup_ms", "cpu_time_ms", "timed_wall_ms"):
         check(len(summary[name]) == ranks and all(value > 0 for value in summary[name]),
               f"{name} is {summary[name]}, expected {ranks} numbers > 0")
+    # What the units admit.
+    for name, least, most in (("peak_rss_mib", 20, 16 << 10), ("startup_ms", 20, TIMEOUT_S * 1e3)):
+        check(all(least < value < most for value in summary[name]), f"{name} is {summary[name]}, in which unit?")
+    for busy_ms, wall_ms in zip(summary["cpu_time_ms"], summary["timed_wall_ms"]):
+        check(busy_ms <= 1.01 * os.cpu_count() * wall_ms, f"busy for {busy_ms} ms in {wall_ms} ms")
     # The stages' log leaves out the whole first epoch.
     first_epoch = 1 if summary["program"] == "peer_c10d" else 0
     timed_ms = sum(row["step_ms"] for row in rows if row["rank"] == 0 and row["step"] >= summary["warmup_steps"]
                    and row["epoch"] >= first_epoch)
+    check(is_close(summary["samples_per_second"], summary["global_batch"] / summary["step_ms"] * 1e3), "wrong samples_per_second")
+    if summary["program"] != "peer_c10d":
+        medians = [statistics.median(row["step_ms"] for row in rows if row["rank"] == rank
+                                     and row["step"] >= summary["warmup_steps"]) for rank in range(ranks)]
+        check(is_close(summary["step_ms"], max(medians)), f"step_ms is {summary['step_ms']}, expected the slowest of {medians}")
     check(summary["timed_wall_ms"][0] >= 0.99 * timed_ms, "the wall time is shorter than its steps")
     check(abs(time.time() - summary["first_step_unix_ms"] / 1e3) < TIMEOUT_S, "wrong first_step_unix_ms")
+
+
+def check_losses(out, rows, workload, ranks):
+    of_steps, of_epochs, stage = stage_run(workload)
+    for step, expected in enumerate(of_steps):
+        mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
+        check(is_close(mean, expected), f"step {step} has loss {mean}, expected {expected}")
+    lines = sorted((int(rank), int(epoch), float(loss)) for rank, epoch, _, _, loss in EPOCH_LINE.findall(out))
+    check([line[:2] for line in lines] == [(rank, epoch) for rank in range(ranks) for epoch in range(stage["epochs"])],
+          f"not one line per rank and epoch: {out}")
+    for _, epoch, loss in lines:
+        check(abs(loss - of_epochs[epoch]) <= 1e-3 * of_epochs[epoch] + 1e-4, f"epoch {epoch} has loss {loss}, expected {of_epochs}")
 
 
 def check_parity(variant, workload, processes, program=PEER, backend="gloo", chatty=False):
@@ -123,6 +157,7 @@ def check_parity(variant, workload, processes, program=PEER, backend="gloo", cha
     difference = relative_difference(workload, summary["moved"])
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
     check_metrics(rows, summary, stage_summary(workload), variant, processes)
+    check_losses(result.stdout, rows, workload, max(row["rank"] for row in rows) + 1)
     return f"differs by {difference:.1e}, startup {max(summary['startup_ms']) / 1e3:.1f} s"
 
 
@@ -233,10 +268,10 @@ def processes_of_session(session):
 class Job:
     """A peer of several processes that would run for hours, in a session of its own."""
 
-    def __init__(self, processes, *options):
+    def __init__(self, processes, *options, variant="default"):
         self.processes = processes
         self.process = subprocess.Popen(
-            [*PEER, "1000000", "1000000", "--variant", "default", "--nprocs", str(processes), "--dataset-size", "64",
+            [*PEER, "1000000", "1000000", "--variant", variant, "--nprocs", str(processes), "--dataset-size", "64",
              "--device", "cpu", *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         # Whatever goes wrong, the test ends.
@@ -303,6 +338,18 @@ def check_killed_parent(signal_to_parent, code_expected, err_expected):
     check(err == err_expected, f"unexpected words: {err}")
 
 
+def check_pinned():
+    job = Job(2, variant="tuned_pinned")
+    try:
+        job.wait_for_epoch(3)
+        cores = [{core for thread in os.listdir(f"/proc/{pid}/task") for core in os.sched_getaffinity(int(thread))}
+                 for pid in job.ranks()]
+    finally:
+        job.kill()
+        job.end()
+    check(sorted(map(len, cores)) == [1, 1] and cores[0] != cores[1], f"the ranks' threads are on cores {cores}")
+
+
 def check_absent_rank():
     job = Job(2, "--timeout", "3")
     try:
@@ -318,11 +365,36 @@ def check_absent_rank():
 def check_diverging_weights():
     """The weights stop being numbers: exit code 1, on one line, and no metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        result = run([*PEER, *arguments("T", folder), "--lr", "1e30"])
-        check(result.returncode == 1, f"exit code {result.returncode}, expected 1")
+        result = run([*PEER, *arguments("T", folder), "--lr", "1e30", "--quiet"])
+        check(result.returncode == 1 and result.stdout == "", f"exit code {result.returncode}, expected 1: {result.stdout}")
         check(re.fullmatch(r"pytorch: error: the weights moved by (nan|inf), .*\n", result.stderr),
               f"expected one line: {result.stderr}")
         check(not os.path.exists(f"{folder}/metrics"), "metrics were written all the same")
+
+
+UNEQUAL_RANKS = """
+import sys
+sys.path.append(sys.argv[1])
+import torch
+from ddp_peers import command_line, torch_peer
+from ddp_peers.errors import guarded
+
+def train(options, dataset, model, log, device):
+    with torch.no_grad():
+        next(model.parameters()).fill_(log.group.rank)
+
+if __name__ == "__main__":
+    options = command_line.parse("unequal", [command_line.Variant("default", "", 1, None)], sys.argv[2:])
+    sys.exit(guarded("unequal", lambda: torch_peer.run(options, train)))
+"""
+
+
+def check_unequal_weights():
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "unequal.py"
+        program.write_text(UNEQUAL_RANKS)
+        result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2"])
+        check_one_line(result, 1, "[rank 1]", "the final weights differ from rank 0's", name="unequal")
 
 
 def make_wheel(folder, version):
@@ -469,11 +541,13 @@ def project_cases():
         ("bench --peers c10d", check_bench_with_reducer),
         ("default, T, 1 rank", functools.partial(check_parity, "default", "T", 1)),
         ("a rank is killed", functools.partial(check_killed_rank, signal.SIGKILL)),
+        ("every rank has a core", check_pinned),
         ("a rank is absent", check_absent_rank),
         ("it is killed itself", functools.partial(check_killed_parent, signal.SIGKILL, -signal.SIGKILL, "")),
         ("it is asked to stop", functools.partial(check_killed_parent, signal.SIGTERM, 128 + signal.SIGTERM,
                                                   "pytorch: error: stopped by SIGTERM\n")),
         ("the weights diverge", check_diverging_weights),
+        ("the ranks' weights differ", check_unequal_weights),
         ("bad arguments", check_bad_arguments),
         ("--list-variants", check_list_of_variants),
         ("the tolerance tells runs apart", check_tolerance_tells_runs_apart),

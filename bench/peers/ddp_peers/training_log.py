@@ -131,7 +131,7 @@ class TrainingLog:
         if not self.options.quiet:
             label = "GPU" if self.device == "cuda" else "CPU"
             print(f"[{label}{self.group.rank}] Epoch {self.epoch} | Batchsize: {self.options.batch_per_rank} | "
-                  f"Steps: {len(self.steps)} | Loss: {mean:.4f}", flush=True)
+                  f"Steps: {len(self.steps)} | Loss: {mean:.4f}\n", end="", flush=True)
 
     def report(self, dataset, *, parameters, moved, loss, accuracy, software):
         """Prints the last line on rank 0 and writes --metrics.
