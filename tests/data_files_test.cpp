@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -215,6 +216,7 @@ std::string digest(const std::string& command, const std::string& dataset) {
   const Folder scratch;
   RunOptions options;
   options.cwd = scratch.path();
+  options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
   std::vector<std::string> argv = ddp::test::words(command);
   for (std::string& word : argv) {
     word = word == "torchrun" ? DDP_TORCHRUN : fs::exists(program(word)) ? program(word) : word;
@@ -865,17 +867,21 @@ TEST_CASE("the ring is bounded, and an exception comes when its batch is taken",
   CHECK(ring.take() == 0);
 }
 
-TEST_CASE("threads are told when nobody wants their batch any more", "[workers]") {
+TEST_CASE("threads are told when nobody wants their batch any more, and waited for", "[workers]") {
   std::atomic<bool> begun = false;
+  std::atomic<bool> left = false;
   ddp::Prefetcher ring(1, 2, [&](int64_t, size_t, const std::atomic<bool>& stops) {
     begun = true;
     while (!stops) {
     }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    left = true;
   });
   ring.start(1);
   while (!begun) {
   }
-  ring.stop();  // waits for the thread
+  ring.stop();
+  CHECK(left);
 }
 
 TEST_CASE("of a file larger than memory a rank reads its samples, and nothing else",
