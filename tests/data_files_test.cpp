@@ -89,7 +89,7 @@ void write_tensors(const std::string& path,
 }
 
 std::string program(const std::string& name) {
-  return std::string(DDP_BIN_DIR) + "/" + name;
+  return fmt::format("{}/{}", DDP_BIN_DIR, name);
 }
 
 /// With little memory, whatever a header claims, unless a sanitizer needs more.
@@ -216,7 +216,8 @@ std::string digest(const std::string& command, const std::string& dataset) {
   const Folder scratch;
   RunOptions options;
   options.cwd = scratch.path();
-  options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  options.environment.emplace("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  options.environment.emplace("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   std::vector<std::string> argv = ddp::test::words(command);
   for (std::string& word : argv) {
     word = word == "torchrun" ? DDP_TORCHRUN : fs::exists(program(word)) ? program(word) : word;
