@@ -71,7 +71,8 @@ void compute_for(double ms) {
   std::_Exit(99);
 }
 
-/// The loader asks twice for the indices of a batch before the batch is there.
+/// The loader asks for the indices twice when an epoch begins, and then once for each batch before
+/// the batch is there.
 class FaultySampler final : public ddp::DistributedSampler {
  public:
   FaultySampler(const ddp::Dataset& dataset, const ddp::Options& options, int rank, Fault fault)
@@ -89,8 +90,9 @@ class FaultySampler final : public ddp::DistributedSampler {
     asked_ = 0;
   }
   const torch::Tensor& indices() const override {
-    if (weight_.defined() && asked_++ % 2 == 0) {
-      before_step((asked_ - 1) / 2);
+    constexpr int64_t kAtBegin = 2;
+    if (weight_.defined() && asked_++ >= kAtBegin) {
+      before_step(asked_ - 1 - kAtBegin);
     }
     return DistributedSampler::indices();
   }
