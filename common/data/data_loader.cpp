@@ -257,7 +257,7 @@ bool DataLoader::is_in_epoch(const Place& place) const {
 DataLoader::Place DataLoader::after(const Place& place) const {
   const int64_t step_end =
       std::min((place.step + 1) * options_.batch_per_rank * options_.accumulate,
-               sampler_->indices().size(0));
+               sampler_->indices().sizes().front());
   const int64_t position =
       place.position + std::clamp(step_end - place.position, int64_t{0}, options_.batch_per_rank);
   return {place.step + (position >= step_end ? 1 : 0), position};

@@ -29,7 +29,7 @@ struct Batch {
   /// target are then all samples, and the batch is these rows of them. Else undefined.
   torch::Tensor rows{};
 
-  int64_t size() const { return rows.defined() ? rows.size(0) : input.size(0); }
+  int64_t size() const { return (rows.defined() ? rows : input).sizes().front(); }
 };
 
 /// For whoever computes on input and target as they are.

@@ -9,7 +9,7 @@ namespace {
 /// to[i] = from[order[i]]. Both contiguous.
 void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
                const torch::Tensor& to) {
-  const int64_t all_rows = from.size(0);
+  const int64_t all_rows = from.sizes().front();
   const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
   const char* const source = static_cast<const char*>(from.const_data_ptr());
   char* target = static_cast<char*>(to.mutable_data_ptr());

@@ -18,7 +18,7 @@ struct Samples {
   torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all of them
   std::shared_ptr<const ImageFolder> images = {};  ///< decoded whenever a row is read
 
-  int64_t size() const { return (rows.defined() ? rows : target).size(0); }
+  int64_t size() const { return (rows.defined() ? rows : target).sizes().front(); }
   int64_t in_features() const;
   /// Samples [begin, end) of them; nothing is read.
   Samples slice(int64_t begin, int64_t end) const;
