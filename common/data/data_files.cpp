@@ -139,13 +139,10 @@ Parts read_table(const std::string& path, Hash& content) {
   return {std::move(all), std::nullopt};
 }
 
-/// How many classes: the largest label is the last of them.
+/// How many classes, of both parts: the largest label is the last of them.
 int64_t count_classes(const std::string& path, const Parts& parts) {
   int64_t most = 0;
-  for (const Samples* const samples : {&parts.train, parts.test ? &*parts.test : nullptr}) {
-    if (samples == nullptr) {
-      continue;
-    }
+  for (const Samples* const samples : {&parts.train, &*parts.test}) {
     const auto [smallest, largest] = torch::aminmax(samples->target);
     if (smallest.item<int64_t>() < 0 || largest.item<int64_t>() >= kMostClasses) {
       refuse(
@@ -205,9 +202,8 @@ bool is_data_file(const std::string& dataset) {
          (dataset.ends_with(".safetensors") || dataset.ends_with(".csv") || is_folder(dataset));
 }
 
-Dataset load_data_file(const Options& options) {
+Dataset load_data_file(const Options& options, Hash& content) {
   const std::string& path = options.dataset;
-  Hash content;
   Parts parts = is_folder(path)                  ? read_images(path, content)
                 : path.ends_with(".safetensors") ? read_tensors(path, content)
                                                  : read_table(path, content);
@@ -220,21 +216,18 @@ Dataset load_data_file(const Options& options) {
     check_finite(path, train);
     check_finite(path, *parts.test);
   }
-  std::vector<int64_t> layers =
-      options.hidden.empty() ? std::vector<int64_t>{128, 128} : options.hidden;
-  layers.insert(layers.begin(), train.in_features());
-  layers.push_back(classification ? count_classes(path, parts) : 1);
   for (const Samples& samples : {train, *parts.test}) {
     content.update(samples.target.const_data_ptr(), samples.target.nbytes());
   }
-  const std::string name = name_of(path);
-  return {.name = name,
-          .train = train,
-          .test = *parts.test,
-          .layers = std::move(layers),
-          .loss_floor = std::numeric_limits<double>::quiet_NaN(),
-          .fingerprint = fmt::format("{} {}+{} samples, hash {}", name, train.size(),
-                                     parts.test->size(), content.hex().substr(0, 16))};
+  return {
+      .name = name_of(path),
+      .train = train,
+      .test = *parts.test,
+      .layers = mlp_layers(train.in_features(),
+                           options.hidden.empty() ? std::vector<int64_t>{128, 128} : options.hidden,
+                           classification ? count_classes(path, parts) : 1),
+      .loss_floor = std::numeric_limits<double>::quiet_NaN(),
+      .fingerprint = {}};
 }
 
 }  // namespace ddp

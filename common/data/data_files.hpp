@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "common/base/hash.hpp"
 #include "common/data/dataset.hpp"
 
 namespace ddp {
@@ -13,7 +14,9 @@ bool is_data_file(const std::string& dataset);
 
 /// What options.dataset names, see docs/data.md. Tensors stay in their file, images are decoded
 /// whenever they are read. Without a test part one of five samples is it.
+/// @param content is given what tells this data from other data
+/// @return without a fingerprint
 /// @throws UsageError naming the file, what was found and what was expected
-Dataset load_data_file(const Options& options);
+Dataset load_data_file(const Options& options, Hash& content);
 
 }  // namespace ddp

@@ -202,12 +202,10 @@ DataLoader::Slot& DataLoader::next_filled() {
   return slot;
 }
 
-DataLoader::Slot& DataLoader::fill_next(int64_t position, int64_t samples) {
+DataLoader::Slot& DataLoader::next_free() {
   Slot& slot = slots_[slot_];
-  slot_ = (slot_ + 1) % slots_.size();
+  slot_ = slot_ + 1 == slots_.size() ? 0 : slot_ + 1;
   slot.wait_for_copy();
-  gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples,
-              slot.gathered.first(samples));
   return slot;
 }
 
@@ -226,8 +224,12 @@ const Samples& DataLoader::gather(int64_t position, int64_t samples) {
     at::index_select_out(target, samples_.target, 0, order);
     return batch;
   }
-  Slot& slot = options_.workers > 0 ? next_filled() : fill_next(position, samples);
+  const bool is_filled = options_.workers > 0;
+  Slot& slot = is_filled ? next_filled() : next_free();
   const Samples& gathered = slot.gathered.first(samples);
+  if (!is_filled) {
+    gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples, gathered);
+  }
   return copy_stream_ ? copy_to_device(slot, gathered) : gathered;
 }
 

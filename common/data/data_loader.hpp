@@ -199,8 +199,8 @@ class DataLoader {
   void start_workers();
   /// The samples of indices [position, position + samples), on the device.
   const Samples& gather(int64_t position, int64_t samples);
-  /// Into the next slot, by this thread.
-  Slot& fill_next(int64_t position, int64_t samples);
+  /// The slot that this thread may fill.
+  Slot& next_free();
   /// The slot that a worker has filled.
   Slot& next_filled();
   const Samples& copy_to_device(Slot& slot, const Samples& gathered);

@@ -91,13 +91,6 @@ fs::path find_data_dir(const Options& options, const DataFile& file,
   return found == candidates.end() ? candidates.front() : *found;
 }
 
-std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden,
-                                int64_t out_features) {
-  hidden.insert(hidden.begin(), in_features);
-  hidden.push_back(out_features);
-  return hidden;
-}
-
 /// y = w.x + b + 0.1 * noise for one output; for more, classes drawn from softmax(w.x + b).
 Dataset synthetic(const Options& options) {
   constexpr double kNoise = 0.1;
@@ -218,20 +211,27 @@ Dataset load(const Options& options) {
 
 }  // namespace
 
+std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden,
+                                int64_t out_features) {
+  hidden.insert(hidden.begin(), in_features);
+  hidden.push_back(out_features);
+  return hidden;
+}
+
 Dataset load_dataset(const Options& options) {
   const torch::NoGradGuard no_grad;
+  Hash content;
+  Dataset dataset;
   if (is_data_file(options.dataset)) {
-    return load_data_file(options);
+    dataset = load_data_file(options, content);
+  } else {
+    dataset = load(options);
+    for (const torch::Tensor& tensor : {dataset.train.input, dataset.train.target}) {
+      content.update(tensor.const_data_ptr(), tensor.nbytes());
+    }
   }
-  Dataset dataset = load(options);
-  const torch::Tensor& input = dataset.train.input;
-  const torch::Tensor& target = dataset.train.target;
-  const std::string hash = Hash()
-                               .update(input.const_data_ptr(), input.nbytes())
-                               .update(target.const_data_ptr(), target.nbytes())
-                               .hex();
   dataset.fingerprint = fmt::format("{} {}+{} samples, hash {}", dataset.name, dataset.train.size(),
-                                    dataset.test.size(), hash.substr(0, 16));
+                                    dataset.test.size(), content.hex().substr(0, 16));
   return dataset;
 }
 

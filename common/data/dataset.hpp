@@ -19,11 +19,15 @@ struct Dataset {
   std::vector<int64_t> layers;  ///< widths of the MLP that fits, --hidden included
   /// The loss that no model can beat: the variance of the noise (regression) or the entropy of the
   /// labels (classification) of synthetic data. Not a number for real data.
-  double loss_floor;
+  double loss_floor = 0;
   std::string fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks
 
   bool classification() const { return layers.back() > 1; }
 };
+
+/// The widths of an MLP.
+std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden,
+                                int64_t out_features);
 
 /// @throws UsageError if a file is missing, truncated or not the published one, or if the options
 /// do not fit
