@@ -108,6 +108,9 @@ ExitCode measure_and_report(Plan plan) {
   report.software = software;
   report.settings = describe_settings(plan.settings);
   report.not_run = plan.not_run;
+  if (plan.settings.no_samples) {
+    drop_samples(report);
+  }
   write_report(plan, report,
                google_benchmark_document(measurements, plan.settings.repetitions, machine,
                                          plan.settings.benchmark));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -48,13 +49,17 @@ Result make_result(const std::string& program, int world_size, const std::vector
     for (const double share : {0.98, 0.99, 1.0, 1.01, 1.02}) {
       Step step;
       step.step_ms = block_ms * share;
-      step.phase_ms = {0.1 * step.step_ms, 0.2 * step.step_ms, 0.3 * step.step_ms,
-                       0.3 * step.step_ms, 0.1 * step.step_ms};
+      step.phase_ms = {0.1 * step.step_ms,  0.2 * step.step_ms,  0.3 * step.step_ms,
+                       0.25 * step.step_ms, 0.05 * step.step_ms, 0.1 * step.step_ms};
       repetition.metrics.steps.push_back(step);
     }
     result.repetitions.emplace_back(repetition);
   }
   return result;
+}
+
+std::vector<double> six_times(double value) {
+  return std::vector<double>(6, value);
 }
 
 const Comparison& comparison_of(const Report& report, const std::string& kind,
@@ -75,8 +80,8 @@ Measurements measure(double ratio, double control) {
     std::ranges::for_each(values, [&](double& value) { value *= factor; });
     return values;
   };
-  const std::vector<double> one_ms = {1.0, 1.1, 0.9, 1.05, 0.95};
-  const std::vector<double> two_ms = times(ratio, {1.01, 1.09, 0.91, 1.04, 0.96});
+  const std::vector<double> one_ms = {1.0, 1.1, 0.9, 1.05, 0.95, 1.02};
+  const std::vector<double> two_ms = times(ratio, {1.01, 1.09, 0.91, 1.04, 0.96, 1.02});
   return {
       .results = {make_result("01_single_gpu", 1, one_ms), make_result("03_ddp_spawn", 2, two_ms),
                   make_result("01_single_gpu", 1, times(control, one_ms), Role::kControl),
@@ -151,7 +156,10 @@ TEST_CASE("a verdict needs a control of its kind that was measured", "[analysis]
     results.back().error = "exit code 1";
   }
   SECTION("one that was never run") {
-    results.back().repetitions.assign(5, std::nullopt);
+    results.back().repetitions.assign(6, std::nullopt);
+  }
+  SECTION("one with too few repetitions for an interval") {
+    results.back().repetitions.back().reset();
   }
   SECTION("one of another workload") {
     results.back().configuration.workload = known_workloads().back();
@@ -165,6 +173,80 @@ TEST_CASE("a verdict needs a control of its kind that was measured", "[analysis]
         std::string::npos);
 }
 
+TEST_CASE("a control whose interval reaches beyond 3 % says nothing, wherever its ratio lies",
+          "[analysis]") {
+  Measurements measurements = measure(1.2, 1.0);
+  const auto verdict = [&] {
+    return comparison_of(make_report(measurements), "baseline", kTwoRanks).verdict;
+  };
+  std::vector<std::optional<StageRun>>& control = measurements.results[3].repetitions;
+  const auto slow_down = [&](std::size_t block, double factor) {
+    for (Step& step : control[block]->metrics.steps) {
+      step.step_ms *= factor;
+    }
+  };
+  slow_down(0, 1.025);
+  CHECK(verdict() == "faster");
+  slow_down(1, 0.8);
+  slow_down(2, 1.25);
+  CHECK(verdict() == std::nullopt);
+  const Comparison comparison =
+      comparison_of(make_report(measurements), "control", kTwoRanks + "/control");
+  CHECK(std::abs(*comparison.ratio_median - 1) < 0.03);
+  CHECK(overall(make_report(measurements)).find("verdicts stand") == std::string::npos);
+}
+
+TEST_CASE("one estimate of a ratio is used for steps, speed-up and efficiency", "[analysis]") {
+  const Report report = make_report(measure(1.25, 1.0));
+  const double ratio = *comparison_of(report, "baseline", kTwoRanks).ratio_median;
+  const Run& run = *report.find(kTwoRanks);
+  CHECK(*run.relative_speedup == Approx(2 / ratio));
+  CHECK(*run.efficiency == Approx(1 / ratio));
+  CHECK(*report.find(kOneProcess)->relative_speedup == 1);
+}
+
+TEST_CASE("launches that are slow as a whole are counted, and the clock's throughput sees them",
+          "[analysis]") {
+  const Report report = report_of({make_result("03_ddp_spawn", 2, {1, 1.49, 1, 1.6, 1, 2, 1})});
+  const Run& run = report.runs.at(0);
+  CHECK(run.slow_launches.k == 2);
+  CHECK(run.slow_launches.n == 7);
+  CHECK(*run.samples_per_second == Approx(64 / *run.step_ms.median * 1e3));
+  CHECK(*run.wall_samples_per_second == Approx(64 * 7 / 9.09 * 1e3));
+  CHECK(*run.repetitions.at(5)->wall_samples_per_second == Approx(64 / 2.0 * 1e3));
+  CHECK(*run.gflops == Approx(2 * 2 * 64 * 20 / *run.step_ms.median / 1e6));
+  CHECK(run.parameters == 21);
+}
+
+TEST_CASE("what communication adds is paired by block, and null where it may be 0", "[analysis]") {
+  const std::vector<double> base_ms = {1.0, 2.0, 1.0, 3.0, 1.0, 1.5, 1.0};
+  const auto communication = [&](const std::vector<double>& added_ms, double alone_ms) {
+    std::vector<double> step_ms = base_ms;
+    std::ranges::transform(step_ms, added_ms, step_ms.begin(), std::plus());
+    Result result = make_result("03_ddp_spawn", 2, step_ms);
+    result.no_comm_medians_ms = base_ms;
+    result.alone_ms = alone_ms;
+    return report_of({result}).runs.at(0).comm;
+  };
+  // The blocks differ threefold, what is added by a hundredth.
+  const Communication added = communication({0.2, 0.21, 0.19, 0.2, 0.21, 0.2, 0.19}, 0.4);
+  CHECK(*added.exposed_by_difference_ms == Approx(0.2).margin(1e-6));
+  CHECK(added.exposed_by_difference_ci95_ms->low == Approx(0.19).margin(0.006));
+  CHECK(added.exposed_by_difference_ci95_ms->high == Approx(0.21).margin(0.006));
+  CHECK(*added.hidden_share == Approx(0.5).margin(1e-6));
+  CHECK(added.hidden_share_ci95->low < 0.5);
+  CHECK(added.hidden_share_ci95->high > 0.5);
+  const Communication nothing = communication({0.2, -0.21, 0.19, -0.2, 0.21, -0.2, 0.1}, 0.4);
+  CHECK(!nothing.exposed_by_difference_ms);
+  CHECK(nothing.exposed_by_difference_ci95_ms->low < 0);
+  CHECK(nothing.exposed_by_difference_ci95_ms->high > 0);
+  const Communication as_alone = communication({0.38, 0.42, 0.4, 0.41, 0.39, 0.4, 0.4}, 0.4);
+  CHECK(as_alone.exposed_by_difference_ms);
+  CHECK(!as_alone.hidden_share);
+  const Communication few = communication({0.2, 0.2, kNan, 0.2, kNan, 0.2, 0.2}, 0.4);
+  CHECK(!few.exposed_by_difference_ci95_ms);
+}
+
 TEST_CASE("two repetitions are no verdict", "[analysis]") {
   const Report report = report_of(
       {make_result("01_single_gpu", 1, {1.0, 1.0}), make_result("03_ddp_spawn", 2, {1.0, 1.0})});
@@ -175,16 +257,16 @@ TEST_CASE("two repetitions are no verdict", "[analysis]") {
 }
 
 TEST_CASE("stages are compared with peers of the same world size", "[analysis]") {
-  const Report report = report_of({make_result("03_ddp_spawn", 1, {1, 1, 1}),
-                                   make_result("03_ddp_spawn", 2, {1, 1, 1}),
-                                   make_result("pytorch", 2, {4, 4, 4}, Role::kPeer),
-                                   make_result("03_ddp_spawn", 2, {1, 1, 1}, Role::kControl)});
+  const Report report = report_of({make_result("03_ddp_spawn", 1, six_times(1)),
+                                   make_result("03_ddp_spawn", 2, six_times(1)),
+                                   make_result("pytorch", 2, six_times(4), Role::kPeer),
+                                   make_result("03_ddp_spawn", 2, six_times(1), Role::kControl)});
   REQUIRE(report.comparisons.size() == 2);
   const Comparison& comparison = report.comparisons[1];
   CHECK(comparison.kind == "peer");
   CHECK(comparison.a == "T/weak/03_ddp_spawn/spawn/gloo/ranks:2");
   CHECK(comparison.b == "T/weak/pytorch_tuned/spawn/gloo/ranks:2");
-  CHECK(*comparison.ratio_median == 0.25);
+  CHECK(*comparison.ratio_median == Approx(0.25));
   CHECK(comparison.verdict == "faster");
 }
 
@@ -236,11 +318,12 @@ TEST_CASE("predictions are the step without communication plus the model's all-r
     return 2 * (n - 1) * kAlphaUs + 2 * (n - 1) / n * bytes / (1 << 20) * kBetaUsPerMib;
   };
   Measurements measurements;
-  measurements.results = {make_result("01_single_gpu", 1, {1, 1, 1}),
-                          make_result("03_ddp_spawn", 1, {1.1, 1.1, 1.1}),
-                          make_result("03_ddp_spawn", 2, {2, 2, 2})};
+  measurements.results = {make_result("01_single_gpu", 1, six_times(1)),
+                          make_result("03_ddp_spawn", 1, six_times(1.1)),
+                          make_result("03_ddp_spawn", 2, six_times(2))};
   measurements.results[2].bucket_bytes = {1 << 20, 1 << 22};
   measurements.results[2].no_comm_step_ms = 1.2;
+  measurements.results[2].no_comm_medians_ms = six_times(1.2);
   measurements.results[2].alone_ms = 1.0;
   for (const int world_size : {2, 4}) {
     for (std::int64_t bytes = 4; bytes <= (1 << 24); bytes *= 4) {

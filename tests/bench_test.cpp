@@ -35,7 +35,7 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   bench.install("path/torchrun", kFakeTorchrun);
   const Measured report =
       bench.measure({"--models", "T,digits", "--world-sizes", "1,2", "--launchers",
-                     "spawn,torchrun", "--steps", "50", "--repetitions", "3"});
+                     "spawn,torchrun", "--steps", "50", "--repetitions", "6"});
   CHECK(report.scaling.at("partial") == false);
   // Stage 01, four programs at two world sizes, two controls, on two workloads.
   CHECK(report.scaling.at("runs").size() == 2 * (1 + 8 + 2));
@@ -46,7 +46,11 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   CHECK(base.at("relative_speedup") == 1.0);
   CHECK(base.at("efficiency") == 1.0);
   CHECK(base.at("steps") >= 50);
-  CHECK(base.at("step_ms").at("n") >= 3 * 50);
+  CHECK(base.at("step_ms").at("n") >= 6 * 50);
+  CHECK(base.at("slow_launches") == json({{"k", 0}, {"n", 6}}));
+  CHECK(base.at("repetitions").size() == 6);
+  CHECK(base.at("layers") == json({20, 1}));
+  CHECK(base.at("flops") == 2 * 2 * 32 * 20);
   CHECK(is_near(base.at("step_ms").at("median"), 0.065, 0.05));
   CHECK(base.at("step_ms").at("p95").get<double>() < 0.1);  // no warm-up step among them
   CHECK(base.at("peak_rss_mib") == 100.5);
@@ -56,7 +60,8 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
 
   json two_ranks;
   for (const json& run : report.scaling.at("runs")) {
-    if (run.at("stage") == "03_ddp_spawn" && run.at("world_size") == 2) {
+    if (run.at("stage") == "03_ddp_spawn" && run.at("world_size") == 2 &&
+        run.at("kind") == "stage") {
       two_ranks = run;
     }
   }
@@ -75,15 +80,15 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   CHECK(is_near(two_ranks.at("efficiency"), speedup / 2, 1e-6));
 
   for (const json& comparison : report.scaling.at("comparisons")) {
-    CHECK(comparison.at("pairs") == 3);
+    CHECK(comparison.at("pairs") == 6);
     CHECK(comparison.at("ci95").size() == 2);
   }
-  // Google Benchmark's part: three repetitions of each, those without communication of the three
+  // Google Benchmark's part: six repetitions of each, those without communication of the three
   // programs with two ranks included, under names that stay the same between reports.
   const json& benchmarks = report.document.at("benchmarks");
   CHECK(std::count_if(benchmarks.begin(), benchmarks.end(), [](const json& entry) {
           return entry.at("run_type") == "iteration";
-        }) == 3 * 2 * (1 + 8 + 2 + 3));
+        }) == 6 * 2 * (1 + 8 + 2 + 3));
   CHECK(benchmarks.at(0).at("name") == "T/weak/01_single_gpu/ranks:1/iterations:1/manual_time");
   CHECK(contains(report.err, "What to conclude"));
   CHECK(contains(report.err, "waits for the all-reduce of 84 bytes"));
@@ -499,7 +504,7 @@ TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[benc
       {{"--quick", "--launchers", "spawn"}, ""},
   }));
   CAPTURE(chosen.arguments);
-  Words arguments = {"--models", "T", "--world-sizes", "2", "--steps", "20", "--repetitions", "3"};
+  Words arguments = {"--models", "T", "--world-sizes", "2", "--steps", "20", "--repetitions", "6"};
   arguments.insert(arguments.end(), chosen.arguments.begin(), chosen.arguments.end());
   const Measured report = bench.measure(arguments);
   Words controls;

@@ -24,6 +24,7 @@ using ddp::test::make_report;
 using ddp::test::make_run;
 using ddp::test::NormalNoise;
 using ddp::test::ReportFolder;
+using ddp::test::set_medians;
 using ddp::test::with_error;
 
 const std::vector<double> quiet_ms = {1.000, 1.004, 0.997, 1.002, 0.999};
@@ -94,11 +95,11 @@ TEST_CASE("too few repetitions give a change but no verdict", "[compare]") {
 
 TEST_CASE("reports that do not tell repetitions apart give a change but no verdict", "[compare]") {
   Json run = make_run("03_ddp_spawn", 2, quiet_ms);
-  run.erase("repetition_medians_ms");
+  run.erase("repetitions");
   const RunChange change = compare(make_report({run}), make_report({run})).runs.at(0);
   CHECK(change.ratio == 1.0);
   CHECK(change.verdict == std::nullopt);
-  CHECK(contains(change.reason.value_or(""), "repetition_medians_ms"));
+  CHECK(contains(change.reason.value_or(""), "no repetitions in A"));
 }
 
 TEST_CASE("what is not a number is never the same", "[compare]") {
@@ -107,8 +108,8 @@ TEST_CASE("what is not a number is never the same", "[compare]") {
                           Json(std::numeric_limits<double>::infinity())}) {
     CAPTURE(bad.dump());
     Json run = good;
-    run["repetition_medians_ms"] = {bad, bad, bad, bad, bad};
-    run["samples_ms"] = {bad, bad};
+    set_medians(run, {bad, bad, bad, bad, bad});
+    run["step_ms"]["median"] = bad;
     for (const auto& [a, b] : {std::pair(good, run), std::pair(run, good), std::pair(run, run)}) {
       const ReportComparison comparison = compare(make_report({a}), make_report({b}));
       REQUIRE(comparison.runs.size() == 1);
@@ -118,9 +119,9 @@ TEST_CASE("what is not a number is never the same", "[compare]") {
       CHECK(comparison.count("same") == 0);
     }
     // Those that were run still count.
-    run["repetition_medians_ms"] = {1.0, bad, 1.0, 1.0, bad};
+    set_medians(run, {1.0, bad, 1.0, 1.0, bad});
     CHECK(compare(make_report({good}), make_report({run})).runs.at(0).verdict == "same");
-    run["repetition_medians_ms"] = {1.0, bad, 1.0, bad, bad};
+    set_medians(run, {1.0, bad, 1.0, bad, bad});
     CHECK(compare(make_report({good}), make_report({run})).runs.at(0).verdict == std::nullopt);
   }
 }
@@ -352,6 +353,36 @@ TEST_CASE("a report whose comparisons do not tell their kind yet is read", "[com
   CHECK(read.report.comparisons.front().kind == "baseline");
 }
 
+TEST_CASE("a report of version 1 is read as one of version 2", "[compare]") {
+  Json now = make_report({make_run("01_single_gpu", 1, {1.0, 1.1, 0.9})});
+  Json then = now;
+  then["ddp_scaling"]["schema_version"] = 1;
+  Json& run = then["ddp_scaling"]["runs"][0];
+  for (const char* const later : {"repetitions", "slow_launches", "layers", "threads", "flops"}) {
+    run.erase(later);
+  }
+  run["samples_ms"] = {1.0, 1.1, 0.9};
+  run["repetition_medians_ms"] = {1.0, nullptr, 1.1, 0.9};
+  then["ddp_scaling"].erase("conclusions");
+  const ReportFile read = parse_report("then.json", then);
+  CHECK(read.report.schema_version == 2);
+  CHECK(read.document.at("ddp_scaling").at("schema_version") == 2);
+  const Run& old = read.report.runs.at(0);
+  CHECK(old.known_medians_ms() == std::vector{1.0, 1.1, 0.9});
+  CHECK(old.repetitions.size() == 4);
+  CHECK_FALSE(old.repetitions.at(1));
+  CHECK(compare_reports(read, parse_report("now.json", now), 0.05).runs.at(0).ratio == 1.0);
+  // Still older ones had no medians: their typical step is known, their repetitions are not.
+  run.erase("repetition_medians_ms");
+  const Run oldest = parse_report("then.json", then).report.runs.at(0);
+  CHECK(oldest.known_medians_ms().empty());
+  CHECK(oldest.typical_step_ms() == 1.0);
+  for (const Json& wrong : {Json("fast"), Json{"fast"}, Json{{1.0}}}) {
+    run["repetition_medians_ms"] = wrong;
+    CHECK_THROWS_AS(parse_report("then.json", then), ddp::UsageError);
+  }
+}
+
 TEST_CASE("what is no report is refused in one line", "[compare]") {
   const ReportFolder folder;
   const Json good = make_report({make_run("01_single_gpu", 1, quiet_ms)});
@@ -385,12 +416,12 @@ TEST_CASE("what is no report is refused in one line", "[compare]") {
   };
   for (const auto& [place, value, error] : std::vector<Damage>{
            {"", 7, "/ddp_scaling: expected an object, got 7"},
-           {"/schema_version", 2, "/ddp_scaling/schema_version: expected 1, got 2"},
+           {"/schema_version", 3, "/ddp_scaling/schema_version: expected 1 or 2, got 3"},
            {"/runs", "many", "/ddp_scaling/runs: expected a list, got \"many\""},
            {"/runs/0", nullptr, "/ddp_scaling/runs/0: expected an object, got null"},
            {"/runs/0/name", 5, "/ddp_scaling/runs/0/name: expected text, got 5"},
-           {"/runs/0/repetition_medians_ms/2", -1, "expected a number above 0, or null"},
-           {"/runs/0/repetition_medians_ms/2", "fast", "got \"fast\""},
+           {"/runs/0/repetitions/2/median_ms", -1, "expected a number above 0, or null"},
+           {"/runs/0/repetitions/2/median_ms", "fast", "got \"fast\""},
            {"/runs/0/world_size", 2.5, "expected a whole number, got 2.5"},
            {"/runs/0/global_batch", 0, "expected a number above 0, got 0"},
            {"/runs/0/step_ms", nullptr, "/step_ms: expected an object, got null"},

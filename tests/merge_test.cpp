@@ -70,7 +70,7 @@ TEST_CASE("reports of several node counts become one that is read like any other
   CHECK(run_names(merged) ==
         std::vector<std::string>{"T/weak/01_single_gpu/ranks:1", "T/weak/05_multinode/ranks:2",
                                  "T/weak/05_multinode/ranks:4", "T/weak/05_multinode/ranks:8"});
-  CHECK(scaling.at("runs").at(0).at("repetition_medians_ms").at(0) == 1.0);
+  CHECK(scaling.at("runs").at(0).at("repetitions").at(0).at("median_ms") == 1.0);
   CHECK(scaling.at("machine").at("host") == "node1");
   CHECK(scaling.at("merged_from") ==
         Json::parse(R"([{"command": "bench --nodes 1", "host": "node1", "nodes": 1},

@@ -230,7 +230,7 @@ class Tables(unittest.TestCase):
         scaling = FULL["ddp_scaling"]
         parts = ["all_reduce", "communication_models", "extrapolations", "limits", "micro", "comparisons"]
         measured = [run for run in scaling["runs"] if not run["error"] and run["kind"] != "control"]
-        unused = {"samples_ms", "repetition_medians_ms", "floor", "parity", "bucket_bytes", "world_sizes", "slowest_rank", "nodes", "steps"}
+        unused = {"repetitions", "floor", "parity", "bucket_bytes", "world_sizes", "slowest_rank", "nodes", "steps"}
         for part in [measured, *(scaling[part] for part in parts)]:
             for path in places(part):
                 value = value_at(part, path)
@@ -302,7 +302,7 @@ class Tables(unittest.TestCase):
         def make_old(scaling):
             del scaling["runs"][CONTROL], scaling["comparisons"][3], scaling["merged_from"]
             for run in scaling["runs"]:
-                for key in "repetition_medians_ms", "bucket_mib", "gradient_compression", "shard_optimizer", "gpu", "slowest_rank":
+                for key in "repetitions", "bucket_mib", "gradient_compression", "shard_optimizer", "gpu", "slowest_rank":
                     run.pop(key, None)
                 if run["kind"] == "stage":
                     del run["kind"]
@@ -385,7 +385,7 @@ class Plots(unittest.TestCase):
                 self.assertAlmostEqual(dataset["drawn"][row]["base"], end, delta=0.7)
                 end += ms * unit
                 self.assertAlmostEqual(dataset["drawn"][row]["x"], end, delta=0.7)
-        for dataset, number in zip(plot["datasets"][5:], ["floor_ms", "predicted_step_ms"]):
+        for dataset, number in zip(plot["datasets"][6:], ["floor_ms", "predicted_step_ms"]):
             self.assertEqual([point["x"] for point in dataset["data"]], [run[number] for run in self.measured])
             self.assertAlmostEqual(dataset["drawn"][0]["x"], zero + self.measured[0][number] * unit, delta=0.7)
         self.assertEqual(plot["rowNotes"], ["0.5 ms", "0.625 ms", "0.875 ms", "0.925 ms"])
@@ -502,14 +502,14 @@ class Program(unittest.TestCase):
             self.assertEqual((folder / "page.html").read_text(encoding="utf-8"), to_stdout.stdout)
 
             damaged = {"text": "not JSON", "other": '{"benchmarks": []}', "deep": "[" * 100000 + "]" * 100000,
-                       "version": json.dumps(changed(lambda scaling: scaling.update(schema_version=2))),
+                       "version": json.dumps(changed(lambda scaling: scaling.update(schema_version=3))),
                        "runs": json.dumps(changed(lambda scaling: scaling.update(runs="x"))), "empty": json.dumps(FULL | {"ddp_scaling": {}})}
             for name, text in damaged.items():
                 (folder / f"{name}.json").write_text(text)
             for arguments, error in [
                     ([], "REPORT.json"), (["missing.json"], "missing.json: cannot be read"), (["text.json"], "text.json:1: not JSON"),
                     (["other.json"], 'other.json: no member "ddp_scaling"'), (["deep.json"], "deep.json: nested more than"), (["."], "is a folder"),
-                    (["version.json"], "version.json: /ddp_scaling/schema_version: expected 1, got 2"),
+                    (["version.json"], "version.json: /ddp_scaling/schema_version: expected 1 or 2, got 3"),
                     (["empty.json"], "empty.json: no /ddp_scaling/schema_version"),
                     (["runs.json"], 'runs.json: /ddp_scaling/runs: expected a list, got "x"'), (["report.json", "no/page.html"], "no/page.html"),
                     (["report.json", "/proc/page.html"], "expected a file that can be written"), (["report.json", "--nonsense"], "--nonsense"),

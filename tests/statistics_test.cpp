@@ -1,4 +1,4 @@
-// Medians, percentiles, bootstrap intervals and the parity check, fed with too little and with NaN.
+// Medians, percentiles, intervals and the parity check, fed with too little and with NaN.
 #include "bench/report/statistics.hpp"
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/catch.hpp"
+#include "tests/support/report_documents.hpp"
 
 namespace {
 
@@ -68,51 +69,73 @@ TEST_CASE("one sample that is not finite leaves nothing but the count", "[statis
     CHECK_FALSE(result.p90);
     CHECK_FALSE(median(values));
     CHECK_FALSE(percentile(values, 0.1));
-    CHECK_FALSE(bootstrap_median_ci95(values));
+    CHECK_FALSE(paired_difference(values));
   }
 }
 
-TEST_CASE("the bootstrap interval needs three values, holds the median, is the same every time",
+TEST_CASE("the estimate of pairs is the median of their means, its interval that of signed ranks",
           "[statistics]") {
-  for (const int n : {0, 1, 2}) {
-    CHECK_FALSE(bootstrap_median_ci95(one_to(n)));
+  for (const int n : {0, 1, 5}) {
+    const auto few = paired_difference(one_to(n));
+    CHECK(few.has_value() == (n > 0));
+    CHECK_FALSE((few && few->ci95));
   }
-  const Interval constant = bootstrap_median_ci95({2, 2, 2}).value();
-  CHECK(constant.low == 2.0);
-  CHECK(constant.high == 2.0);
-  const Interval few = bootstrap_median_ci95({1, 2, 3}).value();
-  CHECK(few.low == 1.0);
-  CHECK(few.high == 3.0);
-  const Interval many = bootstrap_median_ci95(one_to(101)).value();
-  CHECK(many.low > 35);
-  CHECK(many.low < 51);
-  CHECK(many.high > 51);
-  CHECK(many.high < 67);
-  const Interval again = bootstrap_median_ci95(one_to(101)).value();
-  CHECK(again.low == many.low);
-  CHECK(again.high == many.high);
+  // Of six the 95 % interval is the range: 2 / 2^6 lies beyond.
+  const PairedEstimate six = paired_difference({1, 2, 4, 8, 16, 32}).value();
+  CHECK(six.ci95->low == 1);
+  CHECK(six.ci95->high == 32);
+  // Nine values: 5 of the 45 means are left out on each side, as tables of the test say.
+  const PairedEstimate nine = paired_difference(one_to(9)).value();
+  CHECK(nine.value == 5);
+  CHECK(nine.ci95->low == 2.5);
+  CHECK(nine.ci95->high == 7.5);
+  const PairedEstimate ratio = paired_ratio({0.5, 2, 1, 0.5, 2, 1, 4, 0.25}).value();
+  CHECK(ratio.value == Approx(1));
+  CHECK(ratio.ci95->low * ratio.ci95->high == Approx(1));
+  for (const double bad : {kNan, kInfinity, 0.0, -1.0}) {
+    CHECK_FALSE(paired_ratio({1, 2, 3, bad, 5, 6, 7}));
+  }
 }
 
-TEST_CASE("the bootstrap interval covers the true median about as often as it says",
-          "[statistics]") {
-  // Uniform numbers from a small generator of our own: the same on every platform.
-  std::uint32_t state = 12345;
-  const auto uniform = [&state] {
-    state = state * 1664525u + 1013904223u;
-    return static_cast<double>(state >> 8) / 16777216.0;
-  };
+/// How often of 1,000 times the interval of `n` pairs holds the truth, 0. @param draw one
+/// difference
+template <typename Draw>
+int times_covered(int n, Draw draw) {
   int covered = 0;
-  constexpr int kTrials = 300;
-  for (int trial = 0; trial < kTrials; ++trial) {
-    std::vector<double> values(25);
-    for (double& value : values) {
-      value = uniform();
+  for (int trial = 0; trial < 1000; ++trial) {
+    std::vector<double> differences(static_cast<std::size_t>(n));
+    for (int block = 0; block < n; ++block) {
+      differences[static_cast<std::size_t>(block)] = draw(block);
     }
-    const auto interval = bootstrap_median_ci95(values);
-    REQUIRE(interval);
-    covered += interval->low <= 0.5 && 0.5 <= interval->high ? 1 : 0;
+    const Interval ci95 = paired_difference(differences).value().ci95.value();
+    covered += ci95.low <= 0 && 0 <= ci95.high ? 1 : 0;
   }
-  CHECK(covered >= 0.90 * kTrials);
+  return covered;
+}
+
+TEST_CASE("the interval of pairs holds the truth as often as it says", "[statistics]") {
+  ddp::test::NormalNoise normal(7);
+  std::uint32_t state = 12345;  // the same numbers on every platform
+  const auto is_slow = [&state] {
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % 6 == 0;
+  };
+  for (const int n : {6, 9, 15}) {
+    CAPTURE(n);
+    CHECK(times_covered(n, [&](int) { return normal(); }) >= 935);
+    // One launch in six of either command is slow, by up to a factor of two.
+    CHECK(times_covered(n, [&](int) {
+            const double a = is_slow() ? 0.7 : 0;
+            const double b = is_slow() ? 0.7 : 0;
+            return a - b + 0.05 * normal();
+          }) >= 935);
+    // The machine grows slower from block to block, which both feel alike, and the order in a
+    // block is drawn.
+    CHECK(times_covered(n, [&](int block) {
+            const double drift = 0.02 * block;
+            return (is_slow() ? drift : 0) - (is_slow() ? drift : 0) + 0.05 * normal();
+          }) >= 935);
+  }
 }
 
 TEST_CASE("Student's t is that of the tables", "[statistics]") {

@@ -74,11 +74,7 @@ std::optional<double> best_bus_bandwidth_gbps(const Report& report, const Run& r
 
 double parameter_bytes(const std::vector<std::int64_t>& layers) {
   constexpr double kBytesOfFloat = 4;
-  double parameters = 0;
-  for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
-    parameters += static_cast<double>((layers[i] + 1) * layers[i + 1]);
-  }
-  return kBytesOfFloat * parameters;
+  return kBytesOfFloat * static_cast<double>(count_parameters(layers));
 }
 
 /// Weights and gradients that fit in here need not travel to memory between steps.
@@ -217,6 +213,14 @@ double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank)
     flop += (i == 0 ? 2 : 3) * product;
   }
   return flop;
+}
+
+std::int64_t count_parameters(const std::vector<std::int64_t>& layers) {
+  std::int64_t parameters = 0;
+  for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
+    parameters += (layers[i] + 1) * layers[i + 1];
+  }
+  return parameters;
 }
 
 double step_bytes(const std::vector<std::int64_t>& layers) {

@@ -13,6 +13,9 @@ namespace ddp::bench {
 /// each layer, as much again for the weights' gradients, and for the inputs' except in the first.
 double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank);
 
+/// Weights and biases.
+std::int64_t count_parameters(const std::vector<std::int64_t>& layers);
+
 /// Least memory traffic of a step: weights read forward and backward, gradients written, and read
 /// again with the weights by the update, which writes the weights. Activations are not counted.
 double step_bytes(const std::vector<std::int64_t>& layers);

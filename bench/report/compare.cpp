@@ -115,10 +115,10 @@ std::string why_no_interval(const Run& a, const Run& b) {
   }
   for (const auto& [run, report] : sides) {
     if (run->known_medians_ms().empty()) {
-      return fmt::format("no repetition_medians_ms in {}", report);
+      return fmt::format("no repetitions in {}", report);
     }
   }
-  return fmt::format("fewer than {} repetitions", kMinPairsForInterval);
+  return fmt::format("fewer than {} repetitions", kMinValuesForWelch);
 }
 
 RunChange compare_run(const Run& a, const Run& b, double extra_log_error, double threshold) {

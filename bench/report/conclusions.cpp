@@ -98,11 +98,11 @@ std::string reason_for(const Run& run, const Run& baseline) {
   std::size_t most = kPhases;
   double most_growth_ms = 0;
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
-    if (!own_ms[phase]) {
+    if (!own_ms[phase] && phase != kImbalance) {
       return "";
     }
-    step_ms += *own_ms[phase];
-    const double growth_ms = *own_ms[phase] - base_ms[phase].value_or(0);
+    step_ms += own_ms[phase].value_or(0);
+    const double growth_ms = own_ms[phase].value_or(0) - base_ms[phase].value_or(0);
     if (growth_ms > most_growth_ms) {
       most = phase;
       most_growth_ms = growth_ms;
@@ -214,8 +214,8 @@ void describe_controls(const Report& report, std::vector<std::string>& lines) {
       verdicts = verdicts || comparison.verdict;
       continue;
     }
-    any = true;
-    if (!is_control_good(comparison.ratio_median)) {
+    any = any || comparison.ci95;
+    if (comparison.ci95 && !is_control_good(comparison.ci95)) {
       beyond.push_back(
           fmt::format("{} ({}x)", comparison.b, format_significant(comparison.ratio_median)));
     }

@@ -1,7 +1,6 @@
 #include "bench/report/record.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "bench/report/catalog.hpp"
 #include "bench/report/field_json.hpp"
@@ -31,14 +30,18 @@ std::string Run::title() const {
 }
 
 std::vector<double> Run::known_medians_ms() const {
-  std::vector<double> known = error ? std::vector<double>() : repetition_medians_ms;
-  std::erase_if(known, [](double median_ms) { return !std::isfinite(median_ms); });
+  std::vector<double> known;
+  for (const std::optional<Repetition>& repetition : repetitions) {
+    if (!error && repetition && repetition->median_ms) {
+      known.push_back(*repetition->median_ms);
+    }
+  }
   return known;
 }
 
 std::optional<double> Run::typical_step_ms() const {
   const std::vector<double> medians_ms = known_medians_ms();
-  return error ? std::nullopt : median(medians_ms.empty() ? samples_ms : medians_ms);
+  return error ? std::nullopt : medians_ms.empty() ? step_ms.median : median(medians_ms);
 }
 
 bool same_work(const Run& a, const Run& b) {
@@ -67,10 +70,10 @@ Controls Report::controls(const Run& run, bool several) const {
   for (const Comparison& comparison : comparisons) {
     const Run* const control = comparison.kind == "control" ? find(comparison.a) : nullptr;
     if (control == nullptr || !same_work(*control, run) ||
-        control->several_processes() != several) {
+        control->several_processes() != several || !comparison.ci95) {
       continue;
     }
-    if (!is_control_good(comparison.ratio_median)) {
+    if (!is_control_good(comparison.ci95)) {
       return Controls::kDiffer;
     }
     result = Controls::kHold;
@@ -84,6 +87,17 @@ nlohmann::ordered_json to_json(const Report& report) {
     json.erase("merged_from");
   }
   return json;
+}
+
+void drop_samples(Report& report) {
+  for (Run& run : report.runs) {
+    for (std::optional<Repetition>& repetition : run.repetitions) {
+      if (repetition) {
+        repetition->samples_ms.clear();
+        repetition->rank_samples_ms.clear();
+      }
+    }
+  }
 }
 
 }  // namespace ddp::bench

@@ -16,15 +16,23 @@
 
 namespace ddp::bench {
 
-inline constexpr int kSchemaVersion = 1;
+inline constexpr int kSchemaVersion = 2;
 
 /// What follows a run's name in the names that Google Benchmark's tools see.
 inline constexpr const char* kBenchmarkSuffix = "/iterations:1/manual_time";
 
 /// The parts of a step, in the order in which they happen.
-enum Phase : std::size_t { kData, kForward, kBackward, kExposedComm, kOptimizer, kPhases };
-inline constexpr std::array<const char*, kPhases> kPhaseNames = {"data", "forward", "backward",
-                                                                 "exposed_comm", "optimizer"};
+enum Phase : std::size_t {
+  kData,
+  kForward,
+  kBackward,
+  kExposedComm,  ///< waiting that even the rank that waits least has
+  kImbalance,  ///< waiting beyond that, for ranks that come late
+  kOptimizer,
+  kPhases
+};
+inline constexpr std::array<const char*, kPhases> kPhaseNames = {
+    "data", "forward", "backward", "exposed_comm", "imbalance", "optimizer"};
 using PhaseTimes = std::array<std::optional<double>, kPhases>;
 
 /// Of an all-reduce, in a model; see communication_model.hpp.
@@ -95,14 +103,17 @@ struct CommunicationModel {
 /// The all-reduces of a run's steps.
 struct Communication {
   std::optional<double> alone_ms;  ///< with nothing else going on
-  /// 1 - exposed / alone. Negative if the step waits longer than communication alone takes.
+  /// 1 - exposed / alone. Negative if the step waits longer than communication alone takes. None
+  /// where its interval holds 0, likewise the next.
   std::optional<double> hidden_share;
+  std::optional<Interval> hidden_share_ci95;
   std::optional<double> bytes_per_step;  ///< 0 with one process
   std::optional<double> bus_bandwidth_gbps;
-  std::optional<double> exposed_by_difference_ms;  ///< the step minus the one without communication
+  std::optional<double> exposed_by_difference_ms;  ///< the step minus the one without, by blocks
+  std::optional<Interval> exposed_by_difference_ci95_ms;
   std::vector<double> bucket_bytes;  ///< in the order in which they start
-  DDP_FIELDS(alone_ms, hidden_share, bytes_per_step, bus_bandwidth_gbps, exposed_by_difference_ms,
-             bucket_bytes);
+  DDP_FIELDS(alone_ms, hidden_share, hidden_share_ci95, bytes_per_step, bus_bandwidth_gbps,
+             exposed_by_difference_ms, exposed_by_difference_ci95_ms, bucket_bytes);
 };
 
 /// The step without communication, and alpha-beta models of what communication adds.
@@ -149,6 +160,37 @@ struct Parity {
   DDP_FIELDS(moved, reference_moved, ok);
 };
 
+/// One launch of a run's program, as it was timed.
+struct Repetition {
+  std::optional<std::string> started;  ///< UTC, "2026-01-02T03:04:05Z"
+  std::vector<double> samples_ms;  ///< the timed steps of the job, in order
+  std::vector<std::vector<double>> rank_samples_ms;  ///< [rank][step]: its own; none of one process
+  std::optional<double> median_ms;  ///< of samples_ms
+  std::optional<double> wall_samples_per_second;  ///< by the clock, over all timed steps
+  std::optional<double> startup_ms;
+  // Of all ranks, while they make steps.
+  std::optional<std::int64_t> minor_faults;
+  std::optional<std::int64_t> major_faults;
+  std::optional<std::int64_t> voluntary_switches;
+  std::optional<std::int64_t> involuntary_switches;
+  // Of the machine, while the launch lasted.
+  std::optional<double> steal_share;  ///< of the processors' time, taken by the host
+  std::optional<double> others_busy_share;  ///< of the processors' time, used by other programs
+  std::optional<std::string> affinity;  ///< "0-3"
+  std::optional<std::string> scheduling;  ///< "other", "fifo 5"
+  DDP_FIELDS(started, samples_ms, rank_samples_ms, median_ms, wall_samples_per_second, startup_ms,
+             minor_faults, major_faults, voluntary_switches, involuntary_switches, steal_share,
+             others_busy_share, affinity, scheduling);
+  static constexpr const char* kMayLack = "samples_ms, rank_samples_ms";
+};
+
+/// k of n launches took clearly longer than the fastest one.
+struct SlowLaunches {
+  std::int64_t k = 0;
+  std::int64_t n = 0;
+  DDP_FIELDS(k, n);
+};
+
 /// What is known about one configuration. With an error, no speed of it is reported.
 struct Run {
   std::string name;  ///< unique
@@ -163,17 +205,23 @@ struct Run {
   bool shard_optimizer = false;
   std::string device = "cpu";
   std::string model;
+  std::vector<std::int64_t> layers;  ///< features of input, hidden layers, output
+  std::optional<std::int64_t> parameters;
   std::string scaling = "weak";
   int nodes = 1;
   int world_size = 1;
+  int threads = 1;  ///< of each process
   std::optional<std::int64_t> lines_of_code;  ///< of the stage's source, or the peer's
   std::int64_t global_batch = 0;  ///< samples per step, over all ranks
+  std::optional<double> flops;  ///< additions and multiplications of a step, over all ranks
   std::optional<std::int64_t> steps;  ///< timed ones of the shortest repetition
-  std::vector<double> samples_ms;  ///< every timed step, in order
-  std::vector<double> repetition_medians_ms;  ///< one per block; not a number: it was not run
-  Distribution step_ms;
+  std::vector<std::optional<Repetition>> repetitions;  ///< one per block; none: it was not run
+  SlowLaunches slow_launches;
+  Distribution step_ms;  ///< of all repetitions' steps
   std::optional<double> no_comm_step_ms;
-  std::optional<double> samples_per_second;
+  std::optional<double> samples_per_second;  ///< of the median step
+  std::optional<double> wall_samples_per_second;  ///< of all timed steps, by the clock
+  std::optional<double> gflops;  ///< flops / median step, 1e9 a second
   std::optional<double> relative_speedup;
   std::optional<double> efficiency;
   PhaseTimes phases_ms;  ///< the median step, divided as the steps around it are
@@ -189,17 +237,21 @@ struct Run {
   std::optional<GpuUsage> gpu;
   std::optional<double> startup_ms;
   std::optional<SlowestRank> slowest_rank;
+  std::optional<double> loss;  ///< on the held-out samples, after the last repetition
+  std::optional<double> accuracy;  ///< likewise; none in a regression
   Parity parity;
   std::optional<std::string> error;
   DDP_FIELDS(name, kind, stage, variant, launcher, backend, speedup, bucket_mib,
-             gradient_compression, shard_optimizer, device, model, scaling, nodes, world_size,
-             lines_of_code, global_batch, steps, samples_ms, repetition_medians_ms, step_ms,
-             no_comm_step_ms, samples_per_second, relative_speedup, efficiency, phases_ms, comm,
-             predicted_step_ms, prediction, floor_ms, floor, peak_rss_mib, job_peak_rss_mib,
-             peak_device_mib, cpu_utilisation, gpu, startup_ms, slowest_rank, parity, error);
+             gradient_compression, shard_optimizer, device, model, layers, parameters, scaling,
+             nodes, world_size, threads, lines_of_code, global_batch, flops, steps, repetitions,
+             slow_launches, step_ms, no_comm_step_ms, samples_per_second, wall_samples_per_second,
+             gflops, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms, prediction,
+             floor_ms, floor, peak_rss_mib, job_peak_rss_mib, peak_device_mib, cpu_utilisation, gpu,
+             startup_ms, slowest_rank, loss, accuracy, parity, error);
   /// Earlier reports lack these; the defaults are what they mean.
   static constexpr const char* kMayLack =
-      "kind, bucket_mib, gradient_compression, shard_optimizer, repetition_medians_ms";
+      "kind, bucket_mib, gradient_compression, shard_optimizer, layers, threads, repetitions, "
+      "slow_launches";
 
   bool has_speed() const { return !error && step_ms.median; }
   /// A run of stage 01 that others are measured against.
@@ -214,20 +266,20 @@ struct Run {
   std::string title() const;
   /// Of those repetitions that were run; none with an error.
   std::vector<double> known_medians_ms() const;
-  /// Median of the repetitions' medians; of all samples if they are not told apart.
+  /// Median of the repetitions' medians; of all steps if they are not told apart.
   std::optional<double> typical_step_ms() const;
 };
 
-/// The step times' ratio a / b, one pair per repetition.
+/// The step times' ratio a / b, one pair per block.
 struct Comparison {
   std::string kind = "baseline";  ///< "baseline", "control", "variant", "peer"
   std::string a;
   std::string b;
-  std::optional<double> ratio_median;
-  std::optional<Interval> ci95;
+  std::optional<double> ratio_median{};  ///< see paired_ratio()
+  std::optional<Interval> ci95{};
   std::size_t pairs = 0;
   /// "faster", "slower" or "same" (see judge()); none where the A/A controls do not hold.
-  std::optional<std::string> verdict;
+  std::optional<std::string> verdict{};
   DDP_FIELDS(kind, a, b, ratio_median, ci95, pairs, verdict);
   static constexpr const char* kMayLack = "kind";
 };
@@ -240,6 +292,14 @@ struct Extrapolation {
   double predicted_step_ms = 0;
   std::optional<double> efficiency;
   DDP_FIELDS(from, algorithm, world_size, predicted_step_ms, efficiency);
+};
+
+/// A sentence of the report.
+struct Conclusion {
+  std::string code;  ///< which question it answers, "fastest"
+  std::vector<std::string> runs;  ///< names of those that it is about
+  std::string text;
+  DDP_FIELDS(code, runs, text);
 };
 
 /// Something that a reader may miss in the report, and why it is not there.
@@ -292,13 +352,16 @@ struct Report {
   std::vector<Run> runs;
   std::vector<Comparison> comparisons;
   std::vector<Extrapolation> extrapolations;
+  std::vector<Conclusion> conclusions;
   std::vector<std::string> assumptions;
   std::vector<PieceResult> micro;
   std::vector<NotRun> not_run;
   bool partial = false;  ///< interrupted
   std::optional<std::vector<Origin>> merged_from;  ///< none: it was measured
   DDP_FIELDS(schema_version, machine, software, settings, limits, all_reduce, communication_models,
-             runs, comparisons, extrapolations, assumptions, micro, not_run, partial, merged_from);
+             runs, comparisons, extrapolations, conclusions, assumptions, micro, not_run, partial,
+             merged_from);
+  static constexpr const char* kMayLack = "conclusions";
 
   /// The stage 01 run that `run` is measured against; nullptr without one that has a speed.
   const Run* baseline_of(const Run& run) const;
@@ -312,5 +375,8 @@ struct Report {
 
 /// The object ddp_scaling.
 nlohmann::ordered_json to_json(const Report& report);
+
+/// Takes the single steps out of the report, which are most of its size.
+void drop_samples(Report& report);
 
 }  // namespace ddp::bench

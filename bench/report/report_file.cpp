@@ -49,8 +49,14 @@ void check_values(const FieldReader& reader, const Report& report, const ordered
     expect(names.insert(run.name).second, where + "/name", "a name that no other run has");
     expect(run.world_size > 0, where + "/world_size", "a number above 0");
     expect(run.global_batch > 0, where + "/global_batch", "a number above 0");
-    expect_positive(run.samples_ms, where + "/samples_ms");
-    expect_positive(run.repetition_medians_ms, where + "/repetition_medians_ms");
+    for (std::size_t k = 0; k < run.repetitions.size(); ++k) {
+      if (const std::optional<Repetition>& repetition = run.repetitions[k]) {
+        const std::string here = fmt::format("{}/repetitions/{}", where, k);
+        expect_positive(repetition->samples_ms, here + "/samples_ms");
+        expect(repetition->median_ms.value_or(1) > 0, here + "/median_ms",
+               "a number above 0, or null");
+      }
+    }
   }
   for (std::size_t i = 0; i < report.comparisons.size(); ++i) {
     const Comparison& comparison = report.comparisons[i];
@@ -60,6 +66,28 @@ void check_values(const FieldReader& reader, const Report& report, const ordered
     if (comparison.kind == "control" && comparison.ratio_median) {
       expect(report.find(comparison.b) != nullptr, where + "/b", "the name of a run");
     }
+  }
+}
+
+/// Version 1 had the medians of the repetitions in a list, and all their steps in another.
+void upgrade_from_1(ordered_json& scaling) {
+  scaling["schema_version"] = kSchemaVersion;
+  const auto runs = scaling.find("runs");
+  if (runs == scaling.end() || !runs->is_array()) {
+    return;  // for the reader to refuse
+  }
+  for (ordered_json& run : *runs) {
+    if (!run.is_object()) {
+      continue;
+    }
+    ordered_json repetitions = ordered_json::array();
+    for (const ordered_json& median_ms : run.value("repetition_medians_ms", ordered_json())) {
+      repetitions.push_back(median_ms.is_null() ? ordered_json()
+                                                : ordered_json{{"median_ms", median_ms}});
+    }
+    run["repetitions"] = repetitions;
+    run.erase("samples_ms");
+    run.erase("repetition_medians_ms");
   }
 }
 
@@ -88,12 +116,16 @@ ReportFile parse_report(const std::string& path, ordered_json document) {
   std::vector<BenchmarkEntry> benchmarks;
   reader.read_member(document, "", "context", context);
   reader.read_member(document, "", "benchmarks", benchmarks);
-  const ordered_json& scaling = document.at("ddp_scaling");
+  ordered_json& scaling = document.at("ddp_scaling");
   reader.expect(scaling.is_object(), scaling, "/ddp_scaling", "an object");
   ReportFile file;
   reader.read_member(scaling, "/ddp_scaling", "schema_version", file.report.schema_version);
-  reader.expect(file.report.schema_version == kSchemaVersion, scaling.at("schema_version"),
-                "/ddp_scaling/schema_version", std::to_string(kSchemaVersion));
+  const int version = file.report.schema_version;
+  reader.expect(version == 1 || version == kSchemaVersion, scaling.at("schema_version"),
+                "/ddp_scaling/schema_version", fmt::format("1 or {}", kSchemaVersion));
+  if (version == 1) {
+    upgrade_from_1(scaling);
+  }
   reader.read(scaling, "/ddp_scaling", file.report);
   check_values(reader, file.report, scaling);
   file.path = path;

@@ -8,7 +8,7 @@
 
 namespace ddp::bench {
 
-/// One document that bench --json has written.
+/// One document that bench --json has written; one of version 1 as version 2 has it.
 struct ReportFile {
   std::string path;
   nlohmann::ordered_json document;

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
-#include <random>
+#include <utility>
 
 namespace ddp::bench {
 namespace {
@@ -20,6 +21,27 @@ double percentile_of_sorted(const std::vector<double>& sorted, double q) {
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
   const double weight = position - static_cast<double>(below);
   return sorted[below] + weight * (sorted[above] - sorted[below]);
+}
+
+/// How many of the sorted means of pairs lie beyond each end of a 95 % interval: as many as the
+/// signed ranks of `n` values that lie alike on both sides of 0 sum up to at most in 2.5 % of all
+/// cases.
+std::size_t means_outside(std::size_t n) {
+  std::vector<double> share_with_sum = {1};  // of all choices of signs, by the sum of the positive
+  for (std::size_t rank = 1; rank <= n; ++rank) {
+    std::vector<double> next(share_with_sum.size() + rank);
+    for (std::size_t sum = 0; sum < share_with_sum.size(); ++sum) {
+      next[sum] += share_with_sum[sum] / 2;
+      next[sum + rank] += share_with_sum[sum] / 2;
+    }
+    share_with_sum = std::move(next);
+  }
+  constexpr double kEachSide = 0.025;
+  std::size_t sum = 0;
+  for (double share = share_with_sum[0]; share + share_with_sum[sum + 1] <= kEachSide; ++sum) {
+    share += share_with_sum[sum + 1];
+  }
+  return sum;
 }
 
 }  // namespace
@@ -52,22 +74,37 @@ Distribution summarize(const std::vector<double>& values) {
   return result;
 }
 
-std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values) {
-  constexpr int kResamples = 2000;
-  if (values.size() < kMinPairsForInterval || !all_finite(values)) {
+std::optional<PairedEstimate> paired_difference(const std::vector<double>& differences) {
+  const std::size_t n = differences.size();
+  if (n == 0 || !all_finite(differences)) {
     return std::nullopt;
   }
-  std::mt19937_64 engine(1);  // same values, same interval
-  std::vector<double> medians;
-  std::vector<double> resample(values.size());
-  for (int i = 0; i < kResamples; ++i) {
-    // The engine's own numbers, because a library's distributions differ between compilers.
-    std::ranges::generate(resample, [&] { return values[engine() % values.size()]; });
-    std::ranges::sort(resample);
-    medians.push_back(percentile_of_sorted(resample, 0.5));
+  std::vector<double> means;  // of pairs
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      means.push_back((differences[i] + differences[j]) / 2);
+    }
   }
-  std::ranges::sort(medians);
-  return Interval{percentile_of_sorted(medians, 0.025), percentile_of_sorted(medians, 0.975)};
+  std::ranges::sort(means);
+  PairedEstimate result{.value = percentile_of_sorted(means, 0.5), .ci95 = std::nullopt};
+  if (n >= kMinPairsForInterval) {
+    const std::size_t outside = means_outside(n);
+    result.ci95 = {means[outside], means[means.size() - 1 - outside]};
+  }
+  return result;
+}
+
+std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios) {
+  std::vector<double> logs;
+  std::ranges::transform(ratios, std::back_inserter(logs), [](double r) { return std::log(r); });
+  std::optional<PairedEstimate> result = paired_difference(logs);
+  if (result) {
+    result->value = std::exp(result->value);
+    if (result->ci95) {
+      result->ci95 = {std::exp(result->ci95->low), std::exp(result->ci95->high)};
+    }
+  }
+  return result;
 }
 
 double student_t95(double degrees_of_freedom) {
@@ -94,7 +131,7 @@ double student_t95(double degrees_of_freedom) {
 std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std::vector<double>& b,
                                          double extra_log_error) {
   for (const std::vector<double>* values : {&a, &b}) {
-    if (values->size() < kMinPairsForInterval || !all_finite(*values) ||
+    if (values->size() < kMinValuesForWelch || !all_finite(*values) ||
         std::ranges::min(*values) <= 0) {
       return std::nullopt;
     }

@@ -12,8 +12,12 @@ namespace ddp::bench {
 /// Below this a spread would say more about luck than about the program, so none is given.
 inline constexpr std::size_t kMinSamplesForSpread = 5;
 
-/// Below this many pairs a resampled interval is only the range of the values.
-inline constexpr std::size_t kMinPairsForInterval = 3;
+/// Of fewer pairs not even their whole range is a 95 % interval: all on one side happens by chance
+/// once in 2^4 times.
+inline constexpr std::size_t kMinPairsForInterval = 6;
+
+/// Of each side, where values are not paired.
+inline constexpr std::size_t kMinValuesForWelch = 3;
 
 /// How far apart two trainings may end, relative to the reference.
 inline constexpr double kParityTolerance = 1e-4;
@@ -46,9 +50,23 @@ Distribution summarize(const std::vector<double>& values);
 /// 0 for no values.
 double largest_or_zero(const std::vector<double>& values);
 
-/// 95 % percentile bootstrap of the median. Same values: same interval.
-/// @return nothing for fewer than kMinPairsForInterval values or for one that is not finite
-std::optional<Interval> bootstrap_median_ci95(const std::vector<double>& values);
+/// What pairs typically differ by, from one value per block.
+struct PairedEstimate {
+  double value = 0;
+  std::optional<Interval> ci95;  ///< none of fewer than kMinPairsForInterval values
+};
+
+/// Hodges and Lehmann's estimate (the median of the means of all pairs of values, each with itself
+/// too) and the 95 % interval that belongs to it by Wilcoxon's signed ranks. They ask for values
+/// that lie alike on both sides of their center, and for no shape beyond that: a launch in six that
+/// takes twice as long moves them little. How often the interval holds the truth is counted in
+/// tests/statistics_test.cpp.
+/// @return nothing for no values or for one that is not finite
+std::optional<PairedEstimate> paired_difference(const std::vector<double>& differences);
+
+/// The same on the logarithms of ratios.
+/// @return nothing for no ratios or for one that is not a positive number
+std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios);
 
 /// The factor by which 95 % of Student's t distribution lies within so many standard errors.
 /// @param degrees_of_freedom from 1; need not be whole
@@ -60,7 +78,7 @@ double student_t95(double degrees_of_freedom);
 /// and holds the ratio of the medians even where they are not.
 /// @param extra_log_error standard error of the ratio's logarithm that does not show between
 ///                        repetitions
-/// @return nothing for fewer than kMinPairsForInterval values on a side, or for one that is not a
+/// @return nothing for fewer than kMinValuesForWelch values on a side, or for one that is not a
 ///         positive number
 std::optional<Interval> welch_ratio_ci95(const std::vector<double>& a, const std::vector<double>& b,
                                          double extra_log_error = 0);

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,19 +13,13 @@ namespace {
 constexpr std::string_view kControlSuffix = "/control";
 
 Comparison compare_two(const std::string& kind, const Run& a, const Run& b) {
-  std::vector<double> ratios;
-  std::ranges::transform(a.repetition_medians_ms, b.repetition_medians_ms,
-                         std::back_inserter(ratios), std::divides());
-  std::erase_if(ratios, [](double ratio) { return !std::isfinite(ratio); });
-  return {
-      .kind = kind,
-      .a = a.name,
-      .b = b.name,
-      .ratio_median = median(ratios),
-      .ci95 = bootstrap_median_ci95(ratios),
-      .pairs = ratios.size(),
-      .verdict = std::nullopt,
-  };
+  const std::vector<double> ratios = paired_ratios(a, b);
+  Comparison comparison = {.kind = kind, .a = a.name, .b = b.name, .pairs = ratios.size()};
+  if (const std::optional<PairedEstimate> estimate = paired_ratio(ratios)) {
+    comparison.ratio_median = estimate->value;
+    comparison.ci95 = estimate->ci95;
+  }
+  return comparison;
 }
 
 /// Each side needs a control of its kind: ranks that wait for each other are disturbed far more
@@ -48,8 +40,23 @@ const Run* main_of(const Report& report, const Run& run) {
 
 }  // namespace
 
-bool is_control_good(const std::optional<double>& ratio) {
-  return ratio && std::abs(*ratio - 1) <= kControlTolerance;
+bool is_control_good(const std::optional<Interval>& ci95) {
+  return ci95 && ci95->low >= 1 - kControlTolerance && ci95->high <= 1 + kControlTolerance;
+}
+
+std::vector<double> paired_ratios(const Run& a, const Run& b) {
+  std::vector<double> ratios;
+  const auto median_ms = [](const std::optional<Repetition>& repetition) {
+    return repetition ? repetition->median_ms : std::nullopt;
+  };
+  for (std::size_t k = 0; k < std::min(a.repetitions.size(), b.repetitions.size()); ++k) {
+    const std::optional<double> a_ms = median_ms(a.repetitions[k]);
+    const std::optional<double> b_ms = median_ms(b.repetitions[k]);
+    if (a_ms && b_ms) {
+      ratios.push_back(*a_ms / *b_ms);
+    }
+  }
+  return ratios;
 }
 
 std::optional<std::string> judge(const std::optional<Interval>& ci95, double even) {

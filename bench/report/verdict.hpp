@@ -14,9 +14,15 @@ inline constexpr double kControlTolerance = 0.03;
 /// Efficiency from which a configuration is said to have scaled.
 inline constexpr double kScaledEfficiency = 0.8;
 
-/// Whether two runs of one command are close enough to believe other differences. A ratio that is
-/// not there says nothing good.
-bool is_control_good(const std::optional<double>& ratio);
+/// A launch whose median step is over this times that of its configuration's fastest is slow.
+inline constexpr double kSlowLaunch = 1.5;
+
+/// Whether two runs of one command are known to be close enough to believe other differences: the
+/// whole interval lies within kControlTolerance of 1. One that is not there says nothing good.
+bool is_control_good(const std::optional<Interval>& ci95);
+
+/// Step times of a over those of b, from the blocks that both have.
+std::vector<double> paired_ratios(const Run& a, const Run& b);
 
 /// @param ci95 of a ratio of step times
 /// @param even the ratio at which neither side is faster

@@ -222,6 +222,7 @@ void hand_over_runs_without_communication(std::vector<Result>& results) {
       if (row && (own || (!result.no_comm_step_ms &&
                           same.original_name() == result.configuration.original_name()))) {
         result.no_comm_step_ms = median(step_times_ms(without.timed_steps()));
+        result.no_comm_medians_ms = without.repetition_medians_ms();
       }
     }
   }

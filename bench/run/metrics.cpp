@@ -42,6 +42,9 @@ Row read_row(const nlohmann::ordered_json& line, std::size_t ranks, std::size_t 
     reader().fail(fmt::format("step {} of rank {} has no step time", row.index, row.rank));
   }
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    if (phase == kImbalance) {
+      continue;
+    }
     reader().read_member(line, "", std::string(kPhaseNames[phase]) + "_ms",
                          row.step.phase_ms[phase]);
   }

@@ -36,10 +36,12 @@ struct StageMetrics {
   std::vector<double> cpu_time_ms;  ///< per rank, of all its threads while it made steps
   std::vector<double> timed_wall_ms;  ///< per rank, of the same steps
   std::optional<double> first_step_unix_ms;
+  std::optional<double> loss;  ///< on the held-out samples
+  std::optional<double> accuracy;
   /// The fields of the last line, the summary.
   DDP_FIELDS(warmup_steps, epochs, global_batch, moved, all_reduce_bytes, bytes_per_step,
              peak_rss_mib, peak_device_mib, startup_ms, cpu_time_ms, timed_wall_ms,
-             first_step_unix_ms);
+             first_step_unix_ms, loss, accuracy);
   /// Peers know less than stages.
   static constexpr const char* kMayLack =
       "all_reduce_bytes, peak_rss_mib, peak_device_mib, startup_ms, cpu_time_ms, timed_wall_ms";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <type_traits>
 
 #include "bench/report/analysis.hpp"
@@ -87,7 +88,34 @@ std::optional<SlowestRank> slowest_rank_of(const Result& result) {
   return clearest;
 }
 
-Communication communication_of(const Result& result, const std::optional<double>& step_ms) {
+/// None where it cannot be told from 0.
+std::optional<double> unless_zero(double value, const Interval& ci95) {
+  const bool holds_zero = ci95.low <= 0 && ci95.high >= 0;
+  return holds_zero ? std::nullopt : std::optional(value);
+}
+
+/// What communication adds to the step, and how much of it computing hides.
+void find_exposed(const Result& result, Communication& comm) {
+  const std::vector<double> with_ms = result.repetition_medians_ms();
+  std::vector<double> differences_ms;
+  std::ranges::transform(with_ms, result.no_comm_medians_ms, std::back_inserter(differences_ms),
+                         std::minus());
+  std::erase_if(differences_ms, [](double ms) { return !std::isfinite(ms); });
+  const std::optional<PairedEstimate> exposed_ms = paired_difference(differences_ms);
+  if (!exposed_ms || !exposed_ms->ci95) {
+    return;
+  }
+  comm.exposed_by_difference_ci95_ms = exposed_ms->ci95;
+  comm.exposed_by_difference_ms = unless_zero(exposed_ms->value, *exposed_ms->ci95);
+  if (comm.alone_ms && *comm.alone_ms > 0) {
+    const auto hidden_share = [&](double ms) { return 1 - ms / *comm.alone_ms; };
+    comm.hidden_share_ci95 = {hidden_share(exposed_ms->ci95->high),
+                              hidden_share(exposed_ms->ci95->low)};
+    comm.hidden_share = unless_zero(hidden_share(exposed_ms->value), *comm.hidden_share_ci95);
+  }
+}
+
+Communication communication_of(const Result& result) {
   const std::vector<double>& bytes = result.bucket_bytes;
   const int world_size = result.configuration.world_size;
   Communication comm;
@@ -96,19 +124,38 @@ Communication communication_of(const Result& result, const std::optional<double>
   comm.bytes_per_step = result.configuration.processes() == 1 ? std::optional(0.0)
                         : bytes.empty()                       ? result.told_bytes_per_step
                                                               : std::optional(sum(bytes));
-  if (step_ms && result.no_comm_step_ms) {
-    comm.exposed_by_difference_ms = *step_ms - *result.no_comm_step_ms;
-  }
-  if (result.alone_ms && *result.alone_ms > 0) {
-    if (comm.exposed_by_difference_ms) {
-      comm.hidden_share = 1 - *comm.exposed_by_difference_ms / *result.alone_ms;
-    }
-    if (comm.bytes_per_step && world_size > 1) {
-      comm.bus_bandwidth_gbps =
-          *comm.bytes_per_step / (*result.alone_ms / 1e3) * bus_factor(world_size) / 1e9;
-    }
+  find_exposed(result, comm);
+  if (result.alone_ms && *result.alone_ms > 0 && comm.bytes_per_step && world_size > 1) {
+    comm.bus_bandwidth_gbps =
+        *comm.bytes_per_step / (*result.alone_ms / 1e3) * bus_factor(world_size) / 1e9;
   }
   return comm;
+}
+
+/// By the clock: the steps follow each other without a gap.
+std::optional<double> wall_samples_per_second(std::int64_t global_batch,
+                                              const std::vector<Step>& steps) {
+  const double samples = static_cast<double>(global_batch) * static_cast<double>(steps.size());
+  const double wall_ms = sum(step_times_ms(steps));
+  return wall_ms > 0 ? std::optional(samples / (wall_ms / 1e3)) : std::nullopt;
+}
+
+Repetition make_repetition(const StageRun& stage_run, std::int64_t global_batch) {
+  const std::vector<Step> steps = stage_run.metrics.timed_steps();
+  Repetition repetition;
+  repetition.samples_ms = step_times_ms(steps);
+  repetition.median_ms = median(repetition.samples_ms);
+  repetition.wall_samples_per_second = wall_samples_per_second(global_batch, steps);
+  repetition.startup_ms = positive(stage_run.startup_ms);
+  return repetition;
+}
+
+/// Launches whose median step is over kSlowLaunch times that of the fastest.
+SlowLaunches count_slow_launches(const Run& run) {
+  const std::vector<double> medians_ms = run.known_medians_ms();
+  const double limit_ms = medians_ms.empty() ? 0 : kSlowLaunch * std::ranges::min(medians_ms);
+  return {std::ranges::count_if(medians_ms, [&](double ms) { return ms > limit_ms; }),
+          std::ssize(medians_ms)};
 }
 
 Run make_run(const Result& result) {
@@ -136,17 +183,26 @@ Run make_run(const Result& result) {
   if (!result.error.empty()) {
     run.error = result.error;
   }
+  run.layers = configuration.workload.layers;
+  run.parameters = count_parameters(run.layers);
+  run.flops = step_flop(run.layers, static_cast<double>(run.global_batch));
   const std::vector<Step> steps = result.timed_steps();
-  run.samples_ms = step_times_ms(steps);
-  run.step_ms = summarize(run.samples_ms);
-  run.repetition_medians_ms = result.repetition_medians_ms();
+  run.step_ms = summarize(step_times_ms(steps));
+  for (const std::optional<StageRun>& repetition : result.repetitions) {
+    run.repetitions.push_back(result.was_measured() && repetition
+                                  ? std::optional(make_repetition(*repetition, run.global_batch))
+                                  : std::nullopt);
+  }
+  run.slow_launches = count_slow_launches(run);
   run.no_comm_step_ms = result.no_comm_step_ms;
-  run.comm = communication_of(result, run.step_ms.median);
+  run.comm = communication_of(result);
   if (!run.has_speed()) {
     return run;
   }
   run.samples_per_second =
       static_cast<double>(configuration.global_batch) / (*run.step_ms.median / 1e3);
+  run.wall_samples_per_second = wall_samples_per_second(configuration.global_batch, steps);
+  run.gflops = *run.flops / 1e9 / (*run.step_ms.median / 1e3);
   run.phases_ms = divide_median_step(steps, *run.step_ms.median);
   const std::vector<std::int64_t> step_counts = values_of(result, [](const StageRun& repetition) {
     return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
@@ -165,15 +221,23 @@ Run make_run(const Result& result) {
       result, [](const StageRun& repetition) { return positive(repetition.startup_ms); }));
   run.gpu = gpu_of(result);
   run.slowest_rank = slowest_rank_of(result);
+  // The k-th repetition trains as the first one did.
+  run.loss = median(values_of(result, [](const StageRun& r) { return r.metrics.loss; }));
+  run.accuracy = median(values_of(result, [](const StageRun& r) { return r.metrics.accuracy; }));
   return run;
 }
 
 /// What stage 01 of the same report says of each run.
 void rate(Report& report) {
   for (Run& run : report.runs) {
+    const Comparison* const comparison = report.comparison_of(run);
     const Run* const baseline = report.baseline_of(run);
-    if (baseline != nullptr && run.samples_per_second) {
-      run.relative_speedup = *run.samples_per_second / *baseline->samples_per_second;
+    if (baseline == &run) {
+      run.relative_speedup = 1;
+    } else if (comparison != nullptr && comparison->ratio_median) {
+      run.relative_speedup = break_even_ratio(run, *baseline) / *comparison->ratio_median;
+    }
+    if (run.relative_speedup) {
       run.efficiency = *run.relative_speedup / run.world_size;
     }
   }
@@ -232,8 +296,8 @@ Report make_report(const Measurements& measurements) {
       report.runs.push_back(make_run(result));
     }
   }
-  rate(report);
   compare(report);
+  rate(report);
   analyse(report);
   return report;
 }

@@ -41,6 +41,7 @@ struct Result {
   std::optional<double> told_bytes_per_step;  ///< where they are not told one by one
   std::optional<double> alone_ms;  ///< these all-reduces with nothing else going on
   std::optional<double> no_comm_step_ms;
+  std::vector<double> no_comm_medians_ms;  ///< one per block, as repetition_medians_ms()
 
   bool was_measured() const;
   /// Of all repetitions, warm-up dropped; none of a run that has an error.

@@ -155,6 +155,8 @@ void add_output(OptionGroup group, Settings& settings) {
                 }
                 settings.html_file = text;
               });
+  group.flag("--no-samples", settings.no_samples,
+             "leave the single steps out of the document, which are most of it");
   group.flag("--dry-run", settings.dry_run, "print the commands, run nothing");
   // For tests.
   group.text("--stage-dir", "", settings.stage_dir, "", "").hidden();
@@ -204,7 +206,7 @@ Settings parse_settings(int argc, const char* const* argv) {
   settings.arguments.assign(argv + 1, argv + argc);
   BenchmarkArguments arguments = split_arguments(argc, argv);
 
-  CommandLine line("bench", kDescription, "bench " DDP_VERSION ", report schema 1", kFooter, 34);
+  CommandLine line("bench", kDescription, "bench " DDP_VERSION ", report schema 2", kFooter, 34);
   add_what(line.group("What is compared"), settings);
   add_how(line.group("How it is measured"), settings);
   add_output(line.group("Output"), settings);

@@ -46,6 +46,7 @@ struct Settings {
   double timeout_s = 120;  ///< for one run
 
   // What is written.
+  bool no_samples = false;  ///< the document goes without the single steps
   bool dry_run = false;
   bool list_only = false;  ///< --benchmark_list_tests
   bool format_json = false;  ///< --benchmark_format=json

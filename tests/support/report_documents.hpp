@@ -52,16 +52,26 @@ inline Json make_run(const std::string& program, int ranks, const std::vector<do
   run.model = "T";
   run.world_size = ranks;
   run.global_batch = 32 * ranks;
-  run.samples_ms = medians_ms;
-  run.repetition_medians_ms = medians_ms;
+  run.step_ms = bench::summarize(medians_ms);
+  for (const double median_ms : medians_ms) {
+    run.repetitions.emplace_back(bench::Repetition()).value().median_ms = median_ms;
+  }
   run.parity = {1.408, 1.408, true};
   return bench::as_json(run);
 }
 
+/// A repetition for each of these, which may be null.
+inline void set_medians(Json& run, const std::vector<Json>& medians_ms) {
+  run["repetitions"] = Json::array();
+  for (const Json& median_ms : medians_ms) {
+    run["repetitions"].push_back({{"median_ms", median_ms}});
+  }
+}
+
 inline Json with_error(Json run, const std::string& error) {
   run["error"] = error;
-  run["samples_ms"] = Json::array();
-  run["repetition_medians_ms"] = Json::array();
+  run["repetitions"] = Json::array();
+  run["step_ms"] = bench::as_json(bench::Distribution());
   return run;
 }
 
@@ -71,7 +81,8 @@ inline Json make_control(const Json& run, double ratio) {
   control.a = run.at("name").get<std::string>() + "/control";
   control.b = run.at("name");
   control.ratio_median = ratio;
-  control.pairs = 5;
+  control.ci95 = {ratio * 0.99, ratio * 1.01};
+  control.pairs = 6;
   return bench::as_json(control);
 }
 

@@ -353,7 +353,7 @@
   plots.efficiency = byRanks("zero", "efficiency", ({ efficiency }) => ({ y: efficiency, tip: show(efficiency) }),
     () => [["ideal", () => 1]]);
 
-  const phaseNames = ["data", "forward", "backward", "exposed_comm", "optimizer"];
+  const phaseNames = ["data", "forward", "backward", "exposed_comm", "imbalance", "optimizer"];
   plots.phases = (place) => {
     const phasesMs = (run) => phaseNames.map((phase) => positive(run.phases_ms[phase]) ?? 0);
     const sumMs = (run) => phasesMs(run).reduce((a, b) => a + b);
@@ -485,7 +485,7 @@
   plots.ratios = (place) => {
     const tolerance = Number(place.dataset.tolerance);
     const band = [1 - tolerance, 1 + tolerance];
-    const isTooFar = (one) => !(Math.abs(one.ratio_median - 1) <= tolerance);
+    const isTooFar = ({ ci95 }) => !ci95?.every((end) => Math.abs(end - 1) <= tolerance);
     const comparisons = scaling.comparisons.map((one) => ({ ...one, a: findRun(one.a), b: findRun(one.b) }))
       .filter(({ a, b, ratio_median }) => a && b && positive(ratio_median));
     const ofKind = (kind) => byWorkload(comparisons.filter((one) => one.kind === kind), ({ a }) => a);
