@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "bench/report/conclusions.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
 #include "bench/report/record.hpp"
@@ -76,7 +77,7 @@ void write_report(const Plan& plan, const Report& report, nlohmann::ordered_json
   if (!settings.benchmark.file.empty()) {
     write_json_file(settings.benchmark.file, document);
   }
-  print_terminal_report(settings.json_on_stdout ? std::cerr : std::cout, report, plan.notes);
+  print_terminal_report(settings.json_on_stdout ? std::cerr : std::cout, report);
   document["ddp_scaling"] = to_json(report);
   if (settings.json_on_stdout) {
     write_json(std::cout, document);
@@ -108,6 +109,7 @@ ExitCode measure_and_report(Plan plan) {
   report.software = software;
   report.settings = describe_settings(plan.settings);
   report.not_run = plan.not_run;
+  report.conclusions = conclude(report, plan.notes);
   if (plan.settings.no_samples) {
     drop_samples(report);
   }

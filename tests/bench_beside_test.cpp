@@ -77,7 +77,13 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
              entry.at("b") == "T/weak/pytorch_tuned/spawn/gloo/ranks:2" &&
              entry.at("a") == "T/weak/03_ddp_spawn/spawn/shm/ranks:2";
     }));
-    CHECK(contains(report.err, "of pytorch at its best"));
+    CHECK(contains(report.err, "the samples/s of pytorch"));
+    const json& conclusions = report.scaling.at("conclusions");
+    CHECK(std::any_of(conclusions.begin(), conclusions.end(), [](const json& conclusion) {
+      return conclusion.at("code") == "peer" &&
+             contains(conclusion.at("runs").at(0), "T/weak/03_ddp_spawn") &&
+             contains(conclusion.at("runs").at(1), "T/weak/pytorch_");
+    }));
   }
   SECTION("one that trains something else has no speed") {
     write_file(bench.root() / "peers" / "pytorch.py.behaviour", "moved=0.6\n");

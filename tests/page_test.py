@@ -21,7 +21,7 @@ TESTS = pathlib.Path(__file__).parent
 FULL = json.loads((TESTS / "support/full_report.json").read_text())
 TWO_RANKS, CONTROL, FAILED = 1, 3, 5
 SECTIONS = ["summary", "step-time", "speed-up", "efficiency", "phases", "prediction", "extrapolation", "all-reduce", "ratios",
-            "resources", "problems", "method"]
+            "resources", "trust", "problems", "method"]
 VOID = {"meta"}
 KNOWN = VOID | set("html head title style body header main footer section nav div p ul li b i a h1 h2 h3 dl dt dd pre table caption "
                    "thead tbody tr th td details summary span button script noscript".split())
@@ -199,9 +199,12 @@ class Tables(unittest.TestCase):
         page, _ = check_one(FULL)
         self.assertEqual([section.attributes["id"] for section in page.root.all("section")], SECTIONS)
         self.assertEqual([link.attributes["href"][1:] for link in page.root.all("nav")[0].all("a")], SECTIONS)
-        # Four ranks, 4 * 32 samples in 0.875 ms against 32 in 0.5 ms.
-        self.assertEqual(page.root.all("p", "result")[0].text,
-                         "Most samples per second: for S 03_ddp_spawn on 4 ranks (gloo), 2.29× one process.")
+        # The document's own sentences: answers under their question, all others as reasons for trust.
+        answers = [answer.text.split("\n") for answer in page.root.all("div", "answer")]
+        self.assertEqual([[line for line in lines if line] for lines in answers],
+                         [["Which program?", FULL["ddp_scaling"]["conclusions"][0]["text"]]])
+        trust, = [section for section in page.root.all("section") if section.attributes["id"] == "trust"]
+        self.assertEqual([item.text for item in trust.all("li")], [FULL["ddp_scaling"]["conclusions"][1]["text"]])
         runs = [run for run in FULL["ddp_scaling"]["runs"] if run["kind"] != "control"]
         rows = page.table("All configurations")
         self.assertEqual(len(rows), len(runs))
@@ -281,7 +284,7 @@ class Tables(unittest.TestCase):
         page, plots = check_one({"context": {}, "benchmarks": [], "ddp_scaling": {
             key: [] if isinstance(value, list) else {} if isinstance(value, dict) else value for key, value in FULL["ddp_scaling"].items()}})
         self.assertEqual(plots, [])
-        self.assertEqual(page.root.all("p", "result")[0].text, "Nothing was measured.")
+        self.assertEqual(page.root.all("div", "answer"), [])
 
     def test_a_partial_report_and_failed_runs_are_announced(self):
         page, _ = check_one(FULL)
@@ -291,11 +294,10 @@ class Tables(unittest.TestCase):
 
         def fail(scaling):
             scaling["runs"] = [scaling["runs"][FAILED] | {"name": name} for name in ("one", "other")]
-            scaling.update({part: [] for part in ("comparisons", "all_reduce", "communication_models", "extrapolations", "limits", "micro")})
+            scaling.update({part: [] for part in ("conclusions", "comparisons", "all_reduce", "communication_models", "extrapolations", "limits", "micro")})
         page, plots = check_one(changed(fail))
         self.assertIn("2 of 2 configurations failed", page.root.all("header")[0].text)
-        self.assertIn("No configuration has a speed", page.root.all("header")[0].text)
-        self.assertEqual([section.attributes["id"] for section in page.root.all("section")], ["summary", "problems", "method"])
+        self.assertEqual([section.attributes["id"] for section in page.root.all("section")], ["summary", "trust", "problems", "method"])
         self.assertEqual(plots, [])
 
     def test_a_report_of_an_earlier_version_is_shown_as_far_as_it_goes(self):
@@ -309,17 +311,19 @@ class Tables(unittest.TestCase):
                 run.update(floor_ms=None, predicted_step_ms=None)
             scaling.update({key: [] for key in ("limits", "all_reduce", "communication_models", "extrapolations", "assumptions", "micro")})
             scaling["comparisons"][0]["verdict"] = None
+            del scaling["conclusions"]
         page, plots = check_one(changed(make_old))
         self.assertEqual([section.attributes["id"] for section in page.root.all("section")],
-                         ["summary", "step-time", "speed-up", "efficiency", "phases", "ratios", "resources", "problems", "method"])
+                         ["summary", "step-time", "speed-up", "efficiency", "phases", "ratios", "resources", "trust", "problems", "method"])
+        # Its sentences are drawn from its numbers now.
+        self.assertIn("Which program?", page.root.all("div", "answer")[0].text)
         # A verdict is the document's to give.
         notes = [note for plot in plots if plot["place"] == "plot-ratios" for note in plot["rowNotes"]]
         self.assertIn("1.25×", [note.strip() for note in notes])
 
     def test_one_process_alone(self):
-        page, _ = check_one(changed(lambda scaling: scaling.update(runs=scaling["runs"][:1], comparisons=[])))
-        self.assertEqual(page.root.all("p", "result")[0].text,
-                         "Nothing measured here handles more samples per second than one process (01_single_gpu).")
+        page, _ = check_one(changed(lambda scaling: scaling.update(runs=scaling["runs"][:1], comparisons=[], conclusions=[])))
+        self.assertIn("S: 01_single_gpu (one process), 64,000 samples/s.", page.root.all("div", "answer")[0].text)
         check_one(changed(lambda scaling: scaling.update(runs=scaling["runs"][1:2], comparisons=[])))
 
 

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "bench/report/analysis.hpp"
 #include "bench/report/format.hpp"
@@ -20,6 +21,7 @@ using Runs = std::vector<const Run*>;
 
 constexpr double kNoisySpread = 2.0;  // p90 / p10 of the steps
 constexpr double kBusyLoadPerCore = 0.3;  // load average at the start
+constexpr double kDisturbedShare = 0.1;  // of the processors' time, while a launch lasted
 constexpr double kSlowRankShare = 0.8;  // of the steps; by chance it would be 1 / ranks
 constexpr double kSlowRankExcess = 0.1;
 constexpr std::size_t kMaxNamed = 3;
@@ -65,28 +67,25 @@ Runs only(Runs runs, Wanted wanted) {
   return runs;
 }
 
-/// nullptr if none has that value.
-const Run* best_by(const Runs& runs, std::optional<double> Run::*value) {
-  const auto best = std::ranges::max_element(runs, {}, [&](const Run* run) { return run->*value; });
-  return best != runs.end() && (*best)->*value ? *best : nullptr;
-}
-
 bool contains(const Interval& interval, double value) {
   return interval.low <= value && value <= interval.high;
 }
 
-/// "95 % interval 0.98 to 1.02".
-std::string format_interval(const Interval& interval) {
-  return fmt::format("95 % interval {} to {}", format_significant(interval.low),
+/// "0.98 to 1.02".
+std::string format_ends(const Interval& interval) {
+  return fmt::format("{} to {}", format_significant(interval.low),
                      format_significant(interval.high));
 }
 
-/// Whether it is too close to stage 01 to say which handles more samples a second.
-bool is_undecided(const Report& report, const Run& run) {
-  const Comparison* const comparison = report.comparison_of(run);
-  const Run* const baseline = report.baseline_of(run);
-  return comparison != nullptr && comparison->ci95 && baseline != nullptr &&
-         contains(*comparison->ci95, break_even_ratio(run, *baseline));
+/// "1.85x (1.72 to 1.98)".
+std::string format_speed(const SpeedRatio& speed) {
+  return fmt::format("{}x ({})", format_significant(speed.ratio),
+                     speed.ci95 ? format_ends(*speed.ci95) : "too few repetitions for an interval");
+}
+
+/// "digits: ", or "digits, strong scaling: ".
+std::string prefix_of(const Run& run) {
+  return run.model + (run.scaling == "weak" ? "" : ", " + run.scaling + " scaling") + ": ";
 }
 
 /// Which phase made the step longer than stage 01's, and what it spends that on. Empty if the
@@ -111,6 +110,10 @@ std::string reason_for(const Run& run, const Run& baseline) {
   if (most == kPhases || step_ms <= 0) {
     return "";
   }
+  if (most == kImbalance) {
+    return fmt::format("{} of it is waiting for ranks that come late",
+                       format_percent(*own_ms[most] / step_ms));
+  }
   if (most == kExposedComm) {
     const double compute_ms = *own_ms[kForward] + *own_ms[kBackward] + *own_ms[kOptimizer];
     const std::optional<double>& bytes = run.comm.bytes_per_step;
@@ -130,57 +133,6 @@ std::string reason_for(const Run& run, const Run& baseline) {
   return fmt::format("most of the difference is in {}, {} ms instead of {} ms{}", kPhaseNames[most],
                      format_significant(own_ms[most]),
                      format_significant(base_ms[most].value_or(0)), where);
-}
-
-/// Why `run`, with several ranks, handles fewer samples a second than one process.
-std::string describe_loss(const Report& report, const Run& run) {
-  const Comparison* const comparison = report.comparison_of(run);
-  const auto ratio = comparison != nullptr ? comparison->ratio_median : std::nullopt;
-  const std::string reason = reason_for(run, *report.baseline_of(run));
-  return fmt::format(
-      "{} of {} lose to one process: a step takes {}x as long{}{}{}.", capitalized(units(run)),
-      program_of(run), format_significant(ratio),
-      run.scaling == "weak" ? fmt::format(" for {}x the samples", run.world_size) : "",
-      reason.empty() ? "" : "; ", reason);
-}
-
-std::string describe_tax(const Run& run, const Run& baseline, const Comparison& comparison) {
-  const std::optional<Interval>& ci95 = comparison.ci95;
-  return fmt::format(
-      "With one rank, {} takes {}x the step of {}{}: {} before a second rank takes "
-      "part.",
-      run.title(), format_significant(comparison.ratio_median), baseline.title(),
-      ci95 ? fmt::format(" ({})", format_interval(*ci95)) : "",
-      ci95 && contains(*ci95, 1) ? "being distributed shows no cost"
-                                 : "that is what being distributed costs");
-}
-
-/// The fastest stage against the fastest peer, at each world size that both have.
-void compare_with_peers(const Report& report, const Runs& runs, std::vector<std::string>& lines) {
-  std::set<int> world_sizes;
-  for (const Run* run : runs) {
-    world_sizes.insert(run->world_size);
-  }
-  for (const int world_size : world_sizes) {
-    const auto best = [&](bool of_peers) {
-      return best_by(only(runs,
-                          [&](const Run& run) {
-                            return run.world_size == world_size && run.is_peer() == of_peers;
-                          }),
-                     &Run::samples_per_second);
-    };
-    const Run* const stage = best(false);
-    const Run* const peer = best(true);
-    for (const Comparison& comparison : report.comparisons) {
-      if (stage != nullptr && peer != nullptr && comparison.kind == "peer" &&
-          comparison.ratio_median && comparison.a == stage->name && comparison.b == peer->name) {
-        lines.push_back(fmt::format(
-            "{}: a step of {} takes {}x that of {} at its best ({}){}.", capitalized(units(*stage)),
-            stage->title(), format_significant(comparison.ratio_median), peer->stage, peer->variant,
-            comparison.ci95 ? ", " + format_interval(*comparison.ci95) : ""));
-      }
-    }
-  }
 }
 
 /// "several processes (T weak)": whose ratios have no control that could stand for them.
@@ -204,186 +156,354 @@ Names without_control(const Report& report) {
   return kinds;
 }
 
-/// What the A/A controls let be said.
-void describe_controls(const Report& report, std::vector<std::string>& lines) {
-  Names beyond;
-  bool any = false;
-  bool verdicts = false;
-  for (const Comparison& comparison : report.comparisons) {
-    if (comparison.kind != "control") {
-      verdicts = verdicts || comparison.verdict;
-      continue;
-    }
-    any = any || comparison.ci95;
-    if (comparison.ci95 && !is_control_good(comparison.ci95)) {
-      beyond.push_back(
-          fmt::format("{} ({}x)", comparison.b, format_significant(comparison.ratio_median)));
-    }
-  }
-  if (any && beyond.empty()) {
-    lines.push_back(fmt::format("Equal commands differed by at most {} (A/A controls){}.",
-                                format_percent(kControlTolerance),
-                                verdicts ? ", so the verdicts stand" : ""));
-  } else if (any) {
-    lines.push_back(fmt::format(
-        "No verdict on what these stand for: the same command, run twice in each block, differed "
-        "by more than {} from itself: {}.",
-        format_percent(kControlTolerance), joined_few(beyond)));
-  }
-  if (const Names kinds = without_control(report); !kinds.empty()) {
-    lines.push_back(fmt::format(
-        "No verdict without an A/A control, the same command once more: none was measured with "
-        "{}.",
-        joined_few(kinds)));
-  }
-}
+/// Collects the conclusions.
+class Conclusions {
+ public:
+  Conclusions(const Report& report, const std::vector<std::string>& notes)
+      : report_(report), notes_(notes) {}
 
-}  // namespace
-
-std::vector<std::string> conclude(const Report& report, const Runs& runs) {
-  const Run* const fastest = best_by(runs, &Run::samples_per_second);
-  if (fastest == nullptr) {
-    return {"Nothing could be measured."};
-  }
-  const Run* const baseline = report.baseline_of(*fastest);
-  std::string against;
-  if (is_undecided(report, *fastest)) {
-    against = fmt::format(", too close to {}, {}, to tell them apart", label(*baseline),
-                          format_count(baseline->samples_per_second));
-  } else if (baseline != nullptr && baseline != fastest) {
-    against = fmt::format(", {}x one process", format_significant(fastest->relative_speedup));
-  }
-  std::vector<std::string> lines = {fmt::format("Fastest: {}, {} samples/s{}.", label(*fastest),
-                                                format_count(fastest->samples_per_second),
-                                                against)};
-
-  const Runs several =
-      only(runs, [](const Run& run) { return run.world_size > 1 && run.efficiency; });
-  Names scaled;
-  for (const Run* run : several) {
-    if (*run->efficiency >= kScaledEfficiency) {
-      scaled.push_back(
-          fmt::format("{} (efficiency {})", label(*run), format_fixed(run->efficiency, 2)));
+  std::vector<Conclusion> all() {
+    for (const Runs& runs : report_.workloads()) {
+      name_fastest(runs);
+      say_which_ranks_help(runs);
+      say_what_threads_give(runs);
+      compare_with_peers(runs);
     }
-  }
-  if (!scaled.empty()) {
-    lines.push_back(fmt::format("Scaled: {}.", fmt::join(scaled, ", ")));
-  } else if (const Run* const best = best_by(several, &Run::efficiency); best != nullptr) {
-    lines.push_back(fmt::format(
-        "Nothing scaled: the best efficiency is {}, of {}; {} would count as scaled.",
-        format_fixed(best->efficiency, 2), label(*best), format_fixed(kScaledEfficiency, 1)));
+    say_what_starts_cost();
+    judge_launches();
+    judge_runs();
+    judge_controls();
+    judge_predictions();
+    say_what_is_missing();
+    return std::move(conclusions_);
   }
 
-  // The best of each way to use several devices tells the most; its slower siblings lose likewise.
-  for (const bool replicas : {true, false}) {
-    const Runs ways = only(several, [&](const Run& run) { return run.has_replicas() == replicas; });
-    const auto largest = std::ranges::max_element(ways, {}, &Run::world_size);
-    const Run* const best = best_by(
-        only(ways, [&](const Run& run) { return run.world_size == (*largest)->world_size; }),
-        &Run::samples_per_second);
-    if (best != nullptr && *best->relative_speedup < 1) {
-      lines.push_back(describe_loss(report, *best));
+ private:
+  void add(const char* code, const Runs& runs, std::string text) {
+    Conclusion& conclusion = conclusions_.emplace_back();
+    conclusion.code = code;
+    conclusion.text = std::move(text) + ".";
+    for (const Run* run : runs) {
+      conclusion.runs.push_back(run->name);
     }
   }
-  compare_with_peers(report, runs, lines);
-  for (const Run* run : runs) {
-    const Comparison* const comparison = report.comparison_of(*run);
-    if (run->kind == "stage" && run->launcher == "spawn" && run->variant == "main" &&
-        run->world_size == 1 && comparison != nullptr && comparison->ratio_median) {
-      lines.push_back(describe_tax(*run, *report.baseline_of(*run), *comparison));
-    }
-  }
-  return lines;
-}
 
-std::vector<std::string> conclude_overall(const Report& report,
-                                          const std::vector<std::string>& notes) {
-  std::vector<std::string> lines;
-  std::map<std::string, std::vector<double>> startups_ms;
-  Names noisy;
-  Names undecided;
-  Names without_spread;
-  Names failed;
-  std::size_t rows = 0;
-  for (const Run& run : report.runs) {
-    if (run.is_control()) {
-      continue;
+  /// The one that handles the most samples a second, with all that cannot be told apart from it.
+  void name_fastest(const Runs& of_workload) {
+    Runs runs = only(of_workload, [](const Run& run) { return !run.is_peer() && run.has_speed(); });
+    if (runs.empty()) {
+      return add("fastest", {}, prefix_of(*of_workload.front()) + "nothing could be measured");
     }
-    ++rows;
-    if (run.error) {
-      failed.push_back(run.name);
-      continue;
+    std::ranges::stable_sort(runs, std::greater(),
+                             [](const Run* run) { return run->relative_speedup.value_or(0); });
+    const Run& best = *runs.front();
+    Runs equals = {&best};
+    Names of_equals;
+    std::string next;
+    for (const Run* run : Runs(runs.begin() + 1, runs.end())) {
+      const std::optional<SpeedRatio> speed = speed_ratio(report_, *run, best);
+      if (speed && !speed->is_told_apart) {
+        equals.push_back(run);
+        of_equals.push_back(fmt::format("{} {}", label(*run), format_speed(*speed)));
+      } else if (speed && next.empty()) {
+        next = fmt::format("; next is {}, {}", label(*run), format_speed(*speed));
+      }
     }
-    const std::optional<SlowestRank>& slowest = run.slowest_rank;
-    if (slowest && slowest->share_of_steps >= kSlowRankShare &&
-        slowest->median_excess >= kSlowRankExcess) {
-      lines.push_back(fmt::format(
-          "Rank {} of {} is slow: the busiest in {} of the steps, needing {} more than the others "
-          "besides waiting.",
-          slowest->rank, run.name, format_percent(slowest->share_of_steps),
-          format_percent(slowest->median_excess)));
-    }
-    if (run.startup_ms) {
-      startups_ms[run.launcher == "none" ? "one process" : run.launcher].push_back(*run.startup_ms);
-    }
-    if (!run.step_ms.p10) {
-      without_spread.push_back(run.name);
-    } else if (run.step_ms.p90 && *run.step_ms.p90 > kNoisySpread * *run.step_ms.p10) {
-      noisy.push_back(run.name);
-    }
-    if (is_undecided(report, run)) {
-      undecided.push_back(run.name);
+    const std::string most =
+        fmt::format("{}, {} samples/s", label(best), format_count(best.samples_per_second));
+    if (of_equals.empty()) {
+      add("fastest", equals, prefix_of(best) + most + next);
+    } else {
+      add("fastest", equals,
+          fmt::format("{}not to be told apart as the fastest: {}; of that {}{}", prefix_of(best),
+                      most, joined_few(of_equals), next));
     }
   }
-  if (startups_ms.size() > 1) {
+
+  /// "two ranks handle 1.85x (1.72 to 1.98) the samples of one process".
+  std::string describe_ranks(const Run& run, const SpeedRatio& speed) const {
+    const std::string what = fmt::format("{} of {}", units(run), run.title());
+    if (!speed.is_told_apart) {
+      return fmt::format("{} cannot be told apart from one process, {}", what, format_speed(speed));
+    }
+    return fmt::format("{} {} one process, {}, efficiency {}", what,
+                       speed.ratio > 1 ? "beat" : "lose to", format_speed(speed),
+                       format_fixed(speed.ratio / run.world_size, 2));
+  }
+
+  /// The best at each world size against one process, replicas apart.
+  void say_which_ranks_help(const Runs& of_workload) {
+    for (const bool replicas : {false, true}) {
+      std::map<int, const Run*> best;  // by world size
+      for (const Run* run : of_workload) {
+        if (run->kind == "stage" && run->has_speed() && (run->launcher == "none") == replicas &&
+            (run->several_processes() || run->has_replicas()) && run->relative_speedup) {
+          const Run*& so_far = best[run->world_size];
+          so_far =
+              so_far == nullptr || run->relative_speedup > so_far->relative_speedup ? run : so_far;
+        }
+      }
+      for (const auto& [world_size, run] : best) {
+        const Run* const baseline = report_.baseline_of(*run);
+        const auto speed =
+            baseline == nullptr ? std::nullopt : speed_ratio(report_, *run, *baseline);
+        if (!speed) {
+          continue;
+        }
+        const bool scaled = speed->ratio / world_size >= kScaledEfficiency;
+        const std::string reason = scaled ? "" : reason_for(*run, *baseline);
+        add("ranks", {run},
+            prefix_of(*run) + describe_ranks(*run, *speed) + (reason.empty() ? "" : ": ") + reason);
+      }
+    }
+    for (const Run* run : of_workload) {
+      const Comparison* const comparison = report_.comparison_of(*run);
+      if (run->kind == "stage" && run->launcher == "spawn" && run->variant == "main" &&
+          run->world_size == 1 && comparison != nullptr && comparison->ci95) {
+        add("ranks", {run},
+            fmt::format("{}one rank of {} takes {}x ({}) the step of {}: {}", prefix_of(*run),
+                        run->title(), format_significant(comparison->ratio_median),
+                        format_ends(*comparison->ci95), report_.baseline_of(*run)->title(),
+                        contains(*comparison->ci95, 1) ? "being distributed shows no cost"
+                                                       : "what being distributed costs"));
+      }
+    }
+  }
+
+  void say_what_threads_give(const Runs& of_workload) {
+    for (const Run* run : of_workload) {
+      const Run* const baseline = report_.baseline_of(*run);
+      if (run->threads == 1 || !run->has_speed() || baseline == nullptr) {
+        continue;
+      }
+      if (const auto speed = speed_ratio(report_, *run, *baseline)) {
+        add("threads", {run},
+            fmt::format("{}{} threads of one process handle {} the samples/s of one{}",
+                        prefix_of(*run), format_small_number(run->threads), format_speed(*speed),
+                        speed->is_told_apart ? "" : ", which is not to be told apart"));
+      }
+    }
+  }
+
+  /// The fastest stage against each peer at its best, at each world size that both have.
+  void compare_with_peers(const Runs& of_workload) {
+    std::map<std::pair<int, std::string>, Runs> by_peer;
+    for (const Run* run : of_workload) {
+      if (run->is_peer() && run->has_speed()) {
+        by_peer[{run->world_size, run->stage}].push_back(run);
+      }
+    }
+    const auto fastest = [](const Runs& runs) {
+      return *std::ranges::max_element(runs, {}, &Run::samples_per_second);
+    };
+    for (const auto& [key, variants] : by_peer) {
+      const int world_size = key.first;
+      const Runs stages = only(of_workload, [&](const Run& run) {
+        return run.kind == "stage" && run.has_speed() && run.world_size == world_size;
+      });
+      if (stages.empty()) {
+        continue;
+      }
+      const Run* const stage = fastest(stages);
+      const Run* const peer = fastest(variants);
+      if (const auto speed = speed_ratio(report_, *stage, *peer)) {
+        add("peer", {stage, peer},
+            fmt::format("{}{}: {} handles {} the samples/s of {}{}", prefix_of(*stage),
+                        units(*stage), stage->title(), format_speed(*speed), peer->title(),
+                        speed->is_told_apart ? "" : ", which is not to be told apart"));
+      }
+    }
+  }
+
+  void say_what_starts_cost() {
+    std::map<std::string, std::vector<double>> startups_ms;
+    for (const Run& run : report_.runs) {
+      if (!run.is_control() && run.startup_ms) {
+        startups_ms[run.launcher == "none" ? "one process" : run.launcher].push_back(
+            *run.startup_ms);
+      }
+    }
     Names parts;
     for (const auto& [by, values] : startups_ms) {
       parts.push_back(fmt::format("{} {} s", by, format_significant(*median(values) / 1e3)));
     }
-    lines.push_back(
-        fmt::format("From the command to the end of the first step: {}.", fmt::join(parts, ", ")));
-  }
-  const auto add_names = [&](const std::string& what, const Names& names) {
-    if (!names.empty()) {
-      lines.push_back(fmt::format("{}: {}.", what, joined_few(names)));
+    if (parts.size() > 1) {
+      add("startup", {},
+          fmt::format("From the command to the end of the first step: {}", fmt::join(parts, ", ")));
     }
-  };
-  add_names(
-      fmt::format("{} of {} configurations have no speed (see their errors)", failed.size(), rows),
-      failed);
-  describe_controls(report, lines);
-  if (const std::optional<double> residual = median_residual(report)) {
-    lines.push_back(fmt::format(
-        "Predicted as the step without communication plus an alpha-beta model of the all-reduces, "
-        "steps of several ranks come out within {} (median).",
-        format_percent(*residual)));
   }
-  const nlohmann::ordered_json load =
-      report.machine.value("load_average", nlohmann::ordered_json());
-  const int cores = report.machine.value("cores", 1);
-  if (load.is_array() && !load.empty() && load[0].get<double>() > kBusyLoadPerCore * cores) {
-    lines.push_back(fmt::format(
-        "The machine was busy at the start (load average {:.2f} on {} core{}): do not trust small "
-        "differences, repeat on an idle one.",
-        load[0].get<double>(), cores, cores == 1 ? "" : "s"));
+
+  /// Launches that were slow as a whole, and what ran beside them.
+  void judge_launches() {
+    SlowLaunches communicating;
+    SlowLaunches others;
+    const Run* worst = nullptr;
+    std::int64_t launches = 0;
+    std::int64_t disturbed = 0;
+    double most_share = 0;
+    for (const Run& run : report_.runs) {
+      SlowLaunches& sum = run.several_processes() ? communicating : others;
+      sum.k += run.slow_launches.k;
+      sum.n += run.slow_launches.n;
+      if (run.slow_launches.k > (worst == nullptr ? 0 : worst->slow_launches.k)) {
+        worst = &run;
+      }
+      for (const std::optional<Repetition>& launch : run.repetitions) {
+        if (launch) {
+          const double share =
+              launch->others_busy_share.value_or(0) + launch->steal_share.value_or(0);
+          ++launches;
+          disturbed += share >= kDisturbedShare ? 1 : 0;
+          most_share = std::max(most_share, share);
+        }
+      }
+    }
+    if (worst != nullptr) {
+      add("slow_launches", {worst},
+          fmt::format(
+              "Launches slower as a whole, over {} times the fastest of the same command: {} of {} "
+              "that communicate, {} of {} others{}; most in {}, {} of {}: {} samples/s by the "
+              "clock, {} "
+              "in the median step",
+              format_significant(kSlowLaunch), communicating.k, communicating.n, others.k, others.n,
+              communicating.k > 0 && others.k == 0 ? ", so it is communication that has a slow mode"
+                                                   : "",
+              worst->name, worst->slow_launches.k, worst->slow_launches.n,
+              format_count(worst->wall_samples_per_second),
+              format_count(worst->samples_per_second)));
+    }
+    if (disturbed > 0) {
+      add("disturbed", {},
+          fmt::format("{} of {} launches ran beside other programs, or virtual machines, that took "
+                      "{} or more of the "
+                      "processors' time, up to {}",
+                      disturbed, launches, format_percent(kDisturbedShare),
+                      format_percent(most_share)));
+    }
   }
-  add_names(fmt::format("Noisy, p90 more than {:.0f}x p10", kNoisySpread), noisy);
-  add_names(
-      "Neither faster nor slower than one process, as far as these runs can tell (the 95 % "
-      "interval holds the ratio of equal samples/s)",
-      undecided);
-  add_names(fmt::format("Fewer than {} samples, so no spread", kMinSamplesForSpread),
-            without_spread);
-  for (const std::string& note : notes) {
-    lines.push_back(capitalized(note) + ".");
+
+  void judge_runs() {
+    Names noisy;
+    Names without_spread;
+    Names failed;
+    std::size_t rows = 0;
+    for (const Run& run : report_.runs) {
+      if (run.is_control()) {
+        continue;
+      }
+      ++rows;
+      if (run.error) {
+        failed.push_back(run.name);
+        continue;
+      }
+      const std::optional<SlowestRank>& slowest = run.slowest_rank;
+      if (slowest && slowest->share_of_steps >= kSlowRankShare &&
+          slowest->median_excess >= kSlowRankExcess) {
+        add("slow_rank", {&run},
+            fmt::format(
+                "Rank {} of {} is slow: the busiest in {} of the steps, needing {} more than the "
+                "others besides waiting",
+                slowest->rank, run.name, format_percent(slowest->share_of_steps),
+                format_percent(slowest->median_excess)));
+      }
+      if (!run.step_ms.p10) {
+        without_spread.push_back(run.name);
+      } else if (run.step_ms.p90 && *run.step_ms.p90 > kNoisySpread * *run.step_ms.p10) {
+        noisy.push_back(run.name);
+      }
+    }
+    add_names("failed",
+              fmt::format("{} of {} configurations have no speed (see their errors)", failed.size(),
+                          rows),
+              failed);
+    add_names("noisy", fmt::format("Noisy, p90 of the steps more than {:.0f}x p10", kNoisySpread),
+              noisy);
+    add_names("no_spread", fmt::format("Fewer than {} steps, so no spread", kMinSamplesForSpread),
+              without_spread);
   }
-  for (const NotRun& not_run : report.not_run) {
-    lines.push_back(fmt::format("Not run: {} ({}).", not_run.what, not_run.reason));
+
+  void add_names(const char* code, const std::string& what, const Names& names) {
+    if (!names.empty()) {
+      add(code, {}, fmt::format("{}: {}", what, joined_few(names)));
+      conclusions_.back().runs = names;
+    }
   }
-  if (report.partial) {
-    lines.push_back("Interrupted: this report is partial.");
+
+  /// What the A/A controls let be said.
+  void judge_controls() {
+    Names ranges;
+    bool hold = true;
+    for (const Comparison& comparison : report_.comparisons) {
+      if (comparison.kind == "control" && comparison.ci95) {
+        hold = hold && is_control_good(comparison.ci95);
+        ranges.push_back(fmt::format("{} {}", comparison.b, format_ends(*comparison.ci95)));
+      }
+    }
+    const bool verdicts =
+        std::ranges::any_of(report_.comparisons, [](const Comparison& comparison) {
+          return comparison.kind != "control" && comparison.verdict;
+        });
+    if (!ranges.empty() && hold) {
+      add("controls", {},
+          fmt::format("Equal commands differed by at most {}, interval and all (A/A controls){}",
+                      format_percent(kControlTolerance),
+                      verdicts ? ", so the verdicts stand" : ""));
+    } else if (!ranges.empty()) {
+      add("controls", {},
+          fmt::format(
+              "Equal commands, run in each block (A/A controls), differed by {}: smaller "
+              "differences are not called any, and no verdict stands where that is more than {}",
+              joined_few(ranges), format_percent(kControlTolerance)));
+    }
+    if (const Names kinds = without_control(report_); !kinds.empty()) {
+      add("no_control", {},
+          fmt::format("No verdict without an A/A control, the same command once more in 6 blocks "
+                      "or more: none "
+                      "was measured with {}",
+                      joined_few(kinds)));
+    }
   }
-  return lines;
+
+  void judge_predictions() {
+    if (const std::optional<double> residual = median_residual(report_)) {
+      add("prediction", {},
+          fmt::format("Predicted as the step without communication plus an alpha-beta model of the "
+                      "all-reduces, steps of several ranks come out within {} (median)",
+                      format_percent(*residual)));
+    }
+  }
+
+  void say_what_is_missing() {
+    const nlohmann::ordered_json load =
+        report_.machine.value("load_average", nlohmann::ordered_json());
+    const int cores = report_.machine.value("cores", 1);
+    if (load.is_array() && !load.empty() && load[0].get<double>() > kBusyLoadPerCore * cores) {
+      add("busy", {},
+          fmt::format("The machine was busy at the start (load average {:.2f} on {} core{}): do "
+                      "not trust small "
+                      "differences, repeat on an idle one",
+                      load[0].get<double>(), cores, cores == 1 ? "" : "s"));
+    }
+    for (const std::string& note : notes_) {
+      add("note", {}, capitalized(note));
+    }
+    for (const NotRun& not_run : report_.not_run) {
+      add("not_run", {}, fmt::format("Not run: {} ({})", not_run.what, not_run.reason));
+    }
+    if (report_.partial) {
+      add("partial", {}, "Interrupted: this report is partial");
+    }
+  }
+
+  const Report& report_;
+  const std::vector<std::string>& notes_;
+  std::vector<Conclusion> conclusions_;
+};
+
+}  // namespace
+
+std::vector<Conclusion> conclude(const Report& report, const std::vector<std::string>& notes) {
+  return Conclusions(report, notes).all();
 }
 
 }  // namespace ddp::bench

@@ -2,20 +2,33 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/report/record.hpp"
 
 namespace ddp::bench {
 
-/// Which of one workload and one kind of scaling was fastest, which scaled, and why several
-/// processes lost to one where they did.
-/// @param runs of that workload and scaling
-std::vector<std::string> conclude(const Report& report, const std::vector<const Run*>& runs);
+/// A question, and the code of the conclusions that answer it.
+struct Question {
+  std::string_view code;
+  std::string_view text;
+};
 
-/// What concerns all workloads: start-up times, and how far the numbers can be trusted.
+/// What a user asks, in the order in which it is answered; everything else follows these.
+inline constexpr Question kQuestions[] = {
+    {"fastest", "Which program?"},
+    {"same_step", "Which launcher?"},
+    {"ranks", "How many ranks help?"},
+    {"bound", "What bounds a step?"},
+    {"crossover", "From where on do ranks pay?"},
+    {"time_to_accuracy", "How long to an accuracy?"},
+    {"threads", "The same cores as threads of one process?"},
+    {"peer", "Beside other frameworks?"},
+};
+
+/// The answers to kQuestions, then how far the numbers can be trusted, then what was left out.
 /// @param notes decisions that the reader should know
-std::vector<std::string> conclude_overall(const Report& report,
-                                          const std::vector<std::string>& notes);
+std::vector<Conclusion> conclude(const Report& report, const std::vector<std::string>& notes);
 
 }  // namespace ddp::bench

@@ -81,6 +81,23 @@ Controls Report::controls(const Run& run, bool several) const {
   return result;
 }
 
+std::vector<std::vector<const Run*>> Report::workloads() const {
+  std::vector<std::vector<const Run*>> groups;
+  for (const Run& run : runs) {
+    if (run.is_control()) {
+      continue;  // they speak through other runs
+    }
+    const auto found = std::ranges::find_if(
+        groups, [&](const auto& group) { return same_work(*group.front(), run); });
+    if (found == groups.end()) {
+      groups.push_back({&run});
+    } else {
+      found->push_back(&run);
+    }
+  }
+  return groups;
+}
+
 nlohmann::ordered_json to_json(const Report& report) {
   nlohmann::ordered_json json = as_json(report);
   if (!report.merged_from) {

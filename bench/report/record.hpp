@@ -371,6 +371,8 @@ struct Report {
   const Comparison* comparison_of(const Run& run) const;
   /// Of the workload of `run`: the controls with one process, or those with several.
   Controls controls(const Run& run, bool several) const;
+  /// Runs of one workload and kind of scaling together, in order, without controls.
+  std::vector<std::vector<const Run*>> workloads() const;
 };
 
 /// The object ddp_scaling.

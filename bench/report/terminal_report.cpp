@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "bench/report/catalog.hpp"
 #include "bench/report/conclusions.hpp"
@@ -126,23 +127,42 @@ void print_programs(std::ostream& out, const std::vector<const Run*>& runs) {
 }
 
 /// "- " and the sentence, broken between words.
-void print_items(std::ostream& out, const std::vector<std::string>& sentences) {
-  for (const std::string& sentence : sentences) {
-    std::string line = "- ";
-    for (std::size_t at = 0; at < sentence.size();) {
-      const std::size_t space = std::min(sentence.find(' ', at), sentence.size());
-      const std::string word = sentence.substr(at, space - at);
-      if (line.size() > 2 && line.size() + word.size() > kWidth) {
-        line.erase(line.find_last_not_of(' ') + 1);
-        out << line << '\n';
-        line = "  ";
-      }
-      line += word + " ";
-      at = space + 1;
+void print_item(std::ostream& out, const std::string& sentence) {
+  std::string line = "- ";
+  for (std::size_t at = 0; at < sentence.size();) {
+    const std::size_t space = std::min(sentence.find(' ', at), sentence.size());
+    const std::string word = sentence.substr(at, space - at);
+    if (line.size() > 2 && line.size() + word.size() > kWidth) {
+      line.erase(line.find_last_not_of(' ') + 1);
+      out << line << '\n';
+      line = "  ";
     }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out << line << '\n';
+    line += word + " ";
+    at = space + 1;
   }
+  line.erase(line.find_last_not_of(' ') + 1);
+  out << line << '\n';
+}
+
+/// Under the question that they answer; what answers none follows.
+void print_conclusions(std::ostream& out, const std::vector<Conclusion>& conclusions) {
+  const auto print_with = [&](const std::string& title, auto wanted) {
+    bool is_first = true;
+    for (const Conclusion& conclusion : conclusions) {
+      if (wanted(conclusion)) {
+        out << (is_first ? title + "\n" : "");
+        is_first = false;
+        print_item(out, conclusion.text);
+      }
+    }
+  };
+  for (const Question& question : kQuestions) {
+    print_with(std::string(question.text),
+               [&](const Conclusion& one) { return one.code == question.code; });
+  }
+  print_with("How far to trust this", [](const Conclusion& one) {
+    return std::ranges::find(kQuestions, one.code, &Question::code) == std::end(kQuestions);
+  });
 }
 
 std::string heading(const Run& run) {
@@ -154,45 +174,17 @@ std::string heading(const Run& run) {
                      weak ? "per rank" : "over all ranks", weak ? "weak" : "strong");
 }
 
-/// Runs of one workload and kind of scaling, without controls, which speak through other runs.
-std::vector<std::vector<const Run*>> group(const std::vector<Run>& runs) {
-  std::vector<std::vector<const Run*>> groups;
-  for (const Run& run : runs) {
-    const auto found = std::ranges::find_if(
-        groups, [&](const auto& group) { return same_work(*group.front(), run); });
-    if (run.is_control()) {
-      continue;
-    }
-    if (found == groups.end()) {
-      groups.push_back({&run});
-    } else {
-      found->push_back(&run);
-    }
-  }
-  return groups;
-}
-
 }  // namespace
 
-void print_terminal_report(std::ostream& out, const Report& report,
-                           const std::vector<std::string>& notes) {
-  const std::vector<std::vector<const Run*>> groups = group(report.runs);
-  for (const std::vector<const Run*>& runs : groups) {
+void print_terminal_report(std::ostream& out, const Report& report) {
+  for (const std::vector<const Run*>& runs : report.workloads()) {
     out << '\n' << heading(*runs.front()) << '\n';
     print_speeds(out, runs, report);
     print_limits(out, runs);
     print_programs(out, runs);
   }
-  out << "\nWhat to conclude\n";
-  for (const std::vector<const Run*>& runs : groups) {
-    out << runs.front()->model << ", " << runs.front()->scaling << " scaling\n";
-    print_items(out, conclude(report, runs));
-  }
-  const std::vector<std::string> overall = conclude_overall(report, notes);
-  if (!overall.empty()) {
-    out << "All of it\n";
-  }
-  print_items(out, overall);
+  out << "\nWhat to conclude (in brackets: 95 % intervals)\n";
+  print_conclusions(out, report.conclusions);
   out << std::flush;
 }
 

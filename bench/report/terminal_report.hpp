@@ -2,15 +2,11 @@
 #pragma once
 
 #include <ostream>
-#include <string>
-#include <vector>
 
 #include "bench/report/record.hpp"
 
 namespace ddp::bench {
 
-/// @param notes decisions that the reader should know
-void print_terminal_report(std::ostream& out, const Report& report,
-                           const std::vector<std::string>& notes);
+void print_terminal_report(std::ostream& out, const Report& report);
 
 }  // namespace ddp::bench

@@ -76,6 +76,37 @@ double break_even_ratio(const Run& run, const Run& baseline) {
   return static_cast<double>(run.global_batch) / static_cast<double>(baseline.global_batch);
 }
 
+std::optional<double> control_factor(const Report& report, const Run& run) {
+  std::optional<double> factor;
+  for (const Comparison& comparison : report.comparisons) {
+    const Run* const control = comparison.kind == "control" ? report.find(comparison.a) : nullptr;
+    if (control != nullptr && comparison.ci95 && same_work(*control, run) &&
+        control->several_processes() == run.several_processes()) {
+      factor = std::max({factor.value_or(1), comparison.ci95->high, 1 / comparison.ci95->low});
+    }
+  }
+  return factor;
+}
+
+std::optional<SpeedRatio> speed_ratio(const Report& report, const Run& a, const Run& b) {
+  const std::optional<PairedEstimate> steps = paired_ratio(paired_ratios(a, b));
+  if (!steps) {
+    return std::nullopt;
+  }
+  const double even = break_even_ratio(a, b);
+  SpeedRatio speed = {.ratio = even / steps->value};
+  if (steps->ci95) {
+    speed.ci95 = {even / steps->ci95->high, even / steps->ci95->low};
+    const std::optional<double> factor_a = control_factor(report, a);
+    const std::optional<double> factor_b = control_factor(report, b);
+    if (factor_a && factor_b) {
+      const double factor = std::max(*factor_a, *factor_b);
+      speed.is_told_apart = speed.ci95->low > factor || speed.ci95->high < 1 / factor;
+    }
+  }
+  return speed;
+}
+
 void compare(Report& report) {
   const auto add = [&](const std::string& kind, const Run& a, const Run& b, double even) {
     Comparison comparison = compare_two(kind, a, b);

@@ -34,6 +34,24 @@ std::optional<std::string> judge(const std::optional<Interval>& ci95, double eve
 /// samples in a step it may take longer and still be the faster one.
 double break_even_ratio(const Run& run, const Run& baseline);
 
+/// By how much equal commands may differ, as a factor of 1 or more: the end of the controls'
+/// intervals that is furthest from 1, of the workload of `run` and its kind, one process or
+/// several.
+/// @return nothing without a control that has an interval
+std::optional<double> control_factor(const Report& report, const Run& run);
+
+/// Samples per second of a over those of b.
+struct SpeedRatio {
+  double ratio = 1;
+  std::optional<Interval> ci95{};
+  /// The interval excludes 1 by more than equal commands may differ by: only then it is said that
+  /// one of the two is faster.
+  bool is_told_apart = false;
+};
+
+/// Of two runs of one report. @return nothing for runs that share no block
+std::optional<SpeedRatio> speed_ratio(const Report& report, const Run& a, const Run& b);
+
 /// Fills report.comparisons: every run with its stage 01, originals with their controls, variants
 /// with their stage's main program, stages with peers of the same world size.
 void compare(Report& report);

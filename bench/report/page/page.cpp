@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/report/catalog.hpp"
+#include "bench/report/conclusions.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/assets.hpp"
 #include "bench/report/page/series.hpp"
@@ -71,74 +72,8 @@ kainjow::mustache::data to_data(const Json& json) {
   return data;
 }
 
-/// "03_ddp_spawn on 4 ranks (shm)".
-std::string describe(const NamedRun& one) {
-  const int ranks = one.run->world_size;
-  std::string text = one.row["program"];
-  if (!one.run->is_baseline()) {
-    text += ranks == 1 ? " on one rank" : fmt::format(" on {} ranks", ranks);
-  }
-  return text + (one.row["how"] == "" ? "" : " (" + std::string(one.row["how"]) + ")");
-}
-
-/// Of samples per second against one process, from that of the step times; null without one.
-Json speedup_interval(const Report& report, const Run& run) {
-  const Run* const baseline = report.baseline_of(run);
-  const Comparison* const comparison = report.comparison_of(run);
-  if (run.is_baseline() || !baseline || !comparison || !comparison->ci95) {
-    return nullptr;
-  }
-  const double even = break_even_ratio(run, *baseline);
-  return {even / comparison->ci95->high, even / comparison->ci95->low};
-}
-
 bool has_failed(const Run& run) {
   return run.error || !run.parity.ok;
-}
-
-/// The fastest of those with equal keys, in the order in which the keys come.
-Runs fastest(const Runs& runs, const char* key) {
-  Runs best;
-  for (const NamedRun& one : runs) {
-    const auto same = std::ranges::find_if(
-        best, [&](const NamedRun& other) { return other.row[key] == one.row[key]; });
-    if (!one.run->has_speed() || !one.run->samples_per_second) {
-      continue;
-    }
-    if (same == best.end()) {
-      best.push_back(one);
-    } else if (*one.run->samples_per_second > *same->run->samples_per_second) {
-      *same = one;
-    }
-  }
-  return best;
-}
-
-/// The fastest of each model, and how much faster than one process.
-std::string result_sentence(const Runs& runs) {
-  const Runs best = fastest(runs, "model");
-  if (best.empty()) {
-    return runs.empty() ? "Nothing was measured."
-                        : "No configuration has a speed: see the errors below.";
-  }
-  if (std::ranges::all_of(best, [](const NamedRun& one) { return one.run->is_baseline(); })) {
-    return fmt::format(
-        "Nothing measured here handles more samples per second than one process ({}).",
-        std::string(best.front().row["program"]));
-  }
-  const bool is_weak_and_strong = std::ranges::any_of(runs, [&](const NamedRun& one) {
-    return one.run->has_speed() && one.run->scaling != best.front().run->scaling;
-  });
-  std::string sentence;
-  for (const NamedRun& one : best) {
-    sentence += sentence.empty() ? "Most samples per second: for " : "; for ";
-    sentence += std::string(one.row[is_weak_and_strong ? "workload" : "model"]) + " ";
-    sentence += (one.run->is_baseline() ? "one process, " : "") + describe(one);
-    if (!one.run->is_baseline() && one.run->relative_speedup) {
-      sentence += ", " + show_factor(*one.run->relative_speedup) + " one process";
-    }
-  }
-  return sentence + ".";
 }
 
 /// Runs of one workload together, in the report's order; controls left out.
@@ -189,12 +124,6 @@ Json collect_rows(const Report& report, const Runs& all, const Runs& shown) {
       only(measured, [](const Run& run) { return run.comm.bytes_per_step || run.comm.alone_ms; }));
   rows["predicted"] = rows_of(predicted);
   rows["worst_predicted"] = rows_of(worst);
-  rows["winners"] = Json::array();
-  for (const NamedRun& one : fastest(shown, "workload")) {
-    rows["winners"].push_back(one.row);
-    rows["winners"].back().update(
-        {{"fastest", describe(one)}, {"interval", speedup_interval(report, *one.run)}});
-  }
   rows["regimes"] = Json::array();
   for (const Json& model : rows["communication_models"]) {
     for (const Json& regime : model["regimes"]) {
@@ -263,9 +192,42 @@ Json describe_workloads(const Report& report) {
   return as_list(facts);
 }
 
+/// The texts of those that are `wanted`.
+template <typename Wanted>
+Json texts_of(const std::vector<Conclusion>& conclusions, Wanted wanted) {
+  Json texts = Json::array();
+  for (const Conclusion& conclusion : conclusions) {
+    if (wanted(conclusion)) {
+      texts.push_back(conclusion.text);
+    }
+  }
+  return texts;
+}
+
+bool is_answer(const Conclusion& conclusion) {
+  return std::ranges::find(kQuestions, conclusion.code, &Question::code) != std::end(kQuestions);
+}
+
+/// The questions that have an answer, each with its texts.
+Json describe_answers(const std::vector<Conclusion>& conclusions) {
+  Json answers = Json::array();
+  for (const Question& question : kQuestions) {
+    const Json texts = texts_of(conclusions, [&](const Conclusion& conclusion) {
+      return conclusion.code == question.code;
+    });
+    if (!texts.empty()) {
+      answers.push_back({{"question", question.text}, {"texts", texts}});
+    }
+  }
+  return answers;
+}
+
 /// Everything that page.html asks for.
 Json page_data(const Json& document, const Report& report) {
   const Json contents = Json::parse(contents_jsonc, nullptr, true, /*ignore_comments=*/true);
+  // Those of earlier versions of the document are drawn now.
+  const std::vector<Conclusion> conclusions =
+      report.conclusions.empty() ? conclude(report, {}) : report.conclusions;
   const NamedRuns named = name_runs(report);
   const Runs shown = by_workload(named.runs);
   const auto failed =
@@ -280,7 +242,8 @@ Json page_data(const Json& document, const Report& report) {
       {"partial", report.partial},
       {"failed", failed == 0 ? "" : std::to_string(failed)},
       {"run_count", std::to_string(report.runs.size())},
-      {"result", result_sentence(shown)},
+      {"answers", describe_answers(conclusions)},
+      {"trust", texts_of(conclusions, std::not_fn(is_answer))},
       {"machine", describe_facts(report.machine, contents["facts"])},
       {"software", describe_facts(report.software, contents["facts"])},
       {"scaled_efficiency", show_efficiency(kScaledEfficiency)},
@@ -302,6 +265,7 @@ Json page_data(const Json& document, const Report& report) {
     return std::ranges::any_of(tables, [&](const char* table) { return data[table] != false; });
   };
   data["has_prediction"] = has_one({"predictions", "limits", "micro"});
+  data["has_trust"] = !data["trust"].empty();
   data["has_all_reduce"] = has_one({"all_reduce", "models"});
   return data;
 }
