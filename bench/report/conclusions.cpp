@@ -299,7 +299,8 @@ class Conclusions {
     for (const auto& [key, variants] : by_peer) {
       const int world_size = key.first;
       const Runs stages = only(of_workload, [&](const Run& run) {
-        return run.kind == "stage" && run.has_speed() && run.world_size == world_size;
+        return run.kind == "stage" && run.has_speed() && run.world_size == world_size &&
+               run.several_processes() == variants.front()->several_processes();
       });
       if (stages.empty()) {
         continue;
