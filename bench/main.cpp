@@ -103,12 +103,13 @@ ExitCode measure_and_report(Plan plan) {
   choose_lengths(plan.settings, seconds_since(start), measurements);
   measure(plan, session, measurements);
 
+  measurements.network = plan.settings.network;
   Report report = make_report(measurements);
   count_lines_of_code(plan.settings.peers_dir, report);
   report.machine = machine;
   report.software = software;
   report.settings = describe_settings(plan.settings);
-  report.not_run = plan.not_run;
+  append(report.not_run, plan.not_run);
   report.conclusions = conclude(report, plan.notes);
   if (plan.settings.no_samples) {
     drop_samples(report);

@@ -148,10 +148,81 @@ TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions be
   results.append(run_micro(
       {.suite = "limits", .device = "cpu", .min_seconds = 1e-3, .filter = "mem"}, folder, &raw));
   CHECK(raw.at("benchmarks").at(0).at("name") == "limits/memory/ranks:1");
+  CHECK(raw.at("benchmarks").at(1).at("name") == "limits/memory/ranks:1/bytes:131072");
   REQUIRE(results.limits.size() == 2);
-  CHECK(results.limits[1].world_size == 1);
-  CHECK(results.limits[1].memory_bandwidth_gbps.value_or(NAN) > 0.1);
-  CHECK_FALSE(results.limits[1].fp32_gflops);
+  const Limit& limit = results.limits[1];
+  CHECK(limit.world_size == 1);
+  CHECK_FALSE(limit.fp32_gflops);
+  CHECK_FALSE(limit.kernel_launch_us);  // that is a GPU's
+  REQUIRE(limit.memory.size() == 6);
+  CHECK(std::ranges::is_sorted(limit.memory, std::ranges::less(), &MemoryRate::bytes));
+  CHECK(limit.memory[0].bytes == 128 << 10);
+  CHECK(limit.memory[5].bytes >= 16 << 20);
+  for (const MemoryRate& rate : limit.memory) {
+    CHECK(rate.gbps.value_or(NAN) > 0.1);
+  }
+  CHECK(limit.memory_bandwidth_gbps == limit.memory[5].gbps);
+  // y += c x over two arrays: three values an element.
+  CHECK(raw.at("benchmarks").at(1).at("bytes") == 1.5 * (128 << 10));
+}
+
+TEST_CASE("passes in random order: their spread, and the sizes in order", "[micro]") {
+  const ScratchFolder folder("ddp-micro");
+  nlohmann::json raw;
+  const MicroRun run = {.suite = "all_reduce",
+                        .world_size = 2,
+                        .device = "cpu",
+                        .backends = {"gloo"},
+                        .bytes = {{65536, 4, 1024}},
+                        .steps = {{"S", {4096}}},
+                        .min_seconds = 1e-3,
+                        .repetitions = 5,
+                        .shuffled = true,
+                        .timeout_s = 30};
+  const MicroResults results = run_micro(run, folder, &raw);
+  REQUIRE(results.all_reduce.size() == 3);
+  CHECK(std::ranges::is_sorted(results.all_reduce, std::ranges::less(), &AllReduceSample::bytes));
+  for (const AllReduceSample& sample : results.all_reduce) {
+    std::vector<double> medians;
+    for (const nlohmann::json& one : raw.at("benchmarks")) {
+      if (one.at("run_type") == "iteration" && one.at("bytes") == sample.bytes) {
+        medians.push_back(one.at("time_us_median"));
+      }
+    }
+    REQUIRE(medians.size() == 5);
+    CHECK(sample.time_us.median == median(medians));
+    CHECK(sample.pass_spread.value_or(NAN) ==
+          Approx(*percentile(medians, 0.9) / *percentile(medians, 0.1)));
+  }
+  REQUIRE(results.steps.size() == 1);
+  CHECK(results.steps[0].time_us.median.value_or(NAN) > 0);
+}
+
+TEST_CASE("passes of which some were slow are not steady; one pass says nothing", "[micro]") {
+  const ScratchFolder folder("ddp-micro");
+  const std::string path = folder.path() + "/out.json";
+  const auto read = [&](const std::vector<double>& medians) {
+    nlohmann::json entries = nlohmann::json::array();
+    for (const double time_us : medians) {
+      entries.push_back({{"name", "all_reduce/shm/ranks:2/bytes:2048"},
+                         {"run_type", "iteration"},
+                         {"ranks", 2},
+                         {"bytes", 2048},
+                         {"time_us_median", time_us},
+                         {"time_us_p10", time_us},
+                         {"time_us_p90", time_us},
+                         {"time_us_p95", time_us},
+                         {"time_us_n", 10}});
+    }
+    std::ofstream(path) << nlohmann::json{{"context", {{"device", "cpu"}}},
+                                          {"benchmarks", entries}};
+    return read_micro_results(path).all_reduce.at(0);
+  };
+  const AllReduceSample slow_mode = read({0.4, 49, 0.4, 49, 0.4});
+  CHECK(slow_mode.time_us.median == 0.4);
+  CHECK(slow_mode.is_unstable());
+  CHECK_FALSE(read({0.40, 0.42, 0.45, 0.41, 0.5}).is_unstable());
+  CHECK_FALSE(read({49}).pass_spread);
 }
 
 TEST_CASE("pieces: one process, times and bandwidths, and no file left", "[micro]") {

@@ -432,17 +432,19 @@ class Plots(unittest.TestCase):
     def test_the_line_of_the_fitted_model_goes_through_what_the_model_says(self):
         alpha_us, beta_us = 20, 250
         sizes = [2 ** power for power in range(2, 27, 3)]
-        for algorithm in "ring", "tree":
+        for algorithm in "ring", "tree", None:
             for n in 2, 4:
                 times = [2 * (n - 1) * alpha_us + 2 * (n - 1) / n * size / 2 ** 20 * beta_us if algorithm == "ring" else
-                         2 * math.log2(n) * alpha_us + 2 * size / 2 ** 20 * beta_us for size in sizes]
+                         2 * math.log2(n) * alpha_us + 2 * size / 2 ** 20 * beta_us if algorithm == "tree" else
+                         alpha_us + size / 2 ** 20 * beta_us for size in sizes]
 
                 def measure(scaling):
                     model = {"backend": "gloo", "device": "cpu", "algorithm": algorithm, "world_sizes": [n], "points": 9,
                              "regimes": [{"from_bytes": 0, "alpha_us": alpha_us, "beta_us_per_mib": beta_us}], "median_relative_error": 0.1}
                     worse = copy.deepcopy(model) | {"median_relative_error": 0.2}
                     worse["regimes"][0]["alpha_us"] = 1000
-                    scaling["communication_models"] = [worse, model]
+                    elsewhere = copy.deepcopy(worse) | {"algorithm": None, "world_sizes": [7], "median_relative_error": 0.0}
+                    scaling["communication_models"] = [worse, model, elsewhere]
                     scaling["all_reduce"] = [{"backend": "gloo", "device": "cpu", "world_size": n, "bytes": size, "time_us": {"median": us, "n": 1},
                                               "bus_bandwidth_gbps": size / us * 1e-3 * 2 * (n - 1) / n} for size, us in zip(sizes, times)]
                 plots = [plot for plot in check_one(changed(measure))[1] if plot["place"] == "plot-all-reduce"]

@@ -98,11 +98,16 @@ def check_run(run):
         yield f"{name}: efficiency is not relative_speedup / world_size"
     if run["name"].endswith("/control") != (run["kind"] == "control"):
         yield f"{name}: kind is {run['kind']}"
-    floor = run["floor"]
-    if None not in floor.values():
-        expected = max(floor["compute_ms"], floor["memory_ms"]) + floor["comm_ms"]
-        if not is_close(run["floor_ms"], expected):
-            yield f"{name}: floor_ms is not max(compute, memory) + comm"
+    floor = [part for part in run["floor"].values() if part is not None]
+    if run["floor_ms"] != max(floor, default=None):
+        yield f"{name}: floor_ms is not the largest of its parts"
+    if run["floor_ms"] and median and median > 20 * run["floor_ms"] and run["bound"] != "overhead":
+        yield f"{name}: bound is {run['bound']}, but its step takes over 20 times its floor"
+    alone, exchange = run["comm"]["alone_ms"], run["floor"]["comm_ms"]
+    if alone and exchange and exchange > alone * (1 + 1e-6):
+        yield f"{name}: floor.comm_ms is {exchange}, but its exchange took {alone} alone"
+    if run["prediction"]["reason"] and run["predicted_step_ms"] is not None:
+        yield f"{name}: it has a prediction and a reason for having none"
     expected = divided(median, run["predicted_step_ms"])
     if expected is not None and not is_close(run["prediction"]["residual"], expected - 1):
         yield f"{name}: residual is not measured / predicted - 1"
@@ -172,6 +177,12 @@ def check_meaning(document):
         factor = 2 * (sample["world_size"] - 1) / sample["world_size"]
         if expected is not None and not is_close(sample["bus_bandwidth_gbps"], expected * factor):
             yield f"{where}: bus_bandwidth_gbps is not algorithm bandwidth * 2(n-1)/n"
+    for limit in scaling["limits"]:
+        rates = limit["memory"]
+        if [rate["bytes"] for rate in rates] != sorted({rate["bytes"] for rate in rates}):
+            yield f"limits: memory of {limit['world_size']} ranks is not by ascending size"
+        if rates and not is_close(limit["memory_bandwidth_gbps"], rates[-1]["gbps"]):
+            yield f"limits: memory_bandwidth_gbps of {limit['world_size']} ranks is not that of the largest size"
     for model in scaling["communication_models"]:
         starts = [regime["from_bytes"] for regime in model["regimes"]]
         if starts != sorted(set(starts)):
@@ -298,7 +309,10 @@ def damaged(document):
         (run + ("samples_per_second",), 31000.0),
         (run + ("efficiency",), 1.0),
         (run + ("floor_ms",), 1.0),
+        (run + ("floor", "comm_ms"), 1.5),
+        (run + ("bound",), "luck"),
         (run + ("prediction", "residual"), 0.0),
+        (run + ("prediction", "reason"), "none"),
         (run + ("error",), "exit code 1"),
         (run + ("error",), "two\nlines"),
         (run + ("parity", "ok"), False),
@@ -320,6 +334,8 @@ def damaged(document):
         (("ddp_scaling", "extrapolations", 0, "world_size"), 65),
         (("ddp_scaling", "all_reduce", 0, "bus_bandwidth_gbps"), 1.0),
         (("ddp_scaling", "all_reduce", 0, "algorithm_bandwidth_gbps"), 1.0),
+        (("ddp_scaling", "all_reduce", 0, "pass_spread"), 0.9),
+        (("ddp_scaling", "limits", 0, "memory", 0, "bytes"), 2**32),
         (("ddp_scaling", "communication_models", 0, "regimes", 1, "from_bytes"), 0),
         (("ddp_scaling", "merged_from"), []),
         (("benchmarks",), {}),

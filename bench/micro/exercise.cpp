@@ -37,7 +37,8 @@ double run_once(const Exercise& exercise, Lockstep& lockstep, std::int64_t itera
 }
 
 /// The first warm-up. @return the iterations that follow, agreed upon by all ranks
-std::int64_t choose_iterations(const Exercise& exercise, Lockstep& lockstep, double min_seconds) {
+std::int64_t choose_iterations(const Exercise& exercise, Lockstep& lockstep, double min_seconds,
+                               std::int64_t min_iterations) {
   std::vector<double> whole_seconds;  // with all that is not timed: it takes time too
   for (std::int64_t i = 0; i < kMinWarmups; ++i) {
     const Clock::time_point begin = Clock::now();
@@ -47,7 +48,7 @@ std::int64_t choose_iterations(const Exercise& exercise, Lockstep& lockstep, dou
   const double typical = bench::median(whole_seconds).value_or(0);
   const double wanted =
       std::clamp(std::ceil(min_seconds / std::max(typical, 1e-9)),
-                 static_cast<double>(kMinIterations), static_cast<double>(kMaxIterations));
+                 static_cast<double>(min_iterations), static_cast<double>(kMaxIterations));
   return std::stoll(lockstep.from_rank0(std::to_string(static_cast<std::int64_t>(wanted))));
 }
 
@@ -62,13 +63,15 @@ std::vector<double> Series::slowest() const {
 }
 
 Series measure(const Exercise& exercise, Lockstep& lockstep, double min_seconds,
-               std::int64_t iterations) {
+               std::int64_t iterations, std::int64_t min_iterations) {
   using nlohmann::json;
   constexpr std::int64_t kWarmupShare = 10;  // a tenth: caches, pages and frequencies settle
   agree_that_right(lockstep, exercise.verify());
-  const std::int64_t chosen = choose_iterations(exercise, lockstep, min_seconds);
-  const std::int64_t timed = iterations > 0 ? iterations : chosen;
-  const std::int64_t warmups = timed / kWarmupShare;
+  const bool known = iterations > 0;
+  const std::int64_t timed =
+      known ? iterations : choose_iterations(exercise, lockstep, min_seconds, min_iterations);
+  const std::int64_t warmups =
+      std::max(timed / kWarmupShare, known ? kMinWarmupsOnceKnown : std::int64_t{0});
   std::vector<double> own_seconds;
   own_seconds.reserve(static_cast<size_t>(timed));
   for (std::int64_t i = 0; i < warmups + timed; ++i) {

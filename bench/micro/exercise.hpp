@@ -14,8 +14,11 @@
 namespace ddp::micro {
 
 inline constexpr std::int64_t kMinIterations = 10;
+inline constexpr std::int64_t kMinIterationsOfOneOfSeveral =
+    5;  // repetitions; as many have a spread
 inline constexpr std::int64_t kMaxIterations = 10'000;
-inline constexpr std::int64_t kMinWarmups = 5;
+inline constexpr std::int64_t kMinWarmups = 5;  // from which it follows how many are timed
+inline constexpr std::int64_t kMinWarmupsOnceKnown = 2;
 
 /// How long every iteration took on every rank.
 struct Series {
@@ -51,8 +54,9 @@ class WrongResult : public std::runtime_error {
 /// Note [Equal counts]: a rank that made one iteration less would leave the others waiting. So rank
 /// 0 alone decides how many there are, from the warm-up, and tells the others.
 /// @param iterations how many to time; 0: as many as take `min_seconds`, with the limits above
+/// @param min_iterations the lower one of these limits
 /// @return on rank 0 the series of all ranks, elsewhere nothing @throws WrongResult
 Series measure(const Exercise& exercise, Lockstep& lockstep, double min_seconds,
-               std::int64_t iterations = 0);
+               std::int64_t iterations = 0, std::int64_t min_iterations = kMinIterations);
 
 }  // namespace ddp::micro

@@ -1,6 +1,5 @@
 // What a rank can do at most, while all ranks do it: arithmetic and memory traffic.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -75,22 +74,21 @@ std::int64_t array_bytes(const torch::Device& device, int ranks) {
   if (!device.is_cpu()) {
     return kOnDevice;
   }
-  const std::int64_t cache = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L);
+  std::int64_t cache = 0;  // that a core reaches: sysconf() adds up those of all cores' groups
+  for (const benchmark::CPUInfo::CacheInfo& one : benchmark::CPUInfo::Get().caches) {
+    cache = std::max<std::int64_t>(cache, one.size);
+  }
   const std::int64_t wanted = std::clamp(4 * cache, kSmallest, kLargest);
   const std::int64_t share = available_memory_bytes() / 2 / (2 * ranks);
   return std::max(std::min(wanted, share) / kMiB * kMiB, kLeast);
 }
 
-/// Traffic between processor and memory: y += c * x, as an optimizer does it, over arrays that no
-/// cache holds. Two values are read and one written, and as the one written has been read there is
-/// no traffic that is not counted. On a GPU a copy, one value read and one written.
-///
-/// Collective: all ranks' arrays are equally large, and share the machine's memory.
-Exercise memory_traffic(Lockstep& lockstep) {
-  const torch::Device device = lockstep.device();
-  const std::int64_t own_bytes = array_bytes(device, lockstep.world_size());
-  const std::int64_t bytes = std::stoll(lockstep.from_rank0(std::to_string(own_bytes)));
-  const std::int64_t elements = bytes / kFloatBytes;
+/// Traffic between processor and memory: y += c * x, as an optimizer does it, over and over. Two
+/// values are read and one written, and as the one written has been read there is no traffic that
+/// is not counted. On a GPU a copy, one value read and one written.
+/// @param working_set bytes of both arrays together, the same on all ranks
+Exercise memory_traffic(const torch::Device& device, std::int64_t working_set) {
+  const std::int64_t elements = working_set / 2 / kFloatBytes;
   const torch::Tensor x = torch::ones({elements}, device);
   const torch::Tensor y = torch::ones({elements}, device);
   const double moved_bytes = (device.is_cpu() ? 3 : 2) * static_cast<double>(y.nbytes());
@@ -101,18 +99,54 @@ Exercise memory_traffic(Lockstep& lockstep) {
                 benchmark::ClobberMemory();
               },
           .report =
-              [moved_bytes](const Series& series, benchmark::UserCounters& counters) {
+              [moved_bytes, working_set](const Series& series, benchmark::UserCounters& counters) {
                 counters["bytes"] = moved_bytes;
+                counters["working_set"] = static_cast<double>(working_set);
                 report_rates("memory_bandwidth", moved_bytes, series, counters);
+              }};
+}
+
+/// Arrays that no cache holds, and that share the machine's memory. Collective.
+Exercise memory_traffic(Lockstep& lockstep) {
+  const std::int64_t own_bytes = array_bytes(lockstep.device(), lockstep.world_size());
+  const std::int64_t bytes = std::stoll(lockstep.from_rank0(std::to_string(own_bytes)));
+  return memory_traffic(lockstep.device(), 2 * bytes);
+}
+
+/// What a kernel costs that does next to nothing, in a row of them: no step on a GPU takes less.
+Exercise kernel_launch(const torch::Device& device) {
+  constexpr int kLaunches = 200;  // so that waiting for the last one does not count
+  const torch::Tensor value = torch::zeros({1}, device);
+  return {.run =
+              [value] {
+                for (int i = 0; i < kLaunches; ++i) {
+                  value.add_(1);
+                }
+              },
+          .report =
+              [](const Series& series, benchmark::UserCounters& counters) {
+                const double seconds = bench::median(series.slowest()).value_or(0);
+                counters["launches"] = kLaunches;
+                counters["kernel_launch_us"] = seconds / kLaunches * 1e6;
               }};
 }
 
 }  // namespace
 
-std::vector<Entry> limit_entries(const std::string& ranks) {
-  return {
+std::vector<Entry> limit_entries(const std::string& ranks, const torch::Device& device) {
+  std::vector<Entry> entries = {
       {"limits/gemm_fp32" + ranks, "", [](Team& team) { return matrix_product(team.device()); }},
       {"limits/memory" + ranks, "", [](Team& team) { return memory_traffic(team.lockstep()); }}};
+  // From what the caches next to a core hold to what none does.
+  for (const std::int64_t kib : {128, 512, 2048, 8192, 32768}) {
+    entries.push_back({fmt::format("limits/memory{}/bytes:{}", ranks, kib * 1024), "",
+                       [kib](Team& team) { return memory_traffic(team.device(), kib * 1024); }});
+  }
+  if (!device.is_cpu()) {
+    entries.push_back({"limits/kernel_launch" + ranks, "",
+                       [](Team& team) { return kernel_launch(team.device()); }});
+  }
+  return entries;
 }
 
 }  // namespace ddp::micro

@@ -31,7 +31,7 @@ std::vector<Entry> all_reduce_entries(const MicroOptions& options, const Team& t
 
 std::vector<Entry> make_entries(const MicroOptions& options, const Team& team) {
   const std::string ranks = fmt::format("/ranks:{}", team.world_size());
-  return options.suite == "limits"       ? limit_entries(ranks)
+  return options.suite == "limits"       ? limit_entries(ranks, team.device())
          : options.suite == "all_reduce" ? all_reduce_entries(options, team, ranks)
                                          : piece_entries(options);
 }

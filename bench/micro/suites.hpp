@@ -12,8 +12,8 @@ namespace ddp::micro {
 /// The same on every rank. @param options must outlive the entries
 std::vector<Entry> make_entries(const MicroOptions& options, const Team& team);
 
-/// --suite limits. @param ranks "/ranks:2", with which the names end
-std::vector<Entry> limit_entries(const std::string& ranks);
+/// --suite limits. @param ranks "/ranks:2", which the names have
+std::vector<Entry> limit_entries(const std::string& ranks, const torch::Device& device);
 /// --suite pieces. @param options must outlive the entries
 std::vector<Entry> piece_entries(const MicroOptions& options);
 

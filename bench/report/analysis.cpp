@@ -1,17 +1,19 @@
 #include "bench/report/analysis.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "bench/report/catalog.hpp"
 #include "bench/report/communication_model.hpp"
+#include "bench/report/format.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -19,24 +21,24 @@ namespace {
 /// World sizes that the model is asked about beyond the measured ones.
 constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
 
-constexpr std::array kAlgorithms = {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kTree};
-
-const CommunicationModel* find_model(const Report& report, const Run& run,
-                                     AllReduceAlgorithm algorithm) {
-  return find_first(report.communication_models, [&](const CommunicationModel& model) {
-    return model.backend == run.backend && model.device == run.device &&
-           model.algorithm == algorithm;
+/// Of its backend and device; two where ring and tree cannot be told apart.
+std::vector<CommunicationModel> models_of(const Report& report, const Run& run) {
+  std::vector<CommunicationModel> models = report.communication_models;
+  std::erase_if(models, [&](const CommunicationModel& model) {
+    return model.backend != run.backend || model.device != run.device;
   });
+  return models;
 }
 
-std::optional<double> communication_ms(const CommunicationModel* model, const Run& run,
+/// One all-reduce of each of the run's buckets after the other.
+std::optional<double> communication_ms(const CommunicationModel& model, const Run& run,
                                        int world_size) {
-  if (model == nullptr || run.comm.bucket_bytes.empty()) {
+  if (run.comm.bucket_bytes.empty()) {
     return std::nullopt;
   }
   double total_us = 0;
   for (const double bytes : run.comm.bucket_bytes) {
-    const std::optional<double> time_us = model->predict_us(bytes, world_size);
+    const std::optional<double> time_us = model.predict_us(bytes, world_size);
     if (!time_us) {
       return std::nullopt;
     }
@@ -51,23 +53,26 @@ void fit_models(Report& report) {
     measured.emplace(sample.backend, sample.device);
   }
   for (const auto& [backend, device] : measured) {
-    for (const AllReduceAlgorithm algorithm : kAlgorithms) {
-      if (const auto model =
-              fit_communication_model(backend, device, algorithm, report.all_reduce)) {
-        report.communication_models.push_back(*model);
-      }
-    }
+    append(report.communication_models,
+           fit_communication_models(backend, device, report.all_reduce));
   }
 }
 
-/// The best bus bandwidth that any backend reached at this world size, in GB/s (1e9).
+/// The best bus bandwidth that any exchange reached at this world size, in the sweep or as the
+/// replay of a step, in GB/s (1e9). So no exchange of as many bytes or more was faster than a floor
+/// that it gives.
 std::optional<double> best_bus_bandwidth_gbps(const Report& report, const Run& run) {
   std::optional<double> best;
-  for (const AllReduceSample& sample : report.all_reduce) {
-    if (sample.world_size == run.world_size && sample.device == run.device &&
-        sample.bus_bandwidth_gbps) {
-      best = std::max(best.value_or(0), *sample.bus_bandwidth_gbps);
+  const auto consider = [&](const auto& exchange, const std::optional<double>& gbps) {
+    if (exchange.world_size == run.world_size && exchange.device == run.device && gbps) {
+      best = std::max(best.value_or(0), *gbps);
     }
+  };
+  for (const AllReduceSample& sample : report.all_reduce) {
+    consider(sample, sample.bus_bandwidth_gbps);
+  }
+  for (const Run& other : report.runs) {
+    consider(other, other.comm.bus_bandwidth_gbps);
   }
   return best;
 }
@@ -77,14 +82,22 @@ double parameter_bytes(const std::vector<std::int64_t>& layers) {
   return kBytesOfFloat * static_cast<double>(count_parameters(layers));
 }
 
-/// Weights and gradients that fit in here need not travel to memory between steps.
-double largest_cache_bytes(const std::string& device) {
-  constexpr double kLargestGpuCacheBytes = 64 << 20;  // H100's and H200's is 50 MB
-  if (device != "cpu") {
-    return kLargestGpuCacheBytes;
+/// The least time for a step's memory traffic, in milliseconds: at the best rate that was measured
+/// with as many bytes as weights and gradients have, with more, or with the next fewer, since
+/// caches are the slower the more they hold. 0 for fewer than were measured: there may be faster
+/// caches.
+std::optional<double> least_memory_ms(const Limit& limit, const std::vector<std::int64_t>& layers) {
+  const double working_set = 2 * parameter_bytes(layers);
+  std::optional<double> best_gbps;
+  for (const MemoryRate& rate : limit.memory) {
+    const bool next_fewer_or_as_many = static_cast<double>(rate.bytes) <= working_set;
+    best_gbps = next_fewer_or_as_many ? rate.gbps : std::max(best_gbps, rate.gbps);
   }
-  return static_cast<double>(
-      std::max({sysconf(_SC_LEVEL3_CACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), 0L}));
+  if (!best_gbps || !(*best_gbps > 0)) {
+    return std::nullopt;
+  }
+  const bool smaller_than_measured = static_cast<double>(limit.memory.front().bytes) > working_set;
+  return smaller_than_measured ? 0 : step_bytes(layers) / (*best_gbps * 1e9) * 1e3;
 }
 
 void find_floor(const Report& report, Run& run) {
@@ -92,26 +105,78 @@ void find_floor(const Report& report, Run& run) {
     return candidate.device == run.device && candidate.world_size == run.world_size;
   });
   const Workload* const workload = find_workload(run.model);
-  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops ||
-      !limit->memory_bandwidth_gbps) {
+  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops) {
     return;
   }
   const std::vector<std::int64_t>& layers = workload->layers;
   const double batch_per_rank = static_cast<double>(run.global_batch) / run.world_size;
-  const double compute_ms = step_flop(layers, batch_per_rank) / (*limit->fp32_gflops * 1e9) * 1e3;
-  const bool in_cache = 2 * parameter_bytes(layers) <= largest_cache_bytes(run.device);
-  const double memory_ms =
-      in_cache ? 0 : step_bytes(layers) / (*limit->memory_bandwidth_gbps * 1e9) * 1e3;
-  double comm_ms = 0;
+  Floor floor = {
+      .compute_ms = step_flop(layers, batch_per_rank) / (*limit->fp32_gflops * 1e9) * 1e3,
+      .memory_ms = least_memory_ms(*limit, layers),
+      .comm_ms = 0,
+      .launch_ms = std::nullopt};
+  if (limit->kernel_launch_us) {
+    floor.launch_ms = *limit->kernel_launch_us / 1e3;
+  }
   if (run.several_processes()) {
-    const std::optional<double> bandwidth_gbps = best_bus_bandwidth_gbps(report, run);
-    if (!bandwidth_gbps || !run.comm.bytes_per_step) {
+    const std::optional<double> gbps = best_bus_bandwidth_gbps(report, run);
+    if (!gbps || !run.comm.bytes_per_step) {
       return;
     }
-    comm_ms = *run.comm.bytes_per_step * bus_factor(run.world_size) / (*bandwidth_gbps * 1e9) * 1e3;
+    floor.comm_ms = *run.comm.bytes_per_step * bus_factor(run.world_size) / (*gbps * 1e9) * 1e3;
   }
-  run.floor = {.compute_ms = compute_ms, .memory_ms = memory_ms, .comm_ms = comm_ms};
-  run.floor_ms = std::max(compute_ms, memory_ms) + comm_ms;
+  run.floor = floor;
+  run.floor_ms = std::ranges::max({*floor.compute_ms, floor.memory_ms.value_or(0), *floor.comm_ms,
+                                   floor.launch_ms.value_or(0)});
+}
+
+/// "its 2 all-reduces take".
+std::string all_reduces_take(const Run& run) {
+  const std::size_t count = run.comm.bucket_bytes.size();
+  return count == 1 ? "its all-reduce takes" : fmt::format("its {} all-reduces take", count);
+}
+
+/// Why the run's communication must not be predicted so; nothing if it may. The replay had the same
+/// buckets on the same backend: a model that does not give its time would not give the step's.
+std::optional<std::string> contradiction(const Run& run, double model_ms) {
+  constexpr double kTolerance = 1.25;
+  const double replay_ms = run.comm.alone_ms.value_or(0);
+  if (!(replay_ms > 0)) {
+    return all_reduces_take(run) + fmt::format(" {} us by the model, which no replay confirms",
+                                               format_significant(model_ms * 1e3));
+  }
+  if (std::max(model_ms / replay_ms, replay_ms / model_ms) <= kTolerance) {
+    return std::nullopt;
+  }
+  return fmt::format("{} {} us by the model, {} us when replayed", all_reduces_take(run),
+                     format_significant(model_ms * 1e3), format_significant(replay_ms * 1e3));
+}
+
+/// By the models of its backend, of which the first fits the sweep best. Without a prediction at
+/// most the reason.
+Prediction predict_communication(const Report& report, const Run& run) {
+  Prediction prediction;
+  const std::vector<CommunicationModel> models = models_of(report, run);
+  for (const CommunicationModel& model : models) {
+    const std::optional<double> comm_ms = communication_ms(model, run, run.world_size);
+    if (!comm_ms || !run.no_comm_step_ms) {
+      return {};
+    }
+    if (model.algorithm) {
+      (*model.algorithm == AllReduceAlgorithm::kRing ? prediction.ring_step_ms
+                                                     : prediction.tree_step_ms) =
+          *run.no_comm_step_ms + *comm_ms;
+    }
+    if (!prediction.comm_ms) {
+      if (const std::optional<std::string> reason = contradiction(run, *comm_ms)) {
+        return {.reason = reason};
+      }
+      prediction.algorithm = models.size() == 1 ? model.algorithm : std::nullopt;
+      prediction.compute_ms = run.no_comm_step_ms;
+      prediction.comm_ms = comm_ms;
+    }
+  }
+  return prediction;
 }
 
 /// What communication adds to the step without it, where that can be told.
@@ -119,52 +184,55 @@ void predict(const Report& report, Run& run) {
   if (!run.has_speed() || run.launcher == "none" || run.is_peer()) {
     return;
   }
-  Prediction prediction = {.algorithm = AllReduceAlgorithm::kRing, .comm_ms = 0};
-  if (run.world_size == 1) {
-    const Run* const baseline = report.baseline_of(run);
-    prediction.compute_ms = baseline == nullptr ? std::nullopt : baseline->step_ms.median;
-  } else {
-    const CommunicationModel* const ring = find_model(report, run, AllReduceAlgorithm::kRing);
-    const CommunicationModel* const tree = find_model(report, run, AllReduceAlgorithm::kTree);
-    const std::optional<double> ring_ms = communication_ms(ring, run, run.world_size);
-    const std::optional<double> tree_ms = communication_ms(tree, run, run.world_size);
-    if (run.no_comm_step_ms && ring_ms && tree_ms) {
-      const bool use_tree = tree->median_relative_error < ring->median_relative_error;
-      prediction = {
-          .algorithm = use_tree ? AllReduceAlgorithm::kTree : AllReduceAlgorithm::kRing,
-          .compute_ms = run.no_comm_step_ms,
-          .comm_ms = use_tree ? *tree_ms : *ring_ms,
-          .ring_step_ms = *run.no_comm_step_ms + *ring_ms,
-          .tree_step_ms = *run.no_comm_step_ms + *tree_ms,
-      };
-    }
+  if (run.world_size > 1) {
+    run.prediction = predict_communication(report, run);
+  } else if (const Run* const baseline = report.baseline_of(run)) {
+    run.prediction = {.compute_ms = baseline->step_ms.median, .comm_ms = 0};
   }
-  if (!prediction.compute_ms) {
+  if (!run.prediction.compute_ms) {
     return;
   }
-  run.predicted_step_ms = *prediction.compute_ms + *prediction.comm_ms;
+  run.predicted_step_ms = *run.prediction.compute_ms + *run.prediction.comm_ms;
   if (*run.predicted_step_ms > 0) {
-    prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
+    run.prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
   }
-  run.prediction = prediction;
 }
 
 /// Only weak scaling: there the work of a rank stays what was measured.
-void extrapolate(const Run& run, Report& report) {
-  if (run.scaling != "weak" || run.kind != "stage" || !run.several_processes() ||
-      !run.predicted_step_ms) {
-    return;
+bool may_be_extrapolated(const Run& run) {
+  return run.scaling == "weak" && run.kind == "stage" && run.several_processes() && run.has_speed();
+}
+
+CommunicationModel stated_model(const Network& network, AllReduceAlgorithm algorithm) {
+  constexpr double kMib = 1024.0 * 1024.0;
+  CommunicationModel model;
+  model.algorithm = algorithm;
+  model.regimes = {{0, network.alpha_us, kMib / (network.gbps * 1e9) * 1e6}};
+  return model;
+}
+
+/// By the stated network, or by one that was measured between nodes and that the replay confirms.
+void extrapolate(const Run& run, const std::optional<Network>& network, Report& report) {
+  std::vector<CommunicationModel> models;
+  std::optional<double> compute_ms;
+  if (network) {
+    models = {stated_model(*network, AllReduceAlgorithm::kRing),
+              stated_model(*network, AllReduceAlgorithm::kTree)};
+    compute_ms = run.no_comm_step_ms;
+  } else if (run.nodes > 1) {
+    models = models_of(report, run);
+    compute_ms = run.prediction.compute_ms;
   }
   const Run* const baseline = report.baseline_of(run);
-  for (const AllReduceAlgorithm algorithm : kAlgorithms) {
-    const CommunicationModel* const model = find_model(report, run, algorithm);
+  for (const CommunicationModel& model : models) {
     for (const int world_size : kExtrapolatedWorldSizes) {
       const std::optional<double> comm_ms = communication_ms(model, run, world_size);
-      if (!comm_ms || world_size <= run.world_size) {
+      if (!compute_ms || !comm_ms || world_size <= run.world_size) {
         continue;
       }
-      const double step_ms = *run.prediction.compute_ms + *comm_ms;
-      report.extrapolations.push_back({run.name, algorithm, world_size, step_ms, std::nullopt});
+      const double step_ms = *compute_ms + *comm_ms;
+      report.extrapolations.push_back(
+          {run.name, *model.algorithm, world_size, step_ms, std::nullopt});
       if (baseline != nullptr) {
         report.extrapolations.back().efficiency = *baseline->step_ms.median / step_ms;
       }
@@ -181,23 +249,103 @@ bool is_largest(const Report& report, const Run& run) {
   });
 }
 
-/// What the predictions and extrapolations take for granted.
-std::vector<std::string> assumptions(const Report& report) {
-  std::vector<std::string> lines = {
-      "A step is its time without communication at the measured world size, plus one all-reduce "
-      "after the other: no overlap.",
-      "Ring: 2 (n - 1) alpha + 2 (n - 1) / n x bytes x beta. Tree: 2 log2(n) alpha + 2 x bytes x "
-      "beta. alpha and beta are fitted to this report's all-reduce sweep, by range of sizes.",
-      "Beyond the measured world sizes: every further rank has processors, memory and links of its "
-      "own, as good as those measured here; no contention in the network, no stragglers.",
-      "Only weak scaling is extrapolated: there a rank's work stays what was measured.",
-  };
+/// Of how the models were fitted.
+std::vector<std::string> describe_models(const Report& report) {
+  std::vector<std::string> lines;
   for (const CommunicationModel& model : report.communication_models) {
-    if (model.algorithm == AllReduceAlgorithm::kRing && model.world_sizes.size() == 1) {
-      lines.push_back(
-          fmt::format("With {} only world size {} was measured, at which ring and tree differ by a "
-                      "constant only: which of them holds at scale is not known.",
-                      model.backend, model.world_sizes.front()));
+    if (!model.algorithm) {
+      lines.push_back(fmt::format(
+          "{}, {} ranks: alpha + bytes x beta, fitted to this report's all-reduce sweep. At one "
+          "world size ring and tree cannot be told apart.",
+          model.backend, model.world_sizes.front()));
+      continue;
+    }
+    const bool only_one = std::ranges::count_if(report.communication_models, [&](const auto& one) {
+                            return one.backend == model.backend && one.device == model.device;
+                          }) == 1;
+    std::string line =
+        fmt::format("{}, {} ranks: the {} model was fitted to this report's sweep", model.backend,
+                    fmt::join(model.world_sizes, ", "), to_string(*model.algorithm));
+    line += only_one ? "." : "; the sweep does not tell ring and tree apart.";
+    if (model.leave_one_out_error) {
+      line += fmt::format(" Fitted without one of the world sizes it is off by up to {} there.",
+                          format_percent(*model.leave_one_out_error));
+    }
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+/// What the predictions and extrapolations take for granted.
+std::vector<std::string> assumptions(const Report& report, const std::optional<Network>& network) {
+  std::vector<std::string> lines = describe_models(report);
+  const bool extrapolated = !report.extrapolations.empty();
+  if (extrapolated || std::ranges::any_of(report.runs, [](const Run& run) {
+        return run.prediction.comm_ms.value_or(0) > 0;
+      })) {
+    lines.push_back(
+        "A step is its time without communication at the measured world size, plus one all-reduce "
+        "after the other: no overlap.");
+  }
+  if (!extrapolated) {
+    return lines;
+  }
+  append(
+      lines,
+      {"Ring: 2 (n - 1) alpha + 2 (n - 1) / n x bytes x beta. Tree: 2 log2(n) alpha + 2 x bytes x "
+       "beta.",
+       network ? fmt::format("Beyond the measured world sizes: a network of alpha {} us and {} "
+                             "GB/s a link, as --network states it. It was not measured.",
+                             format_shortest(network->alpha_us), format_shortest(network->gbps))
+               : "Beyond the measured world sizes: links as good as those measured here.",
+       "Every further rank has processors, memory and links of its own; no contention in the "
+       "network, no stragglers.",
+       "Only weak scaling is extrapolated: there a rank's work stays what was measured."});
+  return lines;
+}
+
+/// Why there are no extrapolations, where a reader would look for some.
+std::optional<std::string> why_not_extrapolated(const Report& report,
+                                                const std::optional<Network>& network) {
+  int most_nodes = 0;
+  for (const Run& run : report.runs) {
+    most_nodes = may_be_extrapolated(run) ? std::max(most_nodes, run.nodes) : most_nodes;
+  }
+  if (most_nodes == 0 || !report.extrapolations.empty()) {
+    return std::nullopt;
+  }
+  if (network) {
+    return "no run has a step without communication to start from";
+  }
+  return most_nodes > 1
+             ? "no model of several world sizes that a replay confirms"
+             : "the ranks share a host, which says nothing of a network: measure one with --nodes, "
+               "or state one with --network";
+}
+
+/// Where no single number describes an all-reduce.
+std::vector<std::string> describe_unsteady_sweeps(const Report& report) {
+  struct Sizes {
+    std::size_t measured = 0;
+    std::vector<std::int64_t> unstable;
+  };
+  std::map<std::pair<std::string, int>, Sizes> sweeps;
+  for (const AllReduceSample& sample : report.all_reduce) {
+    Sizes& sizes = sweeps[{sample.backend, sample.world_size}];
+    ++sizes.measured;
+    if (sample.is_unstable()) {
+      sizes.unstable.push_back(sample.bytes);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [sweep, sizes] : sweeps) {
+    if (!sizes.unstable.empty()) {
+      const auto [least, most] = std::ranges::minmax(sizes.unstable);
+      lines.push_back(fmt::format(
+          "The all-reduce sweep of {} on {} ranks is not steady: {} of {} sizes, of {} to {} "
+          "bytes, "
+          "took over 1.5x as long in one pass as in another (p90 over p10 of the passes)",
+          sweep.first, sweep.second, sizes.unstable.size(), sizes.measured, least, most));
     }
   }
   return lines;
@@ -228,28 +376,76 @@ double step_bytes(const std::vector<std::int64_t>& layers) {
   return kPassesOverParameters * parameter_bytes(layers);
 }
 
-void analyse(Report& report) {
+void analyse(Report& report, const std::optional<Network>& network) {
   fit_models(report);
   for (Run& run : report.runs) {
     find_floor(report, run);
     predict(report, run);
+    run.bound = bound_by(run);
   }
   for (const Run& run : report.runs) {
-    if (is_largest(report, run)) {
-      extrapolate(run, report);
+    if (may_be_extrapolated(run) && is_largest(report, run)) {
+      extrapolate(run, network, report);
     }
   }
-  report.assumptions = assumptions(report);
+  report.assumptions = assumptions(report, network);
+  if (const std::optional<std::string> reason = why_not_extrapolated(report, network)) {
+    report.not_run.push_back({"predictions for more ranks", *reason});
+  }
 }
 
-std::optional<double> median_residual(const Report& report) {
-  std::vector<double> residuals;
+std::optional<std::string> bound_by(const Run& run) {
+  constexpr double kAllOverhead = 20;
+  if (!run.floor_ms || !run.step_ms.median) {
+    return std::nullopt;
+  }
+  const double step_ms = *run.step_ms.median;
+  if (step_ms > kAllOverhead * *run.floor_ms) {
+    return "overhead";
+  }
+  const std::optional<double> exposed_ms =
+      run.several_processes() ? run.phases_ms[kExposedComm] : std::optional(0.0);
+  if (!exposed_ms) {
+    return std::nullopt;
+  }
+  const double compute_ms = *run.floor.compute_ms;
+  const double memory_ms = run.floor.memory_ms.value_or(0);
+  const double work_ms = std::max(compute_ms, memory_ms);
+  const double other_ms = step_ms - work_ms - *exposed_ms;
+  return *exposed_ms > std::max(work_ms, other_ms) ? "communication"
+         : other_ms > work_ms                      ? "overhead"
+         : memory_ms > compute_ms                  ? "memory"
+                                                   : "arithmetic";
+}
+
+std::vector<std::string> describe_predictions(const Report& report) {
+  std::vector<std::string> lines;
+  std::vector<const Run*> predicted;
+  std::vector<const Run*> refused;
   for (const Run& run : report.runs) {
     if (run.kind == "stage" && run.several_processes() && run.prediction.residual) {
-      residuals.push_back(std::abs(*run.prediction.residual));
+      predicted.push_back(&run);
+    } else if (run.kind == "stage" && run.prediction.reason) {
+      refused.push_back(&run);
     }
   }
-  return median(residuals);
+  if (!predicted.empty()) {
+    const Run* const worst = *std::ranges::max_element(
+        predicted, {}, [](const Run* run) { return std::abs(*run->prediction.residual); });
+    lines.push_back(fmt::format(
+        "{} is off by {} ({}): the step without communication, and the all-reduces by an "
+        "alpha-beta model",
+        predicted.size() == 1 ? "The prediction"
+                              : fmt::format("The worst of {} predictions", predicted.size()),
+        format_percent(std::abs(*worst->prediction.residual)), worst->name));
+  }
+  if (!refused.empty()) {
+    lines.push_back(fmt::format(
+        "No prediction of {}: {}{}", refused.front()->name, *refused.front()->prediction.reason,
+        refused.size() == 1 ? "" : fmt::format("; nor of {} more", refused.size() - 1)));
+  }
+  append(lines, describe_unsteady_sweeps(report));
+  return lines;
 }
 
 }  // namespace ddp::bench

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bench/report/record.hpp"
@@ -20,11 +21,24 @@ std::int64_t count_parameters(const std::vector<std::int64_t>& layers);
 /// again with the weights by the update, which writes the weights. Activations are not counted.
 double step_bytes(const std::vector<std::int64_t>& layers);
 
-/// Fits the communication models to report.all_reduce and fills each run's floor and prediction,
-/// the extrapolations, and what both take for granted.
-void analyse(Report& report);
+/// Of a network that was not measured, for each message and each link.
+struct Network {
+  double alpha_us = 0;
+  double gbps = 0;  ///< 1e9 bytes per second
+};
 
-/// Median of |residual| over runs of several ranks; none without such a run.
-std::optional<double> median_residual(const Report& report);
+/// Fits the communication models to report.all_reduce and fills each run's floor, prediction and
+/// bound, the extrapolations, and what these take for granted or why there are none.
+/// @param network to extrapolate with, if it was stated
+void analyse(Report& report, const std::optional<Network>& network);
+
+/// The largest part of the median step: "communication", which the rank waits for; "arithmetic" or
+/// "memory", whichever part of the floor is larger; or "overhead", all the rest, and in any case
+/// where the step takes more than 20 times its floor. Nothing if the parts are not known.
+std::optional<std::string> bound_by(const Run& run);
+
+/// Sentences without their full stops: how far the worst prediction is off, which steps have none for what reason, and where
+/// the sweep was not steady.
+std::vector<std::string> describe_predictions(const Report& report);
 
 }  // namespace ddp::bench

@@ -15,10 +15,14 @@ constexpr std::size_t kMinPoints = 3;
 constexpr std::size_t kMinSizesPerRegime = 3;
 constexpr std::size_t kMaxRegimes = 3;
 
-/// By how much one more regime must lower the mean relative error: noise alone lets it fall a
-/// little with every number that is fitted.
-constexpr double kClearFactor = 0.6;
-constexpr double kClearDifference = 0.01;
+/// Whether one mean relative error is so much less than another that it is not noise: that alone
+/// lets it fall a little with every number that is fitted.
+/// @param lines that are fitted more
+bool is_clearly_less(double error, double other, std::size_t lines = 1) {
+  constexpr double kFactor = 0.6;
+  constexpr double kDifference = 0.01;
+  return error <= other * std::pow(kFactor, lines) && other - error >= kDifference;
+}
 
 /// What alpha and beta are multiplied with.
 struct Factors {
@@ -26,9 +30,12 @@ struct Factors {
   double beta_mib = 0;
 };
 
-Factors factors(AllReduceAlgorithm algorithm, double bytes, int world_size) {
+Factors factors(const std::optional<AllReduceAlgorithm>& algorithm, double bytes, int world_size) {
   const double ranks = world_size;
-  if (algorithm == AllReduceAlgorithm::kRing) {
+  if (!algorithm) {
+    return {1, bytes / kMib};
+  }
+  if (*algorithm == AllReduceAlgorithm::kRing) {
     return {2 * (ranks - 1), 2 * (ranks - 1) / ranks * bytes / kMib};
   }
   return {2 * std::log2(ranks), 2 * bytes / kMib};
@@ -184,14 +191,14 @@ Fit best_fit(const std::vector<Point>& points, std::span<const std::int64_t> siz
 }
 
 /// As few regimes as do nearly as well.
-Fit choose(const std::vector<Point>& points, const std::vector<std::int64_t>& sizes) {
+Fit choose(const std::vector<Point>& points, const std::vector<std::int64_t>& sizes,
+           std::size_t max_regimes) {
+  const auto count = static_cast<double>(points.size());
   Fit chosen = best_fit(points, sizes, 1);
-  for (std::size_t regimes = 2; regimes <= kMaxRegimes; ++regimes) {
+  for (std::size_t regimes = 2; regimes <= max_regimes; ++regimes) {
     const Fit candidate = best_fit(points, sizes, regimes);
-    const auto more = static_cast<double>(regimes - chosen.lines.size());
-    const double before = chosen.sum_of_errors / static_cast<double>(points.size());
-    const double after = candidate.sum_of_errors / static_cast<double>(points.size());
-    if (after <= before * std::pow(kClearFactor, more) && before - after >= kClearDifference) {
+    if (is_clearly_less(candidate.sum_of_errors / count, chosen.sum_of_errors / count,
+                        regimes - chosen.lines.size())) {
       chosen = candidate;
     }
   }
@@ -204,6 +211,85 @@ std::int64_t between(std::int64_t below, std::int64_t above) {
       std::ceil(std::sqrt(static_cast<double>(below) * static_cast<double>(above))));
 }
 
+/// |predicted / measured - 1|
+double error_at(const CommunicationModel& model, const AllReduceSample& sample) {
+  const std::optional<double> predicted_us =
+      model.predict_us(static_cast<double>(sample.bytes), sample.world_size);
+  return std::abs(predicted_us.value_or(std::nan("")) / *sample.time_us.median - 1);
+}
+
+struct Fitted {
+  CommunicationModel model;
+  double mean_error = 0;
+};
+
+/// @param usable of one backend and device, kMinPoints at least
+Fitted fit_once(const std::optional<AllReduceAlgorithm>& algorithm,
+                const std::vector<AllReduceSample>& usable) {
+  std::vector<Point> points;
+  std::set<std::int64_t> distinct_sizes;
+  std::set<int> world_sizes;
+  for (const AllReduceSample& sample : usable) {
+    const Factors times = factors(algorithm, static_cast<double>(sample.bytes), sample.world_size);
+    points.push_back(
+        {sample.bytes, sample.world_size, times.alpha, times.beta_mib, *sample.time_us.median});
+    distinct_sizes.insert(sample.bytes);
+    world_sizes.insert(sample.world_size);
+  }
+  const std::vector<std::int64_t> sizes(distinct_sizes.begin(), distinct_sizes.end());
+  const Fit chosen = choose(points, sizes, algorithm ? kMaxRegimes : 1);
+  CommunicationModel model;
+  model.backend = usable.front().backend;
+  model.device = usable.front().device;
+  model.algorithm = algorithm;
+  model.world_sizes.assign(world_sizes.begin(), world_sizes.end());
+  model.points = points.size();
+  for (const Line& line : chosen.lines) {
+    const auto first = distinct_sizes.find(line.first_bytes);
+    model.regimes.push_back(
+        {first == distinct_sizes.begin() ? 0 : between(*std::prev(first), *first), line.alpha,
+         line.beta});
+  }
+  std::vector<double> errors;
+  for (const AllReduceSample& sample : usable) {
+    errors.push_back(error_at(model, sample));
+  }
+  model.median_relative_error = median(errors).value_or(std::nan(""));
+  model.worst_relative_error = largest_or_zero(errors);
+  return {model, chosen.sum_of_errors / static_cast<double>(points.size())};
+}
+
+std::optional<double> leave_one_out_error(const CommunicationModel& model,
+                                          const std::vector<AllReduceSample>& usable) {
+  constexpr std::size_t kMinWorldSizes = 3;  // two must remain to tell what their number does
+  if (model.world_sizes.size() < kMinWorldSizes) {
+    return std::nullopt;
+  }
+  double worst = 0;
+  for (const int world_size : model.world_sizes) {
+    std::vector<AllReduceSample> left_out;
+    std::vector<AllReduceSample> others;
+    std::ranges::partition_copy(
+        usable, std::back_inserter(left_out), std::back_inserter(others),
+        [&](const AllReduceSample& sample) { return sample.world_size == world_size; });
+    if (others.size() < kMinPoints) {
+      return std::nullopt;
+    }
+    const CommunicationModel rest = fit_once(model.algorithm, others).model;
+    for (const AllReduceSample& sample : left_out) {
+      worst = std::max(worst, error_at(rest, sample));
+    }
+  }
+  return worst;
+}
+
+Fitted fit(const std::optional<AllReduceAlgorithm>& algorithm,
+           const std::vector<AllReduceSample>& usable) {
+  Fitted fitted = fit_once(algorithm, usable);
+  fitted.model.leave_one_out_error = leave_one_out_error(fitted.model, usable);
+  return fitted;
+}
+
 }  // namespace
 
 std::optional<double> CommunicationModel::predict_us(double bytes, int world_size) const {
@@ -214,53 +300,45 @@ std::optional<double> CommunicationModel::predict_us(double bytes, int world_siz
   for (const AlphaBetaRegime& next : regimes) {
     regime = static_cast<double>(next.from_bytes) <= bytes ? &next : regime;
   }
+  if (world_size == 1) {
+    return 0;
+  }
+  if (!algorithm && (world_sizes.empty() || world_sizes.front() != world_size)) {
+    return std::nullopt;
+  }
   const Factors times = factors(algorithm, bytes, world_size);
-  return world_size == 1
-             ? 0
-             : times.alpha * regime->alpha_us + times.beta_mib * regime->beta_us_per_mib;
+  return times.alpha * regime->alpha_us + times.beta_mib * regime->beta_us_per_mib;
 }
 
-std::optional<CommunicationModel> fit_communication_model(
-    const std::string& backend, const std::string& device, AllReduceAlgorithm algorithm,
+std::vector<CommunicationModel> fit_communication_models(
+    const std::string& backend, const std::string& device,
     const std::vector<AllReduceSample>& samples) {
-  std::vector<Point> points;
-  std::set<std::int64_t> distinct_sizes;
+  std::vector<AllReduceSample> usable;
   std::set<int> world_sizes;
   for (const AllReduceSample& sample : samples) {
     const double time_us = sample.time_us.median.value_or(0);
-    if (sample.backend != backend || sample.device != device || sample.world_size < 2 ||
-        sample.bytes <= 0 || !std::isfinite(time_us) || !(time_us > 0)) {
-      continue;
+    if (sample.backend == backend && sample.device == device && sample.world_size >= 2 &&
+        sample.bytes > 0 && std::isfinite(time_us) && time_us > 0) {
+      usable.push_back(sample);
+      world_sizes.insert(sample.world_size);
     }
-    const Factors times = factors(algorithm, static_cast<double>(sample.bytes), sample.world_size);
-    points.push_back({sample.bytes, sample.world_size, times.alpha, times.beta_mib, time_us});
-    distinct_sizes.insert(sample.bytes);
-    world_sizes.insert(sample.world_size);
   }
-  if (points.size() < kMinPoints) {
-    return std::nullopt;
+  if (usable.size() < kMinPoints) {
+    return {};
   }
-  const std::vector<std::int64_t> sizes(distinct_sizes.begin(), distinct_sizes.end());
-  CommunicationModel model;
-  model.backend = backend;
-  model.device = device;
-  model.algorithm = algorithm;
-  model.world_sizes.assign(world_sizes.begin(), world_sizes.end());
-  model.points = points.size();
-  for (const Line& line : choose(points, sizes).lines) {
-    const auto first = distinct_sizes.find(line.first_bytes);
-    model.regimes.push_back(
-        {first == distinct_sizes.begin() ? 0 : between(*std::prev(first), *first), line.alpha,
-         line.beta});
+  if (world_sizes.size() == 1) {
+    return {fit(std::nullopt, usable).model};
   }
-  std::vector<double> errors;
-  for (const Point& point : points) {
-    const std::optional<double> predicted_us =
-        model.predict_us(static_cast<double>(point.bytes), point.world_size);
-    errors.push_back(std::abs(predicted_us.value_or(std::nan("")) / point.time_us - 1));
+  const Fitted ring = fit(AllReduceAlgorithm::kRing, usable);
+  const Fitted tree = fit(AllReduceAlgorithm::kTree, usable);
+  if (is_clearly_less(ring.mean_error, tree.mean_error)) {
+    return {ring.model};
   }
-  model.median_relative_error = median(errors).value_or(std::nan(""));
-  return model;
+  if (is_clearly_less(tree.mean_error, ring.mean_error)) {
+    return {tree.model};
+  }
+  return ring.mean_error <= tree.mean_error ? std::vector{ring.model, tree.model}
+                                            : std::vector{tree.model, ring.model};
 }
 
 }  // namespace ddp::bench

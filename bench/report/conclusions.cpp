@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <utility>
@@ -166,6 +167,7 @@ class Conclusions {
     for (const Runs& runs : report_.workloads()) {
       name_fastest(runs);
       say_which_ranks_help(runs);
+      say_what_bounds(runs);
       say_what_threads_give(runs);
       compare_with_peers(runs);
     }
@@ -466,11 +468,34 @@ class Conclusions {
   }
 
   void judge_predictions() {
-    if (const std::optional<double> residual = median_residual(report_)) {
-      add("prediction", {},
-          fmt::format("Predicted as the step without communication plus an alpha-beta model of the "
-                      "all-reduces, steps of several ranks come out within {} (median)",
-                      format_percent(*residual)));
+    for (const std::string& sentence : describe_predictions(report_)) {
+      add("prediction", {}, sentence);
+    }
+  }
+
+  /// The fastest process alone, and the fastest of several.
+  void say_what_bounds(const Runs& of_workload) {
+    Names parts;
+    Runs shown;
+    for (const bool several : {false, true}) {
+      const Runs runs = only(of_workload, [&](const Run& run) {
+        return run.kind == "stage" && run.has_speed() && run.bound &&
+               run.several_processes() == several && (several || run.is_baseline());
+      });
+      const auto best = std::ranges::max_element(runs, {}, &Run::samples_per_second);
+      if (best != runs.end()) {
+        shown.push_back(*best);
+        const double over_floor = *(*best)->step_ms.median / (*best)->floor_ms.value_or(0);
+        parts.push_back(
+            fmt::format("{} by {}{}", label(**best), *(*best)->bound,
+                        std::isfinite(over_floor)
+                            ? fmt::format(" (a step takes {}x the least that this machine allows)",
+                                          format_significant(over_floor))
+                            : ""));
+      }
+    }
+    if (!parts.empty()) {
+      add("bound", shown, fmt::format("{}{}", prefix_of(*shown.front()), fmt::join(parts, "; ")));
     }
   }
 

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "bench/report/field_json.hpp"
 #include "common/base/exit_codes.hpp"
@@ -58,6 +59,14 @@ struct Repetitions {
     };
   }
 
+  /// How far apart the repetitions lie; nothing with one.
+  std::optional<double> spread() const {
+    const auto medians = values<double>("time_us_median");
+    const std::optional<double> p10 = percentile(medians, 0.1);
+    const std::optional<double> p90 = percentile(medians, 0.9);
+    return medians.size() > 1 && p10 && *p10 > 0 ? std::optional(*p90 / *p10) : std::nullopt;
+  }
+
   [[noreturn]] void refuse(const std::string& expected) const {
     reader.fail(fmt::format("{}/name: expected {}, got \"{}\"", entries[0].first, expected, name));
   }
@@ -72,9 +81,14 @@ void read_limit(const Repetitions& runs, const std::string& kind, const std::str
   if (kind == "gemm_fp32") {
     limit->fp32_gflops = runs.giga("flops_per_second");
   } else if (kind == "memory") {
-    limit->memory_bandwidth_gbps = runs.giga("memory_bandwidth");
+    limit->memory.push_back(
+        {runs.first<std::int64_t>("working_set"), runs.giga("memory_bandwidth")});
+    std::ranges::sort(limit->memory, {}, &MemoryRate::bytes);
+    limit->memory_bandwidth_gbps = limit->memory.back().gbps;
+  } else if (kind == "kernel_launch") {
+    limit->kernel_launch_us = runs.number("kernel_launch_us");
   } else {
-    runs.refuse("limits/gemm_fp32 or limits/memory");
+    runs.refuse("limits/gemm_fp32, limits/memory or limits/kernel_launch");
   }
 }
 
@@ -88,6 +102,7 @@ AllReduceSample read_all_reduce(const Repetitions& runs, const std::string& back
     sample.algorithm_bandwidth_gbps = gbps;
     sample.bus_bandwidth_gbps = gbps * bus_factor(world_size);
   }
+  sample.pass_spread = runs.spread();
   return sample;
 }
 
@@ -100,7 +115,7 @@ void read_benchmark(const Repetitions& runs, const std::string& device, MicroRes
   const std::string kind = parts.empty() ? "" : parts.front();
   const auto world_size = runs.first<int>("ranks");
   const Distribution time_us = runs.time_us();
-  if (kind == "limits" && parts.size() == 3) {
+  if (kind == "limits" && parts.size() >= 3) {
     read_limit(runs, parts[1], device, world_size, results);
   } else if (kind == "all_reduce" && parts.size() == 4) {
     results.all_reduce.push_back(read_all_reduce(runs, parts[1], device, world_size, time_us));
@@ -218,6 +233,10 @@ MicroResults read_micro_results(const std::string& path) {
   for (const Repetitions& runs : collect(reader, benchmarks, results)) {
     read_benchmark(runs, device, results);
   }
+  // Shuffled passes end in any order.
+  std::ranges::stable_sort(results.all_reduce, {}, [](const AllReduceSample& sample) {
+    return std::pair(sample.backend, sample.bytes);
+  });
   return results;
 }
 

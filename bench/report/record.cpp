@@ -12,6 +12,11 @@ const char* to_string(AllReduceAlgorithm algorithm) {
   return algorithm == AllReduceAlgorithm::kRing ? "ring" : "tree";
 }
 
+bool AllReduceSample::is_unstable() const {
+  constexpr double kSteady = 1.5;
+  return pass_spread && *pass_spread > kSteady;
+}
+
 bool Run::is_baseline() const {
   return kind == "stage" && stage == kBaseline;
 }

@@ -45,13 +45,24 @@ inline double bus_factor(int world_size) {
   return 2.0 * (world_size - 1) / world_size;
 }
 
+/// How fast a rank reads and writes so many bytes over and over: in its share of the caches, if
+/// they fit in there.
+struct MemoryRate {
+  std::int64_t bytes = 0;
+  std::optional<double> gbps{};  ///< GB/s (1e9)
+  DDP_FIELDS(bytes, gbps);
+};
+
 /// What one rank can do while `world_size` of them do it at the same time.
 struct Limit {
   std::string device;  ///< "cpu" or "cuda"
   int world_size = 1;
   std::optional<double> fp32_gflops{};
-  std::optional<double> memory_bandwidth_gbps{};  ///< read and written, GB/s (1e9)
-  DDP_FIELDS(device, world_size, fp32_gflops, memory_bandwidth_gbps);
+  std::optional<double> memory_bandwidth_gbps{};  ///< of more bytes than any cache holds
+  std::vector<MemoryRate> memory{};  ///< ascending
+  std::optional<double> kernel_launch_us{};  ///< none on the CPU
+  DDP_FIELDS(device, world_size, fp32_gflops, memory_bandwidth_gbps, memory, kernel_launch_us);
+  static constexpr const char* kMayLack = "memory";
 };
 
 /// One all-reduce of fp32 values, on its slowest rank.
@@ -63,8 +74,12 @@ struct AllReduceSample {
   Distribution time_us{};
   std::optional<double> algorithm_bandwidth_gbps{};
   std::optional<double> bus_bandwidth_gbps{};
+  std::optional<double> pass_spread{};  ///< p90 / p10 of the passes' medians; none with one pass
   DDP_FIELDS(backend, device, world_size, bytes, time_us, algorithm_bandwidth_gbps,
-             bus_bandwidth_gbps);
+             bus_bandwidth_gbps, pass_spread);
+
+  /// Its passes differ so much that no single number describes it.
+  bool is_unstable() const;
 };
 
 /// A piece of a step, timed alone.
@@ -88,15 +103,22 @@ struct AlphaBetaRegime {
 struct CommunicationModel {
   std::string backend;
   std::string device;
-  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
+  /// None: alpha + bytes x beta at the one world size that was measured, which tells none.
+  std::optional<AllReduceAlgorithm> algorithm;
   std::vector<int> world_sizes;  ///< that were measured, ascending
   std::vector<AlphaBetaRegime> regimes;  ///< ascending, from 0 bytes
   double median_relative_error = 0;  ///< of the model at the measured points: 0.1 is 10 %
+  std::optional<double> worst_relative_error;
+  /// The worst at the points of a world size that the model was not fitted to, each left out once;
+  /// none with fewer than three.
+  std::optional<double> leave_one_out_error;
   std::size_t points = 0;
-  DDP_FIELDS(backend, device, algorithm, world_sizes, regimes, median_relative_error, points);
+  DDP_FIELDS(backend, device, algorithm, world_sizes, regimes, median_relative_error,
+             worst_relative_error, leave_one_out_error, points);
 
   /// Microseconds, 0 for one rank. Beyond what was measured it is an extrapolation.
-  /// @return nothing for fewer ranks than one, or for bytes that are negative or not a number
+  /// @return nothing for fewer ranks than one, for bytes that are negative or not a number, and
+  /// without an algorithm for other world sizes than the measured one
   std::optional<double> predict_us(double bytes, int world_size) const;
 };
 
@@ -118,21 +140,24 @@ struct Communication {
 
 /// The step without communication, and alpha-beta models of what communication adds.
 struct Prediction {
-  std::optional<AllReduceAlgorithm> algorithm{};  ///< that fits the sweep better
+  std::optional<AllReduceAlgorithm> algorithm{};  ///< none: the sweep does not tell
   std::optional<double> compute_ms{};
   std::optional<double> comm_ms{};
   std::optional<double> ring_step_ms{};
   std::optional<double> tree_step_ms{};
   std::optional<double> residual{};  ///< measured over predicted, minus 1
-  DDP_FIELDS(algorithm, compute_ms, comm_ms, ring_step_ms, tree_step_ms, residual);
+  std::optional<std::string> reason{};  ///< for having none, if the model is at fault
+  DDP_FIELDS(algorithm, compute_ms, comm_ms, ring_step_ms, tree_step_ms, residual, reason);
 };
 
-/// What a step cannot be faster than, from this machine's measured limits.
+/// What a step cannot be faster than, from this machine's measured limits: each alone, since all of
+/// them may happen at once.
 struct Floor {
   std::optional<double> compute_ms;  ///< its multiplications and additions at the GEMM rate
   std::optional<double> memory_ms;  ///< its least memory traffic at the measured bandwidth
-  std::optional<double> comm_ms;  ///< its gradients at the best bandwidth of any backend and size
-  DDP_FIELDS(compute_ms, memory_ms, comm_ms);
+  std::optional<double> comm_ms;  ///< its gradients at the best bandwidth of any exchange
+  std::optional<double> launch_ms;  ///< one kernel's launch; none on the CPU
+  DDP_FIELDS(compute_ms, memory_ms, comm_ms, launch_ms);
 };
 
 /// Means over the samples of a run and over the GPUs that it used; memory is the largest sum over
@@ -230,6 +255,8 @@ struct Run {
   Prediction prediction;
   std::optional<double> floor_ms;
   Floor floor;
+  /// "overhead", "arithmetic", "memory" or "communication": see bound_by().
+  std::optional<std::string> bound;
   std::optional<double> peak_rss_mib;
   std::optional<double> job_peak_rss_mib;
   std::optional<double> peak_device_mib;
@@ -246,8 +273,8 @@ struct Run {
              nodes, world_size, threads, lines_of_code, global_batch, flops, steps, repetitions,
              slow_launches, step_ms, no_comm_step_ms, samples_per_second, wall_samples_per_second,
              gflops, relative_speedup, efficiency, phases_ms, comm, predicted_step_ms, prediction,
-             floor_ms, floor, peak_rss_mib, job_peak_rss_mib, peak_device_mib, cpu_utilisation, gpu,
-             startup_ms, slowest_rank, loss, accuracy, parity, error);
+             floor_ms, floor, bound, peak_rss_mib, job_peak_rss_mib, peak_device_mib,
+             cpu_utilisation, gpu, startup_ms, slowest_rank, loss, accuracy, parity, error);
   /// Earlier reports lack these; the defaults are what they mean.
   static constexpr const char* kMayLack =
       "kind, bucket_mib, gradient_compression, shard_optimizer, layers, threads, repetitions, "

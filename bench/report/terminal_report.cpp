@@ -78,6 +78,15 @@ void print_speeds(std::ostream& out, const std::vector<const Run*>& runs, const 
   }
 }
 
+/// "3.1x", but "overhead-bound" where the number would say no more.
+std::string format_over_floor(const Run& run) {
+  constexpr double kMostToldApart = 20;
+  const double ratio = *run.step_ms.median / run.floor_ms.value_or(0);
+  return !run.floor_ms || !std::isfinite(ratio)            ? "-"
+         : ratio > kMostToldApart && run.bound.has_value() ? *run.bound + "-bound"
+                                                           : format_significant(ratio) + "x";
+}
+
 /// What a step is made of and what it could be, of the runs that say so.
 void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
   std::vector<std::vector<std::string>> rows;
@@ -88,18 +97,16 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
       continue;
     }
     rows.push_back(heading_cells(*run));
-    append(
-        rows.back(),
-        {
-            format_significant(run->no_comm_step_ms),
-            format_significant(run->comm.exposed_by_difference_ms),
-            format_significant(run->comm.alone_ms),
-            format_significant(run->predicted_step_ms),
-            residual ? (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual)) : "-",
-            format_significant(floor_ms),
-            floor_ms && *floor_ms > 0 ? format_significant(*run->step_ms.median / *floor_ms) + "x"
-                                      : "-",
-        });
+    append(rows.back(),
+           {
+               format_significant(run->no_comm_step_ms),
+               format_significant(run->comm.exposed_by_difference_ms),
+               format_significant(run->comm.alone_ms),
+               format_significant(run->predicted_step_ms),
+               residual ? (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual)) : "-",
+               format_significant(floor_ms),
+               format_over_floor(*run),
+           });
   }
   if (!rows.empty()) {
     out << "\n  in ms: without communication, the difference, communication alone; predicted from "

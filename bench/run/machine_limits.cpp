@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "bench/run/child_process.hpp"
@@ -18,6 +19,8 @@
 
 namespace ddp::bench {
 namespace {
+
+constexpr int kPasses = 5;  // over the sizes of the sweep
 
 bool exchanges_gradients(const Result& result) {
   return result.error.empty() && result.configuration.communicates() &&
@@ -30,45 +33,53 @@ std::string step_name(const Result& result) {
 }
 
 std::vector<MicroRun> make_runs(const Plan& plan, const Measurements& measurements) {
-  std::set<int> world_sizes;
-  // Those that agree in backend and world size share a run.
-  std::map<std::pair<std::string, int>, decltype(MicroRun::steps)> steps;
+  std::set<std::pair<int, int>> nodes_and_sizes;
+  // Those that agree in backend, nodes and world size share a run.
+  std::map<std::tuple<std::string, int, int>, decltype(MicroRun::steps)> steps;
   for (const Result& result : measurements.results) {
     const Configuration& configuration = result.configuration;
     if (result.error.empty()) {
-      world_sizes.insert(configuration.world_size);
+      nodes_and_sizes.emplace(configuration.nodes, configuration.world_size);
     }
     if (exchanges_gradients(result)) {
-      auto& own_steps = steps[{configuration.backend, configuration.world_size}];
+      auto& own_steps =
+          steps[{configuration.backend, configuration.nodes, configuration.world_size}];
       if (!result.bucket_bytes.empty()) {
         own_steps[step_name(result)] = {result.bucket_bytes.begin(), result.bucket_bytes.end()};
       }
     }
   }
   std::vector<MicroRun> runs;
-  const auto add = [&](const std::string& suite, int world_size) -> MicroRun& {
+  const auto add = [&](const std::string& suite, int nodes, int world_size) -> MicroRun& {
     return runs.emplace_back(MicroRun{.suite = suite,
                                       .world_size = world_size,
+                                      .nodes = nodes,
                                       .device = plan.settings.device,
-                                      .min_seconds = plan.settings.quick ? 0.05 : 0.2,
+                                      .min_seconds = plan.settings.quick ? 0.05 : 0.1,
                                       .timeout_s = plan.settings.timeout_s});
   };
-  for (const int world_size : world_sizes) {
-    add("limits", world_size);
+  for (const auto& [nodes, world_size] : nodes_and_sizes) {
+    add("limits", nodes, world_size);
   }
-  for (const auto& [backend_and_size, own_steps] : steps) {
-    MicroRun& run = add("all_reduce", backend_and_size.second);
-    run.backends = {backend_and_size.first};
+  for (const auto& [key, own_steps] : steps) {
+    const auto& [backend, nodes, world_size] = key;
+    MicroRun& run = add("all_reduce", nodes, world_size);
+    run.backends = {backend};
     run.steps = own_steps;
+    // A machine that is slow for a while would be slow at a few sizes in a row. So each is measured
+    // several times, far apart, and it shows where these differ.
+    run.repetitions = kPasses;
+    run.shuffled = true;
+    run.min_seconds = *run.min_seconds / kPasses;
   }
   if (plan.settings.micro) {
-    add("pieces", 1);
+    add("pieces", 1, 1).min_seconds = plan.settings.quick ? 0.05 : 0.2;
   }
   return runs;
 }
 
 double seconds_of(const MicroRun& run) {
-  return run.suite == "limits" ? 3 : run.suite == "pieces" ? 20 : 10;
+  return run.suite == "limits" ? 3 : run.suite == "pieces" ? 20 : 6;
 }
 
 /// @throws Error if it measured nothing
@@ -78,10 +89,11 @@ MicroResults run_micro(const MicroRun& run, const Plan& plan, Session& session) 
   Command command = {.argv = micro_command(plan.program_path("bench_micro"), run, out),
                      .timeout_s = plan.settings.timeout_s + 4 * seconds_of(run),
                      .cwd = session.scratch.path()};
-  if (run.backends == std::vector<std::string>{"mpi"}) {
-    // It starts its ranks itself, except MPI's.
+  if (run.nodes > 1 || run.backends == std::vector<std::string>{"mpi"}) {
+    // It starts its ranks itself, except MPI's and those of other nodes.
     Configuration ranks;
-    ranks.launcher = "mpirun";
+    ranks.launcher = run.nodes > 1 ? "srun" : "mpirun";
+    ranks.nodes = run.nodes;
     ranks.world_size = *run.world_size;
     const std::vector<std::string> launcher = launcher_command(ranks, plan);
     command.argv.insert(command.argv.begin(), launcher.begin(), launcher.end());
@@ -98,10 +110,11 @@ MicroResults run_micro(const MicroRun& run, const Plan& plan, Session& session) 
 }
 
 /// Hands what was measured to the results that have these buckets.
-void hand_over(const MicroResults& measured, Measurements& measurements) {
+void hand_over(const MicroRun& run, const MicroResults& measured, Measurements& measurements) {
   for (Result& result : measurements.results) {
     for (const StepAllReduce& step : measured.steps) {
       if (exchanges_gradients(result) && step.backend == result.configuration.backend &&
+          run.nodes == result.configuration.nodes &&
           step.world_size == result.configuration.world_size && step.name == step_name(result) &&
           step.time_us.median) {
         result.alone_ms = *step.time_us.median / 1e3;
@@ -114,13 +127,9 @@ void hand_over(const MicroResults& measured, Measurements& measurements) {
 
 void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
   const Settings& settings = plan.settings;
-  const std::string why_not =
-      !is_executable(plan.program_path("bench_micro")) ? "no bench_micro in " + settings.stage_dir
-      : settings.nodes > 1
-          ? fmt::format("they are measured on one node only, and --nodes is {}", settings.nodes)
-          : "";
-  if (!why_not.empty()) {
-    plan.not_run.push_back({"limits, all-reduce sweep and predictions", why_not});
+  if (!is_executable(plan.program_path("bench_micro"))) {
+    plan.not_run.push_back(
+        {"limits, all-reduce sweep and predictions", "no bench_micro in " + settings.stage_dir});
     return;
   }
   const std::vector<MicroRun> runs = make_runs(plan, measurements);
@@ -136,12 +145,14 @@ void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
     if (session.interrupts.requested()) {
       break;
     }
-    std::string label = fmt::format("{}/ranks:{}", run.suite, *run.world_size);
+    std::string label = run.suite;
+    label += run.nodes > 1 ? fmt::format("/nodes:{}", run.nodes) : "";
+    label += fmt::format("/ranks:{}", *run.world_size);
     label += run.backends.empty() ? "" : "/" + run.backends.front();
     session.progress.start_run(label, seconds_of(run));
     try {
       const MicroResults measured = run_micro(run, plan, session);
-      hand_over(measured, measurements);
+      hand_over(run, measured, measurements);
       measurements.micro.append(measured);
       for (const std::string& error : measured.errors) {
         plan.not_run.push_back({label, error});

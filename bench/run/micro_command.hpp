@@ -13,6 +13,7 @@ namespace ddp::bench {
 struct MicroRun {
   std::string suite;  ///< "limits", "all_reduce" or "pieces"
   std::optional<int> world_size = std::nullopt;
+  int nodes = 1;  ///< that srun spreads them over
   std::string device = "";
   std::vector<std::string> backends = {};
   /// Sizes of single all-reduces; an empty list: none of them.
@@ -21,6 +22,7 @@ struct MicroRun {
   std::map<std::string, std::vector<std::int64_t>> steps = {};
   std::optional<double> min_seconds = std::nullopt;
   std::optional<int> repetitions = std::nullopt;
+  bool shuffled = false;  ///< all repetitions of all benchmarks in random order
   std::optional<double> timeout_s = std::nullopt;
   std::string filter = "";  ///< regular expression over the names
 };

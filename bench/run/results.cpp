@@ -6,7 +6,6 @@
 #include <iterator>
 #include <type_traits>
 
-#include "bench/report/analysis.hpp"
 #include "bench/report/verdict.hpp"
 
 namespace ddp::bench {
@@ -298,7 +297,7 @@ Report make_report(const Measurements& measurements) {
   }
   compare(report);
   rate(report);
-  analyse(report);
+  analyse(report, measurements.network);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/report/analysis.hpp"
 #include "bench/report/micro_results.hpp"
 #include "bench/report/record.hpp"
 #include "bench/run/configuration.hpp"
@@ -54,6 +55,7 @@ struct Measurements {
   std::vector<Result> results;
   MicroResults micro;  ///< limits of the machine, all-reduce sweep, with --micro the pieces
   bool partial = false;  ///< interrupted
+  std::optional<Network> network{};  ///< that was stated, to predict more ranks with
 
   bool failed() const;
 };

@@ -78,6 +78,18 @@ double parse_bucket_mib(const std::string& name, const std::string& text) {
   return mib;
 }
 
+Network parse_network(const std::string& name, const std::string& text) {
+  constexpr double kMaxAlphaUs = 1e7;
+  constexpr double kMaxGbps = 1e6;
+  const size_t comma = text.find(',');
+  if (comma == std::string::npos) {
+    throw UsageError(
+        fmt::format("{}: expected ALPHA_US,GBPS, as in 2.5,25, got \"{}\"", name, text));
+  }
+  return {parse_positive(name, text.substr(0, comma), kMaxAlphaUs),
+          parse_positive(name, text.substr(comma + 1), kMaxGbps)};
+}
+
 void add_what(OptionGroup group, Settings& settings) {
   group.list("--stages", "NAME,...",
              "programs, or numbers: 03 is all of stage 03; 01 is always the baseline (default: "
@@ -118,6 +130,12 @@ void add_what(OptionGroup group, Settings& settings) {
               "libtorch (its data_parallel, on GPUs)");
   group.integer("--nodes", settings.nodes, 1, 65536, "",
                 "of the allocation, for srun (default: 1)");
+  group.value("--network", "ALPHA_US,GBPS", "",
+              "predict 8 to 1024 ranks on a network of that many us a message and 1e9 bytes/s a "
+              "link (default: only if --nodes measures one)",
+              [&settings](const std::string& name, const std::string& text) {
+                settings.network = parse_network(name, text);
+              });
   const Choices devices = {"auto", "cpu", "cuda"};
   group.value("--device", "NAME:" + in_braces(devices), "", join(devices),
               [&settings, devices](const std::string& name, const std::string& text) {

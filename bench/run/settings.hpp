@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bench/report/analysis.hpp"
 #include "bench/run/benchmark_flags.hpp"
 
 namespace ddp::bench {
@@ -34,6 +35,7 @@ struct Settings {
   std::vector<std::string> gradient_compressions = {"none"};  ///< "none", "bf16", "fp16"
   std::vector<std::string> shard_optimizer = {"no"};  ///< "no", "yes"
   int nodes = 1;  ///< that srun starts ranks on
+  std::optional<Network> network;  ///< to predict more ranks with; none: only from a measured one
   std::string device = "auto";  ///< "auto", "cpu", "cuda"
   std::uint64_t seed = 42;
 

@@ -83,15 +83,18 @@ exec "$@"
 )sh";
 
 const char* const kFakeMicro = R"py(#!/usr/bin/python3
-import argparse, json
+import argparse, json, os, sys
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--suite")
 parser.add_argument("--nprocs", type=int, default=1)
 parser.add_argument("--step", action="append", default=[])
+parser.add_argument("--repetitions", type=int, default=1)
 parser.add_argument("--benchmark_out")
 options, _ = parser.parse_known_args()
 ranks = options.nprocs
+with open(__file__ + ".calls", "a") as calls:
+    print(" ".join(sys.argv[1:]), file=calls)
 
 def entry(name, time_us, **counters):
     return {"name": name, "run_name": name, "run_type": "iteration", "ranks": ranks,
@@ -104,19 +107,22 @@ def ring_us(size):
 entries = []
 if options.suite == "limits":
     entries.append(entry(f"limits/gemm_fp32/ranks:{ranks}", 1, flops_per_second=100e9))
-    entries.append(entry(f"limits/memory/ranks:{ranks}", 1, memory_bandwidth=10e9))
+    for size in 2**17, 2**23, 2**28:
+        entries.append(entry(f"limits/memory/ranks:{ranks}/bytes:{size}", 1, working_set=size,
+                             memory_bandwidth=10e9 * 2**28 / size))
 elif options.suite == "all_reduce":
     for size in [4 ** k for k in range(1, 12)]:
         entries.append(entry(f"all_reduce/shm/ranks:{ranks}/bytes:{size}", ring_us(size), bytes=size))
+    slow = os.path.exists(__file__ + ".slow")  # the steps are replayed faster than the sweep was
     for step in options.step:
         name, sizes = step.split("=")
         sizes = [int(size) for size in sizes.split("+")]
         entries.append(entry(f"all_reduce_step/shm/ranks:{ranks}/{name}",
-                             sum(map(ring_us, sizes)), bytes=sum(sizes)))
+                             sum(map(ring_us, sizes)) / (20 if slow else 1), bytes=sum(sizes)))
 else:
     entries.append(entry("pieces/optimizer/sgd/flat/S", 7.5, bytes=1000, bandwidth=2e9))
 with open(options.benchmark_out, "w") as out:
-    json.dump({"context": {"device": "cpu"}, "benchmarks": entries}, out)
+    json.dump({"context": {"device": "cpu"}, "benchmarks": entries * options.repetitions}, out)
 )py";
 
 const char* const kFakeInstall = R"sh(#!/bin/sh

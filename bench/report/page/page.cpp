@@ -98,6 +98,18 @@ Json rows_of(const Runs& runs) {
   return rows;
 }
 
+/// Each row once for every element of its list, with that element.
+Json unfold(const Json& rows, const char* list, const char* element) {
+  Json unfolded = Json::array();
+  for (const Json& row : rows) {
+    for (const Json& one : row[list]) {
+      unfolded.push_back(row);
+      unfolded.back()[element] = one;
+    }
+  }
+  return unfolded;
+}
+
 /// What tables can show, by the name that contents.jsonc has for it.
 Json collect_rows(const Report& report, const Runs& all, const Runs& shown) {
   const auto only = [](const Runs& runs, const auto& keep) {
@@ -124,13 +136,8 @@ Json collect_rows(const Report& report, const Runs& all, const Runs& shown) {
       only(measured, [](const Run& run) { return run.comm.bytes_per_step || run.comm.alone_ms; }));
   rows["predicted"] = rows_of(predicted);
   rows["worst_predicted"] = rows_of(worst);
-  rows["regimes"] = Json::array();
-  for (const Json& model : rows["communication_models"]) {
-    for (const Json& regime : model["regimes"]) {
-      rows["regimes"].push_back(model);
-      rows["regimes"].back()["regime"] = regime;
-    }
-  }
+  rows["regimes"] = unfold(rows["communication_models"], "regimes", "regime");
+  rows["memory_rates"] = unfold(rows["limits"], "memory", "rate");
   return rows;
 }
 

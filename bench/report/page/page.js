@@ -433,6 +433,9 @@
   // Microseconds of one all-reduce of so many bytes: docs/bench.md, "Alpha and beta".
   const modelUs = (algorithm, { alpha_us, beta_us_per_mib }, bytes, ranks) => {
     const betaUs = (bytes / 2 ** 20) * beta_us_per_mib;
+    if (!algorithm) {
+      return alpha_us + betaUs;
+    }
     return algorithm === "tree" ? 2 * Math.log2(ranks) * alpha_us + 2 * betaUs
       : 2 * (ranks - 1) * alpha_us + ((2 * (ranks - 1)) / ranks) * betaUs;
   };
@@ -463,7 +466,8 @@
               + `${showSpread(one.time_us.p10, one.time_us.p90)}, bus ${show(one.bus_bandwidth_gbps)} GB/s`,
           }));
           const sizes = points.filter(({ y }) => positive(y)).map(({ x }) => x);
-          const model = bestFirst.find((one) => one.backend === backend && one.device === device);
+          const model = bestFirst.find((one) => one.backend === backend && one.device === device
+            && (one.algorithm || one.world_sizes.includes(ranks)));
           const lines = model ? modelLines(model, Math.min(...sizes), Math.max(...sizes), ranks) : [];
           return [makeCurve({ points, hue, marker, label: backend }), ...lines.map((line) => makeCurve({
             points: line.map(({ bytes, us }) => ({ x: bytes, y: ofModel(bytes, us) })),
