@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <barrier>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -745,14 +746,22 @@ TEST_CASE("waits are timed on the rank's own device, by events that are used aga
           const torch::Device& device = process_group.device();
           constexpr int64_t kSteps = 5;
           int64_t steps = 0;
-          ddp::StepTimer timer(device, &process_group, ddp::StepTimer::Detail::kAll,
-                               [&](const ddp::StepTimes& times) {
-                                 TORCH_CHECK(times.exposed_comm_ms == 2, "got ",
-                                             times.exposed_comm_ms);
-                                 ++steps;
-                               });
+          // Of the first step of the epoch; any two events are 1 ms apart.
+          double least_end_ms = 0;
+          ddp::StepTimer timer(
+              device, &process_group, ddp::StepTimer::Detail::kAll,
+              [&](const ddp::StepTimes& times) {
+                TORCH_CHECK(times.exposed_comm_ms == 2, "got ", times.exposed_comm_ms);
+                const double beyond_ms =
+                    times.end_ms - least_end_ms - static_cast<double>(steps % kSteps);
+                TORCH_CHECK(beyond_ms >= 0 && beyond_ms < 60e3, "got ", beyond_ms);
+                ++steps;
+              });
           const c10::Stream of_backward = new_stream(device);
           for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+            least_end_ms = 1 + std::chrono::duration<double, std::milli>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count();
             timer.begin_epoch(kSteps);
             for (int64_t step = 0; step < kSteps; ++step) {
               {

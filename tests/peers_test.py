@@ -94,6 +94,13 @@ def check_metrics(rows, summary, stage, variant, processes):
     check(steps == stage["steps"] and summary["warmup_steps"] == min(20, steps // 2), "wrong number of steps")
     check(sorted((row["rank"], row["step"]) for row in rows)
           == [(rank, step) for rank in range(ranks) for step in range(steps)], "not one row per rank and step")
+    for rank in range(ranks):
+        own = sorted((row for row in rows if row["rank"] == rank), key=lambda row: row["step"])
+        for before, row in zip(own, own[1:]):
+            begin_ms = row["end_ms"] - row["step_ms"]
+            check(abs(begin_ms - before["end_ms"]) < 1e-3 if row["epoch"] == before["epoch"] else begin_ms > before["end_ms"],
+                  f"step {row['step']} begins at {begin_ms}, the one before ended at {before['end_ms']}")
+        check(0 < time.perf_counter() * 1e3 - own[-1]["end_ms"] < TIMEOUT_S * 1e3, f"another clock: {own[-1]}")
     for row in rows:
         check(row["epoch"] == row["step"] * summary["epochs"] // steps, f"wrong epoch: {row}")
         check(row["step_ms"] > 0 and math.isfinite(row["loss"]), f"a time or the loss is missing: {row}")
@@ -116,6 +123,9 @@ def check_metrics(rows, summary, stage, variant, processes):
     for name in ("peak_rss_mib", "startup_ms", "cpu_time_ms", "timed_wall_ms"):
         check(len(summary[name]) == ranks and all(value > 0 for value in summary[name]),
               f"{name} is {summary[name]}, expected {ranks} numbers > 0")
+    for name in ("minor_faults", "major_faults", "voluntary_switches", "involuntary_switches"):
+        check(len(summary[name]) == ranks and all(value >= 0 for value in summary[name]),
+              f"{name} is {summary[name]}, expected {ranks} numbers >= 0")
     # What the units admit.
     for name, least, most in (("peak_rss_mib", 20, 16 << 10), ("startup_ms", 20, TIMEOUT_S * 1e3)):
         check(all(least < value < most for value in summary[name]), f"{name} is {summary[name]}, in which unit?")

@@ -4,9 +4,11 @@
 
 #include <fmt/format.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -16,6 +18,7 @@
 #include <random>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
@@ -388,6 +391,59 @@ TEST_CASE("the printed step is the slowest rank's, without the first 20", "[log]
   CHECK(metrics.summary["warmup_steps"] == 20);
 }
 
+TEST_CASE("steps end on a clock that the ranks of a host share", "[log][metrics]") {
+  const auto now_ms = [] {
+    return std::chrono::duration<double, std::milli>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  };
+  const Folder folder;
+  const double before_ms = now_ms();
+  REQUIRE(folder.run("03_ddp_spawn 3 9 --nprocs 2 --quiet --metrics m").exit_code == 0);
+  const double after_ms = now_ms();
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  REQUIRE(metrics.rows.size() == 2 * 3 * 32);
+  for (const int64_t rank : {0, 1}) {
+    const std::vector<double> ends_ms = column(metrics, rank, "end_ms");
+    const std::vector<double> steps_ms = column(metrics, rank, "step_ms");
+    CHECK(ends_ms.front() - steps_ms.front() > before_ms);
+    CHECK(ends_ms.back() < after_ms);
+    for (size_t step = 1; step < ends_ms.size(); ++step) {
+      // A step begins where the one before ended, an epoch's first one later.
+      const double begin_ms = ends_ms[step] - steps_ms[step];
+      CHECK((step % 32 == 0 ? begin_ms > ends_ms[step - 1]
+                            : std::abs(begin_ms - ends_ms[step - 1]) < 1e-5));
+    }
+  }
+  for (const char* const counter :
+       {"minor_faults", "major_faults", "voluntary_switches", "involuntary_switches"}) {
+    CHECK(metrics.summary[counter].size() == 2);
+  }
+}
+
+TEST_CASE("faults and switches of a process are counted", "[log]") {
+  constexpr size_t kBytes = 64 * 4096;
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  madvise(memory, kBytes, MADV_NOHUGEPAGE);
+  const ddp::ProcessTimes before = ddp::process_times();
+  for (size_t i = 0; i < kBytes; i += 4096) {
+    static_cast<volatile char*>(memory)[i] = 1;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ddp::ProcessTimes used;
+  for (int twice = 0; twice < 2; ++twice) {
+    used.add(before, ddp::process_times());
+  }
+  munmap(memory, kBytes);
+  CHECK(used.minor_faults >= 2 * kBytes / 4096);
+  CHECK(used.minor_faults < 1e6);
+  CHECK(used.voluntary_switches >= 2);
+  CHECK(used.wall_ms >= 2);
+  CHECK(used.cpu_ms > 0);
+}
+
 TEST_CASE("--metrics of a run that is stopped and resumed is that of one run", "[log][metrics]") {
   const Folder folder;
   Program first =
@@ -443,7 +499,7 @@ TEST_CASE("of a write that fails nothing stays", "[log][metrics]") {
   const Folder folder;
   {
     ddp::MetricsFile file(folder.file("m"), 0);
-    file.append_steps(torch::zeros({2, 3, 9}, torch::kFloat64));
+    file.append_steps(torch::zeros({2, 3, 10}, torch::kFloat64));
     // Room for one more line: the next write is cut off in its second.
     const auto size = static_cast<rlim_t>(fs::file_size(folder.file("m")));
     struct rlimit old {};
@@ -451,7 +507,7 @@ TEST_CASE("of a write that fails nothing stays", "[log][metrics]") {
     signal(SIGXFSZ, SIG_IGN);
     const struct rlimit limit { .rlim_cur = size + size / 6 + 10, .rlim_max = old.rlim_max };
     setrlimit(RLIMIT_FSIZE, &limit);
-    CHECK_THROWS_WITH(file.append_steps(torch::zeros({2, 1, 9}, torch::kFloat64)),
+    CHECK_THROWS_WITH(file.append_steps(torch::zeros({2, 1, 10}, torch::kFloat64)),
                       Catch::Contains("--metrics: cannot write " + folder.file("m")));
     setrlimit(RLIMIT_FSIZE, &old);
   }

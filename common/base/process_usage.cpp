@@ -1,5 +1,6 @@
 #include "common/base/process_usage.hpp"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -153,7 +154,25 @@ MemoryBudget memory_budget(std::optional<int64_t> limit_bytes, int sharers,
 }
 
 ProcessTimes process_times() {
-  return {read_ms(CLOCK_PROCESS_CPUTIME_ID), read_ms(CLOCK_MONOTONIC)};
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return {
+      .cpu_ms = read_ms(CLOCK_PROCESS_CPUTIME_ID),
+      .wall_ms = read_ms(CLOCK_MONOTONIC),
+      .minor_faults = double(usage.ru_minflt),
+      .major_faults = double(usage.ru_majflt),
+      .voluntary_switches = double(usage.ru_nvcsw),
+      .involuntary_switches = double(usage.ru_nivcsw),
+  };
+}
+
+void ProcessTimes::add(const ProcessTimes& begin, const ProcessTimes& end) {
+  for (double ProcessTimes::*reading :
+       {&ProcessTimes::cpu_ms, &ProcessTimes::wall_ms, &ProcessTimes::minor_faults,
+        &ProcessTimes::major_faults, &ProcessTimes::voluntary_switches,
+        &ProcessTimes::involuntary_switches}) {
+    this->*reading += end.*reading - begin.*reading;
+  }
 }
 
 double peak_rss_mib() {

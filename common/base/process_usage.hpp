@@ -9,10 +9,17 @@
 
 namespace ddp {
 
-/// Readings of two clocks: only differences mean something.
+/// Readings of clocks and counters: only differences mean something.
 struct ProcessTimes {
-  double cpu_ms = 0;  ///< over all threads
+  double cpu_ms = 0;  ///< over all threads, as the counters
   double wall_ms = 0;
+  double minor_faults = 0;
+  double major_faults = 0;  ///< that had to read from a disk
+  double voluntary_switches = 0;  ///< it waited
+  double involuntary_switches = 0;  ///< somebody else's turn came
+
+  /// What has passed from one reading to another.
+  void add(const ProcessTimes& begin, const ProcessTimes& end);
 };
 ProcessTimes process_times();
 

@@ -66,6 +66,7 @@ void MetricsFile::append_steps(const torch::Tensor& steps) {
       const nlohmann::ordered_json line = {{"rank", rank},
                                            {"epoch", static_cast<int64_t>(times.epoch)},
                                            {"step", steps_},
+                                           {"end_ms", times.end_ms},
                                            {"step_ms", times.step_ms},
                                            {"data_ms", times.phase_ms[0]},
                                            {"forward_ms", times.phase_ms[1]},

@@ -11,6 +11,11 @@ namespace {
 constexpr int64_t kWarmupSteps = 20;
 constexpr int64_t kWaitStride = 8;  // see Note [Sampled waits]
 
+/// On the monotonic clock.
+double to_ms(std::chrono::steady_clock::time_point moment) {
+  return std::chrono::duration<double, std::milli>(moment.time_since_epoch()).count();
+}
+
 /// The sign, the exponent and the leading 10 bits of the mantissa.
 constexpr uint64_t leading_bits(double value) {
   return std::bit_cast<uint64_t>(value) >> 42;
@@ -94,12 +99,17 @@ void StepTimer::wait_for_device() const {
 
 void StepTimer::begin_epoch(int64_t steps) {
   steps_.clear();
-  if (!device_.is_cpu()) {
-    steps_.reserve(static_cast<size_t>(steps));
-  }
   step_ = {};
   events_used_ = 0;
+  if (!device_.is_cpu()) {
+    steps_.reserve(static_cast<size_t>(steps));
+    wait_for_device();
+  }
   begin_step_anew();
+  epoch_begin_ = step_.begin;
+  if (!device_.is_cpu()) {
+    epoch_begin_.host = std::chrono::steady_clock::now();
+  }
 }
 
 void StepTimer::begin_step_anew() {
@@ -166,7 +176,7 @@ void StepTimer::end_step(double samples) {
   } else {
     const auto now = step_.end.host;
     switch_phase(Phase::kData, now);
-    record_(times_of(step_, loss_of(step_)));
+    record_(times_of(step_, to_ms(now), loss_of(step_)));
     // Only what has changed: a whole Step takes as long as a tenth of the shortest steps.
     step_.begin.host = now;
     step_.phase_ms = {};
@@ -191,8 +201,11 @@ void StepTimer::end_epoch() {
       losses.push_back(step.device_loss);
     }
     const torch::Tensor on_host = torch::stack(losses).to(torch::kCPU, torch::kFloat64);
+    double end_ms = to_ms(epoch_begin_.host);
+    const Mark* last_end = &epoch_begin_;
     for (size_t i = 0; i < steps_.size(); ++i) {
-      record_(times_of(steps_[i], on_host.const_data_ptr<double>()[i]));
+      end_ms += milliseconds(*std::exchange(last_end, &steps_[i].end), steps_[i].end);
+      record_(times_of(steps_[i], end_ms, on_host.const_data_ptr<double>()[i]));
     }
   }
   steps_.clear();
@@ -202,10 +215,11 @@ double StepTimer::loss_of(const Step& step) const {
   return !device_.is_cpu() ? step.device_loss.item<double>() : step.loss;
 }
 
-StepTimes StepTimer::times_of(const Step& step, double loss) const {
+StepTimes StepTimer::times_of(const Step& step, double end_ms, double loss) const {
   const double backward_wait_ms = step.wait_timed ? step.wait.backward.total_ms() : 0;
   const double gather_wait_ms = step.wait_timed ? step.wait.gather.total_ms() : 0;
   StepTimes times{.step_ms = milliseconds(step.begin, step.end),
+                  .end_ms = end_ms,
                   .phase_ms = step.phase_ms,
                   .exposed_comm_ms = process_group_ == nullptr || step.wait_timed
                                          ? backward_wait_ms + gather_wait_ms

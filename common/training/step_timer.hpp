@@ -21,6 +21,7 @@ namespace ddp {
 struct StepTimes {
   double epoch = 0;
   double step_ms = 0;
+  double end_ms = 0;  ///< when it ended, on the host's monotonic clock, which its processes share
   std::array<double, kPhases> phase_ms{};  ///< without exposed_comm_ms; undefined unless asked for
   double exposed_comm_ms = 0;  ///< waiting for communication that nothing hid; NaN: not measured
   double samples = 0;  ///< of all ranks
@@ -61,7 +62,8 @@ class StepMedian {
 /// Note [Timing]: a step lasts from the end of the step before to its own end: gathering the batch,
 /// forward, backward, communication and update. The first step of an epoch starts at begin_epoch().
 /// On a GPU all times are events on the stream, read between epochs, so the host never waits inside
-/// one. Phases are recorded only with --metrics. On the CPU nothing here allocates or keeps a step.
+/// one; the host's clock is read where the epoch begins and the device is idle. Phases are recorded
+/// only with --metrics. On the CPU nothing here allocates or keeps a step.
 ///
 /// Note [Sampled waits]: to time the waits for communication costs two readings of the clock for
 /// each, so without --metrics it is done in one of kWaitStride steps only, and not always in the
@@ -130,7 +132,7 @@ class StepTimer {
   Mark mark();
   double milliseconds(const Mark& from, const Mark& to) const;
   double loss_of(const Step& step) const;
-  StepTimes times_of(const Step& step, double loss) const;
+  StepTimes times_of(const Step& step, double end_ms, double loss) const;
   void choose_wait_timer();
   void switch_phase(Phase phase, std::chrono::steady_clock::time_point now);
   void wait_for_device() const;
@@ -144,6 +146,7 @@ class StepTimer {
   Phase phase_ = Phase::kData;  // the phase at hand and its beginning, on the host
   std::chrono::steady_clock::time_point phase_begin_;
   std::vector<Step> steps_;  // of the epoch at hand, on a GPU
+  Mark epoch_begin_;  // likewise; on the host, too
   std::deque<c10::Event> events_;  // likewise; every epoch records the same ones
   size_t events_used_ = 0;
   c10::SmallVector<int64_t, 16> all_reduce_bytes_;  // of the last step

@@ -265,8 +265,7 @@ void TrainingLog::end_epoch() {
     usage_ = {};
   }
   epoch_ms_ = now.wall_ms - epoch_begin_.wall_ms;
-  usage_.cpu_ms += now.cpu_ms - epoch_begin_.cpu_ms;
-  usage_.wall_ms += epoch_ms_;
+  usage_.add(epoch_begin_, now);
   if (process_group_ != nullptr) {
     process_group_->pause_all_reduce(false);
   }
@@ -497,7 +496,9 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
   // (values, ranks)
   const torch::Tensor of_ranks =
       gather_over_ranks({peak_rss_mib(), startup_ms, usage_.cpu_ms, usage_.wall_ms,
-                         device_.is_cuda() ? peak_device_mib() : kNaN})
+                         device_.is_cuda() ? peak_device_mib() : kNaN, usage_.minor_faults,
+                         usage_.major_faults, usage_.voluntary_switches,
+                         usage_.involuntary_switches})
           .t()
           .contiguous();
   const auto by_rank = [&](int64_t value) {
@@ -552,6 +553,10 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"startup_ms", by_rank(1)},
       {"cpu_time_ms", by_rank(2)},
       {"timed_wall_ms", by_rank(3)},
+      {"minor_faults", by_rank(5)},
+      {"major_faults", by_rank(6)},
+      {"voluntary_switches", by_rank(7)},
+      {"involuntary_switches", by_rank(8)},
       {"first_step_unix_ms", first_step_end ? json(std::chrono::duration_cast<milliseconds>(
                                                        first_step_end->time_since_epoch())
                                                        .count())

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import math
 import os
+import resource
 import sys
 import time
 
@@ -15,6 +16,7 @@ import numpy as np
 from .errors import PeerError
 
 WARMUP_STEPS = 20
+USAGE = ("cpu_time_ms", "timed_wall_ms", "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches")
 DATA, FORWARD, BACKWARD, OPTIMIZER = range(4)
 
 
@@ -81,14 +83,16 @@ class TrainingLog:
         self.total_steps = total_steps
         self.rows = []
         self.startup_ms = self.first_step_unix_ms = None
-        self.usage = []  # (wall, processor) seconds at the first and at the end of the last timed step
+        self.usage = []  # as USAGE, at the first and at the end of the last timed step
 
     def begin_epoch(self, epoch):
         self.epoch = epoch
         self.steps = []
         if not self.usage and len(self.rows) >= self.warmup_steps:
             self._take_usage()
+        self.clock.synchronize()
         self.marks = [self.clock.mark()]
+        self.epoch_begin = time.perf_counter() * 1e3, self.marks[0]
 
     def begin(self, phase):
         """Ends the phase before. DATA begins with the step; the others are begun in their order, once a step."""
@@ -112,17 +116,21 @@ class TrainingLog:
         self.marks = [self.marks[-1]]
 
     def _take_usage(self):
-        self.usage.append((time.perf_counter(), time.process_time()))
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.usage.append((time.process_time() * 1e3, time.perf_counter() * 1e3, used.ru_minflt, used.ru_majflt, used.ru_nvcsw,
+                           used.ru_nivcsw))
 
     def end_epoch(self):
         self.clock.synchronize()
         loss_sum = samples = 0
+        begin_ms, first_mark = self.epoch_begin
         for marks, loss, share in self.steps:
             parts = [self.clock.milliseconds(a, b) for a, b in zip(marks, marks[1:])]
             phases = parts if self.has_phases else [math.nan] * 4
             # What DDP waited for is a part of its backward that it does not tell; without DDP there is no wait.
             exposed = 0.0 if self.group.backend is None and self.has_phases else math.nan
-            self.rows.append([self.epoch, self.clock.milliseconds(marks[0], marks[-1]), *phases[:3], exposed,
+            end_ms = begin_ms + self.clock.milliseconds(first_mark, marks[-1])
+            self.rows.append([self.epoch, end_ms, self.clock.milliseconds(marks[0], marks[-1]), *phases[:3], exposed,
                               phases[3], float(loss)])
             loss_sum += self.rows[-1][-1] * share
             samples += share
@@ -142,12 +150,11 @@ class TrainingLog:
             raise PeerError(f"the weights moved by {moved}, expected a finite distance; a smaller --lr may help")
         options, group = self.options, self.group
         tables = group.gather(np.array(self.rows, dtype=np.float64))
-        (wall_from, cpu_from), (wall_to, cpu_to) = self.usage
-        per_rank = np.stack(group.gather(np.array([[peak_rss_mib(), self.startup_ms, (cpu_to - cpu_from) * 1e3,
-                                                    (wall_to - wall_from) * 1e3]]))).squeeze(1)
+        usage = np.subtract(*reversed(self.usage))
+        per_rank = np.stack(group.gather(np.array([[peak_rss_mib(), self.startup_ms, *usage]]))).squeeze(1)
         if group.rank != 0:
             return
-        step_ms = max(float(np.median(table[self.warmup_steps:, 1])) for table in tables)
+        step_ms = max(float(np.median(table[self.warmup_steps:, 2])) for table in tables)
         speed = options.global_batch / step_ms * 1e3
         print(f"moved {moved:#.6g} | loss {loss:.4f}" + (f" | accuracy {accuracy:.4f}" if accuracy is not None else "")
               + f" | step {step_ms:.3f} ms | {speed:.0f} samples/s", flush=True)
@@ -165,13 +172,13 @@ class TrainingLog:
             "loss": _number(loss), "accuracy": accuracy, "loss_floor": _number(dataset.loss_floor), "digest": None,
             "parameters": parameters, "bytes_per_step": 0 if group.world_size == 1 else 4 * parameters,
             **{name: [_number(value) for value in per_rank[:, column]] for column, name in
-               enumerate(("peak_rss_mib", "startup_ms", "cpu_time_ms", "timed_wall_ms"))},
+               enumerate(("peak_rss_mib", "startup_ms", *USAGE))},
             "first_step_unix_ms": self.first_step_unix_ms,
         }
         self._write(tables, summary)
 
     def _write(self, tables, summary):
-        names = ("step_ms", "data_ms", "forward_ms", "backward_ms", "exposed_comm_ms", "optimizer_ms", "loss")
+        names = ("end_ms", "step_ms", "data_ms", "forward_ms", "backward_ms", "exposed_comm_ms", "optimizer_ms", "loss")
         try:
             with open(self.options.metrics, "w") as file:
                 for rank, table in enumerate(tables):
