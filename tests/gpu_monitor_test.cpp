@@ -9,7 +9,7 @@
 TEST_CASE("GPU usage is the mean over samples and GPUs", "[gpu_monitor]") {
   ddp::GpuMonitor monitor;
   CHECK(!monitor.take());
-  monitor.sample();
+  const auto first = monitor.sample();
   monitor.sample();
   const auto usage = monitor.take();
   REQUIRE(usage);
@@ -17,7 +17,11 @@ TEST_CASE("GPU usage is the mean over samples and GPUs", "[gpu_monitor]") {
   CHECK(std::abs(usage->utilisation_percent - 55) < 1e-9);
   CHECK(std::abs(usage->power_w - 200) < 1e-9);
   CHECK(std::abs(usage->memory_mib - 3072) < 1e-9);
+  CHECK(usage->gpus == 2);
   CHECK(!monitor.take());
+  REQUIRE(first);
+  CHECK(std::abs(first->utilisation_percent - 50) < 1e-9);
+  CHECK(std::abs(first->power_w * first->gpus - 400) < 1e-9);
 }
 
 TEST_CASE("GPU usage is that of the GPUs that a run uses", "[used]") {

@@ -98,14 +98,14 @@ GpuMonitor::~GpuMonitor() {
   }
 }
 
-void GpuMonitor::sample() {
+std::optional<GpuReadings> GpuMonitor::sample() {
   const size_t there = nvml_ && nvml_->devices.size() > first_ ? nvml_->devices.size() - first_ : 0;
   const size_t watched = std::min(watched_, there);
   if (watched == 0) {
-    return;
+    return std::nullopt;
   }
   const auto devices = static_cast<double>(watched);
-  GpuReadings now;
+  GpuReadings now{.gpus = static_cast<int>(watched)};
   for (size_t i = 0; i < watched; ++i) {
     const Device device = nvml_->devices[first_ + i];
     Utilisation utilisation{};
@@ -113,15 +113,16 @@ void GpuMonitor::sample() {
     Memory memory{};
     if (device == nullptr || nvml_->utilisation(device, &utilisation) != 0 ||
         nvml_->power_mw(device, &power_mw) != 0 || nvml_->memory(device, &memory) != 0) {
-      return;  // half a sample would be a wrong one
+      return std::nullopt;  // half a sample would be a wrong one
     }
     now.utilisation_percent += utilisation.gpu_percent / devices;
     now.power_w += power_mw / 1e3 / devices;
     now.memory_mib += static_cast<double>(memory.used_bytes) / (1024.0 * 1024.0);
   }
   sum_ = {sum_.utilisation_percent + now.utilisation_percent, sum_.power_w + now.power_w,
-          std::max(sum_.memory_mib, now.memory_mib)};
+          std::max(sum_.memory_mib, now.memory_mib), now.gpus};
   ++samples_;
+  return now;
 }
 
 std::optional<GpuReadings> GpuMonitor::take() {
@@ -129,7 +130,7 @@ std::optional<GpuReadings> GpuMonitor::take() {
   const GpuReadings sum = std::exchange(sum_, {});
   return samples == 0 ? std::nullopt
                       : std::optional(GpuReadings{sum.utilisation_percent / samples,
-                                                  sum.power_w / samples, sum.memory_mib});
+                                                  sum.power_w / samples, sum.memory_mib, sum.gpus});
 }
 
 }  // namespace ddp

@@ -13,6 +13,7 @@ struct GpuReadings {
   double utilisation_percent = 0;  ///< of the time in which a kernel ran
   double power_w = 0;
   double memory_mib = 0;
+  int gpus = 0;  ///< that were looked at
 };
 
 /// NVML is opened at run time, so that this program needs no driver. Where there is none, or no
@@ -33,7 +34,8 @@ class GpuMonitor {
     watched_ = 1;
   }
   /// Reads these GPUs once; meant to be called now and then while a program runs.
-  void sample();
+  /// @return what take() takes the means of
+  std::optional<GpuReadings> sample();
   /// What was sampled since the last call.
   std::optional<GpuReadings> take();
 
