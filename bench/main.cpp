@@ -93,10 +93,11 @@ void write_report(const Plan& plan, const Report& report, nlohmann::ordered_json
 ExitCode measure_and_report(Plan plan) {
   const auto start = std::chrono::steady_clock::now();
   Session session;
-  const nlohmann::ordered_json machine = describe_machine();
   ask_launchers(plan, session);
   const nlohmann::ordered_json software = describe_software(plan, session);
   install_peers(plan, session);
+  const nlohmann::ordered_json machine =
+      describe_machine(wait_for_quiet(plan.settings.quiet_wait_s, session));
 
   Measurements measurements = check_parity(plan, session);
   measure_limits(plan, session, measurements);

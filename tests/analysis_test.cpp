@@ -597,7 +597,7 @@ StageMetrics read_text(const std::string& text) {
   const ddp::ScratchFolder folder("ddp-analysis-test");
   const std::string path = folder.path() + "/metrics.jsonl";
   std::ofstream(path) << text;
-  return read_metrics(path, 2);
+  return read_metrics(path, 2, /*one_host=*/true);
 }
 
 TEST_CASE("a slow rank is named by what it needs besides waiting", "[analysis]") {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bench/report/micro_results.hpp"
@@ -72,6 +73,8 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   // Rank 1 is twice as slow as rank 0, and the slowest counts.
   CHECK(is_near(two_ranks.at("step_ms").at("median"), 2 * 1.3 * 0.2, 0.05));
   CHECK(is_near(two_ranks.at("phases_ms").at("exposed_comm"), 0.14, 1e-6));
+  // Rank 0 waits half of the time for rank 1.
+  CHECK(is_near(two_ranks.at("phases_ms").at("imbalance"), 1.3 * 0.2 / 2, 0.05));
   CHECK(is_near(two_ranks.at("no_comm_step_ms"), 2 * 1.3 * 0.07, 0.05));
   CHECK(is_near(two_ranks.at("comm").at("exposed_by_difference_ms"), 2 * 1.3 * 0.13, 0.05));
   CHECK(two_ranks.at("slowest_rank").at("rank") == 1);
@@ -92,6 +95,37 @@ TEST_CASE("bench measures stages that agree", "[bench]") {
   CHECK(benchmarks.at(0).at("name") == "T/weak/01_single_gpu/ranks:1/iterations:1/manual_time");
   CHECK(contains(report.err, "What to conclude"));
   CHECK(contains(report.err, "waits for the all-reduce of 84 bytes"));
+}
+
+TEST_CASE("the timed steps that were asked for remain beside 50 ms of warm-up", "[bench]") {
+  FakeBench bench;
+  // Whole runs of it are over in less than 50 ms, which its parity run did not show.
+  bench.behave("03_ddp_spawn", "[ $(wc -l < \"$0.calls\") -lt 2 ] || step_ms=0.001 comm=0.0001");
+  const Measured report = bench.measure(small_and());
+  CHECK(report.run("03_ddp_spawn").at("steps") == 20);
+  CHECK(report.run("01_single_gpu").at("steps") >= 20);
+}
+
+TEST_CASE("bench waits for other programs to leave the processors, and says so", "[bench]") {
+  const FakeBench bench;
+  std::vector<std::jthread> others((std::thread::hardware_concurrency() + 1) / 2);
+  for (std::jthread& other : others) {
+    other = std::jthread([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+      }
+    });
+  }
+  const Words once = {"--stages", "02", "--repetitions", "1"};
+  Words waiting = small_and(once);
+  waiting.insert(waiting.end(), {"--quiet-wait", "2"});
+  const Measured report = bench.measure(waiting);
+  CHECK(contains(report.err, "waiting at most 2 s: other programs use "));
+  CHECK(contains(report.err, "Other programs kept "));
+  CHECK(report.scaling.at("machine").at("busy_before_share") >= 0.1);
+  const Measured hasty = bench.measure(small_and(once));
+  CHECK(hasty.scaling.at("machine").at("busy_before_share").is_null());
+  CHECK_FALSE(contains(hasty.err, "waiting"));
+  CHECK_FALSE(contains(hasty.err, "Other programs kept"));
 }
 
 TEST_CASE("strong scaling keeps the batch over all ranks", "[bench]") {

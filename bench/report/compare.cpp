@@ -18,8 +18,8 @@ using nlohmann::ordered_json;
 /// These name the machine; the others say in what state it was.
 constexpr std::array<const char*, 5> kMachineIdentity = {"host", "cpu_model", "cores", "gpus",
                                                          "virtualised"};
-/// Differs between any two reports, and the controls show what comes of it.
-constexpr const char* kLoadAverage = "machine.load_average";
+/// Differ between any two reports, and the controls show what comes of it.
+constexpr std::array<const char*, 2> kLoad = {"machine.load_average", "machine.busy_before_share"};
 
 /// "machine.cpu_model" and its value, for all fields that are no objects.
 void flatten(const std::string& prefix, const ordered_json& value, ordered_json& fields) {
@@ -46,7 +46,7 @@ std::vector<FieldChange> compare_fields(const Report& a, const Report& b) {
   for (const auto& [field, ignored] : all.items()) {
     const FieldChange change = {field, fields_a.value(field, ordered_json()),
                                 fields_b.value(field, ordered_json())};
-    if (change.a != change.b && field != kLoadAverage) {
+    if (change.a != change.b && std::ranges::find(kLoad, field) == kLoad.end()) {
       changes.push_back(change);
     }
   }

@@ -21,8 +21,7 @@ using Names = std::vector<std::string>;
 using Runs = std::vector<const Run*>;
 
 constexpr double kNoisySpread = 2.0;  // p90 / p10 of the steps
-constexpr double kBusyLoadPerCore = 0.3;  // load average at the start
-constexpr double kDisturbedShare = 0.1;  // of the processors' time, while a launch lasted
+constexpr double kDisturbedShare = 0.1;  // of the processors' time, by others
 constexpr double kSlowRankShare = 0.8;  // of the steps; by chance it would be 1 / ranks
 constexpr double kSlowRankExcess = 0.1;
 constexpr std::size_t kMaxNamed = 3;
@@ -500,15 +499,12 @@ class Conclusions {
   }
 
   void say_what_is_missing() {
-    const nlohmann::ordered_json load =
-        report_.machine.value("load_average", nlohmann::ordered_json());
-    const int cores = report_.machine.value("cores", 1);
-    if (load.is_array() && !load.empty() && load[0].get<double>() > kBusyLoadPerCore * cores) {
+    const auto busy = report_.machine.value("busy_before_share", nlohmann::ordered_json());
+    if (busy.is_number() && busy.get<double>() >= kDisturbedShare) {
       add("busy", {},
-          fmt::format("The machine was busy at the start (load average {:.2f} on {} core{}): do "
-                      "not trust small "
-                      "differences, repeat on an idle one",
-                      load[0].get<double>(), cores, cores == 1 ? "" : "s"));
+          fmt::format("Other programs kept {} of the processors busy before the first run: do not "
+                      "trust small differences, repeat on an idle machine",
+                      format_percent(busy.get<double>())));
     }
     for (const std::string& note : notes_) {
       add("note", {}, capitalized(note));

@@ -166,7 +166,8 @@ struct GpuUsage {
   double utilisation_percent = 0;
   double power_w = 0;
   double memory_mib = 0;
-  DDP_FIELDS(utilisation_percent, power_w, memory_mib);
+  std::optional<double> energy_j_per_sample{};  ///< of all GPUs together, in the timed steps
+  DDP_FIELDS(utilisation_percent, power_w, memory_mib, energy_j_per_sample);
 };
 
 /// The rank that the others wait for. Waiting makes all steps equally long, so a slow rank shows

@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -17,8 +19,10 @@
 #include <system_error>
 #include <thread>
 
+#include "bench/run/processor_use.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/launch/cpu_share.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -70,6 +74,21 @@ constexpr std::string_view kIdentityPrefixes[] = {
 bool is_identity(std::string_view variable) {
   return std::any_of(std::begin(kIdentityPrefixes), std::end(kIdentityPrefixes),
                      [&](std::string_view prefix) { return variable.starts_with(prefix); });
+}
+
+double unix_ms_now() {
+  return std::chrono::duration<double, std::milli>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+/// "2026-11-23T16:20:00Z"
+std::string format_utc(double unix_ms) {
+  const auto seconds = static_cast<std::time_t>(unix_ms / 1e3);
+  std::tm date{};
+  gmtime_r(&seconds, &date);
+  std::array<char, sizeof("2026-11-23T16:20:00Z")> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%FT%TZ", &date)};
 }
 
 std::string read_tail(const std::string& path) {
@@ -150,7 +169,9 @@ void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
     }
     session.interrupts.wait_for_child(
         std::clamp(give_up_s - seconds_since(start), 0.001, kTickSeconds));
-    session.gpus.sample();
+    if (const std::optional<GpuReadings> gpus = session.gpus.sample()) {
+      result.gpu_power.push_back({unix_ms_now(), gpus->power_w * gpus->gpus});
+    }
     session.progress.tick();
   }
   static_cast<ProcessEnd&>(result) = *end;
@@ -190,9 +211,8 @@ ChildResult run_child(const Command& command, Session& session) {
   const std::string out_path = session.scratch.path() + "/stdout";
   const std::string err_path = session.scratch.path() + "/stderr";
   const auto start = std::chrono::steady_clock::now();
-  result.start_unix_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::system_clock::now().time_since_epoch())
-          .count();
+  const std::optional<ProcessorTimes> times_before = processor_times();
+  result.start_unix_ms = unix_ms_now();
   try {
     const FileDescriptor out = open_output(out_path);
     const FileDescriptor err = open_output(err_path);
@@ -215,6 +235,14 @@ ChildResult run_child(const Command& command, Session& session) {
   }
   result.seconds = seconds_since(start);
   end_leftovers();
+  const ProcessorUse use = use_between(times_before, processor_times());
+  result.conditions = {
+      .started = format_utc(result.start_unix_ms),
+      .steal_share = use.stolen_share,
+      .others_busy_share = use.others_share,
+      .affinity = format_cores(allowed_cores()),
+      .scheduling = scheduling_class(),
+  };
   result.out = read_tail(out_path);
   result.err = read_tail(err_path);
   return result;

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,11 +58,28 @@ struct Command {
   std::map<std::string, std::string> env = {};  ///< set on top of this process's environment
 };
 
+/// What surrounded a command while it ran.
+struct LaunchConditions {
+  std::string started;  ///< UTC, "2026-11-23T16:20:00Z"
+  std::optional<double> steal_share;  ///< of the processors' time: a hypervisor's
+  std::optional<double> others_busy_share;  ///< likewise: other programs'
+  std::string affinity;  ///< cores, "0-3,8"
+  std::string scheduling;  ///< scheduling_class()
+};
+
+/// What the GPUs that were watched took together at a moment.
+struct GpuPower {
+  double unix_ms = 0;
+  double power_w = 0;
+};
+
 struct ChildResult : ProcessEnd {
   bool timed_out = false;
   bool interrupted = false;  ///< stopped because this program is to end
   double seconds = 0;
   double start_unix_ms = 0;
+  LaunchConditions conditions;
+  std::vector<GpuPower> gpu_power;  ///< over time
   std::string out;  ///< the end of its standard output, 64 KiB at most
   std::string err;
 

@@ -51,6 +51,7 @@ struct RunLength {
   std::int64_t epochs = 1;
   std::int64_t global_batch = 0;  ///< samples per step, over all ranks
   std::int64_t dataset_size = 0;  ///< 0: the dataset's own
+  std::int64_t timed_steps = 0;  ///< at least, that are no warm-up; 0: what half a run leaves
 };
 
 struct Plan;

@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 
+#include "bench/run/processor_use.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/launch/cpu_share.hpp"
 
 namespace ddp::bench {
@@ -21,6 +25,8 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr double kAnswerTimeoutSeconds = 10;
+constexpr double kLookSeconds = 1;  // for how long the processors are looked at
+constexpr double kQuietShare = 0.1;  // what other programs may use of them
 constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
 
 /// True inside an allocation of Slurm's, where srun starts at once.
@@ -204,7 +210,32 @@ void install_peers(Plan& plan, Session& session) {
   }
 }
 
-ordered_json describe_machine() {
+std::optional<double> wait_for_quiet(int most_s, Session& session) {
+  using std::chrono::steady_clock;
+  const auto end = steady_clock::now() + std::chrono::seconds(most_s);
+  std::optional<double> others_share;
+  bool told = false;
+  while (steady_clock::now() < end && !session.interrupts.requested()) {
+    const std::optional<ProcessorTimes> before = processor_times();
+    const auto begin = steady_clock::now();
+    while (seconds_since(begin) < kLookSeconds && !session.interrupts.requested()) {
+      session.interrupts.wait_for_child(kLookSeconds - seconds_since(begin));
+    }
+    others_share = use_between(before, processor_times()).others_share;
+    if (!others_share || *others_share < kQuietShare) {
+      break;
+    }
+    if (!std::exchange(told, true)) {
+      session.progress.note(fmt::format(
+          "waiting at most {} s: other programs use {:.0f} % of the processors, expected less than "
+          "{:.0f} %",
+          most_s, *others_share * 100, kQuietShare * 100));
+    }
+  }
+  return others_share;
+}
+
+ordered_json describe_machine(const std::optional<double>& busy_before_share) {
   utsname kernel{};
   uname(&kernel);
   std::string os = value_of("/etc/os-release", "PRETTY_NAME", '=');
@@ -216,6 +247,8 @@ ordered_json describe_machine() {
       {"memory_mib", memory_mib()},
       {"gpus", gpu_names()},
       {"load_average", load_average()},
+      {"busy_before_share",
+       busy_before_share ? ordered_json(*busy_before_share) : ordered_json(nullptr)},
       {"cpu_governor", text_or_null(cpu_governor())},
       {"virtualised", is_virtualised()},
       {"kernel", text_or_null(kernel.release)},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/run/child_process.hpp"
 #include "bench/run/plan.hpp"
@@ -21,8 +22,15 @@ void ask_launchers(Plan& plan, Session& session);
 /// @throws UsageError naming a peer that cannot be installed and why
 void install_peers(Plan& plan, Session& session);
 
+/// Waits until other programs leave the processors alone for a second, so that a build that has
+/// just ended, or its load, is no part of the numbers. Says on standard error that and why it does.
+/// @param most_s 0: it does not look
+/// @return their share in the last second; nothing if nobody looked, or the kernel does not tell
+std::optional<double> wait_for_quiet(int most_s, Session& session);
+
 /// The machine as it is now; what cannot be read is null.
-nlohmann::ordered_json describe_machine();
+/// @param busy_before_share of wait_for_quiet()
+nlohmann::ordered_json describe_machine(const std::optional<double>& busy_before_share);
 
 /// Compiler, LibTorch, commit and launchers; what is not known is null.
 nlohmann::ordered_json describe_software(const Plan& plan, Session& session);

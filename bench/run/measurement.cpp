@@ -26,6 +26,8 @@ constexpr std::int64_t kParitySteps = 48;
 
 constexpr std::int64_t kMinSteps = 40;
 constexpr std::int64_t kMaxSteps = 4000;
+/// Of the 50 ms that are warm-up in any case, with what the parity run misjudges.
+constexpr double kWarmupSeconds = 0.1;
 constexpr double kMinMeasuredSeconds = 0.1;  // of one run, start-up not counted
 constexpr double kMaxMeasuredSeconds = 1.0;
 
@@ -47,6 +49,14 @@ double startup_ms(const StageMetrics& metrics, const ChildResult& child) {
   const double since_start_ms = metrics.first_step_unix_ms.value_or(0) - child.start_unix_ms;
   const bool plausible = since_start_ms > 0 && since_start_ms <= child.seconds * 1e3;
   return plausible ? since_start_ms : largest_or_zero(metrics.startup_ms);
+}
+
+/// Of all GPUs that it used, for a sample of its timed steps.
+std::optional<double> energy_j_per_sample(const StageMetrics& metrics, const ChildResult& child) {
+  const std::optional<Interval> timed = metrics.timed_unix_ms();
+  const auto power_w = timed ? mean_power_w(child.gpu_power, *timed) : std::nullopt;
+  return power_w ? std::optional(*power_w * metrics.timed_ms() / 1e3 / metrics.timed_samples())
+                 : std::nullopt;
 }
 
 /// Runs a configuration's program and reads what it measured. A run that ends with exit code 75,
@@ -79,13 +89,18 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   StageRun run;
   run.wall_s = child.seconds;
   run.interrupted = child.interrupted;
+  run.conditions = child.conditions;
   if (!child.ok()) {
     run.error = describe_failure(child, command.timeout_s);
     run.usage_error = child.exit_code == static_cast<int>(ExitCode::kUsage);
     return run;
   }
   try {
-    run.metrics = read_metrics(metrics_path, configuration.processes());
+    run.metrics = read_metrics(metrics_path, configuration.processes(), configuration.nodes == 1,
+                               length.timed_steps);
+    if (!run.metrics.cores.empty()) {
+      run.conditions.affinity = run.metrics.cores;
+    }
     if (run.metrics.global_batch != length.global_batch) {
       run.error = fmt::format("it trained with a global batch of {}, expected {}",
                               run.metrics.global_batch, length.global_batch);
@@ -95,7 +110,8 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   }
   run.startup_ms = startup_ms(run.metrics, child);
   if (const auto gpu = session.gpus.take()) {
-    run.gpu = GpuUsage{gpu->utilisation_percent, gpu->power_w, gpu->memory_mib};
+    run.gpu = GpuUsage{gpu->utilisation_percent, gpu->power_w, gpu->memory_mib,
+                       energy_j_per_sample(run.metrics, child)};
   }
   return run;
 }
@@ -297,7 +313,7 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
   int runs = 0;
   for (const Result& result : measurements.results) {
     if (result.error.empty()) {
-      used_s += settings.repetitions * result.overhead_s;
+      used_s += settings.repetitions * (result.overhead_s + kWarmupSeconds);
       runs += settings.repetitions;
     }
   }
@@ -307,10 +323,13 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
     if (!result.error.empty()) {
       continue;
     }
-    const double wished = measured_s / std::max(1e-6, result.parity_step_ms / 1e3);
-    const std::int64_t steps = settings.steps.value_or(static_cast<std::int64_t>(
-        std::clamp(wished, static_cast<double>(kMinSteps), static_cast<double>(kMaxSteps))));
-    result.length.epochs = divide_up(steps + result.warmup_steps, result.steps_per_epoch);
+    const double step_s = std::max(1e-6, result.parity_step_ms / 1e3);
+    result.length.timed_steps = settings.steps.value_or(static_cast<std::int64_t>(std::clamp(
+        measured_s / step_s, static_cast<double>(kMinSteps), static_cast<double>(kMaxSteps))));
+    const std::int64_t warmup_steps = std::max(
+        result.warmup_steps, static_cast<std::int64_t>(std::ceil(kWarmupSeconds / step_s)));
+    result.length.epochs =
+        divide_up(result.length.timed_steps + warmup_steps, result.steps_per_epoch);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -18,11 +19,14 @@ namespace ddp::bench {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const FieldReader& reader() {
   static const FieldReader result("metrics", "what --metrics writes", ExitCode::kTrainingFailed);
   return result;
 }
+
+constexpr double kWarmupMs = 50;
 
 struct Row {
   std::size_t rank = 0;
@@ -41,17 +45,78 @@ Row read_row(const nlohmann::ordered_json& line, std::size_t ranks, std::size_t 
   if (!std::isfinite(row.step.step_ms) || row.step.step_ms <= 0) {
     reader().fail(fmt::format("step {} of rank {} has no step time", row.index, row.rank));
   }
+  std::optional<double> end_ms;  // peers may not tell
+  reader().read_member(line, "", "end_ms", end_ms);
+  row.step.end_ms = end_ms.value_or(kNan);
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
-    if (phase == kImbalance) {
-      continue;
+    if (phase != kImbalance) {  // which only the ranks together tell
+      reader().read_member(line, "", std::string(kPhaseNames[phase]) + "_ms",
+                           row.step.phase_ms[phase]);
     }
-    reader().read_member(line, "", std::string(kPhaseNames[phase]) + "_ms",
-                         row.step.phase_ms[phase]);
   }
   if (row.rank >= ranks) {
     reader().fail(fmt::format("rank {} wrote, expected ranks below {}", row.rank, ranks));
   }
   return row;
+}
+
+using StepOfRanks = std::vector<std::optional<Step>>;  // [rank]; none: that rank wrote no row
+
+/// See Note [The job's step]. @param ended_ms when the step before ended; not a number: not known
+Step job_step(const StepOfRanks& ranks, double ended_ms) {
+  const auto count = static_cast<double>(ranks.size());
+  Step job{.step_ms = 0, .end_ms = -kInfinity, .phase_ms = {}};
+  double begin_ms = kInfinity;
+  double least_wait_ms = kInfinity;
+  for (const std::optional<Step>& rank : ranks) {
+    job.step_ms += rank->step_ms / count;
+    for (std::size_t phase = 0; phase < kPhases; ++phase) {
+      job.phase_ms[phase] += rank->phase_ms[phase] / count;
+    }
+    least_wait_ms = std::min(least_wait_ms, rank->phase_ms[kExposedComm]);
+    begin_ms = std::min(begin_ms, rank->end_ms - rank->step_ms);
+    job.end_ms = std::max(job.end_ms, rank->end_ms);
+  }
+  const double mean_wait_ms = job.phase_ms[kExposedComm];
+  const bool waits_known = std::isfinite(mean_wait_ms);
+  job.phase_ms[kExposedComm] = waits_known ? least_wait_ms : kNan;
+  job.phase_ms[kImbalance] = waits_known ? std::max(0.0, mean_wait_ms - least_wait_ms) : kNan;
+  if (std::isnan(ended_ms)) {
+    job.end_ms = kNan;
+  } else {
+    job.step_ms = job.end_ms - std::max(begin_ms, ended_ms);
+  }
+  return job;
+}
+
+/// @param has_clock every row tells when it ended, by one clock
+/// @throws Error if a rank's steps do not end one after the other
+void combine_ranks(const std::vector<StepOfRanks>& rows, bool has_clock, StageMetrics& metrics) {
+  double ended_ms = has_clock ? -kInfinity : kNan;
+  for (std::size_t step = 0; step < rows.size(); ++step) {
+    for (std::size_t rank = 0; rank < rows[step].size(); ++rank) {
+      const Step& own = *rows[step][rank];
+      if (has_clock && step > 0 && own.end_ms <= rows[step - 1][rank]->end_ms) {
+        reader().fail(
+            fmt::format("step {} of rank {} did not end after the one before", step, rank));
+      }
+      metrics.step_ms_of_rank[rank].push_back(own.step_ms);
+      metrics.busy_ms_of_rank[rank].push_back(own.step_ms - own.phase_ms[kExposedComm]);
+    }
+    metrics.steps.push_back(job_step(rows[step], ended_ms));
+    ended_ms = has_clock ? metrics.steps.back().end_ms : kNan;
+  }
+}
+
+/// Besides what the stage says, at most as many steps as can be spared.
+std::int64_t count_warmup_steps(const StageMetrics& metrics, std::int64_t timed_steps) {
+  const std::int64_t steps = std::ssize(metrics.steps);
+  const std::int64_t most = timed_steps > 0 ? steps - timed_steps : steps / 2;
+  std::int64_t warmup_steps = 0;
+  for (double ms = 0; warmup_steps < most && ms < kWarmupMs; ++warmup_steps) {
+    ms += metrics.steps[static_cast<std::size_t>(warmup_steps)].step_ms;
+  }
+  return std::max(warmup_steps, metrics.warmup_steps);
 }
 
 }  // namespace
@@ -60,12 +125,32 @@ double sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
+std::size_t StageMetrics::first_timed_step() const {
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(warmup_steps, 0, std::ssize(steps)));
+}
+
 std::vector<Step> StageMetrics::timed_steps() const {
-  const auto skipped = static_cast<std::size_t>(std::max<std::int64_t>(warmup_steps, 0));
-  if (skipped >= steps.size()) {
-    return {};
+  return {steps.begin() + static_cast<std::ptrdiff_t>(first_timed_step()), steps.end()};
+}
+
+double StageMetrics::timed_ms() const {
+  return std::transform_reduce(steps.begin() + static_cast<std::ptrdiff_t>(first_timed_step()),
+                               steps.end(), 0.0, std::plus<>(),
+                               [](const Step& step) { return step.step_ms; });
+}
+
+double StageMetrics::timed_samples() const {
+  return static_cast<double>(global_batch) * static_cast<double>(steps.size() - first_timed_step());
+}
+
+std::optional<Interval> StageMetrics::timed_unix_ms() const {
+  const std::size_t first = first_timed_step();
+  if (!first_step_unix_ms || first == 0 || first >= steps.size()) {
+    return std::nullopt;
   }
-  return {steps.begin() + static_cast<std::ptrdiff_t>(skipped), steps.end()};
+  const double offset_ms = *first_step_unix_ms - steps.front().end_ms;
+  const Interval times{steps[first - 1].end_ms + offset_ms, steps.back().end_ms + offset_ms};
+  return times.low < times.high ? std::optional(times) : std::nullopt;
 }
 
 std::optional<double> StageMetrics::cpu_utilisation() const {
@@ -78,7 +163,7 @@ std::optional<double> StageMetrics::cpu_utilisation() const {
 }
 
 std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
-  const auto first = static_cast<std::size_t>(std::max<std::int64_t>(metrics.warmup_steps, 0));
+  const std::size_t first = metrics.first_timed_step();
   const std::size_t ranks = metrics.busy_ms_of_rank.size();
   if (ranks < 2 || first >= metrics.steps.size()) {
     return std::nullopt;
@@ -115,7 +200,8 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
   };
 }
 
-StageMetrics read_metrics(const std::string& path, int expected_ranks) {
+StageMetrics read_metrics(const std::string& path, int expected_ranks, bool one_host,
+                          std::int64_t timed_steps) {
   std::ifstream file(path);
   if (!file) {
     reader().fail("the program wrote none");
@@ -128,7 +214,9 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
   StageMetrics metrics;
   metrics.ranks = expected_ranks;
   metrics.busy_ms_of_rank.resize(ranks);
-  std::vector<std::vector<bool>> written;  // [step][rank]
+  metrics.step_ms_of_rank.resize(ranks);
+  std::vector<StepOfRanks> rows;  // [step]
+  bool has_clock = one_host;
   bool has_summary = false;
   std::string line;
   for (int line_number = 1; std::getline(file, line); ++line_number) {
@@ -145,34 +233,30 @@ StageMetrics read_metrics(const std::string& path, int expected_ranks) {
       continue;
     }
     const Row row = read_row(parsed, ranks, lines);
-    if (row.index >= metrics.steps.size()) {
-      metrics.steps.resize(row.index + 1);
-      written.resize(row.index + 1, std::vector<bool>(ranks));
+    if (row.index >= rows.size()) {
+      rows.resize(row.index + 1, StepOfRanks(ranks));
     }
-    if (written[row.index][row.rank]) {
+    if (rows[row.index][row.rank]) {
       reader().fail(fmt::format("step {} of rank {} was written twice", row.index, row.rank));
     }
-    written[row.index][row.rank] = true;
-    std::vector<double>& busy_ms = metrics.busy_ms_of_rank[row.rank];
-    busy_ms.resize(metrics.steps.size(), kNan);
-    busy_ms[row.index] = row.step.step_ms - row.step.phase_ms[kExposedComm];
-    if (row.step.step_ms > metrics.steps[row.index].step_ms) {
-      metrics.steps[row.index] = row.step;
-    }
+    rows[row.index][row.rank] = row.step;
+    has_clock = has_clock && std::isfinite(row.step.end_ms);
   }
   if (!has_summary) {
     reader().fail("the last line is no summary: the program was cut off");
   }
-  for (std::size_t index = 0; index < written.size(); ++index) {
-    const auto writers = std::ranges::count(written[index], true);
+  for (std::size_t index = 0; index < rows.size(); ++index) {
+    const auto writers = std::ranges::count_if(rows[index], &std::optional<Step>::has_value);
     if (writers != expected_ranks) {
       reader().fail(fmt::format("step {} was written by {} ranks, expected {}", index, writers,
                                 expected_ranks));
     }
   }
-  if (metrics.steps.empty()) {
+  if (rows.empty()) {
     reader().fail("no step was written");
   }
+  combine_ranks(rows, has_clock, metrics);
+  metrics.warmup_steps = count_warmup_steps(metrics, timed_steps);
   return metrics;
 }
 

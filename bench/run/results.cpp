@@ -39,7 +39,8 @@ std::optional<double> job_peak_rss_mib(const StageRun& run) {
                                                                      : std::nullopt;
 }
 
-/// The median step, divided as the steps around it are.
+/// The median step, divided as the steps around it are. Their phases are means over ranks, whose
+/// sum is the job's step only about; what is known of a step is not stretched over what is not.
 PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) {
   const std::vector<std::size_t> middle = around_median(step_times_ms(steps));
   const auto sum_of_middle = [&](auto part_of) {
@@ -49,11 +50,17 @@ PhaseTimes divide_median_step(const std::vector<Step>& steps, double median_ms) 
     }
     return sum_ms;
   };
-  const double steps_ms = sum_of_middle([](const Step& step) { return step.step_ms; });
+  double parts_sum_ms = 0;
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    parts_sum_ms += sum_of_middle([&](const Step& step) { return step.phase_ms[phase]; });
+  }
+  const double whole_ms = std::isfinite(parts_sum_ms)
+                              ? parts_sum_ms
+                              : sum_of_middle([](const Step& step) { return step.step_ms; });
   PhaseTimes parts_ms;
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     const double phase_ms = sum_of_middle([&](const Step& step) { return step.phase_ms[phase]; });
-    if (const double part_ms = median_ms * phase_ms / steps_ms; std::isfinite(part_ms)) {
+    if (const double part_ms = median_ms * phase_ms / whole_ms; std::isfinite(part_ms)) {
       parts_ms[phase] = part_ms;
     }
   }
@@ -69,10 +76,17 @@ std::optional<GpuUsage> gpu_of(const Result& result) {
     }
     return values;
   };
-  return usages.empty() ? std::nullopt
-                        : std::optional(GpuUsage{*median(all(&GpuUsage::utilisation_percent)),
-                                                 *median(all(&GpuUsage::power_w)),
-                                                 *largest(all(&GpuUsage::memory_mib))});
+  std::vector<double> energies_j;
+  for (const GpuUsage& usage : usages) {
+    if (usage.energy_j_per_sample) {
+      energies_j.push_back(*usage.energy_j_per_sample);
+    }
+  }
+  return usages.empty()
+             ? std::nullopt
+             : std::optional(GpuUsage{*median(all(&GpuUsage::utilisation_percent)),
+                                      *median(all(&GpuUsage::power_w)),
+                                      *largest(all(&GpuUsage::memory_mib)), median(energies_j)});
 }
 
 /// Of the repetition in which it stood out most clearly by its share of steps.
@@ -131,7 +145,8 @@ Communication communication_of(const Result& result) {
   return comm;
 }
 
-/// By the clock: the steps follow each other without a gap.
+/// By the clock, as Note [The job's step] has it. Like samples_per_second it takes the last step of
+/// an epoch for a whole one.
 std::optional<double> wall_samples_per_second(std::int64_t global_batch,
                                               const std::vector<Step>& steps) {
   const double samples = static_cast<double>(global_batch) * static_cast<double>(steps.size());
@@ -139,13 +154,39 @@ std::optional<double> wall_samples_per_second(std::int64_t global_batch,
   return wall_ms > 0 ? std::optional(samples / (wall_ms / 1e3)) : std::nullopt;
 }
 
+/// Each rank's own, of several, without warm-up.
+std::vector<std::vector<double>> rank_samples_ms(const StageMetrics& metrics) {
+  std::vector<std::vector<double>> samples_ms;
+  const auto first = static_cast<std::ptrdiff_t>(metrics.first_timed_step());
+  for (const std::vector<double>& steps_ms : metrics.step_ms_of_rank) {
+    samples_ms.emplace_back(steps_ms.begin() + first, steps_ms.end());
+  }
+  return samples_ms.size() > 1 ? samples_ms : decltype(samples_ms)();
+}
+
 Repetition make_repetition(const StageRun& stage_run, std::int64_t global_batch) {
-  const std::vector<Step> steps = stage_run.metrics.timed_steps();
+  const StageMetrics& metrics = stage_run.metrics;
+  const LaunchConditions& conditions = stage_run.conditions;
+  const auto of_all_ranks = [](const std::vector<double>& counts) {
+    const double total = counts.empty() ? std::nan("") : sum(counts);
+    return std::isfinite(total) ? std::optional(static_cast<std::int64_t>(total)) : std::nullopt;
+  };
+  const std::vector<Step> steps = metrics.timed_steps();
   Repetition repetition;
   repetition.samples_ms = step_times_ms(steps);
   repetition.median_ms = median(repetition.samples_ms);
   repetition.wall_samples_per_second = wall_samples_per_second(global_batch, steps);
   repetition.startup_ms = positive(stage_run.startup_ms);
+  repetition.started = conditions.started;
+  repetition.rank_samples_ms = rank_samples_ms(metrics);
+  repetition.minor_faults = of_all_ranks(metrics.minor_faults);
+  repetition.major_faults = of_all_ranks(metrics.major_faults);
+  repetition.voluntary_switches = of_all_ranks(metrics.voluntary_switches);
+  repetition.involuntary_switches = of_all_ranks(metrics.involuntary_switches);
+  repetition.steal_share = conditions.steal_share;
+  repetition.others_busy_share = conditions.others_busy_share;
+  repetition.affinity = conditions.affinity;
+  repetition.scheduling = conditions.scheduling;
   return repetition;
 }
 
@@ -282,6 +323,32 @@ std::vector<double> step_times_ms(const std::vector<Step>& steps) {
     times_ms.push_back(step.step_ms);
   }
   return times_ms;
+}
+
+std::optional<double> mean_power_w(const std::vector<GpuPower>& samples, const Interval& unix_ms) {
+  if (samples.empty() || !(unix_ms.low < unix_ms.high)) {
+    return std::nullopt;
+  }
+  const auto power_at = [&](double moment_ms) {
+    const auto after = std::ranges::lower_bound(samples, moment_ms, {}, &GpuPower::unix_ms);
+    if (after == samples.begin() || after == samples.end()) {
+      return after == samples.begin() ? samples.front().power_w : samples.back().power_w;
+    }
+    const GpuPower& before = *std::prev(after);
+    return std::lerp(before.power_w, after->power_w,
+                     (moment_ms - before.unix_ms) / (after->unix_ms - before.unix_ms));
+  };
+  std::vector<GpuPower> corners = {{unix_ms.low, power_at(unix_ms.low)}};
+  std::ranges::copy_if(samples, std::back_inserter(corners), [&](const GpuPower& sample) {
+    return sample.unix_ms > unix_ms.low && sample.unix_ms < unix_ms.high;
+  });
+  corners.push_back({unix_ms.high, power_at(unix_ms.high)});
+  double area = 0;
+  for (std::size_t i = 1; i < corners.size(); ++i) {
+    area += (corners[i].unix_ms - corners[i - 1].unix_ms) *
+            (corners[i].power_w + corners[i - 1].power_w) / 2;
+  }
+  return area / (unix_ms.high - unix_ms.low);
 }
 
 Report make_report(const Measurements& measurements) {

@@ -9,6 +9,7 @@
 #include "bench/report/analysis.hpp"
 #include "bench/report/micro_results.hpp"
 #include "bench/report/record.hpp"
+#include "bench/run/child_process.hpp"
 #include "bench/run/configuration.hpp"
 #include "bench/run/metrics.hpp"
 
@@ -26,6 +27,7 @@ struct StageRun {
   double wall_s = 0;
   double startup_ms = 0;  ///< from the start of the command to the end of the first step
   std::optional<GpuUsage> gpu;
+  LaunchConditions conditions;
 };
 
 struct Result {
@@ -61,6 +63,10 @@ struct Measurements {
 };
 
 std::vector<double> step_times_ms(const std::vector<Step>& steps);
+
+/// Mean over `unix_ms` of what lies on the lines between samples, and beyond the first and the last
+/// one on these. Nothing without a sample.
+std::optional<double> mean_power_w(const std::vector<GpuPower>& samples, const Interval& unix_ms);
 
 /// Everything of the report that follows from measurements: without machine, software, settings,
 /// and what was not run.

@@ -179,6 +179,7 @@ void add_output(OptionGroup group, Settings& settings) {
   // For tests.
   group.text("--stage-dir", "", settings.stage_dir, "", "").hidden();
   group.text("--peers-dir", "", settings.peers_dir, "", "").hidden();
+  group.integer("--quiet-wait", settings.quiet_wait_s, 0, 3600, "", "").hidden();
 }
 
 /// What the options say together. @param json_given --json

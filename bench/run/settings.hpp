@@ -46,6 +46,7 @@ struct Settings {
   bool micro = false;  ///< the pieces too, not only whole steps
   double budget_s = 150;  ///< that the step counts are chosen for
   double timeout_s = 120;  ///< for one run
+  int quiet_wait_s = 30;  ///< at most, for other programs to leave the processors
 
   // What is written.
   bool no_samples = false;  ///< the document goes without the single steps

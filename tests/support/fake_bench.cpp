@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -40,12 +41,13 @@ awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v
     -v step_ms="$step_ms" -v comm="$comm" -v warmup="$warmup" -v first_step="$first_step" 'BEGIN {
   steps = epochs * int((size + global - 1) / global)
   for (s = 0; s < steps; ++s) for (r = 0; r < ranks; ++r) {
-    t = step_ms * (1 + 0.1 * (s % 7)) * (r == 1 ? 2 : 1)
-    if (s < warmup) t *= 100
-    rest = (t - comm) / 4
-    printf "{\"rank\":%d,\"epoch\":0,\"step\":%d,\"step_ms\":%.6f,\"data_ms\":%.6f,", r, s, t, rest
-    printf "\"forward_ms\":%.6f,\"backward_ms\":%.6f,\"exposed_comm_ms\":%.6f,", rest, rest, comm
-    printf "\"optimizer_ms\":%.6f,\"loss\":0.5}\n", rest
+    t = step_ms * (1 + 0.1 * (s % 7)) * (s < warmup ? 100 : 1)
+    rest = ((r == 1 ? 2 * t : t) - comm) / 4
+    if (r == 1 || (comm && ranks > 1)) t *= 2
+    end_ms[r] += t
+    printf "{\"rank\":%d,\"epoch\":0,\"step\":%d,\"end_ms\":%.9f,\"step_ms\":%.9f,", r, s, 5000 + end_ms[r], t
+    printf "\"data_ms\":%.9f,\"forward_ms\":%.9f,\"backward_ms\":%.9f,", rest, rest, rest
+    printf "\"exposed_comm_ms\":%.9f,\"optimizer_ms\":%.9f,\"loss\":0.5}\n", t - 4 * rest, rest
   }
   printf "{\"summary\":{\"backend\":\"shm\",\"device\":\"cpu\",\"world_size\":%d,", ranks
   printf "\"global_batch\":%d,\"epochs\":%d,\"steps\":%d,", global, epochs, steps
@@ -204,6 +206,9 @@ RunResult FakeBench::run(const std::vector<std::string>& arguments,
   std::vector<std::string> argv = {std::string(DDP_BIN_DIR) + "/bench"};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   argv.insert(argv.end(), {"--stage-dir", bin().string()});
+  if (std::ranges::find(arguments, "--quiet-wait") == arguments.end()) {
+    argv.insert(argv.end(), {"--quiet-wait", "0"});
+  }
   if (!redirections.empty()) {
     const std::vector<std::string> shell = {"/bin/sh", "-c", "exec \"$@\" " + redirections, "sh"};
     argv.insert(argv.begin(), shell.begin(), shell.end());

@@ -16,7 +16,8 @@ void write_file(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
 
 /// What a stage does with the options that bench gives it, as a shell script with made-up step
-/// times: 0.05 ms with one rank, 0.2 ms with more, of which 0.14 ms wait; rank 1 is twice as slow.
+/// times: 0.05 ms with one rank, 0.4 ms with more, because rank 1 is twice as slow, which waits for
+/// 0.14 ms; the others wait for it, too, if they communicate.
 /// What NAME.behaviour next to it says is done last, so a test can change any of it. NAME.calls
 /// holds a line for each start.
 extern const char* const kFakeStage;
