@@ -60,6 +60,11 @@ Row read_row(const nlohmann::ordered_json& line, std::size_t ranks, std::size_t 
   return row;
 }
 
+/// What clocks resolve; a document is half as long without digits that mean nothing.
+double to_nanosecond(double ms) {
+  return std::round(ms * 1e6) / 1e6;
+}
+
 using StepOfRanks = std::vector<std::optional<Step>>;  // [rank]; none: that rank wrote no row
 
 /// See Note [The job's step]. @param ended_ms when the step before ended; not a number: not known
@@ -86,6 +91,7 @@ Step job_step(const StepOfRanks& ranks, double ended_ms) {
   } else {
     job.step_ms = job.end_ms - std::max(begin_ms, ended_ms);
   }
+  job.step_ms = to_nanosecond(job.step_ms);
   return job;
 }
 
@@ -100,7 +106,7 @@ void combine_ranks(const std::vector<StepOfRanks>& rows, bool has_clock, StageMe
         reader().fail(
             fmt::format("step {} of rank {} did not end after the one before", step, rank));
       }
-      metrics.step_ms_of_rank[rank].push_back(own.step_ms);
+      metrics.step_ms_of_rank[rank].push_back(to_nanosecond(own.step_ms));
       metrics.busy_ms_of_rank[rank].push_back(own.step_ms - own.phase_ms[kExposedComm]);
     }
     metrics.steps.push_back(job_step(rows[step], ended_ms));
