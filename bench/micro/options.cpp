@@ -41,14 +41,13 @@ std::int64_t parse_bytes(const std::string& name, const std::string& text) {
   return bytes;
 }
 
-/// Powers of 4, from a latency to a bandwidth, and the size of a large bucket at the end.
+/// Powers of 4, from a latency to a bandwidth.
 std::vector<std::int64_t> default_sweep() {
-  constexpr std::int64_t kLargest = std::int64_t{32} << 20;
+  constexpr std::int64_t kLargest = std::int64_t{16} << 20;
   std::vector<std::int64_t> bytes;
-  for (std::int64_t size = kFloatBytes; size < kLargest; size *= 4) {
+  for (std::int64_t size = kFloatBytes; size <= kLargest; size *= 4) {
     bytes.push_back(size);
   }
-  bytes.push_back(kLargest);
   return bytes;
 }
 
@@ -105,7 +104,7 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
                options.backends = split(text, ',');
                refuse_twice(name, options.backends);
              });
-  what.value("--bytes", "BYTES,...", "4 B to 32 MiB", "sizes of the all-reduces, or none",
+  what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "sizes of the all-reduces, or none",
              [&options](const std::string& name, const std::string& text) {
                options.bytes = parse_byte_list(name, text);
              });
