@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "bench/report/conclusions.hpp"
@@ -23,6 +25,7 @@
 #include "bench/run/measurement.hpp"
 #include "bench/run/plan.hpp"
 #include "bench/run/results.hpp"
+#include "bench/run/time_to_accuracy.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 #include "common/base/seconds_since.hpp"
@@ -45,11 +48,19 @@ void print_commands(const Plan& plan) {
       print(configuration, parity_length(configuration));
     }
   }
-  std::cout << fmt::format(
-      "# timed, {} times each in random order; EPOCHS follows from the parity run\n",
-      plan.settings.repetitions);
+  std::set<int, std::greater<>> repetitions;
   for (const Configuration& configuration : plan.configurations) {
-    print(configuration, timed_length(configuration));
+    repetitions.insert(configuration.repetitions);
+  }
+  repetitions.erase(0);
+  for (const int times : repetitions) {
+    std::cout << fmt::format(
+        "# timed, {} times each in random order; EPOCHS follows from the parity run\n", times);
+    for (const Configuration& configuration : plan.configurations) {
+      if (configuration.repetitions == times) {
+        print(configuration, timed_length(configuration));
+      }
+    }
   }
   for (const NotRun& not_run : plan.not_run) {
     std::cout << fmt::format("# not run: {} ({})\n", not_run.what, not_run.reason);
@@ -57,12 +68,13 @@ void print_commands(const Plan& plan) {
 }
 
 /// How the numbers were asked for.
-nlohmann::ordered_json describe_settings(const Settings& settings) {
+/// @param repetitions of what was repeated most
+nlohmann::ordered_json describe_settings(const Settings& settings, int repetitions) {
   std::vector<std::string> command = {"bench"};
   command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
   return {
       {"command", shell_line(command)},
-      {"repetitions", settings.repetitions},
+      {"repetitions", repetitions},
       {"steps_asked", settings.steps ? nlohmann::ordered_json(*settings.steps) : nullptr},
       {"budget_s", settings.budget_s},
       {"timeout_s", settings.timeout_s},
@@ -102,22 +114,27 @@ ExitCode measure_and_report(Plan plan) {
   Measurements measurements = check_parity(plan, session);
   measure_limits(plan, session, measurements);
   choose_lengths(plan.settings, seconds_since(start), measurements);
-  measure(plan, session, measurements);
+  const bool to_accuracy = plan.settings.full && plan.settings.by_default();
+  const double later_s = to_accuracy ? kTimeToAccuracySeconds : 0;
+  keep_to_budget(plan, seconds_since(start), later_s, measurements);
+  measure(plan, session, later_s, measurements);
+  if (to_accuracy && !measurements.partial) {
+    measure_time_to_accuracy(plan, session, measurements);
+  }
 
   measurements.network = plan.settings.network;
   Report report = make_report(measurements);
   count_lines_of_code(plan.settings.peers_dir, report);
   report.machine = machine;
   report.software = software;
-  report.settings = describe_settings(plan.settings);
+  report.settings = describe_settings(plan.settings, measurements.blocks());
   append(report.not_run, plan.not_run);
   report.conclusions = conclude(report, plan.notes);
   if (plan.settings.no_samples) {
     drop_samples(report);
   }
   write_report(plan, report,
-               google_benchmark_document(measurements, plan.settings.repetitions, machine,
-                                         plan.settings.benchmark));
+               google_benchmark_document(measurements, machine, plan.settings.benchmark));
   return measurements.failed() || measurements.partial ? ExitCode::kTrainingFailed
                                                        : ExitCode::kDone;
 }
@@ -126,7 +143,9 @@ ExitCode run(int argc, char** argv) {
   Plan plan = make_plan(parse_settings(argc, argv));
   if (plan.settings.list_only) {
     for (const Configuration& configuration : plan.configurations) {
-      std::cout << configuration.name() << kBenchmarkSuffix << '\n';
+      if (configuration.is_timed()) {
+        std::cout << configuration.name() << kBenchmarkSuffix << '\n';
+      }
     }
   } else if (plan.settings.dry_run) {
     print_commands(plan);

@@ -37,25 +37,12 @@ for ((size = 2; size < per_node; size *= 2)); do
     on_one_node+=",$size"
 done
 ((per_node == 1)) || on_one_node+=",$per_node"
-node_counts=()
+node_counts=
 for ((count = 1; count < nodes; count *= 2)); do
-    node_counts+=("$count")
+    node_counts+=$count,
 done
-node_counts+=("$nodes")
 
 stages=(--stages 05_multinode)
 [[ " $* " != *" --stages"* ]] || stages=()
-parts=()
-worst=0
-for count in "${node_counts[@]}"; do
-    part=$stage-$SLURM_JOB_ID-nodes$count.json
-    sizes=$on_one_node
-    ((count == 1)) || sizes=$((count * per_node))
-    code=0
-    run_and_forward "${program[@]}" --launchers srun --nodes "$count" --world-sizes "$sizes" "${stages[@]}" --json "$part" "$@" || code=$?
-    ((code <= worst)) || worst=$code
-    [[ ! -s $part && -z ${DDP_DRY_RUN:-} ]] || parts+=("$part")
-done
-((${#parts[@]} > 0)) || exit "$worst"
-run_and_forward "${program[@]}" merge "$stage-$SLURM_JOB_ID.json" "${parts[@]}" || worst=1
-exit "$worst"
+run_and_forward "${program[@]}" --launchers srun --nodes "$node_counts$nodes" --world-sizes "$on_one_node" "${stages[@]}" \
+    --json "$stage-$SLURM_JOB_ID.json" "$@"

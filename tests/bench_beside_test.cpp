@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/run/time_to_accuracy.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_bench.hpp"
 
@@ -134,6 +135,93 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
   }
 }
 
+TEST_CASE("PyTorch takes part by itself if it is installed already", "[bench]") {
+  FakeBench bench;
+  bench.install("path/mpirun", kFakeMpirun);
+  bench.install("peers/install.sh", kFakeInstall);
+  bench.install("peers/pytorch.py", kFakeStage);
+  const bool is_there = GENERATE(true, false);
+  if (is_there) {
+    write_file(bench.root() / "peers" / "install.sh.there", "");
+  }
+  const Measured report = bench.measure({"--models", "T", "--world-sizes", "2", "--steps", "10"});
+  const auto has_peer = [](const json& entry) { return entry.at("kind") == "peer"; };
+  const json& runs = report.scaling.at("runs");
+  CHECK(std::count_if(runs.begin(), runs.end(), has_peer) == (is_there ? 1 : 0));
+  for (const json& comparison : report.scaling.at("comparisons")) {
+    CHECK((!has_peer(comparison) || comparison.at("pairs") == 6));
+  }
+  CHECK(contains(report.scaling.at("not_run").dump(), "--peers pytorch installs it") == !is_there);
+}
+
+TEST_CASE("the smallest number that is enough is found with few questions", "[bench]") {
+  for (const std::int64_t most : {1, 2, 16, 20}) {
+    for (std::int64_t threshold = 1; threshold <= most + 1; ++threshold) {
+      int questions = 0;
+      const auto found = ddp::bench::find_smallest(most, [&](std::int64_t number) {
+        CHECK(number <= most);
+        ++questions;
+        return number >= threshold;
+      });
+      CHECK(found == (threshold <= most ? std::optional(threshold) : std::nullopt));
+      CHECK(questions <= 9);
+    }
+  }
+}
+
+TEST_CASE("--full tells how long a training to an accuracy takes", "[bench]") {
+  FakeBench bench;
+  bench.install("path/mpirun", kFakeMpirun);
+  const Words arguments = {"--full", "--models",      "T", "--world-sizes", "2",      "--steps",
+                           "10",     "--repetitions", "1", "--data-dir",    "/folder"};
+  // Digits reach 95 % after five epochs, the others never.
+  const std::string learns =
+      "case $dataset in digits) [ $epochs -lt 5 ] && accuracy=0.5 || accuracy=0.96 ;; esac\n";
+  SECTION("where it is reached, and where it is not") {
+    for (const char* stage : {"01_single_gpu", "03_ddp_spawn"}) {
+      bench.behave(stage, learns + "[ \"$dataset\" != fashion-mnist ] || accuracy=0.8751");
+    }
+    const json list = bench.measure(arguments).scaling.at("time_to_accuracy");
+    REQUIRE(list.size() == 8);
+    for (const json& entry : list) {
+      CAPTURE(entry);
+      const bool digits = entry.at("dataset") == "digits";
+      CHECK(entry.at("target") == (digits ? 0.95 : 0.88));
+      CHECK(entry.at("epochs") == (digits ? json(5) : json()));
+      CHECK(entry.at("accuracy") == (digits ? json(0.96) : json()));
+      CHECK(entry.at("error").is_null() == digits);
+      CHECK(entry.at("seconds").at("n") == (digits ? 1 : 0));
+      CHECK(entry.at("scale_lr") == (entry.at("global_batch") == 64));
+      if (digits) {
+        // 5 epochs of 1,437 samples, the first 10 steps a hundred times as long.
+        const bool alone = entry.at("world_size") == 1;
+        const double steps = 5.0 * (entry.at("global_batch") == 64 ? 23 : 45);
+        const double expected_s = (steps + 10 * 99) * (alone ? 0.05 : 0.4) * 1.3 / 1e3;
+        CHECK(is_near(entry.at("seconds").at("median"), expected_s, 0.05));
+        CHECK(entry.at("seconds_with_start").at("median") > 0);
+      } else {
+        CHECK(entry.at("error") == "after at most 16 epochs the accuracy was 0.8751");
+      }
+    }
+    const std::string calls = read_file(bench.bin() / "03_ddp_spawn.calls");
+    CHECK(contains(calls, "5 5 --global-batch 64 --dataset digits --hidden 128,128 --nprocs 2"));
+    CHECK(contains(calls, " --lr 0.2 "));
+    CHECK(contains(calls, " --data-dir /folder "));
+  }
+  SECTION("a dataset that is not there is named") {
+    for (const char* stage : {"01_single_gpu", "03_ddp_spawn"}) {
+      bench.behave(stage,
+                   learns +
+                       "[ \"$dataset\" != fashion-mnist ] || { echo 'error: no clothes' >&2; "
+                       "exit 2; }");
+    }
+    const Measured report = bench.measure(arguments);
+    CHECK(report.scaling.at("time_to_accuracy").size() == 4);
+    CHECK(contains(report.scaling.at("not_run").dump(), "time to accuracy on fashion-mnist"));
+    CHECK(contains(report.scaling.at("not_run").dump(), "no clothes"));
+  }
+}
+
 TEST_CASE("a peer with replicas in one process is one, and each program's lines are counted",
           "[bench]") {
   FakeBench bench;
@@ -217,6 +305,21 @@ TEST_CASE("inside an allocation srun starts ranks, on several nodes too", "[benc
     CHECK(any_contains(
         bench.print({"--models", "T", "--world-sizes", "4", "--launchers", "srun", "--dry-run"}),
         job.options + bench.bin().string()));
+  }
+  SECTION("several numbers of nodes: full ones beyond the smallest") {
+    bench.enter_allocation();
+    const Measured report =
+        bench.measure({"--models", "T", "--world-sizes", "1,2", "--launchers", "srun", "--nodes",
+                       "3,1", "--steps", "20", "--repetitions", "1"});
+    std::vector<std::pair<int, int>> measured;
+    for (const json& run : report.scaling.at("runs")) {
+      if (run.at("stage") == "05_multinode" && run.at("kind") == "stage") {
+        measured.emplace_back(run.at("nodes"), run.at("world_size"));
+      }
+    }
+    CHECK(measured == std::vector<std::pair<int, int>>{{1, 1}, {1, 2}, {3, 6}});
+    CHECK(contains(read_file(bench.root() / "path" / "srun.calls"),
+                   "--nodelist=n7,n8,n9 --nodes=3 --ntasks=6"));
   }
   SECTION("two nodes: stage 05") {
     bench.install("bin/bench_micro", kFakeMicro);

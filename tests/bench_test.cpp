@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/report/catalog.hpp"
 #include "bench/report/micro_results.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/fake_bench.hpp"
@@ -141,6 +142,39 @@ TEST_CASE("strong scaling keeps the batch over all ranks", "[bench]") {
     CHECK(comparison.at("pairs") == 1);
     CHECK(comparison.at("ci95").is_null());  // one pair is no interval
   }
+}
+
+TEST_CASE("in strong scaling the batch over all ranks can be said", "[bench]") {
+  const Measured report = FakeBench().measure(
+      {"--models", "T", "--world-sizes", "1,2", "--launchers", "spawn", "--scaling", "weak,strong",
+       "--global-batch", "96", "--steps", "10", "--stages", "03_ddp_spawn", "--quick"});
+  for (const json& run : report.scaling.at("runs")) {
+    const int weak = 32 * run.at("world_size").get<int>();
+    CHECK(run.at("global_batch") == (run.at("scaling") == "strong" ? 96 : weak));
+  }
+}
+
+TEST_CASE("a model can be any widths and batch, and its name says which", "[bench]") {
+  const ddp::bench::Workload* const known = ddp::bench::find_workload("64-256-256-10@32");
+  REQUIRE(known != nullptr);
+  CHECK(known->layers == std::vector<std::int64_t>{64, 256, 256, 10});
+  CHECK(known->batch == 32);
+  CHECK(ddp::bench::workload_description("20-1@8") == "20-1, synthetic regression, batch 8");
+  for (const char* bad :
+       {"", "@", "64@32", "64-", "64-10", "64-10@", "64-10@0", "64-0@32", "-64-10@32", "64-10@-1",
+        "64-10@32x", "64-10@032", "64-+10@32", "64- 10@32", "64--10@32", "64-10@32@32", "64-10@1e3",
+        "64-10000000@32", "64-10@99999999999999999999"}) {
+    CAPTURE(bad);
+    CHECK(ddp::bench::find_workload(bad) == nullptr);
+  }
+  FakeBench bench;
+  const Measured report = bench.measure({"--models", "16-8-1@4", "--world-sizes", "2",
+                                         "--launchers", "spawn", "--steps", "10", "--quick"});
+  const json run = report.run("03_ddp_spawn");
+  CHECK(run.at("name") == "16-8-1@4/weak/03_ddp_spawn/spawn/shm/ranks:2");
+  CHECK(run.at("global_batch") == 8);
+  CHECK(contains(report.err, "16-8-1, synthetic regression"));
+  CHECK(contains(read_file(bench.bin() / "03_ddp_spawn.calls"), "--layers 16,8,1 "));
 }
 
 TEST_CASE("a configuration that fails parity gets an error and no speed", "[bench]") {
@@ -392,6 +426,12 @@ TEST_CASE("bench refuses what it does not understand", "[bench]") {
       {{"--json", "report.x", "--html", "./report.x"}, "--html: expected another file"},
       {{"--peers", "keras"}, "--peers"},
       {{"--nodes", "2"}, "--nodes 2: only srun starts ranks on several nodes"},
+      {{"--nodes", "2,1"}, "--nodes 1,2: only srun starts ranks on several nodes"},
+      {{"--models", "64-256@"}, "--models: expected T, S, M, L, digits, or widths and batch"},
+      {{"--quick", "--full"}, "--quick"},
+      {{"--global-batch", "64"}, "--global-batch 64: in weak scaling it follows from the ranks"},
+      {{"--global-batch", "65", "--scaling", "strong", "--world-sizes", "1,2"},
+       "--global-batch 65: expected a multiple of each world size, 2 is one of them"},
       {{"--launchers", "srun"}, "--launchers srun"},
       {{"--backends", "mpi", "--launchers", "spawn"},
        "--backends mpi: no stage is started by mpirun"},
@@ -473,7 +513,8 @@ TEST_CASE("a name that is given twice is one", "[bench]") {
 }
 
 TEST_CASE(
-    "by default stage 05 is there once, on two ranks of the launcher that starts in the least time",
+    "where launchers are named stage 05 is there once, on two ranks of the one that starts in the "
+    "least time",
     "[bench]") {
   FakeBench bench;
   bench.install("bin/05_multinode", kFakeStage);
@@ -489,8 +530,9 @@ TEST_CASE(
   bench.install("path/torchrun", kFakeTorchrun);
   CHECK(listed({"--launchers", "torchrun", "--quick"}) == only("torchrun/shm/ranks:4"));
   bench.install("path/mpirun", "#!/bin/sh\n");
-  CHECK(listed({}) == only("mpirun/shm/ranks:2"));
-  CHECK(listed({"--quick"}) == only("mpirun/shm/ranks:4"));
+  const std::string both = "spawn,torchrun,mpirun";
+  CHECK(listed({"--launchers", both}) == only("mpirun/shm/ranks:2"));
+  CHECK(listed({"--launchers", both, "--quick"}) == only("mpirun/shm/ranks:4"));
   CHECK(listed({"--launchers", "spawn"}).empty());
   CHECK(listed({"--stages", "01,03"}).empty());
   // Asked for by name: three world sizes, two launchers, a control, and without communication.
@@ -501,7 +543,8 @@ TEST_CASE(
   CHECK(contains(report.err, "Not run: 05_multinode at other world sizes"));
 }
 
-TEST_CASE("by default the accelerator is there once, and compared with main.cpp", "[bench]") {
+TEST_CASE("where launchers are named the accelerator is there once, compared with main.cpp",
+          "[bench]") {
   FakeBench bench;
   bench.install("bin/04_ddp_launcher_accelerated", kFakeStage);
   bench.install("path/torchrun", kFakeTorchrun);
@@ -523,6 +566,186 @@ TEST_CASE("by default the accelerator is there once, and compared with main.cpp"
                         "T/weak/03_ddp_spawn/spawn/shm/ranks:1"},
                        {"T/weak/03_ddp_spawn_by_hand/spawn/shm/ranks:2",
                         "T/weak/03_ddp_spawn/spawn/shm/ranks:2"}});
+}
+
+/// All programs that a default run looks for, and launchers.
+void install_all(const FakeBench& bench) {
+  for (const std::string name :
+       {"02_data_parallel_mirrored", "04_ddp_launcher_accelerated", "05_multinode"}) {
+    bench.install("bin/" + name, kFakeStage);
+  }
+  bench.install("path/torchrun", kFakeTorchrun);
+  bench.install("path/mpirun", kFakeMpirun);
+}
+
+TEST_CASE("by default what answers a question is timed, and the rest only checked", "[bench]") {
+  FakeBench bench;
+  install_all(bench);
+  bench.install("peers/install.sh", kFakeInstall);
+  Words arguments = {"--world-sizes", "1,2"};
+  SECTION("names") {
+    arguments.push_back("--benchmark_list_tests");
+    Words names = bench.print(arguments);
+    CHECK(count(names, {"T/"}) + count(names, {"digits/"}) + count(names, {"M/"}) ==
+          std::ssize(names));
+    CHECK(count(names, {"M/weak/pytorch_tuned/spawn/gloo/ranks:2/"}) == 1);
+    CHECK(count(names, {"pytorch"}) == 1);
+    CHECK(count(names, {"M/weak/01_single_gpu/threads:2/ranks:1/"}) == 1);
+    CHECK(count(names, {"/threads:"}) == 1);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("T/"); });
+    std::sort(names.begin(), names.end());
+    Words expected;
+    for (const std::string name :
+         {"01_single_gpu/ranks:1", "01_single_gpu/ranks:1/control", "02_data_parallel/ranks:2",
+          "03_ddp_spawn/spawn/shm/ranks:1", "03_ddp_spawn/spawn/shm/ranks:2",
+          "03_ddp_spawn/spawn/shm/ranks:2/control",
+          "03_ddp_spawn/spawn/shm/ranks:2/no_communication"}) {
+      expected.push_back("T/weak/" + name + "/iterations:1/manual_time");
+    }
+    std::sort(expected.begin(), expected.end());
+    CHECK(names == expected);
+  }
+  SECTION("commands") {
+    arguments.push_back("--dry-run");
+    const Words commands = bench.print(arguments);
+    const auto section = [&](const std::string& title) {
+      const auto starts = [](const std::string& text) {
+        return [text](const std::string& line) { return line.starts_with(text); };
+      };
+      const auto begin = std::find_if(commands.begin(), commands.end(), starts(title));
+      return Words(begin, std::find_if(begin + 1, commands.end(), starts("#")));
+    };
+    const Words parity = section("# parity");
+    const std::map<std::string, int> only_checked = {{"/02_data_parallel_mirrored ", 3},
+                                                     {"/03_ddp_spawn_by_hand ", 3},
+                                                     {"/04_ddp_launcher ", 2},  // mpirun, torchrun
+                                                     {"/04_ddp_launcher_accelerated ", 1},
+                                                     {"/05_multinode ", 1}};
+    for (const auto& [program, times] : only_checked) {
+      CAPTURE(program);
+      CHECK(count(parity, {program}) == times);
+      CHECK(count(commands, {program}) == times);
+    }
+    CHECK(count(parity, {"/torchrun "}) == 1);  // its start takes seconds
+    const Words often = section("# timed, 9 times");
+    CHECK(count(often, {"/01_single_gpu "}) == 3 * 2);
+    CHECK(count(often, {"/03_ddp_spawn "}) == 3 * 4);
+    const Words seldom = section("# timed, 6 times");
+    CHECK(count(seldom, {"/02_data_parallel "}) == 3);
+    CHECK(count(seldom, {"/01_single_gpu ", " --threads 2 "}) == 1);
+    CHECK(count(seldom, {"/pytorch.py "}) == 1);
+    CHECK(count(commands, {"bench --full measures them"}) == 1);
+  }
+  SECTION("--quick: once each, without what only explains") {
+    arguments.insert(arguments.end(), {"--quick", "--dry-run", "--models", "T"});
+    const Words commands = bench.print(arguments);
+    CHECK(count(commands, {"# timed, 1 times"}) == 1);
+    for (const char* absent : {"--threads", "pytorch", "--no-communication", "--nprocs 1"}) {
+      CHECK(count(commands, {absent}) == 0);
+    }
+  }
+  SECTION("--full: launchers are timed too, and models of many widths and batches") {
+    arguments.insert(arguments.end(), {"--full", "--dry-run"});
+    const Words commands = bench.print(arguments);
+    CHECK(count(commands, {"# timed, 15 times"}) == 1);
+    CHECK(count(commands, {"/mpirun ", "/04_ddp_launcher "}) == 2 * 5);  // parity, and timed
+    CHECK(count(commands, {"/torchrun ", "/04_ddp_launcher "}) == 2);
+    CHECK(count(commands, {"/pytorch.py "}) == 2 * 5);
+    // Parity, and timed; never a control or without communication.
+    CHECK(count(commands, {"/03_ddp_spawn ", " --layers 64,1024,1024,10 "}) == 2);
+    CHECK(count(commands, {"/01_single_gpu ", " --global-batch 512 --layers 64,128,128,10 "}) == 1);
+    CHECK(count(commands, {"bench --full measures them"}) == 0);
+  }
+}
+
+TEST_CASE("what is seldom repeated has its pairs all the same", "[bench]") {
+  const FakeBench bench;
+  install_all(bench);
+  const Measured report = bench.measure({"--models", "T", "--world-sizes", "1,2", "--steps", "10"});
+  CHECK(report.scaling.at("settings").at("repetitions") == 9);
+  std::map<std::string, int> pairs;
+  for (const json& comparison : report.scaling.at("comparisons")) {
+    if (comparison.at("kind") == "baseline") {
+      pairs[comparison.at("a")] = comparison.at("pairs");
+    }
+  }
+  CHECK(pairs == std::map<std::string, int>{{"T/weak/01_single_gpu/threads:2/ranks:1", 6},
+                                            {"T/weak/02_data_parallel/ranks:2", 6},
+                                            {"T/weak/03_ddp_spawn/spawn/shm/ranks:1", 9},
+                                            {"T/weak/03_ddp_spawn/spawn/shm/ranks:2", 9}});
+  const json& benchmarks = report.document.at("benchmarks");
+  std::map<std::string, int> repetitions;
+  for (const json& entry : benchmarks) {
+    CHECK_FALSE(entry.contains("error_occurred"));
+    if (entry.at("run_type") == "iteration") {
+      CHECK(entry.at("repetition_index") == repetitions[entry.at("name")]++);
+    }
+  }
+  CHECK(repetitions.at("T/weak/02_data_parallel/ranks:2/iterations:1/manual_time") == 6);
+  CHECK(repetitions.at("T/weak/01_single_gpu/ranks:1/iterations:1/manual_time") == 9);
+
+  // Spread evenly over the blocks.
+  Words blocks;
+  const json replicas = report.run("02_data_parallel");
+  for (const json& launch : replicas.at("repetitions")) {
+    blocks.push_back(launch.is_null() ? "-" : "x");
+  }
+  CHECK(blocks == Words{"-", "x", "x", "-", "x", "x", "-", "x", "x"});
+
+  // As many samples a step as the ranks have together.
+  const json& runs = report.scaling.at("runs");
+  const auto threads = std::find_if(runs.begin(), runs.end(), [](const json& run) {
+    return contains(run.at("name"), "/threads:2/");
+  });
+  REQUIRE(threads != runs.end());
+  CHECK(threads->at("global_batch") == 64);
+  CHECK(threads->at("world_size") == 1);
+  CHECK(threads->at("threads") == 2);
+  CHECK(
+      is_near(threads->at("efficiency"), threads->at("relative_speedup").get<double>() / 2, 1e-6));
+}
+
+TEST_CASE("weights that are only compared are in the report, and can fail it", "[bench]") {
+  const FakeBench bench;
+  install_all(bench);
+  const bool fails = GENERATE(false, true);
+  if (fails) {
+    bench.behave("05_multinode", "moved=0.6");
+  }
+  const Measured report = bench.measure(
+      {"--models", "T", "--world-sizes", "1,2", "--steps", "10", "--quick"}, fails ? 1 : 0);
+  std::map<std::string, json> same_step_as;
+  for (const json& check : report.scaling.at("parity_only")) {
+    const bool is_bad = fails && contains(check.at("name"), "05_multinode");
+    CHECK(check.at("ok") == !is_bad);
+    CHECK(check.at("moved") == (is_bad ? 0.6 : 0.5));
+    CHECK(check.at("reference_moved") == 0.5);
+    CHECK(check.at("error").is_null() == !is_bad);
+    same_step_as[check.at("name")] = check.at("same_step_as");
+  }
+  const std::string spawn = "T/weak/03_ddp_spawn/spawn/shm/ranks:2";
+  CHECK(same_step_as == std::map<std::string, json>{
+                            {"T/weak/02_data_parallel_mirrored/ranks:2", nullptr},
+                            {"T/weak/03_ddp_spawn_by_hand/spawn/shm/ranks:2", nullptr},
+                            {"T/weak/04_ddp_launcher/torchrun/shm/ranks:2", spawn},
+                            {"T/weak/04_ddp_launcher/mpirun/shm/ranks:2", spawn},
+                            {"T/weak/04_ddp_launcher_accelerated/mpirun/shm/ranks:2", spawn},
+                            {"T/weak/05_multinode/mpirun/shm/ranks:2", spawn}});
+  CHECK(contains(report.err, "05_multinode/mpirun/shm/ranks:2: parity: moved 0.6") == fails);
+}
+
+TEST_CASE("repetitions keep to the budget, but never below what an interval needs", "[bench]") {
+  const FakeBench bench;
+  const auto measured = [&](const std::string& budget, const Words& more) {
+    Words arguments = small_and({"--stages", "03_ddp_spawn", "--budget", budget});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Measured report = bench.measure(arguments);
+    return std::pair(report.scaling.at("settings").at("repetitions").get<int>(),
+                     contains(report.err, "more than the 0.001 s of --budget"));
+  };
+  CHECK(measured("1000", {}) == std::pair(9, false));
+  CHECK(measured("0.001", {}) == std::pair(6, true));
+  CHECK(measured("0.001", {"--repetitions", "7"}) == std::pair(7, true));
 }
 
 TEST_CASE("whatever is measured has controls of its kind, or no verdict", "[bench]") {
@@ -631,7 +854,7 @@ TEST_CASE("run.sh adds its files to measurements only", "[bench]") {
   CHECK(added({}));
   CHECK(added({"--quick"}));
   CHECK(added({"--benchmark_format=json"}));  // that is about standard output
-  for (const char* command : {"compare", "merge", "html"}) {
+  for (const char* command : {"compare", "html"}) {
     CHECK_FALSE(added({command, "a.json", "b.json"}));
   }
   for (const char* option :

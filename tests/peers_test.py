@@ -464,7 +464,11 @@ def check_install_on_demand():
             return version.strip(), result.stderr
 
         requirements.write_text("# what the peer needs\ntiny-peer==1.0  # pinned\n")
+        look = [str(peers / "install.sh"), "--only-look", "tiny"]
+        result = run(look, env=env)
+        check(result.returncode == 1 and result.stdout == "" and not (root / ".venv-peers").exists(), f"it did more than look: {result}")
         check(install()[0] == "1.0", "the package is not there")
+        check(run(look, env=env).stdout == f"{root}/.venv-peers/tiny/bin/python\n", "it does not find what is there")
         check(install() == ("1.0", ""), "a second call did something")
         requirements.write_text("Tiny_Peer==1.1\n")
         check(install()[0] == "1.1", "it was not brought up to the requirements")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints the path of a Python that has what the peer NAME needs, as bench/peers/requirements-NAME.txt pins it:
 # the project's .venv if it satisfies that, else .venv-peers/NAME, which is made or brought up to date first.
+# With --only-look before NAME nothing is made, and one that is not there is exit code 1.
 # Standard output is the path alone. Exit codes: 2 usage, requirements or no Python; 1 the installation failed.
 set -euo pipefail
 
@@ -28,6 +29,11 @@ known() {
     printf '%s' "${names[*]}"
 }
 
+only_look=false
+if [[ ${1:-} == --only-look ]]; then
+    only_look=true
+    shift
+fi
 (($# == 1)) || die 2 "got $# arguments, expected the name of a peer: $(known)"
 name=$1
 requirements=$here/requirements-$name.txt
@@ -88,6 +94,7 @@ expected=$(sha256sum <"$requirements" | cut -d' ' -f1)$'\n'$venv
 is_whole() { [[ -e $stamp && $(<"$stamp") == "$expected" && -x $venv/bin/python ]]; }
 
 ! is_whole || use "$venv/bin/python" || true
+[[ $only_look == false ]] || die 1 "$name is not installed"
 
 find_python() {
     local candidate

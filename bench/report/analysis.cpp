@@ -105,8 +105,9 @@ void find_floor(const Report& report, Run& run) {
     return candidate.device == run.device && candidate.world_size == run.world_size;
   });
   const Workload* const workload = find_workload(run.model);
-  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops) {
-    return;
+  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops ||
+      run.threads > 1) {
+    return;  // limits are those of one thread per rank
   }
   const std::vector<std::int64_t>& layers = workload->layers;
   const double batch_per_rank = static_cast<double>(run.global_batch) / run.world_size;

@@ -4,10 +4,43 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <sstream>
 
 #include "bench/report/format.hpp"
 
 namespace ddp::bench {
+namespace {
+
+constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
+
+/// Of a name such as "64-256-256-10@32".
+std::optional<Workload> make_workload(const std::string& name) {
+  Workload workload;
+  workload.name = name;
+  std::istringstream text(name);
+  char separator = '-';
+  for (std::int64_t number = 0; separator == '-' && text >> number; text >> separator) {
+    workload.layers.push_back(number);
+  }
+  text >> workload.batch;
+  const std::vector<std::int64_t>& layers = workload.layers;
+  const bool in_range =
+      layers.size() >= 2 &&
+      std::ranges::all_of(
+          layers, [](std::int64_t width) { return width >= 1 && width <= kLargestWidth; }) &&
+      workload.batch >= 1 && workload.batch <= kLargestWidth;
+  const std::string widths = fmt::format("{}", fmt::join(layers, "-"));
+  // One text for one workload: no sign, blank or leading zero, and nothing after it.
+  if (!in_range || name != fmt::format("{}@{}", widths, workload.batch)) {
+    return std::nullopt;
+  }
+  workload.description = widths + ", synthetic " + (layers.back() == 1 ? "regression" : "classes");
+  return workload;
+}
+
+}  // namespace
 
 const std::vector<Workload>& known_workloads() {
   static const std::vector<Workload> workloads = {
@@ -30,8 +63,13 @@ std::vector<std::string> Workload::stage_options() const {
 }
 
 const Workload* find_workload(const std::string& name) {
-  const auto found = std::ranges::find(known_workloads(), name, &Workload::name);
-  return found == known_workloads().end() ? nullptr : &*found;
+  const auto known = std::ranges::find(known_workloads(), name, &Workload::name);
+  if (known != known_workloads().end()) {
+    return &*known;
+  }
+  static std::map<std::string, std::optional<Workload>> made;
+  const std::optional<Workload>& found = made.try_emplace(name, make_workload(name)).first->second;
+  return found ? &*found : nullptr;
 }
 
 std::string workload_description(const std::string& name) {
@@ -44,7 +82,7 @@ const std::vector<StageProgram>& known_programs() {
       {kBaseline, "01_single_gpu", "main", Start::kAlone, true},
       {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas, true},
       {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas, true},
-      {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn, true},
+      {kDistributed, "03_ddp_spawn", "main", Start::kSpawn, true},
       {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn, true},
       {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher, true},
       {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher, true},

@@ -10,6 +10,8 @@ namespace ddp::bench {
 
 /// The program that everything is compared with.
 inline constexpr const char* kBaseline = "01_single_gpu";
+/// The DDP program, whose step the launchers' programs run too.
+inline constexpr const char* kDistributed = "03_ddp_spawn";
 /// The only one whose ranks may be on several nodes.
 inline constexpr const char* kMultinode = "05_multinode";
 
@@ -25,7 +27,7 @@ struct Workload {
 };
 
 const std::vector<Workload>& known_workloads();
-/// nullptr for a name that is not known.
+/// Also "64-256-256-10@32": the widths of all layers, and the batch; nullptr for anything else.
 const Workload* find_workload(const std::string& name);
 /// For people, with the batch; empty for a name that is not known.
 std::string workload_description(const std::string& name);

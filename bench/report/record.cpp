@@ -18,7 +18,7 @@ bool AllReduceSample::is_unstable() const {
 }
 
 bool Run::is_baseline() const {
-  return kind == "stage" && stage == kBaseline;
+  return kind == "stage" && stage == kBaseline && threads == 1;
 }
 
 bool Run::has_replicas() const {
@@ -29,6 +29,7 @@ std::string Run::title() const {
   std::string text = stage;
   text += is_peer() ? " " + variant : variant == "main" ? "" : "_" + variant;
   text += speedup == "none" ? "" : " " + speedup;
+  text += threads == 1 ? "" : " " + std::to_string(threads) + " threads";
   std::string more = Gradients{bucket_mib, gradient_compression, shard_optimizer}.suffix();
   std::ranges::replace(more, '/', ' ');
   return text + more;
@@ -104,11 +105,7 @@ std::vector<std::vector<const Run*>> Report::workloads() const {
 }
 
 nlohmann::ordered_json to_json(const Report& report) {
-  nlohmann::ordered_json json = as_json(report);
-  if (!report.merged_from) {
-    json.erase("merged_from");
-  }
-  return json;
+  return as_json(report);
 }
 
 void drop_samples(Report& report) {

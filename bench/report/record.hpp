@@ -1,5 +1,5 @@
 // bench/report/record.hpp - the record of a report: every field of the JSON object ddp_scaling,
-// named once. The terminal, the document, compare and merge all read these structs;
+// named once. The terminal, the document and compare all read these structs;
 // docs/bench.md and report.schema.json say what each field means.
 #pragma once
 
@@ -330,20 +330,59 @@ struct Conclusion {
   DDP_FIELDS(code, runs, text);
 };
 
+/// A configuration whose weights were compared with stage 01's, and which was not timed.
+struct ParityCheck {
+  std::string name;  ///< as that of a run
+  std::optional<std::string> same_step_as{};  ///< name of a run; none: its step is another one
+  std::optional<double> moved{};
+  std::optional<double> reference_moved{};
+  bool ok = false;
+  std::optional<std::string> error{};
+  DDP_FIELDS(name, same_step_as, moved, reference_moved, ok, error);
+};
+
+/// A point of a sweep.
+struct CrossoverValue {
+  std::int64_t value = 0;
+  std::string run;  ///< its name
+  std::optional<double> speedup{};  ///< over one process, by samples per second
+  std::optional<Interval> ci95{};
+  DDP_FIELDS(value, run, speedup, ci95);
+};
+
+/// From which width or batch on several ranks win.
+struct Crossover {
+  std::string axis;  ///< "width" or "batch"
+  std::string sweep;  ///< "64-W-W-10@32": which models
+  int world_size = 1;
+  std::vector<CrossoverValue> values;  ///< ascending
+  std::optional<double> crosses_at;  ///< none: one process wins at the largest value, or at none
+  DDP_FIELDS(axis, sweep, world_size, values, crosses_at);
+};
+
+/// How long a training to an accuracy takes.
+struct TimeToAccuracy {
+  std::string dataset;
+  double target = 0;  ///< accuracy on the held-out samples
+  std::string program;
+  int world_size = 1;
+  std::int64_t global_batch = 0;
+  bool scale_lr = false;  ///< the learning rate has grown as the batch has
+  std::optional<std::int64_t> epochs{};  ///< the fewest found that reach it; none: none did
+  std::optional<double> accuracy{};  ///< after these
+  Distribution seconds{};  ///< from the begin of the first step to the end of the last
+  Distribution seconds_with_start{};  ///< from the start of the command to the end of the last step
+  std::optional<std::string> error{};  ///< why it was not reached
+  DDP_FIELDS(dataset, target, program, world_size, global_batch, scale_lr, epochs, accuracy,
+             seconds, seconds_with_start, error);
+};
+
 /// Something that a reader may miss in the report, and why it is not there.
 struct NotRun {
   std::string what;
   std::string reason;
   bool operator==(const NotRun&) const = default;
   DDP_FIELDS(what, reason);
-};
-
-/// A report that another one was merged from.
-struct Origin {
-  std::optional<std::string> command;
-  std::optional<std::string> host;
-  int nodes = 1;  ///< the most of any run
-  DDP_FIELDS(command, host, nodes);
 };
 
 /// What the A/A controls say about runs of one workload.
@@ -383,13 +422,16 @@ struct Report {
   std::vector<Conclusion> conclusions;
   std::vector<std::string> assumptions;
   std::vector<PieceResult> micro;
+  std::vector<ParityCheck> parity_only;
+  std::vector<Crossover> crossover;
+  std::vector<TimeToAccuracy> time_to_accuracy;
   std::vector<NotRun> not_run;
   bool partial = false;  ///< interrupted
-  std::optional<std::vector<Origin>> merged_from;  ///< none: it was measured
   DDP_FIELDS(schema_version, machine, software, settings, limits, all_reduce, communication_models,
-             runs, comparisons, extrapolations, conclusions, assumptions, micro, not_run, partial,
-             merged_from);
-  static constexpr const char* kMayLack = "conclusions";
+             runs, comparisons, extrapolations, conclusions, assumptions, micro, parity_only,
+             crossover, time_to_accuracy, not_run, partial);
+  /// Earlier reports have none of these.
+  static constexpr const char* kMayLack = "conclusions, parity_only, crossover, time_to_accuracy";
 
   /// The stage 01 run that `run` is measured against; nullptr without one that has a speed.
   const Run* baseline_of(const Run& run) const;

@@ -1,17 +1,12 @@
 #include "bench/report/subcommands.hpp"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <filesystem>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "bench/report/compare.hpp"
 #include "bench/report/field_json.hpp"
-#include "bench/report/merge.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
 #include "bench/report/report_file.hpp"
@@ -19,8 +14,6 @@
 
 namespace ddp::bench {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// Prints and exits with 0 for --help. @throws UsageError
 void parse(CLI::App& app, int argc, const char* const* argv) {
@@ -85,39 +78,6 @@ int run_compare(int argc, const char* const* argv) {
   return static_cast<int>(comparison.regressions > 0 ? ExitCode::kTrainingFailed : ExitCode::kDone);
 }
 
-/// Forgetting OUT would make the first report the one that is written over.
-void refuse_to_replace_measurements(const std::string& file) {
-  if (!fs::is_regular_file(file)) {
-    return;
-  }
-  try {
-    if (read_report(file).report.merged_from) {
-      return;
-    }
-  } catch (const UsageError&) {
-    // Not a report: nothing that could be merged is lost, but it is somebody's file all the same.
-  }
-  throw UsageError("OUT: " + file + " exists and is no merged report, expected a new file first");
-}
-
-int run_merge(int argc, const char* const* argv) {
-  CLI::App app("Merges reports of several node counts of one allocation into one report.",
-               "bench merge");
-  app.footer("Exit codes: 0 done, 2 usage.");
-  std::string out;
-  std::vector<std::string> files;
-  app.add_option("OUT", out, "file to write")->required();
-  app.add_option("REPORT", files, "reports written by bench --json; the first one's stage 01 stays")
-      ->required();
-  parse(app, argc, argv);
-
-  refuse_to_replace_measurements(out);
-  std::vector<ReportFile> reports;
-  std::ranges::transform(files, std::back_inserter(reports), read_report);
-  write_file("OUT", out, merge_reports(reports));
-  return static_cast<int>(ExitCode::kDone);
-}
-
 int run_html(int argc, const char* const* argv) {
   CLI::App app("Makes the page of a report: plots, tables, and the document itself.", "bench html");
   std::string report;
@@ -140,7 +100,7 @@ int run_html(int argc, const char* const* argv) {
 
 std::optional<int> run_subcommand(int argc, const char* const* argv) {
   const std::map<std::string, int (*)(int, const char* const*)> subcommands = {
-      {"compare", run_compare}, {"html", run_html}, {"merge", run_merge}};
+      {"compare", run_compare}, {"html", run_html}};
   const auto found = subcommands.find(argc > 1 ? argv[1] : "");
   return found == subcommands.end() ? std::nullopt : std::optional(found->second(argc, argv));
 }

@@ -5,7 +5,7 @@
 
 namespace ddp::bench {
 
-/// Runs `bench compare ...`, `bench merge ...` or `bench html ...`.
+/// Runs `bench compare ...` or `bench html ...`.
 /// @return the exit code; nothing if the command line is about measuring
 /// @throws UsageError
 std::optional<int> run_subcommand(int argc, const char* const* argv);

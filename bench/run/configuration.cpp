@@ -106,6 +106,7 @@ std::string Configuration::original_name() const {
     text += part == "none" ? "" : "/" + part;
   }
   text += gradients.suffix() + (nodes == 1 ? "" : fmt::format("/nodes:{}", nodes));
+  text += threads == 1 ? "" : fmt::format("/threads:{}", threads);
   return text + fmt::format("/ranks:{}", world_size);
 }
 
@@ -141,6 +142,7 @@ std::vector<std::string> command_line(const Configuration& configuration, const 
   add(start == Start::kReplicas || start == Start::kSpawn,
       {"--nprocs", std::to_string(configuration.world_size)});
   append({"--seed", std::to_string(plan.settings.seed), "--device", configuration.device});
+  add(configuration.threads > 1, {"--threads", std::to_string(configuration.threads)});
   add(configuration.backend != "none", {"--backend", configuration.backend});
   add(configuration.speedup != "none", {"--speedup", configuration.speedup});
   add(gradients.bucket_mib != Gradients().bucket_mib,
@@ -149,6 +151,7 @@ std::vector<std::string> command_line(const Configuration& configuration, const 
   add(gradients.shard_optimizer, {"--shard-optimizer"});
   add(configuration.role == Role::kPeer, {"--variant", configuration.program.variant});
   add(configuration.role == Role::kNoCommunication, {"--no-communication"});
+  append(configuration.more_options);
   append({"--resume", "never", "--quiet", "--snapshot", snapshot_path, "--metrics", metrics_path});
   return argv;
 }

@@ -30,8 +30,11 @@ struct Configuration {
   std::string scaling = "weak";
   int nodes = 1;
   int world_size = 1;  ///< processes, or replicas in stage 02
+  int threads = 1;  ///< of each process
   std::int64_t global_batch = 0;  ///< samples per step, over all ranks
   std::int64_t parity_batch = 0;  ///< the same for all world sizes
+  int repetitions = 1;  ///< timed runs; 0: only its weights are compared
+  std::vector<std::string> more_options;  ///< for the program
 
   /// "T/weak/03_ddp_spawn/spawn/gloo/ranks:2", unique. A control's ends in "/control".
   std::string name() const;
@@ -39,7 +42,15 @@ struct Configuration {
   std::string original_name() const;
   /// Processes that write metrics.
   int processes() const;
-  bool is_baseline() const { return role == Role::kStage && program.start == Start::kAlone; }
+  bool is_baseline() const {
+    return role == Role::kStage && program.start == Start::kAlone && threads == 1;
+  }
+  bool is_timed() const { return repetitions > 0; }
+  /// Whether it runs in that block of `blocks`: spread evenly, so that what has as many repetitions
+  /// has them in the same blocks, as pairs.
+  bool runs_in(int block, int blocks) const {
+    return (block + 1) * repetitions / blocks > block * repetitions / blocks;
+  }
   /// It has a parity run of its own.
   bool is_original() const { return role == Role::kStage || role == Role::kPeer; }
   /// Gradients are exchanged between processes.

@@ -44,8 +44,9 @@ constexpr Aggregate kAggregates[] = {
      [](const std::vector<double>& values) { return standard_deviation(values) / mean(values); }},
 };
 
-void append_result(const Result& result, std::size_t family, int repetitions, bool aggregates_only,
+void append_result(const Result& result, std::size_t family, int blocks, bool aggregates_only,
                    ordered_json& benchmarks) {
+  const int repetitions = result.configuration.repetitions;
   const std::string name = result.configuration.name() + kBenchmarkSuffix;
   const double ranks = result.configuration.world_size;
   // In the library's order: what all entries have, then `more`, then the times.
@@ -63,8 +64,14 @@ void append_result(const Result& result, std::size_t family, int repetitions, bo
                         {"cpu_time", 0.0},          {"time_unit", "ms"},
                         {"ranks", ranks_value},     {"samples_per_second", speed}};
   };
-  std::vector<double> medians_ms = result.repetition_medians_ms();
-  medians_ms.resize(static_cast<std::size_t>(repetitions), std::nan(""));
+  std::vector<double> medians_ms;
+  const std::vector<double> of_blocks_ms = result.repetition_medians_ms();
+  for (int block = 0; block < blocks; ++block) {
+    if (result.configuration.runs_in(block, blocks)) {
+      const auto k = static_cast<std::size_t>(block);
+      medians_ms.push_back(k < of_blocks_ms.size() ? of_blocks_ms[k] : std::nan(""));
+    }
+  }
   std::vector<double> known_ms;
   std::vector<double> speeds;
   ordered_json iterations = ordered_json::array();
@@ -114,7 +121,7 @@ ordered_json library_context() {
 
 }  // namespace
 
-ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
+ordered_json google_benchmark_document(const Measurements& measurements,
                                        const ordered_json& machine, const BenchmarkOutput& output) {
   ordered_json context = library_context();
   context["library_build_type"] = "release";  // of what is measured, not of a system's library
@@ -125,7 +132,8 @@ ordered_json google_benchmark_document(const Measurements& measurements, int rep
   }
   ordered_json benchmarks = ordered_json::array();
   for (std::size_t i = 0; i < measurements.results.size(); ++i) {
-    append_result(measurements.results[i], i, repetitions, output.aggregates_only, benchmarks);
+    append_result(measurements.results[i], i, measurements.blocks(), output.aggregates_only,
+                  benchmarks);
   }
   return {{"context", context}, {"benchmarks", benchmarks}};
 }

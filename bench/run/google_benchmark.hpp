@@ -11,7 +11,7 @@ namespace ddp::bench {
 /// `context` and `benchmarks`, as that library writes them: every repetition as one iteration of a
 /// benchmark whose time is the median step of that run, and the aggregates over repetitions.
 /// @param machine as describe_machine() made it
-nlohmann::ordered_json google_benchmark_document(const Measurements& measurements, int repetitions,
+nlohmann::ordered_json google_benchmark_document(const Measurements& measurements,
                                                  const nlohmann::ordered_json& machine,
                                                  const BenchmarkOutput& output);
 

@@ -196,14 +196,25 @@ void ask_launchers(Plan& plan, Session& session) {
 void install_peers(Plan& plan, Session& session) {
   for (auto& [peer, python] : plan.peer_pythons) {
     session.progress.note(fmt::format("peer {}: checking what is installed", peer));
-    const std::string script = (fs::path(plan.settings.peers_dir) / "install.sh").string();
+    const bool is_asked = contains(plan.settings.peers, peer);
+    std::vector<std::string> argv = {(fs::path(plan.settings.peers_dir) / "install.sh").string(),
+                                     peer};
+    if (!is_asked) {
+      argv.insert(argv.begin() + 1, "--only-look");
+    }
     const ChildResult result =
-        run_child({.argv = {script, peer}, .timeout_s = kInstallTimeoutSeconds}, session);
+        run_child({.argv = argv, .timeout_s = kInstallTimeoutSeconds}, session);
     if (result.interrupted) {
       return;
     }
     python = last_line(result.out);
-    if (!result.ok() || python.empty()) {
+    const bool is_there = result.ok() && !python.empty();
+    if (!is_there && !is_asked) {
+      plan.not_run.push_back(
+          {peer, fmt::format("it is not installed; --peers {} installs it first", peer)});
+      std::erase_if(plan.configurations,
+                    [&](const Configuration& c) { return c.program.name == peer; });
+    } else if (!is_there) {
       throw UsageError(
           fmt::format("--peers {} cannot be installed: {}", peer, last_line(result.err)));
     }

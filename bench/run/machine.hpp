@@ -18,7 +18,8 @@ void find_launchers(Plan& plan);
 void ask_launchers(Plan& plan, Session& session);
 
 /// Runs bench/peers/install.sh for each peer in plan.peer_pythons, which installs what is missing,
-/// and fills in its interpreter.
+/// and fills in its interpreter. A peer that nobody asked for is only looked for, and taken out of
+/// the plan if it is not there.
 /// @throws UsageError naming a peer that cannot be installed and why
 void install_peers(Plan& plan, Session& session);
 

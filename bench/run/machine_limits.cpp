@@ -23,8 +23,9 @@ namespace {
 constexpr int kPasses = 5;  // over the sizes of the sweep
 
 bool exchanges_gradients(const Result& result) {
-  return result.error.empty() && result.configuration.communicates() &&
-         result.configuration.role != Role::kPeer;
+  const Configuration& configuration = result.configuration;
+  return result.error.empty() && configuration.communicates() && configuration.is_timed() &&
+         configuration.role != Role::kPeer;
 }
 
 /// The same buckets, the same name: "192", "4096_8192".
@@ -38,7 +39,7 @@ std::vector<MicroRun> make_runs(const Plan& plan, const Measurements& measuremen
   std::map<std::tuple<std::string, int, int>, decltype(MicroRun::steps)> steps;
   for (const Result& result : measurements.results) {
     const Configuration& configuration = result.configuration;
-    if (result.error.empty()) {
+    if (result.error.empty() && configuration.is_timed()) {
       nodes_and_sizes.emplace(configuration.nodes, configuration.world_size);
     }
     if (exchanges_gradients(result)) {
@@ -135,8 +136,9 @@ void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
   const std::vector<MicroRun> runs = make_runs(plan, measurements);
   double later_s = 0;
   for (const Result& result : measurements.results) {
-    later_s +=
-        result.error.empty() ? settings.repetitions * (result.overhead_s + kTimedStepsSeconds) : 0;
+    later_s += result.error.empty()
+                   ? result.configuration.repetitions * (result.overhead_s + kTimedStepsSeconds)
+                   : 0;
   }
   const double expected_s =
       std::transform_reduce(runs.begin(), runs.end(), 0.0, std::plus<>(), seconds_of);

@@ -11,6 +11,7 @@
 #include <random>
 #include <utility>
 
+#include "bench/report/format.hpp"
 #include "bench/report/statistics.hpp"
 #include "bench/run/child_process.hpp"
 #include "common/base/exit_codes.hpp"
@@ -29,7 +30,7 @@ constexpr std::int64_t kMaxSteps = 4000;
 /// Of the 50 ms that are warm-up in any case, with what the parity run misjudges.
 constexpr double kWarmupSeconds = 0.1;
 constexpr double kMinMeasuredSeconds = 0.1;  // of one run, start-up not counted
-constexpr double kMaxMeasuredSeconds = 1.0;
+constexpr double kMaxMeasuredSeconds = 0.15;  // launches vary more than steps
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -59,8 +60,8 @@ std::optional<double> energy_j_per_sample(const StageMetrics& metrics, const Chi
                  : std::nullopt;
 }
 
-/// Runs a configuration's program and reads what it measured. A run that ends with exit code 75,
-/// "try again later", is tried again.
+}  // namespace
+
 StageRun run_stage(const Configuration& configuration, const RunLength& length, const Plan& plan,
                    Session& session) {
   // A folder of its own, empty at the start: nothing of another run can be read by mistake.
@@ -115,6 +116,8 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   }
   return run;
 }
+
+namespace {
 
 std::optional<double> finite(double value) {
   return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
@@ -201,7 +204,7 @@ std::vector<Configuration> parity_runs(const Plan& plan) {
 double assumed_seconds(const Configuration& configuration) {
   const bool python = configuration.launcher == "torchrun" || configuration.role == Role::kPeer;
   const bool own_start = configuration.launcher == "mpirun" || configuration.launcher == "srun";
-  return python ? 6.0 : own_start ? 1.5 : 1.0;
+  return python ? 5.0 : own_start ? 1.0 : configuration.processes() > 1 ? 0.8 : 0.4;
 }
 
 double expected_seconds(const Result& result) {
@@ -265,7 +268,7 @@ Measurements check_parity(const Plan& plan, Session& session) {
   const double later_s = std::transform_reduce(
       plan.configurations.begin(), plan.configurations.end(), 0.0, std::plus<>(),
       [&](const Configuration& configuration) {
-        return plan.settings.repetitions * (assumed_seconds(configuration) + kTimedStepsSeconds);
+        return configuration.repetitions * (assumed_seconds(configuration) + kTimedStepsSeconds);
       });
   session.progress.begin("parity", order.size(), expected_s, later_s);
   std::map<std::string, StageRun> runs;
@@ -313,8 +316,8 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
   int runs = 0;
   for (const Result& result : measurements.results) {
     if (result.error.empty()) {
-      used_s += settings.repetitions * (result.overhead_s + kWarmupSeconds);
-      runs += settings.repetitions;
+      used_s += result.configuration.repetitions * (result.overhead_s + kWarmupSeconds);
+      runs += result.configuration.repetitions;
     }
   }
   const double measured_s = std::clamp((settings.budget_s - used_s) / std::max(runs, 1),
@@ -333,24 +336,53 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
   }
 }
 
-void measure(const Plan& plan, Session& session, Measurements& measurements) {
+void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& measurements) {
   const Settings& settings = plan.settings;
+  const auto expected_s = [&](int most) {
+    double total_s = used_s + later_s;
+    for (const Result& result : measurements.results) {
+      total_s += std::min(result.configuration.repetitions, most) *
+                 (result.error.empty() ? expected_seconds(result) : 0);
+    }
+    return total_s;
+  };
+  int most = settings.most_repetitions();
+  while (!settings.repetitions && most > settings.few_repetitions() &&
+         expected_s(most) > settings.budget_s) {
+    --most;
+  }
+  for (Result& result : measurements.results) {
+    result.configuration.repetitions = std::min(result.configuration.repetitions, most);
+  }
+  if (expected_s(most) > settings.budget_s) {
+    plan.notes.push_back(fmt::format(
+        "these runs were expected to take {:.0f} s, more than the {} s of --budget: fewer "
+        "repetitions than {} {}",
+        expected_s(most), format_shortest(settings.budget_s), most,
+        settings.repetitions ? "were not asked for" : "would leave no interval"));
+  }
+}
+
+void measure(const Plan& plan, Session& session, double later_s, Measurements& measurements) {
   std::vector<Result*> order;
   double expected_s = 0;
+  std::size_t runs = 0;
   for (Result& result : measurements.results) {
-    if (result.error.empty()) {
+    if (result.error.empty() && result.configuration.is_timed()) {
       order.push_back(&result);
-      expected_s += settings.repetitions * expected_seconds(result);
+      expected_s += result.configuration.repetitions * expected_seconds(result);
+      runs += static_cast<std::size_t>(result.configuration.repetitions);
     }
   }
-  session.progress.begin("timed", order.size() * static_cast<std::size_t>(settings.repetitions),
-                         expected_s, 0);
-  std::mt19937_64 generator(settings.seed);
-  for (int block = 0; block < settings.repetitions && !measurements.partial; ++block) {
+  session.progress.begin("timed", runs, expected_s, later_s);
+  std::mt19937_64 generator(plan.settings.seed);
+  const int blocks = measurements.blocks();
+  for (int block = 0; block < blocks && !measurements.partial; ++block) {
     std::shuffle(order.begin(), order.end(), generator);
     for (Result* const result : order) {
       std::optional<StageRun>& repetition = result->repetitions.emplace_back();
-      if (!result->error.empty() || measurements.partial) {
+      if (!result->error.empty() || measurements.partial ||
+          !result->configuration.runs_in(block, blocks)) {
         continue;
       }
       const std::string name = result->configuration.name();
@@ -371,7 +403,7 @@ void measure(const Plan& plan, Session& session, Measurements& measurements) {
   }
   session.progress.end();
   for (Result& result : measurements.results) {
-    if (result.error.empty() && !result.was_measured()) {
+    if (result.error.empty() && result.configuration.is_timed() && !result.was_measured()) {
       result.error = kInterrupted;
     }
   }

@@ -19,6 +19,11 @@ RunLength parity_length(const Configuration& configuration);
 /// Of a timed run, with kUnknownEpochs.
 RunLength timed_length(const Configuration& configuration);
 
+/// Runs a configuration's program and reads what it measured. A run that ends with exit code 75,
+/// "try again later", is tried again.
+StageRun run_stage(const Configuration& configuration, const RunLength& length, const Plan& plan,
+                   Session& session);
+
 /// Trains every configuration with the same data, batch and seed, and compares `moved` with
 /// stage 01's. Nothing is timed in there.
 /// @throws UsageError if stage 01 refuses the options
@@ -27,9 +32,15 @@ Measurements check_parity(const Plan& plan, Session& session);
 /// Chooses how long the timed runs are, before the first of them.
 void choose_lengths(const Settings& settings, double used_s, Measurements& measurements);
 
-/// Runs what is left of the configurations: in each of --repetitions blocks every
-/// configuration once, in an order drawn from the seed, so that the k-th runs of any two lie close
-/// together in time and can be compared as pairs.
-void measure(const Plan& plan, Session& session, Measurements& measurements);
+/// Lowers the repetitions until the timed runs end within --budget, but not below what an interval
+/// needs, and not what the user has asked for.
+/// @param later_s what follows after them
+void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& measurements);
+
+/// Runs what is left of the configurations: in each block every configuration once that takes part
+/// in it, in an order drawn from the seed, so that two runs of one block lie close together in time
+/// and can be compared as a pair.
+/// @param later_s what follows after them
+void measure(const Plan& plan, Session& session, double later_s, Measurements& measurements);
 
 }  // namespace ddp::bench

@@ -16,6 +16,19 @@
 namespace ddp::bench {
 namespace {
 
+/// The setting of PyTorch's DDP that takes part without a word from the user: the fastest one.
+constexpr const char* kDefaultPeer = "pytorch";
+constexpr const char* kDefaultPeerVariant = "tuned";
+/// What is asked of one model is asked of that, where computing takes the most.
+constexpr const char* kLargeModel = "M";
+
+/// Between these lies what a process computes in a step: from less than an all-reduce takes to far
+/// more.
+constexpr const char* kSweep[] = {
+    "64-16-16-10@32",  "64-64-64-10@32",   "64-256-256-10@32",  "64-1024-1024-10@32",
+    "64-128-128-10@8", "64-128-128-10@32", "64-128-128-10@128", "64-128-128-10@512",
+};
+
 /// Whether `stages` has the program's name or its stage's number.
 bool is_named(const std::vector<std::string>& stages, const StageProgram& program) {
   return contains(stages, program.name) || contains(stages, program.name.substr(0, 2));
@@ -46,11 +59,11 @@ class Planner {
   Plan make() {
     const std::vector<StageProgram> programs = pick_programs();
     const std::vector<Workload> workloads = pick_workloads();
-    world_sizes_ = pick_world_sizes();
+    pick_world_sizes();
     find_launchers(plan_);
     // An empty name: the default, which depends on the world size.
     backends_ = settings_.backends.empty() ? std::vector<std::string>{""} : settings_.backends;
-    if (settings_.backends.empty() && settings_.device == "cpu" && settings_.nodes == 1) {
+    if (settings_.backends.empty() && settings_.device == "cpu" && on_one_node()) {
       leave_out("gloo", "shm is the default on one host; --backends shm,gloo adds it");
     }
     for (const Workload& workload : workloads) {
@@ -62,7 +75,18 @@ class Planner {
         work.parity_batch = common_batch(workload.batch);
         add_stages(work, programs);
         add_peers(work);
+        const bool is_large = workload.name == kLargeModel || workloads.size() == 1;
+        if (settings_.by_default() && (settings_.full || (is_large && !settings_.quick))) {
+          add_threads(work);
+          add_default_peer(work);
+        }
       }
+    }
+    if (settings_.by_default() && settings_.full && settings_.models.empty()) {
+      add_sweep(programs);
+    } else if (settings_.by_default() && !settings_.full) {
+      leave_out("from which batch and width on several ranks win, and time to accuracy",
+                "bench --full measures them, in 15 minutes");
     }
     say_what_is_left_out();
     apply_filter();
@@ -86,6 +110,8 @@ class Planner {
       leave_out(what, why);
     }
   }
+
+  bool on_one_node() const { return settings_.nodes.back() == 1; }
 
   template <typename Condition>
   bool any_configuration(Condition condition) const {
@@ -113,7 +139,7 @@ class Planner {
       const bool is_baseline = program.name == kBaseline;
       const bool asked =
           settings_.stages.empty() ? program.by_default : is_named(settings_.stages, program);
-      const bool on_these_nodes = settings_.nodes == 1 || program.name == kMultinode;
+      const bool on_these_nodes = on_one_node() || program.name == kMultinode;
       if (!is_baseline && !(asked && on_these_nodes)) {
         continue;
       }
@@ -131,14 +157,24 @@ class Planner {
   }
 
   std::vector<Workload> pick_workloads() const {
+    std::vector<std::string> names = settings_.models;
+    if (names.empty()) {
+      names = settings_.full ? std::vector<std::string>{"T", "S", "M", "L", "digits"}
+                             : std::vector<std::string>{"T", "digits", "M"};
+    }
     std::vector<Workload> workloads;
-    for (const std::string& name : settings_.models) {
+    for (const std::string& name : names) {
       const auto is_it = [&](const Workload& workload) {
         return strcasecmp(workload.name.c_str(), name.c_str()) == 0;
       };
-      const auto found = std::ranges::find_if(known_workloads(), is_it);
-      if (found == known_workloads().end()) {
-        throw UsageError(fmt::format("--models: expected T, S, M, L or digits, got \"{}\"", name));
+      const auto known = std::ranges::find_if(known_workloads(), is_it);
+      const Workload* const found =
+          known == known_workloads().end() ? find_workload(name) : &*known;
+      if (found == nullptr) {
+        throw UsageError(
+            fmt::format("--models: expected T, S, M, L, digits, or widths and batch such as "
+                        "64-256-256-10@32, got {}",
+                        quote(name)));
       }
       if (std::ranges::none_of(workloads, is_it)) {
         workloads.push_back(*found);
@@ -147,17 +183,17 @@ class Planner {
     return workloads;
   }
 
-  /// Ascending.
-  std::vector<int> pick_world_sizes() {
+  /// Fills world_sizes_ and nodes_of_.
+  void pick_world_sizes() {
     const bool cuda = settings_.device == "cuda";
-    const int units =
-        settings_.nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
+    const int nodes = settings_.nodes.front();
+    const int units = nodes * (cuda ? count_cuda_devices() : count_processors(allowed_cores()));
     const char* const what = cuda ? "GPUs" : "cores";
     if (units == 0) {
       throw UsageError("--device cuda: " + why_no_cuda_device());
     }
     std::vector<int> sizes = settings_.world_sizes;
-    if (sizes.empty() && settings_.nodes > 1) {
+    if (sizes.empty() && nodes > 1) {
       sizes.push_back(units);
     } else if (sizes.empty()) {
       for (int size = 1; size <= 4 || (cuda && size < units); size *= 2) {
@@ -168,29 +204,44 @@ class Planner {
                     fmt::format("this machine has {} {}", units, what));
         }
       }
-      if (cuda && sizes.back() < units) {
+      if ((cuda || !on_one_node()) && sizes.back() < units) {
         sizes.push_back(units);  // all of them, be it no power of two
       }
     }
     std::ranges::sort(sizes);
     for (const int size : sizes) {
-      if (size % settings_.nodes != 0) {
+      if (size % nodes != 0) {
         throw UsageError(
             fmt::format("--world-sizes: got {}, expected a multiple of {}, the number of --nodes",
-                        size, settings_.nodes));
+                        size, nodes));
       }
+      nodes_of_[size] = nodes;
     }
     if (sizes.back() > units) {
       plan_.notes.push_back(
           fmt::format("{} ranks share {} {}: more than one rank waits for the same one",
                       sizes.back(), units, what));
     }
-    return sizes;
+    const int per_node = sizes.back() / nodes;
+    for (const int more_nodes : settings_.nodes) {
+      nodes_of_[more_nodes * per_node] = more_nodes;
+    }
+    for (const auto& [size, node_count] : nodes_of_) {
+      world_sizes_.push_back(size);
+      if (settings_.global_batch && *settings_.global_batch % size != 0) {
+        throw UsageError(fmt::format(
+            "--global-batch {}: expected a multiple of each world size, {} is one of them",
+            *settings_.global_batch, size));
+      }
+    }
   }
 
   /// The batch over all ranks that every world size divides: the model's times the largest one, if
   /// that will do.
   std::int64_t common_batch(std::int64_t batch) const {
+    if (settings_.global_batch) {
+      return *settings_.global_batch;
+    }
     std::int64_t multiple = 1;
     for (const int size : world_sizes_) {
       multiple = std::lcm<std::int64_t>(multiple, size);
@@ -203,7 +254,7 @@ class Planner {
   /// unless it is asked for by name one run of it stands for all.
   bool is_sampled(const StageProgram& program) const {
     return (program.name == kMultinode || program.variant == "accelerated") &&
-           settings_.stages.empty() && settings_.nodes == 1;
+           settings_.stages.empty() && on_one_node();
   }
 
   std::vector<std::string> launchers_of(const StageProgram& program) const {
@@ -234,7 +285,7 @@ class Planner {
       return {1};
     }
     const int largest = world_sizes_.back();
-    if (settings_.quick) {
+    if (settings_.quick || (settings_.by_default() && program.name != kDistributed)) {
       return {largest};
     }
     if (is_sampled(program)) {
@@ -245,6 +296,17 @@ class Planner {
       std::erase(sizes, 1);  // stage 01's step: nothing is mirrored
     }
     return launcher == "torchrun" && torchrun_once() ? std::vector{largest} : sizes;
+  }
+
+  /// How often a program is timed. Without a word from the user one of those that run the same
+  /// step is enough, and the others are only checked.
+  int repetitions_of(const StageProgram& program, const std::string& launcher) const {
+    const bool slow_start = launcher == "torchrun";
+    if (!settings_.by_default() || program.name == kBaseline || program.name == kDistributed) {
+      return slow_start ? settings_.few_repetitions() : settings_.most_repetitions();
+    }
+    const bool has_own_step = program.start == Start::kReplicas && program.variant == "main";
+    return has_own_step || settings_.full ? settings_.few_repetitions() : 0;
   }
 
   /// What the stages choose by themselves where memory can be shared.
@@ -281,7 +343,7 @@ class Planner {
     }
     configuration.launcher = launcher;
     configuration.world_size = world_size;
-    configuration.nodes = launcher == "srun" ? settings_.nodes : 1;
+    configuration.nodes = launcher == "srun" ? nodes_of_.at(world_size) : 1;
     configuration.backend =
         backend.empty() ? default_backend(configuration.nodes, world_size) : backend;
     configuration.global_batch = configuration.scaling == "strong"
@@ -303,6 +365,12 @@ class Planner {
           continue;  // it refuses that
         }
         for (const std::string& launcher : launchers_of(program)) {
+          const bool only_checked = !settings_.full || launcher == "torchrun";
+          if (settings_.by_default() && program.start == Start::kLauncher && only_checked &&
+              has(program, launcher)) {
+            continue;  // one model shows that it works
+          }
+          work.repetitions = repetitions_of(program, launcher);
           const bool none = launcher == "none";
           for (const std::string& backend : none ? std::vector{launcher} : backends_) {
             for (const int world_size : world_sizes_of(program, launcher)) {
@@ -314,10 +382,65 @@ class Planner {
     }
   }
 
+  bool has(const StageProgram& program, const std::string& launcher) const {
+    return any_configuration([&](const Configuration& configuration) {
+      return configuration.program.name == program.name && configuration.launcher == launcher;
+    });
+  }
+
+  /// What the same cores do as threads of one process.
+  void add_threads(Configuration work) {
+    work.threads = world_sizes_.back();
+    if (work.threads == 1 || settings_.device != "cpu") {
+      return;
+    }
+    work.program = known_programs().front();
+    work.repetitions = settings_.few_repetitions();
+    work.speedup = settings_.speedups.front();
+    work.global_batch =
+        work.scaling == "strong" ? work.parity_batch : work.workload.batch * work.threads;
+    plan_.configurations.push_back(work);
+  }
+
+  /// One against whom a reader wants to see the stages, if it is there.
+  void add_default_peer(Configuration work) {
+    const std::string script = settings_.peers_dir + "/install.sh";
+    if (!settings_.peers.empty() || world_sizes_.back() == 1 || !is_executable(script)) {
+      return;
+    }
+    work.role = Role::kPeer;
+    work.repetitions = settings_.few_repetitions();
+    work.program = {kDefaultPeer, kDefaultPeer, kDefaultPeerVariant, Start::kSpawn, false};
+    plan_.peer_pythons[kDefaultPeer] = "python3";  // until it is looked for
+    add(work, "spawn", own_backend_of_peers(), world_sizes_.back());
+  }
+
+  /// Workloads of which several ranks lose the smallest and win the largest.
+  void add_sweep(const std::vector<StageProgram>& programs) {
+    for (const char* const name : kSweep) {
+      Configuration work;
+      work.workload = *find_workload(name);
+      work.device = settings_.device;
+      work.parity_batch = common_batch(work.workload.batch);
+      work.repetitions = settings_.few_repetitions();
+      for (const StageProgram& program : programs) {
+        work.program = program;
+        if (program.name == kBaseline) {
+          add(work, "none", "none", 1);
+        } else if (program.name == kDistributed) {
+          add(work, "spawn", "", world_sizes_.back());
+        }
+      }
+    }
+  }
+
+  /// What PyTorch has itself.
+  std::string own_backend_of_peers() const { return settings_.device == "cuda" ? "nccl" : "gloo"; }
+
   void add_peers(Configuration work) {
     work.role = Role::kPeer;
-    const std::string own =
-        settings_.device == "cuda" ? "nccl" : "gloo";  // what PyTorch has itself
+    work.repetitions = settings_.few_repetitions();
+    const std::string own = own_backend_of_peers();
     for (const PeerVariant& peer : known_peers()) {
       if (!contains(settings_.peers, peer.peer)) {
         continue;
@@ -356,6 +479,9 @@ class Planner {
       leave_out("mpi under other launchers than mpirun",
                 "MPI joins only processes that mpirun started");
     }
+    if (settings_.by_default()) {
+      return;  // what is only checked says so
+    }
     const bool torchrun = any_configuration(
         [&](const Configuration& c) { return c.launcher == "torchrun" && !is_sampled(c.program); });
     if (torchrun && torchrun_once() && world_sizes_.size() > 1 && !settings_.quick) {
@@ -391,9 +517,18 @@ class Planner {
     std::erase_if(plan_.configurations, [&](const Configuration& configuration) {
       return std::regex_search(configuration.name() + kBenchmarkSuffix, regex) == negative;
     });
-    if (plan_.configurations.empty()) {
+    if (!any_configuration(&Configuration::is_timed)) {
       throw UsageError(fmt::format("--benchmark_filter: no configuration matches \"{}\"", filter));
     }
+  }
+
+  /// It is one of those that the report is about, not one that answers a question at the side.
+  bool is_core(const Configuration& configuration) const {
+    const std::string& program = configuration.program.name;
+    const bool in_sweep =
+        settings_.models.empty() && configuration.workload.name.find('@') != std::string::npos;
+    return configuration.role == Role::kStage && configuration.is_timed() && !in_sweep &&
+           (!settings_.by_default() || program == kBaseline || program == kDistributed);
   }
 
   /// A second copy of the fastest and of the most talkative configuration of each group: what two
@@ -408,7 +543,7 @@ class Planner {
     };
     for (const Configuration& configuration : plan_.configurations) {
       const bool several = configuration.communicates();
-      if (configuration.role != Role::kStage || (!several && !configuration.is_baseline())) {
+      if (!is_core(configuration) || (!several && !configuration.is_baseline())) {
         continue;
       }
       const auto [control, is_first] =
@@ -430,7 +565,7 @@ class Planner {
   void add_runs_without_communication() {
     std::vector<Configuration> more;
     for (const Configuration& configuration : plan_.configurations) {
-      if (configuration.role != Role::kStage || !configuration.communicates() ||
+      if (!is_core(configuration) || !configuration.communicates() ||
           is_sampled(configuration.program)) {
         continue;
       }
@@ -452,6 +587,7 @@ class Planner {
   Plan plan_;
   const Settings& settings_ = plan_.settings;
   std::vector<int> world_sizes_;  // ascending
+  std::map<int, int> nodes_of_;  // of each world size, for srun
   std::vector<std::string> backends_;
 };
 

@@ -23,7 +23,9 @@ struct Plan {
   std::vector<Configuration> configurations;
   std::vector<NotRun> not_run;
   std::map<std::string, Launcher> launchers;  ///< by name
-  std::map<std::string, std::string> peer_pythons;  ///< of each peer that is not built here
+  /// Of each peer that is not built here. One that is not among settings.peers takes part only if
+  /// it is installed.
+  std::map<std::string, std::string> peer_pythons;
   std::vector<std::string> notes;  ///< decisions that the reader should know
 
   std::string program_path(const std::string& name) const {

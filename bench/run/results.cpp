@@ -6,6 +6,7 @@
 #include <iterator>
 #include <type_traits>
 
+#include "bench/report/crossover.hpp"
 #include "bench/report/verdict.hpp"
 
 namespace ddp::bench {
@@ -218,6 +219,7 @@ Run make_run(const Result& result) {
   run.scaling = configuration.scaling;
   run.nodes = configuration.nodes;
   run.world_size = configuration.world_size;
+  run.threads = configuration.threads;
   run.global_batch = configuration.global_batch;
   run.parity = result.parity;
   if (!result.error.empty()) {
@@ -267,6 +269,27 @@ Run make_run(const Result& result) {
   return run;
 }
 
+ParityCheck make_parity_check(const Result& result, const Measurements& measurements) {
+  ParityCheck check = {.name = result.configuration.name(),
+                       .moved = result.parity.moved,
+                       .reference_moved = result.parity.reference_moved,
+                       .ok = result.parity.ok};
+  if (!result.error.empty()) {
+    check.error = result.error;
+  }
+  // Whoever starts the ranks, they make the same step.
+  Configuration spawned = result.configuration;
+  spawned.program.name = kDistributed;
+  spawned.launcher = "spawn";
+  for (const Result& other : measurements.results) {
+    if (result.configuration.program.start == Start::kLauncher && other.configuration.is_timed() &&
+        other.configuration.name() == spawned.name()) {
+      check.same_step_as = spawned.name();
+    }
+  }
+  return check;
+}
+
 /// What stage 01 of the same report says of each run.
 void rate(Report& report) {
   for (Run& run : report.runs) {
@@ -278,7 +301,7 @@ void rate(Report& report) {
       run.relative_speedup = break_even_ratio(run, *baseline) / *comparison->ratio_median;
     }
     if (run.relative_speedup) {
-      run.efficiency = *run.relative_speedup / run.world_size;
+      run.efficiency = *run.relative_speedup / (run.world_size * run.threads);
     }
   }
 }
@@ -314,6 +337,14 @@ std::vector<double> Result::repetition_medians_ms() const {
 
 bool Measurements::failed() const {
   return std::ranges::any_of(results, [](const Result& r) { return !r.error.empty(); });
+}
+
+int Measurements::blocks() const {
+  int most = 0;
+  for (const Result& result : results) {
+    most = std::max(most, result.configuration.repetitions);
+  }
+  return most;
 }
 
 std::vector<double> step_times_ms(const std::vector<Step>& steps) {
@@ -358,12 +389,16 @@ Report make_report(const Measurements& measurements) {
   report.micro = measurements.micro.pieces;
   report.partial = measurements.partial;
   for (const Result& result : measurements.results) {
-    if (result.configuration.role != Role::kNoCommunication) {
+    if (!result.configuration.is_timed()) {
+      report.parity_only.push_back(make_parity_check(result, measurements));
+    } else if (result.configuration.role != Role::kNoCommunication) {
       report.runs.push_back(make_run(result));
     }
   }
+  report.time_to_accuracy = measurements.time_to_accuracy;
   compare(report);
   rate(report);
+  report.crossover = find_crossovers(report);
   analyse(report, measurements.network);
   return report;
 }

@@ -56,10 +56,13 @@ struct Result {
 struct Measurements {
   std::vector<Result> results;
   MicroResults micro;  ///< limits of the machine, all-reduce sweep, with --micro the pieces
+  std::vector<TimeToAccuracy> time_to_accuracy;
   bool partial = false;  ///< interrupted
   std::optional<Network> network{};  ///< that was stated, to predict more ranks with
 
   bool failed() const;
+  /// Of timed runs: as many as the most repetitions of a configuration.
+  int blocks() const;
 };
 
 std::vector<double> step_times_ms(const std::vector<Step>& steps);

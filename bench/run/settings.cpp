@@ -23,9 +23,8 @@ constexpr double kMaxBucketMib = 1048576;
 constexpr double kMaxSeconds = 1e7;
 
 constexpr const char* kFooter =
-    "bench compare A.json B.json finds what became slower between two reports; bench merge\n"
-    "OUT.json A.json B.json makes one report of several; bench html REPORT.json [PAGE.html]\n"
-    "makes the page of one. Each has a --help of its own.\n"
+    "bench compare A.json B.json finds what became slower between two reports; bench html\n"
+    "REPORT.json [PAGE.html] makes the page of one. Each has a --help of its own.\n"
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 
@@ -93,7 +92,7 @@ Network parse_network(const std::string& name, const std::string& text) {
 void add_what(OptionGroup group, Settings& settings) {
   group.list("--stages", "NAME,...",
              "programs, or numbers: 03 is all of stage 03; 01 is always the baseline (default: "
-             "the main programs and 03 by hand; of 05 one launcher and 2 ranks only)",
+             "01, 02 and 03 are timed; what runs the step of 03 is only checked)",
              each_once(settings.stages, as_given));
   group.list("--world-sizes", "N,...",
              "processes, or replicas in stage 02 (default: 1,2,4 as far as they fit)",
@@ -106,13 +105,16 @@ void add_what(OptionGroup group, Settings& settings) {
              "shm, gloo, mpi (under mpirun only), hierarchical, nccl (default: shm on CPUs of one "
              "host, hierarchical on several with several ranks each, else gloo; nccl on GPUs)",
              each_once(settings.backends, as_given));
-  group.list("--models", "NAME,...",
-             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64, L 1024x4 b64, digits "
-             "(default: T,digits)",
-             each_once(settings.models, as_given));
+  group.list(
+      "--models", "NAME,...",
+      "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64, L 1024x4 b64, digits, or "
+      "widths and batch of your own, 64-256-256-10@32 (default: T,digits,M; with --full all)",
+      each_once(settings.models, as_given));
   add_choices(group, "--scaling", settings.scaling, {"weak", "strong"},
               "weak: the model's batch per rank; strong: that times the largest world size, over "
               "all ranks (default: weak)");
+  group.integer("--global-batch", settings.global_batch, std::int64_t{1},
+                std::int64_t{1'000'000'000}, "", "that batch over all ranks, in strong scaling");
   add_choices(group, "--speedup", settings.speedups, {"none", "fused", "graph"},
               "none, fused, graph, for every stage (default: none)");
   group.list("--bucket-mib", "MIB,...:FLOAT in [1e-06 - 1.04858e+06]",
@@ -123,13 +125,19 @@ void add_what(OptionGroup group, Settings& settings) {
               "none, bf16, fp16, for stages that communicate (default: none)");
   add_choices(group, "--shard-optimizer", settings.shard_optimizer, {"no", "yes"},
               "no, yes, for stages that communicate (default: no)");
-  add_choices(group, "--peers", settings.peers,
-              {"pytorch", "accelerate", "fabric", "tensorflow", "c10d", "libtorch"},
-              "others on the same work: pytorch, accelerate, fabric, tensorflow (installed when "
-              "first asked for), c10d (the engine of PyTorch's DDP under the same C++ loop), "
-              "libtorch (its data_parallel, on GPUs)");
-  group.integer("--nodes", settings.nodes, 1, 65536, "",
-                "of the allocation, for srun (default: 1)");
+  add_choices(
+      group, "--peers", settings.peers,
+      {"pytorch", "accelerate", "fabric", "tensorflow", "c10d", "libtorch"},
+      "others on the same work: pytorch, accelerate, fabric, tensorflow (installed when "
+      "first asked for), c10d (the engine of PyTorch's DDP under the same C++ loop), "
+      "libtorch (its data_parallel, on GPUs) (default: pytorch, one setting on one model, if "
+      "it is installed)");
+  group.list("--nodes", "N,...",
+             "of the allocation, for srun; --world-sizes are those of the smallest number, and on "
+             "more nodes each has as many ranks as there at most (default: 1)",
+             each_once(settings.nodes, [](const std::string& name, const std::string& text) {
+               return parse_integer(name, text, 1, 65536);
+             }));
   group.value("--network", "ALPHA_US,GBPS", "",
               "predict 8 to 1024 ranks on a network of that many us a message and 1e9 bytes/s a "
               "link (default: only if --nodes measures one)",
@@ -150,12 +158,22 @@ void add_how(OptionGroup group, Settings& settings) {
   group.integer("--steps", settings.steps, std::int64_t{1}, std::int64_t{10'000'000}, "",
                 "timed steps per run, at least (default: chosen from --budget)");
   group.integer("--repetitions", settings.repetitions, 1, kMaxRepetitions, "",
-                "runs of each configuration (default: 5, with --quick 1)");
+                "runs of each configuration (default: 9, with --quick 1, with --full 15; at most 6 "
+                "of peers and of what is no stage 01 or 03)");
   group.positive("--budget", "SECONDS", settings.budget_s, kMaxSeconds, "",
-                 "seconds that the number of steps is chosen for (default: 150, with --quick 30)");
+                 "that repetitions and steps are chosen for (default: 150, with --quick 45, with "
+                 "--full 900)");
   group.positive("--timeout", "SECONDS", settings.timeout_s, kMaxSeconds, "",
                  "for one run of a stage (default: 120)");
-  group.flag("--quick", settings.quick, "one repetition, the largest world size only, no controls");
+  const Option quick = group.flag("--quick", settings.quick,
+                                  "one repetition, the largest world size only, no controls");
+  group
+      .flag("--full", settings.full,
+            "15 minutes: all models and launchers, PyTorch, from which batch and width on several "
+            "ranks win, time to accuracy")
+      .excludes(quick);
+  group.text("--data-dir", "PATH", settings.data_dir, "where it is installed",
+             "folder of fashion-mnist, for --full");
   group.flag("--micro", settings.micro,
              "also the pieces alone: all-reduce at more sizes, scatter and gather, data loader, "
              "optimizer, snapshot");
@@ -190,10 +208,15 @@ void check_together(const Settings& settings, bool json_given) {
       throw UsageError(fmt::format("--backends: expected {}, got \"{}\"", join(known), backend));
     }
   }
-  if (settings.nodes > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
+  if (settings.nodes.back() > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
     throw UsageError(fmt::format(
         "--nodes {}: only srun starts ranks on several nodes, expected --launchers srun",
-        settings.nodes));
+        fmt::join(settings.nodes, ",")));
+  }
+  if (settings.global_batch && !contains(settings.scaling, "strong")) {
+    throw UsageError(fmt::format(
+        "--global-batch {}: in weak scaling it follows from the ranks, expected --scaling strong",
+        *settings.global_batch));
   }
   if (settings.dry_run || settings.list_only) {
     const bool document = json_given || (settings.format_json && settings.dry_run);
@@ -235,10 +258,10 @@ Settings parse_settings(int argc, const char* const* argv) {
     flush_standard_output();
     std::exit(0);
   }
-  if (settings.quick) {
-    settings.repetitions = line.given("--repetitions") ? settings.repetitions : 1;
-    settings.budget_s = line.given("--budget") ? settings.budget_s : 30;
+  if (!line.given("--budget")) {
+    settings.budget_s = settings.quick ? 45 : settings.full ? 900 : settings.budget_s;
   }
+  std::ranges::sort(settings.nodes);
   read_benchmark_flags(arguments.benchmark_flags, settings);
   const bool json_given = line.given("--json");
   settings.json_on_stdout = settings.format_json || (json_given && settings.json_file.empty());

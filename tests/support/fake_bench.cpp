@@ -27,18 +27,19 @@ while [ $# -gt 0 ]; do
     --nprocs) ranks=$2; shift ;;
     --dataset-size) size=$2; shift ;;
     --no-communication) quiet_step_ms=0.07 ;;
+    --dataset) dataset=$2; shift ;;
   esac
   shift
 done
 case $name in 02_* | tensorflow.py) ranks=1 ;; esac
-moved=0.5 step_ms=0.05 comm=0
+moved=0.5 step_ms=0.05 comm=0 accuracy=null
 [ "$ranks" = 1 ] || { step_ms=0.2; comm=0.14; }
 [ -z "$quiet_step_ms" ] || { step_ms=$quiet_step_ms; comm=0; }
 first_step=$(date +%s)000
 after() { :; }
 [ ! -f "$0.behaviour" ] || . "$0.behaviour"
 awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v moved="$moved" \
-    -v step_ms="$step_ms" -v comm="$comm" -v warmup="$warmup" -v first_step="$first_step" 'BEGIN {
+    -v step_ms="$step_ms" -v comm="$comm" -v warmup="$warmup" -v first_step="$first_step" -v accuracy="$accuracy" 'BEGIN {
   steps = epochs * int((size + global - 1) / global)
   for (s = 0; s < steps; ++s) for (r = 0; r < ranks; ++r) {
     t = step_ms * (1 + 0.1 * (s % 7)) * (s < warmup ? 100 : 1)
@@ -52,6 +53,7 @@ awk -v epochs="$epochs" -v global="$global" -v ranks="$ranks" -v size="$size" -v
   printf "{\"summary\":{\"backend\":\"shm\",\"device\":\"cpu\",\"world_size\":%d,", ranks
   printf "\"global_batch\":%d,\"epochs\":%d,\"steps\":%d,", global, epochs, steps
   printf "\"warmup_steps\":%d,\"moved\":%s,\"all_reduce_bytes\":[84],", warmup, moved
+  printf "\"loss\":0.25,\"accuracy\":%s,", accuracy
   printf "\"peak_rss_mib\":[100.5],\"peak_device_mib\":[7,7.5],\"startup_ms\":[300],\"first_step_unix_ms\":%s}}\n", first_step
 }' > "$metrics"
 after
@@ -64,6 +66,16 @@ mktemp -d "${TMPDIR:-/tmp}/torchelastic_XXXXXX" > /dev/null
 WORLD_SIZE=${2#*=}
 export WORLD_SIZE
 shift 3
+exec "$@"
+)sh";
+
+const char* const kFakeMpirun = R"sh(#!/bin/sh
+# mpirun ... -np RANKS PROGRAM ARGUMENTS: as above.
+[ "$1" != --version ] || { echo "mpirun (Open MPI) 1.2"; exit; }
+while [ "$1" != -np ]; do shift; done
+WORLD_SIZE=$2
+export WORLD_SIZE
+shift 2
 exec "$@"
 )sh";
 
@@ -128,6 +140,7 @@ with open(options.benchmark_out, "w") as out:
 )py";
 
 const char* const kFakeInstall = R"sh(#!/bin/sh
+[ "$1" != --only-look ] || { shift; [ -f "$0.there" ] || exit 1; }
 [ -f "${0%/*}/$1.py" ] || { echo "error: no such peer" >&2; exit 2; }
 [ ! -f "$0.broken" ] || { echo "error: no network" >&2; exit 1; }
 echo "installing" >&2
@@ -208,6 +221,9 @@ RunResult FakeBench::run(const std::vector<std::string>& arguments,
   argv.insert(argv.end(), {"--stage-dir", bin().string()});
   if (std::ranges::find(arguments, "--quiet-wait") == arguments.end()) {
     argv.insert(argv.end(), {"--quiet-wait", "0"});
+  }
+  if (std::find(argv.begin(), argv.end(), "--peers-dir") == argv.end()) {
+    argv.insert(argv.end(), {"--peers-dir", (root() / "peers").string()});
   }
   if (!redirections.empty()) {
     const std::vector<std::string> shell = {"/bin/sh", "-c", "exec \"$@\" " + redirections, "sh"};

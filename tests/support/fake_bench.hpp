@@ -22,11 +22,13 @@ std::string read_file(const std::filesystem::path& path);
 /// holds a line for each start.
 extern const char* const kFakeStage;
 extern const char* const kFakeTorchrun;
+extern const char* const kFakeMpirun;
 extern const char* const kFakeSrun;
 /// bench_micro where two ranks' all-reduces take as long as a ring with alpha = 100 us and
 /// beta = 300 us per MiB; 100 GFLOP/s, 10 GB/s.
 extern const char* const kFakeMicro;
-/// bench/peers/install.sh, with a shell instead of Python.
+/// bench/peers/install.sh, with a shell instead of Python; what nobody has asked for is installed
+/// if install.sh.there is next to it.
 extern const char* const kFakeInstall;
 
 /// A report, and what bench said besides.
