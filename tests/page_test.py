@@ -20,7 +20,8 @@ import unittest
 TESTS = pathlib.Path(__file__).parent
 FULL = json.loads((TESTS / "support/full_report.json").read_text())
 TWO_RANKS, CONTROL, FAILED = 1, 3, 5
-SECTIONS = ["summary", "step-time", "speed-up", "efficiency", "phases", "prediction", "extrapolation", "all-reduce", "ratios",
+SECTIONS = ["summary", "step-time", "speed-up", "efficiency", "phases", "prediction", "extrapolation", "crossover", "accuracy",
+            "all-reduce", "ratios",
             "resources", "trust", "problems", "method"]
 VOID = {"meta"}
 KNOWN = VOID | set("html head title style body header main footer section nav div p ul li b i a h1 h2 h3 dl dt dd pre table caption "
@@ -221,7 +222,7 @@ class Tables(unittest.TestCase):
                                                          "1.60×", "0.80", "ok"])
         for section, text in [("problems", "rank 1 exited with 1: no route to 10.0.0.7"), ("problems", "one node only"),
                               ("method", "bench --models S"), ("method", "64-128-128-10, synthetic classes, batch 32"),
-                              ("method", "bench --nodes 2"), ("extrapolation", "The network stays as it is."),
+                              ("extrapolation", "The network stays as it is."),
                               ("phases", "102 KiB, 1.00 MiB"), ("resources", "rank 1, 61 % of steps, +4.2 %"), ("resources", "41.5"),
                               ("prediction", "fused_sgd"), ("phases", "38 %"), ("prediction", "+9.5 %")]:
             self.assertIn(text, page.ids[section].text)
@@ -231,7 +232,7 @@ class Tables(unittest.TestCase):
         page, _ = check_one(FULL)
         shown = {float(value) for table in page.root.all("table") for cells in page.rows(table) for _, value in cells if value}
         scaling = FULL["ddp_scaling"]
-        parts = ["all_reduce", "communication_models", "extrapolations", "limits", "micro", "comparisons"]
+        parts = ["crossover", "all_reduce", "communication_models", "extrapolations", "limits", "micro", "comparisons"]
         measured = [run for run in scaling["runs"] if not run["error"] and run["kind"] != "control"]
         unused = {"repetitions", "floor", "parity", "bucket_bytes", "world_sizes", "slowest_rank", "nodes", "steps"}
         for part in [measured, *(scaling[part] for part in parts)]:
@@ -294,7 +295,8 @@ class Tables(unittest.TestCase):
 
         def fail(scaling):
             scaling["runs"] = [scaling["runs"][FAILED] | {"name": name} for name in ("one", "other")]
-            scaling.update({part: [] for part in ("conclusions", "comparisons", "all_reduce", "communication_models", "extrapolations", "limits", "micro")})
+            scaling.update({part: [] for part in ("conclusions", "comparisons", "all_reduce", "communication_models", "extrapolations", "limits", "micro",
+                                                "crossover", "time_to_accuracy")})
         page, plots = check_one(changed(fail))
         self.assertIn("2 of 2 configurations failed", page.root.all("header")[0].text)
         self.assertEqual([section.attributes["id"] for section in page.root.all("section")], ["summary", "trust", "problems", "method"])
@@ -309,7 +311,8 @@ class Tables(unittest.TestCase):
                 if run["kind"] == "stage":
                     del run["kind"]
                 run.update(floor_ms=None, predicted_step_ms=None)
-            scaling.update({key: [] for key in ("limits", "all_reduce", "communication_models", "extrapolations", "assumptions", "micro")})
+            scaling.update({key: [] for key in ("limits", "all_reduce", "communication_models", "extrapolations", "assumptions", "micro",
+                                               "crossover", "time_to_accuracy")})
             scaling["comparisons"][0]["verdict"] = None
             del scaling["conclusions"]
         page, plots = check_one(changed(make_old))
@@ -398,6 +401,13 @@ class Plots(unittest.TestCase):
         self.assertEqual([a["x"] + b["x"] for a, b in zip(memory["datasets"][0]["data"], memory["datasets"][1]["data"])],
                          [run["job_peak_rss_mib"] for run in self.measured])
         self.assertEqual([point["x"] for point in startup["datasets"][0]["data"]], [run["startup_ms"] / 1e3 for run in self.measured])
+
+    def test_the_sweep_of_a_crossover(self):
+        plot, = self.of("plot-crossover")
+        sweep, = self.scaling["crossover"]
+        self.assertEqual([(point["x"], point["y"], point.get("low"), point.get("high")) for point in plot["datasets"][0]["data"]],
+                         [(one["value"], one["speedup"], *(one["ci95"] or (None, None))) for one in sweep["values"]])
+        self.assertEqual([(point["x"], point["y"]) for point in plot["datasets"][1]["data"]], [(17, 1), (272, 1)])
 
     def test_ratios_and_their_intervals(self):
         panels = self.of("plot-ratios")

@@ -37,8 +37,8 @@ void analyse(Report& report, const std::optional<Network>& network);
 /// where the step takes more than 20 times its floor. Nothing if the parts are not known.
 std::optional<std::string> bound_by(const Run& run);
 
-/// Sentences without their full stops: how far the worst prediction is off, which steps have none for what reason, and where
-/// the sweep was not steady.
+/// Sentences without their full stops: how far the worst prediction is off, which steps have none
+/// for what reason, and where the sweep was not steady.
 std::vector<std::string> describe_predictions(const Report& report);
 
 }  // namespace ddp::bench

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "bench/report/analysis.hpp"
@@ -170,6 +171,9 @@ class Conclusions {
       say_what_threads_give(runs);
       compare_with_peers(runs);
     }
+    name_equal_steps();
+    say_where_ranks_pay();
+    say_how_long_training_takes();
     say_what_starts_cost();
     judge_launches();
     judge_runs();
@@ -317,6 +321,95 @@ class Conclusions {
     }
   }
 
+  /// What was not timed because another run's time is its own.
+  void name_equal_steps() {
+    Names programs;
+    Runs timed;
+    for (const ParityCheck& check : report_.parity_only) {
+      const Run* const run = check.same_step_as ? report_.find(*check.same_step_as) : nullptr;
+      if (run == nullptr || !check.ok) {
+        continue;
+      }
+      std::vector<std::string> parts;  // "digits", "weak", "04_ddp_launcher", "mpirun", ...
+      std::istringstream name(check.name);
+      for (std::string part; std::getline(name, part, '/');) {
+        parts.push_back(part);
+      }
+      const std::string program =
+          parts.size() > 3 ? fmt::format("{} under {}", parts[2], parts[3]) : check.name;
+      if (std::ranges::find(programs, program) == programs.end()) {
+        programs.push_back(program);
+      }
+      if (std::ranges::find(timed, run) == timed.end()) {
+        timed.push_back(run);
+      }
+    }
+    if (!timed.empty()) {
+      add("same_step", timed,
+          fmt::format(
+              "{} make the step of {} and end on the same weights (checked): choose by what "
+              "starts your processes",
+              fmt::join(programs, ", "), timed.front()->title()));
+    }
+  }
+
+  void say_where_ranks_pay() {
+    for (const Crossover& sweep : report_.crossover) {
+      Runs runs;
+      std::optional<SpeedRatio> first;
+      std::optional<SpeedRatio> last;
+      for (const CrossoverValue& value : sweep.values) {
+        if (const Run* const run = report_.find(value.run)) {
+          runs.push_back(run);
+        }
+        if (value.speedup) {
+          last = SpeedRatio{*value.speedup, value.ci95};
+          first = first ? first : last;
+        }
+      }
+      if (!first) {
+        continue;
+      }
+      const std::string range =
+          fmt::format("{} at {} {}, {} at {}", format_speed(*first), sweep.axis,
+                      sweep.values.front().value, format_speed(*last), sweep.values.back().value);
+      add("crossover", runs,
+          sweep.crosses_at
+              ? fmt::format("{}: {} ranks beat one process from a {} of about {} on ({})",
+                            sweep.sweep, format_small_number(sweep.world_size), sweep.axis,
+                            format_significant(sweep.crosses_at), range)
+              : fmt::format("{}: {} ranks {} at every {} that was measured ({})", sweep.sweep,
+                            format_small_number(sweep.world_size),
+                            last->ratio > 1 ? "beat one process" : "lose to one process",
+                            sweep.axis, range));
+    }
+  }
+
+  void say_how_long_training_takes() {
+    for (const TimeToAccuracy& training : report_.time_to_accuracy) {
+      const std::string what = fmt::format(
+          "{} to {}: {} on {} at a global batch of {}{}", training.dataset,
+          format_percent(training.target), training.program,
+          training.world_size == 1 ? "one process"
+                                   : format_small_number(training.world_size) + " ranks",
+          training.global_batch, training.scale_lr ? " with the learning rate scaled" : "");
+      if (!training.epochs || !training.seconds.median) {
+        add("time_to_accuracy", {},
+            what + " does not get there: " + training.error.value_or("it was not timed"));
+        continue;
+      }
+      const std::string spread =
+          training.seconds.p10
+              ? fmt::format(" (p10 {}, p90 {})", format_significant(training.seconds.p10),
+                            format_significant(training.seconds.p90))
+              : "";
+      add("time_to_accuracy", {},
+          fmt::format("{} takes {} epochs, {} s{}, {} s from the command on", what,
+                      *training.epochs, format_significant(training.seconds.median), spread,
+                      format_significant(training.seconds_with_start.median)));
+    }
+  }
+
   void say_what_starts_cost() {
     std::map<std::string, std::vector<double>> startups_ms;
     for (const Run& run : report_.runs) {
@@ -412,6 +505,12 @@ class Conclusions {
         without_spread.push_back(run.name);
       } else if (run.step_ms.p90 && *run.step_ms.p90 > kNoisySpread * *run.step_ms.p10) {
         noisy.push_back(run.name);
+      }
+    }
+    for (const ParityCheck& check : report_.parity_only) {
+      ++rows;
+      if (!check.ok) {
+        failed.push_back(check.name);
       }
     }
     add_names("failed",

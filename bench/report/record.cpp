@@ -87,11 +87,20 @@ Controls Report::controls(const Run& run, bool several) const {
   return result;
 }
 
+bool Report::is_swept(const Run& run) const {
+  return std::ranges::any_of(crossover, [&](const Crossover& sweep) {
+    return std::ranges::any_of(sweep.values, [&](const CrossoverValue& value) {
+      const Run* const point = find(value.run);
+      return point != nullptr && same_work(*point, run);
+    });
+  });
+}
+
 std::vector<std::vector<const Run*>> Report::workloads() const {
   std::vector<std::vector<const Run*>> groups;
   for (const Run& run : runs) {
-    if (run.is_control()) {
-      continue;  // they speak through other runs
+    if (run.is_control() || is_swept(run)) {
+      continue;  // they speak through other runs, or as a curve
     }
     const auto found = std::ranges::find_if(
         groups, [&](const auto& group) { return same_work(*group.front(), run); });

@@ -441,7 +441,9 @@ struct Report {
   const Comparison* comparison_of(const Run& run) const;
   /// Of the workload of `run`: the controls with one process, or those with several.
   Controls controls(const Run& run, bool several) const;
-  /// Runs of one workload and kind of scaling together, in order, without controls.
+  /// Its workload is a point of a sweep.
+  bool is_swept(const Run& run) const;
+  /// Runs of one workload and kind of scaling together, in order, without controls and sweeps.
   std::vector<std::vector<const Run*>> workloads() const;
 };
 

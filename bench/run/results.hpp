@@ -56,7 +56,7 @@ struct Result {
 struct Measurements {
   std::vector<Result> results;
   MicroResults micro;  ///< limits of the machine, all-reduce sweep, with --micro the pieces
-  std::vector<TimeToAccuracy> time_to_accuracy;
+  std::vector<TimeToAccuracy> time_to_accuracy{};
   bool partial = false;  ///< interrupted
   std::optional<Network> network{};  ///< that was stated, to predict more ranks with
 

@@ -76,15 +76,16 @@ bool has_failed(const Run& run) {
   return run.error || !run.parity.ok;
 }
 
-/// Runs of one workload together, in the report's order; controls left out.
-Runs by_workload(const Runs& runs) {
+/// Runs of one workload together, in the report's order; controls and points of sweeps left out.
+Runs by_workload(const Report& report, const Runs& runs) {
   std::map<Json, std::size_t> place;
   for (const NamedRun& one : runs) {
     place.emplace(one.row["workload"], place.size());
   }
   Runs ordered;
-  std::ranges::remove_copy_if(runs, std::back_inserter(ordered),
-                              [](const NamedRun& one) { return one.run->is_control(); });
+  std::ranges::remove_copy_if(runs, std::back_inserter(ordered), [&](const NamedRun& one) {
+    return one.run->is_control() || report.is_swept(*one.run);
+  });
   std::ranges::stable_sort(ordered, {},
                            [&](const NamedRun& one) { return place.at(one.row["workload"]); });
   return ordered;
@@ -137,6 +138,7 @@ Json collect_rows(const Report& report, const Runs& all, const Runs& shown) {
   rows["predicted"] = rows_of(predicted);
   rows["worst_predicted"] = rows_of(worst);
   rows["regimes"] = unfold(rows["communication_models"], "regimes", "regime");
+  rows["sweeps"] = unfold(rows["crossover"], "values", "point");
   rows["memory_rates"] = unfold(rows["limits"], "memory", "rate");
   return rows;
 }
@@ -236,12 +238,14 @@ Json page_data(const Json& document, const Report& report) {
   const std::vector<Conclusion> conclusions =
       report.conclusions.empty() ? conclude(report, {}) : report.conclusions;
   const NamedRuns named = name_runs(report);
-  const Runs shown = by_workload(named.runs);
+  const Runs shown = by_workload(report, named.runs);
   const auto failed =
       std::ranges::count_if(report.runs, [](const Run& run) { return has_failed(run); });
   Json names = {{"series", named.series}, {"runs", Json::array()}};
   for (const NamedRun& one : named.runs) {
-    names["runs"].push_back({{"series", one.row["series"]}, {"workload", one.row["workload"]}});
+    names["runs"].push_back({{"series", one.row["series"]},
+                             {"workload", one.row["workload"]},
+                             {"is_swept", report.is_swept(*one.run)}});
   }
   Json data = {
       {"host", show_fact(report.machine.value("host", Json()))},

@@ -36,10 +36,11 @@
   const allSeries = names.series.map((one, index) => ({ ...one, index, label: shortened(one.label, 25) }));
   const runs = scaling.runs.map((run, i) => {
     const series = allSeries[names.runs[i].series];
-    return { ...run, series, workload: names.runs[i].workload, label: `${series.label} ×${run.world_size}` };
+    const { workload, is_swept } = names.runs[i];
+    return { ...run, series, workload, is_swept, label: `${series.label} ×${run.world_size}` };
   });
   const findRun = (name) => runs.find((run) => run.name === name);
-  const shown = runs.filter((run) => run.kind !== "control");
+  const shown = runs.filter((run) => run.kind !== "control" && !run.is_swept);
   const measured = shown.filter((run) => !run.error && positive(run.step_ms.median));
   // [workload, its entries], for each workload that has some.
   const byWorkload = (entries, runOf = (run) => run) => unique(shown.map((run) => run.workload))
@@ -427,6 +428,20 @@
         (run) => run.step_ms.median, (one) => one.predicted_step_ms);
       panel("efficiency", { kind: "zero", title: "efficiency", include: [1] },
         (run) => run.efficiency, (one) => one.efficiency);
+    }
+  };
+
+  plots.crossover = (place) => {
+    for (const { axis, sweep, world_size, values } of scaling.crossover ?? []) {
+      const points = values.map(({ value, speedup, ci95 }) => ({
+        x: value, y: speedup, low: ci95?.[0], high: ci95?.[1], tip: `${axis} ${value}: ${show(speedup)}× one process`,
+      })).filter(({ y }) => positive(y));
+      const ends = points.map(({ x }) => x);
+      const guide = makeGuide("one process", [Math.min(...ends), Math.max(...ends)].map((x) => ({ x, y: 1 })));
+      draw(place, {
+        title: sweep, note: showRanks(world_size), datasets: [makeCurve({ label: "", hue: "03", points }), guide],
+        x: { kind: "log", title: axis, ticks: unique(ends) }, y: { kind: "log", title: "samples/s, relative to one process", include: [1] },
+      });
     }
   };
 
