@@ -162,6 +162,11 @@ TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions be
     CHECK(rate.gbps.value_or(NAN) > 0.1);
   }
   CHECK(limit.memory_bandwidth_gbps == limit.memory[5].gbps);
+  // At the best, not at the median: what ran beside it does not lower a limit.
+  for (const nlohmann::json& one : raw.at("benchmarks")) {
+    CHECK(one.at("memory_bandwidth").get<double>() ==
+          Approx(one.at("bytes").get<double>() / one.at("time_us_p10").get<double>() * 1e6));
+  }
   // y += c x over two arrays: three values an element.
   CHECK(raw.at("benchmarks").at(1).at("bytes") == 1.5 * (128 << 10));
 }
