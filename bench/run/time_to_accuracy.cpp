@@ -125,12 +125,14 @@ bool search(Way& way, Plan& plan, Session& session) {
     plan.not_run.push_back({"time to accuracy on " + result.dataset, failed.error});
     return false;
   }
-  if (!failed.error.empty() || !result.epochs) {
+  // An answer that an interrupt has cut short is not the smallest.
+  const bool interrupted = session.interrupts.requested();
+  if (interrupted || !failed.error.empty() || !result.epochs) {
     result.epochs.reset();
     result.accuracy.reset();
-    result.error = !failed.error.empty() ? failed.error
-                   : session.interrupts.requested()
-                       ? kInterrupted
+    result.error = interrupted ? std::string(kInterrupted)
+                   : !failed.error.empty()
+                       ? failed.error
                        : fmt::format("after at most {} epochs the accuracy was {:.4f}",
                                      way.goal->most_epochs, best);
   }

@@ -12,7 +12,7 @@
 namespace ddp::bench {
 
 /// What measure_time_to_accuracy() takes on two cores.
-inline constexpr double kTimeToAccuracySeconds = 240;
+inline constexpr double kTimeToAccuracySeconds = 320;
 
 /// The smallest number from 1 to `most` that is enough, if more than enough is enough too: found by
 /// doubling, then halving. The answer was tried unless it is nothing.
