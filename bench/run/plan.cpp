@@ -196,7 +196,7 @@ class Planner {
     if (sizes.empty() && nodes > 1) {
       sizes.push_back(units);
     } else if (sizes.empty()) {
-      for (int size = 1; size <= 4 || (cuda && size < units); size *= 2) {
+      for (int size = 1; size <= 4 || size < units; size *= 2) {
         if (size <= units) {
           sizes.push_back(size);
         } else {
@@ -204,7 +204,7 @@ class Planner {
                     fmt::format("this machine has {} {}", units, what));
         }
       }
-      if ((cuda || !on_one_node()) && sizes.back() < units) {
+      if (sizes.back() < units) {
         sizes.push_back(units);  // all of them, be it no power of two
       }
     }

@@ -95,7 +95,7 @@ void add_what(OptionGroup group, Settings& settings) {
              "01, 02 and 03 are timed; what runs the step of 03 is only checked)",
              each_once(settings.stages, as_given));
   group.list("--world-sizes", "N,...",
-             "processes, or replicas in stage 02 (default: 1,2,4 as far as they fit)",
+             "processes, or replicas in stage 02 (default: 1,2,4,... up to all cores or GPUs)",
              each_once(settings.world_sizes, [](const std::string& name, const std::string& text) {
                return parse_integer(name, text, 1, 4096);
              }));
