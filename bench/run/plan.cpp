@@ -75,8 +75,7 @@ class Planner {
         work.parity_batch = common_batch(workload.batch);
         add_stages(work, programs);
         add_peers(work);
-        const bool is_large = workload.name == kLargeModel || workloads.size() == 1;
-        if (settings_.by_default() && (settings_.full || (is_large && !settings_.quick))) {
+        if (settings_.by_default() && (settings_.full || (is_large(work) && !settings_.quick))) {
           add_threads(work);
           add_default_peer(work);
         }
@@ -280,7 +279,14 @@ class Planner {
     return settings_.launchers.empty() && settings_.world_sizes.empty();
   }
 
-  std::vector<int> world_sizes_of(const StageProgram& program, const std::string& launcher) const {
+  /// Without a word from the user one model answers what is asked at the side: a launch takes most
+  /// of a second.
+  bool is_large(const Configuration& work) const {
+    return work.workload.name == kLargeModel || settings_.models.size() == 1;
+  }
+
+  std::vector<int> world_sizes_of(const Configuration& work, const std::string& launcher) const {
+    const StageProgram& program = work.program;
     if (program.start == Start::kAlone) {
       return {1};
     }
@@ -292,21 +298,24 @@ class Planner {
       return {contains(world_sizes_, 2) ? 2 : largest};
     }
     std::vector<int> sizes = world_sizes_;
-    if (program.variant == "mirrored" && settings_.stages.empty() && largest > 1) {
-      std::erase(sizes, 1);  // stage 01's step: nothing is mirrored
+    const bool is_aside = settings_.by_default() && settings_.world_sizes.empty() &&
+                          !settings_.full && !is_large(work);
+    if (largest > 1 && (is_aside || (program.variant == "mirrored" && settings_.stages.empty()))) {
+      std::erase(sizes, 1);  // stage 01's step, or nearly so: nothing is mirrored
     }
     return launcher == "torchrun" && torchrun_once() ? std::vector{largest} : sizes;
   }
 
   /// How often a program is timed. Without a word from the user one of those that run the same
   /// step is enough, and the others are only checked.
-  int repetitions_of(const StageProgram& program, const std::string& launcher) const {
+  int repetitions_of(const Configuration& work, const std::string& launcher) const {
+    const StageProgram& program = work.program;
     const bool slow_start = launcher == "torchrun";
     if (!settings_.by_default() || program.name == kBaseline || program.name == kDistributed) {
       return slow_start ? settings_.few_repetitions() : settings_.most_repetitions();
     }
     const bool has_own_step = program.start == Start::kReplicas && program.variant == "main";
-    return has_own_step || settings_.full ? settings_.few_repetitions() : 0;
+    return settings_.full || (has_own_step && is_large(work)) ? settings_.few_repetitions() : 0;
   }
 
   /// What the stages choose by themselves where memory can be shared.
@@ -370,10 +379,10 @@ class Planner {
               has(program, launcher)) {
             continue;  // one model shows that it works
           }
-          work.repetitions = repetitions_of(program, launcher);
+          work.repetitions = repetitions_of(work, launcher);
           const bool none = launcher == "none";
           for (const std::string& backend : none ? std::vector{launcher} : backends_) {
-            for (const int world_size : world_sizes_of(program, launcher)) {
+            for (const int world_size : world_sizes_of(work, launcher)) {
               add(work, launcher, backend, world_size);
             }
           }
