@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/report/catalog.hpp"
+#include "bench/report/conclusions.hpp"
 #include "tests/catch.hpp"
 
 namespace {
@@ -91,6 +92,31 @@ TEST_CASE("what was not measured is no point of the curve", "[crossover]") {
   CHECK(std::abs(*found.crosses_at - 64) < 1e-6);
   report.runs.erase(report.runs.begin() + 2, report.runs.begin() + 4);
   CHECK(find_crossovers(report).empty());  // two make no curve
+}
+
+/// What is said of a sweep with these speed-ups, whose intervals reach from 0.8 to 1.25 times them.
+std::string sentence_of(const std::vector<std::pair<int, double>>& speedups) {
+  Report report = make_sweep(speedups);
+  report.crossover = find_crossovers(report);
+  std::erase_if(report.crossover, [](const Crossover& found) { return found.axis != "width"; });
+  std::string text;
+  for (const Conclusion& conclusion : conclude(report, {})) {
+    text += conclusion.code == "crossover" ? conclusion.text : "";
+  }
+  return text;
+}
+
+TEST_CASE("a crossover is named only where the intervals on both sides exclude 1", "[crossover]") {
+  const auto says = [](const std::vector<std::pair<int, double>>& speedups, const char* what) {
+    CAPTURE(what);
+    return sentence_of(speedups).find(what) != std::string::npos;
+  };
+  CHECK(says({{16, 0.5}, {64, 0.6}, {256, 0.7}}, "two ranks lose to one process at every width"));
+  CHECK(says({{16, 1.5}, {64, 1.6}, {256, 1.9}}, "two ranks beat one process at every width"));
+  CHECK(says({{16, 0.5}, {64, 0.5}, {256, 2}}, "beat one process from a width of about 128 on"));
+  CHECK(says({{16, 0.5}, {64, 1.6}, {256, 0.9}}, "cannot be told"));
+  CHECK(says({{16, 0.99}, {64, 1}, {256, 1.01}}, "cannot be told"));
+  CHECK(says({{16, 0.5}, {64, 0.6}, {256, 0.7}}, "0.500x (0.400 to 0.625) at 16"));
 }
 
 }  // namespace

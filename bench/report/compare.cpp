@@ -121,11 +121,16 @@ std::string why_no_interval(const Run& a, const Run& b) {
   return fmt::format("fewer than {} repetitions", kMinValuesForWelch);
 }
 
-RunChange compare_run(const Run& a, const Run& b, double extra_log_error, double threshold) {
+RunChange compare_run(const Run& a, const Run& b, bool same_version, double extra_log_error,
+                      double threshold) {
   RunChange change = {
       .name = a.name, .kind = b.kind, .a_ms = a.typical_step_ms(), .b_ms = b.typical_step_ms()};
   if (a.global_batch != b.global_batch) {
     change.reason = "not the same work: the global batch differs";
+    return change;
+  }
+  if (!same_version && a.several_processes()) {
+    change.reason = "version 1 took the longest rank's step, version 2 takes the job's";
     return change;
   }
   if (change.a_ms && change.b_ms) {
@@ -221,8 +226,9 @@ ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& fil
       ++result.errors_in_both;
     }
     if (!run_a.is_control() && !run_a.error && !run_b->error) {
-      result.runs.push_back(
-          compare_run(run_a, *run_b, control_log_error(result.worst_control, *run_b), threshold));
+      result.runs.push_back(compare_run(run_a, *run_b, file_a.version == file_b.version,
+                                        control_log_error(result.worst_control, *run_b),
+                                        threshold));
     }
   }
   for (const Run& run_b : b.runs) {

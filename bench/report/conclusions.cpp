@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -39,7 +40,7 @@ std::string program_of(const Run& run) {
 
 /// "04_ddp_launcher under mpirun on two ranks".
 std::string label(const Run& run) {
-  if (run.is_baseline()) {
+  if (run.is_baseline() || run.threads > 1) {
     return run.title() + " (one process)";
   }
   const std::string nodes =
@@ -68,10 +69,6 @@ Runs only(Runs runs, Wanted wanted) {
   return runs;
 }
 
-bool contains(const Interval& interval, double value) {
-  return interval.low <= value && value <= interval.high;
-}
-
 /// "0.98 to 1.02".
 std::string format_ends(const Interval& interval) {
   return fmt::format("{} to {}", format_significant(interval.low),
@@ -82,6 +79,18 @@ std::string format_ends(const Interval& interval) {
 std::string format_speed(const SpeedRatio& speed) {
   return fmt::format("{}x ({})", format_significant(speed.ratio),
                      speed.ci95 ? format_ends(*speed.ci95) : "too few repetitions for an interval");
+}
+
+/// ", not told apart", where that is so.
+const char* unless_told_apart(const SpeedRatio& speed) {
+  return speed.is_told_apart ? "" : ", not told apart";
+}
+
+/// By the estimate that all ratios of a report follow from; nullptr for none that has one.
+const Run* fastest_of(const Runs& runs) {
+  const auto best = std::ranges::max_element(
+      runs, {}, [](const Run* run) { return run->relative_speedup.value_or(0); });
+  return best == runs.end() ? nullptr : *best;
 }
 
 /// "digits: ", or "digits, strong scaling: ".
@@ -112,14 +121,15 @@ std::string reason_for(const Run& run, const Run& baseline) {
     return "";
   }
   if (most == kImbalance) {
-    return fmt::format("{} of it is waiting for ranks that come late",
+    return fmt::format("{} of its step is waiting for ranks that come late",
                        format_percent(*own_ms[most] / step_ms));
   }
   if (most == kExposedComm) {
     const double compute_ms = *own_ms[kForward] + *own_ms[kBackward] + *own_ms[kOptimizer];
     const std::optional<double>& bytes = run.comm.bytes_per_step;
     return fmt::format(
-        "{} of it waits for the all-reduce{}, while forward, backward and update together take "
+        "{} of its step waits for the all-reduce{}, while forward, backward and update together "
+        "take "
         "{}{} ms",
         format_percent(*own_ms[most] / step_ms), bytes ? " of " + format_bytes(*bytes) : "",
         compute_ms < *own_ms[most] ? "only " : "", format_significant(compute_ms));
@@ -131,7 +141,7 @@ std::string reason_for(const Run& run, const Run& baseline) {
   } else if (splits_batches && most == kBackward) {
     where = ", where the gradients of all replicas are computed and added up";
   }
-  return fmt::format("most of the difference is in {}, {} ms instead of {} ms{}", kPhaseNames[most],
+  return fmt::format("{} takes {} ms instead of {} ms{}", kPhaseNames[most],
                      format_significant(own_ms[most]),
                      format_significant(base_ms[most].value_or(0)), where);
 }
@@ -142,14 +152,13 @@ Names without_control(const Report& report) {
   for (const Comparison& comparison : report.comparisons) {
     for (const std::string& name : {comparison.a, comparison.b}) {
       const Run* const run = report.find(name);
-      if (comparison.kind == "control" || run == nullptr) {
+      if (comparison.kind == "control" || run == nullptr || report.is_swept(*run)) {
         continue;
       }
-      const bool several = run->several_processes();
-      const std::string kind = fmt::format(
-          "{} ({} {})", several ? "several processes" : "one process", run->model, run->scaling);
-      if (report.controls(*run, several) == Controls::kMissing &&
-          std::ranges::find(kinds, kind) == kinds.end()) {
+      const std::string kind =
+          fmt::format("{} ({} {})", run->several_processes() ? "several processes" : "one process",
+                      run->model, run->scaling);
+      if (!control_interval(report, *run) && std::ranges::find(kinds, kind) == kinds.end()) {
         kinds.push_back(kind);
       }
     }
@@ -180,6 +189,10 @@ class Conclusions {
     judge_controls();
     judge_predictions();
     say_what_is_missing();
+    // By question, each with its workloads in order; what answers none keeps its place behind.
+    std::ranges::stable_sort(conclusions_, {}, [](const Conclusion& conclusion) {
+      return std::ranges::find(kQuestions, conclusion.code, &Question::code) - kQuestions;
+    });
     return std::move(conclusions_);
   }
 
@@ -199,41 +212,40 @@ class Conclusions {
     if (runs.empty()) {
       return add("fastest", {}, prefix_of(*of_workload.front()) + "nothing could be measured");
     }
-    std::ranges::stable_sort(runs, std::greater(),
-                             [](const Run* run) { return run->relative_speedup.value_or(0); });
-    const Run& best = *runs.front();
+    std::ranges::stable_sort(runs, std::greater(), &Run::samples_per_second);
+    const Run* fastest = runs.front();
+    for (const Run* run : runs) {  // by ratios within blocks, which no slow minute shifts
+      const std::optional<SpeedRatio> speed = speed_ratio(report_, *run, *fastest);
+      fastest = speed && speed->ratio > 1 ? run : fastest;
+    }
+    const Run& best = *fastest;
     Runs equals = {&best};
     Names of_equals;
-    std::string next;
-    for (const Run* run : Runs(runs.begin() + 1, runs.end())) {
+    std::string slower;
+    for (const Run* run : only(runs, [&](const Run& run) { return &run != &best; })) {
       const std::optional<SpeedRatio> speed = speed_ratio(report_, *run, best);
       if (speed && !speed->is_told_apart) {
         equals.push_back(run);
         of_equals.push_back(fmt::format("{} {}", label(*run), format_speed(*speed)));
-      } else if (speed && next.empty()) {
-        next = fmt::format("; next is {}, {}", label(*run), format_speed(*speed));
+      } else if (speed && slower.empty()) {
+        slower = fmt::format("; slower: {} {}", label(*run), format_speed(*speed));
       }
     }
-    const std::string most =
-        fmt::format("{}, {} samples/s", label(best), format_count(best.samples_per_second));
-    if (of_equals.empty()) {
-      add("fastest", equals, prefix_of(best) + most + next);
-    } else {
-      add("fastest", equals,
-          fmt::format("{}not to be told apart as the fastest: {}; of that {}{}", prefix_of(best),
-                      most, joined_few(of_equals), next));
-    }
+    add("fastest", equals,
+        fmt::format("{}most samples/s: {}{}{}", prefix_of(best), label(best),
+                    of_equals.empty() ? "" : "; not told apart from it: " + joined_few(of_equals),
+                    slower));
   }
 
   /// "two ranks handle 1.85x (1.72 to 1.98) the samples of one process".
   std::string describe_ranks(const Run& run, const SpeedRatio& speed) const {
     const std::string what = fmt::format("{} of {}", units(run), run.title());
-    if (!speed.is_told_apart) {
-      return fmt::format("{} cannot be told apart from one process, {}", what, format_speed(speed));
-    }
-    return fmt::format("{} {} one process, {}, efficiency {}", what,
-                       speed.ratio > 1 ? "beat" : "lose to", format_speed(speed),
-                       format_fixed(speed.ratio / run.world_size, 2));
+    const std::string speeds = fmt::format("{}, efficiency {}", format_speed(speed),
+                                           format_fixed(speed.ratio / run.world_size, 2));
+    return speed.is_told_apart
+               ? fmt::format("{} {} one process, {}", what, speed.ratio > 1 ? "beat" : "lose to",
+                             speeds)
+               : fmt::format("whether {} beat one process cannot be told, {}", what, speeds);
   }
 
   /// The best at each world size against one process, replicas apart.
@@ -264,13 +276,18 @@ class Conclusions {
     for (const Run* run : of_workload) {
       const Comparison* const comparison = report_.comparison_of(*run);
       if (run->kind == "stage" && run->launcher == "spawn" && run->variant == "main" &&
-          run->world_size == 1 && comparison != nullptr && comparison->ci95) {
+          run->world_size == 1 && comparison != nullptr && comparison->ci95 &&
+          report_.baseline_of(*run) != nullptr) {
+        const Run& baseline = *report_.baseline_of(*run);
+        const auto speed = speed_ratio(report_, *run, baseline);
+        const bool is_told_apart = speed && speed->is_told_apart;
         add("ranks", {run},
             fmt::format("{}one rank of {} takes {}x ({}) the step of {}: {}", prefix_of(*run),
                         run->title(), format_significant(comparison->ratio_median),
-                        format_ends(*comparison->ci95), report_.baseline_of(*run)->title(),
-                        contains(*comparison->ci95, 1) ? "being distributed shows no cost"
-                                                       : "what being distributed costs"));
+                        format_ends(*comparison->ci95), baseline.title(),
+                        !is_told_apart ? "whether being distributed costs anything cannot be told"
+                        : *comparison->ratio_median > 1 ? "that is what being distributed costs"
+                                                        : "it is faster"));
       }
     }
   }
@@ -285,7 +302,7 @@ class Conclusions {
         add("threads", {run},
             fmt::format("{}{} threads of one process handle {} the samples/s of one{}",
                         prefix_of(*run), format_small_number(run->threads), format_speed(*speed),
-                        speed->is_told_apart ? "" : ", which is not to be told apart"));
+                        unless_told_apart(*speed)));
       }
     }
   }
@@ -298,9 +315,6 @@ class Conclusions {
         by_peer[{run->world_size, run->stage}].push_back(run);
       }
     }
-    const auto fastest = [](const Runs& runs) {
-      return *std::ranges::max_element(runs, {}, &Run::samples_per_second);
-    };
     for (const auto& [key, variants] : by_peer) {
       const int world_size = key.first;
       const Runs stages = only(of_workload, [&](const Run& run) {
@@ -310,13 +324,13 @@ class Conclusions {
       if (stages.empty()) {
         continue;
       }
-      const Run* const stage = fastest(stages);
-      const Run* const peer = fastest(variants);
+      const Run* const stage = fastest_of(stages);
+      const Run* const peer = fastest_of(variants);
       if (const auto speed = speed_ratio(report_, *stage, *peer)) {
         add("peer", {stage, peer},
             fmt::format("{}{}: {} handles {} the samples/s of {}{}", prefix_of(*stage),
                         units(*stage), stage->title(), format_speed(*speed), peer->title(),
-                        speed->is_told_apart ? "" : ", which is not to be told apart"));
+                        unless_told_apart(*speed)));
       }
     }
   }
@@ -327,7 +341,7 @@ class Conclusions {
     Runs timed;
     for (const ParityCheck& check : report_.parity_only) {
       const Run* const run = check.same_step_as ? report_.find(*check.same_step_as) : nullptr;
-      if (run == nullptr || !check.ok) {
+      if (run == nullptr || !run->parity.ok || !check.ok) {
         continue;
       }
       std::vector<std::string> parts;  // "digits", "weak", "04_ddp_launcher", "mpirun", ...
@@ -346,74 +360,96 @@ class Conclusions {
     }
     if (!timed.empty()) {
       add("same_step", timed,
-          fmt::format(
-              "{} make the step of {} and end on the same weights (checked): choose by what "
-              "starts your processes",
-              fmt::join(programs, ", "), timed.front()->title()));
+          fmt::format("the step of {} is also that of {}, with the same weights at the end "
+                      "(checked): choose by what starts your processes",
+                      timed.front()->title(), fmt::join(programs, ", ")));
     }
   }
 
   void say_where_ranks_pay() {
     for (const Crossover& sweep : report_.crossover) {
       Runs runs;
-      std::optional<SpeedRatio> first;
-      std::optional<SpeedRatio> last;
+      std::vector<const CrossoverValue*> points;
       for (const CrossoverValue& value : sweep.values) {
         if (const Run* const run = report_.find(value.run)) {
           runs.push_back(run);
         }
-        if (value.speedup) {
-          last = SpeedRatio{*value.speedup, value.ci95};
-          first = first ? first : last;
+        if (value.speedup && value.ci95) {
+          points.push_back(&value);
         }
       }
-      if (!first) {
+      if (points.empty()) {
         continue;
       }
-      const std::string range =
-          fmt::format("{} at {} {}, {} at {}", format_speed(*first), sweep.axis,
-                      sweep.values.front().value, format_speed(*last), sweep.values.back().value);
+      const auto describe = [&](const CrossoverValue& point) {
+        return fmt::format("{}x ({}) at {}", format_significant(point.speedup),
+                           format_ends(*point.ci95), point.value);
+      };
+      const auto loses = [](const CrossoverValue* point) { return point->ci95->high < 1; };
+      const auto wins = [](const CrossoverValue* point) { return point->ci95->low > 1; };
+      const std::string ranks = format_small_number(sweep.world_size) + " ranks";
+      std::string answer = fmt::format("from which {} on {} win cannot be told", sweep.axis, ranks);
+      if (std::ranges::all_of(points, wins)) {
+        answer = fmt::format("{} beat one process at every {} measured", ranks, sweep.axis);
+      } else if (std::ranges::all_of(points, loses)) {
+        answer = fmt::format("{} lose to one process at every {} measured", ranks, sweep.axis);
+      } else if (sweep.crosses_at && loses(points.front()) && wins(points.back())) {
+        answer = fmt::format("{} beat one process from a {} of about {} on", ranks, sweep.axis,
+                             format_significant(sweep.crosses_at));
+      }
       add("crossover", runs,
-          sweep.crosses_at
-              ? fmt::format("{}: {} ranks beat one process from a {} of about {} on ({})",
-                            sweep.sweep, format_small_number(sweep.world_size), sweep.axis,
-                            format_significant(sweep.crosses_at), range)
-              : fmt::format("{}: {} ranks {} at every {} that was measured ({})", sweep.sweep,
-                            format_small_number(sweep.world_size),
-                            last->ratio > 1 ? "beat one process" : "lose to one process",
-                            sweep.axis, range));
+          fmt::format("{}: {}, {} and {}", sweep.sweep, answer, describe(*points.front()),
+                      describe(*points.back())));
     }
   }
 
+  /// One sentence for each dataset, the quickest way first.
   void say_how_long_training_takes() {
+    std::map<std::string, std::vector<const TimeToAccuracy*>> of_dataset;
     for (const TimeToAccuracy& training : report_.time_to_accuracy) {
-      const std::string what = fmt::format(
-          "{} to {}: {} on {} at a global batch of {}{}", training.dataset,
-          format_percent(training.target), training.program,
-          training.world_size == 1 ? "one process"
-                                   : format_small_number(training.world_size) + " ranks",
-          training.global_batch, training.scale_lr ? " with the learning rate scaled" : "");
-      if (!training.epochs || !training.seconds.median) {
-        add("time_to_accuracy", {},
-            what + " does not get there: " + training.error.value_or("it was not timed"));
-        continue;
-      }
-      const std::string spread =
-          training.seconds.p10
-              ? fmt::format(" (p10 {}, p90 {})", format_significant(training.seconds.p10),
-                            format_significant(training.seconds.p90))
-              : "";
-      add("time_to_accuracy", {},
-          fmt::format("{} takes {} epochs, {} s{}, {} s from the command on", what,
-                      *training.epochs, format_significant(training.seconds.median), spread,
-                      format_significant(training.seconds_with_start.median)));
+      of_dataset[training.dataset].push_back(&training);
     }
+    for (auto& [dataset, trainings] : of_dataset) {
+      std::ranges::stable_sort(trainings, {}, [](const TimeToAccuracy* training) {
+        return training->seconds.median.value_or(std::numeric_limits<double>::infinity());
+      });
+      Names ways;
+      for (const TimeToAccuracy* training : trainings) {
+        ways.push_back(describe_training(*training));
+      }
+      add("time_to_accuracy", {},
+          fmt::format("{} to {}: {}", dataset, format_percent(trainings.front()->target),
+                      fmt::join(ways, "; ")));
+    }
+  }
+
+  /// "one process at a global batch of 32 takes 1.2 s (p10 1.1, p90 1.3) for 5 epochs".
+  static std::string describe_training(const TimeToAccuracy& training) {
+    const std::string what = fmt::format(
+        "{} at a global batch of {}{}",
+        training.world_size == 1 ? "one process"
+                                 : format_small_number(training.world_size) + " ranks",
+        training.global_batch, training.scale_lr ? " and a learning rate as much larger" : "");
+    if (!training.epochs) {
+      return fmt::format("{} has no answer ({})", what, training.error.value_or("not searched"));
+    }
+    if (!training.seconds.median) {
+      return fmt::format("{} gets there in {} epochs, which were not timed", what,
+                         *training.epochs);
+    }
+    return fmt::format(
+        "{} takes {} s{} for {} epochs", what, format_significant(training.seconds.median),
+        training.seconds.p10
+            ? fmt::format(" (p10 {}, p90 {})", format_significant(training.seconds.p10),
+                          format_significant(training.seconds.p90))
+            : "",
+        *training.epochs);
   }
 
   void say_what_starts_cost() {
     std::map<std::string, std::vector<double>> startups_ms;
     for (const Run& run : report_.runs) {
-      if (!run.is_control() && run.startup_ms) {
+      if (!run.is_control() && !run.is_peer() && run.startup_ms) {
         startups_ms[run.launcher == "none" ? "one process" : run.launcher].push_back(
             *run.startup_ms);
       }
@@ -426,6 +462,17 @@ class Conclusions {
       add("startup", {},
           fmt::format("From the command to the end of the first step: {}", fmt::join(parts, ", ")));
     }
+  }
+
+  /// Only launches that communicate were slow, and by chance that would happen in less than one of
+  /// twenty reports.
+  static bool is_communications(const SlowLaunches& communicating, const SlowLaunches& others) {
+    double by_chance = 1;  // Fisher's exact test, one-sided
+    for (std::int64_t i = 0; i < communicating.k; ++i) {
+      by_chance *= static_cast<double>(communicating.n - i) /
+                   static_cast<double>(communicating.n + others.n - i);
+    }
+    return others.k == 0 && by_chance < 0.05;
   }
 
   /// Launches that were slow as a whole, and what ran beside them.
@@ -458,11 +505,11 @@ class Conclusions {
           fmt::format(
               "Launches slower as a whole, over {} times the fastest of the same command: {} of {} "
               "that communicate, {} of {} others{}; most in {}, {} of {}: {} samples/s by the "
-              "clock, {} "
-              "in the median step",
+              "clock, {} in the median step",
               format_significant(kSlowLaunch), communicating.k, communicating.n, others.k, others.n,
-              communicating.k > 0 && others.k == 0 ? ", so it is communication that has a slow mode"
-                                                   : "",
+              is_communications(communicating, others)
+                  ? ", so only launches that communicate show it"
+                  : "",
               worst->name, worst->slow_launches.k, worst->slow_launches.n,
               format_count(worst->wall_samples_per_second),
               format_count(worst->samples_per_second)));
@@ -470,8 +517,7 @@ class Conclusions {
     if (disturbed > 0) {
       add("disturbed", {},
           fmt::format("{} of {} launches ran beside other programs, or virtual machines, that took "
-                      "{} or more of the "
-                      "processors' time, up to {}",
+                      "{} or more of the processors' time, up to {}",
                       disturbed, launches, format_percent(kDisturbedShare),
                       format_percent(most_share)));
     }
@@ -514,8 +560,7 @@ class Conclusions {
       }
     }
     add_names("failed",
-              fmt::format("{} of {} configurations have no speed (see their errors)", failed.size(),
-                          rows),
+              fmt::format("{} of {} configurations failed (see their errors)", failed.size(), rows),
               failed);
     add_names("noisy", fmt::format("Noisy, p90 of the steps more than {:.0f}x p10", kNoisySpread),
               noisy);
@@ -537,7 +582,7 @@ class Conclusions {
     for (const Comparison& comparison : report_.comparisons) {
       if (comparison.kind == "control" && comparison.ci95) {
         hold = hold && is_control_good(comparison.ci95);
-        ranges.push_back(fmt::format("{} {}", comparison.b, format_ends(*comparison.ci95)));
+        ranges.push_back(fmt::format("{} ({})", format_ends(*comparison.ci95), comparison.b));
       }
     }
     const bool verdicts =
@@ -551,16 +596,15 @@ class Conclusions {
                       verdicts ? ", so the verdicts stand" : ""));
     } else if (!ranges.empty()) {
       add("controls", {},
-          fmt::format(
-              "Equal commands, run in each block (A/A controls), differed by {}: smaller "
-              "differences are not called any, and no verdict stands where that is more than {}",
-              joined_few(ranges), format_percent(kControlTolerance)));
+          fmt::format("Equal commands (A/A controls) took {} times as long as each other: here a "
+                      "smaller difference is called neither faster nor slower; where that is more "
+                      "than {} the document has no verdict",
+                      joined_few(ranges), format_percent(kControlTolerance)));
     }
     if (const Names kinds = without_control(report_); !kinds.empty()) {
       add("no_control", {},
           fmt::format("No verdict without an A/A control, the same command once more in 6 blocks "
-                      "or more: none "
-                      "was measured with {}",
+                      "or more: none was measured with {}",
                       joined_few(kinds)));
     }
   }
@@ -580,13 +624,12 @@ class Conclusions {
         return run.kind == "stage" && run.has_speed() && run.bound &&
                run.several_processes() == several && (several || run.is_baseline());
       });
-      const auto best = std::ranges::max_element(runs, {}, &Run::samples_per_second);
-      if (best != runs.end()) {
-        shown.push_back(*best);
-        const double over_floor = *(*best)->step_ms.median / (*best)->floor_ms.value_or(0);
+      if (const Run* const best = fastest_of(runs)) {
+        shown.push_back(best);
+        const double over_floor = *best->step_ms.median / best->floor_ms.value_or(0);
         parts.push_back(
-            fmt::format("{} by {}{}", label(**best), *(*best)->bound,
-                        std::isfinite(over_floor)
+            fmt::format("{} by {}{}", label(*best), *best->bound,
+                        over_floor <= kAllOverhead
                             ? fmt::format(" (a step takes {}x the least that this machine allows)",
                                           format_significant(over_floor))
                             : ""));

@@ -71,22 +71,6 @@ const Comparison* Report::comparison_of(const Run& run) const {
   });
 }
 
-Controls Report::controls(const Run& run, bool several) const {
-  Controls result = Controls::kMissing;
-  for (const Comparison& comparison : comparisons) {
-    const Run* const control = comparison.kind == "control" ? find(comparison.a) : nullptr;
-    if (control == nullptr || !same_work(*control, run) ||
-        control->several_processes() != several || !comparison.ci95) {
-      continue;
-    }
-    if (!is_control_good(comparison.ci95)) {
-      return Controls::kDiffer;
-    }
-    result = Controls::kHold;
-  }
-  return result;
-}
-
 bool Report::is_swept(const Run& run) const {
   return std::ranges::any_of(crossover, [&](const Crossover& sweep) {
     return std::ranges::any_of(sweep.values, [&](const CrossoverValue& value) {

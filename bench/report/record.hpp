@@ -265,7 +265,7 @@ struct Run {
   std::optional<GpuUsage> gpu;
   std::optional<double> startup_ms;
   std::optional<SlowestRank> slowest_rank;
-  std::optional<double> loss;  ///< on the held-out samples, after the last repetition
+  std::optional<double> loss;  ///< on the held-out samples, median over repetitions
   std::optional<double> accuracy;  ///< likewise; none in a regression
   Parity parity;
   std::optional<std::string> error;
@@ -385,13 +385,6 @@ struct NotRun {
   DDP_FIELDS(what, reason);
 };
 
-/// What the A/A controls say about runs of one workload.
-enum class Controls {
-  kHold,
-  kDiffer,  ///< the same command took another time
-  kMissing,  ///< none was measured
-};
-
 /// The first element that is wanted; nullptr if there is none.
 template <typename T, typename Wanted>
 const T* find_first(const std::vector<T>& list, Wanted wanted) {
@@ -439,8 +432,6 @@ struct Report {
   const Run* find(const std::string& name) const;
   /// With its stage 01.
   const Comparison* comparison_of(const Run& run) const;
-  /// Of the workload of `run`: the controls with one process, or those with several.
-  Controls controls(const Run& run, bool several) const;
   /// Its workload is a point of a sweep.
   bool is_swept(const Run& run) const;
   /// Runs of one workload and kind of scaling together, in order, without controls and sweeps.

@@ -120,7 +120,7 @@ ReportFile parse_report(const std::string& path, ordered_json document) {
   reader.expect(scaling.is_object(), scaling, "/ddp_scaling", "an object");
   ReportFile file;
   reader.read_member(scaling, "/ddp_scaling", "schema_version", file.report.schema_version);
-  const int version = file.report.schema_version;
+  const int version = file.version = file.report.schema_version;
   reader.expect(version == 1 || version == kSchemaVersion, scaling.at("schema_version"),
                 "/ddp_scaling/schema_version", fmt::format("1 or {}", kSchemaVersion));
   if (version == 1) {

@@ -13,6 +13,7 @@ struct ReportFile {
   std::string path;
   nlohmann::ordered_json document;
   Report report;
+  int version = kSchemaVersion;  ///< of the file
 };
 
 /// @throws UsageError naming the file, what is wrong there, and what was expected: not a file, not

@@ -80,11 +80,10 @@ void print_speeds(std::ostream& out, const std::vector<const Run*>& runs, const 
 
 /// "3.1x", but "overhead-bound" where the number would say no more.
 std::string format_over_floor(const Run& run) {
-  constexpr double kMostToldApart = 20;
   const double ratio = *run.step_ms.median / run.floor_ms.value_or(0);
-  return !run.floor_ms || !std::isfinite(ratio)            ? "-"
-         : ratio > kMostToldApart && run.bound.has_value() ? *run.bound + "-bound"
-                                                           : format_significant(ratio) + "x";
+  return !run.floor_ms || !std::isfinite(ratio)          ? "-"
+         : ratio > kAllOverhead && run.bound.has_value() ? *run.bound + "-bound"
+                                                         : format_significant(ratio) + "x";
 }
 
 /// What a step is made of and what it could be, of the runs that say so.
@@ -109,8 +108,12 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
            });
   }
   if (!rows.empty()) {
-    out << "\n  in ms: without communication, the difference, communication alone; predicted from "
-           "these;\n  the least this machine's measured limits allow\n"
+    out << "\n  in ms. no comm: the step without communication; exposed: what communication adds "
+           "(- where\n"
+           "  that may be 0); alone: its all-reduces by themselves; predicted: no comm, and the\n"
+           "  all-reduces by a model (of one rank stage 01's step); residual: measured over that, "
+           "less\n"
+           "  1; floor: the least by this machine's limits\n"
         << fmt::format("{}\n", fmt::join(format_table(kLimitColumns, rows), "\n"));
   }
 }
@@ -190,7 +193,7 @@ void print_terminal_report(std::ostream& out, const Report& report) {
     print_limits(out, runs);
     print_programs(out, runs);
   }
-  out << "\nWhat to conclude (in brackets: 95 % intervals)\n";
+  out << "\nWhat to conclude (of a ratio, in brackets: its 95 % interval)\n";
   print_conclusions(out, report.conclusions);
   out << std::flush;
 }

@@ -25,8 +25,8 @@ Comparison compare_two(const std::string& kind, const Run& a, const Run& b) {
 /// Each side needs a control of its kind: ranks that wait for each other are disturbed far more
 /// than a process that is alone.
 bool controls_hold(const Report& report, const Run& a, const Run& b) {
-  return report.controls(a, a.several_processes()) == Controls::kHold &&
-         report.controls(b, b.several_processes()) == Controls::kHold;
+  return is_control_good(control_interval(report, a)) &&
+         is_control_good(control_interval(report, b));
 }
 
 /// The main program of a variant's stage, started alike.
@@ -76,16 +76,17 @@ double break_even_ratio(const Run& run, const Run& baseline) {
   return static_cast<double>(run.global_batch) / static_cast<double>(baseline.global_batch);
 }
 
-std::optional<double> control_factor(const Report& report, const Run& run) {
-  std::optional<double> factor;
+std::optional<Interval> control_interval(const Report& report, const Run& run) {
+  std::optional<Interval> all;
   for (const Comparison& comparison : report.comparisons) {
     const Run* const control = comparison.kind == "control" ? report.find(comparison.a) : nullptr;
     if (control != nullptr && comparison.ci95 && same_work(*control, run) &&
         control->several_processes() == run.several_processes()) {
-      factor = std::max({factor.value_or(1), comparison.ci95->high, 1 / comparison.ci95->low});
+      all = all.value_or(*comparison.ci95);
+      all = {std::min(all->low, comparison.ci95->low), std::max(all->high, comparison.ci95->high)};
     }
   }
-  return factor;
+  return all;
 }
 
 std::optional<SpeedRatio> speed_ratio(const Report& report, const Run& a, const Run& b) {
@@ -97,10 +98,10 @@ std::optional<SpeedRatio> speed_ratio(const Report& report, const Run& a, const 
   SpeedRatio speed = {.ratio = even / steps->value};
   if (steps->ci95) {
     speed.ci95 = {even / steps->ci95->high, even / steps->ci95->low};
-    const std::optional<double> factor_a = control_factor(report, a);
-    const std::optional<double> factor_b = control_factor(report, b);
-    if (factor_a && factor_b) {
-      const double factor = std::max(*factor_a, *factor_b);
+    const std::optional<Interval> of_a = control_interval(report, a);
+    const std::optional<Interval> of_b = control_interval(report, b);
+    if (of_a && of_b) {
+      const double factor = std::max({of_a->high, 1 / of_a->low, of_b->high, 1 / of_b->low});
       speed.is_told_apart = speed.ci95->low > factor || speed.ci95->high < 1 / factor;
     }
   }

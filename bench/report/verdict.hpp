@@ -11,7 +11,7 @@ namespace ddp::bench {
 /// Two equal things may differ by this; if they differ by more, no verdict is given.
 inline constexpr double kControlTolerance = 0.03;
 
-/// Efficiency from which a configuration is said to have scaled.
+/// Of a lower efficiency it is said where the rest goes.
 inline constexpr double kScaledEfficiency = 0.8;
 
 /// A launch whose median step is over this times that of its configuration's fastest is slow.
@@ -34,11 +34,10 @@ std::optional<std::string> judge(const std::optional<Interval>& ci95, double eve
 /// samples in a step it may take longer and still be the faster one.
 double break_even_ratio(const Run& run, const Run& baseline);
 
-/// By how much equal commands may differ, as a factor of 1 or more: the end of the controls'
-/// intervals that is furthest from 1, of the workload of `run` and its kind, one process or
-/// several.
+/// How far equal commands may differ, of the workload of `run` and its kind, one process or
+/// several: from the lowest end of the controls' intervals to the highest.
 /// @return nothing without a control that has an interval
-std::optional<double> control_factor(const Report& report, const Run& run);
+std::optional<Interval> control_interval(const Report& report, const Run& run);
 
 /// Samples per second of a over those of b.
 struct SpeedRatio {

@@ -91,6 +91,11 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   run.wall_s = child.seconds;
   run.interrupted = child.interrupted;
   run.conditions = child.conditions;
+  if (configuration.launcher == "srun") {
+    // Its ranks are children of Slurm's daemon, and would count as other programs.
+    run.conditions.others_busy_share.reset();
+    run.conditions.steal_share.reset();
+  }
   if (!child.ok()) {
     run.error = describe_failure(child, command.timeout_s);
     run.usage_error = child.exit_code == static_cast<int>(ExitCode::kUsage);
@@ -336,6 +341,26 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
   }
 }
 
+namespace {
+
+/// Those that nobody asked for: what starts for seconds would take the time of all others.
+void leave_peers_untimed(double expected_s, Plan& plan, Measurements& measurements) {
+  for (Result& result : measurements.results) {
+    if (result.configuration.role == Role::kPeer && result.configuration.is_timed()) {
+      plan.not_run.push_back(
+          {fmt::format("timing {}", result.configuration.name()),
+           fmt::format("a start of it takes {:.0f} s, and all runs would take {:.0f} s, more than "
+                       "the {} s of "
+                       "--budget: --peers {} or a larger --budget adds it",
+                       result.overhead_s, expected_s, format_shortest(plan.settings.budget_s),
+                       result.configuration.program.stage)});
+      result.configuration.repetitions = 0;
+    }
+  }
+}
+
+}  // namespace
+
 void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& measurements) {
   const Settings& settings = plan.settings;
   const auto expected_s = [&](int most) {
@@ -346,10 +371,18 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
     }
     return total_s;
   };
-  int most = settings.most_repetitions();
-  while (!settings.repetitions && most > settings.few_repetitions() &&
-         expected_s(most) > settings.budget_s) {
-    --most;
+  const auto most_within_budget = [&] {
+    int most = settings.most_repetitions();
+    while (!settings.repetitions && most > settings.few_repetitions() &&
+           expected_s(most) > settings.budget_s) {
+      --most;
+    }
+    return most;
+  };
+  int most = most_within_budget();
+  if (settings.peers.empty() && expected_s(most) > settings.budget_s) {
+    leave_peers_untimed(expected_s(most), plan, measurements);
+    most = most_within_budget();
   }
   for (Result& result : measurements.results) {
     result.configuration.repetitions = std::min(result.configuration.repetitions, most);
@@ -359,7 +392,7 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
         "these runs were expected to take {:.0f} s, more than the {} s of --budget: fewer "
         "repetitions than {} {}",
         expected_s(most), format_shortest(settings.budget_s), most,
-        settings.repetitions ? "were not asked for" : "would leave no interval"));
+        settings.repetitions || settings.quick ? "were not asked for" : "would leave no interval"));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <regex>
 
+#include "bench/report/analysis.hpp"
 #include "bench/run/machine.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -20,7 +21,6 @@ namespace {
 constexpr const char* kDefaultPeer = "pytorch";
 constexpr const char* kDefaultPeerVariant = "tuned";
 /// What is asked of one model is asked of that, where computing takes the most.
-constexpr const char* kLargeModel = "M";
 
 /// Between these lies what a process computes in a step: from less than an all-reduce takes to far
 /// more.
@@ -59,6 +59,9 @@ class Planner {
   Plan make() {
     const std::vector<StageProgram> programs = pick_programs();
     const std::vector<Workload> workloads = pick_workloads();
+    large_model_ = std::ranges::max_element(workloads, {}, [](const Workload& workload) {
+                     return step_flop(workload.layers, static_cast<double>(workload.batch));
+                   })->name;
     pick_world_sizes();
     find_launchers(plan_);
     // An empty name: the default, which depends on the world size.
@@ -83,7 +86,10 @@ class Planner {
     }
     if (settings_.by_default() && settings_.full && settings_.models.empty()) {
       add_sweep(programs);
-    } else if (settings_.by_default() && !settings_.full) {
+    } else if (settings_.full) {
+      leave_out("models of many widths and batches",
+                "--models, --stages, --launchers or --backends was given");
+    } else if (settings_.by_default()) {
       leave_out("from which batch and width on several ranks win, and time to accuracy",
                 "bench --full measures them, in 15 minutes");
     }
@@ -281,9 +287,7 @@ class Planner {
 
   /// Without a word from the user one model answers what is asked at the side: a launch takes most
   /// of a second.
-  bool is_large(const Configuration& work) const {
-    return work.workload.name == kLargeModel || settings_.models.size() == 1;
-  }
+  bool is_large(const Configuration& work) const { return work.workload.name == large_model_; }
 
   std::vector<int> world_sizes_of(const Configuration& work, const std::string& launcher) const {
     const StageProgram& program = work.program;
@@ -424,7 +428,7 @@ class Planner {
     add(work, "spawn", own_backend_of_peers(), world_sizes_.back());
   }
 
-  /// Workloads of which several ranks lose the smallest and win the largest.
+  /// Workloads from too small for several ranks to far larger.
   void add_sweep(const std::vector<StageProgram>& programs) {
     for (const char* const name : kSweep) {
       Configuration work;
@@ -540,7 +544,7 @@ class Planner {
            (!settings_.by_default() || program == kBaseline || program == kDistributed);
   }
 
-  /// A second copy of the fastest and of the most talkative configuration of each group: what two
+  /// A second copy of stage 01 and of the largest world size of each group: what two
   /// equal things differ by is the least that can be said about different ones.
   void add_controls() {
     // Two keys for each group, for one process and for several.
@@ -595,6 +599,7 @@ class Planner {
 
   Plan plan_;
   const Settings& settings_ = plan_.settings;
+  std::string large_model_;  // that has the most arithmetic in a step
   std::vector<int> world_sizes_;  // ascending
   std::map<int, int> nodes_of_;  // of each world size, for srun
   std::vector<std::string> backends_;

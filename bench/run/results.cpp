@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <type_traits>
 
 #include "bench/report/crossover.hpp"
@@ -90,16 +91,26 @@ std::optional<GpuUsage> gpu_of(const Result& result) {
                                       *largest(all(&GpuUsage::memory_mib)), median(energies_j)});
 }
 
-/// Of the repetition in which it stood out most clearly by its share of steps.
+/// The rank that most launches name, with the medians over those; nothing if none has a majority.
 std::optional<SlowestRank> slowest_rank_of(const Result& result) {
-  std::optional<SlowestRank> clearest;
-  for (const SlowestRank& slowest :
-       values_of(result, [](const StageRun& run) { return find_slowest_rank(run.metrics); })) {
-    if (!clearest || slowest.share_of_steps > clearest->share_of_steps) {
-      clearest = slowest;
+  const std::vector<SlowestRank> named =
+      values_of(result, [](const StageRun& run) { return find_slowest_rank(run.metrics); });
+  std::map<int, std::vector<SlowestRank>> by_rank;
+  for (const SlowestRank& slowest : named) {
+    by_rank[slowest.rank].push_back(slowest);
+  }
+  for (const auto& [rank, launches] : by_rank) {
+    if (2 * launches.size() > named.size()) {
+      std::vector<double> shares;
+      std::vector<double> excesses;
+      for (const SlowestRank& slowest : launches) {
+        shares.push_back(slowest.share_of_steps);
+        excesses.push_back(slowest.median_excess);
+      }
+      return SlowestRank{rank, *median(shares), *median(excesses)};
     }
   }
-  return clearest;
+  return std::nullopt;
 }
 
 /// None where it cannot be told from 0.
@@ -122,7 +133,8 @@ void find_exposed(const Result& result, Communication& comm) {
   comm.exposed_by_difference_ci95_ms = exposed_ms->ci95;
   comm.exposed_by_difference_ms = unless_zero(exposed_ms->value, *exposed_ms->ci95);
   if (comm.alone_ms && *comm.alone_ms > 0) {
-    const auto hidden_share = [&](double ms) { return 1 - ms / *comm.alone_ms; };
+    // More than all of it cannot be hidden: a step that is shorter with it is noise.
+    const auto hidden_share = [&](double ms) { return std::min(1 - ms / *comm.alone_ms, 1.0); };
     comm.hidden_share_ci95 = {hidden_share(exposed_ms->ci95->high),
                               hidden_share(exposed_ms->ci95->low)};
     comm.hidden_share = unless_zero(hidden_share(exposed_ms->value), *comm.hidden_share_ci95);

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "bench/report/output_file.hpp"
+#include "bench/report/record.hpp"
 #include "common/base/command_line.hpp"
 
 namespace ddp::bench {
@@ -92,7 +93,7 @@ Network parse_network(const std::string& name, const std::string& text) {
 void add_what(OptionGroup group, Settings& settings) {
   group.list("--stages", "NAME,...",
              "programs, or numbers: 03 is all of stage 03; 01 is always the baseline (default: "
-             "01, 02 and 03 are timed; what runs the step of 03 is only checked)",
+             "01 and 03, and 02 on one model, are timed, all others only checked)",
              each_once(settings.stages, as_given));
   group.list("--world-sizes", "N,...",
              "processes, or replicas in stage 02 (default: 1,2,4,... up to all cores or GPUs)",
@@ -159,7 +160,7 @@ void add_how(OptionGroup group, Settings& settings) {
                 "timed steps per run, at least (default: chosen from --budget)");
   group.integer("--repetitions", settings.repetitions, 1, kMaxRepetitions, "",
                 "runs of each configuration (default: 9, with --quick 1, with --full 15; at most 6 "
-                "of peers and of what is no stage 01 or 03)");
+                "of peers, under torchrun and, without --stages, of all but 01 and 03_ddp_spawn)");
   group.positive("--budget", "SECONDS", settings.budget_s, kMaxSeconds, "",
                  "that repetitions and steps are chosen for (default: 150, with --quick 45, with "
                  "--full 900)");
@@ -248,7 +249,9 @@ Settings parse_settings(int argc, const char* const* argv) {
   settings.arguments.assign(argv + 1, argv + argc);
   BenchmarkArguments arguments = split_arguments(argc, argv);
 
-  CommandLine line("bench", kDescription, "bench " DDP_VERSION ", report schema 2", kFooter, 34);
+  CommandLine line("bench", kDescription,
+                   fmt::format("bench " DDP_VERSION ", report schema {}", kSchemaVersion), kFooter,
+                   34);
   add_what(line.group("What is compared"), settings);
   add_how(line.group("How it is measured"), settings);
   add_output(line.group("Output"), settings);

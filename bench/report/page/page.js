@@ -341,7 +341,7 @@
     }
   };
   const idealStepTime = (group) => {
-    const base = group.find((run) => run.kind !== "peer" && run.stage.startsWith("01"));
+    const base = group.find((run) => run.kind !== "peer" && run.stage.startsWith("01") && (run.threads ?? 1) === 1);
     const exponent = { weak: 0, strong: -1 }[group[0].scaling];
     return base && exponent !== undefined ? [["ideal", (ranks) => base.step_ms.median * ranks ** exponent]] : [];
   };
@@ -445,7 +445,7 @@
     }
   };
 
-  // Microseconds of one all-reduce of so many bytes: docs/bench.md, "Alpha and beta".
+  // Microseconds of one all-reduce of so many bytes: docs/bench.md, "Limits and predictions".
   const modelUs = (algorithm, { alpha_us, beta_us_per_mib }, bytes, ranks) => {
     const betaUs = (bytes / 2 ** 20) * beta_us_per_mib;
     if (!algorithm) {

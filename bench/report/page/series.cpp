@@ -43,7 +43,8 @@ std::string speedup_of(const Run& run) {
   const bool usual_buckets = run.bucket_mib == Run().bucket_mib;
   return joined({unless_none(run.speedup),
                  usual_buckets ? "" : "bucket " + format_significant(run.bucket_mib) + " MiB",
-                 unless_none(run.gradient_compression), run.shard_optimizer ? "sharded" : ""},
+                 unless_none(run.gradient_compression), run.shard_optimizer ? "sharded" : "",
+                 run.threads == 1 ? "" : fmt::format("{} threads", run.threads)},
                 " ");
 }
 
