@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "bench/report/catalog.hpp"
@@ -25,7 +26,8 @@ constexpr int kExtrapolatedWorldSizes[] = {8, 64, 256, 1024};
 std::vector<CommunicationModel> models_of(const Report& report, const Run& run) {
   std::vector<CommunicationModel> models = report.communication_models;
   std::erase_if(models, [&](const CommunicationModel& model) {
-    return model.backend != run.backend || model.device != run.device;
+    return model.backend != run.backend || model.device != run.device ||
+           model.across_nodes != (run.nodes > 1);
   });
   return models;
 }
@@ -48,13 +50,17 @@ std::optional<double> communication_ms(const CommunicationModel& model, const Ru
 }
 
 void fit_models(Report& report) {
-  std::set<std::pair<std::string, std::string>> measured;
+  // Within a node and between nodes are two networks.
+  std::map<std::tuple<std::string, std::string, bool>, std::vector<AllReduceSample>> measured;
   for (const AllReduceSample& sample : report.all_reduce) {
-    measured.emplace(sample.backend, sample.device);
+    measured[{sample.backend, sample.device, sample.nodes > 1}].push_back(sample);
   }
-  for (const auto& [backend, device] : measured) {
-    append(report.communication_models,
-           fit_communication_models(backend, device, report.all_reduce));
+  for (const auto& [network, samples] : measured) {
+    const auto& [backend, device, across_nodes] = network;
+    for (CommunicationModel model : fit_communication_models(backend, device, samples)) {
+      model.across_nodes = across_nodes;
+      report.communication_models.push_back(std::move(model));
+    }
   }
 }
 
@@ -188,14 +194,10 @@ Prediction predict_communication(const Report& report, const Run& run) {
 
 /// What communication adds to the step without it, where that can be told.
 void predict(const Report& report, Run& run) {
-  if (!run.has_speed() || run.launcher == "none" || run.is_peer()) {
+  if (!run.has_speed() || !run.several_processes() || run.is_peer()) {
     return;
   }
-  if (run.world_size > 1) {
-    run.prediction = predict_communication(report, run);
-  } else if (const Run* const baseline = report.baseline_of(run)) {
-    run.prediction = {.compute_ms = baseline->step_ms.median, .comm_ms = 0};
-  }
+  run.prediction = predict_communication(report, run);
   if (!run.prediction.compute_ms) {
     return;
   }

@@ -75,8 +75,10 @@ struct AllReduceSample {
   std::optional<double> algorithm_bandwidth_gbps{};
   std::optional<double> bus_bandwidth_gbps{};
   std::optional<double> pass_spread{};  ///< p90 / p10 of the passes' medians; none with one pass
+  int nodes = 1;
   DDP_FIELDS(backend, device, world_size, bytes, time_us, algorithm_bandwidth_gbps,
-             bus_bandwidth_gbps, pass_spread);
+             bus_bandwidth_gbps, pass_spread, nodes);
+  static constexpr const char* kMayLack = "nodes";
 
   /// Its passes differ so much that no single number describes it.
   bool is_unstable() const;
@@ -113,8 +115,10 @@ struct CommunicationModel {
   /// none with fewer than three.
   std::optional<double> leave_one_out_error;
   std::size_t points = 0;
+  bool across_nodes = false;  ///< over a network, which is no backend's shared memory or links
   DDP_FIELDS(backend, device, algorithm, world_sizes, regimes, median_relative_error,
-             worst_relative_error, leave_one_out_error, points);
+             worst_relative_error, leave_one_out_error, points, across_nodes);
+  static constexpr const char* kMayLack = "across_nodes";
 
   /// Microseconds, 0 for one rank. Beyond what was measured it is an extrapolation.
   /// @return nothing for fewer ranks than one, for bytes that are negative or not a number, and

@@ -18,8 +18,8 @@ constexpr std::size_t kWidth = 100;
 
 constexpr Column kSpeedColumns[] = {
     {"stage", true},       {"launcher", true},     {"backend", true},    {"ranks", false},
-    {"step ms", false},    {"[p10 .. p90]", true}, {"samples/s", false}, {"step vs 01", false},
-    {"efficiency", false}, {"parity", true},
+    {"step ms", false},    {"[p10 .. p90]", true}, {"samples/s", false}, {"by clock", false},
+    {"step vs 01", false}, {"efficiency", false},  {"parity", true},
 };
 
 constexpr Column kLimitColumns[] = {
@@ -54,6 +54,7 @@ std::vector<std::string> speed_cells(const Run& run, const Report& report) {
                                            format_significant(run.step_ms.p90))
                              : "",
              format_count(run.samples_per_second),
+             format_count(run.wall_samples_per_second),
              ratio ? format_significant(ratio) + "x" : "-",
              run.efficiency && *run.efficiency < 0.01 ? "<0.01" : format_fixed(run.efficiency, 2),
              run.parity.ok ? "ok"
@@ -111,7 +112,7 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
     out << "\n  in ms. no comm: the step without communication; exposed: what communication adds "
            "(- where\n"
            "  that may be 0); alone: its all-reduces by themselves; predicted: no comm, and the\n"
-           "  all-reduces by a model (of one rank stage 01's step); residual: measured over that, "
+           "  all-reduces by a model; residual: measured over that, "
            "less\n"
            "  1; floor: the least by this machine's limits\n"
         << fmt::format("{}\n", fmt::join(format_table(kLimitColumns, rows), "\n"));

@@ -153,7 +153,10 @@ void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
     label += run.backends.empty() ? "" : "/" + run.backends.front();
     session.progress.start_run(label, seconds_of(run));
     try {
-      const MicroResults measured = run_micro(run, plan, session);
+      MicroResults measured = run_micro(run, plan, session);
+      for (AllReduceSample& sample : measured.all_reduce) {
+        sample.nodes = run.nodes;
+      }
       hand_over(run, measured, measurements);
       measurements.micro.append(measured);
       for (const std::string& error : measured.errors) {
