@@ -72,6 +72,21 @@ def check_launches(run, launches):
         yield f"{name}: slow_launches is {run['slow_launches']}, by the medians {slow} of {len(medians)}"
 
 
+def check_bound(run, median):
+    several = run["launcher"] != "none" and run["world_size"] > 1
+    exposed = run["phases_ms"]["exposed_comm"] if several else 0
+    own = median and median - (run["phases_ms"]["imbalance"] or 0)
+    expected = [run["bound"]]
+    if not run["floor_ms"] or not own or exposed is None:
+        expected = [None]
+    elif exposed > own / 2:
+        expected = ["communication"]
+    elif own > 20 * run["floor_ms"]:
+        expected = ["overhead"]
+    if run["bound"] not in expected:
+        yield f"{run['name']}: bound is {run['bound']}, expected {expected[0]} by its waits and its floor"
+
+
 def check_run(run):
     name = run["name"]
     median = run["step_ms"]["median"]
@@ -101,8 +116,7 @@ def check_run(run):
     floor = [part for part in run["floor"].values() if part is not None]
     if run["floor_ms"] != max(floor, default=None):
         yield f"{name}: floor_ms is not the largest of its parts"
-    if run["floor_ms"] and median and median > 20 * run["floor_ms"] and run["bound"] != "overhead":
-        yield f"{name}: bound is {run['bound']}, but its step takes over 20 times its floor"
+    yield from check_bound(run, median)
     alone, exchange = run["comm"]["alone_ms"], run["floor"]["comm_ms"]
     if alone and exchange and exchange > alone * (1 + 1e-6):
         yield f"{name}: floor.comm_ms is {exchange}, but its exchange took {alone} alone"
