@@ -360,7 +360,7 @@ class Conclusions {
     }
     if (!timed.empty()) {
       add("same_step", timed,
-          fmt::format("the step of {} is also that of {}, with the same weights at the end "
+          fmt::format("The step of {} is also that of {}, with the same weights at the end "
                       "(checked): choose by what starts your processes",
                       timed.front()->title(), fmt::join(programs, ", ")));
     }
