@@ -14,8 +14,8 @@
 namespace ddp::micro {
 
 inline constexpr std::int64_t kMinIterations = 10;
-inline constexpr std::int64_t kMinIterationsOfOneOfSeveral =
-    5;  // repetitions; as many have a spread
+/// Of one of several repetitions: as many have a spread.
+inline constexpr std::int64_t kMinIterationsOfOneOfSeveral = 5;
 inline constexpr std::int64_t kMaxIterations = 10'000;
 inline constexpr std::int64_t kMinWarmups = 5;  // from which it follows how many are timed
 inline constexpr std::int64_t kMinWarmupsOnceKnown = 2;

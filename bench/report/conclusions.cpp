@@ -166,6 +166,12 @@ Names without_control(const Report& report) {
   return kinds;
 }
 
+/// Of the question that it answers among kQuestions; behind them if it answers none.
+std::size_t place_of(const Conclusion& conclusion) {
+  return static_cast<std::size_t>(std::ranges::find(kQuestions, conclusion.code, &Question::code) -
+                                  kQuestions);
+}
+
 /// Collects the conclusions.
 class Conclusions {
  public:
@@ -190,9 +196,7 @@ class Conclusions {
     judge_predictions();
     say_what_is_missing();
     // By question, each with its workloads in order; what answers none keeps its place behind.
-    std::ranges::stable_sort(conclusions_, {}, [](const Conclusion& conclusion) {
-      return std::ranges::find(kQuestions, conclusion.code, &Question::code) - kQuestions;
-    });
+    std::ranges::stable_sort(conclusions_, {}, place_of);
     return std::move(conclusions_);
   }
 
@@ -668,6 +672,20 @@ class Conclusions {
 
 std::vector<Conclusion> conclude(const Report& report, const std::vector<std::string>& notes) {
   return Conclusions(report, notes).all();
+}
+
+std::vector<std::pair<std::string, std::vector<std::string>>> by_question(
+    const std::vector<Conclusion>& conclusions) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> groups;
+  for (const Question& question : kQuestions) {
+    groups.emplace_back(question.text, std::vector<std::string>());
+  }
+  groups.emplace_back(kTrust, std::vector<std::string>());
+  for (const Conclusion& conclusion : conclusions) {
+    groups[place_of(conclusion)].second.push_back(conclusion.text);
+  }
+  std::erase_if(groups, [](const auto& group) { return group.second.empty(); });
+  return groups;
 }
 
 }  // namespace ddp::bench

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench/report/record.hpp"
@@ -26,6 +27,13 @@ inline constexpr Question kQuestions[] = {
     {"threads", "The same cores as threads of one process?"},
     {"peer", "Beside other frameworks?"},
 };
+
+/// What all conclusions are about that answer none of them.
+inline constexpr std::string_view kTrust = "How far to trust this";
+
+/// The questions that have an answer, in order, each with its texts; the last one is kTrust.
+std::vector<std::pair<std::string, std::vector<std::string>>> by_question(
+    const std::vector<Conclusion>& conclusions);
 
 /// The answers to kQuestions, then how far the numbers can be trusted, then what was left out.
 /// @param notes decisions that the reader should know

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "bench/report/catalog.hpp"
 #include "bench/report/conclusions.hpp"
@@ -112,9 +111,9 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
     out << "\n  in ms. no comm: the step without communication; exposed: what communication adds "
            "(- where\n"
            "  that may be 0); alone: its all-reduces by themselves; predicted: no comm, and the\n"
-           "  all-reduces by a model; residual: measured over that, "
-           "less\n"
-           "  1; floor: the least by this machine's limits\n"
+           "  all-reduces by a model; residual: measured over that, less 1; floor: the least by "
+           "this\n"
+           "  machine's limits\n"
         << fmt::format("{}\n", fmt::join(format_table(kLimitColumns, rows), "\n"));
   }
 }
@@ -155,25 +154,13 @@ void print_item(std::ostream& out, const std::string& sentence) {
   out << line << '\n';
 }
 
-/// Under the question that they answer; what answers none follows.
 void print_conclusions(std::ostream& out, const std::vector<Conclusion>& conclusions) {
-  const auto print_with = [&](const std::string& title, auto wanted) {
-    bool is_first = true;
-    for (const Conclusion& conclusion : conclusions) {
-      if (wanted(conclusion)) {
-        out << (is_first ? title + "\n" : "");
-        is_first = false;
-        print_item(out, conclusion.text);
-      }
+  for (const auto& [question, texts] : by_question(conclusions)) {
+    out << question << '\n';
+    for (const std::string& text : texts) {
+      print_item(out, text);
     }
-  };
-  for (const Question& question : kQuestions) {
-    print_with(std::string(question.text),
-               [&](const Conclusion& one) { return one.code == question.code; });
   }
-  print_with("How far to trust this", [](const Conclusion& one) {
-    return std::ranges::find(kQuestions, one.code, &Question::code) == std::end(kQuestions);
-  });
 }
 
 std::string heading(const Run& run) {

@@ -252,6 +252,21 @@ void hand_over_runs_without_communication(std::vector<Result>& results) {
   }
 }
 
+/// Those that nobody asked for: what starts for seconds would take the time of all others.
+void leave_peers_untimed(double expected_s, Plan& plan, Measurements& measurements) {
+  for (Result& result : measurements.results) {
+    if (result.configuration.role == Role::kPeer && result.configuration.is_timed()) {
+      plan.not_run.push_back(
+          {fmt::format("timing {}", result.configuration.name()),
+           fmt::format("a start of it takes {:.0f} s, and all runs would take {:.0f} s, more than "
+                       "the {} s of --budget: --peers {} or a larger --budget adds it",
+                       result.overhead_s, expected_s, format_shortest(plan.settings.budget_s),
+                       result.configuration.program.stage)});
+      result.configuration.repetitions = 0;
+    }
+  }
+}
+
 }  // namespace
 
 RunLength timed_length(const Configuration& configuration) {
@@ -340,26 +355,6 @@ void choose_lengths(const Settings& settings, double used_s, Measurements& measu
         divide_up(result.length.timed_steps + warmup_steps, result.steps_per_epoch);
   }
 }
-
-namespace {
-
-/// Those that nobody asked for: what starts for seconds would take the time of all others.
-void leave_peers_untimed(double expected_s, Plan& plan, Measurements& measurements) {
-  for (Result& result : measurements.results) {
-    if (result.configuration.role == Role::kPeer && result.configuration.is_timed()) {
-      plan.not_run.push_back(
-          {fmt::format("timing {}", result.configuration.name()),
-           fmt::format("a start of it takes {:.0f} s, and all runs would take {:.0f} s, more than "
-                       "the {} s of "
-                       "--budget: --peers {} or a larger --budget adds it",
-                       result.overhead_s, expected_s, format_shortest(plan.settings.budget_s),
-                       result.configuration.program.stage)});
-      result.configuration.repetitions = 0;
-    }
-  }
-}
-
-}  // namespace
 
 void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& measurements) {
   const Settings& settings = plan.settings;

@@ -39,7 +39,7 @@ Row read_row(const nlohmann::ordered_json& line, std::size_t ranks, std::size_t 
   Row row;
   reader().read_member(line, "", "rank", row.rank);
   reader().read_member(line, "", "step", row.index);
-  reader().expect(row.index < lines / ranks + 1, line["step"], "/step",
+  reader().expect(row.index < lines, line["step"], "/step",
                   fmt::format("less than the {} lines", lines));
   reader().read_member(line, "", "step_ms", row.step.step_ms);
   if (!std::isfinite(row.step.step_ms) || row.step.step_ms <= 0) {

@@ -20,8 +20,6 @@ namespace {
 /// The setting of PyTorch's DDP that takes part without a word from the user: the fastest one.
 constexpr const char* kDefaultPeer = "pytorch";
 constexpr const char* kDefaultPeerVariant = "tuned";
-/// What is asked of one model is asked of that, where computing takes the most.
-
 /// Between these lies what a process computes in a step: from less than an all-reduce takes to far
 /// more.
 constexpr const char* kSweep[] = {

@@ -201,36 +201,6 @@ Json describe_workloads(const Report& report) {
   return as_list(facts);
 }
 
-/// The texts of those that are `wanted`.
-template <typename Wanted>
-Json texts_of(const std::vector<Conclusion>& conclusions, Wanted wanted) {
-  Json texts = Json::array();
-  for (const Conclusion& conclusion : conclusions) {
-    if (wanted(conclusion)) {
-      texts.push_back(conclusion.text);
-    }
-  }
-  return texts;
-}
-
-bool is_answer(const Conclusion& conclusion) {
-  return std::ranges::find(kQuestions, conclusion.code, &Question::code) != std::end(kQuestions);
-}
-
-/// The questions that have an answer, each with its texts.
-Json describe_answers(const std::vector<Conclusion>& conclusions) {
-  Json answers = Json::array();
-  for (const Question& question : kQuestions) {
-    const Json texts = texts_of(conclusions, [&](const Conclusion& conclusion) {
-      return conclusion.code == question.code;
-    });
-    if (!texts.empty()) {
-      answers.push_back({{"question", question.text}, {"texts", texts}});
-    }
-  }
-  return answers;
-}
-
 /// Everything that page.html asks for.
 Json page_data(const Json& document, const Report& report) {
   const Json contents = Json::parse(contents_jsonc, nullptr, true, /*ignore_comments=*/true);
@@ -253,8 +223,8 @@ Json page_data(const Json& document, const Report& report) {
       {"partial", report.partial},
       {"failed", failed == 0 ? "" : std::to_string(failed)},
       {"run_count", std::to_string(report.runs.size())},
-      {"answers", describe_answers(conclusions)},
-      {"trust", texts_of(conclusions, std::not_fn(is_answer))},
+      {"answers", Json::array()},
+      {"trust", Json::array()},
       {"machine", describe_facts(report.machine, contents["facts"])},
       {"software", describe_facts(report.software, contents["facts"])},
       {"scaled_efficiency", show_efficiency(kScaledEfficiency)},
@@ -276,6 +246,13 @@ Json page_data(const Json& document, const Report& report) {
     return std::ranges::any_of(tables, [&](const char* table) { return data[table] != false; });
   };
   data["has_prediction"] = has_one({"predictions", "limits", "micro"});
+  for (const auto& [question, texts] : by_question(conclusions)) {
+    if (question == kTrust) {
+      data["trust"] = texts;
+    } else {
+      data["answers"].push_back({{"question", question}, {"texts", texts}});
+    }
+  }
   data["has_trust"] = !data["trust"].empty();
   data["has_all_reduce"] = has_one({"all_reduce", "models"});
   return data;
