@@ -1,4 +1,4 @@
-// bench: runs the stages at several world sizes, checks that they agree, measures and compares.
+// bench: measures the stages and writes the report; `bench compare` and `bench html` read one.
 
 #include <fmt/format.h>
 
@@ -100,6 +100,11 @@ void write_report(const Plan& plan, const Report& report, nlohmann::ordered_json
   if (!settings.html_file.empty()) {
     write_page(settings.html_file, document, report);
   }
+  for (const std::string& file : {settings.json_file, settings.html_file}) {
+    if (!file.empty()) {
+      (settings.json_on_stdout ? std::cerr : std::cout) << "wrote " << file << '\n';
+    }
+  }
 }
 
 ExitCode measure_and_report(Plan plan) {
@@ -115,11 +120,18 @@ ExitCode measure_and_report(Plan plan) {
   measure_limits(plan, session, measurements);
   choose_lengths(plan.settings, seconds_since(start), measurements);
   const bool to_accuracy = plan.settings.full && plan.settings.by_default();
-  const double later_s = to_accuracy ? kTimeToAccuracySeconds : 0;
+  const double to_accuracy_s = to_accuracy ? kTimeToAccuracySeconds : 0;
+  const double later_s = seconds_of_limits_again(plan, measurements) + to_accuracy_s;
   keep_to_budget(plan, seconds_since(start), later_s, measurements);
-  measure(plan, session, later_s, measurements);
+  measure(plan, session, seconds_since(start), later_s, measurements);
+  measure_limits_again(to_accuracy_s, plan, session, measurements);
   if (to_accuracy && !measurements.partial) {
     measure_time_to_accuracy(plan, session, measurements);
+  }
+
+  if (const double took_s = seconds_since(start); took_s > plan.settings.budget_s + 1) {
+    plan.notes.push_back(fmt::format("it took {:.0f} s, more than the {:g} s of --budget", took_s,
+                                     plan.settings.budget_s));
   }
 
   measurements.network = plan.settings.network;

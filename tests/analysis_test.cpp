@@ -34,7 +34,7 @@ Result make_result(const std::string& program, int world_size, const std::vector
     configuration.program = *known;
   }
   if (role == Role::kPeer) {
-    configuration.program = {program, program, "tuned", Start::kSpawn, false};
+    configuration.program = {program, program, "tuned", Start::kSpawn};
   }
   configuration.role = role;
   configuration.world_size = world_size;
@@ -243,8 +243,26 @@ TEST_CASE("what communication adds is paired by block, and null where it may be 
   const Communication as_alone = communication({0.38, 0.42, 0.4, 0.41, 0.39, 0.4, 0.4}, 0.4);
   CHECK(as_alone.exposed_by_difference_ms);
   CHECK(!as_alone.hidden_share);
+  const Communication in_six = communication({0.2, 0.21, kNan, 0.2, 0.21, 0.2, 0.19}, 0.4);
+  CHECK(*in_six.exposed_by_difference_ms == Approx(0.2).margin(0.01));
+  const Communication longer = communication({0.6, 0.61, 0.59, 0.6, 0.61, 0.6, 0.59}, 0.4);
+  CHECK(!longer.hidden_share);  // ranks wait longer than communication takes
+  CHECK(longer.hidden_share_ci95->low < longer.hidden_share_ci95->high);
+  const Communication shorter = communication({-0.2, -0.2, -0.2, -0.2, -0.2, -0.2, -0.2}, 0.4);
+  CHECK(!shorter.hidden_share);  // more than all of it cannot be hidden
   const Communication few = communication({0.2, 0.2, kNan, 0.2, kNan, 0.2, 0.2}, 0.4);
   CHECK(!few.exposed_by_difference_ci95_ms);
+}
+
+TEST_CASE("a variant is compared with its stage's main program, step by step", "[analysis]") {
+  Measurements measurements = measure(1.2, 1.0);
+  measurements.results.push_back(measurements.results[1]);
+  measurements.results.back().configuration.program =
+      *std::ranges::find(known_programs(), "03_ddp_spawn_by_hand", &StageProgram::name);
+  const Comparison comparison = comparison_of(make_report(measurements), "variant",
+                                              "T/weak/03_ddp_spawn_by_hand/spawn/gloo/ranks:2");
+  CHECK(comparison.b == kTwoRanks);
+  CHECK(comparison.verdict == "same");
 }
 
 TEST_CASE("two repetitions are no verdict", "[analysis]") {
@@ -257,10 +275,12 @@ TEST_CASE("two repetitions are no verdict", "[analysis]") {
 }
 
 TEST_CASE("stages are compared with peers of the same world size", "[analysis]") {
-  const Report report = report_of({make_result("03_ddp_spawn", 1, six_times(1)),
-                                   make_result("03_ddp_spawn", 2, six_times(1)),
-                                   make_result("pytorch", 2, six_times(4), Role::kPeer),
-                                   make_result("03_ddp_spawn", 2, six_times(1), Role::kControl)});
+  Result of_other_work = make_result("pytorch", 2, six_times(4), Role::kPeer);
+  of_other_work.configuration.workload = known_workloads().back();
+  const Report report = report_of(
+      {make_result("03_ddp_spawn", 1, six_times(1)), make_result("03_ddp_spawn", 2, six_times(1)),
+       make_result("pytorch", 2, six_times(4), Role::kPeer), of_other_work,
+       make_result("03_ddp_spawn", 2, six_times(1), Role::kControl)});
   REQUIRE(report.comparisons.size() == 2);
   const Comparison& comparison = report.comparisons[1];
   CHECK(comparison.kind == "peer");
@@ -344,7 +364,17 @@ Measurements measure_communication(const std::vector<int>& sweep_world_sizes) {
 TEST_CASE("predictions are the step without communication plus the model's all-reduces",
           "[analysis]") {
   const std::vector<int> world_sizes = GENERATE(std::vector{2}, std::vector{2, 4});
-  const Report report = make_report(measure_communication(world_sizes));
+  Measurements measurements = measure_communication(world_sizes);
+  // Its model must not see what others take.
+  for (AllReduceSample other : std::vector(measurements.micro.all_reduce)) {
+    other.time_us.median = 10 * *other.time_us.median;
+    other.backend = "shm";
+    measurements.micro.all_reduce.push_back(other);
+    other.backend = "gloo";
+    other.device = "cuda";
+    measurements.micro.all_reduce.push_back(other);
+  }
+  const Report report = make_report(measurements);
 
   const Run& two_ranks = report.runs[2];
   REQUIRE(two_ranks.predicted_step_ms);
@@ -370,6 +400,32 @@ TEST_CASE("predictions are the step without communication plus the model's all-r
   CHECK(report.not_run[0].reason.find("--network") != std::string::npos);
 }
 
+TEST_CASE("a residual pairs the blocks, of which the run without communication may have fewer",
+          "[analysis]") {
+  Measurements measurements = measure_communication({2});
+  const double comm_ms = (ring_us(1 << 20, 2) + ring_us(1 << 22, 2)) / 1e3;
+  std::vector<double> no_comm_ms;
+  std::vector<double> step_ms;
+  for (int block = 0; block < 9; ++block) {  // the machine grows slower all the time
+    no_comm_ms.push_back(1 + 0.5 * block);
+    step_ms.push_back(1.1 * (no_comm_ms.back() + comm_ms));
+  }
+  no_comm_ms.resize(6);
+  Result& two_ranks = measurements.results[2];
+  two_ranks.repetitions = make_result("03_ddp_spawn", 2, step_ms).repetitions;
+  two_ranks.no_comm_medians_ms = no_comm_ms;
+  two_ranks.no_comm_step_ms = median(no_comm_ms);
+  const Run run = make_report(measurements).runs[2];
+  REQUIRE(*run.step_ms.median / *run.predicted_step_ms > 1.25);
+  CHECK(run.prediction.residual.value() == Approx(0.1).margin(0.002));
+  CHECK(run.repetitions[5]->no_comm_median_ms == 3.5);
+  CHECK_FALSE(run.repetitions[6]->no_comm_median_ms);
+
+  two_ranks.repetitions[0].reset();  // as bench leaves it where it was interrupted
+  two_ranks.no_comm_medians_ms = {1, kNan, kNan};
+  CHECK_FALSE(make_report(measurements).runs[2].prediction.residual);
+}
+
 TEST_CASE("the worst prediction is named", "[analysis]") {
   Measurements measurements = measure_communication({2});
   measurements.results.push_back(make_result("04_ddp_launcher", 2, {9, 9, 9}));
@@ -378,7 +434,11 @@ TEST_CASE("the worst prediction is named", "[analysis]") {
   worst.configuration.backend = "gloo";
   worst.bucket_bytes = {1 << 20, 1 << 22};
   worst.no_comm_step_ms = 1.2;
+  worst.no_comm_medians_ms = {1.2, 1.2, 1.2};
   worst.alone_ms = 1.6;
+  Result control = worst;
+  control.configuration.role = Role::kControl;
+  measurements.results.push_back(control);  // is no prediction of its own
   CHECK(overall(make_report(measurements))
             .find("The worst of 2 predictions is off by 190 % "
                   "(T/weak/04_ddp_launcher/mpirun/gloo/ranks:2)") != std::string::npos);
@@ -472,6 +532,16 @@ TEST_CASE("more ranks are predicted by a network that was measured, or one that 
   CHECK((assumptions.find("alpha 100 us and 3.4952") != std::string::npos) == stated);
   CHECK(assumptions.find("Fitted without one of the world sizes it is off by up to 0 % there.") !=
         std::string::npos);
+  measurements.results[2].configuration.world_size = 64;
+  const Report of_many = make_report(measurements);
+  CHECK(of_many.extrapolations.empty() == !stated);  // no replay of 64 ranks confirms the sweep
+  for (const Extrapolation& extrapolation : of_many.extrapolations) {
+    CHECK(extrapolation.world_size > 64);
+  }
+  for (Result& result : measurements.results) {
+    result.configuration.scaling = "strong";
+  }
+  CHECK(make_report(measurements).extrapolations.empty());  // a rank's work would shrink
 }
 
 TEST_CASE("the floor is the largest of its parts, which may overlap", "[analysis]") {
@@ -485,6 +555,18 @@ TEST_CASE("the floor is the largest of its parts, which may overlap", "[analysis
   // The sweep's best is 16 MiB in 5 ms, the replay 5 MiB in 1.6 ms: the sweep's bounds it.
   CHECK(std::abs(*two_ranks.floor.comm_ms - ring_us(1 << 24, 2) / 1e3 * 5 / 16) < 1e-9);
   CHECK(*two_ranks.floor_ms == *two_ranks.floor.comm_ms);
+  // The sweep's best is what it was at best, on the same device and as many ranks.
+  std::vector<AllReduceSample>& sweep = measurements.micro.all_reduce;
+  const std::vector<AllReduceSample> as_measured = sweep;
+  sweep.back().time_us.p10 = *sweep.back().time_us.median / 2;
+  CHECK(*make_report(measurements).runs[2].floor.comm_ms == Approx(*two_ranks.floor.comm_ms / 2));
+  sweep.back().device = "cuda";
+  CHECK(*make_report(measurements).runs[2].floor.comm_ms > *two_ranks.floor.comm_ms);
+  sweep = as_measured;
+  // Limits are those of one thread.
+  measurements.results[0].configuration.threads = 2;
+  CHECK_FALSE(make_report(measurements).runs[0].floor_ms);
+  measurements.results[0].configuration.threads = 1;
   // Another's replay of as many bytes was faster.
   measurements.results.push_back(make_result("04_ddp_launcher", 2, {2, 2, 2}));
   measurements.results.back().configuration.backend = "shm";
@@ -613,19 +695,25 @@ StageMetrics read_text(const std::string& text) {
 
 TEST_CASE("a slow rank is named by what it needs besides waiting", "[analysis]") {
   const StageMetrics metrics = read_text(metrics_text());
-  const SlowestRank slowest = find_slowest_rank(metrics).value();
+  const SlowestRank slowest = compare_ranks(metrics).at(1);
   CHECK(slowest.rank == 1);
   CHECK(slowest.share_of_steps == 1.0);
   CHECK(slowest.median_excess == Approx(0.99));
   CHECK(metrics.cpu_utilisation().value() == Approx(0.75));
 
-  Result result = make_result("03_ddp_spawn", 2, {2});
-  result.repetitions[0]->metrics = metrics;
-  CHECK(overall(report_of({result}))
-            .find("Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow") != std::string::npos);
+  Result result = make_result("03_ddp_spawn", 2, {2, 2, 2, 2, 2});
+  const std::string sentence = "Rank 1 of T/weak/03_ddp_spawn/spawn/gloo/ranks:2 is slow";
+  for (std::optional<StageRun>& launch : result.repetitions) {
+    launch->metrics = metrics;
+  }
+  // Two ranks of which one is late in every launch: the same one in all five is chance once in 16.
+  CHECK(overall(report_of({result})).find(sentence) == std::string::npos);
+  result.repetitions.push_back(result.repetitions.front());
+  CHECK(overall(report_of({result})).find(sentence) != std::string::npos);
+  CHECK(report_of({result}).runs[0].slowest_rank->excess_ci95->low == Approx(0.99));
 
   // A wait that is not known names nobody.
-  CHECK(!find_slowest_rank(read_text(metrics_text(false))));
+  CHECK(compare_ranks(read_text(metrics_text(false))).empty());
 }
 
 TEST_CASE("each rank writes each step once", "[analysis]") {

@@ -1,6 +1,9 @@
 // What bench runs beside the stages: limits of the machine, peers, and ranks that srun starts.
+#include <signal.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -57,8 +60,7 @@ TEST_CASE("steps are held against measured limits and a fitted model", "[bench]"
   CHECK(contains(report.err, "Not run: predictions for more ranks (the ranks share a host"));
   CHECK(!scaling.at("assumptions").empty());
   const std::string calls = read_file(bench.bin() / "bench_micro.calls");
-  CHECK(contains(calls, "--repetitions 5"));
-  CHECK(contains(calls, "--benchmark_enable_random_interleaving=true"));
+  CHECK(contains(calls, "--passes 5"));
 }
 
 TEST_CASE("a model that the replay refutes gives no prediction; a stated network still gives some",
@@ -133,6 +135,41 @@ TEST_CASE("peers are checked and timed as stages are", "[bench]") {
     CHECK(result.out.empty());
     CHECK_FALSE(bench.has_run());
   }
+}
+
+TEST_CASE("one process has imported a peer's framework for all timed runs", "[bench]") {
+  FakeBench bench;
+  bench.install("peers/install.sh", kFakeInstall);
+  bench.install("peers/pytorch.py", std::string(R"sh(#!/bin/sh
+if [ "$1" = --serve ]; then
+  echo $$ >> "$0.server"
+  [ -f "$0.broken" ] || { touch "$2"; exec sleep 1000; }
+  exit 1
+fi
+echo "${DDP_PEER_SERVER:-none}" >> "$0.used"
+)sh") + kFakeStage);
+  const bool is_broken = GENERATE(false, true);
+  if (is_broken) {
+    write_file(bench.root() / "peers" / "pytorch.py.broken", "");
+  }
+  const json peer = bench
+                        .measure(small_and({"--peers", "pytorch", "--repetitions", "2",
+                                            "--peers-dir", (bench.root() / "peers").string()}))
+                        .run("pytorch", "tuned");
+  std::istringstream used(read_file(bench.root() / "peers" / "pytorch.py.used"));
+  int without = 0;
+  int with = 0;
+  for (std::string line; std::getline(used, line);) {
+    ++(line == "none" ? without : with);
+  }
+  REQUIRE(without > 0);
+  CHECK(with == (is_broken ? 0 : 2 * without));  // compared once, timed twice
+  // A start is what the run that imported took.
+  CHECK(peer.at("startup_ms").is_number());
+  CHECK(peer.at("repetitions").at(0).at("startup_ms").is_null() == !is_broken);
+  CHECK(peer.at("repetitions").at(0).at("others_busy_share").is_null() == !is_broken);
+  const int server = std::stoi(read_file(bench.root() / "peers" / "pytorch.py.server"));
+  CHECK(kill(server, 0) != 0);
 }
 
 TEST_CASE("PyTorch takes part by itself if it is installed already", "[bench]") {

@@ -144,6 +144,26 @@ TEST_CASE("strong scaling keeps the batch over all ranks", "[bench]") {
   }
 }
 
+TEST_CASE("the batch over all ranks is one that every world size divides", "[bench]") {
+  const auto batches = [](const std::string& world_sizes) {
+    std::set<std::string> found;
+    for (const std::string& line :
+         FakeBench().print({"--models", "T", "--world-sizes", world_sizes, "--launchers", "spawn",
+                            "--scaling", "strong", "--stages", "03_ddp_spawn", "--dry-run"})) {
+      const std::string option = "--global-batch ";
+      const std::size_t place = line.find(option);
+      if (place != std::string::npos) {
+        found.insert(line.substr(place + option.size(),
+                                 line.find(' ', place + option.size()) - place - option.size()));
+      }
+    }
+    return found;
+  };
+  CHECK(batches("2,4") == std::set<std::string>{"128"});
+  CHECK(batches("2,3") == std::set<std::string>{"96"});
+  CHECK(batches("2,3,4") == std::set<std::string>{"384"});
+}
+
 TEST_CASE("in strong scaling the batch over all ranks can be said", "[bench]") {
   const Measured report = FakeBench().measure(
       {"--models", "T", "--world-sizes", "1,2", "--launchers", "spawn", "--scaling", "weak,strong",
@@ -649,9 +669,14 @@ TEST_CASE("by default what answers a question is timed, and the rest only checke
     arguments.insert(arguments.end(), {"--full", "--dry-run"});
     const Words commands = bench.print(arguments);
     CHECK(count(commands, {"# timed, 15 times"}) == 1);
-    CHECK(count(commands, {"/mpirun ", "/04_ddp_launcher "}) == 2 * 5);  // parity, and timed
-    CHECK(count(commands, {"/torchrun ", "/04_ddp_launcher "}) == 2);
-    CHECK(count(commands, {"/pytorch.py "}) == 2 * 5);
+    for (const char* launcher : {"/mpirun ", "/torchrun "}) {
+      CHECK(count(commands, {launcher, "/04_ddp_launcher ", "1024,1024,1024,1024"}) ==
+            2);  // parity, and timed
+      CHECK(count(commands, {launcher, "/04_ddp_launcher "}) == 2);
+    }
+    CHECK(count(commands, {"/03_ddp_spawn_by_hand "}) == 4 + 1);
+    CHECK(count(commands, {"/02_data_parallel "}) == 2 * 4);
+    CHECK(count(commands, {"/pytorch.py "}) == 2 * 4);
     // Parity, and timed; never a control or without communication.
     CHECK(count(commands, {"/03_ddp_spawn ", " --layers 64,1024,1024,10 "}) == 2);
     CHECK(count(commands, {"/01_single_gpu ", " --global-batch 512 --layers 64,128,128,10 "}) == 1);
@@ -685,13 +710,13 @@ TEST_CASE("what is seldom repeated has its pairs all the same", "[bench]") {
   CHECK(repetitions.at("T/weak/02_data_parallel/ranks:2/iterations:1/manual_time") == 6);
   CHECK(repetitions.at("T/weak/01_single_gpu/ranks:1/iterations:1/manual_time") == 9);
 
-  // Spread evenly over the blocks.
+  // All begin with the first block.
   Words blocks;
   const json replicas = report.run("02_data_parallel");
   for (const json& launch : replicas.at("repetitions")) {
     blocks.push_back(launch.is_null() ? "-" : "x");
   }
-  CHECK(blocks == Words{"-", "x", "x", "-", "x", "x", "-", "x", "x"});
+  CHECK(blocks == Words{"x", "x", "x", "x", "x", "x", "-", "-", "-"});
 
   // As many samples a step as the ranks have together.
   const json& runs = report.scaling.at("runs");

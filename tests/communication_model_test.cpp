@@ -58,7 +58,7 @@ std::vector<AllReduceSample> synthetic(AllReduceAlgorithm algorithm,
 }
 
 std::vector<CommunicationModel> fit_all(const std::vector<AllReduceSample>& samples) {
-  return fit_communication_models("gloo", "cpu", samples);
+  return fit_communication_models(samples);
 }
 
 /// The only model.
@@ -201,10 +201,6 @@ TEST_CASE("samples that say nothing are not used", "[model]") {
   samples.push_back(sample(1024, 1, 100));
   samples.push_back(sample(1024, 2, 100));
   samples.back().time_us.median.reset();
-  samples.push_back(sample(1024, 2, 1e6));
-  samples.back().backend = "shm";
-  samples.push_back(sample(1024, 2, 1e6));
-  samples.back().device = "cuda";
   const CommunicationModel model = fit(samples);
   CHECK(model.points == usable);
   CHECK(model.median_relative_error <= 1e-9);

@@ -497,6 +497,36 @@ TEST_CASE("intervals of the same program hold no change 93 times in 100 or more"
   }
 }
 
+TEST_CASE("a machine of another speed makes no program slower", "[compare]") {
+  const auto report = [](double step_ms, double gflops) {
+    Json document = make_report({make_run("program", 1, std::vector<double>(6, step_ms)),
+                                 make_run("program", 4, std::vector<double>(6, step_ms))},
+                                {});
+    for (const int world_size : {1, 2}) {
+      document["ddp_scaling"]["limits"].push_back({{"device", "cpu"},
+                                                   {"world_size", world_size},
+                                                   {"fp32_gflops", gflops * world_size},
+                                                   {"memory_bandwidth_gbps", nullptr},
+                                                   {"memory", Json::array()},
+                                                   {"kernel_launch_us", nullptr}});
+    }
+    return document;
+  };
+  const auto verdict = [](const ReportComparison& comparison, int ranks) {
+    return change_of(comparison, "T/weak/program/ranks:" + std::to_string(ranks)).verdict;
+  };
+  for (const int ranks : {1, 4}) {  // for four ranks that of two stands
+    CHECK(verdict(compare(report(1, 100), report(1.5, 100)), ranks) == "slower");
+    CHECK(verdict(compare(report(1, 100), report(1.5, 70)), ranks) == std::nullopt);
+    CHECK(verdict(compare(report(1.5, 70), report(1, 100)), ranks) == std::nullopt);
+    CHECK(verdict(compare(report(1, 100), report(1.5, 99)), ranks) == "slower");
+  }
+  const std::vector<RateDrift> drift = compare(report(1, 100), report(1, 70)).rate_drift;
+  REQUIRE(drift.size() == 2);
+  CHECK(drift[1].world_size == 2);
+  CHECK(drift[1].ratio == Approx(0.7));
+}
+
 TEST_CASE("reports of one build from a machine that drifts agree, and a slower one is found",
           "[compare][coverage]") {
   NormalNoise noise(7);

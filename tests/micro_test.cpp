@@ -11,8 +11,10 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "bench/micro/all_reduce.hpp"
 #include "bench/micro/google_benchmark.hpp"
@@ -171,7 +173,8 @@ TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions be
   CHECK(raw.at("benchmarks").at(1).at("bytes") == 1.5 * (128 << 10));
 }
 
-TEST_CASE("passes in random order: their spread, and the sizes in order", "[micro]") {
+TEST_CASE("passes one after the other in random order: their spread, and the sizes in order",
+          "[micro]") {
   const ScratchFolder folder("ddp-micro");
   nlohmann::json raw;
   const MicroRun run = {.suite = "all_reduce",
@@ -181,10 +184,23 @@ TEST_CASE("passes in random order: their spread, and the sizes in order", "[micr
                         .bytes = {{65536, 4, 1024}},
                         .steps = {{"S", {4096}}},
                         .min_seconds = 1e-3,
-                        .repetitions = 5,
-                        .shuffled = true,
+                        .passes = 5,
                         .timeout_s = 30};
   const MicroResults results = run_micro(run, folder, &raw);
+  std::set<std::vector<std::string>> orders;
+  std::vector<std::string> order;
+  std::string last;
+  for (const nlohmann::json& one : raw.at("benchmarks")) {
+    const std::string name = one.at("name");
+    CHECK(name != last);  // also from one pass to the next
+    CHECK(std::ranges::find(order, name) == order.end());
+    last = name;
+    order.push_back(name);
+    if (order.size() == 4) {
+      orders.insert(std::exchange(order, {}));
+    }
+  }
+  CHECK(orders.size() > 2);
   REQUIRE(results.all_reduce.size() == 3);
   CHECK(std::ranges::is_sorted(results.all_reduce, std::ranges::less(), &AllReduceSample::bytes));
   for (const AllReduceSample& sample : results.all_reduce) {

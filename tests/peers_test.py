@@ -360,18 +360,6 @@ def check_pinned():
     check(sorted(map(len, cores)) == [1, 1] and cores[0] != cores[1], f"the ranks' threads are on cores {cores}")
 
 
-def check_absent_rank():
-    job = Job(2, "--timeout", "3")
-    try:
-        os.kill(job.ranks()[1], signal.SIGSTOP)  # it has not even imported torch
-        code, err = job.end(within_s=TIMEOUT_S)
-    finally:
-        job.kill()
-    check(code == 75, f"exit code {code}, expected 75: {err}")
-    check(re.fullmatch(r"pytorch: error: \[rank 0\] rendezvous lacks rank 1 after 3 s, expected all 2\n", err),
-          f"expected one line: {err}")
-
-
 def check_diverging_weights():
     """The weights stop being numbers: exit code 1, on one line, and no metrics."""
     with tempfile.TemporaryDirectory() as folder:
@@ -405,6 +393,109 @@ def check_unequal_weights():
         program.write_text(UNEQUAL_RANKS)
         result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2"])
         check_one_line(result, 1, "[rank 1]", "the final weights differ from rank 0's", name="unequal")
+
+
+ABSENT_RANK = """
+import signal
+import sys
+sys.path.append(sys.argv[1])
+from ddp_peers import command_line, ranks
+from ddp_peers.errors import guarded
+
+join = ranks._join
+ranks._join = lambda rank, *more: signal.pause() if rank == 1 else join(rank, *more)
+
+if __name__ == "__main__":
+    options = command_line.parse("absent", [command_line.Variant("default", "", 1, None)], sys.argv[2:])
+    sys.exit(guarded("absent", lambda: ranks.run(None, options)))
+"""
+
+
+def check_absent_rank():
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "absent.py"
+        program.write_text(ABSENT_RANK)
+        result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", "--timeout", "3"],
+                     env=dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"))  # as run_peer() has it
+    check_one_line(result, 75, "[rank 0]", "rendezvous lacks rank 1 after 3 s, expected all 2", name="absent")
+
+
+class Server:
+    """The peer's, as bench starts it."""
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = f"{self.folder.name}/socket"
+        self.process = subprocess.Popen([*PEER, "--serve", self.path], stdin=subprocess.DEVNULL)
+        self.env = dict(os.environ, DDP_PEER_SERVER=self.path)
+        started = time.monotonic()
+        while not os.path.exists(self.path):
+            check(self.process.poll() is None and time.monotonic() - started < TIMEOUT_S, "the server is not ready")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+    def jobs(self):
+        """What it has forked, and their ranks, of the living."""
+        parents = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents.setdefault(int(parent), []).append(int(entry.name))
+            except (OSError, ValueError):
+                pass
+        jobs = parents.get(self.process.pid, [])
+        return jobs + [rank for job in jobs for rank in parents.get(job, [])]
+
+    def start_endless(self):
+        """@return the process that waits for it, after its first epoch"""
+        client = subprocess.Popen([*PEER, "1000000", "1000000", "--nprocs", "2", "--dataset-size", "64", "--device", "cpu"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.env)
+        check("Epoch 0" in client.stdout.readline(), "it did not train")
+        check(len(self.jobs()) == 3, f"{self.jobs()} are there, expected a job and its two ranks")
+        return client
+
+
+def wait_until(condition, message, within_s=20):
+    started = time.monotonic()
+    while not condition():
+        check(time.monotonic() - started <= within_s, message)
+        time.sleep(0.05)
+
+
+def check_served():
+    """A run whose framework the server has imported is the run that it would be by itself."""
+    with Server() as server, tempfile.TemporaryDirectory() as folder:
+        moved = stage_summary("S")["moved"]
+        for processes in (2, 1):
+            result = run([*PEER, *arguments("S", folder), "--nprocs", str(processes)], cwd=folder, env=server.env)
+            check(result.returncode == 0 and result.stderr == "", f"it failed: {result}")
+            rows, summary = read_metrics(folder)
+            check(relative_difference("S", summary["moved"]) <= TOLERANCE, f"moved {summary['moved']}, expected {moved}")
+            check({row["rank"] for row in rows} == set(range(processes)), "a rank has no rows")
+        # Its folder, its files and its exit code are the command's own.
+        result = run([*PEER, "1", "1", "--quiet", "--metrics", "here"], cwd=folder, env=server.env)
+        check(result.returncode == 0 and os.path.exists(f"{folder}/here") and "moved" in result.stdout, f"it failed: {result}")
+        check_one_line(run([*PEER, "0", "1"], env=server.env), 2, 'total_epochs: got "0"')
+
+        client = server.start_endless()
+        client.kill()
+        client.communicate()
+        wait_until(lambda: not server.jobs(), "the job went on after the command was killed")
+        client = server.start_endless()
+        left = server.jobs()
+        server.process.kill()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/cwd") for pid in left), "the job went on without its server")
+        check(any("Epoch 0" in line for line in client.stdout), "it does not run by itself after the server was killed")
+        client.kill()
+        client.communicate()
+        result = run([*PEER, "1", "1", "--quiet"], cwd=folder, env=server.env)
+        check(result.returncode == 0, f"without a server it does not run by itself: {result}")
 
 
 def make_wheel(folder, version):
@@ -557,6 +648,7 @@ def project_cases():
         ("a rank is killed", functools.partial(check_killed_rank, signal.SIGKILL)),
         ("every rank has a core", check_pinned),
         ("a rank is absent", check_absent_rank),
+        ("served", check_served),
         ("it is killed itself", functools.partial(check_killed_parent, signal.SIGKILL, -signal.SIGKILL, "")),
         ("it is asked to stop", functools.partial(check_killed_parent, signal.SIGTERM, 128 + signal.SIGTERM,
                                                   "pytorch: error: stopped by SIGTERM\n")),

@@ -52,6 +52,12 @@ def divided(a, b):
     return None if a is None or not b else a / b
 
 
+def paired_ratio(ratios):
+    """Hodges and Lehmann's estimate, of their logarithms."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(statistics.median((a + b) / 2 for i, a in enumerate(logs) for b in logs[: i + 1]))
+
+
 def check_distribution(values, where):
     ordered = [values[key] for key in ("p10", "median", "p90", "p95") if values[key] is not None]
     if ordered != sorted(ordered):
@@ -122,9 +128,11 @@ def check_run(run):
         yield f"{name}: floor.comm_ms is {exchange}, but its exchange took {alone} alone"
     if run["prediction"]["reason"] and run["predicted_step_ms"] is not None:
         yield f"{name}: it has a prediction and a reason for having none"
-    expected = divided(median, run["predicted_step_ms"])
-    if expected is not None and not is_close(run["prediction"]["residual"], expected - 1):
-        yield f"{name}: residual is not measured / predicted - 1"
+    ratios = [launch["median_ms"] / (launch["no_comm_median_ms"] + run["prediction"]["comm_ms"]) for launch in launches
+              if run["predicted_step_ms"] and launch["median_ms"] and launch["no_comm_median_ms"]]
+    residual, expected = run["prediction"]["residual"], paired_ratio(ratios) - 1 if ratios else None
+    if (residual is None) != (expected is None) or not is_close(residual, expected):
+        yield f"{name}: residual is {residual}, its launches give {expected}"
 
 
 CONTROL_TOLERANCE = 0.03
@@ -343,6 +351,8 @@ def damaged(document):
         (run + ("floor", "comm_ms"), 1.5),
         (run + ("bound",), "luck"),
         (run + ("prediction", "residual"), 0.0),
+        (run + ("prediction", "residual"), None),
+        (launch + ("no_comm_median_ms",), 1.5),
         (run + ("prediction", "reason"), "none"),
         (run + ("error",), "exit code 1"),
         (run + ("error",), "two\nlines"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
-with --peers those of bench/peers/README.md, from a report with peers.
+with --stages its first one, from a report of the stages, with --peers those of bench/peers/README.md, from a report with peers.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
@@ -137,6 +137,24 @@ def print_peers(report, model="S"):
             print(f"\nOn {devices}s nothing has been measured yet.")
 
 
+def print_stages(report):
+    """The step of each program over stage 01's, where it does as many times the work in a step as it has ranks."""
+    measured = [run for run in report.runs if run["kind"] == "stage" and run["stage"] != "01_single_gpu" and run["threads"] == 1]
+    ranks = max(run["world_size"] for run in measured)
+    columns = dict.fromkeys((run["stage"], run["variant"], run["launcher"], run["world_size"]) for run in measured
+                            if run["world_size"] == ranks or (run["stage"], run["variant"], run["world_size"]) == ("03_ddp_spawn", "main", 1))
+
+    def row(model):
+        baseline = report.best(model, stage="01_single_gpu", threads=1)
+        return f"{model} ({show(baseline['step_ms']['median'])} ms)", [
+            report.ratio(report.best(model, stage=stage, variant=variant, launcher=launcher, world_size=size), baseline)
+            for stage, variant, launcher, size in columns]
+
+    names = [stage.replace("_", " ", 1) + ("" if variant == "main" else f" {variant}") + ("" if launcher in ("none", "spawn") else f", {launcher}")
+             + f", {size}" for stage, variant, launcher, size in columns]
+    print_table(["step over stage 01's; ranks", *names], [row(model) for model in dict.fromkeys(run["model"] for run in measured)])
+
+
 def print_table(head, rows):
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name, values in rows:
@@ -147,9 +165,13 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
     parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
+    parser.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
     options = parser.parse_args(arguments)
     report = Report(load(options.report))
+    if options.stages:
+        print_stages(report)
+        return
     if options.peers:
         print_peers(report)
         return

@@ -10,7 +10,9 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <random>
 #include <regex>
+#include <utility>
 
 #include "bench/report/output_file.hpp"
 #include "bench/report/statistics.hpp"
@@ -64,6 +66,22 @@ struct Filter {
   bool inverted;
   std::regex expression;
 };
+
+/// All of them in each pass, after the first in random order, and none twice in a row: what slows
+/// the machine for a while meets a benchmark in one pass. Google Benchmark's interleaving shuffles
+/// all passes at once.
+std::vector<size_t> in_passes(std::vector<size_t> selected, int passes) {
+  std::vector<size_t> order = selected;
+  std::mt19937_64 generator;
+  for (int pass = 1; pass < passes; ++pass) {
+    std::shuffle(selected.begin(), selected.end(), generator);
+    if (selected.front() == order.back()) {
+      std::swap(selected.front(), selected.back());
+    }
+    order.insert(order.end(), selected.begin(), selected.end());
+  }
+  return order;
+}
 
 bool is_true(const std::string& value) {
   return value != "false" && value != "0" && value != "no" && value != "off";
@@ -219,7 +237,7 @@ void run_benchmarks(const std::vector<Entry>& entries, const MicroOptions& optio
   }
   std::vector<std::int64_t> iterations(entries.size(), 0);
   std::vector<std::string> errors;
-  for (const size_t index : selected) {
+  for (const size_t index : in_passes(selected, options.passes)) {
     benchmark::RegisterBenchmark(entries[index].name.c_str(),
                                  [&, index](benchmark::State& state) {
                                    run_entry(state, entries, index, iterations[index], team,

@@ -128,6 +128,8 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
   how.positive("--min-seconds", "SECONDS", options.min_seconds, kMaxSeconds, "0.2",
                "how long each benchmark is repeated, at least");
   how.integer("--repetitions", options.repetitions, 1, 1000, "1", "of all that, with aggregates");
+  how.integer("--passes", options.passes, 1, 1000, "1",
+              "over all of them one after the other, each in another order");
   how.value("--timeout", "SECONDS", "120", "for the rendezvous and for every collective", forward);
 }
 

@@ -28,6 +28,7 @@ struct MicroOptions {
   std::vector<StepBuckets> steps;
   double min_seconds = 0.2;  ///< how long each benchmark is repeated, at least
   int repetitions = 1;
+  int passes = 1;  ///< over everything, each in another order
   std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, spelled its way
   /// What a stage would have been told: device, threads, timeout.
   Options stage;

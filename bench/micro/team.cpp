@@ -60,9 +60,9 @@ void Team::carry_out(const Entry& entry, std::int64_t iterations, const ReportSe
     open(entry.backend);
   }
   const Exercise exercise = entry.make(*this);
-  const Series series =
-      measure(exercise, *lockstep_, options_.min_seconds, iterations,
-              options_.repetitions > 1 ? kMinIterationsOfOneOfSeveral : kMinIterations);
+  const Series series = measure(
+      exercise, *lockstep_, options_.min_seconds, iterations,
+      options_.repetitions * options_.passes > 1 ? kMinIterationsOfOneOfSeveral : kMinIterations);
   if (report) {
     report(series, exercise);
   }

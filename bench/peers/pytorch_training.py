@@ -2,6 +2,11 @@
 
 import os
 
+# What torch.compile does before its first kernel, longer than the kernels take: it starts processes that compile, and one
+# more that tries the processor's vector instructions. Read when torch._dynamo is imported.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 import torch
 from ddp_peers import torch_peer
 from ddp_peers.data import GatherLoader, TutorialLoader
@@ -41,10 +46,6 @@ def train(options, dataset, model, log, device):
 
 
 def run(options):
-    # What torch.compile does before its first kernel, longer than the kernels take: it starts processes that compile, and
-    # one more that tries the processor's vector instructions.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     name = options.variant.name
     if name == "cuda_graph":
         from pytorch_graph import train as chosen

@@ -15,6 +15,7 @@
 #include "bench/report/catalog.hpp"
 #include "bench/report/communication_model.hpp"
 #include "bench/report/format.hpp"
+#include "bench/report/micro_results.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -56,9 +57,8 @@ void fit_models(Report& report) {
     measured[{sample.backend, sample.device, sample.nodes > 1}].push_back(sample);
   }
   for (const auto& [network, samples] : measured) {
-    const auto& [backend, device, across_nodes] = network;
-    for (CommunicationModel model : fit_communication_models(backend, device, samples)) {
-      model.across_nodes = across_nodes;
+    for (CommunicationModel model : fit_communication_models(samples)) {
+      model.across_nodes = std::get<2>(network);
       report.communication_models.push_back(std::move(model));
     }
   }
@@ -112,13 +112,27 @@ std::optional<double> least_memory_ms(const Limit& limit, const std::vector<std:
   return smaller_than_measured ? 0 : step_bytes(layers) / (*best_gbps * 1e9) * 1e3;
 }
 
+/// What each of as many ranks can do: at least what each of more can, where a machine was slow
+/// while fewer were measured.
+std::optional<Limit> limit_of(const Report& report, const Run& run) {
+  std::optional<Limit> found;
+  for (const Limit& limit : report.limits) {
+    if (limit.device == run.device && limit.world_size == run.world_size) {
+      found = limit;
+    }
+  }
+  for (const Limit& limit : report.limits) {
+    if (found && limit.device == run.device && limit.world_size > run.world_size) {
+      keep_best(*found, limit);
+    }
+  }
+  return found;
+}
+
 void find_floor(const Report& report, Run& run) {
-  const Limit* const limit = find_first(report.limits, [&](const Limit& candidate) {
-    return candidate.device == run.device && candidate.world_size == run.world_size;
-  });
+  const std::optional<Limit> limit = limit_of(report, run);
   const Workload* const workload = find_workload(run.model);
-  if (!run.has_speed() || workload == nullptr || limit == nullptr || !limit->fp32_gflops ||
-      run.threads > 1) {
+  if (!run.has_speed() || workload == nullptr || !limit || !limit->fp32_gflops || run.threads > 1) {
     return;  // limits are those of one thread per rank
   }
   const std::vector<std::int64_t>& layers = workload->layers;
@@ -138,9 +152,13 @@ void find_floor(const Report& report, Run& run) {
     }
     floor.comm_ms = *run.comm.bytes_per_step * bus_factor(run.world_size) / (*gbps * 1e9) * 1e3;
   }
+  const double floor_ms = std::ranges::max({*floor.compute_ms, floor.memory_ms.value_or(0),
+                                            *floor.comm_ms, floor.launch_ms.value_or(0)});
+  if (run.step_ms.p10.value_or(*run.step_ms.median) < floor_ms) {
+    return;  // the machine was faster than when its limits were measured
+  }
   run.floor = floor;
-  run.floor_ms = std::ranges::max({*floor.compute_ms, floor.memory_ms.value_or(0), *floor.comm_ms,
-                                   floor.launch_ms.value_or(0)});
+  run.floor_ms = floor_ms;
 }
 
 /// "its 2 all-reduces take".
@@ -202,8 +220,14 @@ void predict(const Report& report, Run& run) {
     return;
   }
   run.predicted_step_ms = *run.prediction.compute_ms + *run.prediction.comm_ms;
-  if (*run.predicted_step_ms > 0) {
-    run.prediction.residual = *run.step_ms.median / *run.predicted_step_ms - 1;
+  std::vector<double> ratios;  // of the blocks that have both: the machine is not the same in all
+  for (const std::optional<Repetition>& launch : run.repetitions) {
+    if (launch && launch->median_ms && launch->no_comm_median_ms) {
+      ratios.push_back(*launch->median_ms / (*launch->no_comm_median_ms + *run.prediction.comm_ms));
+    }
+  }
+  if (const std::optional<PairedEstimate> ratio = paired_ratio(ratios)) {
+    run.prediction.residual = ratio->value - 1;
   }
 }
 

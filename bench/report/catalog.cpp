@@ -79,14 +79,14 @@ std::string workload_description(const std::string& name) {
 
 const std::vector<StageProgram>& known_programs() {
   static const std::vector<StageProgram> programs = {
-      {kBaseline, "01_single_gpu", "main", Start::kAlone, true},
-      {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas, true},
-      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas, true},
-      {kDistributed, "03_ddp_spawn", "main", Start::kSpawn, true},
-      {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn, true},
-      {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher, true},
-      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher, true},
-      {kMultinode, "05_multinode", "main", Start::kLauncher, true},
+      {kBaseline, "01_single_gpu", "main", Start::kAlone},
+      {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas},
+      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas},
+      {kDistributed, "03_ddp_spawn", "main", Start::kSpawn},
+      {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn},
+      {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher},
+      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher},
+      {kMultinode, "05_multinode", "main", Start::kLauncher},
   };
   return programs;
 }

@@ -45,7 +45,6 @@ struct StageProgram {
   std::string stage;  ///< its folder
   std::string variant;  ///< "main", or the other source in the folder
   Start start = Start::kAlone;
-  bool by_default = false;  ///< absence is worth a word
 };
 
 /// The baseline first.

@@ -311,14 +311,12 @@ std::optional<double> CommunicationModel::predict_us(double bytes, int world_siz
 }
 
 std::vector<CommunicationModel> fit_communication_models(
-    const std::string& backend, const std::string& device,
     const std::vector<AllReduceSample>& samples) {
   std::vector<AllReduceSample> usable;
   std::set<int> world_sizes;
   for (const AllReduceSample& sample : samples) {
     const double time_us = sample.time_us.median.value_or(0);
-    if (sample.backend == backend && sample.device == device && sample.world_size >= 2 &&
-        sample.bytes > 0 && std::isfinite(time_us) && time_us > 0) {
+    if (sample.world_size >= 2 && sample.bytes > 0 && std::isfinite(time_us) && time_us > 0) {
       usable.push_back(sample);
       world_sizes.insert(sample.world_size);
     }

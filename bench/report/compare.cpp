@@ -86,7 +86,7 @@ WorstControl worst_control(const Report& a, const Report& b) {
         continue;
       }
       const ControlRatio control = {comparison.a, comparison.b, *comparison.ratio_median};
-      const bool several = report->find(comparison.b)->world_size > 1;
+      const bool several = report->find(comparison.b)->keeps_several_busy();
       std::optional<ControlRatio>& so_far = several ? worst.several_ranks : worst.one_rank;
       if (!so_far || log_deviation(control) > log_deviation(*so_far)) {
         so_far = control;
@@ -99,11 +99,48 @@ WorstControl worst_control(const Report& a, const Report& b) {
 /// Ranks that wait for each other are disturbed far more than one that is alone, so each kind of
 /// run has the controls of its kind, and the other's only for want of its own.
 double control_log_error(const WorstControl& worst, const Run& run) {
-  const bool several = run.world_size > 1;
+  const bool several = run.keeps_several_busy();
   const std::optional<ControlRatio>& own = several ? worst.several_ranks : worst.one_rank;
   const std::optional<ControlRatio>& other = several ? worst.one_rank : worst.several_ranks;
   const std::optional<ControlRatio>& control = own ? own : other;
   return control ? log_deviation(*control) : 0;
+}
+
+std::vector<RateDrift> rate_drift(const Report& a, const Report& b) {
+  std::vector<RateDrift> drift;
+  for (const Limit& limit : a.limits) {
+    const auto same = std::ranges::find_if(b.limits, [&](const Limit& other) {
+      return other.device == limit.device && other.world_size == limit.world_size;
+    });
+    if (same != b.limits.end() && limit.fp32_gflops > 0 && same->fp32_gflops > 0) {
+      drift.push_back({limit.world_size, *same->fp32_gflops / *limit.fp32_gflops});
+    }
+  }
+  return drift;
+}
+
+/// By how much the machine has changed: for a run of as many ranks if that was measured, else the
+/// most that was.
+double rate_log_error(const std::vector<RateDrift>& drift, const Run& run) {
+  double most = 0;
+  for (const RateDrift& rate : drift) {
+    const double log_error = std::abs(std::log(rate.ratio));
+    if (rate.world_size == run.world_size) {
+      return log_error;
+    }
+    most = std::max(most, log_error);
+  }
+  return most;
+}
+
+/// By how much stage 01 on the same work has changed: what a run shares with it is said of it,
+/// once.
+double baseline_log_error(const Report& a, const Report& b, const Run& run) {
+  const Run* const own = run.is_baseline() ? nullptr : b.baseline_of(run);
+  const Run* const before = own == nullptr ? nullptr : a.find(own->name);
+  const auto before_ms = before == nullptr ? std::nullopt : before->typical_step_ms();
+  const auto now_ms = own == nullptr ? std::nullopt : own->typical_step_ms();
+  return before_ms && now_ms ? std::abs(std::log(*now_ms / *before_ms)) : 0;
 }
 
 std::string why_no_interval(const Run& a, const Run& b) {
@@ -201,6 +238,7 @@ ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& fil
     }
   }
   result.worst_control = worst_control(a, b);
+  result.rate_drift = rate_drift(a, b);
 
   bool any_in_both = false;
   for (const Run& run_a : a.runs) {
@@ -226,9 +264,11 @@ ReportComparison compare_reports(const ReportFile& file_a, const ReportFile& fil
       ++result.errors_in_both;
     }
     if (!run_a.is_control() && !run_a.error && !run_b->error) {
-      result.runs.push_back(compare_run(run_a, *run_b, file_a.version == file_b.version,
-                                        control_log_error(result.worst_control, *run_b),
-                                        threshold));
+      result.runs.push_back(compare_run(
+          run_a, *run_b, file_a.version == file_b.version,
+          std::hypot(control_log_error(result.worst_control, *run_b),
+                     rate_log_error(result.rate_drift, *run_b), baseline_log_error(a, b, *run_b)),
+          threshold));
     }
   }
   for (const Run& run_b : b.runs) {

@@ -22,7 +22,7 @@ struct RunChange {
   std::optional<double> a_ms;
   std::optional<double> b_ms;
   std::optional<double> ratio{};  ///< step time in B over that in A
-  std::optional<Interval> ci95{};  ///< of the ratio, with the allowance for the controls
+  std::optional<Interval> ci95{};  ///< of the ratio, allowing for the controls and the machine
   /// "faster", "slower": beyond the threshold, and the interval excludes no change; "same": the
   /// whole interval lies within the threshold.
   std::optional<std::string> verdict{};
@@ -84,6 +84,13 @@ struct WorstControl {
   DDP_FIELDS(one_rank, several_ranks);
 };
 
+/// What one rank of that many computed at best, which no change of a program changes.
+struct RateDrift {
+  int world_size = 1;
+  double ratio = 1;  ///< fp32 rate in B over that in A
+  DDP_FIELDS(world_size, ratio);
+};
+
 /// What tells a report from others.
 struct Identity {
   std::string file;
@@ -109,11 +116,12 @@ struct ReportComparison {
   std::vector<ErrorChange> errors;
   std::vector<ParityChange> parity;
   std::vector<BaselineDrift> drift;
+  std::vector<RateDrift> rate_drift;
   WorstControl worst_control;
   std::vector<RunChange> runs;  ///< what matters most first
   int regressions = 0;  ///< own runs that are slower, or were measured in A and have an error in B
   DDP_FIELDS(schema_version, a, b, threshold, changes, machine_differs, only_in_a, only_in_b,
-             errors, parity, drift, worst_control, runs, regressions);
+             errors, parity, drift, rate_drift, worst_control, runs, regressions);
   int errors_in_both = 0;
 
   /// Of the suite's own runs, not of peers. @param verdict none: those without one

@@ -95,6 +95,12 @@ void print_noise(std::ostream& out, const ReportComparison& comparison) {
     lines.push_back(fmt::format("stage 01 itself, {}: {} (the machine, or what all stages share)",
                                 drift.name, format_change(drift.ratio)));
   }
+  for (const RateDrift& rate : comparison.rate_drift) {
+    lines.push_back(
+        fmt::format("the machine's arithmetic, {} busy at once: {}; the intervals allow for it",
+                    rate.world_size == 1 ? "one rank" : fmt::format("{} ranks", rate.world_size),
+                    format_change(rate.ratio)));
+  }
   const auto& [one_rank, several_ranks] = comparison.worst_control;
   for (const auto& [ranks, control] :
        {std::pair("one rank", &one_rank), std::pair("several ranks", &several_ranks)}) {

@@ -23,9 +23,7 @@ using Names = std::vector<std::string>;
 using Runs = std::vector<const Run*>;
 
 constexpr double kNoisySpread = 2.0;  // p90 / p10 of the steps
-constexpr double kDisturbedShare = 0.1;  // of the processors' time, by others
-constexpr double kSlowRankShare = 0.8;  // of the steps; by chance it would be 1 / ranks
-constexpr double kSlowRankExcess = 0.1;
+constexpr double kSlowRankExcess = 0.1;  // at least, by its interval
 constexpr std::size_t kMaxNamed = 3;
 
 std::string units(const Run& run) {
@@ -75,22 +73,29 @@ std::string format_ends(const Interval& interval) {
                      format_significant(interval.high));
 }
 
+/// " (shm against gloo)" where these differ.
+std::string backends_of(const Run& a, const Run& b) {
+  return a.backend == b.backend ? "" : fmt::format(" ({} against {})", a.backend, b.backend);
+}
+
 /// "1.85x (1.72 to 1.98)".
 std::string format_speed(const SpeedRatio& speed) {
   return fmt::format("{}x ({})", format_significant(speed.ratio),
                      speed.ci95 ? format_ends(*speed.ci95) : "too few repetitions for an interval");
 }
 
-/// ", not told apart", where that is so.
-const char* unless_told_apart(const SpeedRatio& speed) {
-  return speed.is_told_apart ? "" : ", not told apart";
+/// Why a difference is not believed although its interval excludes 1; empty if it is, or does not.
+std::string control_limit(const SpeedRatio& speed) {
+  const bool excludes_1 = speed.ci95 && (speed.ci95->low > 1 || speed.ci95->high < 1);
+  return !speed.is_told_apart && excludes_1 && speed.control_factor
+             ? fmt::format(", but equal commands differed by up to {}x",
+                           format_significant(speed.control_factor))
+             : "";
 }
 
-/// By the estimate that all ratios of a report follow from; nullptr for none that has one.
-const Run* fastest_of(const Runs& runs) {
-  const auto best = std::ranges::max_element(
-      runs, {}, [](const Run* run) { return run->relative_speedup.value_or(0); });
-  return best == runs.end() ? nullptr : *best;
+/// ", not told apart", where that is so.
+std::string unless_told_apart(const SpeedRatio& speed) {
+  return speed.is_told_apart ? "" : ", not told apart" + control_limit(speed);
 }
 
 /// "digits: ", or "digits, strong scaling: ".
@@ -156,7 +161,7 @@ Names without_control(const Report& report) {
         continue;
       }
       const std::string kind =
-          fmt::format("{} ({} {})", run->several_processes() ? "several processes" : "one process",
+          fmt::format("{} ({} {})", run->keeps_several_busy() ? "several processes" : "one process",
                       run->model, run->scaling);
       if (!control_interval(report, *run) && std::ranges::find(kinds, kind) == kinds.end()) {
         kinds.push_back(kind);
@@ -210,19 +215,41 @@ class Conclusions {
     }
   }
 
-  /// The one that handles the most samples a second, with all that cannot be told apart from it.
-  void name_fastest(const Runs& of_workload) {
-    Runs runs = only(of_workload, [](const Run& run) { return !run.is_peer() && run.has_speed(); });
-    if (runs.empty()) {
-      return add("fastest", {}, prefix_of(*of_workload.front()) + "nothing could be measured");
-    }
-    std::ranges::stable_sort(runs, std::greater(), &Run::samples_per_second);
-    const Run* fastest = runs.front();
-    for (const Run* run : runs) {  // by ratios within blocks, which no slow minute shifts
+  /// By ratios within blocks, which no slow minute shifts; nullptr for none.
+  const Run* fastest_of(const Runs& runs) const {
+    const Run* fastest = runs.empty() ? nullptr : runs.front();
+    for (const Run* run : runs) {
       const std::optional<SpeedRatio> speed = speed_ratio(report_, *run, *fastest);
       fastest = speed && speed->ratio > 1 ? run : fastest;
     }
-    const Run& best = *fastest;
+    return fastest;
+  }
+
+  /// The run of stage 03 whose step this one makes too, under a launcher: to choose between the two
+  /// by their times would be to choose by chance. nullptr for none.
+  const Run* spawned_twin(const Run& run) const {
+    const auto twin = std::ranges::find_if(report_.runs, [&](const Run& other) {
+      return other.kind == "stage" && other.stage == kDistributed && other.variant == "main" &&
+             other.launcher == "spawn" && other.has_speed() && same_work(run, other) &&
+             other.world_size == run.world_size && other.backend == run.backend &&
+             other.speedup == run.speedup && other.bucket_mib == run.bucket_mib &&
+             other.gradient_compression == run.gradient_compression &&
+             other.shard_optimizer == run.shard_optimizer;
+    });
+    const bool is_launched = run.kind == "stage" && run.has_launcher() && run.nodes == 1;
+    return is_launched && twin != report_.runs.end() ? &*twin : nullptr;
+  }
+
+  /// The one that handles the most samples a second, with all that cannot be told apart from it.
+  void name_fastest(const Runs& of_workload) {
+    Runs runs = only(of_workload, [&](const Run& run) {
+      return !run.is_peer() && run.has_speed() && spawned_twin(run) == nullptr;
+    });
+    if (runs.empty()) {
+      return add("fastest", {}, prefix_of(*of_workload.front()) + "nothing could be measured");
+    }
+    std::ranges::stable_sort(runs, std::greater(), &Run::relative_speedup);
+    const Run& best = *fastest_of(runs);
     Runs equals = {&best};
     Names of_equals;
     std::string slower;
@@ -241,30 +268,30 @@ class Conclusions {
                     slower));
   }
 
-  /// "two ranks handle 1.85x (1.72 to 1.98) the samples of one process".
+  /// "two ranks of 03_ddp_spawn beat one process, 1.85x (1.72 to 1.98), efficiency 0.93".
   std::string describe_ranks(const Run& run, const SpeedRatio& speed) const {
     const std::string what = fmt::format("{} of {}", units(run), run.title());
     const std::string speeds = fmt::format("{}, efficiency {}", format_speed(speed),
                                            format_fixed(speed.ratio / run.world_size, 2));
-    return speed.is_told_apart
-               ? fmt::format("{} {} one process, {}", what, speed.ratio > 1 ? "beat" : "lose to",
-                             speeds)
-               : fmt::format("whether {} beat one process cannot be told, {}", what, speeds);
+    return speed.is_told_apart ? fmt::format("{} {} one process, {}", what,
+                                             speed.ratio > 1 ? "beat" : "lose to", speeds)
+                               : fmt::format("whether {} beat one process cannot be told, {}{}",
+                                             what, speeds, control_limit(speed));
   }
 
-  /// The best at each world size against one process, replicas apart.
+  /// The fastest at each world size against one process, replicas apart, and what one rank costs.
   void say_which_ranks_help(const Runs& of_workload) {
     for (const bool replicas : {false, true}) {
-      std::map<int, const Run*> best;  // by world size
+      std::map<int, Runs> by_world_size;
       for (const Run* run : of_workload) {
-        if (run->kind == "stage" && run->has_speed() && (run->launcher == "none") == replicas &&
+        if (run->kind == "stage" && run->has_speed() && spawned_twin(*run) == nullptr &&
+            (run->launcher == "none") == replicas &&
             (run->several_processes() || run->has_replicas()) && run->relative_speedup) {
-          const Run*& so_far = best[run->world_size];
-          so_far =
-              so_far == nullptr || run->relative_speedup > so_far->relative_speedup ? run : so_far;
+          by_world_size[run->world_size].push_back(run);
         }
       }
-      for (const auto& [world_size, run] : best) {
+      for (const auto& [world_size, runs] : by_world_size) {
+        const Run* const run = fastest_of(runs);
         const Run* const baseline = report_.baseline_of(*run);
         const auto speed =
             baseline == nullptr ? std::nullopt : speed_ratio(report_, *run, *baseline);
@@ -323,7 +350,9 @@ class Conclusions {
       const int world_size = key.first;
       const Runs stages = only(of_workload, [&](const Run& run) {
         return run.kind == "stage" && run.has_speed() && run.world_size == world_size &&
-               run.several_processes() == variants.front()->several_processes();
+               run.threads == variants.front()->threads &&
+               run.several_processes() == variants.front()->several_processes() &&
+               spawned_twin(run) == nullptr;
       });
       if (stages.empty()) {
         continue;
@@ -332,17 +361,31 @@ class Conclusions {
       const Run* const peer = fastest_of(variants);
       if (const auto speed = speed_ratio(report_, *stage, *peer)) {
         add("peer", {stage, peer},
-            fmt::format("{}{}: {} handles {} the samples/s of {}{}", prefix_of(*stage),
+            fmt::format("{}{}: {} handles {} the samples/s of {}{}{}", prefix_of(*stage),
                         units(*stage), stage->title(), format_speed(*speed), peer->title(),
-                        unless_told_apart(*speed)));
+                        backends_of(*stage, *peer), unless_told_apart(*speed)));
       }
     }
   }
 
-  /// What was not timed because another run's time is its own.
+  /// Which programs make the step of stage 03's run, be it that they were timed or only checked.
   void name_equal_steps() {
     Names programs;
-    Runs timed;
+    Runs spawned;
+    const auto note = [&](const std::string& program, const Run* run) {
+      if (std::ranges::find(programs, program) == programs.end()) {
+        programs.push_back(program);
+      }
+      if (std::ranges::find(spawned, run) == spawned.end()) {
+        spawned.push_back(run);
+      }
+    };
+    for (const Run& run : report_.runs) {
+      const Run* const twin = spawned_twin(run);
+      if (twin != nullptr && twin->parity.ok && run.parity.ok) {
+        note(program_of(run), twin);
+      }
+    }
     for (const ParityCheck& check : report_.parity_only) {
       const Run* const run = check.same_step_as ? report_.find(*check.same_step_as) : nullptr;
       if (run == nullptr || !run->parity.ok || !check.ok) {
@@ -353,20 +396,13 @@ class Conclusions {
       for (std::string part; std::getline(name, part, '/');) {
         parts.push_back(part);
       }
-      const std::string program =
-          parts.size() > 3 ? fmt::format("{} under {}", parts[2], parts[3]) : check.name;
-      if (std::ranges::find(programs, program) == programs.end()) {
-        programs.push_back(program);
-      }
-      if (std::ranges::find(timed, run) == timed.end()) {
-        timed.push_back(run);
-      }
+      note(parts.size() > 3 ? fmt::format("{} under {}", parts[2], parts[3]) : check.name, run);
     }
-    if (!timed.empty()) {
-      add("same_step", timed,
-          fmt::format("The step of {} is also that of {}, with the same weights at the end "
+    if (!spawned.empty()) {
+      add("same_step", spawned,
+          fmt::format("The step of {} is also that of {}, and its weights moved as far "
                       "(checked): choose by what starts your processes",
-                      timed.front()->title(), fmt::join(programs, ", ")));
+                      spawned.front()->title(), fmt::join(programs, ", ")));
     }
   }
 
@@ -401,9 +437,14 @@ class Conclusions {
         answer = fmt::format("{} beat one process from a {} of about {} on", ranks, sweep.axis,
                              format_significant(sweep.crosses_at));
       }
+      const bool has_controls = std::ranges::any_of(
+          runs, [&](const Run* run) { return control_interval(report_, *run).has_value(); });
       add("crossover", runs,
-          fmt::format("{}: {}, {} and {}", sweep.sweep, answer, describe(*points.front()),
-                      describe(*points.back())));
+          fmt::format("{}: {}, {} and {}{}", sweep.sweep, answer, describe(*points.front()),
+                      describe(*points.back()),
+                      has_controls ? ""
+                                   : "; no equal commands were run here, so this is less sure "
+                                     "than the answers above"));
     }
   }
 
@@ -415,11 +456,14 @@ class Conclusions {
     }
     for (auto& [dataset, trainings] : of_dataset) {
       std::ranges::stable_sort(trainings, {}, [](const TimeToAccuracy* training) {
-        return training->seconds.median.value_or(std::numeric_limits<double>::infinity());
+        return training->seconds_with_start.median.value_or(
+            std::numeric_limits<double>::infinity());
       });
+      const std::int64_t least_batch =
+          (*std::ranges::min_element(trainings, {}, &TimeToAccuracy::global_batch))->global_batch;
       Names ways;
       for (const TimeToAccuracy* training : trainings) {
-        ways.push_back(describe_training(*training));
+        ways.push_back(describe_training(*training, least_batch));
       }
       add("time_to_accuracy", {},
           fmt::format("{} to {}: {}", dataset, format_percent(trainings.front()->target),
@@ -427,13 +471,18 @@ class Conclusions {
     }
   }
 
-  /// "one process at a global batch of 32 takes 1.2 s (p10 1.1, p90 1.3) for 5 epochs".
-  static std::string describe_training(const TimeToAccuracy& training) {
+  /// "one process at a global batch of 32 takes 1.2 s (p10 1.1, p90 1.3) from the command, 0.9 s of
+  /// it for 5 epochs".
+  /// @param least_batch whose learning rate is not scaled
+  static std::string describe_training(const TimeToAccuracy& training, std::int64_t least_batch) {
+    const double factor =
+        static_cast<double>(training.global_batch) / static_cast<double>(least_batch);
     const std::string what = fmt::format(
         "{} at a global batch of {}{}",
         training.world_size == 1 ? "one process"
                                  : format_small_number(training.world_size) + " ranks",
-        training.global_batch, training.scale_lr ? " and a learning rate as much larger" : "");
+        training.global_batch,
+        training.scale_lr && factor > 1 ? fmt::format(" and {:g}x the learning rate", factor) : "");
     if (!training.epochs) {
       return fmt::format("{} has no answer ({})", what, training.error.value_or("not searched"));
     }
@@ -441,13 +490,13 @@ class Conclusions {
       return fmt::format("{} gets there in {} epochs, which were not timed", what,
                          *training.epochs);
     }
-    return fmt::format(
-        "{} takes {} s{} for {} epochs", what, format_significant(training.seconds.median),
-        training.seconds.p10
-            ? fmt::format(" (p10 {}, p90 {})", format_significant(training.seconds.p10),
-                          format_significant(training.seconds.p90))
-            : "",
-        *training.epochs);
+    const Distribution& all = training.seconds_with_start;
+    return fmt::format("{} {} {} s{} from the command, {} s of it for {} epochs", what,
+                       training.world_size == 1 ? "takes" : "take", format_significant(all.median),
+                       all.p10 ? fmt::format(" (p10 {}, p90 {})", format_significant(all.p10),
+                                             format_significant(all.p90))
+                               : "",
+                       format_significant(training.seconds.median), *training.epochs);
   }
 
   void say_what_starts_cost() {
@@ -495,7 +544,7 @@ class Conclusions {
         worst = &run;
       }
       for (const std::optional<Repetition>& launch : run.repetitions) {
-        if (launch) {
+        if (launch && (launch->others_busy_share || launch->steal_share)) {
           const double share =
               launch->others_busy_share.value_or(0) + launch->steal_share.value_or(0);
           ++launches;
@@ -542,14 +591,14 @@ class Conclusions {
         continue;
       }
       const std::optional<SlowestRank>& slowest = run.slowest_rank;
-      if (slowest && slowest->share_of_steps >= kSlowRankShare &&
-          slowest->median_excess >= kSlowRankExcess) {
+      if (slowest && slowest->excess_ci95 && slowest->excess_ci95->low >= kSlowRankExcess) {
         add("slow_rank", {&run},
-            fmt::format(
-                "Rank {} of {} is slow: the busiest in {} of the steps, needing {} more than the "
-                "others besides waiting",
-                slowest->rank, run.name, format_percent(slowest->share_of_steps),
-                format_percent(slowest->median_excess)));
+            fmt::format("Rank {} of {} is slow: the busiest in {} of the steps, needing {} ({} to "
+                        "{}) more than the others besides waiting",
+                        slowest->rank, run.name, format_percent(slowest->share_of_steps),
+                        format_percent(slowest->median_excess),
+                        format_percent(slowest->excess_ci95->low),
+                        format_percent(slowest->excess_ci95->high)));
       }
       if (!run.step_ms.p10) {
         without_spread.push_back(run.name);
@@ -581,13 +630,20 @@ class Conclusions {
 
   /// What the A/A controls let be said.
   void judge_controls() {
-    Names ranges;
+    std::vector<std::pair<double, std::string>> widest_first;
     bool hold = true;
     for (const Comparison& comparison : report_.comparisons) {
       if (comparison.kind == "control" && comparison.ci95) {
         hold = hold && is_control_good(comparison.ci95);
-        ranges.push_back(fmt::format("{} ({})", format_ends(*comparison.ci95), comparison.b));
+        widest_first.emplace_back(
+            -comparison.ci95->high / comparison.ci95->low,
+            fmt::format("{} ({})", format_ends(*comparison.ci95), comparison.b));
       }
+    }
+    std::ranges::sort(widest_first);
+    Names ranges;
+    for (auto& [width, range] : widest_first) {
+      ranges.push_back(std::move(range));
     }
     const bool verdicts =
         std::ranges::any_of(report_.comparisons, [](const Comparison& comparison) {
@@ -600,12 +656,17 @@ class Conclusions {
                       verdicts ? ", so the verdicts stand" : ""));
     } else if (!ranges.empty()) {
       add("controls", {},
-          fmt::format("Equal commands (A/A controls) took {} times as long as each other: here a "
-                      "smaller difference is called neither faster nor slower; where that is more "
-                      "than {} the document has no verdict",
+          fmt::format("Equal commands (A/A controls: a command run twice in each block) ought to "
+                      "have a ratio of 1; its interval: {}. A smaller difference between two "
+                      "programs is not believed; where that is more than {} the document has no "
+                      "verdict",
                       joined_few(ranges), format_percent(kControlTolerance)));
     }
-    if (const Names kinds = without_control(report_); !kinds.empty()) {
+    const Names kinds = without_control(report_);
+    if (!kinds.empty() && ranges.empty()) {
+      add("no_control", {},
+          "No verdict without an A/A control: no command was run twice in 6 blocks or more");
+    } else if (!kinds.empty()) {
       add("no_control", {},
           fmt::format("No verdict without an A/A control, the same command once more in 6 blocks "
                       "or more: none was measured with {}",
@@ -626,17 +687,17 @@ class Conclusions {
     for (const bool several : {false, true}) {
       const Runs runs = only(of_workload, [&](const Run& run) {
         return run.kind == "stage" && run.has_speed() && run.bound &&
-               run.several_processes() == several && (several || run.is_baseline());
+               spawned_twin(run) == nullptr && run.several_processes() == several &&
+               (several || run.is_baseline());
       });
       if (const Run* const best = fastest_of(runs)) {
         shown.push_back(best);
         const double over_floor = *best->step_ms.median / best->floor_ms.value_or(0);
-        parts.push_back(
-            fmt::format("{} by {}{}", label(*best), *best->bound,
-                        over_floor <= kAllOverhead
-                            ? fmt::format(" (a step takes {}x the least that this machine allows)",
-                                          format_significant(over_floor))
-                            : ""));
+        parts.push_back(fmt::format(
+            "{} by {}{}", label(*best), *best->bound,
+            over_floor <= kAllOverhead
+                ? fmt::format(" (a step takes {}x the floor)", format_significant(over_floor))
+                : ""));
       }
     }
     if (!parts.empty()) {

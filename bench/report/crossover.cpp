@@ -33,14 +33,10 @@ std::string width_sweep(const Workload& workload) {
 
 CrossoverValue value_of(const Report& report, const Run& run, std::int64_t value) {
   CrossoverValue result = {.value = value, .run = run.name};
-  const Comparison* const comparison = report.comparison_of(run);
   const Run* const baseline = report.baseline_of(run);
-  if (comparison != nullptr && comparison->ratio_median && baseline != nullptr) {
-    const double even = break_even_ratio(run, *baseline);
-    result.speedup = even / *comparison->ratio_median;
-    if (comparison->ci95) {
-      result.ci95 = {even / comparison->ci95->high, even / comparison->ci95->low};
-    }
+  if (const auto speed = baseline ? speed_ratio(report, run, *baseline) : std::nullopt) {
+    result.speedup = speed->ratio;
+    result.ci95 = speed->ci95;
   }
   return result;
 }

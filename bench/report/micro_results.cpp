@@ -174,8 +174,33 @@ bool is_letter(char c) {
 
 }  // namespace
 
+void keep_best(Limit& limit, const Limit& other) {
+  const auto keep = [](std::optional<double>& rate, const std::optional<double>& another) {
+    rate = std::max(rate, another);  // nothing is less than any number
+  };
+  keep(limit.fp32_gflops, other.fp32_gflops);
+  keep(limit.memory_bandwidth_gbps, other.memory_bandwidth_gbps);
+  for (MemoryRate& rate : limit.memory) {
+    const auto same = std::ranges::find(other.memory, rate.bytes, &MemoryRate::bytes);
+    rate.gbps = same == other.memory.end() ? rate.gbps : std::max(rate.gbps, same->gbps);
+  }
+  if (other.kernel_launch_us) {
+    limit.kernel_launch_us =
+        std::min(limit.kernel_launch_us.value_or(*other.kernel_launch_us), *other.kernel_launch_us);
+  }
+}
+
 void MicroResults::append(const MicroResults& other) {
-  bench::append(limits, other.limits);
+  for (const Limit& limit : other.limits) {
+    const auto known = std::ranges::find_if(limits, [&](const Limit& candidate) {
+      return candidate.device == limit.device && candidate.world_size == limit.world_size;
+    });
+    if (known == limits.end()) {
+      limits.push_back(limit);
+    } else {
+      keep_best(*known, limit);
+    }
+  }
   bench::append(all_reduce, other.all_reduce);
   bench::append(steps, other.steps);
   bench::append(pieces, other.pieces);

@@ -19,6 +19,9 @@ struct StepAllReduce {
   std::int64_t bytes = 0;  ///< of all buckets
 };
 
+/// Raises each rate of `limit` to that of `other`.
+void keep_best(Limit& limit, const Limit& other);
+
 /// What a document of bench_micro holds. With repetitions each number is the median over them, and
 /// `n` their sum.
 struct MicroResults {
@@ -28,7 +31,7 @@ struct MicroResults {
   std::vector<PieceResult> pieces;
   std::vector<std::string> errors;  ///< "NAME: what is wrong" of what has no time
 
-  /// Adds those of another document.
+  /// Adds those of another document; of limits that both have the better ones stay.
   void append(const MicroResults& other);
 };
 

@@ -149,7 +149,7 @@ struct Prediction {
   std::optional<double> comm_ms{};
   std::optional<double> ring_step_ms{};
   std::optional<double> tree_step_ms{};
-  std::optional<double> residual{};  ///< measured over predicted, minus 1
+  std::optional<double> residual{};  ///< measured over predicted, minus 1: see paired_ratio()
   std::optional<std::string> reason{};  ///< for having none, if the model is at fault
   DDP_FIELDS(algorithm, compute_ms, comm_ms, ring_step_ms, tree_step_ms, residual, reason);
 };
@@ -180,7 +180,10 @@ struct SlowestRank {
   int rank = 0;
   double share_of_steps = 0;  ///< in which it was the busiest
   double median_excess = 0;  ///< its median over the median of the other ranks', minus 1
-  DDP_FIELDS(rank, share_of_steps, median_excess);
+  /// Over the launches, in each of which some rank is late.
+  std::optional<Interval> excess_ci95{};
+  DDP_FIELDS(rank, share_of_steps, median_excess, excess_ci95);
+  static constexpr const char* kMayLack = "excess_ci95";
 };
 
 struct Parity {
@@ -196,6 +199,7 @@ struct Repetition {
   std::vector<double> samples_ms;  ///< the timed steps of the job, in order
   std::vector<std::vector<double>> rank_samples_ms;  ///< [rank][step]: its own; none of one process
   std::optional<double> median_ms;  ///< of samples_ms
+  std::optional<double> no_comm_median_ms;  ///< of the block's run without communication
   std::optional<double> wall_samples_per_second;  ///< by the clock, over all timed steps
   std::optional<double> startup_ms;
   // Of all ranks, while they make steps.
@@ -208,10 +212,10 @@ struct Repetition {
   std::optional<double> others_busy_share;  ///< of the processors' time, used by other programs
   std::optional<std::string> affinity;  ///< "0-3"
   std::optional<std::string> scheduling;  ///< "other", "fifo 5"
-  DDP_FIELDS(started, samples_ms, rank_samples_ms, median_ms, wall_samples_per_second, startup_ms,
-             minor_faults, major_faults, voluntary_switches, involuntary_switches, steal_share,
-             others_busy_share, affinity, scheduling);
-  static constexpr const char* kMayLack = "samples_ms, rank_samples_ms";
+  DDP_FIELDS(started, samples_ms, rank_samples_ms, median_ms, no_comm_median_ms,
+             wall_samples_per_second, startup_ms, minor_faults, major_faults, voluntary_switches,
+             involuntary_switches, steal_share, others_busy_share, affinity, scheduling);
+  static constexpr const char* kMayLack = "samples_ms, rank_samples_ms, no_comm_median_ms";
 };
 
 /// k of n launches took clearly longer than the fastest one.
@@ -294,6 +298,9 @@ struct Run {
   bool has_replicas() const;
   bool has_launcher() const { return launcher != "none" && launcher != "spawn"; }
   bool several_processes() const { return launcher != "none" && world_size > 1; }
+  /// Several processes, replicas or threads wait for each other: whatever slows down one of them
+  /// slows down all, so it takes a control of this kind to say how far equal runs differ.
+  bool keeps_several_busy() const { return world_size > 1 || threads > 1; }
   /// The program with its variant and speed-up, for readers: "03_ddp_spawn fused", "pytorch tuned".
   std::string title() const;
   /// Of those repetitions that were run; none with an error.

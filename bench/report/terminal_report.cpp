@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "bench/report/catalog.hpp"
 #include "bench/report/conclusions.hpp"
@@ -22,9 +23,9 @@ constexpr Column kSpeedColumns[] = {
 };
 
 constexpr Column kLimitColumns[] = {
-    {"what", true},       {"launcher", true},  {"backend", true},  {"ranks", false},
-    {"step ms", false},   {"no comm", false},  {"exposed", false}, {"alone", false},
-    {"predicted", false}, {"residual", false}, {"floor", false},   {"step/floor", false},
+    {"what", true},       {"launcher", true},  {"backend", true}, {"ranks", false},
+    {"step ms", false},   {"no comm", false},  {"adds", false},   {"alone", false},
+    {"predicted", false}, {"residual", false}, {"floor", false},  {"step/floor", false},
 };
 
 constexpr Column kProgramColumns[] = {
@@ -86,6 +87,13 @@ std::string format_over_floor(const Run& run) {
                                                          : format_significant(ratio) + "x";
 }
 
+/// What communication adds to the step: "~0" where it cannot be told from nothing.
+std::string format_added(const Communication& comm) {
+  return !comm.exposed_by_difference_ms && comm.exposed_by_difference_ci95_ms
+             ? "~0"
+             : format_significant(comm.exposed_by_difference_ms);
+}
+
 /// What a step is made of and what it could be, of the runs that say so.
 void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
   std::vector<std::vector<std::string>> rows;
@@ -99,7 +107,7 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
     append(rows.back(),
            {
                format_significant(run->no_comm_step_ms),
-               format_significant(run->comm.exposed_by_difference_ms),
+               format_added(run->comm),
                format_significant(run->comm.alone_ms),
                format_significant(run->predicted_step_ms),
                residual ? (*residual < 0 ? "-" : "+") + format_percent(std::abs(*residual)) : "-",
@@ -108,13 +116,7 @@ void print_limits(std::ostream& out, const std::vector<const Run*>& runs) {
            });
   }
   if (!rows.empty()) {
-    out << "\n  in ms. no comm: the step without communication; exposed: what communication adds "
-           "(- where\n"
-           "  that may be 0); alone: its all-reduces by themselves; predicted: no comm, and the\n"
-           "  all-reduces by a model; residual: measured over that, less 1; floor: the least by "
-           "this\n"
-           "  machine's limits\n"
-        << fmt::format("{}\n", fmt::join(format_table(kLimitColumns, rows), "\n"));
+    out << '\n' << fmt::format("{}\n", fmt::join(format_table(kLimitColumns, rows), "\n"));
   }
 }
 
@@ -172,9 +174,38 @@ std::string heading(const Run& run) {
                      weak ? "per rank" : "over all ranks", weak ? "weak" : "strong");
 }
 
+/// "6", or "6 to 9": launches of each program that were timed.
+std::string launches_of(const Report& report) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  std::int64_t most = 0;
+  for (const Run& run : report.runs) {
+    if (run.has_speed()) {
+      least = std::min(least, run.slow_launches.n);
+      most = std::max(most, run.slow_launches.n);
+    }
+  }
+  return least >= most ? std::to_string(most) : fmt::format("{} to {}", least, most);
+}
+
+void print_legend(std::ostream& out, const Report& report) {
+  out << fmt::format(R"(
+Launches of each program, in turns with the others: {}. Times are medians of their steps.
+  samples/s: in the median step; by clock: over all timed steps, slow launches included.
+  step vs 01: over stage 01's step, from launches of the same turn, so not quite the quotient of
+  the column; with weak scaling N ranks, or threads, do N times the work in it. efficiency:
+  samples/s over stage 01's, for each rank or thread. parity ok: it ended on stage 01's weights.
+  no comm: the step without communication; adds: what communication adds (~0: cannot be told
+  from 0); alone: its all-reduces by themselves; predicted: no comm, and the all-reduces by a
+  model; residual: measured over that, less 1; floor: the least that arithmetic, memory and
+  communication allow at the rates measured here. All in ms.
+)",
+                     launches_of(report));
+}
+
 }  // namespace
 
 void print_terminal_report(std::ostream& out, const Report& report) {
+  print_legend(out, report);
   for (const std::vector<const Run*>& runs : report.workloads()) {
     out << '\n' << heading(*runs.front()) << '\n';
     print_speeds(out, runs, report);

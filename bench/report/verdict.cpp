@@ -81,7 +81,7 @@ std::optional<Interval> control_interval(const Report& report, const Run& run) {
   for (const Comparison& comparison : report.comparisons) {
     const Run* const control = comparison.kind == "control" ? report.find(comparison.a) : nullptr;
     if (control != nullptr && comparison.ci95 && same_work(*control, run) &&
-        control->several_processes() == run.several_processes()) {
+        control->keeps_several_busy() == run.keeps_several_busy()) {
       all = all.value_or(*comparison.ci95);
       all = {std::min(all->low, comparison.ci95->low), std::max(all->high, comparison.ci95->high)};
     }
@@ -102,6 +102,7 @@ std::optional<SpeedRatio> speed_ratio(const Report& report, const Run& a, const 
     const std::optional<Interval> of_b = control_interval(report, b);
     if (of_a && of_b) {
       const double factor = std::max({of_a->high, 1 / of_a->low, of_b->high, 1 / of_b->low});
+      speed.control_factor = factor;
       speed.is_told_apart = speed.ci95->low > factor || speed.ci95->high < 1 / factor;
     }
   }
@@ -135,12 +136,12 @@ void compare(Report& report) {
     }
     const Run* const main = main_of(report, run);
     if (!run.is_peer() && main != nullptr && main->has_speed()) {
-      add("variant", run, *main, 1);
+      add("variant", run, *main, break_even_ratio(run, *main));
     }
     for (const Run& peer : report.runs) {
       if (!run.is_peer() && peer.is_peer() && peer.has_speed() && same_work(run, peer) &&
-          run.world_size == peer.world_size) {
-        add("peer", run, peer, 1);
+          run.world_size == peer.world_size && run.threads == peer.threads) {
+        add("peer", run, peer, break_even_ratio(run, peer));
       }
     }
   }

@@ -17,6 +17,9 @@ inline constexpr double kScaledEfficiency = 0.8;
 /// A launch whose median step is over this times that of its configuration's fastest is slow.
 inline constexpr double kSlowLaunch = 1.5;
 
+/// From this share of the processors' time on, what others use of it disturbs a measurement.
+inline constexpr double kDisturbedShare = 0.1;
+
 /// Whether two runs of one command are known to be close enough to believe other differences: the
 /// whole interval lies within kControlTolerance of 1. One that is not there says nothing good.
 bool is_control_good(const std::optional<Interval>& ci95);
@@ -46,6 +49,8 @@ struct SpeedRatio {
   /// The interval excludes 1 by more than equal commands may differ by: only then it is said that
   /// one of the two is faster.
   bool is_told_apart = false;
+  /// The most that equal commands may differ by, a factor >= 1; nothing without controls.
+  std::optional<double> control_factor{};
 };
 
 /// Of two runs of one report. @return nothing for runs that share no block

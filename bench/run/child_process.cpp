@@ -101,13 +101,14 @@ std::string read_tail(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// All living processes that descend from this one, by the parent that /proc names.
-std::vector<pid_t> descendants() {
+/// All living processes that descend from this one and from no peers' server, by the parent that
+/// /proc names.
+std::vector<pid_t> descendants(const PeerServers& peers) {
   const std::vector<std::pair<pid_t, pid_t>> all = processes_and_parents();
   std::vector<pid_t> found = {getpid()};
   for (std::size_t i = 0; i < found.size(); ++i) {
     for (const auto& [child, parent] : all) {
-      if (parent == found[i]) {
+      if (parent == found[i] && !peers.contains(child)) {
         found.push_back(child);
       }
     }
@@ -119,8 +120,8 @@ std::vector<pid_t> descendants() {
 /// This process adopts its orphans (see run_child), so everything that descends from it belongs to
 /// the command that it runs, wherever a launcher put it.
 /// @return false if there was nothing
-bool kill_descendants() {
-  const std::vector<pid_t> found = descendants();
+bool kill_descendants(const PeerServers& peers) {
+  const std::vector<pid_t> found = descendants(peers);
   for (const pid_t pid : found) {
     kill(pid, SIGKILL);
   }
@@ -128,11 +129,11 @@ bool kill_descendants() {
 }
 
 /// Ends what a command left behind.
-void end_leftovers() {
+void end_leftovers(const PeerServers& peers) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
-    if (!kill_descendants()) {
+    if (!kill_descendants(peers)) {
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -158,7 +159,7 @@ void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
     const bool interrupted_now = session.interrupts.requested() && !result.interrupted;
     if (asked_to_end && elapsed_s >= give_up_s) {
       kill(-pid, SIGKILL);
-      kill_descendants();
+      kill_descendants(session.peers);
       give_up_s = elapsed_s + 1;
     } else if (!asked_to_end && (interrupted_now || elapsed_s >= give_up_s)) {
       result.interrupted = interrupted_now;
@@ -234,7 +235,7 @@ ChildResult run_child(const Command& command, Session& session) {
                             error.code().message()));
   }
   result.seconds = seconds_since(start);
-  end_leftovers();
+  end_leftovers(session.peers);
   const ProcessorUse use = use_between(times_before, processor_times());
   result.conditions = {
       .started = format_utc(result.start_unix_ms),

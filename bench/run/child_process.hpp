@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/run/peer_servers.hpp"
 #include "bench/run/progress.hpp"
 #include "common/base/process.hpp"
 #include "common/base/scratch_folder.hpp"
@@ -47,6 +48,7 @@ class Interrupts {
 struct Session {
   Interrupts interrupts;
   ScratchFolder scratch{"ddp-bench"};
+  PeerServers peers{scratch.path()};
   Progress progress;
   GpuMonitor gpus;
 };

@@ -46,11 +46,9 @@ struct Configuration {
     return role == Role::kStage && program.start == Start::kAlone && threads == 1;
   }
   bool is_timed() const { return repetitions > 0; }
-  /// Whether it runs in that block of `blocks`: spread evenly, so that what has as many repetitions
-  /// has them in the same blocks, as pairs.
-  bool runs_in(int block, int blocks) const {
-    return (block + 1) * repetitions / blocks > block * repetitions / blocks;
-  }
+  /// Whether it runs in that block. All begin with the first one, so that any two have pairs, also
+  /// if the last blocks are left out.
+  bool runs_in(int block) const { return block < repetitions; }
   /// It has a parity run of its own.
   bool is_original() const { return role == Role::kStage || role == Role::kPeer; }
   /// Gradients are exchanged between processes.

@@ -67,7 +67,7 @@ void append_result(const Result& result, std::size_t family, int blocks, bool ag
   std::vector<double> medians_ms;
   const std::vector<double> of_blocks_ms = result.repetition_medians_ms();
   for (int block = 0; block < blocks; ++block) {
-    if (result.configuration.runs_in(block, blocks)) {
+    if (result.configuration.runs_in(block)) {
       const auto k = static_cast<std::size_t>(block);
       medians_ms.push_back(k < of_blocks_ms.size() ? of_blocks_ms[k] : std::nan(""));
     }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "bench/report/verdict.hpp"
 #include "bench/run/processor_use.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
@@ -26,7 +27,6 @@ using nlohmann::ordered_json;
 
 constexpr double kAnswerTimeoutSeconds = 10;
 constexpr double kLookSeconds = 1;  // for how long the processors are looked at
-constexpr double kQuietShare = 0.1;  // what other programs may use of them
 constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
 
 /// True inside an allocation of Slurm's, where srun starts at once.
@@ -177,14 +177,15 @@ void ask_launchers(Plan& plan, Session& session) {
     plan.not_run.push_back({"mpirun", fmt::format("{} is not Open MPI's (it says \"{}\")",
                                                   mpirun.path, mpirun.version)});
     plan.launchers.erase("mpirun");
-    // The one run of stage 05 then takes the other launcher of one host.
-    const auto is_multinode = [](const Configuration& c) { return c.program.name == kMultinode; };
-    const bool is_sampled = std::ranges::none_of(plan.configurations, [&](const Configuration& c) {
-      return is_multinode(c) && c.launcher != "mpirun";
-    });
+    // What has one launcher only then takes the other one of one host.
+    const auto has_another = [&](const Configuration& one) {
+      return std::ranges::any_of(plan.configurations, [&](const Configuration& c) {
+        return c.program.name == one.program.name && c.launcher != "mpirun";
+      });
+    };
     for (Configuration& c : plan.configurations) {
-      if (is_sampled && is_multinode(c) && c.backend != "mpi" &&
-          plan.launchers.contains("torchrun")) {
+      if (c.launcher == "mpirun" && c.backend != "mpi" && plan.launchers.contains("torchrun") &&
+          !has_another(c)) {
         c.launcher = "torchrun";
       }
     }
@@ -233,14 +234,14 @@ std::optional<double> wait_for_quiet(int most_s, Session& session) {
       session.interrupts.wait_for_child(kLookSeconds - seconds_since(begin));
     }
     others_share = use_between(before, processor_times()).others_share;
-    if (!others_share || *others_share < kQuietShare) {
+    if (!others_share || *others_share < kDisturbedShare) {
       break;
     }
     if (!std::exchange(told, true)) {
       session.progress.note(fmt::format(
           "waiting at most {} s: other programs use {:.0f} % of the processors, expected less than "
           "{:.0f} %",
-          most_s, *others_share * 100, kQuietShare * 100));
+          most_s, *others_share * 100, kDisturbedShare * 100));
     }
   }
   return others_share;

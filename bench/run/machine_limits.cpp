@@ -69,8 +69,7 @@ std::vector<MicroRun> make_runs(const Plan& plan, const Measurements& measuremen
     run.steps = own_steps;
     // A machine that is slow for a while would be slow at a few sizes in a row. So each is measured
     // several times, far apart, and it shows where these differ.
-    run.repetitions = kPasses;
-    run.shuffled = true;
+    run.passes = kPasses;
     run.min_seconds = *run.min_seconds / kPasses;
   }
   if (plan.settings.micro) {
@@ -124,25 +123,22 @@ void hand_over(const MicroRun& run, const MicroResults& measured, Measurements& 
   }
 }
 
-}  // namespace
+/// Once more, after the timed runs; with --quick none.
+std::vector<MicroRun> runs_of_limits_again(const Plan& plan, const Measurements& measurements) {
+  const bool is_wanted = !measurements.micro.limits.empty() && !plan.settings.quick;
+  std::vector<MicroRun> runs = is_wanted ? make_runs(plan, measurements) : std::vector<MicroRun>();
+  std::erase_if(runs, [](const MicroRun& run) { return run.suite != "limits"; });
+  return runs;
+}
 
-void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
-  const Settings& settings = plan.settings;
-  if (!is_executable(plan.program_path("bench_micro"))) {
-    plan.not_run.push_back(
-        {"limits, all-reduce sweep and predictions", "no bench_micro in " + settings.stage_dir});
-    return;
-  }
-  const std::vector<MicroRun> runs = make_runs(plan, measurements);
-  double later_s = 0;
-  for (const Result& result : measurements.results) {
-    later_s += result.error.empty()
-                   ? result.configuration.repetitions * (result.overhead_s + kTimedStepsSeconds)
-                   : 0;
-  }
-  const double expected_s =
-      std::transform_reduce(runs.begin(), runs.end(), 0.0, std::plus<>(), seconds_of);
-  session.progress.begin("limits", runs.size(), expected_s, later_s);
+double seconds_of_all(const std::vector<MicroRun>& runs) {
+  return std::transform_reduce(runs.begin(), runs.end(), 0.0, std::plus<>(), seconds_of);
+}
+
+/// @param later_s what follows after them
+void measure_all(const std::vector<MicroRun>& runs, double later_s, Plan& plan, Session& session,
+                 Measurements& measurements) {
+  session.progress.begin("limits", runs.size(), seconds_of_all(runs), later_s);
   for (const MicroRun& run : runs) {
     if (session.interrupts.requested()) {
       break;
@@ -169,6 +165,35 @@ void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
   }
   session.progress.end();
   measurements.partial = measurements.partial || session.interrupts.requested();
+}
+
+}  // namespace
+
+void measure_limits(Plan& plan, Session& session, Measurements& measurements) {
+  if (!is_executable(plan.program_path("bench_micro"))) {
+    plan.not_run.push_back({"limits, all-reduce sweep and predictions",
+                            "no bench_micro in " + plan.settings.stage_dir});
+    return;
+  }
+  double later_s = 0;
+  for (const Result& result : measurements.results) {
+    later_s += result.error.empty()
+                   ? result.configuration.repetitions * (result.overhead_s + kTimedStepsSeconds)
+                   : 0;
+  }
+  measure_all(make_runs(plan, measurements), later_s, plan, session, measurements);
+}
+
+double seconds_of_limits_again(const Plan& plan, const Measurements& measurements) {
+  return seconds_of_all(runs_of_limits_again(plan, measurements));
+}
+
+void measure_limits_again(double later_s, Plan& plan, Session& session,
+                          Measurements& measurements) {
+  const std::vector<MicroRun> runs = runs_of_limits_again(plan, measurements);
+  if (!runs.empty() && !measurements.partial) {
+    measure_all(runs, later_s, plan, session, measurements);
+  }
 }
 
 }  // namespace ddp::bench

@@ -13,4 +13,12 @@ namespace ddp::bench {
 /// is named in plan.not_run: without limits the report is still one.
 void measure_limits(Plan& plan, Session& session, Measurements& measurements);
 
+/// Arithmetic and memory once more: on a machine whose speed wanders one look may find it slow, and
+/// the better rate stays. Not with --quick.
+/// @param later_s what follows after it
+void measure_limits_again(double later_s, Plan& plan, Session& session, Measurements& measurements);
+
+/// What that will take.
+double seconds_of_limits_again(const Plan& plan, const Measurements& measurements);
+
 }  // namespace ddp::bench

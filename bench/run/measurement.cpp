@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -15,11 +16,14 @@
 #include "bench/report/statistics.hpp"
 #include "bench/run/child_process.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
 namespace {
 
 constexpr int kMaxAttempts = 3;
+constexpr double kMostServerSeconds = 60;  // to import a framework
+constexpr double kServedStartSeconds = 1.2;  // of a run whose framework is imported
 
 constexpr std::int64_t kDatasetSize = 2048;  // the stages' default for synthetic data
 constexpr std::int64_t kAssumedTrainSize = 1400;  // of a real dataset, until its stage told
@@ -56,8 +60,8 @@ double startup_ms(const StageMetrics& metrics, const ChildResult& child) {
 std::optional<double> energy_j_per_sample(const StageMetrics& metrics, const ChildResult& child) {
   const std::optional<Interval> timed = metrics.timed_unix_ms();
   const auto power_w = timed ? mean_power_w(child.gpu_power, *timed) : std::nullopt;
-  return power_w ? std::optional(*power_w * metrics.timed_ms() / 1e3 / metrics.timed_samples())
-                 : std::nullopt;
+  const auto speed = wall_samples_per_second(metrics.global_batch, metrics.timed_steps());
+  return power_w && speed ? std::optional(*power_w / *speed) : std::nullopt;
 }
 
 }  // namespace
@@ -76,6 +80,13 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   if (configuration.launcher == "torchrun") {
     command.env["TMPDIR"] = folder.string();  // it leaves a folder behind
   }
+  // Its first run, which is not timed, tells what a start takes.
+  const std::string server = configuration.role == Role::kPeer && length.timed_steps > 0
+                                 ? session.peers.socket_of(configuration.program.name)
+                                 : "";
+  if (!server.empty()) {
+    command.env["DDP_PEER_SERVER"] = server;
+  }
   session.gpus.watch_first(plan.settings.device == "cpu" ? 0 : configuration.world_size);
   ChildResult child;
   for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
@@ -91,8 +102,8 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   run.wall_s = child.seconds;
   run.interrupted = child.interrupted;
   run.conditions = child.conditions;
-  if (configuration.launcher == "srun") {
-    // Its ranks are children of Slurm's daemon, and would count as other programs.
+  if (configuration.launcher == "srun" || !server.empty()) {
+    // Its ranks are children of Slurm's daemon or of the server, and would count as other programs.
     run.conditions.others_busy_share.reset();
     run.conditions.steal_share.reset();
   }
@@ -114,7 +125,7 @@ StageRun run_stage(const Configuration& configuration, const RunLength& length, 
   } catch (const Error& error) {
     run.error = error.what();
   }
-  run.startup_ms = startup_ms(run.metrics, child);
+  run.startup_ms = server.empty() ? startup_ms(run.metrics, child) : 0;
   if (const auto gpu = session.gpus.take()) {
     run.gpu = GpuUsage{gpu->utilisation_percent, gpu->power_w, gpu->memory_mib,
                        energy_j_per_sample(run.metrics, child)};
@@ -205,9 +216,17 @@ std::vector<Configuration> parity_runs(const Plan& plan) {
   return order;
 }
 
+/// A peer in Python whose runs may be forks of a process that has imported its framework: not
+/// TensorFlow, whose threads no fork has.
+bool may_be_served(const Configuration& configuration, const Plan& plan) {
+  return configuration.role == Role::kPeer && configuration.program.start == Start::kSpawn &&
+         plan.peer_pythons.contains(configuration.program.name);
+}
+
 /// What a run costs before anything of it has been measured.
-double assumed_seconds(const Configuration& configuration) {
-  const bool python = configuration.launcher == "torchrun" || configuration.role == Role::kPeer;
+double assumed_seconds(const Configuration& configuration, const Plan& plan) {
+  const bool python = configuration.launcher == "torchrun" ||
+                      plan.peer_pythons.contains(configuration.program.name);
   const bool own_start = configuration.launcher == "mpirun" || configuration.launcher == "srun";
   return python ? 5.0 : own_start ? 1.0 : configuration.processes() > 1 ? 0.8 : 0.4;
 }
@@ -215,6 +234,39 @@ double assumed_seconds(const Configuration& configuration) {
 double expected_seconds(const Result& result) {
   const auto steps = static_cast<double>(result.length.epochs * result.steps_per_epoch);
   return result.overhead_s + steps * result.parity_step_ms / 1e3;
+}
+
+/// Once the peers' parity runs have shown what a start of their own takes, and before anything is
+/// timed.
+/// @param runs the parity runs, by parity_key()
+void start_peer_servers(const Plan& plan, const std::map<std::string, StageRun>& runs,
+                        Session& session, Measurements& measurements) {
+  for (const Configuration& configuration : plan.configurations) {
+    const std::string& peer = configuration.program.name;
+    if (may_be_served(configuration, plan) && configuration.is_timed() &&
+        !session.peers.has(peer)) {
+      session.progress.note(fmt::format("peer {}: importing once for all timed runs", peer));
+      session.peers.start(
+          peer, plan.peer_pythons.at(peer),
+          (std::filesystem::path(plan.settings.peers_dir) / (peer + ".py")).string());
+    }
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (!session.peers.settled() && !session.interrupts.requested() &&
+         seconds_since(begin) < kMostServerSeconds) {
+    session.interrupts.wait_for_child(0.1);
+  }
+  session.peers.end_others();
+  for (Result& result : measurements.results) {
+    if (result.configuration.role == Role::kPeer &&
+        !session.peers.socket_of(result.configuration.program.name).empty() &&
+        result.error.empty()) {
+      if (result.configuration.device == "cpu") {
+        result.overhead_s = kServedStartSeconds;  // on a GPU its ranks still import
+      }
+      result.whole_start = {runs.at(parity_key(result.configuration))};
+    }
+  }
 }
 
 /// Why nothing can be said of a run; empty if something can.
@@ -252,18 +304,40 @@ void hand_over_runs_without_communication(std::vector<Result>& results) {
   }
 }
 
-/// Those that nobody asked for: what starts for seconds would take the time of all others.
+void limit_repetitions(int most, Measurements& measurements) {
+  for (Result& result : measurements.results) {
+    result.configuration.repetitions = std::min(result.configuration.repetitions, most);
+  }
+}
+
+/// What the runs of a block will take, as those of the block before it did.
+double seconds_of_block(const Measurements& measurements, int block) {
+  double total_s = 0;
+  for (const Result& result : measurements.results) {
+    if (result.configuration.runs_in(block) && !result.repetitions.empty() &&
+        result.repetitions.back()) {
+      total_s += result.repetitions.back()->wall_s;
+    }
+  }
+  return total_s;
+}
+
+/// Those that nobody asked for.
 void leave_peers_untimed(double expected_s, Plan& plan, Measurements& measurements) {
+  std::map<std::string, int> left_out;  // configurations of each peer
   for (Result& result : measurements.results) {
     if (result.configuration.role == Role::kPeer && result.configuration.is_timed()) {
-      plan.not_run.push_back(
-          {fmt::format("timing {}", result.configuration.name()),
-           fmt::format("a start of it takes {:.0f} s, and all runs would take {:.0f} s, more than "
-                       "the {} s of --budget: --peers {} or a larger --budget adds it",
-                       result.overhead_s, expected_s, format_shortest(plan.settings.budget_s),
-                       result.configuration.program.stage)});
+      ++left_out[result.configuration.program.stage];
       result.configuration.repetitions = 0;
     }
+  }
+  for (const auto& [peer, count] : left_out) {
+    plan.not_run.push_back(
+        {fmt::format("timing {} on {} model{}", peer, count, count == 1 ? "" : "s"),
+         fmt::format(
+             "all runs would take {:.0f} s, more than the {} s of --budget: --peers {} or a "
+             "larger --budget adds it",
+             expected_s, format_shortest(plan.settings.budget_s), peer)});
   }
 }
 
@@ -283,17 +357,22 @@ RunLength parity_length(const Configuration& configuration) {
 
 Measurements check_parity(const Plan& plan, Session& session) {
   const std::vector<Configuration> order = parity_runs(plan);
+  const auto seconds_of_one = [&](const Configuration& configuration) {
+    return assumed_seconds(configuration, plan);
+  };
   const double expected_s =
-      std::transform_reduce(order.begin(), order.end(), 0.0, std::plus<>(), assumed_seconds);
+      std::transform_reduce(order.begin(), order.end(), 0.0, std::plus<>(), seconds_of_one);
   const double later_s = std::transform_reduce(
       plan.configurations.begin(), plan.configurations.end(), 0.0, std::plus<>(),
       [&](const Configuration& configuration) {
-        return configuration.repetitions * (assumed_seconds(configuration) + kTimedStepsSeconds);
+        const double start_s = may_be_served(configuration, plan) ? kServedStartSeconds
+                                                                  : seconds_of_one(configuration);
+        return configuration.repetitions * (start_s + kTimedStepsSeconds);
       });
   session.progress.begin("parity", order.size(), expected_s, later_s);
   std::map<std::string, StageRun> runs;
   for (const Configuration& configuration : order) {
-    session.progress.start_run(configuration.original_name(), assumed_seconds(configuration));
+    session.progress.start_run(configuration.original_name(), seconds_of_one(configuration));
     Configuration trained = configuration;
     trained.role = configuration.role == Role::kPeer ? Role::kPeer : Role::kStage;
     const StageRun run = run_stage(trained, parity_length(trained), plan, session);
@@ -328,6 +407,9 @@ Measurements check_parity(const Plan& plan, Session& session) {
     if (!result.error.empty() && !measurements.partial && configuration.is_original()) {
       session.progress.note(configuration.name() + ": " + result.error);
     }
+  }
+  if (!measurements.partial) {
+    start_peer_servers(plan, runs, session, measurements);
   }
   return measurements;
 }
@@ -379,9 +461,7 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
     leave_peers_untimed(expected_s(most), plan, measurements);
     most = most_within_budget();
   }
-  for (Result& result : measurements.results) {
-    result.configuration.repetitions = std::min(result.configuration.repetitions, most);
-  }
+  limit_repetitions(most, measurements);
   if (expected_s(most) > settings.budget_s) {
     plan.notes.push_back(fmt::format(
         "these runs were expected to take {:.0f} s, more than the {} s of --budget: fewer "
@@ -391,7 +471,15 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
   }
 }
 
-void measure(const Plan& plan, Session& session, double later_s, Measurements& measurements) {
+void measure(const Plan& plan, Session& session, double used_s, double later_s,
+             Measurements& measurements) {
+  const Settings& settings = plan.settings;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto fits = [&](int block) {
+    return settings.repetitions || block < settings.few_repetitions() ||
+           used_s + seconds_since(begin) + seconds_of_block(measurements, block) + later_s <=
+               settings.budget_s;
+  };
   std::vector<Result*> order;
   double expected_s = 0;
   std::size_t runs = 0;
@@ -403,14 +491,17 @@ void measure(const Plan& plan, Session& session, double later_s, Measurements& m
     }
   }
   session.progress.begin("timed", runs, expected_s, later_s);
-  std::mt19937_64 generator(plan.settings.seed);
+  std::mt19937_64 generator(settings.seed);
   const int blocks = measurements.blocks();
   for (int block = 0; block < blocks && !measurements.partial; ++block) {
+    if (!fits(block)) {
+      limit_repetitions(block, measurements);
+      break;
+    }
     std::shuffle(order.begin(), order.end(), generator);
     for (Result* const result : order) {
       std::optional<StageRun>& repetition = result->repetitions.emplace_back();
-      if (!result->error.empty() || measurements.partial ||
-          !result->configuration.runs_in(block, blocks)) {
+      if (!result->error.empty() || measurements.partial || !result->configuration.runs_in(block)) {
         continue;
       }
       const std::string name = result->configuration.name();

@@ -39,8 +39,11 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
 
 /// Runs what is left of the configurations: in each block every configuration once that takes part
 /// in it, in an order drawn from the seed, so that two runs of one block lie close together in time
-/// and can be compared as a pair.
+/// and can be compared as a pair. It leaves out the last blocks where they would not end within
+/// --budget, unless the user has asked for that many.
+/// @param used_s what has passed since the start of the command
 /// @param later_s what follows after them
-void measure(const Plan& plan, Session& session, double later_s, Measurements& measurements);
+void measure(const Plan& plan, Session& session, double used_s, double later_s,
+             Measurements& measurements);
 
 }  // namespace ddp::bench

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -131,22 +130,28 @@ double sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
+std::vector<double> step_times_ms(const std::vector<Step>& steps) {
+  std::vector<double> times_ms;
+  times_ms.reserve(steps.size());
+  for (const Step& step : steps) {
+    times_ms.push_back(step.step_ms);
+  }
+  return times_ms;
+}
+
+std::optional<double> wall_samples_per_second(std::int64_t global_batch,
+                                              const std::vector<Step>& steps) {
+  const double samples = static_cast<double>(global_batch) * static_cast<double>(steps.size());
+  const double wall_ms = sum(step_times_ms(steps));
+  return wall_ms > 0 ? std::optional(samples / (wall_ms / 1e3)) : std::nullopt;
+}
+
 std::size_t StageMetrics::first_timed_step() const {
   return static_cast<std::size_t>(std::clamp<std::int64_t>(warmup_steps, 0, std::ssize(steps)));
 }
 
 std::vector<Step> StageMetrics::timed_steps() const {
   return {steps.begin() + static_cast<std::ptrdiff_t>(first_timed_step()), steps.end()};
-}
-
-double StageMetrics::timed_ms() const {
-  return std::transform_reduce(steps.begin() + static_cast<std::ptrdiff_t>(first_timed_step()),
-                               steps.end(), 0.0, std::plus<>(),
-                               [](const Step& step) { return step.step_ms; });
-}
-
-double StageMetrics::timed_samples() const {
-  return static_cast<double>(global_batch) * static_cast<double>(steps.size() - first_timed_step());
 }
 
 std::optional<Interval> StageMetrics::timed_unix_ms() const {
@@ -168,13 +173,13 @@ std::optional<double> StageMetrics::cpu_utilisation() const {
   return std::isfinite(utilisation) ? std::optional<double>(utilisation) : std::nullopt;
 }
 
-std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
+std::vector<SlowestRank> compare_ranks(const StageMetrics& metrics) {
   const std::size_t first = metrics.first_timed_step();
   const std::size_t ranks = metrics.busy_ms_of_rank.size();
   if (ranks < 2 || first >= metrics.steps.size()) {
-    return std::nullopt;
+    return {};
   }
-  std::vector<std::size_t> times_slowest(ranks);
+  std::vector<double> times_slowest(ranks);
   for (std::size_t step = first; step < metrics.steps.size(); ++step) {
     std::size_t slowest = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -184,26 +189,27 @@ std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics) {
     }
     ++times_slowest[slowest];
   }
-  const auto most = std::ranges::max_element(times_slowest);
-  const auto slowest = static_cast<std::size_t>(most - times_slowest.begin());
-  std::vector<double> own;
-  std::vector<double> others;
+  std::vector<double> medians_ms;
+  for (const std::vector<double>& busy_ms : metrics.busy_ms_of_rank) {
+    const auto median_ms =
+        median({busy_ms.begin() + static_cast<std::ptrdiff_t>(first), busy_ms.end()});
+    medians_ms.push_back(median_ms.value_or(kNan));  // one of its waits is not known
+  }
+  std::vector<SlowestRank> compared;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::vector<double>& busy_ms = metrics.busy_ms_of_rank[rank];
-    std::vector<double>& group = rank == slowest ? own : others;
-    group.insert(group.end(), busy_ms.begin() + static_cast<std::ptrdiff_t>(first), busy_ms.end());
+    std::vector<double> others_ms = medians_ms;
+    others_ms.erase(others_ms.begin() + static_cast<std::ptrdiff_t>(rank));
+    const double excess = medians_ms[rank] / median(others_ms).value_or(kNan) - 1;
+    if (!std::isfinite(excess)) {
+      return {};
+    }
+    compared.push_back({
+        .rank = static_cast<int>(rank),
+        .share_of_steps = times_slowest[rank] / static_cast<double>(metrics.steps.size() - first),
+        .median_excess = excess,
+    });
   }
-  const std::optional<double> own_ms = median(own);  // nothing if one is not a number
-  const std::optional<double> others_ms = median(others);
-  if (!own_ms || !others_ms || !(*others_ms > 0)) {
-    return std::nullopt;
-  }
-  return SlowestRank{
-      .rank = static_cast<int>(slowest),
-      .share_of_steps =
-          static_cast<double>(*most) / static_cast<double>(metrics.steps.size() - first),
-      .median_excess = *own_ms / *others_ms - 1,
-  };
+  return compared;
 }
 
 StageMetrics read_metrics(const std::string& path, int expected_ranks, bool one_host,

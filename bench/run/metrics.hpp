@@ -67,11 +67,6 @@ struct StageMetrics {
   std::size_t first_timed_step() const;
   /// The steps that count.
   std::vector<Step> timed_steps() const;
-  /// That the timed steps took by the wall clock, without what lies between epochs.
-  double timed_ms() const;
-  /// In the timed steps, as if no epoch's last one had fewer: as many as Run::samples_per_second
-  /// counts.
-  double timed_samples() const;
   /// The time of day from the end of the warm-up to the end of the last step. Nothing where a clock
   /// is not known.
   std::optional<Interval> timed_unix_ms() const;
@@ -81,9 +76,15 @@ struct StageMetrics {
 };
 
 double sum(const std::vector<double>& values);
+std::vector<double> step_times_ms(const std::vector<Step>& steps);
 
-/// @return nothing for one rank, or if a wait is not known
-std::optional<SlowestRank> find_slowest_rank(const StageMetrics& metrics);
+/// By the clock, as Note [The job's step] has it: what lies between epochs does not count. As in
+/// Run::samples_per_second an epoch's last step is taken for a whole one. Nothing for no steps.
+std::optional<double> wall_samples_per_second(std::int64_t global_batch,
+                                              const std::vector<Step>& steps);
+
+/// Each of several ranks against the others; empty for one rank, or if a wait is not known.
+std::vector<SlowestRank> compare_ranks(const StageMetrics& metrics);
 
 /// @param expected_ranks processes that must have written a row for every step
 /// @param one_host they share a clock

@@ -33,10 +33,8 @@ std::vector<std::string> micro_command(const std::string& program, const MicroRu
   }
   add("--min-seconds", text_of(run.min_seconds));
   add("--repetitions", text_of(run.repetitions));
+  add("--passes", text_of(run.passes));
   add("--timeout", text_of(run.timeout_s));
-  if (run.shuffled) {
-    argv.push_back("--benchmark_enable_random_interleaving=true");
-  }
   if (!run.filter.empty()) {
     argv.push_back("--benchmark_filter=" + run.filter);
   }

@@ -22,7 +22,7 @@ struct MicroRun {
   std::map<std::string, std::vector<std::int64_t>> steps = {};
   std::optional<double> min_seconds = std::nullopt;
   std::optional<int> repetitions = std::nullopt;
-  bool shuffled = false;  ///< all repetitions of all benchmarks in random order
+  std::optional<int> passes = std::nullopt;  ///< over all benchmarks, each in another order
   std::optional<double> timeout_s = std::nullopt;
   std::string filter = "";  ///< regular expression over the names
 };

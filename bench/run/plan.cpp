@@ -140,8 +140,7 @@ class Planner {
                                      program.name, settings_.stage_dir));
       }
       const bool is_baseline = program.name == kBaseline;
-      const bool asked =
-          settings_.stages.empty() ? program.by_default : is_named(settings_.stages, program);
+      const bool asked = settings_.stages.empty() || is_named(settings_.stages, program);
       const bool on_these_nodes = on_one_node() || program.name == kMultinode;
       if (!is_baseline && !(asked && on_these_nodes)) {
         continue;
@@ -162,7 +161,7 @@ class Planner {
   std::vector<Workload> pick_workloads() const {
     std::vector<std::string> names = settings_.models;
     if (names.empty()) {
-      names = settings_.full ? std::vector<std::string>{"T", "S", "M", "L", "digits"}
+      names = settings_.full ? std::vector<std::string>{"T", "digits", "M", "L"}
                              : std::vector<std::string>{"T", "digits", "M"};
     }
     std::vector<Workload> workloads;
@@ -317,7 +316,9 @@ class Planner {
       return slow_start ? settings_.few_repetitions() : settings_.most_repetitions();
     }
     const bool has_own_step = program.start == Start::kReplicas && program.variant == "main";
-    return settings_.full || (has_own_step && is_large(work)) ? settings_.few_repetitions() : 0;
+    const bool is_timed =
+        settings_.full ? has_own_step || is_large(work) : has_own_step && is_large(work);
+    return is_timed ? settings_.few_repetitions() : 0;
   }
 
   /// What the stages choose by themselves where memory can be shared.
@@ -376,10 +377,10 @@ class Planner {
           continue;  // it refuses that
         }
         for (const std::string& launcher : launchers_of(program)) {
-          const bool only_checked = !settings_.full || launcher == "torchrun";
-          if (settings_.by_default() && program.start == Start::kLauncher && only_checked &&
-              has(program, launcher)) {
-            continue;  // one model shows that it works
+          // One model shows that it works.
+          const bool is_left_to_another = settings_.full ? !is_large(work) : has(program, launcher);
+          if (settings_.by_default() && program.start == Start::kLauncher && is_left_to_another) {
+            continue;
           }
           work.repetitions = repetitions_of(work, launcher);
           const bool none = launcher == "none";
@@ -421,7 +422,7 @@ class Planner {
     }
     work.role = Role::kPeer;
     work.repetitions = settings_.few_repetitions();
-    work.program = {kDefaultPeer, kDefaultPeer, kDefaultPeerVariant, Start::kSpawn, false};
+    work.program = {kDefaultPeer, kDefaultPeer, kDefaultPeerVariant, Start::kSpawn};
     plan_.peer_pythons[kDefaultPeer] = "python3";  // until it is looked for
     add(work, "spawn", own_backend_of_peers(), world_sizes_.back());
   }
@@ -465,7 +466,7 @@ class Planner {
       if (!peer.built_here) {
         plan_.peer_pythons[peer.peer] = "python3";  // until it is installed
       }
-      work.program = {peer.peer, peer.peer, peer.variant, peer.start, false};
+      work.program = {peer.peer, peer.peer, peer.variant, peer.start};
       const bool replicas = peer.start == Start::kReplicas;
       const std::vector<std::string> backends =
           peer.built_here && !replicas ? backends_

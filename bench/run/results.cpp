@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <type_traits>
+#include <utility>
 
 #include "bench/report/crossover.hpp"
 #include "bench/report/verdict.hpp"
@@ -17,17 +18,22 @@ std::optional<double> positive(double value) {
   return value > 0 ? std::optional(value) : std::nullopt;
 }
 
-/// What `known` says of those repetitions of which it knows something.
+/// What `known` says of those runs of which it knows something.
 template <typename Known>
-auto values_of(const Result& result, Known known) {
+auto values_of(const std::vector<std::optional<StageRun>>& runs, Known known) {
   std::vector<typename std::decay_t<std::invoke_result_t<Known, const StageRun&>>::value_type>
       values;
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    if (const auto value = repetition ? std::invoke(known, *repetition) : std::nullopt) {
+  for (const std::optional<StageRun>& run : runs) {
+    if (const auto value = run ? std::invoke(known, *run) : std::nullopt) {
       values.push_back(*value);
     }
   }
   return values;
+}
+
+template <typename Known>
+auto values_of(const Result& result, Known known) {
+  return values_of(result.repetitions, known);
 }
 
 std::optional<double> largest(const std::vector<double>& values) {
@@ -91,26 +97,29 @@ std::optional<GpuUsage> gpu_of(const Result& result) {
                                       *largest(all(&GpuUsage::memory_mib)), median(energies_j)});
 }
 
-/// The rank that most launches name, with the medians over those; nothing if none has a majority.
+/// By its excess over the launches, estimated as all ratios are. In which launch a rank comes late
+/// by chance differs; the interval says how sure it is that this one always does.
 std::optional<SlowestRank> slowest_rank_of(const Result& result) {
-  const std::vector<SlowestRank> named =
-      values_of(result, [](const StageRun& run) { return find_slowest_rank(run.metrics); });
-  std::map<int, std::vector<SlowestRank>> by_rank;
-  for (const SlowestRank& slowest : named) {
-    by_rank[slowest.rank].push_back(slowest);
-  }
-  for (const auto& [rank, launches] : by_rank) {
-    if (2 * launches.size() > named.size()) {
-      std::vector<double> shares;
-      std::vector<double> excesses;
-      for (const SlowestRank& slowest : launches) {
-        shares.push_back(slowest.share_of_steps);
-        excesses.push_back(slowest.median_excess);
-      }
-      return SlowestRank{rank, *median(shares), *median(excesses)};
+  std::map<int, std::pair<std::vector<double>, std::vector<double>>> by_rank;
+  for (const std::optional<StageRun>& launch : result.repetitions) {
+    for (const SlowestRank& rank :
+         launch ? compare_ranks(launch->metrics) : std::vector<SlowestRank>()) {
+      by_rank[rank.rank].first.push_back(rank.share_of_steps);
+      by_rank[rank.rank].second.push_back(1 + rank.median_excess);
     }
   }
-  return std::nullopt;
+  std::optional<SlowestRank> slowest;
+  for (const auto& [rank, shares_and_ratios] : by_rank) {
+    const auto& [shares, ratios] = shares_and_ratios;
+    const std::optional<PairedEstimate> ratio = paired_ratio(ratios);
+    if (ratio && (!slowest || ratio->value > 1 + slowest->median_excess)) {
+      slowest = {rank, *median(shares), ratio->value - 1};
+      if (ratio->ci95) {
+        slowest->excess_ci95 = {ratio->ci95->low - 1, ratio->ci95->high - 1};
+      }
+    }
+  }
+  return slowest;
 }
 
 /// None where it cannot be told from 0.
@@ -133,11 +142,15 @@ void find_exposed(const Result& result, Communication& comm) {
   comm.exposed_by_difference_ci95_ms = exposed_ms->ci95;
   comm.exposed_by_difference_ms = unless_zero(exposed_ms->value, *exposed_ms->ci95);
   if (comm.alone_ms && *comm.alone_ms > 0) {
-    // More than all of it cannot be hidden: a step that is shorter with it is noise.
-    const auto hidden_share = [&](double ms) { return std::min(1 - ms / *comm.alone_ms, 1.0); };
-    comm.hidden_share_ci95 = {hidden_share(exposed_ms->ci95->high),
-                              hidden_share(exposed_ms->ci95->low)};
-    comm.hidden_share = unless_zero(hidden_share(exposed_ms->value), *comm.hidden_share_ci95);
+    const auto hidden_share = [&](double ms) { return 1 - ms / *comm.alone_ms; };
+    const Interval ci95 = {hidden_share(exposed_ms->ci95->high),
+                           hidden_share(exposed_ms->ci95->low)};
+    comm.hidden_share_ci95 = ci95;
+    // No share: ranks that come late add more than communication takes alone, or noise takes some
+    // away.
+    if (ci95.low >= 0 && ci95.high <= 1) {
+      comm.hidden_share = hidden_share(exposed_ms->value);
+    }
   }
 }
 
@@ -156,15 +169,6 @@ Communication communication_of(const Result& result) {
         *comm.bytes_per_step / (*result.alone_ms / 1e3) * bus_factor(world_size) / 1e9;
   }
   return comm;
-}
-
-/// By the clock, as Note [The job's step] has it. Like samples_per_second it takes the last step of
-/// an epoch for a whole one.
-std::optional<double> wall_samples_per_second(std::int64_t global_batch,
-                                              const std::vector<Step>& steps) {
-  const double samples = static_cast<double>(global_batch) * static_cast<double>(steps.size());
-  const double wall_ms = sum(step_times_ms(steps));
-  return wall_ms > 0 ? std::optional(samples / (wall_ms / 1e3)) : std::nullopt;
 }
 
 /// Each rank's own, of several, without warm-up.
@@ -242,10 +246,15 @@ Run make_run(const Result& result) {
   run.flops = step_flop(run.layers, static_cast<double>(run.global_batch));
   const std::vector<Step> steps = result.timed_steps();
   run.step_ms = summarize(step_times_ms(steps));
-  for (const std::optional<StageRun>& repetition : result.repetitions) {
-    run.repetitions.push_back(result.was_measured() && repetition
-                                  ? std::optional(make_repetition(*repetition, run.global_batch))
-                                  : std::nullopt);
+  for (std::size_t block = 0; block < result.repetitions.size(); ++block) {
+    std::optional<Repetition>& launch = run.repetitions.emplace_back();
+    if (const std::optional<StageRun>& made = result.repetitions[block];
+        result.was_measured() && made) {
+      launch = make_repetition(*made, run.global_batch);
+      if (block < result.no_comm_medians_ms.size()) {
+        launch->no_comm_median_ms = positive(result.no_comm_medians_ms[block]);  // or not a number
+      }
+    }
   }
   run.slow_launches = count_slow_launches(run);
   run.no_comm_step_ms = result.no_comm_step_ms;
@@ -262,17 +271,18 @@ Run make_run(const Result& result) {
     return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
   });
   run.steps = std::ranges::min(step_counts);
-  run.peak_rss_mib = largest(values_of(result, [](const StageRun& repetition) {
-    return positive(largest_or_zero(repetition.metrics.peak_rss_mib));
+  const auto& starts = result.whole_start.empty() ? result.repetitions : result.whole_start;
+  run.peak_rss_mib = largest(values_of(starts, [](const StageRun& start) {
+    return positive(largest_or_zero(start.metrics.peak_rss_mib));
   }));
   run.peak_device_mib = largest(values_of(result, [](const StageRun& repetition) {
     return positive(largest_or_zero(repetition.metrics.peak_device_mib));
   }));
-  run.job_peak_rss_mib = largest(values_of(result, job_peak_rss_mib));
+  run.job_peak_rss_mib = largest(values_of(starts, job_peak_rss_mib));
   run.cpu_utilisation = median(values_of(
       result, [](const StageRun& repetition) { return repetition.metrics.cpu_utilisation(); }));
-  run.startup_ms = median(values_of(
-      result, [](const StageRun& repetition) { return positive(repetition.startup_ms); }));
+  run.startup_ms =
+      median(values_of(starts, [](const StageRun& start) { return positive(start.startup_ms); }));
   run.gpu = gpu_of(result);
   run.slowest_rank = slowest_rank_of(result);
   // The k-th repetition trains as the first one did.
@@ -357,15 +367,6 @@ int Measurements::blocks() const {
     most = std::max(most, result.configuration.repetitions);
   }
   return most;
-}
-
-std::vector<double> step_times_ms(const std::vector<Step>& steps) {
-  std::vector<double> times_ms;
-  times_ms.reserve(steps.size());
-  for (const Step& step : steps) {
-    times_ms.push_back(step.step_ms);
-  }
-  return times_ms;
 }
 
 std::optional<double> mean_power_w(const std::vector<GpuPower>& samples, const Interval& unix_ms) {

@@ -25,7 +25,8 @@ struct StageRun {
   bool interrupted = false;  ///< it was stopped; then it says nothing about the stage
   StageMetrics metrics;
   double wall_s = 0;
-  double startup_ms = 0;  ///< from the start of the command to the end of the first step
+  /// From the start of the command to the end of the first step; 0: its framework was imported.
+  double startup_ms = 0;
   std::optional<GpuUsage> gpu;
   LaunchConditions conditions;
 };
@@ -40,6 +41,9 @@ struct Result {
   std::int64_t warmup_steps = 0;  ///< at most
   RunLength length;
   std::vector<std::optional<StageRun>> repetitions;  ///< one per block; none: it was not run
+  /// The parity run, which tells start-up and memory of a peer whose repetitions are forks of a
+  /// process that has imported its framework. Else empty.
+  std::vector<std::optional<StageRun>> whole_start;
   std::vector<double> bucket_bytes;  ///< the all-reduces of a step
   std::optional<double> told_bytes_per_step;  ///< where they are not told one by one
   std::optional<double> alone_ms;  ///< these all-reduces with nothing else going on
@@ -64,8 +68,6 @@ struct Measurements {
   /// Of timed runs: as many as the most repetitions of a configuration.
   int blocks() const;
 };
-
-std::vector<double> step_times_ms(const std::vector<Step>& steps);
 
 /// Mean over `unix_ms` of what lies on the lines between samples, and beyond the first and the last
 /// one on these. Nothing without a sample.

@@ -109,7 +109,7 @@ void add_what(OptionGroup group, Settings& settings) {
   group.list(
       "--models", "NAME,...",
       "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64, L 1024x4 b64, digits, or "
-      "widths and batch of your own, 64-256-256-10@32 (default: T,digits,M; with --full all)",
+      "widths and batch of your own, 64-256-256-10@32 (default: T,digits,M; with --full L too)",
       each_once(settings.models, as_given));
   add_choices(group, "--scaling", settings.scaling, {"weak", "strong"},
               "weak: the model's batch per rank; strong: that times the largest world size, over "
@@ -170,8 +170,8 @@ void add_how(OptionGroup group, Settings& settings) {
                                   "one repetition, the largest world size only, no controls");
   group
       .flag("--full", settings.full,
-            "15 minutes: all models and launchers, PyTorch, from which batch and width on several "
-            "ranks win, time to accuracy")
+            "15 minutes: model L too, all launchers, from which batch and width on several ranks "
+            "win, time to accuracy")
       .excludes(quick);
   group.text("--data-dir", "PATH", settings.data_dir, "where it is installed",
              "folder of fashion-mnist, for --full");

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -139,6 +141,19 @@ bool search(Way& way, Plan& plan, Session& session) {
   return true;
 }
 
+/// Programs that train with the same batch make one training, to rounding, which decides where the
+/// accuracy is close to the goal: the same number of epochs for all of them, the larger one.
+void agree_on_epochs(std::vector<Way>& ways) {
+  for (Way& way : ways) {
+    for (const Way& other : ways) {
+      if (way.result.epochs && other.result.epochs && way.goal == other.goal &&
+          way.result.global_batch == other.result.global_batch) {
+        way.result.epochs = std::max(*way.result.epochs, *other.result.epochs);
+      }
+    }
+  }
+}
+
 /// From the begin of the first step to the end of the last, with what lies between epochs where
 /// the ranks share a clock.
 double training_ms(const std::vector<Step>& steps) {
@@ -157,13 +172,18 @@ void time(std::vector<Way>& ways, const Plan& plan, Session& session) {
   session.progress.begin("time to accuracy", count, expected_s, 0);
   std::vector<std::vector<double>> seconds(ways.size());
   std::vector<std::vector<double>> seconds_with_start(ways.size());
+  std::vector<std::size_t> order(ways.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 generator(plan.settings.seed);
   for (int block = 0; block < repetitions; ++block) {
-    for (std::size_t i = 0; i < ways.size(); ++i) {
+    std::shuffle(order.begin(), order.end(), generator);
+    for (const std::size_t i : order) {
       if (!ways[i].result.epochs || session.interrupts.requested()) {
         continue;
       }
       const StageRun run = train(ways[i], *ways[i].result.epochs, plan, session);
       if (run.error.empty()) {
+        ways[i].result.accuracy = run.metrics.accuracy;
         const std::vector<Step>& steps = run.metrics.steps;
         const double all_ms = training_ms(steps);
         seconds[i].push_back(all_ms / 1e3);
@@ -214,6 +234,7 @@ void measure_time_to_accuracy(Plan& plan, Session& session, Measurements& measur
     }
     session.progress.end();
   }
+  agree_on_epochs(ways);
   time(ways, plan, session);
   for (Way& way : ways) {
     if (way.result.error) {

@@ -103,7 +103,7 @@ parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--suite")
 parser.add_argument("--nprocs", type=int, default=1)
 parser.add_argument("--step", action="append", default=[])
-parser.add_argument("--repetitions", type=int, default=1)
+parser.add_argument("--passes", type=int, default=1)
 parser.add_argument("--benchmark_out")
 options, _ = parser.parse_known_args()
 ranks = options.nprocs
@@ -136,7 +136,7 @@ elif options.suite == "all_reduce":
 else:
     entries.append(entry("pieces/optimizer/sgd/flat/S", 7.5, bytes=1000, bandwidth=2e9))
 with open(options.benchmark_out, "w") as out:
-    json.dump({"context": {"device": "cpu"}, "benchmarks": entries * options.repetitions}, out)
+    json.dump({"context": {"device": "cpu"}, "benchmarks": entries * options.passes}, out)
 )py";
 
 const char* const kFakeInstall = R"sh(#!/bin/sh

@@ -171,8 +171,7 @@ void read_environment(const std::string& bytes) {
 
 void read_metrics_file(const std::string& bytes) {
   const MemoryFile file(bytes);
-  reads_or_refuses(
-      [&] { find_slowest_rank(bench::read_metrics(file.path(), 2, /*one_host=*/true)); });
+  reads_or_refuses([&] { compare_ranks(bench::read_metrics(file.path(), 2, /*one_host=*/true)); });
 }
 
 }  // namespace

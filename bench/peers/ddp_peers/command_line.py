@@ -1,15 +1,17 @@
 """The stages' command line, as far as bench uses it, and --variant.
 
-Nothing here imports a framework: a mistake is answered at once.
+A command line is parsed before any framework is imported: a mistake is answered at once.
 """
 
 import argparse
+import functools
 import importlib
 import json
 import os
 import sys
 from dataclasses import dataclass
 
+from . import processes
 from .errors import UsageError, guarded
 
 DEFAULT_BATCH_PER_RANK = 32
@@ -199,20 +201,33 @@ def parse(program, variants, arguments):
     return options
 
 
+def _set_environment(threads):
+    """What is read when torch and numpy are imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are exceptions too, and make one line then
+
+
 def run_peer(program, variants):
     """What NAME.py does: NAME_training.run(options). @return the exit code"""
     # Last, or NAME.py would be found in the place of the package of that name.
     sys.path.append(sys.path.pop(0))
+    module = f"{program}_training"
 
-    def body():
-        options = parse(program, variants, sys.argv[1:])
+    def run(arguments):
+        options = parse(program, variants, arguments)
         if options is None:
             return
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when torch and numpy are imported
-        try:
-            importlib.import_module(f"{program}_training").run(options)
-        except ImportError as error:
-            raise UsageError(f"{sys.executable} cannot import {error.name or error}, expected the interpreter that "
-                             f"bench/peers/install.sh {program} prints") from None
+        _set_environment(options.threads)
+        importlib.import_module(module).run(options)
 
-    return guarded(program, body)
+    def guarded_run(arguments):
+        return guarded(program, functools.partial(run, arguments))
+
+    arguments = sys.argv[1:]
+    if len(arguments) == 2 and arguments[0] == "--serve":
+        _set_environment(threads=1)
+        modules = [module, "torch._dynamo"]  # which DistributedDataParallel imports only when one is made
+        return guarded(program, functools.partial(processes.serve, arguments[1], modules, guarded_run))
+    server = os.environ.pop(processes.SERVER, None)
+    code = processes.run_at_server(server, arguments) if server else None
+    return guarded_run(arguments) if code is None else code

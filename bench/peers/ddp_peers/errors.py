@@ -56,6 +56,9 @@ def guarded(program, body):
         body()
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, ImportError):
+            error = UsageError(f"{sys.executable} cannot import {error.name or error}, expected the interpreter that "
+                               f"bench/peers/install.sh {program} prints")
         code, line = describe(error)
         print(f"{program}: error: {line}", file=sys.stderr, flush=True)
         return code

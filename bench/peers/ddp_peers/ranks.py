@@ -1,6 +1,5 @@
 """One process per rank: how they are started, meet, report to each other, and end together."""
 
-import ctypes
 import datetime
 import multiprocessing
 import multiprocessing.connection
@@ -15,10 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from . import processes
 from .errors import PeerError, Stopped, TransientError, UsageError, describe
 
 LOOPBACK = "127.0.0.1"
-PR_SET_PDEATHSIG = 1
 # After the first failure: what the other ranks get to show that theirs came first. The one that was killed closes its
 # connections before its parent hears of its death.
 SETTLE_S = 0.5
@@ -122,9 +121,7 @@ def _run_rank(rank, train, options, port, parent, writers):
     that asks for the interpreter's lock while that is being torn down aborts the process, after a run that went well.
     """
     # Replaces the signal that torch asks for, which a rank in the middle of a collective would not notice.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the line above
+    processes.end_with(parent)
     try:
         device = pick_device(options, rank)
         if options.variant.pinned:
@@ -142,23 +139,26 @@ def _run_rank(rank, train, options, port, parent, writers):
     os._exit(0)
 
 
-def _serve_store(options):
+def _listen():
     """A port that no other program can take in between, on an address that no other machine can reach."""
     try:
-        listener = socket.create_server((LOOPBACK, 0), backlog=2048)
-        port = listener.getsockname()[1]
+        return socket.create_server((LOOPBACK, 0), backlog=2048)
+    except OSError as error:
+        raise TransientError(f"cannot listen on {LOOPBACK}: {describe(error)[1]}") from None
+
+
+def _serve_store(listener, port, options):
+    try:
         return dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
                              timeout=datetime.timedelta(seconds=options.timeout_s))
-    except (OSError, dist.DistError) as error:
-        raise TransientError(f"cannot serve a store on {LOOPBACK}: {describe(error)[1]}") from None
+    except dist.DistError as error:
+        raise TransientError(f"cannot serve a store on {LOOPBACK}:{port}: {describe(error)[1]}") from None
 
 
 def _environment(options):
     """What the ranks inherit."""
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(options.processes)
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the stages: on one host loopback will do
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are exceptions too, and make one line then
 
 
 def _failure(processes, readers):
@@ -191,9 +191,12 @@ def _watch(processes, readers):
 def run(train, options):
     """Runs train(options, device, group) on options.processes ranks, each a process.
     @throws PeerError the first failure, or Stopped; no rank is left then"""
-    pick_device(options, 0)  # refused once, before anything is started
+    device = pick_device(options, 0)  # refused once, before anything is started
     _environment(options)
-    store = _serve_store(options)
+    listener = _listen()
+    port = listener.getsockname()[1]
+    # Fresh processes, as torchrun's, unless all is imported for many runs. CUDA does not outlive a fork.
+    start_method = "fork" if processes.is_served and device.type == "cpu" else "spawn"
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(options.processes)]
 
     def stop(number, _):
@@ -202,11 +205,14 @@ def run(train, options):
     # Ctrl-C reaches the whole process group; the ranks inherit that they ignore it, and end with this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        processes = mp.start_processes(_run_rank, (train, options, store.port, os.getpid(), [w for _, w in pipes]),
-                                       nprocs=options.processes, join=False, start_method="spawn").processes
+        ranks = mp.start_processes(_run_rank, (train, options, port, os.getpid(), [w for _, w in pipes]),
+                                       nprocs=options.processes, join=False, start_method=start_method).processes
+        # After the fork: its thread would not be in the ranks, its connections would.
+        store = _serve_store(listener, port, options)
         for number in STOP_SIGNALS:
             signal.signal(number, stop)
-        _watch(processes, [reader for reader, _ in pipes])
+        _watch(ranks, [reader for reader, _ in pipes])
+        del store
     finally:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
