@@ -61,6 +61,11 @@ void stop_when_asked(int rank) {
 void meet(const ddp::LaunchEnvironment& environment) {
   const int store = environment.store.fd;
   struct stat status {};
+  // They share the offset, too, and in a file without a name the kernel does not lock it: two that
+  // write at once would write over each other.
+  if (environment.world_size > 1 && fcntl(store, F_SETFL, O_APPEND) != 0) {
+    throw std::runtime_error("fcntl failed");
+  }
   if (environment.world_size > 1 && write(store, "r", 1) != 1) {
     throw std::runtime_error("write failed");
   }
