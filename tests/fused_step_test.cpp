@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "common/backends/device.hpp"
 #include "common/data/dataset.hpp"
 #include "common/fused/engine.hpp"
 #include "common/model/flat_parameters.hpp"
@@ -466,6 +467,23 @@ TEST_CASE("in the steady state a fused step allocates nothing and touches no new
     CHECK(allocations_after - allocations_before == 0);
     CHECK(faults_after - faults_before == 0);
   }
+}
+
+TEST_CASE("a step of autograd allocates, but has no page faults", "[fused][allocations]") {
+  const Options options = options_for({784, 512, 512, 10}, 64, "none");
+  ddp::set_device(options, /*local_rank=*/0);
+  ddp::Mlp model(std::vector<int64_t>{784, 512, 512, 10});
+  const Batch batch = random_batch({784, 512, 512, 10}, 64);
+  const auto run_steps = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      ddp::loss(model->forward(batch.input), batch).backward();
+      model->zero_grad();
+    }
+  };
+  run_steps(20);
+  const int64_t faults_before = minor_faults();
+  run_steps(100);
+  CHECK(minor_faults() - faults_before < 100);
 }
 
 TEST_CASE("a step of autograd is seen to allocate, and so are new and malloc",
