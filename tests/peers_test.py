@@ -387,12 +387,17 @@ if __name__ == "__main__":
 """
 
 
-def check_unequal_weights():
+def run_program(text, *options, env=None):
+    """A peer with a fault of its own, on two ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        program = pathlib.Path(folder) / "unequal.py"
-        program.write_text(UNEQUAL_RANKS)
-        result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2"])
-        check_one_line(result, 1, "[rank 1]", "the final weights differ from rank 0's", name="unequal")
+        program = pathlib.Path(folder) / "program.py"
+        program.write_text(text)
+        return run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", *options],
+                   env=env)
+
+
+def check_unequal_weights():
+    check_one_line(run_program(UNEQUAL_RANKS), 1, "[rank 1]", "the final weights differ from rank 0's", name="unequal")
 
 
 ABSENT_RANK = """
@@ -412,12 +417,8 @@ if __name__ == "__main__":
 
 
 def check_absent_rank():
-    with tempfile.TemporaryDirectory() as folder:
-        program = pathlib.Path(folder) / "absent.py"
-        program.write_text(ABSENT_RANK)
-        result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", "--timeout", "3"],
-                     env=dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"))  # as run_peer() has it
-    check_one_line(result, 75, "[rank 0]", "rendezvous lacks rank 1 after 3 s, expected all 2", name="absent")
+    quiet = dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL")  # as run_peer() has it
+    check_one_line(run_program(ABSENT_RANK, "--timeout", "3", env=quiet), 75, "[rank 0]", "rendezvous lacks rank 1 after 3 s, expected all 2", name="absent")
 
 
 class Server:

@@ -115,15 +115,16 @@ std::optional<double> least_memory_ms(const Limit& limit, const std::vector<std:
 /// What each of as many ranks can do: at least what each of more can, where a machine was slow
 /// while fewer were measured.
 std::optional<Limit> limit_of(const Report& report, const Run& run) {
-  std::optional<Limit> found;
-  for (const Limit& limit : report.limits) {
-    if (limit.device == run.device && limit.world_size == run.world_size) {
-      found = limit;
-    }
+  const auto own = std::ranges::find_if(report.limits, [&](const Limit& limit) {
+    return limit.device == run.device && limit.world_size == run.world_size;
+  });
+  if (own == report.limits.end()) {
+    return std::nullopt;
   }
+  Limit found = *own;
   for (const Limit& limit : report.limits) {
-    if (found && limit.device == run.device && limit.world_size > run.world_size) {
-      keep_best(*found, limit);
+    if (limit.device == run.device && limit.world_size > run.world_size) {
+      keep_best(found, limit);
     }
   }
   return found;

@@ -109,9 +109,8 @@ double control_log_error(const WorstControl& worst, const Run& run) {
 std::vector<RateDrift> rate_drift(const Report& a, const Report& b) {
   std::vector<RateDrift> drift;
   for (const Limit& limit : a.limits) {
-    const auto same = std::ranges::find_if(b.limits, [&](const Limit& other) {
-      return other.device == limit.device && other.world_size == limit.world_size;
-    });
+    const auto same =
+        std::ranges::find_if(b.limits, [&](const Limit& other) { return other.is_of_same(limit); });
     if (same != b.limits.end() && limit.fp32_gflops > 0 && same->fp32_gflops > 0) {
       drift.push_back({limit.world_size, *same->fp32_gflops / *limit.fp32_gflops});
     }

@@ -192,9 +192,8 @@ void keep_best(Limit& limit, const Limit& other) {
 
 void MicroResults::append(const MicroResults& other) {
   for (const Limit& limit : other.limits) {
-    const auto known = std::ranges::find_if(limits, [&](const Limit& candidate) {
-      return candidate.device == limit.device && candidate.world_size == limit.world_size;
-    });
+    const auto known = std::ranges::find_if(
+        limits, [&](const Limit& candidate) { return candidate.is_of_same(limit); });
     if (known == limits.end()) {
       limits.push_back(limit);
     } else {

@@ -63,6 +63,10 @@ struct Limit {
   std::optional<double> kernel_launch_us{};  ///< none on the CPU
   DDP_FIELDS(device, world_size, fp32_gflops, memory_bandwidth_gbps, memory, kernel_launch_us);
   static constexpr const char* kMayLack = "memory";
+
+  bool is_of_same(const Limit& other) const {
+    return device == other.device && world_size == other.world_size;
+  }
 };
 
 /// One all-reduce of fp32 values, on its slowest rank.

@@ -266,7 +266,7 @@ void start_peer_servers(const Plan& plan, const std::map<std::string, StageRun>&
       if (result.configuration.device == "cpu") {
         result.overhead_s = kServedStartSeconds;  // on a GPU its ranks still import
       }
-      result.whole_start = {runs.at(parity_key(result.configuration))};
+      result.whole_start = runs.at(parity_key(result.configuration));
     }
   }
 }
@@ -452,8 +452,7 @@ void keep_to_budget(Plan& plan, double used_s, double later_s, Measurements& mea
   };
   const auto most_within_budget = [&] {
     int most = settings.most_repetitions();
-    while (!settings.repetitions && most > settings.few_repetitions() &&
-           expected_s(most) > settings.budget_s) {
+    while (most > settings.few_repetitions() && expected_s(most) > settings.budget_s) {
       --most;
     }
     return most;
@@ -478,7 +477,7 @@ void measure(const Plan& plan, Session& session, double used_s, double later_s,
   const Settings& settings = plan.settings;
   const auto begin = std::chrono::steady_clock::now();
   const auto fits = [&](int block) {
-    return settings.repetitions || block < settings.few_repetitions() ||
+    return block < settings.few_repetitions() ||
            used_s + seconds_since(begin) + seconds_of_block(measurements, block) + later_s <=
                settings.budget_s;
   };

@@ -271,7 +271,8 @@ Run make_run(const Result& result) {
     return std::optional(static_cast<std::int64_t>(repetition.metrics.timed_steps().size()));
   });
   run.steps = std::ranges::min(step_counts);
-  const auto& starts = result.whole_start.empty() ? result.repetitions : result.whole_start;
+  const std::vector whole_start = {result.whole_start};
+  const auto& starts = result.whole_start ? whole_start : result.repetitions;
   run.peak_rss_mib = largest(values_of(starts, [](const StageRun& start) {
     return positive(largest_or_zero(start.metrics.peak_rss_mib));
   }));

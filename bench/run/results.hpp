@@ -42,8 +42,8 @@ struct Result {
   RunLength length;
   std::vector<std::optional<StageRun>> repetitions;  ///< one per block; none: it was not run
   /// The parity run, which tells start-up and memory of a peer whose repetitions are forks of a
-  /// process that has imported its framework. Else empty.
-  std::vector<std::optional<StageRun>> whole_start;
+  /// process that has imported its framework. Else none.
+  std::optional<StageRun> whole_start;
   std::vector<double> bucket_bytes;  ///< the all-reduces of a step
   std::optional<double> told_bytes_per_step;  ///< where they are not told one by one
   std::optional<double> alone_ms;  ///< these all-reduces with nothing else going on

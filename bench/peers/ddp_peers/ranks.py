@@ -161,11 +161,11 @@ def _environment(options):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the stages: on one host loopback will do
 
 
-def _failure(processes, readers):
+def _failure(ranks, readers):
     """The cause, after at least one rank has failed: a violent death explains the errors of the others, and the first
     error those after it."""
     time.sleep(SETTLE_S)
-    for rank, process in enumerate(processes):
+    for rank, process in enumerate(ranks):
         if process.exitcode is not None and process.exitcode < 0:
             number = -process.exitcode
             return PeerError(f"rank {rank} was killed by signal {number} ({signal.strsignal(number)})")
@@ -173,19 +173,19 @@ def _failure(processes, readers):
     if said:
         _, code, line = min(said)
         return PeerError(line, code)
-    rank = next(r for r, process in enumerate(processes) if process.exitcode)
-    return PeerError(f"rank {rank} exited with code {processes[rank].exitcode}")
+    rank = next(r for r, process in enumerate(ranks) if process.exitcode)
+    return PeerError(f"rank {rank} exited with code {ranks[rank].exitcode}")
 
 
-def _watch(processes, readers):
+def _watch(ranks, readers):
     """Returns when all ranks are done. @throws PeerError when one fails"""
-    running = {process.sentinel: process for process in processes}
+    running = {process.sentinel: process for process in ranks}
     while running:
         for sentinel in multiprocessing.connection.wait(list(running)):
             process = running.pop(sentinel)
             process.join()
             if process.exitcode != 0:
-                raise _failure(processes, readers)
+                raise _failure(ranks, readers)
 
 
 def run(train, options):
@@ -206,7 +206,7 @@ def run(train, options):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ranks = mp.start_processes(_run_rank, (train, options, port, os.getpid(), [w for _, w in pipes]),
-                                       nprocs=options.processes, join=False, start_method=start_method).processes
+                                   nprocs=options.processes, join=False, start_method=start_method).processes
         # After the fork: its thread would not be in the ranks, its connections would.
         store = _serve_store(listener, port, options)
         for number in STOP_SIGNALS:
