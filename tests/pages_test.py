@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py; what launches.py counts;
-the tables of performance_table.py."""
+what results.py keeps."""
 
 import contextlib
+import copy
 import io
 import json
 import math
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -20,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import launches  # noqa: E402
 import performance_table  # noqa: E402
 import pictures  # noqa: E402
+import results  # noqa: E402
 import stage_diffs  # noqa: E402
 import transcripts  # noqa: E402
 
@@ -439,34 +442,136 @@ class Defaults(unittest.TestCase):
             self.assertIn("another kind of processor", page.read_text().replace("\n", " ").replace("On an", "on an"), page)
 
 
-class Performance(unittest.TestCase):
-    def test_the_tables_are_those_of_the_kept_report(self):
-        written = io.StringIO()
-        with contextlib.redirect_stdout(written):
-            performance_table.main([str(ROOT / "results" / f"{name}.json.gz") for name in ("performance", "sweep", "sweep_mpi")])
-        blocks = written.getvalue().strip().split("\n\n")
-        self.assertEqual([block[:7] for block in blocks], ["| ratio", "| our o", "| all-r", "Equal c", "Equal c"])
-        for block in blocks:
-            self.assertIn(f"\n\n{block}\n\n", (ROOT / "docs/performance.md").read_text())
+class Results(unittest.TestCase):
+    """results/, and the tables and pictures on pages that are from there."""
 
+    documents = {path.name: performance_table.load(path) for path in results.files()}
 
-    def test_the_table_of_the_stages_is_that_of_the_pictures_report(self):
-        written = io.StringIO()
-        with contextlib.redirect_stdout(written):
-            performance_table.main(["--stages", str(ROOT / "results/report.json")])
-        self.assertIn("05 multinode", written.getvalue())
-        self.assertIn(f"\n\n{written.getvalue().strip()}\n\n", (ROOT / "docs/performance.md").read_text())
+    def report(self):
+        return next(copy.deepcopy(document) for document in self.documents.values() if "ddp_scaling" in document)
 
-    def test_the_tables_of_peers_are_those_of_their_report(self):
-        written = io.StringIO()
-        with contextlib.redirect_stdout(written):
-            performance_table.main(["--peers", str(ROOT / "results/peers.json.gz")])
-        best, cpus, gpus, nothing = written.getvalue().strip().split("\n\n")
-        self.assertIn(f"\n\n{best}\n\n", (ROOT / "README.md").read_text())
-        self.assertIn("| tensorflow mirrored | 2 |", cpus)
-        self.assertEqual(nothing, "On GPUs nothing has been measured yet.")
-        for block in (cpus, gpus, nothing):
-            self.assertIn(f"\n\n{block}\n\n", (ROOT / "bench/peers/README.md").read_text())
+    def tree(self):
+        """A repository of its own with one page, of which it is told the folder and a commit."""
+        folder = tempfile.TemporaryDirectory(prefix="ddp-results-test-")
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name).resolve()
+        for module in results, stage_diffs:
+            self.addCleanup(setattr, module, "ROOT", module.ROOT)
+            module.ROOT = root
+        (root / "results").mkdir()
+        (root / "tools").mkdir()
+        (root / "tools/pictures.py").write_text("")
+        (root / "results/README.md").write_text("<!-- index -->\n<!-- end of index -->\n")
+        git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a"]
+        for command in ["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=first"]:
+            subprocess.run([*git, *command], check=True)
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        return root, commit, git
+
+    def run_main(self, *arguments):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = results.main([str(argument) for argument in arguments])
+        return code, said.getvalue()
+
+    def test_every_file_keeps_the_rules_and_every_table_is_its_files(self):
+        self.assertGreater(len(self.documents), 2)
+        self.assertEqual(self.run_main("--check"), (0, ""))
+        shown = {marker[1:3] for page in stage_diffs.pages() for marker in results.TABLE.findall(page.read_text())}
+        self.assertGreater(len(shown), 8)
+        heads = [results.table(int(number), arguments)[:7] for number, arguments in sorted(shown, key=lambda one: (one[1], one[0]))]
+        for head in ("| step ", "| ratio", "| our o", "| all-r", "Equal c", "| S, tw", "| S on "):
+            self.assertIn(head, heads)
+
+    def test_a_broken_file_is_named(self):
+        good = self.report()
+        good["ddp_scaling"]["software"]["git_commit"] = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        good["ddp_scaling"]["machine"]["cpu_governor"] = None
+        stem = results.name_of(good)
+        self.assertEqual(results.broken_rules(good, stem), [])
+        for part, field, value, said in (
+                ("machine", "cpu_model", None, "does not say its cpu_model"), ("machine", "cores", None, "its cores"), ("machine", "os", None, "its os"),
+                ("software", "libtorch", None, "its libtorch"), ("settings", "command", None, "its command"),
+                ("settings", "repetitions", None, "its repetitions"), ("software", "git_commit", "0" * 40, "expected one in this history"),
+                ("software", "git_commit", good["ddp_scaling"]["software"]["git_commit"] + "-dirty", "without further changes"),
+                ("settings", "command", "bench --json /home/me/a.json", "names a path of its machine, /home/me/a.json")):
+            broken = copy.deepcopy(good)
+            broken["ddp_scaling"][part][field] = value
+            with self.subTest(f"{field} {value}"):
+                self.assertIn(said, "\n".join(results.broken_rules(broken, stem)))
+        del good["ddp_scaling"]["machine"]["cpu_governor"]
+        self.assertEqual(results.broken_rules(good, stem), ["does not say its cpu_governor"])
+        good["ddp_scaling"].update(partial=True, machine={**good["ddp_scaling"]["machine"], "cpu_governor": "performance"})
+        good["ddp_scaling"]["runs"][0]["error"] = "exit code 1"
+        self.assertEqual([rule.split(" ")[0] for rule in results.broken_rules(good, "report")], ["is", good["ddp_scaling"]["runs"][0]["name"], "has"])
+        self.assertEqual(len(results.broken_rules([], "a")), 1)
+
+    def test_a_new_file_takes_the_place_of_an_older_one(self):
+        root, commit, git = self.tree()
+        document = self.report()
+        document["ddp_scaling"]["software"]["git_commit"] = commit
+        document["ddp_scaling"]["software"]["launchers"]["mpirun"] = {"path": "/opt/me/bin/mpirun", "version": "4"}
+        models = results.name_of(document).split("_")[0]
+        for date in "2027-01-02", "2027-03-04":
+            document["context"]["date"] = f"{date}T10:00:00+00:00"
+            (root / "new.json").write_text(json.dumps(document))
+            code, said = self.run_main("--add", root / "new.json")
+            self.assertEqual(code, 0, said)
+            name = f"{models}_amd-epyc-2_{date}.json.gz"
+            self.assertEqual([path.name for path in results.files()], [name])
+            self.assertEqual(performance_table.load(root / "results" / name)["ddp_scaling"]["software"]["launchers"]["mpirun"]["path"], "mpirun")
+            self.assertIn(f"| [{name}]({name}) | {date} | AMD EPYC, 2 cores, governor none |", (root / "results/README.md").read_text())
+            if date == "2027-01-02":
+                kind = "--peers" if models == "S" else "--stages"
+                (root / "README.md").write_text(f"[{name}](results/{name})\n\n<!-- table 1 of {kind} results/{name} -->\n| old |\n\nText.\n")
+                subprocess.run([*git, "add", "."], check=True)
+        page = (root / "README.md").read_text()
+        self.assertEqual((page.count(name), page.count("2027-01-02")), (3, 0))
+        self.assertRegex(page, r"-->\n\| .*step.*\n\|---(?s:.*)\n\nText.\n$")
+        self.assertEqual(self.run_main("--check"), (0, ""))
+        for change, other, said in (("| 0", "| 1", "not what results/ gives"), ("](results/", "](", "no link to results/"),
+                                    ("<!-- table 1 of", "<!-- table of", "no such marker")):
+            (root / "README.md").write_text(page.replace(change, other, 1))
+            self.assertIn(said, self.run_main("--check")[1])
+        (root / "README.md").write_text(page)
+        (root / "results/notes.txt").write_text("")
+        self.assertIn("notes.txt: expected a .json", self.run_main("--check")[1])
+        (root / "results/notes.txt").rename(root / "results/notes.json")
+        self.assertIn("notes.json: Expecting value", self.run_main("--check")[1])
+
+    def test_what_breaks_a_rule_is_not_taken_in(self):
+        root, _, _ = self.tree()
+        (root / "new.json").write_text(json.dumps(self.report()))  # of a commit of another repository
+        code, said = self.run_main("--add", root / "new.json")
+        self.assertEqual((code, results.files()), (1, []))
+        self.assertIn("expected one in this history", said)
+
+    def test_a_sweep_is_named_by_its_suite(self):
+        document = {"context": {"date": "2027-01-02T03:04:05+00:00", "cpu_model": "AMD EPYC 9654 (Zen 4)", "num_cpus": 2},
+                    "benchmarks": [{"name": f"all_reduce/{backend}/ranks:2/bytes:4", "repetitions": 3} for backend in ("shm", "shm", "gloo")]}
+        self.assertEqual(results.name_of(document), "all_reduce-shm-gloo_amd-epyc-9654-zen-4-2_2027-01-02")
+        self.assertEqual(results.facts_of(document)["repetitions"], 3)
+
+    def test_measured_pictures_name_their_file(self):
+        measured = [path for path in (ROOT / "docs").rglob("*.svg") if "Measured by bench" in path.read_text()]
+        self.assertGreater(len(measured), 1)
+        for path in measured:
+            self.assertTrue(any(f"results/{name}" in path.read_text() for name in self.documents), path)
+
+    def test_tables_of_numbers_say_where_they_are_from(self):
+        number = re.compile(r"\s*-?[\d.,]+(?: \(.*\))?(?: [a-zA-Z%]+)?\s*")
+        source = re.compile(r"\bresults/|\b(?:build|bench|tests|tools)/\w+|\b0\d_\w+|`[^`\n]*--[a-z]|computed from|performance\.md#the-models")
+        count = 0
+        for page in stage_diffs.pages():
+            for section in re.split(r"^(?=#+ )", page.read_text(), flags=re.MULTILINE):
+                for table in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE):
+                    cells = [cell for row in table.splitlines()[2:] for cell in row.strip().strip("|").split("|")[1:]]
+                    if sum(bool(number.fullmatch(cell)) for cell in cells) > len(cells) / 2:
+                        count += 1
+                        with self.subTest(f"{page.relative_to(ROOT)}: {table.splitlines()[0]}"):
+                            self.assertRegex(section, source, "expected a file in results/ or the command beside a table of numbers")
+        self.assertGreater(count, 15)
 
 
 class Promises(unittest.TestCase):

@@ -130,11 +130,12 @@ def print_peers(report, model="S"):
             run = report.best(model, stage=stage, variant=variant, world_size=ranks, device=device, speedup="none")
             return name, [ranks, *(facts(run) if run else [None] * len(head))]
 
-        rows = [row(*name) for name in sorted(names, key=lambda name: (name[0], name[1] not in ours))]
         print()
-        print_table([f"{model} on {devices}s", "ranks", *head], rows)
-        if not any(run["device"] == device for run in measured):
-            print(f"\nOn {devices}s nothing has been measured yet.")
+        if any(run["device"] == device for run in measured):
+            print_table([f"{model} on {devices}s", "ranks", *head],
+                        [row(*name) for name in sorted(names, key=lambda name: (name[0], name[1] not in ours))])
+        else:
+            print(f"On {devices}s nothing has been measured yet.")
 
 
 def print_stages(report):

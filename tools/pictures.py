@@ -2,21 +2,22 @@
 """Draws the README's picture: the five stages, the changed lines between them, and the speed-up of each.
 
 Writes docs/stages_light.svg and docs/stages_dark.svg. Changed lines are those that stage_diffs.py counts; speed-ups are
-`ddp_scaling.runs[].relative_speedup` of a report by bench, results/report.json unless another is given, with their intervals. A report with
+`ddp_scaling.runs[].relative_speedup` of a report by bench (unless another is given, that in results/ named below), with their intervals. A report with
 a run that fails parity or has no interval, or that was broken off, is refused. With --check, writes nothing and fails if a picture is not what
 would be drawn.
 """
 
 import argparse
-import json
 import math
 import pathlib
 import sys
 from xml.sax.saxutils import escape
 
+from performance_table import load
+from results import name_of
 from stage_diffs import ROOT, changed_code_lines
 
-REPORT = ROOT / "results" / "report.json"
+REPORT = ROOT / "results" / "T-M_amd-epyc-2_2026-11-23.json.gz"
 STAGES = [
     ("01_single_gpu", "one process, one device"),
     ("02_data_parallel", "one process, several devices"),
@@ -129,7 +130,7 @@ def picture(document, colours):
     largest = max([world_size, *(value[2] for values in per_model.values() for value in values if value)])
     scale = (PLOT_WIDTH - LABEL_WIDTH) / largest
     bottom = TOP + ROW * (len(STAGES) - 1) + BOX_HEIGHT
-    height = bottom + 26 + 22 * len(per_model) + 44
+    height = bottom + 26 + 22 * len(per_model) + 62
     middle = BOX_LEFT + BOX_WIDTH / 2
     title = "Five stages, the changed lines between them, and the speed-up of each over stage 01"
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
@@ -172,10 +173,11 @@ def picture(document, colours):
         parts.append(f'<rect x="{PLOT_LEFT}" y="{y - 12}" width="14" height="14" fill="{colours["bars"][index]}"/>')
         parts.append(text(PLOT_LEFT + 22, y, MODELS.get(model, model), colours["text"], size=14))
     least, most = control_range(document)
-    parts.append(text(BOX_LEFT, height - 26, "Thin lines: 95 % intervals. Equal commands took "
+    parts.append(text(BOX_LEFT, height - 44, "Thin lines: 95 % intervals. Equal commands took "
                       f"{least:.2f} to {most:.2f} times as long as each other.", colours["muted"], size=13))
-    parts.append(text(BOX_LEFT, height - 8, f"Measured by bench on {machine['cpu_model']}, {machine['cores']} cores, "
+    parts.append(text(BOX_LEFT, height - 26, f"Measured by bench on {machine['cpu_model']}, {machine['cores']} cores, "
                       f"{document['context']['date'][:10]}, commit {commit[:12]}{dirty}.", colours["muted"], size=13))
+    parts.append(text(BOX_LEFT, height - 8, f"results/{name_of(document)}.json.gz", colours["muted"], size=13))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -185,7 +187,7 @@ def main(arguments=None):
     parser.add_argument("report", nargs="?", type=pathlib.Path, default=REPORT, metavar="REPORT.json")
     options = parser.parse_args(arguments)
     try:
-        document = json.loads(options.report.read_text())
+        document = load(options.report)
         pictures = {ROOT / "docs" / f"stages_{name}.svg": picture(document, colours)
                     for name, colours in (("light", LIGHT), ("dark", DARK))}
     except (OSError, ValueError, Refused) as error:

@@ -145,7 +145,7 @@ def main(arguments=None):
     complaints = wrong_stages()
     for path in pages():
         page, expected, page_complaints = update_page(path)
-        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts|quoted")
+        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts|quoted|table|index|end of index")
         if page != expected and check:
             complaints.append(f"{path.relative_to(ROOT)}: its diffs are not those of the code; run tools/stage_diffs.py")
         elif page != expected:

@@ -77,7 +77,8 @@ def copy_of_checkout():
         folder, temporary = pathlib.Path(scratch) / "checkout", pathlib.Path(scratch) / "tmp"
         shutil.copytree(ROOT, folder, ignore=not_copied, symlinks=True)
         (folder / "build").mkdir()
-        (folder / "build" / "bin").symlink_to(ROOT / "build" / "bin")
+        for programs in "bin", "tests":
+            (folder / "build" / programs).symlink_to(ROOT / "build" / programs)
         temporary.mkdir()
         yield folder, dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(temporary),
                            PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
@@ -240,7 +241,7 @@ def wrong_pages():
             if kind == "same_moved" and not abs(moved - expected) <= MOVED_TOLERANCE * abs(expected):
                 complaints.append(f"{name}: {command}: moved {moved}, expected {expected} as elsewhere")
     for page in pages():
-        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN, QUOTED), "hunk|excerpt")
+        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN, QUOTED), "hunk|excerpt|table|index|end of index")
         complaints += wrong_quotes(page)
         # What is in no transcript is checked by nobody.
         for block in CONSOLE.findall(TRANSCRIPT.sub("", page.read_text())):
