@@ -17,7 +17,7 @@ from performance_table import load
 from results import name_of
 from stage_diffs import ROOT, changed_code_lines
 
-REPORT = ROOT / "results" / "T-M_amd-epyc-2_2026-11-23.json.gz"
+REPORT = ROOT / "results" / "T-M_amd-epyc-2_2026-11-24.json.gz"
 STAGES = [
     ("01_single_gpu", "one process, one device"),
     ("02_data_parallel", "one process, several devices"),
