@@ -116,6 +116,17 @@ TEST_CASE("all-reduces: exact names, bytes, ranks, percentiles, bandwidths, step
                      "all_reduce/gloo/ranks:3/bytes:4", "all_reduce/gloo/ranks:3/bytes:65536",
                      "all_reduce_step/gloo/ranks:3/S", "all_reduce_step/gloo/ranks:3/one.bucket"});
   CHECK(raw.at("benchmarks").at(2).at("buckets") == 3);
+  // Without these a sweep cannot be kept in results/.
+  const nlohmann::json& context = raw.at("context");
+  CHECK_THAT(context.at("command").get<std::string>(),
+             Catch::Matchers::Contains("bench_micro --suite all_reduce"));
+  CHECK_THAT(context.at("command").get<std::string>(),
+             Catch::Matchers::Contains("--benchmark_out="));
+  CHECK_THAT(context.at("libtorch").get<std::string>(),
+             Catch::Matchers::Matches("[0-9]+\\.[0-9]+\\.[0-9]+.*"));
+  for (const char* fact : {"cpu_model", "cpu_governor", "os"}) {
+    CHECK(!context.at(fact).get<std::string>().empty());
+  }
 }
 
 TEST_CASE("limits: the mean over the ranks, with each rank's own; repetitions become one",

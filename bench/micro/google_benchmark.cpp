@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <limits>
@@ -16,6 +17,7 @@
 
 #include "bench/report/output_file.hpp"
 #include "bench/report/statistics.hpp"
+#include "bench/run/machine.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 
@@ -168,6 +170,26 @@ void run_entry(benchmark::State& state, const std::vector<Entry>& entries, size_
   }
 }
 
+/// What a kept result must tell, by the names that bench's reports have. Not the commit: whoever
+/// started it knows it, --benchmark_context=git_commit=HASH.
+void describe_run(const MicroOptions& options, const Team& team) {
+  benchmark::AddCustomContext("device", team.device().is_cuda() ? "cuda" : "cpu");
+  const nlohmann::ordered_json machine = bench::describe_machine(std::nullopt);
+  for (const char* fact : {"cpu_model", "cpu_governor", "os"}) {
+    benchmark::AddCustomContext(
+        fact, machine.at(fact).is_null() ? "none" : machine.at(fact).get<std::string>());
+  }
+  benchmark::AddCustomContext("libtorch", DDP_TORCH_VERSION);
+  std::ifstream file("/proc/self/cmdline");
+  std::string command = options.stage.program;
+  std::string argument;
+  std::getline(file, argument, '\0');  // the program, of which ranks are started by another name
+  while (std::getline(file, argument, '\0')) {
+    command += ' ' + argument;
+  }
+  benchmark::AddCustomContext("command", command);
+}
+
 }  // namespace
 
 void check_benchmark_flags(const std::vector<std::string>& flags) {
@@ -247,7 +269,7 @@ void run_benchmarks(const std::vector<Entry>& entries, const MicroOptions& optio
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   }
-  benchmark::AddCustomContext("device", team.device().is_cuda() ? "cuda" : "cpu");
+  describe_run(options, team);
   ExactNames display(*benchmark::CreateDefaultDisplayReporter());
   const auto inner = file_reporter(value_of("--benchmark_out_format", "json"));
   ExactNames to_file(*inner);
