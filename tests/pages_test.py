@@ -480,7 +480,7 @@ class Results(unittest.TestCase):
         shown = {marker[1:3] for page in stage_diffs.pages() for marker in results.TABLE.findall(page.read_text())}
         self.assertGreater(len(shown), 8)
         heads = [results.table(int(number), arguments)[:7] for number, arguments in sorted(shown, key=lambda one: (one[1], one[0]))]
-        for head in ("| step ", "| ratio", "| our o", "| all-r", "Equal c", "| S, tw", "| S on "):
+        for head in ("| step ", "| ratio", "| our o", "| all-r", "Equal c", "| S, tw", "| S on ", "|  | T "):
             self.assertIn(head, heads)
 
     def test_a_broken_file_is_named(self):
@@ -534,6 +534,8 @@ class Results(unittest.TestCase):
                                     ("<!-- table 1 of", "<!-- table of", "no such marker")):
             (root / "README.md").write_text(page.replace(change, other, 1))
             self.assertIn(said, self.run_main("--check")[1])
+        (root / "README.md").write_text(page.replace(name, "gone.json"))
+        self.assertIn("there is no results/gone.json", self.run_main("--check")[1])
         (root / "README.md").write_text(page)
         (root / "results/notes.txt").write_text("")
         self.assertIn("notes.txt: expected a .json", self.run_main("--check")[1])

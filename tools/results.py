@@ -23,12 +23,6 @@ import sys
 import performance_table
 from stage_diffs import ROOT, pages
 
-# Taken before there were rules; each entry goes when its file is taken anew.
-BEFORE_THE_RULES = {
-    "T-S-M-L_amd-epyc-2_2026-11-23.json.gz",
-    "all_reduce-mpi_amd-epyc-2_2026-11-23.json.gz",
-    "all_reduce-shm-gloo_amd-epyc-2_2026-11-23.json.gz",
-}
 # What a result must tell; a governor is null where the kernel has none, as in most virtual machines.
 FACTS = ("date", "cpu_model", "cores", "cpu_governor", "os", "libtorch", "git_commit", "command", "repetitions")
 MAY_BE_NULL = ("cpu_governor",)
@@ -121,8 +115,7 @@ def wrong_results():
             broken = broken_rules(performance_table.load(path), path.name.split(".json")[0])
         except (OSError, ValueError) as error:
             broken = [f"{error}, expected JSON"]
-        if bool(broken) != (path.name in BEFORE_THE_RULES):
-            complaints += [f"{path.name}: {rule}" for rule in broken or ["keeps the rules, expected it not in BEFORE_THE_RULES"]]
+        complaints += [f"{path.name}: {rule}" for rule in broken]
     return complaints
 
 
@@ -131,15 +124,11 @@ def index():
     for path in files():
         facts = facts_of(performance_table.load(path))
         shown = [page.relative_to(ROOT).as_posix() for page in pages() if path.name in page.read_text() and page.parent != path.parent]
-        told = {fact: facts.get(fact, "not told") or "none" for fact in FACTS}
+        told = {fact: facts[fact] or "none" for fact in FACTS}
         machine = f"{told['cpu_model']}, {told['cores']} cores, governor {told['cpu_governor']}"
-        dirty = "-dirty" if told["git_commit"].endswith("-dirty") else ""
         links = ", ".join(f"[{page}](../{page})" for page in shown)
         rows.append(f"| [{path.name}]({path.name}) | {told['date'][:10]} | {machine} | LibTorch {told['libtorch']}, commit "
-                    f"{told['git_commit'][:12]}{dirty} | {told['repetitions']} | `{told['command']}` | {links} |")
-    old = [f"* `{path.name}`" for path in files() if path.name in BEFORE_THE_RULES]
-    if old:
-        rows += ["", "Taken before there were rules, and breaking some (a fact is not told, the commit is not in the history):", "", *old]
+                    f"{told['git_commit'][:12]} | {told['repetitions']} | `{told['command']}` | {links} |")
     return "\n".join(rows) + "\n"
 
 
@@ -159,6 +148,9 @@ def update_page(page):
         for file in re.findall(r"results/(\S+)", match.group(3)):
             if not re.search(rf"\]\([./]*results/{re.escape(file)}\)", text):
                 complaints.append(f"{name}: {match.group(1).strip()}: no link to results/{file}, expected one for who reads the table")
+            if not (ROOT / "results" / file).is_file():
+                complaints.append(f"{name}: {match.group(1).strip()}: there is no results/{file}")
+                return match.group(0)
         return match.group(1) + table(int(match.group(2)), match.group(3))
 
     complaints += [f"{name}: {marker}: no such marker" for marker in re.findall(r"^<!-- table .*", text, re.MULTILINE)
@@ -195,11 +187,8 @@ def add(path):
     for old in older:
         for source in (ROOT / name for name in tracked if name.endswith((".md", ".py")) and (ROOT / name).exists()):
             text = source.read_text()
-            if source == pathlib.Path(__file__).resolve():
-                source.write_text(text.replace(f'    "{old.name}",\n', ""))
-            elif old.name in text:
+            if old.name in text:
                 source.write_text(text.replace(old.name, new.name))
-        BEFORE_THE_RULES.discard(old.name)
         old.unlink()
     new.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
     print(f"{new.relative_to(ROOT)}{' instead of ' + ', '.join(old.name for old in older) if older else ''}")
