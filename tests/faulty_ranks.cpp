@@ -51,7 +51,9 @@ void compute_for(double ms) {
 [[noreturn]] void miss_collective(const std::string& kind, bool comes) {
   const ddp::ProcessGroup& group = ddp::default_process_group();
   const std::chrono::milliseconds timeout = group.store()->getTimeout();
-  ddp::explain_timeouts(group.store(), group.environment());
+  const auto log = std::make_shared<ddp::CollectiveLog>();
+  log->begin("all_reduce", torch::zeros({21}), ddp::CallSite::current());
+  ddp::explain_timeouts(group.store(), group.environment(), log);
   if (comes && kind == "nccl-timeout") {
     std::thread([timeout] {
       std::this_thread::sleep_for(timeout);

@@ -173,8 +173,8 @@ TEST_CASE("a rank that hangs is named, and the job ends at the timeout") {
   INFO(result.err);
   CHECK(result.exit_code == 1);
   CHECK(contains(result.err,
-                 "mpi_ranks: error: [rank 0] --backend mpi: all_reduce sum of 784 float32 "
-                 "(collective 3): rank 2 did not arrive within 5 s, expected all 3 ranks"));
+                 "mpi_ranks: error: [rank 0] --backend mpi: all_reduce sum of 784 float32: "
+                 "rank 2 did not arrive within 5 s, expected all 3 ranks"));
 }
 
 TEST_CASE("two collectives may be further apart than the timeout") {

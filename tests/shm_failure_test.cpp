@@ -112,20 +112,19 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
   };
   const std::vector<Case> cases = {
       {sum, reduce(50, DType::kFloat32, ReduceOp::kSum),
-       "rank 0 calls all_reduce sum of 100 float32 as collective 3, "
-       "rank 1 calls all_reduce sum of 50 float32 as collective 3"},
-      {reduce(100000, DType::kFloat32, ReduceOp::kSum), sum,
-       "sum of 100000 float32 as collective 3, rank 1"},
+       "rank 0 calls all_reduce sum of 100 float32, "
+       "rank 1 calls all_reduce sum of 50 float32"},
+      {reduce(100000, DType::kFloat32, ReduceOp::kSum), sum, "sum of 100000 float32, rank 1"},
       {sum, reduce(100, DType::kInt32, ReduceOp::kSum), "rank 1 calls all_reduce sum of 100 int32"},
       {sum, reduce(100, DType::kFloat32, ReduceOp::kMax),
        "rank 1 calls all_reduce max of 100 float32"},
       {reduce(100, DType::kFloat64, ReduceOp::kSum), broadcast_from(1),
        "rank 1 calls broadcast from rank 1 of 100 float64"},
       {broadcast_from(0), broadcast_from(1),
-       "rank 0 calls broadcast from rank 0 of 100 float64 as collective 3, rank 1 calls broadcast "
+       "rank 0 calls broadcast from rank 0 of 100 float64, rank 1 calls broadcast "
        "from rank 1"},
       {[](Communicator& communicator) { communicator.barrier(); },
-       reduce(1, DType::kInt64, ReduceOp::kMin), "rank 0 calls barrier as collective 3"},
+       reduce(1, DType::kInt64, ReduceOp::kMin), "rank 0 calls barrier"},
   };
   for (const Case& c : cases) {
     for (const ProcessOutcome& outcome : run_connected(2, [&](Communicator& communicator) {
@@ -160,7 +159,7 @@ TEST_CASE("a rank that stays away is named when the time is over") {
     return std::string("done");
   });
   const std::string missing = fmt::format(
-      "all_reduce sum of 1000 float32 (collective 2): rank 1 (pid {}), rank 3 (pid {}) did not "
+      "all_reduce sum of 1000 float32: rank 1 (pid {}), rank 3 (pid {}) did not "
       "arrive within 1.5 s, expected all 4 ranks",
       ranks.pid(1), ranks.pid(3));
   for (const ProcessOutcome& outcome : ranks.wait()) {
@@ -247,7 +246,7 @@ TEST_CASE("a rank that leaves ends the others, and every later call repeats the 
     });
     INFO(outcomes[0].text);
     CHECK(failed_with(outcomes[0], "rank 1 (pid"));
-    CHECK(contains(outcomes[0].text, ") left during all_reduce sum of 3 float64 (collective 2)"));
+    CHECK(contains(outcomes[0].text, ") left during all_reduce sum of 3 float64"));
     CHECK(outcomes[1].text == "done");
   }
 }

@@ -82,7 +82,8 @@ c10::intrusive_ptr<c10d::Backend> make_mpi_backend(const c10::intrusive_ptr<c10d
                              const std::string& text) { store->set(key, text); },
        .find_note = [store](const std::string& key) -> std::optional<std::string> {
          return store->check({key}) ? std::optional(store->get_to_str(key)) : std::nullopt;
-       }});
+       },
+       .last_call = options.last_call});
   return make_host_backend("mpi", std::move(communicator),
                            module.is_cuda_aware() ? GpuTensors::kDirect : GpuTensors::kStaged);
 }

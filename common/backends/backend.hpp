@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "common/launch/launch_environment.hpp"
@@ -19,6 +20,9 @@ struct BackendOptions {
   std::chrono::milliseconds timeout;  ///< of every collective
   std::string address;  ///< of this host, as a number: where peers reach it
   int num_nodes = 1;  ///< as the launcher has it
+  /// "collective 2, called at main.cpp:21": the collective at hand, for messages of other threads;
+  /// may be null.
+  std::function<std::string()> last_call = nullptr;
 };
 
 /// "auto" is NCCL for CUDA devices; on the CPU make_backend() decides.

@@ -45,8 +45,9 @@ struct FusedStep::State {
                 "Expected a model all of whose parameters are trained, got ",
                 flat.parameters.size(), " of ", model->parameters().size());
     if (world_size > 1) {
-      buckets.emplace(flat, *process_group, distributed_options(options),
-                      GradientBuckets::Scale::kDivided);
+      buckets.emplace(
+          flat, *process_group, distributed_options(options), GradientBuckets::Scale::kDivided,
+          CallSite{.file = options.speedup == "graph" ? "--speedup graph" : "--speedup fused"});
     }
     const auto count = static_cast<int64_t>(devices.size());
     const int64_t largest_share = (batch_size + count - 1) / count;

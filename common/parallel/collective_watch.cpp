@@ -28,21 +28,23 @@ const std::string kNotEnded = "did not end within";
 
 /// What did not end, for people, out of the text of ProcessGroupNCCL's watchdog; else nothing.
 std::string collective_of(const std::string& what) {
-  static const std::regex work("timeout: WorkNCCL\\(SeqNum=(\\d+), OpType=(\\w+), NumelIn=(\\d+)");
+  static const std::regex work("timeout: WorkNCCL\\(SeqNum=\\d+, OpType=(\\w+), NumelIn=(\\d+)");
   std::smatch match;
   return std::regex_search(what, match, work)
-             ? fmt::format("NCCL's collective {}, {} of {} elements,", match.str(1), match.str(2),
-                           match.str(3))
+             ? fmt::format("NCCL's {} of {} elements", match.str(1), match.str(2))
              : "";
 }
 
 std::string explain_timeout(const c10::intrusive_ptr<c10d::Store>& store,
                             const std::string& timeout, const LaunchEnvironment& environment,
-                            const std::string& what) {
+                            const CollectiveLog& log, const std::string& what) {
   const std::string collective = collective_of(what);
   const bool timed_out = !collective.empty() || what.find(kNotEnded) != std::string::npos;
-  const std::string plain =
+  std::string plain =
       collective.empty() ? what : fmt::format("{} {} {} s", collective, kNotEnded, timeout);
+  if (const std::string last = log.last(); timed_out && !last.empty()) {
+    plain += "; called last: " + last;
+  }
   const std::vector<int> late = late_ranks(store, environment, timed_out);
   return late.empty() ? plain
                       : fmt::format("rank {} did not arrive within {} s, expected all {} ranks: {}",
@@ -90,11 +92,12 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
 }
 
 void explain_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
-                      const LaunchEnvironment& environment) {
+                      const LaunchEnvironment& environment,
+                      std::shared_ptr<const CollectiveLog> log) {
   // A connection of its own: the other one may be in use for as long as it likes.
   explain_thread_errors([store = store->clone(), timeout = in_seconds(store->getTimeout()),
-                         environment](const std::string& what) {
-    return explain_timeout(store, timeout, environment, what);
+                         environment, log = std::move(log)](const std::string& what) {
+    return explain_timeout(store, timeout, environment, *log, what);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "common/base/watchdog.hpp"
 #include "common/launch/launch_environment.hpp"
+#include "common/parallel/collective_log.hpp"
 
 namespace ddp {
 
@@ -27,9 +29,11 @@ namespace ddp {
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& environment, bool timed_out);
 
-/// Has errors of other threads that tell of a collective's timeout name the ranks that are missing.
+/// Has errors of other threads that tell of a collective's timeout name the ranks that are missing,
+/// and the collective that this rank called last.
 void explain_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
-                      const LaunchEnvironment& environment);
+                      const LaunchEnvironment& environment,
+                      std::shared_ptr<const CollectiveLog> log);
 
 /// Note [NCCL's timeouts]: a collective that lacks a rank is a kernel that does not end, and the
 /// host learns nothing of it before it asks the device. Two watch over that.

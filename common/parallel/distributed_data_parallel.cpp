@@ -38,21 +38,23 @@ FlatParameters flatten_same_parameters(const torch::nn::Module& module,
 }  // namespace
 
 GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
-                                 const DistributedDataParallelOptions& options)
+                                 const DistributedDataParallelOptions& options,
+                                 const CallSite& site)
     : process_group_(process_group),
+      site_(site),
       buffers_(module.buffers()),
       flat_(flatten_same_parameters(module, process_group)),
-      buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide),
+      buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide, site),
       target_(std::make_shared<HookTarget>()) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const size_t parameters = buckets_.range(bucket).parameters;
     bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // bucket 0 has the last ones
     parameters_in_.push_back(parameters);
   }
-  process_group.broadcast(flat_.data);
+  process_group.broadcast(flat_.data, /*root=*/0, site_);
   for (const torch::Tensor& parameter : module.parameters()) {
     if (!parameter.requires_grad()) {
-      process_group.broadcast(parameter.detach());
+      process_group.broadcast(parameter.detach(), /*root=*/0, site_);
     }
   }
   broadcast_buffers();
@@ -86,7 +88,7 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::broadcast_buffers() const {
   const torch::NoGradGuard no_grad;
   for (const torch::Tensor& buffer : buffers_) {
-    process_group_.broadcast(buffer);
+    process_group_.broadcast(buffer, /*root=*/0, site_);
   }
 }
 

@@ -36,9 +36,10 @@ namespace ddp {
 class GradientReducer {
  public:
   /// Broadcasts rank 0's parameters and buffers.
+  /// @param site what messages about this object's collectives name as their caller
   /// @throws UsageError naming the first parameter in which a rank's model differs from rank 0's
   GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
-                  const DistributedDataParallelOptions& options);
+                  const DistributedDataParallelOptions& options, const CallSite& site);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -65,6 +66,7 @@ class GradientReducer {
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;
+  CallSite site_;
   bool synchronize_ = true;
   std::vector<torch::Tensor> buffers_;  // the model's, which are no parameters
   FlatParameters flat_;
@@ -105,15 +107,18 @@ class DistributedDataParallel {
  public:
   /// `process_group` must outlive this object.
   DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
-                          const DistributedDataParallelOptions& options = {})
-      : module_(std::move(module)), reducer_(*module_, process_group, options) {}
+                          const DistributedDataParallelOptions& options = {},
+                          const CallSite& site = CallSite::current())
+      : module_(std::move(module)), reducer_(*module_, process_group, options, site) {}
   /// Over the default group.
   explicit DistributedDataParallel(ModuleHolder module,
-                                   const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(std::move(module), default_process_group(), options) {}
+                                   const DistributedDataParallelOptions& options = {},
+                                   const CallSite& site = CallSite::current())
+      : DistributedDataParallel(std::move(module), default_process_group(), options, site) {}
   /// The same, as the command line says.
-  DistributedDataParallel(ModuleHolder module, const Options& options)
-      : DistributedDataParallel(std::move(module), distributed_options(options)) {}
+  DistributedDataParallel(ModuleHolder module, const Options& options,
+                          const CallSite& site = CallSite::current())
+      : DistributedDataParallel(std::move(module), distributed_options(options), site) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {

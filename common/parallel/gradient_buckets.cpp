@@ -49,14 +49,16 @@ std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
 }
 
 GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
-                                 const DistributedDataParallelOptions& options, Scale scale)
+                                 const DistributedDataParallelOptions& options, Scale scale,
+                                 const CallSite& site)
     : process_group_(process_group),
       compression_(options.compression),
       shard_(options.shard_optimizer),
       division_(scale == Scale::kDivided                 ? Division::kNever
                 : compression_                           ? Division::kBeforeRounding
                 : process_group.has_average() && !shard_ ? Division::kWithinSum
-                                                         : Division::kAfterSum) {
+                                                         : Division::kAfterSum),
+      site_(site) {
   for (const BucketRange& range : bucket_ranges(flat, options)) {
     Bucket& bucket = buckets_.emplace_back();
     bucket.range = range;
@@ -82,8 +84,9 @@ void GradientBuckets::start(size_t index) {
     travels.whole.front().copy_(gradients);
   }
   const auto op = division_ == Division::kWithinSum ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
-  bucket.work = shard_ ? process_group_.start_reduce_scatter(travels)
-                       : process_group_.start_all_reduce(travels.whole, op);
+  site_.bucket = static_cast<int>(index);
+  bucket.work = shard_ ? process_group_.start_reduce_scatter(travels, site_)
+                       : process_group_.start_all_reduce(travels.whole, op, site_);
 }
 
 void GradientBuckets::finish() {

@@ -62,7 +62,8 @@ class GradientBuckets {
 
   /// @param flat its gradients must stay where they are; `process_group` must outlive this object
   GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
-                  const DistributedDataParallelOptions& options, Scale scale);
+                  const DistributedDataParallelOptions& options, Scale scale,
+                  const CallSite& site = CallSite::current());
 
   size_t size() const noexcept { return buckets_.size(); }
   const BucketRange& range(size_t bucket) const { return buckets_[bucket].range; }
@@ -88,6 +89,7 @@ class GradientBuckets {
   std::optional<torch::ScalarType> compression_;
   bool shard_;
   Division division_;
+  CallSite site_;  // what messages name as the caller
   std::vector<Bucket> buckets_;
 };
 

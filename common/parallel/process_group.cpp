@@ -161,13 +161,15 @@ double WaitTime::total_ms() const {
 
 ProcessGroup::ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
                            c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
-                           torch::Device device, std::shared_ptr<CollectiveWatch> watch)
+                           torch::Device device, std::shared_ptr<CollectiveWatch> watch,
+                           std::shared_ptr<CollectiveLog> log)
     : environment_(std::move(environment)),
       store_(std::move(store)),
       group_(std::move(group)),
       backend_name_(std::move(backend_name)),
       device_(device),
-      watch_(std::move(watch)) {}
+      watch_(std::move(watch)),
+      log_(std::move(log)) {}
 
 template <typename Collective>
 auto ProcessGroup::call(const Collective& collective) const {
@@ -179,7 +181,29 @@ auto ProcessGroup::call(const Collective& collective) const {
 }
 
 template <typename Collective>
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
+c10::intrusive_ptr<c10d::Work> ProcessGroup::call(const char* kind, const torch::Tensor& tensor,
+                                                  const CallSite& site,
+                                                  const Collective& collective) const {
+  const auto with_last_call = [this](const Error& error) {
+    return fmt::format("{}; {}", error.what(), log_->last_call());
+  };
+  log_->begin(kind, tensor, site);
+  try {
+    auto work = call(collective);
+    log_->started(work.get());
+    return work;
+  } catch (const UsageError& error) {
+    throw UsageError(with_last_call(error));
+  } catch (const TransientError& error) {
+    throw TransientError(with_last_call(error));
+  } catch (const Error& error) {
+    throw Error(error.code(), with_last_call(error));
+  }
+}
+
+template <typename Collective>
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const char* kind, const torch::Tensor& tensor,
+                                                   const CallSite& site,
                                                    const Collective& collective) const {
   if (before_all_reduce_) {
     before_all_reduce_(tensor);
@@ -188,13 +212,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
     return {};
   }
   if (!wait_timer_enabled_) {
-    return call(collective);
+    return call(kind, tensor, site, collective);
   }
   wait_.all_reduce_bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
   // On the host nothing hides what it takes to start: a backend may even do all of the work here.
   const Clock::time_point before = Clock::now();
   const WaitTime::Event stream_before = record_if_blocking();
-  auto work = call(collective);
+  auto work = call(kind, tensor, site, collective);
   if (stream_before) {
     wait_.backward.device.emplace_back(stream_before, record_if_blocking());
   } else if (device_.is_cpu()) {
@@ -204,15 +228,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const torch::Tensor& tensor,
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensors,
-                                                              c10d::ReduceOp::RedOpType op) const {
-  return start(tensors.front(), [&](c10d::Backend& backend) {
+                                                              c10d::ReduceOp::RedOpType op,
+                                                              const CallSite& site) const {
+  return start("all_reduce", tensors.front(), site, [&](c10d::Backend& backend) {
     return backend.allreduce(tensors, {.reduceOp = op});
   });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor) const {
+c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor& tensor,
+                                                                  const CallSite& site) const {
   torch::Tensor& own = tensor.parts[static_cast<size_t>(rank())];
-  return start(tensor.whole.front(), [&](c10d::Backend& backend) {
+  return start("reduce_scatter", tensor.whole.front(), site, [&](c10d::Backend& backend) {
     if (backend_name_ == "shm") {
       std::vector<torch::Tensor> output{own};
       std::vector<std::vector<torch::Tensor>> inputs{tensor.parts};
@@ -225,7 +251,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start_reduce_scatter(DividedTensor&
   });
 }
 
-void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
+void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors, const CallSite& site) const {
   if (all_reduce_paused_) {
     return;
   }
@@ -238,16 +264,17 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors) const {
     if (backend_name_ == "shm") {
       std::vector<std::vector<torch::Tensor>> outputs{tensor.parts};
       std::vector<torch::Tensor> input{own};
-      works.push_back(
-          call([&](c10d::Backend& backend) { return backend.allgather(outputs, input); }));
+      works.push_back(call("all_gather", tensor.whole.front(), site, [&](c10d::Backend& backend) {
+        return backend.allgather(outputs, input);
+      }));
     } else if (backend_name_ == "nccl" && tensor.is_even()) {
-      works.push_back(call([&](c10d::Backend& backend) {
+      works.push_back(call("all_gather", tensor.whole.front(), site, [&](c10d::Backend& backend) {
         return backend._allgather_base(tensor.whole.front(), own);
       }));
     } else {
       // c10d's all-gather wants parts of one size, and Gloo's would copy them there and back.
       for (int root = 0; root < world_size(); ++root) {
-        start_broadcast(tensor.parts[static_cast<size_t>(root)], root, works);
+        start_broadcast(tensor.parts[static_cast<size_t>(root)], root, site, works);
       }
     }
   }
@@ -320,26 +347,31 @@ void ProcessGroup::wait(c10d::Work& work) const {
                            what.find("Application timeout") != std::string_view::npos;
     const std::vector<int> late = late_ranks(store_, environment_, timed_out);
     if (late.empty()) {
-      throw;
+      const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
+      throw Error(
+          ExitCode::kTrainingFailed,
+          fmt::format("{}: {}", from_torch == nullptr ? what : from_torch->what_without_backtrace(),
+                      log_->of(work)));
     }
     if (rank() == 0 && environment_.store.is_served_by_rank_0()) {
       at_train_end(wait_for_launcher);  // others may still ask
     }
     throw Error(ExitCode::kTrainingFailed,
-                fmt::format("rank {} did not arrive within {} s, expected all {} ranks",
-                            fmt::join(late, ", "), in_seconds(store_->getTimeout()), world_size()));
+                fmt::format("rank {} did not arrive within {} s, expected all {} ranks: {}",
+                            fmt::join(late, ", "), in_seconds(store_->getTimeout()), world_size(),
+                            log_->of(work)));
   }
 }
 
-void ProcessGroup::broadcast(torch::Tensor tensor, int root) const {
+void ProcessGroup::broadcast(torch::Tensor tensor, int root, const CallSite& site) const {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  start_broadcast(tensor, root, works);
+  start_broadcast(tensor, root, site, works);
   for (const auto& work : works) {
     wait(work);
   }
 }
 
-void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
+void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root, const CallSite& site,
                                    std::vector<c10::intrusive_ptr<c10d::Work>>& works) const {
   // Gloo waits for all of a tensor with one --timeout: a large one goes piece by piece.
   constexpr int64_t kPieceBytes = 4 << 20;
@@ -350,26 +382,29 @@ void ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
   for (const torch::Tensor& piece : pieces) {
     if (piece.numel() > 0) {
       std::vector<torch::Tensor> part{piece};
-      works.push_back(call(
-          [&](c10d::Backend& backend) { return backend.broadcast(part, {.rootRank = root}); }));
+      works.push_back(call("broadcast", piece, site, [&](c10d::Backend& backend) {
+        return backend.broadcast(part, {.rootRank = root});
+      }));
     }
   }
 }
 
-torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor) const {
+torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSite& site) const {
   std::vector<torch::Tensor> input{tensor.contiguous()};
   std::vector<std::vector<torch::Tensor>> output(1);
   for (int r = 0; r < world_size(); ++r) {
     output[0].push_back(torch::empty_like(input[0]));
   }
-  wait(call([&](c10d::Backend& backend) { return backend.allgather(output, input); }));
+  wait(call("all_gather", tensor, site,
+            [&](c10d::Backend& backend) { return backend.allgather(output, input); }));
   return torch::stack(output[0]);
 }
 
-void ProcessGroup::barrier() const {
+void ProcessGroup::barrier(const CallSite& site) const {
   // Ranks meet while all-reduces are paused, too. No c10d barrier: NCCL's would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
-  wait(call([&](c10d::Backend& backend) { return backend.allreduce(one); }));
+  wait(call("barrier", one.front(), site,
+            [&](c10d::Backend& backend) { return backend.allreduce(one); }));
 }
 
 std::string ProcessGroup::lost_rank() const {
@@ -504,8 +539,9 @@ ProcessGroup create_process_group(const LaunchEnvironment& environment, const to
     process_group.verify("devices", cuda_device_uuid(device.index()), shared_device);
   }
   std::shared_ptr<CollectiveWatch> watch;
+  const auto log = std::make_shared<CollectiveLog>();
   if (name == "nccl") {
-    explain_timeouts(store, environment);
+    explain_timeouts(store, environment, log);
     watch = std::make_shared<CollectiveWatch>(timeout, progress_of(device));
   }
   const BackendOptions backend_options{environment.rank,
@@ -513,7 +549,8 @@ ProcessGroup create_process_group(const LaunchEnvironment& environment, const to
                                        device,
                                        timeout,
                                        address_for_peers(environment, interface, meeting),
-                                       environment.num_nodes};
+                                       environment.num_nodes,
+                                       [log] { return log->last_call(); }};
   std::optional<CollectiveWatch::Call> watched;
   if (watch) {
     watched.emplace(*watch);
@@ -526,7 +563,7 @@ ProcessGroup create_process_group(const LaunchEnvironment& environment, const to
   // an end may hang, too.
   at_train_end([watch, group] {});
   return ProcessGroup(environment, store, group, backend->getBackendName(), device,
-                      std::move(watch));
+                      std::move(watch), log);
 }
 
 void destroy_process_group(ProcessGroup& process_group) {
@@ -577,12 +614,12 @@ void destroy_process_group() {
   destroy_process_group(default_process_group());
 }
 
-void all_reduce(torch::Tensor tensor) {
-  default_process_group().all_reduce(std::move(tensor));
+void all_reduce(torch::Tensor tensor, const CallSite& site) {
+  default_process_group().all_reduce(std::move(tensor), site);
 }
 
-void broadcast(torch::Tensor tensor, int root) {
-  default_process_group().broadcast(std::move(tensor), root);
+void broadcast(torch::Tensor tensor, int root, const CallSite& site) {
+  default_process_group().broadcast(std::move(tensor), root, site);
 }
 
 }  // namespace ddp

@@ -15,6 +15,7 @@
 
 #include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
+#include "common/parallel/collective_log.hpp"
 #include "common/parallel/collective_watch.hpp"
 
 namespace ddp {
@@ -53,7 +54,7 @@ struct CommunicationWait {
 
 /// c10d's process group with its store, and a clock that adds up how long this rank waited for
 /// communication. Every rank must make the same calls in the same order; a call throws when
-/// --timeout has passed.
+/// --timeout has passed, and the message names the line that called: `site`.
 ///
 /// Note [Default group]: as in Python, init_process_group() makes a group that whatever is given
 /// none uses. There is one per thread, since in tests a rank is a thread.
@@ -62,7 +63,8 @@ class ProcessGroup {
   /// @param watch over calls to the backend; none: those return, or throw, by themselves
   ProcessGroup(LaunchEnvironment environment, c10::intrusive_ptr<c10d::Store> store,
                c10::intrusive_ptr<c10d::ProcessGroup> group, std::string backend_name,
-               torch::Device device, std::shared_ptr<CollectiveWatch> watch = nullptr);
+               torch::Device device, std::shared_ptr<CollectiveWatch> watch = nullptr,
+               std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>());
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
   ~ProcessGroup() = default;
@@ -74,18 +76,21 @@ class ProcessGroup {
   const torch::Device& device() const noexcept { return device_; }
 
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
-  void all_reduce(torch::Tensor tensor) const { wait(start_all_reduce(std::move(tensor))); }
+  void all_reduce(torch::Tensor tensor, const CallSite& site = CallSite::current()) const {
+    wait(start_all_reduce(std::move(tensor), site));
+  }
   /// The same without waiting: hand the result to wait() before reading the tensor.
   /// @return nothing to wait for while all-reduces are paused
-  c10::intrusive_ptr<c10d::Work> start_all_reduce(torch::Tensor tensor) const {
+  c10::intrusive_ptr<c10d::Work> start_all_reduce(
+      torch::Tensor tensor, const CallSite& site = CallSite::current()) const {
     std::vector<torch::Tensor> tensors{std::move(tensor)};
-    return start_all_reduce(tensors);
+    return start_all_reduce(tensors, c10d::ReduceOp::SUM, site);
   }
   /// The same for a vector of one tensor, as c10d wants it, that the caller makes only once.
   /// @param op SUM, or AVG if has_average()
   c10::intrusive_ptr<c10d::Work> start_all_reduce(
-      std::vector<torch::Tensor>& tensors,
-      c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
+      std::vector<torch::Tensor>& tensors, c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
+      const CallSite& site = CallSite::current()) const;
   /// Whether the backend divides while it adds, with the bits of a division afterwards, which
   /// takes a pass over the tensor: about as long as to sum a large one over two ranks. (NCCL's AVG
   /// multiplies before it adds: other bits unless the ranks are a power of two, and a sum that
@@ -94,15 +99,19 @@ class ProcessGroup {
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const { wait(work, wait_.backward); }
   /// The same, but of the sum each rank gets its own part only; what its tensor holds elsewhere is
   /// undefined. An all-reduce where the backend has nothing cheaper.
-  c10::intrusive_ptr<c10d::Work> start_reduce_scatter(DividedTensor& tensor) const;
+  c10::intrusive_ptr<c10d::Work> start_reduce_scatter(
+      DividedTensor& tensor, const CallSite& site = CallSite::current()) const;
   /// Copies every rank's own part of each tensor to all ranks, in place. While paused it does
   /// nothing.
-  void gather_parts(std::vector<DividedTensor>& tensors) const;
+  void gather_parts(std::vector<DividedTensor>& tensors,
+                    const CallSite& site = CallSite::current()) const;
   /// Copies the root's `tensor` to all ranks, in place.
-  void broadcast(torch::Tensor tensor, int root = 0) const;
+  void broadcast(torch::Tensor tensor, int root = 0,
+                 const CallSite& site = CallSite::current()) const;
   /// @return (world_size, ...): row r is rank r's `tensor`
-  torch::Tensor all_gather(const torch::Tensor& tensor) const;
-  void barrier() const;
+  torch::Tensor all_gather(const torch::Tensor& tensor,
+                           const CallSite& site = CallSite::current()) const;
+  void barrier(const CallSite& site = CallSite::current()) const;
   /// Collective. (numel) elements on device(), not initialised, in memory that all_reduce() works
   /// on without a copy if the backend has such; ordinary memory otherwise.
   torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
@@ -162,10 +171,14 @@ class ProcessGroup {
   /// Calls `collective` with the backend, under the watch.
   template <typename Collective>
   auto call(const Collective& collective) const;
+  /// The same for a collective on `tensor`, which is logged; what it throws names `site`, too.
+  template <typename Collective>
+  c10::intrusive_ptr<c10d::Work> call(const char* kind, const torch::Tensor& tensor,
+                                      const CallSite& site, const Collective& collective) const;
   /// Calls `collective`, which starts to sum `tensor`, unless all-reduces are paused.
   template <typename Collective>
-  c10::intrusive_ptr<c10d::Work> start(const torch::Tensor& tensor,
-                                       const Collective& collective) const;
+  c10::intrusive_ptr<c10d::Work> start(const char* kind, const torch::Tensor& tensor,
+                                       const CallSite& site, const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
   /// The device's stream, now.
   WaitTime::Event record() const;
@@ -175,7 +188,7 @@ class ProcessGroup {
   /// @throws Error (1) naming the late ranks, if that can be found out
   void wait(c10d::Work& work) const;
   /// Starts to copy the root's `tensor` to all ranks.
-  void start_broadcast(const torch::Tensor& tensor, int root,
+  void start_broadcast(const torch::Tensor& tensor, int root, const CallSite& site,
                        std::vector<c10::intrusive_ptr<c10d::Work>>& works) const;
 
   LaunchEnvironment environment_;
@@ -184,6 +197,7 @@ class ProcessGroup {
   std::string backend_name_;
   torch::Device device_;
   std::shared_ptr<CollectiveWatch> watch_;
+  std::shared_ptr<CollectiveLog> log_;  // that threads which watch over collectives have, too
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
   bool accumulating_ = false;
@@ -223,9 +237,9 @@ ProcessGroup* find_default_process_group();
 ProcessGroup& default_process_group();
 
 /// Sums `tensor` over the ranks of the default group, in place.
-void all_reduce(torch::Tensor tensor);
+void all_reduce(torch::Tensor tensor, const CallSite& site = CallSite::current());
 /// Copies the root's `tensor` to all ranks of the default group, in place.
-void broadcast(torch::Tensor tensor, int root = 0);
+void broadcast(torch::Tensor tensor, int root = 0, const CallSite& site = CallSite::current());
 
 /// As init_process_group(), for a group of one's own.
 ProcessGroup create_process_group(const Options& options, const LaunchEnvironment& environment,

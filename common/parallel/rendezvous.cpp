@@ -288,7 +288,14 @@ void wait_for_launcher() {
 }
 
 void depart(c10d::Store& store, int rank, int world_size) {
-  meet(store, "departure", rank, world_size, store.getTimeout());
+  try {
+    meet(store, "departure", rank, world_size, store.getTimeout());
+  } catch (const TransientError&) {
+    // Whoever waits for this rank in a collective has more to say, and has then said it.
+    constexpr std::chrono::milliseconds kCollectivesTurn{1500};
+    std::this_thread::sleep_for(kCollectivesTurn);
+    throw;
+  }
   // Rank 0 may be the one who serves the store: it goes last, when the others have their answer.
   const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
   if (rank == 0) {

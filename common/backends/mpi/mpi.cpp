@@ -158,8 +158,8 @@ class MpiCommunicator : public Communicator {
       std::array<char, MPI_MAX_ERROR_STRING> text{};
       int length = 0;
       MPI_Error_string(result, text.data(), &length);
-      throw Error(ExitCode::kTrainingFailed, fmt::format("--backend mpi: {} (collective {}): {}",
-                                                         to_string(call), sequence_, text.data()));
+      throw Error(ExitCode::kTrainingFailed,
+                  fmt::format("--backend mpi: {}: {}", to_string(call), text.data()));
     }
   }
 
@@ -247,12 +247,12 @@ class MpiCommunicator : public Communicator {
       return;
     }
     const size_t blank = call.find(' ');
+    const std::string caller = settings_.last_call ? settings_.last_call() : "";
     std::fflush(stdout);
     std::cerr << fmt::format(
-        "{}: error: [rank {}] --backend mpi: {} (collective {}): {} within {} s, expected all {} "
-        "ranks\n",
-        program_invocation_short_name, rank(), call.substr(blank + 1), call.substr(0, blank), who,
-        in_seconds(settings_.timeout), world_size());
+        "{}: error: [rank {}] --backend mpi: {}: {} within {} s, expected all {} ranks{}\n",
+        program_invocation_short_name, rank(), call.substr(blank + 1), who,
+        in_seconds(settings_.timeout), world_size(), caller.empty() ? "" : "; " + caller);
     _exit(static_cast<int>(ExitCode::kTrainingFailed));
   }
 

@@ -18,6 +18,7 @@ struct MpiSettings {
   // Where ranks leave word for each other when MPI says nothing any more. Either may throw.
   std::function<void(const std::string& key, const std::string& text)> leave_note;
   std::function<std::optional<std::string>(const std::string& key)> find_note;
+  std::function<std::string()> last_call = nullptr;  ///< as BackendOptions has it
 };
 
 /// What libddp_mpi.so offers. It is opened only for --backend mpi: libmpi brings ten more libraries

@@ -84,8 +84,7 @@ bool Barrier::begin(Call call) {
 void Barrier::fail_mismatch(int peer) {
   const auto says = [this](int rank) {
     const Call& call = rank == rank_ ? call_ : page(rank).progress.calls[sequence_ % 2];
-    return fmt::format("{} calls {} as collective {}", name(rank), to_string(call),
-                       uint32_t{call.sequence});
+    return fmt::format("{} calls {}", name(rank), to_string(call));
   };
   fail(fmt::format("{}, {}, expected the same on every rank", says(std::min(rank_, peer)),
                    says(std::max(rank_, peer))));
@@ -252,7 +251,7 @@ std::string Barrier::name_and_pid(int peer) const {
 }
 
 std::string Barrier::current() const {
-  return fmt::format("{} (collective {})", to_string(call_), sequence_);
+  return to_string(call_);
 }
 
 }  // namespace ddp::shm

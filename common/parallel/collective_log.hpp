@@ -1,0 +1,68 @@
+// common/parallel/collective_log.hpp - the last collectives of a rank, by number, kind, size and
+// the line of the program that called them: what is said of one that does not end.
+#pragma once
+
+#include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace ddp {
+
+/// A line of a program. As a default argument it is the caller's, like std::source_location, for
+/// which clang 14 lacks the builtin.
+struct CallSite {
+  const char* file = "";
+  int line = 0;  ///< none: `file` is the name of a part of this library, which calls by itself
+  int bucket = -1;  ///< of gradients, if one travels
+
+  static constexpr CallSite current(const char* file = __builtin_FILE(),
+                                    int line = __builtin_LINE()) noexcept {
+    return {.file = file, .line = line};
+  }
+  /// "called at 03_ddp_spawn/by_hand.cpp:45": relative to this project's folder if it lies there.
+  /// With a bucket: "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients". Without a line:
+  /// "called by --speedup fused".
+  std::string text() const;
+};
+
+/// Written by the thread that calls collectives, a few words for each, into memory that is there
+/// from the beginning; read once something failed. Numbers begin with 1 in each process group, and
+/// are the same on all ranks as long as these make the same calls. (Over Gloo a broadcast of more
+/// than 4 MiB counts once for each piece.)
+class CollectiveLog {
+ public:
+  /// @param kind lives as long as the program; "all_reduce"
+  void begin(const char* kind, const torch::Tensor& tensor, const CallSite& site) noexcept;
+  /// The call that began last returned `work`.
+  void started(const c10d::Work* work) noexcept;
+
+  /// "all_reduce of 1024 float32 (collective 37), called at 03_ddp_spawn/by_hand.cpp:45": the
+  /// collective that `work` is of, or the last one if it is of none.
+  std::string of(const c10d::Work& work) const;
+  /// The last one; empty if there was none. From any thread, as the one that calls stands still.
+  std::string last() const;
+  /// "collective 37, called at 03_ddp_spawn/by_hand.cpp:45": the same for a message that says
+  /// already what was called. From any thread, likewise.
+  std::string last_call() const;
+
+ private:
+  struct Entry {
+    const char* kind = "";
+    int64_t elements = 0;
+    torch::ScalarType dtype{};
+    CallSite site;
+    const c10d::Work* work = nullptr;  // compared only
+  };
+
+  const Entry& entry(uint64_t number) const { return entries_[number % entries_.size()]; }
+  std::string text(uint64_t number) const;
+
+  std::array<Entry, 64> entries_;  // more than are on their way at a time
+  std::atomic<uint64_t> count_{0};
+};
+
+}  // namespace ddp
