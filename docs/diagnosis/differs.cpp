@@ -1,0 +1,22 @@
+// docs/diagnosis/differs.cpp - ranks that call different collectives. docs/diagnosis.md finds out
+// which.
+#include "common/stage.hpp"
+
+namespace {
+
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+  const torch::Device device = ddp::set_device(options, launch.rank);
+  ddp::init_process_group(options, launch, device);
+  const torch::Tensor seen = torch::ones({launch.rank == 0 ? 10 : 12}, device);
+  if (launch.rank == 0) {
+    ddp::broadcast(seen);
+  }
+  ddp::all_reduce(seen);
+  ddp::destroy_process_group();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::spawn(argc, argv, train);
+}
