@@ -11,7 +11,7 @@ from pathlib import Path
 # From the bottom to the top; what a name on a line may use stands on the lines before it.
 ORDERS = {"common": ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"], "bench": ["report", "run", "micro"]}
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
-WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench/run", "bench/report", "tools"]
+WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench/run", "bench/report", "tools", "simulator"]
 BUT = ["tools/collectives.cpp"]  # the lab runs on a process group
 
 
