@@ -639,3 +639,68 @@ TEST_CASE("the interface that torch's own variables name", "[interface]") {
     CHECK(one_rank("gloo").empty());  // who does not use NCCL
   }
 }
+
+TEST_CASE("a collective is told by kind, size, number and the line that called it", "[call_site]") {
+  ddp::CollectiveLog log;
+  CHECK(log.last().empty());
+  CHECK(log.last_call().empty());
+  const auto early = c10::make_intrusive<c10d::Work>();
+  const auto late = c10::make_intrusive<c10d::Work>();
+  log.begin("all_reduce", torch::zeros({2, 3}), ddp::CallSite{.file = "mine.cpp", .line = 7});
+  log.started(early.get());
+  CHECK(log.of(*early) == "all_reduce of 6 float32 (collective 1), called at mine.cpp:7");
+  CHECK(log.last_call() == "collective 1, called at mine.cpp:7");
+  const int line = __LINE__ + 1;
+  const auto here = ddp::CallSite::current();
+  for (int i = 0; i < 64; ++i) {  // as many as are kept
+    log.begin("broadcast", torch::zeros({i}, torch::kHalf), here);
+    log.started(i == 10 ? late.get() : nullptr);
+  }
+  CHECK(log.of(*late) == fmt::format("broadcast of 10 float16 (collective 12), called at "
+                                     "tests/process_group_test.cpp:{}",
+                                     line));
+  CHECK(contains(log.of(*early), "(collective 65)"));  // forgotten: the last one
+  log.begin("all_reduce", torch::zeros({1}), ddp::CallSite{.file = "--speedup fused", .bucket = 3});
+  CHECK(
+      log.last() ==
+      "all_reduce of 1 float32 (collective 66), called by --speedup fused, bucket 3 of gradients");
+}
+
+namespace {
+
+/// Whose every broadcast throws.
+template <typename Thrown>
+class Refusing : public c10d::Backend {
+ public:
+  Refusing() : c10d::Backend(0, 1) {}
+  const std::string getBackendName() const override { return "refusing"; }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&,
+                                           const c10d::BroadcastOptions&) override {
+    throw Thrown("got a stone, expected bread");
+  }
+};
+
+template <typename Thrown>
+void check_told_as_thrown() {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 1);
+  ddp::attach_backend(*group, torch::kCPU, c10::make_intrusive<Refusing<Thrown>>());
+  const ProcessGroup process_group({}, store, group, "refusing", torch::kCPU);
+  std::string told;
+  const int line = __LINE__ + 2;
+  try {
+    process_group.broadcast(torch::zeros({3}));
+  } catch (const Thrown& error) {  // not only an Error
+    told = error.what();
+  }
+  CHECK(told == fmt::format("got a stone, expected bread; collective 1, called at "
+                            "tests/process_group_test.cpp:{}",
+                            line));
+}
+
+}  // namespace
+
+TEST_CASE("an error of a collective keeps its class when the line is added", "[call_site]") {
+  check_told_as_thrown<ddp::UsageError>();
+  check_told_as_thrown<ddp::TransientError>();
+}

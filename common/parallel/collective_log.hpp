@@ -31,8 +31,9 @@ struct CallSite {
 
 /// Written by the thread that calls collectives, a few words for each, into memory that is there
 /// from the beginning; read once something failed. Numbers begin with 1 in each process group, and
-/// are the same on all ranks as long as these make the same calls. (Over Gloo a broadcast of more
-/// than 4 MiB counts once for each piece.)
+/// are the same on all ranks as long as these make the same calls. (From backend to backend they
+/// differ: over Gloo a broadcast of more than 4 MiB counts once for each piece, and a sharded
+/// optimizer collects the weights by one call for each tensor, or for each rank.)
 class CollectiveLog {
  public:
   /// @param kind lives as long as the program; "all_reduce"
