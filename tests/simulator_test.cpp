@@ -387,6 +387,22 @@ TEST_CASE("the programs decide by their targets and say what is wrong with a com
   }
 }
 
+TEST_CASE("the exercise's task misses its targets, and its solution meets them") {
+  const std::string bin = DDP_BIN_DIR;
+  const auto task = run_program({bin + "/sim_ring_all_reduce"});
+  REQUIRE(task.exit_code == 1);
+  REQUIRE(contains(task.out, "target messages == 6: missed, 0"));
+  REQUIRE(contains(task.out, "rank 1: not so: has the sum of all ranks' values"));
+  const auto solution = run_program({bin + "/sim_ring_all_reduce_solution"});
+  REQUIRE(solution.exit_code == 0);
+  REQUIRE(contains(solution.out, "target step_us <= 210: met, 210"));
+  // Any number of ranks, though the targets are of four.
+  for (const std::string nprocs : {"1", "2", "3", "7"}) {
+    REQUIRE_FALSE(contains(
+        run_program({bin + "/sim_ring_all_reduce_solution", "--nprocs", nprocs}).out, "not so"));
+  }
+}
+
 TEST_CASE("alpha and beta come from a sweep of bench_micro") {
   const std::string path = std::filesystem::temp_directory_path() / "sweep.json";
   std::string benchmarks;
