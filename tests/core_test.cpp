@@ -179,6 +179,11 @@ TEST_CASE("our ranks' first batches are one process's; LibTorch's shares are con
   }
 }
 
+TEST_CASE("the order is the one that docs/whose_samples_light.svg shows", "[sampler]") {
+  const std::vector<int64_t> order = {6, 3, 0, 7, 10, 15, 2, 12, 14, 9, 8, 5, 4, 13, 11, 1};
+  CHECK(to_vector(ddp::shuffled_indices(16, 42, 0)) == order);
+}
+
 TEST_CASE("set_epoch reaches our loader; not LibTorch's, pytorch#73141", "[sampler][libtorch]") {
   constexpr int64_t kSize = 100;
   const torch::Tensor numbers = torch::arange(kSize);

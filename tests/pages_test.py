@@ -247,7 +247,7 @@ class Pictures(TemporaryTree):
         return self.document["ddp_scaling"]["runs"]
 
     def test_it_shows_the_stages_and_the_reports_numbers(self):
-        svg = pictures.picture(self.document, pictures.LIGHT)
+        svg = pictures.stages(self.document, pictures.LIGHT)
         texts = [node.firstChild.data for node in xml.dom.minidom.parseString(svg).getElementsByTagName("text")]
         for stage, _ in pictures.STAGES:
             self.assertIn(stage, texts)
@@ -263,30 +263,30 @@ class Pictures(TemporaryTree):
                              ("relative_speedup", math.nan), ("relative_speedup", None), ("relative_speedup", 0)):
             before, run[field] = run[field], value
             with self.subTest(f"{field} {value}"), self.assertRaises(pictures.Refused):
-                pictures.picture(self.document, pictures.DARK)
+                pictures.stages(self.document, pictures.DARK)
             run[field] = before
         self.assertTrue(self.failed)
         self.document["ddp_scaling"]["runs"] += self.failed
         with self.assertRaises(pictures.Refused):
-            pictures.picture(self.document, pictures.DARK)
+            pictures.stages(self.document, pictures.DARK)
 
     def test_a_report_without_intervals_is_refused(self):
         for kind in "control", "baseline":
             comparison = self.comparison(kind)
             before, comparison["ci95"] = comparison["ci95"], None
             with self.subTest(kind), self.assertRaisesRegex(pictures.Refused, "interval, expected 6 repetitions or more"):
-                pictures.picture(self.document, pictures.DARK)
+                pictures.stages(self.document, pictures.DARK)
             comparison["ci95"] = before
         self.document["ddp_scaling"]["comparisons"] = [self.comparison("baseline")]
         with self.assertRaisesRegex(pictures.Refused, "without an A/A control"):
-            pictures.picture(self.document, pictures.DARK)
+            pictures.stages(self.document, pictures.DARK)
 
     def test_intervals_are_those_of_the_report(self):
         run = next(run for run in self.runs() if run["name"] == self.comparison("baseline")["a"])
         self.assertEqual(run["world_size"], 4)  # so 4 times the samples in a step
         self.assertEqual(pictures.speedup(run, self.document), (run["relative_speedup"], 4 / 2.0, 4 / 1.25))
         self.assertEqual(pictures.control_range(self.document), tuple(self.comparison("control")["ci95"]))
-        svg = pictures.picture(self.document, pictures.LIGHT)
+        svg = pictures.stages(self.document, pictures.LIGHT)
         self.assertIn("Equal commands took 0.97 to 1.02 times as long", svg)
         self.assertEqual(svg.count("v8 M"), 1)  # one stage has an interval
 
@@ -297,13 +297,116 @@ class Pictures(TemporaryTree):
         self.assertEqual(self.run_quietly(pictures.main, ["--check", *arguments])[0], 1)
         self.assertEqual(pictures.main(arguments), 0)
         self.assertEqual(pictures.main(["--check", *arguments]), 0)
-        dark = self.root / "docs/stages_dark.svg"
-        dark.write_text(dark.read_text().replace("2.29", "3.29"))
-        self.assertEqual(self.run_quietly(pictures.main, ["--check", *arguments])[0], 1)
+        for name, before, after in (("stages_dark", "2.29", "3.29"), ("data_parallel_light", "scatter", "gather"), ("all_reduce_dark", "rank 2", "rank 1"),
+                                    ("nodes_light", "GPU 3", "GPU 11"), ("whose_samples_dark", "order[4]", "order[3]")):
+            path = self.root / f"docs/{name}.svg"
+            drawn = path.read_text()
+            self.assertIn(before, drawn)
+            path.write_text(drawn.replace(before, after))
+            code, said = self.run_quietly(pictures.main, ["--check", *arguments])
+            self.assertEqual((code, said.count("\n")), (1, 1))
+            self.assertIn(f"docs/{name}.svg", said)
+            path.write_text(drawn)
         for text in "{", "{}", "[]", '{"ddp_scaling": 3}':
             report.write_text(text)
             code, said = self.run_quietly(pictures.main, arguments)
             self.assertEqual((code, said.count("\n")), (1, 1))
+
+
+class Explanations(unittest.TestCase):
+    """The pictures that show no measurement; and of all of them, that they can be read."""
+
+    drawn = {path.stem: xml.dom.minidom.parseString(svg) for path, svg in pictures.drawn(performance_table.load(pictures.REPORT)).items()}
+
+    def texts(self, name):
+        return self.drawn[name].getElementsByTagName("text")
+
+    def contents(self, name):
+        return [node.firstChild.data for node in self.texts(name)]
+
+    def place(self, node):
+        """Left, top, right, bottom, with letters as wide as Helvetica's on average."""
+        size, content = float(node.getAttribute("font-size")), node.firstChild.data
+        bold = 1.06 if node.getAttribute("font-weight") == "600" else 1
+        width = len(content) * size * (0.603 if "mono" in node.getAttribute("font-family") else 0.48 * bold)
+        left = float(node.getAttribute("x")) - {"start": 0, "middle": 0.5, "end": 1}[node.getAttribute("text-anchor")] * width
+        bottom = float(node.getAttribute("y"))
+        return left, bottom - 0.72 * size, left + width, bottom + 0.2 * size
+
+    def test_no_text_is_cut_or_on_another(self):
+        self.assertEqual(len(self.drawn), 10)
+        for name, document in self.drawn.items():
+            svg = document.documentElement
+            self.assertEqual(svg.getAttribute("role"), "img")
+            self.assertEqual(svg.getAttribute("aria-label"), svg.getElementsByTagName("title")[0].firstChild.data)
+            width, height = (float(svg.getAttribute(side)) for side in ("width", "height"))
+            self.assertEqual(width, 560)
+            places = [(self.place(node), node.firstChild.data) for node in self.texts(name)]
+            for index, ((left, top, right, bottom), content) in enumerate(places):
+                with self.subTest(f"{name}: {content}"):
+                    self.assertTrue(0 <= left and right <= width and 0 <= top and bottom <= height, (left, top, right, bottom))
+                    for (other_left, other_top, other_right, other_bottom), other in places[:index]:
+                        self.assertFalse(left < other_right and other_left < right and top < other_bottom and other_top < bottom, f"on {other}")
+
+    def test_text_has_contrast(self):
+        def luminance(colour):
+            parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
+            red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+            return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+        for page, colours in (("#ffffff", pictures.LIGHT), ("#0d1117", pictures.DARK)):
+            pairs = [(colours[letters], ground) for letters in ("text", "muted", "blue", "orange") for ground in (page, colours["box"])]
+            pairs += [(colours["on_bar"], colours[ground]) for ground in ("muted", "blue", "orange")]
+            for pair in pairs:
+                darker, lighter = sorted(map(luminance, pair))
+                with self.subTest(pair):
+                    self.assertGreaterEqual((lighter + 0.05) / (darker + 0.05), 4.5)  # WCAG 2, level AA
+
+    def test_what_is_called_is_in_the_stages(self):
+        for name, sources in (("data_parallel", ["02_data_parallel/main.cpp", "common/parallel/data_parallel.hpp"]),
+                              ("all_reduce", ["03_ddp_spawn/main.cpp", "03_ddp_spawn/by_hand.cpp"])):
+            source = "".join((ROOT / path).read_text() for path in sources)
+            called = [node.firstChild.data for node in self.texts(f"{name}_light")[1:] if "mono" in node.getAttribute("font-family")]
+            self.assertGreater(len(called), 5)
+            for function in called:
+                self.assertRegex(source, rf"\b{re.escape(function)}", name)
+
+    def test_ranks_make_equal_updates_of_different_gradients(self):
+        bars = {}  # heights by the line that they stand on and their column
+        for rect in self.drawn["all_reduce_dark"].getElementsByTagName("rect"):
+            x, y, width, height = (float(rect.getAttribute(field)) for field in ("x", "y", "width", "height"))
+            if width < 15 and not rect.getAttribute("rx"):
+                row, column = int((y - pictures.FIRST_ROW) // pictures.PITCH), int((x - pictures.COLUMNS[0]) // 134)
+                bars.setdefault(row, {}).setdefault(column, []).append((y, height))
+        rows = [list(bars[row].values()) for row in sorted(bars)]
+        self.assertEqual([len(row) for row in rows], [3] * 4)
+        self.assertEqual([all(values == row[0] for values in row) for row in rows], [True, False, True, True])
+        for index, (_, height) in enumerate(rows[2][0]):
+            signed = [gradients[index] for gradients in pictures.GRADIENTS]
+            self.assertAlmostEqual(height, abs(sum(signed) / 3) * 13, delta=0.06)
+        self.assertNotEqual(rows[0], rows[3])
+
+    def test_a_rank_is_above_its_device(self):
+        where = {}
+        for node in self.texts("nodes_dark"):
+            where.setdefault(node.getAttribute("x"), []).append(node.firstChild.data)
+        columns = [column for column in where.values() if any(content.startswith("GPU") for content in column)]
+        self.assertEqual(columns, [[str(gpu), str(gpu), f"GPU {gpu}", str(8 + gpu), str(gpu), f"GPU {gpu}"] for gpu in range(8)])
+        self.assertIn("rank 11 = node 1 × 8 + local rank 3", self.contents("nodes_dark"))
+        self.assertIn("rank 11 on the second node of eight GPUs each has local rank 3 and GPU 3",
+                      (ROOT / "05_multinode/README.md").read_text().replace("\n", " "))
+
+    def test_the_samples_are_those_that_the_stages_read(self):
+        # As core_test sees shuffled_indices() give.
+        order = [6, 3, 0, 7, 10, 15, 2, 12, 14, 9, 8, 5, 4, 13, 11, 1]
+        self.assertEqual(pictures.shuffled_indices(16, 42, 0), order)
+        self.assertIn(str(order).replace("[", "{").replace("]", "}"), re.sub(r"\s+", " ", (ROOT / "tests/core_test.cpp").read_text()))
+        self.assertEqual(pictures.shuffled_indices(16, 41, 1), order)
+        numbers = [int(content) for content in self.contents("whose_samples_light") if content.isdigit()]
+        one, *ranks = numbers[:16], numbers[16:24], numbers[24:]
+        self.assertEqual((one, ranks), (order, [order[0::2], order[1::2]]))
+        for step in range(4):
+            self.assertEqual({index for rank in ranks for index in rank[2 * step:2 * step + 2]}, set(one[4 * step:4 * step + 4]))
 
 
 class Launches(unittest.TestCase):
