@@ -381,10 +381,10 @@ class Explanations(unittest.TestCase):
         rows = [list(bars[row].values()) for row in sorted(bars)]
         self.assertEqual([len(row) for row in rows], [3] * 4)
         self.assertEqual([all(values == row[0] for values in row) for row in rows], [True, False, True, True])
-        for index, (_, height) in enumerate(rows[2][0]):
-            signed = [gradients[index] for gradients in pictures.GRADIENTS]
-            self.assertAlmostEqual(height, abs(sum(signed) / 3) * 13, delta=0.06)
-        self.assertNotEqual(rows[0], rows[3])
+        means = [sum(gradients) / 3 for gradients in zip(*pictures.GRADIENTS)]
+        for values, row in ((pictures.WEIGHTS, rows[0]), (means, rows[2]), ([w - 0.6 * g for w, g in zip(pictures.WEIGHTS, means)], rows[3])):
+            for value, (_, height) in zip(values, row[0], strict=True):
+                self.assertAlmostEqual(height, abs(value) * 13, delta=0.06)
 
     def test_a_rank_is_above_its_device(self):
         where = {}
