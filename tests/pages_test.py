@@ -325,10 +325,10 @@ class Explanations(unittest.TestCase):
         return [node.firstChild.data for node in self.texts(name)]
 
     def place(self, node):
-        """Left, top, right, bottom, with letters as wide as Helvetica's on average."""
+        """Left, top, right, bottom, with letters as wide as those of a wide font."""
         size, content = float(node.getAttribute("font-size")), node.firstChild.data
         bold = 1.06 if node.getAttribute("font-weight") == "600" else 1
-        width = len(content) * size * (0.603 if "mono" in node.getAttribute("font-family") else 0.48 * bold)
+        width = len(content) * size * (0.603 if "mono" in node.getAttribute("font-family") else 0.54 * bold)
         left = float(node.getAttribute("x")) - {"start": 0, "middle": 0.5, "end": 1}[node.getAttribute("text-anchor")] * width
         bottom = float(node.getAttribute("y"))
         return left, bottom - 0.72 * size, left + width, bottom + 0.2 * size

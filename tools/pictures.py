@@ -122,7 +122,7 @@ def stages(document, colours):
     largest = max([world_size, *(value[2] for values in per_model.values() for value in values if value)])
     scale = (PLOT_WIDTH - LABEL_WIDTH) / largest
     bottom = TOP + ROW * (len(STAGES) - 1) + BOX_HEIGHT
-    height = bottom + 26 + 22 * len(per_model) + 62
+    height = bottom + 26 + 22 * len(per_model) + 80
     middle = BOX_LEFT + BOX_WIDTH / 2
     drawing = Drawing("Five stages, the changed lines between them, and the speed-up of each over stage 01", height, colours)
     drawing.text(BOX_LEFT, 20, "changed lines, − and +", weight="600")
@@ -158,7 +158,7 @@ def stages(document, colours):
         drawing.box(PLOT_LEFT, y - 12, 14, 14, BARS[index], "none", radius=0)
         drawing.text(PLOT_LEFT + 22, y, MODELS.get(model, model), size=14)
     least, most = control_range(document)
-    for from_bottom, line in ((44, f"Thin lines: 95 % intervals. Equal commands took {least:.2f} to {most:.2f} times as long as each other."),
+    for from_bottom, line in ((62, "Thin lines: 95 % intervals."), (44, f"Equal commands took {least:.2f} to {most:.2f} times as long as each other."),
                               (26, f"Measured by bench on {machine['cpu_model']}, {machine['cores']} cores, "
                                    f"{document['context']['date'][:10]}, commit {commit[:12]}{dirty}."),
                               (8, f"results/{name_of(document)}.json.gz")):
