@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import xml.dom.minidom
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -644,6 +645,34 @@ class Results(unittest.TestCase):
         self.assertIn("notes.txt: expected a .json", self.run_main("--check")[1])
         (root / "results/notes.txt").rename(root / "results/notes.json")
         self.assertIn("notes.json: Expecting value", self.run_main("--check")[1])
+
+    def test_columns_of_a_typed_table_are_its_files(self):
+        typed = "| stage | step, ms | what is new |\n|---|---|---|\n| [01](01) | 9.99 | nothing, 5 |\n| [02](02) |  | a | \n"
+        printed = "| stage | step, ms |\n|---|---|\n| [01](01) | 0.50 |\n| [02](02) | - |"
+        right = "| stage | step, ms | what is new |\n|---|---|---|\n| [01](01) | 0.50 | nothing, 5 |\n| [02](02) | - | a |\n"
+        self.assertEqual(results.with_columns(typed, printed), right)
+        self.assertEqual(results.with_columns(right, printed), right)
+        for change, other in ("step, ms", "step"), ("[02](02)", "[03](03)"), ("| [02](02) |  | a | \n", ""):
+            with self.subTest(change), self.assertRaises(ValueError):
+                results.with_columns(typed.replace(change, other), printed)
+        page = (ROOT / "README.md").read_text()
+        self.assertEqual(len(results.COLUMNS.findall(page)), 1)
+        for change, other, said in ("| [05_multinode](05_multinode) | ", "| [05_multinode](05_multinode) | 1", None), ("| lines of code |", "| lines |", "expected the columns"):
+            self.assertIn(change, page)
+            changed = unittest.mock.Mock(**{"read_text.return_value": page.replace(change, other, 1), "relative_to.return_value": pathlib.Path("README.md")})
+            _, expected, complaints = results.update_page(changed)
+            self.assertEqual(expected == page, said is None)
+            self.assertIn(said or "", "\n".join(complaints))
+
+    def test_sentences_of_a_report_are_its_own(self):
+        document = self.report()
+        document["ddp_scaling"]["conclusions"] = [{"code": "ranks", "text": "M: two ranks win."}, {"code": "bound", "text": "M: by arithmetic."}]
+        report, said = performance_table.Report(document), io.StringIO()
+        with contextlib.redirect_stdout(said):
+            performance_table.print_sentences(report, "^ranks M")
+        self.assertEqual(said.getvalue(), "* M: two ranks win.\n")
+        with self.assertRaises(SystemExit):
+            performance_table.print_sentences(report, "^ranks L")
 
     def test_what_breaks_a_rule_is_not_taken_in(self):
         root, _, _ = self.tree()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
 with --stages its first one, from a report of the stages, with --peers those of bench/peers/README.md, from a report with peers, with --speedup
-that of docs/speedup.md.
+that of docs/speedup.md, with --sizes the numbers of the README's table of stages, with --sentences what bench says of a report.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
@@ -11,6 +11,9 @@ import argparse
 import gzip
 import json
 import pathlib
+import re
+
+from stage_diffs import DIFFS, changed_code_lines, code_lines
 
 MODELS = ("T", "S", "M", "L")
 SIZES = ((4096, "4 KiB"), (1 << 20, "1 MiB"), (4 << 20, "4 MiB"), (25 << 20, "25 MiB"))
@@ -19,6 +22,7 @@ SIZES = ((4096, "4 KiB"), (1 << 20, "1 MiB"), (4 << 20, "4 MiB"), (25 << 20, "25
 class Report:
     def __init__(self, document):
         scaling = document["ddp_scaling"]
+        self.sentences = [(entry["code"], entry["text"]) for entry in scaling["conclusions"]]
         self.runs = [run for run in scaling["runs"] if run["kind"] in ("stage", "peer") and not run["error"]]
         self.controls = [(entry["a"], (entry["ratio_median"], *(entry["ci95"] or ()))) for entry in scaling["comparisons"]
                          if entry["kind"] == "control" and entry["ratio_median"] is not None]
@@ -157,6 +161,27 @@ def print_stages(report):
     print_table(["step over stage 01's; ranks", *names], [row(model) for model in dict.fromkeys(run["model"] for run in measured)])
 
 
+def print_sizes(report, model="M"):
+    """Of each stage the lines of its source, those changed against the one before, and the step on as many ranks as the report has at most."""
+    ranks = max(run["world_size"] for run in report.runs)
+    changes = [("01_single_gpu/main.cpp", None), *((after, before) for after, before, _ in DIFFS if after.endswith("/main.cpp"))]
+
+    def row(source, before):
+        stage = source.split("/")[0]
+        run = report.best(model, stage=stage, variant="main", speedup="none", world_size=ranks if before else 1, threads=1)
+        return f"[{stage}]({stage})", [code_lines(source), changed_code_lines(before, source) if before else None, run and run["step_ms"]["median"]]
+
+    print_table(["stage", "lines of code", "changed", f"step of {model}, ms"], [row(*change) for change in changes])
+
+
+def print_sentences(report, pattern):
+    """What bench concluded, word for word, where `<code> <sentence>` has the pattern."""
+    found = [sentence for code, sentence in report.sentences if re.search(pattern, f"{code} {sentence}")]
+    if not found:
+        raise SystemExit(f"performance_table.py: no sentence of the report has {pattern!r}")
+    print("\n".join(f"* {sentence}" for sentence in found))
+
+
 def print_speedup(report):
     """Quotients of medians, but for the ratio of the two fused runs, which is the report's own."""
     def step_ms(model, speedup, **wanted):
@@ -186,11 +211,19 @@ def main(arguments=None):
     parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
     parser.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
     parser.add_argument("--speedup", action="store_true", help="--speedup fused over none, from a report with both")
+    parser.add_argument("--sizes", action="store_true", help="lines, changed lines and the step of each stage")
+    parser.add_argument("--sentences", metavar="REGEX", help="the report's conclusions in whose code and words that is found")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
     options = parser.parse_args(arguments)
     report = Report(load(options.report))
     if options.stages:
         print_stages(report)
+        return
+    if options.sizes:
+        print_sizes(report)
+        return
+    if options.sentences:
+        print_sentences(report, options.sentences)
         return
     if options.speedup:
         print_speedup(report)

@@ -3,7 +3,8 @@
 
 A file's name is what its contents say, `<models>_<machine>_<date>.json[.gz]`: a report's models, or of a sweep the suite and its backends; the
 processor, the number of cores, and the GPUs if any computed. Without an argument, rewrites the index in results/README.md and the tables on
-pages: below a marker `<!-- table N of ARGUMENTS -->` stands the Nth table that `tools/performance_table.py ARGUMENTS` prints, from 1 on. With
+pages: below a marker `<!-- table N of ARGUMENTS -->` stands the Nth table that `tools/performance_table.py ARGUMENTS` prints, from 1 on; below
+`<!-- columns of ARGUMENTS -->` a table that has the columns of the first one, row by row, beside others that are typed. With
 --check, changes nothing and fails if a file breaks a rule, a page is out of date, or shows a table without naming its file. With --add, takes
 files in: each gets its name, loses the paths of its machine, is compressed, replaces an older one of the same models and machine wherever that
 is named, and the pages and the picture follow.
@@ -29,6 +30,7 @@ MAY_BE_NULL = ("cpu_governor",)
 # A path that another machine has too says nothing of this one.
 MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?!usr/|proc/|sys/|dev/)[\w.-]+(?:/[\w.-]+)+")
 TABLE = re.compile(r"(<!-- table (\d) of (.+?) -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
+COLUMNS = re.compile(r"(<!-- columns of (.+?) -->\n)((?:\|.*\n)+)")
 INDEX = re.compile(r"(?<=<!-- index -->\n)(.*?)(?=<!-- end of index -->)", re.DOTALL)
 
 
@@ -139,23 +141,45 @@ def table(number, arguments):
     return written.getvalue().strip().split("\n\n")[number - 1]
 
 
+def with_columns(typed, printed):
+    """The typed table with the numbers of the printed one. @throws ValueError unless it has the same rows, and its columns among others"""
+    (head, _, *rows), (columns, _, *lines) = ([[cell.strip() for cell in row.strip().strip("|").split("|")] for row in text.splitlines()]
+                                              for text in (printed, typed))
+    if not set(head) <= set(columns) or [row[0] for row in rows] != [line[0] for line in lines]:
+        raise ValueError(f"expected the columns {', '.join(head)} and the rows {', '.join(row[0] for row in rows)}")
+    for line, row in zip(lines, rows):
+        for column, value in zip(head, row):
+            line[columns.index(column)] = value
+    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *("| " + " | ".join(line) + " |" for line in lines)]) + "\n"
+
+
 def update_page(page):
     """Its text, what it should be, and complaints."""
     text, name = page.read_text(), page.relative_to(ROOT)
     complaints = []
 
-    def rendered(match):
-        for file in re.findall(r"results/(\S+)", match.group(3)):
+    def has_files(match, arguments):
+        for file in re.findall(r"results/(\S+)", arguments):
             if not re.search(rf"\]\([./]*results/{re.escape(file)}\)", text):
                 complaints.append(f"{name}: {match.group(1).strip()}: no link to results/{file}, expected one for who reads the table")
             if not (ROOT / "results" / file).is_file():
                 complaints.append(f"{name}: {match.group(1).strip()}: there is no results/{file}")
-                return match.group(0)
-        return match.group(1) + table(int(match.group(2)), match.group(3))
+                return False
+        return True
 
-    complaints += [f"{name}: {marker}: no such marker" for marker in re.findall(r"^<!-- table .*", text, re.MULTILINE)
-                   if not TABLE.match(marker + "\n")]
-    expected = TABLE.sub(rendered, text)
+    def rendered(match):
+        return match.group(1) + table(int(match.group(2)), match.group(3)) if has_files(match, match.group(3)) else match.group(0)
+
+    def filled(match):
+        try:
+            return match.group(1) + with_columns(match.group(3), table(1, match.group(2))) if has_files(match, match.group(2)) else match.group(0)
+        except ValueError as error:
+            complaints.append(f"{name}: {match.group(1).strip()}: {error}")
+            return match.group(0)
+
+    complaints += [f"{name}: {marker.group(0)}: no such marker" for marker in re.finditer(r"^<!-- (?:table|columns) .*", text, re.MULTILINE)
+                   if not TABLE.match(text, marker.start()) and not COLUMNS.match(text, marker.start())]
+    expected = COLUMNS.sub(filled, TABLE.sub(rendered, text))
     if name == pathlib.Path("results/README.md"):
         expected = INDEX.sub(lambda _: index(), expected)
     return text, expected, complaints

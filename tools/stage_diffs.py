@@ -53,13 +53,17 @@ def strange_comments(page, markers, first_words):
             if not re.match(rf"<!-- (?:{first_words})\b", comment)]
 
 
-def changed_code_lines(before, after):
-    def is_code(line):
-        text = line[1:].strip()
-        return text and not text.startswith("//")
+def is_code(line):
+    return bool(line.strip()) and not line.strip().startswith("//")
 
+
+def code_lines(path):
+    return sum(map(is_code, lines_of(path)))
+
+
+def changed_code_lines(before, after):
     diff = list(difflib.unified_diff(lines_of(before), lines_of(after), n=0, lineterm=""))[2:]
-    return sum(1 for line in diff if line[0] in "+-" and is_code(line))
+    return sum(1 for line in diff if line[0] in "+-" and is_code(line[1:]))
 
 
 def hunks(before, after):
@@ -145,7 +149,7 @@ def main(arguments=None):
     complaints = wrong_stages()
     for path in pages():
         page, expected, page_complaints = update_page(path)
-        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts|quoted|table|index|end of index")
+        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts|quoted|table|columns|index|end of index")
         if page != expected and check:
             complaints.append(f"{path.relative_to(ROOT)}: its diffs are not those of the code; run tools/stage_diffs.py")
         elif page != expected:
