@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
 with --stages its first one, from a report of the stages, with --peers those of bench/peers/README.md, from a report with peers, with --speedup
-that of docs/speedup.md, with --sizes the numbers of the README's table of stages, with --sentences what bench says of a report.
+that of docs/speedup.md.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
+
+With --sizes the numbers of the README's table of stages; with --sentences what bench concluded, as a list.
 """
 
 import argparse
@@ -161,6 +163,23 @@ def print_stages(report):
     print_table(["step over stage 01's; ranks", *names], [row(model) for model in dict.fromkeys(run["model"] for run in measured)])
 
 
+def print_speedup(report):
+    """Quotients of medians, but for the ratio of the two fused runs, which is the report's own."""
+    def step_ms(model, speedup, **wanted):
+        return report.best(model, kind="stage", speedup=speedup, variant="main", **wanted)["step_ms"]["median"]
+
+    one, two = {"stage": "01_single_gpu"}, {"stage": "03_ddp_spawn", "world_size": 2, "backend": "shm"}
+    fused_alone = {model: report.best(model, kind="stage", speedup="fused", **one) for model in MODELS}
+    print_table(["", *MODELS], [
+        ("fused / none, one process (stage 01)", [step_ms(model, "fused", **one) / step_ms(model, "none", **one) for model in MODELS]),
+        ("fused / none, two ranks over shared memory (stage 03)",
+         [step_ms(model, "fused", **two) / step_ms(model, "none", **two) for model in MODELS]),
+        ("fused, two ranks / fused, one process",
+         [report.ratio(report.best(model, kind="stage", speedup="fused", **two), fused_alone[model]) for model in MODELS]),
+        ("step of fused, one process / least that the machine's measured limits allow",
+         [run["step_ms"]["median"] / run["floor_ms"] for run in fused_alone.values()])])
+
+
 def print_sizes(report, model="M"):
     """Of each stage the lines of its source, those changed against the one before, and the step on as many ranks as the report has at most."""
     ranks = max(run["world_size"] for run in report.runs)
@@ -182,23 +201,6 @@ def print_sentences(report, pattern):
     print("\n".join(f"* {sentence}" for sentence in found))
 
 
-def print_speedup(report):
-    """Quotients of medians, but for the ratio of the two fused runs, which is the report's own."""
-    def step_ms(model, speedup, **wanted):
-        return report.best(model, kind="stage", speedup=speedup, variant="main", **wanted)["step_ms"]["median"]
-
-    one, two = {"stage": "01_single_gpu"}, {"stage": "03_ddp_spawn", "world_size": 2, "backend": "shm"}
-    fused_alone = {model: report.best(model, kind="stage", speedup="fused", **one) for model in MODELS}
-    print_table(["", *MODELS], [
-        ("fused / none, one process (stage 01)", [step_ms(model, "fused", **one) / step_ms(model, "none", **one) for model in MODELS]),
-        ("fused / none, two ranks over shared memory (stage 03)",
-         [step_ms(model, "fused", **two) / step_ms(model, "none", **two) for model in MODELS]),
-        ("fused, two ranks / fused, one process",
-         [report.ratio(report.best(model, kind="stage", speedup="fused", **two), fused_alone[model]) for model in MODELS]),
-        ("step of fused, one process / least that the machine's measured limits allow",
-         [run["step_ms"]["median"] / run["floor_ms"] for run in fused_alone.values()])])
-
-
 def print_table(head, rows):
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name, values in rows:
@@ -208,28 +210,28 @@ def print_table(head, rows):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
+    parser.add_argument("--sizes", action="store_true", help="lines, changed lines and the step of each stage")
+    parser.add_argument("--sentences", metavar="REGEX", help="the report's conclusions in whose code and words that is found")
     parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
     parser.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
     parser.add_argument("--speedup", action="store_true", help="--speedup fused over none, from a report with both")
-    parser.add_argument("--sizes", action="store_true", help="lines, changed lines and the step of each stage")
-    parser.add_argument("--sentences", metavar="REGEX", help="the report's conclusions in whose code and words that is found")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
     options = parser.parse_args(arguments)
     report = Report(load(options.report))
     if options.stages:
         print_stages(report)
         return
-    if options.sizes:
-        print_sizes(report)
-        return
-    if options.sentences:
-        print_sentences(report, options.sentences)
-        return
     if options.speedup:
         print_speedup(report)
         return
     if options.peers:
         print_peers(report)
+        return
+    if options.sizes:
+        print_sizes(report)
+        return
+    if options.sentences:
+        print_sentences(report, options.sentences)
         return
     for table, (what, rows) in enumerate(tables_of(report).items()):
         print("\n" * min(table, 1), end="")
