@@ -657,9 +657,11 @@ class Results(unittest.TestCase):
                 results.with_columns(typed.replace(change, other), printed)
         page = (ROOT / "README.md").read_text()
         self.assertEqual(len(results.COLUMNS.findall(page)), 1)
-        for change, other, said in ("| [05_multinode](05_multinode) | ", "| [05_multinode](05_multinode) | 1", None), ("| lines of code |", "| lines |", "expected the columns"):
+        for change, other, said in (("| [05_multinode](05_multinode) | ", "| [05_multinode](05_multinode) | 1", None),
+                                    ("| lines of code |", "| lines |", "expected the columns")):
             self.assertIn(change, page)
-            changed = unittest.mock.Mock(**{"read_text.return_value": page.replace(change, other, 1), "relative_to.return_value": pathlib.Path("README.md")})
+            changed = unittest.mock.Mock(**{"read_text.return_value": page.replace(change, other, 1),
+                                            "relative_to.return_value": pathlib.Path("README.md")})
             _, expected, complaints = results.update_page(changed)
             self.assertEqual(expected == page, said is None)
             self.assertIn(said or "", "\n".join(complaints))
