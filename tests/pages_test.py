@@ -482,7 +482,7 @@ class Links(unittest.TestCase):
         count = 0
         for page in stage_diffs.pages():
             text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-            for link in re.findall(r"\]\(([^)]+)\)", text):
+            for link in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"<(?:img|source)[^>]* src(?:set)?=\"([^\"]+)", text):
                 if link.startswith("http"):
                     continue
                 count += 1
@@ -493,6 +493,98 @@ class Links(unittest.TestCase):
                     if anchor:
                         self.assertIn(anchor, self.anchors(target))
         self.assertGreater(count, 0)
+
+
+class Chapters(unittest.TestCase):
+    """The stages' READMEs: the same parts in the same order, words said once and before they are used, questions with one right answer."""
+
+    HEADINGS = ["Words", "The idea", "Run it", "Compared with", "Try", "Check yourself"]
+    # Of the field, which a newcomer does not know; a chapter may define more.
+    WORDS = {"rank", "world size", "local rank", "process group", "backend", "collective", "all-reduce", "store", "rendezvous", "hook", "bucket",
+             "replica", "snapshot", "launcher", "node"}
+    # Without its questions five minutes for who reads 240 in a minute; code and tables are not counted.
+    MAX_WORDS = 1200
+    chapters = {page.parent.name: page.read_text() for page in sorted(ROOT.glob("0?_*/README.md"))}
+
+    def prose(self, text):
+        return re.sub(r"```.*?```|<[^>]+>|`[^`\n]*`|\]\([^)]*\)|^\|.*$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+    def wrong_questions(self, chapter):
+        """Complaints about the questions of a chapter."""
+        complaints = []
+        questions = re.split(r"^\*\*(\d)\. ", chapter.partition("## Check yourself\n")[2], flags=re.MULTILINE)[1:]
+        if questions[::2] != list("12345"):
+            complaints.append(f"questions {' '.join(questions[::2])}, expected 1 to 5")
+        rights = set()
+        for number, text in zip(questions[::2], questions[1::2]):
+            asked, _, answer = text.partition("<details>\n<summary>Answer</summary>\n\n")
+            choices = re.findall(r"^\* ([a-z])\. \S", asked, re.MULTILINE)
+            right = re.findall(r"^\*\*([a-z]) is right\*\*: \S", answer, re.MULTILINE)
+            wrong = re.findall(r"^\* ([a-z]): \*[^*]+\*\. \S", answer, re.MULTILINE)
+            rights.update(right)
+            if len(choices) not in (3, 4) or choices != list("abcd")[:len(choices)]:
+                complaints.append(f"{number}: answers {' '.join(choices)}, expected a to c or d")
+            if len(right) != 1 or sorted(right + wrong) != choices:
+                complaints.append(f"{number}: right {' '.join(right)}, misconceptions of {' '.join(wrong)}, expected one of {' '.join(choices)}, and the rest")
+            if answer.count("</details>") != 1 or "?" not in asked.partition("**")[0]:
+                complaints.append(f"{number}: expected a question in bold, and its answer folded")
+        if len(rights) < 2:
+            complaints.append("the same letter is right in every question")
+        return complaints
+
+    def test_each_has_its_parts_in_order(self):
+        self.assertEqual(len(self.chapters), 5)
+        for name, text in self.chapters.items():
+            with self.subTest(name):
+                self.assertRegex(text, rf"^# {name}: .+\n\nBuilds on .+\n\n\*\*The question\*\*: [^\n]+\?\n\n## Words\n")
+                headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+                places = [next((place for place, heading in enumerate(headings) if heading.startswith(wanted)), -1) for wanted in self.HEADINGS]
+                self.assertNotIn(-1, places, headings)
+                self.assertEqual(places, sorted(places), headings)
+                self.assertRegex(text, r"(?s)## Compared with.*<!-- table \d of --beside .*results/.*## Try\n.*docs/exercises/.*```console\n\$ .*## Check")
+                self.assertRegex(text, r"\n(?:Next: \[|Back to \[).*\n$")
+                # Its picture: drawn, or of letters.
+                self.assertRegex(text.partition("## The idea")[2].partition("\n## ")[0], r"<picture>|\n    \S.*>")
+                self.assertLess(len(self.prose(text.partition("## Check yourself")[0]).split()), self.MAX_WORDS)
+
+    def test_words_are_defined_once_and_before_they_are_used(self):
+        definition = re.compile(r"^\* \*\*(.+?)\*\*: \S", re.MULTILINE)
+        defined = [word for text in self.chapters.values() for word in definition.findall(text)]
+        self.assertEqual(sorted(defined), sorted(set(defined)))
+        self.assertLessEqual(self.WORDS, set(defined))
+        sections = []
+        for name, text in self.chapters.items():
+            self.assertIn(len(definition.findall(text.partition("## Words\n")[2].partition("\n## ")[0])), (3, 4, 5), name)
+            # What leads on to another chapter may use that one's words.
+            sections += re.split(r"^(?=#+ )", re.sub(r"^Next: .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+        for word in defined:
+            used = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
+            for section in sections:
+                if f"* **{word}**: " in section:
+                    break
+                with self.subTest(f"{word} in: {section.splitlines()[:1]}"):
+                    self.assertNotRegex(self.prose(section), used)
+
+    def test_each_has_five_questions_with_one_right_answer(self):
+        for name, text in self.chapters.items():
+            self.assertEqual(self.wrong_questions(text), [], name)
+
+    def test_a_question_that_is_none_is_seen(self):
+        text = self.chapters["01_single_gpu"]
+        for what, change in {"none right": ("**b is right**", "b"), "two right": ("* a: *a step is a sample*. ", "**a is right**: "),
+                             "a wrong one without its misconception": ("* c: *an epoch is a step*. ", "* c: "),
+                             "a letter that is no choice": ("**b is right**", "**e is right**"), "a question too few": ("**5. ", "5. "),
+                             "a choice too few": ("* c. 1\n", ""), "not folded": ("<details>\n<summary>Answer</summary>", "Answer")}.items():
+            with self.subTest(what):
+                self.assertIn(change[0], text)
+                self.assertNotEqual(self.wrong_questions(text.replace(*change, 1)), [])
+
+    def test_every_exercise_is_in_a_chapter(self):
+        exercises = sorted((ROOT / "docs/exercises").glob("[0-9]*.md"))
+        self.assertGreater(len(exercises), 5)
+        for exercise in exercises:
+            links = sum(text.partition("## Try\n")[2].partition("\n## ")[0].count(f"](../docs/exercises/{exercise.name})") for text in self.chapters.values())
+            self.assertEqual(links, 1, exercise.name)
 
 
 class Defaults(unittest.TestCase):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
 with --stages its first one, from a report of the stages, with --peers those of bench/peers/README.md, from a report with peers, with --speedup
-that of docs/speedup.md.
+that of docs/speedup.md, with --beside that of a stage's README, some programs side by side.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
@@ -163,6 +163,33 @@ def print_stages(report):
     print_table(["step over stage 01's; ranks", *names], [row(model) for model in dict.fromkeys(run["model"] for run in measured)])
 
 
+def print_beside(report, programs, models=("T", "M")):
+    """Steps and speeds of these programs, each NAME/RANKS; a peer's name stands for the fastest of its settings.
+
+    @throws ValueError naming the program that the report does not have
+    """
+    def run_of(model, name, ranks):
+        found = [run for run in report.runs if run["model"] == model and str(run["world_size"]) == ranks and run["threads"] == 1
+                 and run["speedup"] == "none" and (run["stage"] + ("" if run["variant"] == "main" else f"_{run['variant']}") == name
+                                                   or run["kind"] == "peer" and run["stage"] == name)]
+        if not found:
+            raise ValueError(f"--beside: got {name}/{ranks}, expected NAME/RANKS of a run of model {model} in the report")
+        return min(found, key=lambda run: run["step_ms"]["median"])
+
+    rows = []
+    for model in models:
+        baseline = run_of(model, "01_single_gpu", "1")
+        for program in programs:
+            name, _, ranks = program.partition("/")
+            run = run_of(model, name, ranks)
+            ratio, inverse = report.ratio(run, baseline), report.ratio(baseline, run)
+            if ratio is None and inverse is not None:
+                ratio = tuple(1 / inverse[end] for end in (0, 2, 1)[:len(inverse)])
+            rows.append((f"{model}: {name.replace('_', ' ', 1)}, {run['world_size']}",
+                         [run["global_batch"], run["step_ms"]["median"], run["samples_per_second"], 1 if run is baseline else ratio]))
+    print_table(["model: program, processes or replicas", "samples in a step", "step, ms", "samples/s", "step over stage 01's"], rows)
+
+
 def print_speedup(report):
     """Quotients of medians, but for the ratio of the two fused runs, which is the report's own."""
     def step_ms(model, speedup, **wanted):
@@ -215,11 +242,18 @@ def main(arguments=None):
     parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
     parser.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
     parser.add_argument("--speedup", action="store_true", help="--speedup fused over none, from a report with both")
+    parser.add_argument("--beside", type=lambda text: text.split(","), metavar="NAME/RANKS,...", help="these programs side by side")
     parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
     options = parser.parse_args(arguments)
     report = Report(load(options.report))
     if options.stages:
         print_stages(report)
+        return
+    if options.beside:
+        try:
+            print_beside(report, options.beside)
+        except ValueError as error:
+            parser.error(str(error))
         return
     if options.speedup:
         print_speedup(report)
