@@ -676,8 +676,24 @@ class Results(unittest.TestCase):
         shown = {marker[1:3] for page in stage_diffs.pages() for marker in results.TABLE.findall(page.read_text())}
         self.assertGreater(len(shown), 8)
         heads = [results.table(int(number), arguments)[:7] for number, arguments in sorted(shown, key=lambda one: (one[1], one[0]))]
-        for head in ("| step ", "| ratio", "| our o", "| all-r", "Equal c", "| S, tw", "| S on ", "|  | T "):
+        for head in ("| step ", "| ratio", "| our o", "| all-r", "Equal c", "| S, tw", "| S on ", "|  | T ", "| model"):
             self.assertIn(head, heads)
+
+    def test_programs_side_by_side_are_those_of_the_report(self):
+        report = next(str(path) for path in results.files() if path.name.startswith("T-M_"))
+        rows = results.table(1, f"--beside 01_single_gpu/1,02_data_parallel_mirrored/2 {report}").splitlines()[2:]
+        self.assertEqual([row.split(" | ")[0] for row in rows],
+                         [f"| {model}: {program}" for model in "TM" for program in ("01 single_gpu, 1", "02 data_parallel_mirrored, 2")])
+        for row in rows:
+            samples, step_ms, samples_per_second = map(float, row.split(" | ")[1:4])
+            # The step is shown with two figures at least.
+            self.assertAlmostEqual(samples / step_ms * 1000 / samples_per_second, 1, delta=0.05)
+        for wrong in "01_single_gpu/3", "01_single_gpu", "nothing/1":
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), self.assertRaises(SystemExit) as refused:
+                performance_table.main(["--beside", wrong, report])
+            self.assertEqual(refused.exception.code, 2)
+            self.assertIn(f"got {wrong}", said.getvalue())
 
     def test_a_broken_file_is_named(self):
         good = self.report()

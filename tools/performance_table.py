@@ -173,7 +173,7 @@ def print_beside(report, programs, models=("T", "M")):
                  and run["speedup"] == "none" and (run["stage"] + ("" if run["variant"] == "main" else f"_{run['variant']}") == name
                                                    or run["kind"] == "peer" and run["stage"] == name)]
         if not found:
-            raise ValueError(f"--beside: got {name}/{ranks}, expected NAME/RANKS of a run of model {model} in the report")
+            raise ValueError(f"--beside: got {name}{ranks and '/'}{ranks}, expected NAME/RANKS of a run of model {model} in the report")
         return min(found, key=lambda run: run["step_ms"]["median"])
 
     rows = []
