@@ -30,7 +30,7 @@ case ${1:-all} in
             # clusters of Slurm and HTCondor, MPICH's mpiexec.hydra (mpirun and mpicc stay Open MPI's)
             slurm-wlm debootstrap iproute2 mpich
         )
-        requirements+=(tests/requirements.txt)
+        requirements+=(tests/requirements.txt docs/site/requirements.txt)
         target=all
         ;;
     *)
