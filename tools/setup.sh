@@ -29,6 +29,8 @@ case ${1:-all} in
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
             # clusters of Slurm and HTCondor, MPICH's mpiexec.hydra (mpirun and mpicc stay Open MPI's)
             slurm-wlm debootstrap iproute2 mpich
+            # the programs' manual pages, and what reads them
+            help2man groff-base
         )
         requirements+=(tests/requirements.txt docs/site/requirements.txt)
         target=all

@@ -22,7 +22,7 @@ html_title = project
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "README"
-# Any other .md is a page, and has to be in contents.md.
+# Any other .md is a page, and has to be in contents.txt.
 exclude_patterns = [".*", "build*", "docs/site"]
 myst_heading_anchors = 6
 myst_enable_extensions = ["html_image"]
@@ -40,7 +40,7 @@ shown = set()  # sources and folders that a page links to
 
 def read(app, docname, source):
     if docname == root_doc:
-        source[0] += "\n" + (ROOT / "docs/site/contents.md").read_text()
+        source[0] += "\n" + (ROOT / "docs/site/contents.txt").read_text()
     # The reader chooses the theme on the page, which the browser's preference does not know.
     source[0] = PICTURE.sub(r'<img src="\1" class="only-dark"\3><img src="\2" class="only-light"\3>', source[0])
 
