@@ -34,7 +34,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 
-PICTURE = re.compile(r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*<img src="([^"]+)"([^>]*)>\s*</picture>')
+PICTURE = re.compile(r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*<img ([^>]*)src="([^"]+)"([^>]*)>\s*</picture>')
 shown = set()  # sources and folders that a page links to
 
 
@@ -42,7 +42,7 @@ def read(app, docname, source):
     if docname == root_doc:
         source[0] += "\n" + (ROOT / "docs/site/contents.txt").read_text()
     # The reader chooses the theme on the page, which the browser's preference does not know.
-    source[0] = PICTURE.sub(r'<img src="\1" class="only-dark"\3><img src="\2" class="only-light"\3>', source[0])
+    source[0] = PICTURE.sub(r'<img class="only-dark" \2src="\1"\4><img class="only-light" \2src="\3"\4>', source[0])
 
 
 def is_text(path):
@@ -86,15 +86,15 @@ def source_pages(app):
         if path.is_dir():
             title += "/"
             uri = app.builder.get_relative_uri
-            body = "".join(f'<li><a href="{uri(name_of(path), name_of(file))}">{file.name}</a></li>' for file in files_of(path))
-            body = f"<ul>{body}</ul>"
+            items = [f'<li><a href="{uri(name_of(path), name_of(file))}">{file.name}</a></li>' for file in files_of(path)]
+            body = f"<ul>{''.join(items)}</ul>"
         else:
             text = path.read_text()
             try:
                 lexer = lexers.guess_lexer_for_filename(path.name, text)
             except ClassNotFound:
                 lexer = lexers.TextLexer()
-            body = f'<div class="highlight">{highlight(text, lexer, HtmlFormatter(nowrap=True)).join(("<pre>", "</pre>"))}</div>'
+            body = f'<div class="highlight"><pre>{highlight(text, lexer, HtmlFormatter(nowrap=True))}</pre></div>'
         yield name_of(path), {"title": title, "body": f"<h1>{title}</h1>{body}"}, "page.html"
 
 
