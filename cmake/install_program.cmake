@@ -13,9 +13,12 @@ endif()
 add_custom_target(man ALL)
 
 function(install_program program purpose)
-  # Named, as for the modules in common/: CMake leaves out what lies in the checkout.
-  get_filename_component(libtorch_lib_dir "${LibTorch_CPU_LIBRARY}" DIRECTORY)
-  set_target_properties(${program} PROPERTIES INSTALL_RPATH "${libtorch_lib_dir};\$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  get_target_property(libraries ${program} LINK_LIBRARIES)
+  if(libraries MATCHES "ddp_(common|parallel|micro)")
+    # Named, as for the modules in common/: CMake leaves out what lies in the checkout.
+    get_filename_component(libtorch_lib_dir "${LibTorch_CPU_LIBRARY}" DIRECTORY)
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "${libtorch_lib_dir}")
+  endif()
   install(TARGETS ${program} RUNTIME COMPONENT programs)
   if(no_man_pages)
     return()
