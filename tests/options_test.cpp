@@ -122,6 +122,10 @@ TEST_CASE("every option reaches its field") {
   CHECK(options.json);
   CHECK(parse_after_epochs({"--layers", "784,512,10"}).layers ==
         std::vector<int64_t>{784, 512, 10});
+  CHECK(options.inject == "none");
+  CHECK(parse_after_epochs({"--inject", "no-mean"}).inject == "no-mean");
+  CHECK(parse_after_epochs({"--inject", "uneven-inputs"}, Launch::kLauncher).inject ==
+        "uneven-inputs");
   CHECK(parse_after_epochs({"--global-batch=128"}).global_batch == 128);
   CHECK(parse_after_epochs({"--dataset-size", "100"}).dataset_size == 100);
   CHECK(!options.check_finite);
@@ -279,6 +283,26 @@ TEST_CASE("--nprocs belongs to the stages that start or replicate") {
 TEST_CASE("options that exclude each other") {
   check_line_refused("--batch-size 8 --global-batch 32", "--global-batch");
   check_line_refused("--json", "--dump-env");
+}
+
+TEST_CASE("a fault on purpose only where it can be") {
+  check_line_refused("--inject", "--inject has no value");
+  check_line_refused("--inject nomean", "--inject: got \"nomean\", expected none, no-set-epoch");
+  CHECK(parse_after_epochs({"--inject", "none"}, Launch::kAlone).inject == "none");
+  for (const char* const fault : {"no-set-epoch", "no-broadcast", "no-mean", "average-weights",
+                                  "rank-0-collective", "mismatched", "uneven-inputs"}) {
+    const std::string inject = std::string("--inject ") + fault;
+    CHECK(parse_after_epochs(words(inject)).inject == fault);
+    check_line_refused(inject, "expected none: ", Launch::kAlone);
+    for (const std::string other :
+         {"--speedup fused", "--speedup graph", "--no-communication", "--batch-size auto"}) {
+      check_line_refused(inject + " " + other, inject + " was given with " + other);
+    }
+  }
+  for (const std::string other : {"--shard-optimizer", "--gradient-compression fp16"}) {
+    check_line_refused("--inject average-weights " + other, "was given with " + other);
+    CHECK(parse_after_epochs(words("--inject no-mean " + other)).inject == "no-mean");
+  }
 }
 
 TEST_CASE("--batch-size auto, and what may be given with it") {

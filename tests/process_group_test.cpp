@@ -258,6 +258,7 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
       {"--check finite 1", [](Options& o) { o.check_finite = true; }},
       {"--check weights 5", [](Options& o) { o.check_weights_every = 5; }},
       {"--no-communication 1", [](Options& o) { o.no_communication = true; }},
+      {"--inject no-mean", [](Options& o) { o.inject = "no-mean"; }},
   };
   for (const auto& [named, make] : differences) {
     INFO(named);

@@ -217,6 +217,17 @@ class Verbose(Watching):
             for rank in range(2):
                 self.assertEqual(out.count(f"[CPU{rank}] In model: input [32, 20] on cpu\n"), 1, out)
 
+    def test_every_rank_says_what_an_epoch_reads(self):
+        out, _ = self.run_stage("03_ddp_spawn", "2", "9", "--nprocs", "2", "--dataset-size", "15", "--verbose")
+        orders = {(epoch, rank): [int(index) for index in indices.split(", ")]
+                  for rank, epoch, indices in re.findall(r"^\[CPU(\d)\] epoch (\d) reads (.*)$", out, re.MULTILINE)}
+        self.assertEqual(len(orders), 4, out)
+        for epoch in "01":
+            self.assertEqual(sorted(orders[epoch, "0"] + orders[epoch, "1"]), list(range(15)))
+        self.assertNotEqual(orders["0", "0"], orders["1", "0"])
+        out, _ = self.run_stage("01_single_gpu", "1", "1", "--dataset-size", "9", "--verbose")
+        self.assertRegex(out, r"(?m)^\[CPU0\] epoch 0 reads \d(, \d){7}, \.\.\.$")
+
     def test_every_rank_says_how_busy_it_was(self):
         _, err = self.run_stage("03_ddp_spawn", "3", "9", "--nprocs", "2", "--verbose")
         said = {match[1]: match for match in self.BUSY.finditer(err)}

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
@@ -165,8 +167,8 @@ void add_data_and_model(OptionGroup group, Options& options) {
                "how ranks share the data: exactly, padded to equal parts, or not at all");
   group.flag(
       "--verbose", options.verbose,
-      "the model prints its input's shape on each device; at the end each rank says how busy "
-      "it was");
+      "each rank prints which samples an epoch reads first, the model its input's shape on each "
+      "device; at the end each rank says how busy it was");
 }
 
 void add_devices(OptionGroup group, Options& options) {
@@ -259,6 +261,42 @@ void add_output(OptionGroup group, Options& options) {
   group.flag("--quiet", options.quiet, "no line per epoch, and no progress bar");
 }
 
+void add_faults(OptionGroup group, Options& options) {
+  const Choices faults = {"none",       "no-set-epoch",    "no-broadcast",
+                          "no-mean",    "average-weights", "rank-0-collective",
+                          "mismatched", "uneven-inputs"};
+  Option inject =
+      group.value("--inject", "NAME", options.inject, join(faults),
+                  [&options, faults](const std::string& name, const std::string& text) {
+                    options.inject = check_choice(name, text, faults);
+                    if (options.inject != "none" && options.launch == Launch::kAlone) {
+                      refuse("{}: got {}, expected none: {} is one process; 03_ddp_spawn has ranks",
+                             name, quote(text), options.program);
+                    }
+                  });
+  if (options.launch == Launch::kAlone) {
+    inject.hidden();
+  }
+}
+
+void check_inject(const Options& options) {
+  if (options.inject == "none") {
+    return;
+  }
+  const bool keeps_gradients = options.inject == "average-weights";
+  for (const auto& [given, other] : std::initializer_list<std::pair<bool, std::string>>{
+           {options.find_batch, "--batch-size auto"},
+           {options.speedup != "none", "--speedup " + options.speedup},
+           {options.no_communication, "--no-communication"},
+           {keeps_gradients && options.shard_optimizer, "--shard-optimizer"},
+           {keeps_gradients && options.gradient_compression != "none",
+            "--gradient-compression " + options.gradient_compression}}) {
+    if (given) {
+      refuse("--inject {} was given with {}, expected only one of them", options.inject, other);
+    }
+  }
+}
+
 void check_batch(const Options& options, const CommandLine& line) {
   if (options.find_batch) {
     if (options.global_batch && line.given("--accumulate")) {
@@ -306,6 +344,7 @@ void check_together(const Options& options, const CommandLine& line) {
         "--check weights was given with --no-communication, expected only one of them: without "
         "communication weights differ");
   }
+  check_inject(options);
   check_batch(options, line);
   if (options.json && !options.dump_env) {
     throw UsageError("--json was given alone, expected it with --dump-env");
@@ -351,6 +390,7 @@ Options parse_options(int argc, const char* const* argv, Launch launch) {
   add_identity(line.group("Identity (a launcher says it; this overrides)"), options);
   add_output(line.group("Output"), options);
   line.put_help_into("Output");
+  add_faults(line.group("Faults on purpose, for docs/exercises"), options);
   line.require({"total_epochs", "save_every"}, "--dump-env", "50 10");
   line.parse_strictly(argc, argv);
   check_together(options, line);

@@ -60,8 +60,8 @@ struct Options {
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
   std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
   std::string sampler = "distributed";  ///< "distributed", "padded" or "none"
-  /// The model prints the input shape on each device, and each rank at the end how busy it was; no
-  /// bar.
+  /// Each rank prints the first samples of an epoch, the model the input shape on each device, and
+  /// each rank at the end how busy it was; no bar.
   bool verbose = false;
 
   // Devices and processes.
@@ -95,6 +95,7 @@ struct Options {
   bool check_finite = false;  ///< every rank looks at its loss and gradients in every step
   int64_t check_weights_every = 0;  ///< steps after which ranks compare their weights; 0: never
   bool no_communication = false;  ///< measuring only: gradients are not exchanged
+  std::string inject = "none";  ///< a fault on purpose, as --help lists
   bool quiet = false;
   bool dump_env = false;  ///< print the launch environment and exit
   bool json = false;  ///< with --dump-env: as JSON

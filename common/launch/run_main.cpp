@@ -203,6 +203,14 @@ void say_note(const std::string& program, const LaunchEnvironment& environment) 
   }
 }
 
+/// @throws UsageError for a fault that one rank alone cannot have
+void check_fault(const Options& options, int world_size) {
+  const bool needs_ranks = options.inject != "none" && options.inject != "no-set-epoch";
+  if (needs_ranks && world_size == 1) {
+    refuse("--inject {}: got world size 1, expected several ranks", options.inject);
+  }
+}
+
 /// What a rank does about the ends of its launcher and of other ranks.
 void end_with_launcher(const LaunchEnvironment& environment) {
   if (environment.launcher == "torchrun" || environment.launcher == "openmpi" ||
@@ -386,6 +394,7 @@ int run_main(int argc, char** argv, Launch launch, TrainFunction train) {
       say_note(options.program, environment);
     }
     const int64_t batch_per_rank = resolve_batch_per_rank(options, environment.world_size);
+    check_fault(options, environment.world_size);
     options.snapshot = follow_links(options.snapshot);
     if (environment.rank == 0) {
       check_output_files(options);  // before the others wait for this rank

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/linear.h>
 
 #include <sstream>
 #include <unordered_map>
@@ -35,6 +36,16 @@ FlatParameters flatten_same_parameters(const torch::nn::Module& module,
   });
 }
 
+/// As if each rank had seeded its generator with another number before it made the module.
+void draw_weights(torch::nn::Module& module, uint64_t seed) {
+  torch::manual_seed(seed);
+  module.apply([](torch::nn::Module& layer) {
+    if (auto* const linear = layer.as<torch::nn::LinearImpl>()) {
+      linear->reset_parameters();
+    }
+  });
+}
+
 }  // namespace
 
 GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
@@ -44,21 +55,24 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
       site_(site),
       buffers_(module.buffers()),
       flat_(flatten_same_parameters(module, process_group)),
-      buckets_(flat_, process_group, options, GradientBuckets::Scale::kDivide, site),
+      buckets_(flat_, process_group, options,
+               options.leaves_sum ? GradientBuckets::Scale::kDivided  // a fault on purpose
+                                  : GradientBuckets::Scale::kDivide,
+               site),
       target_(std::make_shared<HookTarget>()) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const size_t parameters = buckets_.range(bucket).parameters;
     bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // bucket 0 has the last ones
     parameters_in_.push_back(parameters);
   }
-  process_group.broadcast(flat_.data, /*root=*/0, site_);
-  for (const torch::Tensor& parameter : module.parameters()) {
-    if (!parameter.requires_grad()) {
-      process_group.broadcast(parameter.detach(), /*root=*/0, site_);
-    }
+  if (options.seed_of_own_weights) {  // a fault on purpose
+    draw_weights(module,
+                 *options.seed_of_own_weights + static_cast<uint64_t>(process_group.rank()));
+  } else {
+    broadcast_parameters(module);
   }
   broadcast_buffers();
-  if (process_group.world_size() > 1) {
+  if (process_group.world_size() > 1 && !options.keeps_gradients) {
     add_hooks();
   }
 }
@@ -83,6 +97,15 @@ GradientReducer::~GradientReducer() {
   const std::lock_guard<std::mutex> lock(target_->mutex);
   // The hooks stay: another thread may be going through them. They end with the accumulators.
   target_->reducer = nullptr;
+}
+
+void GradientReducer::broadcast_parameters(const torch::nn::Module& module) const {
+  process_group_.broadcast(flat_.data, /*root=*/0, site_);
+  for (const torch::Tensor& parameter : module.parameters()) {
+    if (!parameter.requires_grad()) {
+      process_group_.broadcast(parameter.detach(), /*root=*/0, site_);
+    }
+  }
 }
 
 void GradientReducer::broadcast_buffers() const {

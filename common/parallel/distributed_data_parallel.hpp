@@ -63,6 +63,7 @@ class GradientReducer {
   bool completes_step() const { return synchronize_ && !process_group_.is_accumulating(); }
   void gradient_ready(size_t parameter);
   void finish_backward();
+  void broadcast_parameters(const torch::nn::Module& module) const;
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;

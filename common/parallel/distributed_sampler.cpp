@@ -1,5 +1,7 @@
 #include "common/parallel/distributed_sampler.hpp"
 
+#include <algorithm>
+
 namespace ddp {
 namespace {
 
@@ -11,7 +13,12 @@ DistributedSamplerOptions stage_options(const Dataset& dataset, const ProcessGro
           .num_replicas = shard ? process_group.world_size() : 1,
           .rank = shard ? process_group.rank() : 0,
           .seed = options.seed,
-          .sharding = options.sampler == "padded" ? Sharding::kPadded : Sharding::kExact};
+          .sharding = options.sampler == "padded" ? Sharding::kPadded : Sharding::kExact,
+          .ignores_epochs = options.inject == "no-set-epoch",
+          // One step's: the other ranks then have a batch that this one does not.
+          .samples_left_out = options.inject == "uneven-inputs" && process_group.rank() == 0
+                                  ? options.batch_per_rank * options.accumulate
+                                  : 0};
 }
 
 }  // namespace
@@ -30,6 +37,7 @@ DistributedSampler::DistributedSampler(const DistributedSamplerOptions& options)
   epoch_samples_ = options.sharding == Sharding::kPadded
                        ? (options.dataset_size + replicas - 1) / replicas * replicas
                        : options.dataset_size;
+  epoch_samples_ = std::max<int64_t>(0, epoch_samples_ - options.samples_left_out * replicas);
   set_epoch(0);
 }
 
@@ -39,7 +47,8 @@ int64_t DistributedSampler::unpadded_samples() const {
 }
 
 void DistributedSampler::set_epoch(int64_t epoch) {
-  torch::Tensor order = shuffled_indices(options_.dataset_size, options_.seed, epoch);
+  torch::Tensor order =
+      shuffled_indices(options_.dataset_size, options_.seed, options_.ignores_epochs ? 0 : epoch);
   if (epoch_samples_ > order.size(0)) {
     // More replicas than samples repeat the whole order, hence the remainder.
     order = order.index_select(

@@ -21,6 +21,9 @@ struct DistributedSamplerOptions {
   int rank;
   uint64_t seed;
   Sharding sharding = Sharding::kExact;
+  // Faults on purpose, see --inject.
+  bool ignores_epochs = false;  ///< every epoch has the order of epoch 0
+  int64_t samples_left_out = 0;  ///< at the end of each epoch, by this rank only
 };
 
 /// All ranks draw the same permutation and rank r takes elements r, r + world size, ...: so the

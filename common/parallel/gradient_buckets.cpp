@@ -18,6 +18,11 @@ DistributedDataParallelOptions distributed_options(const Options& options) {
     result.compression = options.gradient_compression == "bf16" ? torch::kBFloat16 : torch::kHalf;
   }
   result.shard_optimizer = options.shard_optimizer;
+  if (options.inject == "no-broadcast") {
+    result.seed_of_own_weights = options.seed;
+  }
+  result.leaves_sum = options.inject == "no-mean";
+  result.keeps_gradients = options.inject == "average-weights";
   return result;
 }
 
@@ -27,6 +32,14 @@ void expect_uncompressed(const Options& options) {
         "--gradient-compression: got {}, expected none: {} all-reduces gradients as they are; "
         "03_ddp_spawn compresses",
         options.gradient_compression, options.program));
+  }
+  for (const char* const fault : {"no-broadcast", "no-mean", "average-weights"}) {
+    if (options.inject == fault) {
+      throw UsageError(
+          fmt::format("--inject: got {}, expected no fault of DistributedDataParallel: {} does "
+                      "without; 03_ddp_spawn has it",
+                      fault, options.program));
+    }
   }
 }
 

@@ -25,13 +25,18 @@ struct DistributedDataParallelOptions {
   /// Each rank gets the mean only of the gradients that its part of a sharded optimizer needs; what
   /// the others hold there is undefined.
   bool shard_optimizer = false;
+  // Faults on purpose, see --inject.
+  /// Each rank draws its weights with this seed plus its rank, and is not sent rank 0's.
+  std::optional<uint64_t> seed_of_own_weights = std::nullopt;
+  bool leaves_sum = false;  ///< gradients become their sum, not their mean
+  bool keeps_gradients = false;  ///< each rank's stay its own
 };
 
-/// --bucket-mib, --gradient-compression and --shard-optimizer.
+/// --bucket-mib, --gradient-compression, --shard-optimizer and --inject.
 DistributedDataParallelOptions distributed_options(const Options& options);
 
 /// For a program that sends gradients itself.
-/// @throws UsageError if they are to be compressed
+/// @throws UsageError if they are to be compressed, or for a fault in what it does without
 void expect_uncompressed(const Options& options);
 
 /// A range of the flat parameters and gradients.

@@ -57,7 +57,8 @@ std::string shared_settings(const Options& options, int world_size) {
        << options.check_finite << "\n--check weights " << options.check_weights_every
        << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
        << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
-       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer << "\n";
+       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer
+       << "\n--inject " << options.inject << "\n";
   return text.str();
 }
 

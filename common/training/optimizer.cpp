@@ -45,6 +45,7 @@ Optimizer::Optimizer(const torch::nn::Module& module, const Options& options,
       learning_rate_(initial_learning_rate_),
       linear_(resolve_lr_schedule(options) == "linear"),
       total_epochs_(options.total_epochs),
+      averages_over_(options.inject == "average-weights" ? process_group : nullptr),
       buckets_{{0, flat_.data.numel(), 0, flat_.parameters.size()}} {
   if (options.shard_optimizer && process_group != nullptr && process_group->world_size() > 1) {
     process_group_ = process_group;
@@ -191,7 +192,15 @@ void Optimizer::load_state(const NamedTensors& state, const ProcessGroup* proces
 void Optimizer::gather_weights() {
   if (is_sharded()) {
     process_group_->gather_parts(weights_);
+  } else if (averages_over_ != nullptr) {
+    average_weights();
   }
+}
+
+void Optimizer::average_weights() {
+  const torch::NoGradGuard no_grad;
+  averages_over_->all_reduce(flat_.data);
+  flat_.data.div_(averages_over_->world_size());
 }
 
 void Optimizer::set_epoch(int64_t epoch) {

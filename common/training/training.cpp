@@ -1,5 +1,8 @@
 #include "common/training/training.hpp"
 
+#include <fmt/format.h>
+
+#include <iostream>
 #include <string>
 #include <utility>
 
@@ -41,6 +44,10 @@ Training::Training(const Options& options, const LaunchEnvironment& launch, cons
   loader_.set_observer(this);
   optimizer_.set_observer(this);
   watch_for_stop_request();
+  if (options_.inject != "none" && launch.rank == 0) {
+    std::cerr << fmt::format("{}: note: --inject {}: this run has a fault on purpose\n",
+                             options_.program, options_.inject);
+  }
 }
 
 Training::~Training() {
@@ -54,17 +61,41 @@ Training::~Training() {
 
 void Training::begin_epoch(int64_t steps) {
   epoch_ended_ = false;
+  if (options_.verbose) {
+    log_.print_order(loader_.sampler().indices());
+  }
   log_.begin_epoch(steps);
 }
 
 void Training::end_epoch() {
   epoch_ended_ = true;
   log_.end_epoch();
+  if (options_.inject != "none") {
+    differ_in_collectives();
+  }
   if (!options_.tensorboard.empty()) {
     log_.write_events(dataset_, optimizer_.learning_rate());
   }
   if (is_due() || log_.stop_asked()) {
     log_.before_snapshot();
+  }
+}
+
+/// Faults on purpose, --inject rank-0-collective and mismatched: ranks do not call the same.
+void Training::differ_in_collectives() const {
+  if (process_group_ == nullptr) {
+    return;
+  }
+  const bool is_first = process_group_->rank() == 0;
+  const torch::TensorOptions place(process_group_->device());
+  if (options_.inject == "rank-0-collective" && is_first) {
+    process_group_->all_reduce(torch::zeros({1}, place));
+  } else if (options_.inject == "mismatched") {
+    // Of as many bytes, which is all that Gloo compares: it adds them up.
+    constexpr int64_t kElements = 96;  // that 2, 3, 4, 6 or 8 ranks can divide
+    process_group_->all_reduce(is_first
+                                   ? torch::zeros({kElements}, place.dtype(torch::kFloat32))
+                                   : torch::zeros({kElements / 2}, place.dtype(torch::kFloat64)));
   }
 }
 

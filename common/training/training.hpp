@@ -107,6 +107,7 @@ class Training final : private StepObserver {
   void set_epoch(int64_t epoch);
   void finish_epoch();
   void train_by_fused_step();
+  void differ_in_collectives() const;
 
   const Options options_;  // with the batch that was found
   const LaunchEnvironment& launch_;

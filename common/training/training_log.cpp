@@ -1,7 +1,7 @@
 #include "common/training/training_log.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -117,6 +117,15 @@ void TrainingLog::begin_training(int64_t epochs_done) {
   if (!options_.quiet && !options_.verbose && draws_on_stderr()) {
     progress_bar_ = std::make_unique<ProgressBar>(options_.total_epochs, visible_steps_);
   }
+}
+
+void TrainingLog::print_order(const torch::Tensor& indices) const {
+  constexpr int64_t kShown = 8;
+  const int64_t* const first = indices.const_data_ptr<int64_t>();
+  std::cout << fmt::format("[{}] epoch {} reads {}{}\n", label_, epoch_,
+                           fmt::join(first, first + std::min(kShown, indices.numel()), ", "),
+                           indices.numel() > kShown ? ", ..." : "")
+            << std::flush;
 }
 
 void TrainingLog::begin_epoch(int64_t steps) {

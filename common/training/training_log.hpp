@@ -52,6 +52,8 @@ class TrainingLog final : public StepObserver {
   /// The epoch that begin_epoch() is about to begin.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
   void begin_epoch(int64_t steps) override;
+  /// Which samples this rank reads first in the epoch that is about to begin.
+  void print_order(const torch::Tensor& indices) const;
   void begin_batch(const Batch&) override {}
   /// @throws Error (1) as add_loss() does, of the gradients of a run of one process
   void begin(Phase phase) override {
