@@ -30,8 +30,8 @@ struct DistributedSamplerOptions {
 /// ranks' batches together are what one process would read, which is why all stages train alike.
 class DistributedSampler : public Sampler {
  public:
-  /// The sampler of a stage: --seed and --sampler. With `--sampler none` every rank reads all
-  /// samples, as a program does that forgot its sampler.
+  /// The sampler of a stage: --seed, --sampler and --inject. With `--sampler none` every rank reads
+  /// all samples, as a program does that forgot its sampler.
   /// Over the default group, or over `process_group`.
   /// @throws UsageError if the ranks' datasets differ
   DistributedSampler(const Dataset& dataset, const Options& options)

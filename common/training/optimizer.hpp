@@ -28,7 +28,7 @@ using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 class Optimizer {
  public:
   /// Flattens the module's parameters if nothing has done so before.
-  /// @param options --optimizer, --lr, --lr-schedule; --shard-optimizer and --bucket-mib
+  /// @param options --optimizer, --lr, --lr-schedule, --inject; --shard-optimizer and --bucket-mib
   Optimizer(const torch::nn::Module& module, const Options& options)
       : Optimizer(module, options, find_default_process_group()) {}
   /// @param process_group instead of the default one; outlives this object; none: no sharding
