@@ -1,4 +1,5 @@
-// bench: measures the stages and writes the report; `bench compare` and `bench html` read one.
+// bench: measures the stages and writes the report; `bench compare` and `bench html` read one,
+// `bench predict` needs none.
 
 #include <fmt/format.h>
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools")
 from stage_diffs import ROOT  # noqa: E402
 from transcripts import copy_of_checkout, run_command  # noqa: E402
 
-PAGES = ("docs/collectives.md", "docs/simulator.md")
+PAGES = ("docs/collectives.md", "docs/cost_of_a_step.md", "docs/simulator.md")
 SHOWN = re.compile(r"```console\n\$ ([^\n]+)\n```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 PICTURE = re.compile(r"\bdocs/[\w.-]+\.svg\b")
 

@@ -1,8 +1,10 @@
 // bench_micro: names, counters and counts of what it writes, that it times no wrong sum, answers a
 // mistake in one line, and leaves no process behind; and what reads its documents.
+#include <c10/core/CPUAllocator.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -10,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -19,9 +22,14 @@
 #include "bench/micro/all_reduce.hpp"
 #include "bench/micro/google_benchmark.hpp"
 #include "bench/report/micro_results.hpp"
+#include "bench/report/step_cost.hpp"
 #include "bench/run/micro_command.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/model/mlp.hpp"
+#include "common/parallel/gradient_buckets.hpp"
+#include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
@@ -62,6 +70,35 @@ MicroResults run_micro(const MicroRun& run, const ScratchFolder& folder,
   }
   return read_micro_results(out.string());
 }
+
+/// What tensors hold, by any thread.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  explicit CountingAllocator(c10::Allocator& source) : source_(source) {}
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* const block = new Block{*this, bytes, source_.allocate(bytes)};
+    held_ += bytes;
+    return {block->memory.get(), block, &free_block, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  size_t held() const { return held_; }
+
+ private:
+  struct Block {
+    CountingAllocator& allocator;
+    size_t bytes;
+    c10::DataPtr memory;
+  };
+  static void free_block(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->allocator.held_ -= block->bytes;
+  }
+
+  c10::Allocator& source_;
+  std::atomic<size_t> held_ = 0;
+};
 
 void check_times(const Distribution& time_us) {
   CHECK(time_us.n >= 10);
@@ -655,4 +692,79 @@ TEST_CASE("documents: what is missing is named, what is not a number is null", "
   both.append(results);
   CHECK(both.all_reduce.size() == 2);
   CHECK(both.errors.size() == 2);
+}
+
+TEST_CASE("memory and buckets on paper are those that a training has", "[micro]") {
+  for (const std::vector<std::int64_t>& layers :
+       {std::vector<std::int64_t>{20, 1}, {64, 128, 128, 10}, {784, 512, 512, 10}}) {
+    for (const std::string optimizer : {"sgd", "momentum", "adam", "adamw"}) {
+      for (const int ranks : {1, 3}) {
+        CAPTURE(layers, optimizer, ranks);
+        ddp::Options options;
+        options.optimizer = optimizer;
+        options.shard_optimizer = true;
+        options.bucket_mib = 0.01;
+        const Gradients gradients = {.bucket_mib = 0.01, .shard_optimizer = true};
+        const ddp::Mlp mlp(layers);
+        const ddp::FlatParameters flat = ddp::flatten_parameters(*mlp);
+        std::int64_t state_bytes = 0;
+        ddp::test::run_ranks(
+            ranks,
+            [&](ddp::ProcessGroup& process_group) {
+              const ddp::Mlp replica(layers);
+              const ddp::Optimizer sharded(*replica, options, &process_group);
+              if (process_group.rank() == 0) {
+                state_bytes = sharded.state_bytes();
+              }
+            },
+            "gloo");
+        const StepMemory memory = count_memory(layers, 32, optimizer, gradients, ranks);
+        CHECK(memory.weights == static_cast<double>(flat.data.nbytes()));
+        CHECK(memory.gradients == static_cast<double>(flat.grad.nbytes()));
+        CHECK(memory.optimizer_state == static_cast<double>(state_bytes));
+        const std::vector<ddp::BucketRange> ranges =
+            ddp::bucket_ranges(flat, ddp::distributed_options(options));
+        const std::vector<Bucket> buckets = count_buckets(layers, gradients, ranks);
+        REQUIRE(buckets.size() == ranges.size());
+        for (size_t i = 0; i < ranges.size(); ++i) {
+          CHECK(buckets[i].bytes == 4.0 * static_cast<double>(ranges[i].end - ranges[i].begin));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("activations on paper are what autograd keeps of a forward", "[micro]") {
+  static CountingAllocator counting(*c10::GetCPUAllocator());
+  c10::Allocator* const before = c10::GetCPUAllocator();
+  for (const std::vector<std::int64_t>& layers :
+       {std::vector<std::int64_t>{20, 1}, {64, 128, 128, 10}, {784, 512, 512, 10}}) {
+    for (const std::int64_t samples : {8, 64}) {
+      CAPTURE(layers, samples);
+      ddp::Mlp mlp(layers);
+      const torch::Tensor target =
+          layers.back() == 1 ? torch::zeros({samples, 1})
+                             : torch::zeros({samples}, torch::TensorOptions(torch::kInt64));
+      c10::SetCPUAllocator(&counting);
+      const size_t held_before = counting.held();
+      torch::Tensor loss;
+      {
+        const torch::Tensor input = torch::ones({samples, layers.front()});
+        const torch::Tensor output = mlp->forward(input);
+        loss = layers.back() == 1 ? at::mse_loss(output, target)
+                                  : at::cross_entropy_loss(output, target);
+      }
+      const auto held = static_cast<double>(counting.held() - held_before);
+      loss.reset();
+      const size_t held_after = counting.held();
+      c10::SetCPUAllocator(before);
+      CHECK(held_after == held_before);
+      const double predicted =
+          count_memory(layers, static_cast<double>(samples), "sgd", {}, 1).activations;
+      // The loss itself; that of a regression has room for a value of each sample.
+      const double loss_bytes = 64 + (layers.back() == 1 ? 4.0 * static_cast<double>(samples) : 0);
+      CHECK(held >= predicted);
+      CHECK(held <= predicted + loss_bytes);
+    }
+  }
 }

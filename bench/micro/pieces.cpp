@@ -11,6 +11,7 @@
 
 #include "bench/micro/suites.hpp"
 #include "bench/report/statistics.hpp"
+#include "bench/report/step_cost.hpp"
 #include "common/backends/device.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "common/data/data_loader.hpp"
@@ -234,12 +235,6 @@ std::shared_ptr<torch::optim::Optimizer> torch_optimizer(const Mlp& mlp, const O
       torch::optim::SGDOptions(rate).momentum(options.optimizer == "momentum" ? 0.9 : 0.0));
 }
 
-/// Values that a step reads or writes per parameter: the weight twice, the gradient once, and each
-/// of the optimizer's own twice.
-std::int64_t values_per_parameter(const std::string& kind) {
-  return kind == "sgd" ? 3 : kind == "momentum" ? 5 : 7;
-}
-
 Exercise optimizer_step(const Model& model, Options options, const std::string& kind, bool flat,
                         const torch::Device& device) {
   options.optimizer = kind;
@@ -252,7 +247,7 @@ Exercise optimizer_step(const Model& model, Options options, const std::string& 
   }
   // Gradients that stay: they are not what is measured.
   mlp->forward(torch::ones({1, model.layers.front()}, device)).mean().backward();
-  return piece(values_per_parameter(kind) * kFloatBytes * parameter_count(mlp), step);
+  return piece(bench::updated_values(kind) * kFloatBytes * parameter_count(mlp), step);
 }
 
 Exercise flatten_model(const Model& model, const torch::Device& device) {

@@ -33,23 +33,6 @@ std::vector<CommunicationModel> models_of(const Report& report, const Run& run) 
   return models;
 }
 
-/// One all-reduce of each of the run's buckets after the other.
-std::optional<double> communication_ms(const CommunicationModel& model, const Run& run,
-                                       int world_size) {
-  if (run.comm.bucket_bytes.empty()) {
-    return std::nullopt;
-  }
-  double total_us = 0;
-  for (const double bytes : run.comm.bucket_bytes) {
-    const std::optional<double> time_us = model.predict_us(bytes, world_size);
-    if (!time_us) {
-      return std::nullopt;
-    }
-    total_us += *time_us;
-  }
-  return total_us / 1e3;
-}
-
 void fit_models(Report& report) {
   // Within a node and between nodes are two networks.
   std::map<std::tuple<std::string, std::string, bool>, std::vector<AllReduceSample>> measured;
@@ -88,50 +71,20 @@ std::optional<double> best_bus_bandwidth_gbps(const Report& report, const Run& r
   return best;
 }
 
-constexpr double kBytesOfFloat = 4;
-
-double parameter_bytes(const std::vector<std::int64_t>& layers) {
-  return kBytesOfFloat * static_cast<double>(count_parameters(layers));
-}
-
-/// The least time for a step's memory traffic, in milliseconds: at the best rate that was measured
-/// with as many bytes as weights and gradients have, with more, or with the next fewer, since
-/// caches are the slower the more they hold. 0 for fewer than were measured: there may be faster
-/// caches.
+/// The least time for a step's memory traffic, in milliseconds, at the rate with as many bytes as
+/// weights and gradients have. 0 for fewer than were measured: there may be faster caches.
 std::optional<double> least_memory_ms(const Limit& limit, const std::vector<std::int64_t>& layers) {
   const double working_set = 2 * parameter_bytes(layers);
-  std::optional<double> best_gbps;
-  for (const MemoryRate& rate : limit.memory) {
-    const bool next_fewer_or_as_many = static_cast<double>(rate.bytes) <= working_set;
-    best_gbps = next_fewer_or_as_many ? rate.gbps : std::max(best_gbps, rate.gbps);
-  }
-  if (!best_gbps || !(*best_gbps > 0)) {
+  const std::optional<double> best_gbps = memory_gbps(limit.memory, working_set);
+  if (!best_gbps) {
     return std::nullopt;
   }
   const bool smaller_than_measured = static_cast<double>(limit.memory.front().bytes) > working_set;
   return smaller_than_measured ? 0 : step_bytes(layers) / (*best_gbps * 1e9) * 1e3;
 }
 
-/// What each of as many ranks can do: at least what each of more can, where a machine was slow
-/// while fewer were measured.
-std::optional<Limit> limit_of(const Report& report, const Run& run) {
-  const auto own = std::ranges::find_if(report.limits, [&](const Limit& limit) {
-    return limit.device == run.device && limit.world_size == run.world_size;
-  });
-  if (own == report.limits.end()) {
-    return std::nullopt;
-  }
-  Limit found = *own;
-  for (const Limit& limit : report.limits) {
-    if (limit.device == run.device && limit.world_size > run.world_size) {
-      keep_best(found, limit);
-    }
-  }
-  return found;
-}
-
 void find_floor(const Report& report, Run& run) {
-  const std::optional<Limit> limit = limit_of(report, run);
+  const std::optional<Limit> limit = limit_of(report, run.device, run.world_size);
   const Workload* const workload = find_workload(run.model);
   if (!run.has_speed() || workload == nullptr || !limit || !limit->fp32_gflops || run.threads > 1) {
     return;  // limits are those of one thread per rank
@@ -184,39 +137,12 @@ std::optional<std::string> contradiction(const Run& run, double model_ms) {
                      format_significant(model_ms * 1e3), format_significant(replay_ms * 1e3));
 }
 
-/// By the models of its backend, of which the first fits the sweep best. Without a prediction at
-/// most the reason.
-Prediction predict_communication(const Report& report, const Run& run) {
-  Prediction prediction;
-  const std::vector<CommunicationModel> models = models_of(report, run);
-  for (const CommunicationModel& model : models) {
-    const std::optional<double> comm_ms = communication_ms(model, run, run.world_size);
-    if (!comm_ms || !run.no_comm_step_ms) {
-      return {};
-    }
-    if (model.algorithm) {
-      (*model.algorithm == AllReduceAlgorithm::kRing ? prediction.ring_step_ms
-                                                     : prediction.tree_step_ms) =
-          *run.no_comm_step_ms + *comm_ms;
-    }
-    if (!prediction.comm_ms) {
-      if (const std::optional<std::string> reason = contradiction(run, *comm_ms)) {
-        return {.reason = reason};
-      }
-      prediction.algorithm = models.size() == 1 ? model.algorithm : std::nullopt;
-      prediction.compute_ms = run.no_comm_step_ms;
-      prediction.comm_ms = comm_ms;
-    }
-  }
-  return prediction;
-}
-
 /// What communication adds to the step without it, where that can be told.
 void predict(const Report& report, Run& run) {
   if (!run.has_speed() || !run.several_processes() || run.is_peer()) {
     return;
   }
-  run.prediction = predict_communication(report, run);
+  run.prediction = predict_step(report, run);
   if (!run.prediction.compute_ms) {
     return;
   }
@@ -237,14 +163,6 @@ bool may_be_extrapolated(const Run& run) {
   return run.scaling == "weak" && run.kind == "stage" && run.several_processes() && run.has_speed();
 }
 
-CommunicationModel stated_model(const Network& network, AllReduceAlgorithm algorithm) {
-  constexpr double kMib = 1024.0 * 1024.0;
-  CommunicationModel model;
-  model.algorithm = algorithm;
-  model.regimes = {{0, network.alpha_us, kMib / (network.gbps * 1e9) * 1e6}};
-  return model;
-}
-
 /// By the stated network, or by one that was measured between nodes and that the replay confirms.
 void extrapolate(const Run& run, const std::optional<Network>& network, Report& report) {
   std::vector<CommunicationModel> models;
@@ -260,7 +178,8 @@ void extrapolate(const Run& run, const std::optional<Network>& network, Report& 
   const Run* const baseline = report.baseline_of(run);
   for (const CommunicationModel& model : models) {
     for (const int world_size : kExtrapolatedWorldSizes) {
-      const std::optional<double> comm_ms = communication_ms(model, run, world_size);
+      const std::optional<double> comm_ms =
+          all_reduces_ms(model, run.comm.bucket_bytes, world_size);
       if (!compute_ms || !comm_ms || world_size <= run.world_size) {
         continue;
       }
@@ -387,29 +306,46 @@ std::vector<std::string> describe_unsteady_sweeps(const Report& report) {
 
 }  // namespace
 
-double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank) {
-  double flop = 0;
-  for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
-    const double product =
-        2 * batch_per_rank * static_cast<double>(layers[i]) * static_cast<double>(layers[i + 1]);
-    flop += (i == 0 ? 2 : 3) * product;
+std::optional<Limit> limit_of(const Report& report, const std::string& device, int world_size) {
+  const auto own = std::ranges::find_if(report.limits, [&](const Limit& limit) {
+    return limit.device == device && limit.world_size == world_size;
+  });
+  if (own == report.limits.end()) {
+    return std::nullopt;
   }
-  return flop;
+  Limit found = *own;
+  for (const Limit& limit : report.limits) {
+    if (limit.device == device && limit.world_size > world_size) {
+      keep_best(found, limit);
+    }
+  }
+  return found;
 }
 
-std::int64_t count_parameters(const std::vector<std::int64_t>& layers) {
-  std::int64_t parameters = 0;
-  for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
-    parameters += (layers[i] + 1) * layers[i + 1];
+Prediction predict_step(const Report& report, const Run& run) {
+  Prediction prediction;
+  const std::vector<CommunicationModel> models = models_of(report, run);
+  for (const CommunicationModel& model : models) {
+    const std::optional<double> comm_ms =
+        all_reduces_ms(model, run.comm.bucket_bytes, run.world_size);
+    if (!comm_ms || !run.no_comm_step_ms) {
+      return {};
+    }
+    if (model.algorithm) {
+      (*model.algorithm == AllReduceAlgorithm::kRing ? prediction.ring_step_ms
+                                                     : prediction.tree_step_ms) =
+          *run.no_comm_step_ms + *comm_ms;
+    }
+    if (!prediction.comm_ms) {
+      if (const std::optional<std::string> reason = contradiction(run, *comm_ms)) {
+        return {.reason = reason};
+      }
+      prediction.algorithm = models.size() == 1 ? model.algorithm : std::nullopt;
+      prediction.compute_ms = run.no_comm_step_ms;
+      prediction.comm_ms = comm_ms;
+    }
   }
-  return parameters;
-}
-
-double step_bytes(const std::vector<std::int64_t>& layers) {
-  constexpr double kPassesOverParameters = 6;
-  // The first layer's input has no gradient, so its weights are not read backward.
-  const auto first_weights = static_cast<double>(layers[0] * layers[1]);
-  return kPassesOverParameters * parameter_bytes(layers) - kBytesOfFloat * first_weights;
+  return prediction;
 }
 
 void analyse(Report& report, const std::optional<Network>& network) {

@@ -1,37 +1,28 @@
 // bench/report/analysis.hpp - what was measured, against the machine's limits and a model.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "bench/report/communication_model.hpp"
 #include "bench/report/record.hpp"
+#include "bench/report/step_cost.hpp"
 
 namespace ddp::bench {
-
-/// Arithmetic of one training step of a multi-layer perceptron on one rank: forward 2 b in out for
-/// each layer, as much again for the weights' gradients, and for the inputs' except in the first.
-double step_flop(const std::vector<std::int64_t>& layers, double batch_per_rank);
-
-/// Weights and biases.
-std::int64_t count_parameters(const std::vector<std::int64_t>& layers);
-
-/// Least memory traffic of a step: weights read forward and, except the first layer's, backward,
-/// gradients written, and read again with the weights by the update, which writes the weights.
-/// Activations are not counted.
-double step_bytes(const std::vector<std::int64_t>& layers);
-
-/// Of a network that was not measured, for each message and each link.
-struct Network {
-  double alpha_us = 0;
-  double gbps = 0;  ///< 1e9 bytes per second
-};
 
 /// Fits the communication models to report.all_reduce and fills each run's floor, prediction and
 /// bound, the extrapolations, and what these take for granted or why there are none.
 /// @param network to extrapolate with, if it was stated
 void analyse(Report& report, const std::optional<Network>& network);
+
+/// What each of as many ranks can do, of those that were measured: at least what each of more can,
+/// where a machine was slow while fewer were measured.
+std::optional<Limit> limit_of(const Report& report, const std::string& device, int world_size);
+
+/// The step without communication, and its all-reduces by the models of its backend, of which the
+/// first fits the sweep best. Without a prediction at most the reason.
+Prediction predict_step(const Report& report, const Run& run);
 
 /// Over so many floors a step is overhead, whatever else there is.
 inline constexpr double kAllOverhead = 20;

@@ -13,8 +13,6 @@
 namespace ddp::bench {
 namespace {
 
-constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
-
 /// Of a name such as "64-256-256-10@32".
 std::optional<Workload> make_workload(const std::string& name) {
   Workload workload;

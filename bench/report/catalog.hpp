@@ -15,6 +15,8 @@ inline constexpr const char* kDistributed = "03_ddp_spawn";
 /// The only one whose ranks may be on several nodes.
 inline constexpr const char* kMultinode = "05_multinode";
 
+inline constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
+
 /// What is trained.
 struct Workload {
   std::string name;  ///< "T", "digits"

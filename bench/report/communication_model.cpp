@@ -7,6 +7,9 @@
 #include <set>
 #include <span>
 
+#include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
+
 namespace ddp::bench {
 namespace {
 
@@ -337,6 +340,40 @@ std::vector<CommunicationModel> fit_communication_models(
   }
   return ring.mean_error <= tree.mean_error ? std::vector{ring.model, tree.model}
                                             : std::vector{tree.model, ring.model};
+}
+
+Network parse_network(const std::string& name, const std::string& text) {
+  constexpr double kMaxAlphaUs = 1e7;
+  constexpr double kMaxGbps = 1e6;
+  const std::size_t comma = text.find(',');
+  if (comma == std::string::npos) {
+    refuse("{}: expected ALPHA_US,GBPS, as in 2.5,25, got \"{}\"", name, text);
+  }
+  return {parse_positive(name, text.substr(0, comma), kMaxAlphaUs),
+          parse_positive(name, text.substr(comma + 1), kMaxGbps)};
+}
+
+CommunicationModel stated_model(const Network& network, AllReduceAlgorithm algorithm) {
+  CommunicationModel model;
+  model.algorithm = algorithm;
+  model.regimes = {{0, network.alpha_us, kMib / (network.gbps * 1e9) * 1e6}};
+  return model;
+}
+
+std::optional<double> all_reduces_ms(const CommunicationModel& model,
+                                     const std::vector<double>& bucket_bytes, int world_size) {
+  if (bucket_bytes.empty()) {
+    return std::nullopt;
+  }
+  double total_us = 0;
+  for (const double bytes : bucket_bytes) {
+    const std::optional<double> time_us = model.predict_us(bytes, world_size);
+    if (!time_us) {
+      return std::nullopt;
+    }
+    total_us += *time_us;
+  }
+  return total_us / 1e3;
 }
 
 }  // namespace ddp::bench

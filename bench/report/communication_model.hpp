@@ -1,6 +1,8 @@
 // bench/report/communication_model.hpp - how long an all-reduce takes, by bytes and ranks.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "bench/report/record.hpp"
@@ -25,5 +27,21 @@ namespace ddp::bench {
 /// both, the better one first
 std::vector<CommunicationModel> fit_communication_models(
     const std::vector<AllReduceSample>& samples);
+
+/// Of a network that was not measured, for each message and each link.
+struct Network {
+  double alpha_us = 0;
+  double gbps = 0;  ///< 1e9 bytes per second
+};
+
+/// "2.5,25" @throws UsageError naming `name` and the text
+Network parse_network(const std::string& name, const std::string& text);
+
+CommunicationModel stated_model(const Network& network, AllReduceAlgorithm algorithm);
+
+/// One all-reduce of each of these buckets after the other.
+/// @return nothing without buckets, or if the model says nothing of this world size
+std::optional<double> all_reduces_ms(const CommunicationModel& model,
+                                     const std::vector<double>& bucket_bytes, int world_size);
 
 }  // namespace ddp::bench

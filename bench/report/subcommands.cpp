@@ -9,6 +9,7 @@
 #include "bench/report/field_json.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
+#include "bench/report/predict.hpp"
 #include "bench/report/report_file.hpp"
 #include "common/base/exit_codes.hpp"
 
@@ -100,7 +101,7 @@ int run_html(int argc, const char* const* argv) {
 
 std::optional<int> run_subcommand(int argc, const char* const* argv) {
   const std::map<std::string, int (*)(int, const char* const*)> subcommands = {
-      {"compare", run_compare}, {"html", run_html}};
+      {"compare", run_compare}, {"html", run_html}, {"predict", run_predict}};
   const auto found = subcommands.find(argc > 1 ? argv[1] : "");
   return found == subcommands.end() ? std::nullopt : std::optional(found->second(argc, argv));
 }

@@ -1,11 +1,11 @@
-// bench/report/subcommands.hpp - the commands of bench that work on reports and measure nothing.
+// bench/report/subcommands.hpp - the commands of bench that measure nothing.
 #pragma once
 
 #include <optional>
 
 namespace ddp::bench {
 
-/// Runs `bench compare ...` or `bench html ...`.
+/// Runs `bench compare ...`, `bench html ...` or `bench predict ...`.
 /// @return the exit code; nothing if the command line is about measuring
 /// @throws UsageError
 std::optional<int> run_subcommand(int argc, const char* const* argv);

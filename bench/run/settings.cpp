@@ -25,7 +25,8 @@ constexpr double kMaxSeconds = 1e7;
 
 constexpr const char* kFooter =
     "bench compare A.json B.json finds what became slower between two reports; bench html\n"
-    "REPORT.json [PAGE.html] makes the page of one. Each has a --help of its own.\n"
+    "REPORT.json [PAGE.html] makes the page of one; bench predict --layers N,N,... --batch N says\n"
+    "what a step costs before anything is run. Each has a --help of its own.\n"
     "Google Benchmark's own flags (--benchmark_filter=REGEX, --benchmark_out=FILE, ...) work too.\n"
     "Exit codes: 0 done, 1 a configuration failed or the run was interrupted, 2 usage.";
 
@@ -76,18 +77,6 @@ double parse_bucket_mib(const std::string& name, const std::string& text) {
                                  kMinBucketMib, kMaxBucketMib));
   }
   return mib;
-}
-
-Network parse_network(const std::string& name, const std::string& text) {
-  constexpr double kMaxAlphaUs = 1e7;
-  constexpr double kMaxGbps = 1e6;
-  const size_t comma = text.find(',');
-  if (comma == std::string::npos) {
-    throw UsageError(
-        fmt::format("{}: expected ALPHA_US,GBPS, as in 2.5,25, got \"{}\"", name, text));
-  }
-  return {parse_positive(name, text.substr(0, comma), kMaxAlphaUs),
-          parse_positive(name, text.substr(comma + 1), kMaxGbps)};
 }
 
 void add_what(OptionGroup group, Settings& settings) {

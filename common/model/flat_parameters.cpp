@@ -6,12 +6,10 @@
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
+#include "common/model/flat_layout.hpp"
 
 namespace ddp {
 namespace {
-
-/// 64 bytes: a cache line and the widest vector, so that no parameter starts in the middle of one.
-constexpr int64_t kAlignmentBytes = 64;
 
 /// A tensor on `storage`, no autograd view: in-place operations on it concern nobody else.
 torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes) {
@@ -57,17 +55,17 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   const torch::NoGradGuard no_grad;
   FlatParameters flat;
   flat.parameters = trainable_parameters(module);
-  int64_t total = 0;
+  FlatLayout layout;
   for (const torch::Tensor& parameter : flat.parameters) {
     const torch::Tensor& front = flat.parameters.front();
     TORCH_CHECK(
         parameter.options().type_equal(front.options()) && parameter.device() == front.device(),
         "Expected all trainable parameters to be ", front.toString(), " on ", front.device(),
         ", got ", parameter.toString(), " on ", parameter.device());
-    flat.offsets.push_back(total);
-    const int64_t alignment = kAlignmentBytes / parameter.element_size();
-    total += (parameter.numel() + alignment - 1) / alignment * alignment;
+    layout.add(parameter.numel(), static_cast<int64_t>(parameter.element_size()));
   }
+  flat.offsets = layout.offsets;
+  const int64_t total = layout.total;
   TORCH_CHECK(total > 0, "Expected a module with parameters that require a gradient, got none");
 
   const torch::Tensor& first = flat.parameters.front();

@@ -1,8 +1,6 @@
 #include "common/parallel/gradient_buckets.hpp"
 
 #include <fmt/format.h>
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
@@ -11,9 +9,9 @@ namespace ddp {
 
 DistributedDataParallelOptions distributed_options(const Options& options) {
   DistributedDataParallelOptions result;
-  const double mib = 1024 * 1024;
-  result.bucket_bytes = std::max<int64_t>(1, std::llround(options.bucket_mib * mib));
-  result.first_bucket_bytes = std::min(result.first_bucket_bytes, result.bucket_bytes);
+  const BucketSizes sizes = bucket_sizes(options.bucket_mib);
+  result.bucket_bytes = sizes.bytes;
+  result.first_bucket_bytes = sizes.first_bytes;
   if (options.gradient_compression != "none") {
     result.compression = options.gradient_compression == "bf16" ? torch::kBFloat16 : torch::kHalf;
   }
@@ -45,20 +43,9 @@ void expect_uncompressed(const Options& options) {
 
 std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
                                        const DistributedDataParallelOptions& options) {
-  const auto element_bytes = static_cast<int64_t>(flat.grad.element_size());
-  std::vector<BucketRange> ranges;
-  int64_t end = flat.grad.numel();
-  size_t end_parameter = flat.parameters.size();
-  for (size_t i = flat.parameters.size(); i-- > 0;) {
-    const int64_t begin = flat.offsets[i];
-    const int64_t limit = ranges.empty() ? options.first_bucket_bytes : options.bucket_bytes;
-    if ((end - begin) * element_bytes >= limit || i == 0) {
-      ranges.push_back({begin, end, i, end_parameter - i});
-      end = begin;
-      end_parameter = i;
-    }
-  }
-  return ranges;
+  return bucket_ranges(FlatLayout{flat.offsets, flat.grad.numel()},
+                       static_cast<int64_t>(flat.grad.element_size()),
+                       {options.bucket_bytes, options.first_bucket_bytes});
 }
 
 GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,

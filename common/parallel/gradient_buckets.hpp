@@ -9,17 +9,15 @@
 
 #include "common/launch/options.hpp"
 #include "common/model/flat_parameters.hpp"
+#include "common/parallel/bucket_ranges.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
 
 /// The same on all ranks.
 struct DistributedDataParallelOptions {
-  /// Gradients are reduced in buckets of about this size: large enough to use the network well,
-  /// small enough that the first one starts early. The first is smaller, since it has nothing to
-  /// overlap with yet.
-  int64_t bucket_bytes = 25 * 1024 * 1024;
-  int64_t first_bucket_bytes = 1024 * 1024;
+  int64_t bucket_bytes = BucketSizes().bytes;
+  int64_t first_bucket_bytes = BucketSizes().first_bytes;
   /// What gradients are rounded to while they travel: torch::kBFloat16 or kHalf.
   std::optional<torch::ScalarType> compression = std::nullopt;
   /// Each rank gets the mean only of the gradients that its part of a sharded optimizer needs; what
@@ -39,15 +37,7 @@ DistributedDataParallelOptions distributed_options(const Options& options);
 /// @throws UsageError if they are to be compressed, or for a fault in what it does without
 void expect_uncompressed(const Options& options);
 
-/// A range of the flat parameters and gradients.
-struct BucketRange {
-  int64_t begin;
-  int64_t end;
-  size_t first_parameter;  ///< the one at `begin`: backward comes to it last
-  size_t parameters;
-};
-
-/// From the last parameter backwards, which is about the order in which backward makes gradients.
+/// Of these parameters.
 std::vector<BucketRange> bucket_ranges(const FlatParameters& flat,
                                        const DistributedDataParallelOptions& options);
 

@@ -19,6 +19,7 @@
 #include "common/launch/device_count.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
+#include "common/parallel/bucket_ranges.hpp"
 #include "common/parallel/rendezvous.hpp"
 
 namespace ddp {
@@ -135,13 +136,6 @@ std::string wanted_interface(const ProcessGroupOptions& options) {
 }
 
 }  // namespace
-
-std::pair<int64_t, int64_t> part_range(int64_t elements, int rank, int world_size) {
-  constexpr int64_t kUnit = 32;
-  const int64_t units = (elements + kUnit - 1) / kUnit;
-  const int64_t part = (units + world_size - 1) / world_size * kUnit;
-  return {std::min(rank * part, elements), std::min((rank + 1) * part, elements)};
-}
 
 DividedTensor divide(const torch::Tensor& whole, int world_size) {
   DividedTensor divided{.whole = {whole}, .parts = {}};

@@ -29,10 +29,6 @@ struct DividedTensor {
   bool is_even() const { return parts.front().numel() == parts.back().numel(); }
 };
 
-/// Rank `rank`'s part of `elements`: [begin, end). Parts begin at multiples of 32 elements, so that
-/// in float32 as in half precision no line of cache belongs to two ranks.
-std::pair<int64_t, int64_t> part_range(int64_t elements, int rank, int world_size);
-
 DividedTensor divide(const torch::Tensor& whole, int world_size);
 
 /// How long a rank waited for communication that nothing hid.
