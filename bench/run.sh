@@ -12,7 +12,7 @@ cd "$root"
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
 
 report=(--json report.json --html report.html)
-case ${1:-} in compare | html) report=() ;; esac
+case ${1:-} in compare | html | predict) report=() ;; esac
 for argument in "$@"; do
     case $argument in
         --json | --json=* | --html | --html=* | --dry[-_]run | -h | --help | --version) report=() ;;

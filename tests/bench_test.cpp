@@ -880,7 +880,7 @@ TEST_CASE("run.sh adds its files to measurements only", "[bench]") {
   CHECK(added({}));
   CHECK(added({"--quick"}));
   CHECK(added({"--benchmark_format=json"}));  // that is about standard output
-  for (const char* command : {"compare", "html"}) {
+  for (const char* command : {"compare", "html", "predict"}) {
     CHECK_FALSE(added({command, "a.json", "b.json"}));
   }
   for (const char* option :

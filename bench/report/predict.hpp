@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -68,8 +67,5 @@ struct StepPrediction {
 
 /// @throws UsageError if the network's model says nothing of so many ranks
 StepPrediction predict_from_rates(const Job& job, const Rates& rates);
-
-/// bench predict.
-int run_predict(int argc, const char* const* argv);
 
 }  // namespace ddp::bench

@@ -1,6 +1,7 @@
 #include "bench/report/step_cost.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "common/model/flat_layout.hpp"
@@ -97,6 +98,12 @@ std::vector<Bucket> count_buckets(const std::vector<std::int64_t>& layers,
                        .layer = range.first_parameter / 2});
   }
   return buckets;
+}
+
+std::vector<double> bytes_of(const std::vector<Bucket>& buckets) {
+  std::vector<double> bytes;
+  std::ranges::transform(buckets, std::back_inserter(bytes), &Bucket::bytes);
+  return bytes;
 }
 
 StepMemory count_memory(const std::vector<std::int64_t>& layers, double batch_per_rank,

@@ -62,6 +62,9 @@ struct Bucket {
 std::vector<Bucket> count_buckets(const std::vector<std::int64_t>& layers,
                                   const Gradients& gradients, int world_size);
 
+/// What travels of each.
+std::vector<double> bytes_of(const std::vector<Bucket>& buckets);
+
 /// Bytes that training adds to what a process has anyway, on the rank that has most.
 struct StepMemory {
   double weights = 0;

@@ -9,7 +9,7 @@
 #include "bench/report/field_json.hpp"
 #include "bench/report/output_file.hpp"
 #include "bench/report/page/page.hpp"
-#include "bench/report/predict.hpp"
+#include "bench/report/predict_command.hpp"
 #include "bench/report/report_file.hpp"
 #include "common/base/exit_codes.hpp"
 
