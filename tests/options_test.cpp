@@ -86,7 +86,8 @@ TEST_CASE("every option reaches its field") {
             "--threads 3 --backend gloo --speedup fused --bucket_mib 0.25 "
             "--gradient-compression bf16 --shard_optimizer --timeout 0.5 --rank 1 --local_rank 0 "
             "--world-size 4 --local-world-size 2 --master-addr ::1 --master-port 29500 "
-            "--snapshot a_b.st --resume auto --metrics m.jsonl --quiet --dump-env --json"));
+            "--snapshot a_b.st --resume auto --metrics m.jsonl --trace t.json --quiet --dump-env "
+            "--json"));
   CHECK(options.batch_per_rank == 64);
   CHECK(options.accumulate == 2);
   CHECK(options.optimizer == "adam");
@@ -117,6 +118,7 @@ TEST_CASE("every option reaches its field") {
   CHECK(options.snapshot == "a_b.st");
   CHECK(options.resume == "auto");
   CHECK(options.metrics == "m.jsonl");
+  CHECK(options.trace == "t.json");
   CHECK(options.quiet);
   CHECK(options.dump_env);
   CHECK(options.json);

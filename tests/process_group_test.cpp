@@ -255,6 +255,7 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
       {"--shard-optimizer 1", [](Options& o) { o.shard_optimizer = true; }},
       {"--resume auto", [](Options& o) { o.resume = "auto"; }},
       {"--metrics 1", [](Options& o) { o.metrics = "m.jsonl"; }},
+      {"--trace 1", [](Options& o) { o.trace = "t.json"; }},
       {"--check finite 1", [](Options& o) { o.check_finite = true; }},
       {"--check weights 5", [](Options& o) { o.check_weights_every = 5; }},
       {"--no-communication 1", [](Options& o) { o.no_communication = true; }},

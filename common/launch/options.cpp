@@ -248,6 +248,9 @@ void add_output(OptionGroup group, Options& options) {
                "from the snapshot: if the launcher restarted us, if there is one, or not");
   group.text("--metrics", "PATH", options.metrics, "",
              "one JSON line per rank and step, and a summary");
+  group.text("--trace", "PATH", options.trace, "",
+             "the last steps of every rank on one time axis, as a Chrome trace: phases, and what "
+             "travelled meanwhile (on CPUs; not with --speedup graph)");
   group.text("--tensorboard", "DIR", options.tensorboard, "",
              "folder for event files that TensorBoard shows: loss, accuracy, learning rate, speed");
   group.value(
@@ -346,6 +349,11 @@ void check_together(const Options& options, const CommandLine& line) {
   }
   check_inject(options);
   check_batch(options, line);
+  if (!options.trace.empty() && options.speedup == "graph") {
+    throw UsageError(
+        "--trace was given with --speedup graph, expected none or fused: of what a graph repeats "
+        "the host sees no part");
+  }
   if (options.json && !options.dump_env) {
     throw UsageError("--json was given alone, expected it with --dump-env");
   }

@@ -91,6 +91,7 @@ struct Options {
   std::string snapshot;
   std::string resume = "restart";  ///< "restart", "auto" or "never"
   std::string metrics;  ///< JSON lines file; empty: none
+  std::string trace;  ///< timeline of the last steps, a Chrome trace; empty: none
   std::string tensorboard;  ///< folder of TensorBoard's event files; empty: none
   bool check_finite = false;  ///< every rank looks at its loss and gradients in every step
   int64_t check_weights_every = 0;  ///< steps after which ranks compare their weights; 0: never

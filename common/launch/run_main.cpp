@@ -102,8 +102,8 @@ void check_snapshot_name(const fs::path& snapshot) {
 
 /// What rank 0 will write, looked at before it computes anything. Changes nothing.
 /// @throws UsageError unless --snapshot is, or can become, a regular file in a writable folder (it
-/// is replaced by a rename, which would end a device or a pipe), and --metrics and --tensorboard
-/// can be written
+/// is replaced by a rename, which would end a device or a pipe), and --metrics, --trace and
+/// --tensorboard can be written
 void check_output_files(const Options& options) {
   std::error_code error;
   const fs::file_status snapshot = fs::status(options.snapshot, error);
@@ -114,13 +114,16 @@ void check_output_files(const Options& options) {
            quote(options.snapshot));
   }
   check_snapshot_name(options.snapshot);
-  const fs::file_status metrics = fs::status(options.metrics, error);
-  const bool writable =
-      fs::exists(metrics) ? !fs::is_directory(metrics) && access(options.metrics.c_str(), W_OK) == 0
-                          : in_writable_folder(options.metrics);
-  if (!options.metrics.empty() && !writable) {
-    refuse("--metrics: got {}, expected a writable file, or a name in a writable folder",
-           quote(options.metrics));
+  for (const auto& [name, path] :
+       {std::pair("--metrics", options.metrics), std::pair("--trace", options.trace)}) {
+    const fs::file_status file = fs::status(path, error);
+    const bool writable = fs::exists(file)
+                              ? !fs::is_directory(file) && access(path.c_str(), W_OK) == 0
+                              : in_writable_folder(path);
+    if (!path.empty() && !writable) {
+      refuse("{}: got {}, expected a writable file, or a name in a writable folder", name,
+             quote(path));
+    }
   }
   if (!options.tensorboard.empty() && !can_hold_files(options.tensorboard)) {
     refuse("--tensorboard: got {}, expected a writable folder, or a name for one in such a folder",

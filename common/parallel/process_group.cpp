@@ -15,7 +15,6 @@
 #include "common/backends/backend.hpp"
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/base/seconds_since.hpp"
 #include "common/launch/device_count.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
@@ -54,12 +53,12 @@ std::string shared_settings(const Options& options, int world_size) {
        << "\n--layers " << fmt::format("{}", fmt::join(options.layers, ",")) << "\n--sampler "
        << options.sampler << "\n--speedup " << options.speedup << "\n--backend " << options.backend
        << "\n--resume " << options.resume << "\n--metrics " << !options.metrics.empty()
-       << "\n--tensorboard " << !options.tensorboard.empty() << "\n--check finite "
-       << options.check_finite << "\n--check weights " << options.check_weights_every
-       << "\n--no-communication " << options.no_communication << "\n--bucket-mib "
-       << fmt::format("{}", options.bucket_mib) << "\n--gradient-compression "
-       << options.gradient_compression << "\n--shard-optimizer " << options.shard_optimizer
-       << "\n--inject " << options.inject << "\n";
+       << "\n--trace " << !options.trace.empty() << "\n--tensorboard "
+       << !options.tensorboard.empty() << "\n--check finite " << options.check_finite
+       << "\n--check weights " << options.check_weights_every << "\n--no-communication "
+       << options.no_communication << "\n--bucket-mib " << fmt::format("{}", options.bucket_mib)
+       << "\n--gradient-compression " << options.gradient_compression << "\n--shard-optimizer "
+       << options.shard_optimizer << "\n--inject " << options.inject << "\n";
   return text.str();
 }
 
@@ -184,8 +183,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::call(const char* kind, const torch:
   };
   log_->begin(kind, tensor, site);
   try {
+    const Clock::time_point begin = trace_ == nullptr ? Clock::time_point() : Clock::now();
     auto work = call(collective);
     log_->started(work.get());
+    if (trace_ != nullptr) {
+      trace_->add_collective(kind, tensor, site, begin, *work);
+    }
     return work;
   } catch (const UsageError& error) {
     throw UsageError(with_last_call(error));
@@ -217,7 +220,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::start(const char* kind, const torch
   if (stream_before) {
     wait_.backward.device.emplace_back(stream_before, record_if_blocking());
   } else if (device_.is_cpu()) {
-    wait_.backward.host_ms += 1e3 * seconds_since(before);
+    add_wait(wait_.backward, before);
   }
   return work;
 }
@@ -276,7 +279,7 @@ void ProcessGroup::gather_parts(std::vector<DividedTensor>& tensors, const CallS
   if (stream_before) {
     wait_.gather.device.emplace_back(stream_before, record_if_blocking());
   } else if (wait_timer_enabled_ && device_.is_cpu()) {
-    wait_.gather.host_ms += 1e3 * seconds_since(before);
+    add_wait(wait_.gather, before);
   }
   for (const auto& work : works) {
     wait(work, wait_.gather);
@@ -323,7 +326,15 @@ void ProcessGroup::wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& ti
   } else {
     const Clock::time_point before = Clock::now();
     wait(*work);
-    time.host_ms += 1e3 * seconds_since(before);
+    add_wait(time, before);
+  }
+}
+
+void ProcessGroup::add_wait(WaitTime& time, std::chrono::steady_clock::time_point begin) const {
+  const Clock::time_point end = Clock::now();
+  time.host_ms += std::chrono::duration<double, std::milli>(end - begin).count();
+  if (trace_ != nullptr) {
+    trace_->add_wait(begin, end);
   }
 }
 

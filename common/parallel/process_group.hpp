@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "common/launch/options.hpp"
 #include "common/parallel/collective_log.hpp"
 #include "common/parallel/collective_watch.hpp"
+#include "common/parallel/step_trace.hpp"
 
 namespace ddp {
 
@@ -131,6 +133,9 @@ class ProcessGroup {
   /// What this rank waited since the last call, while the timer was enabled.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
   void enable_wait_timer(bool enabled = true) { wait_timer_enabled_ = enabled; }
+  /// Has `trace` told of every collective, and of waits while the timer is enabled; null: nobody
+  /// is.
+  void set_trace(StepTrace* trace) { trace_ = trace; }
   /// Counts what a CUDA Graph repeats without a call to this object: the bytes of `captured`.
   void record_bytes(const CommunicationWait& captured) const;
   /// While paused, all_reduce() leaves tensors as they are: how fast would a step be if
@@ -176,6 +181,8 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Work> start(const char* kind, const torch::Tensor& tensor,
                                        const CallSite& site, const Collective& collective) const;
   void wait(const c10::intrusive_ptr<c10d::Work>& work, WaitTime& time) const;
+  /// This rank has waited since `begin`, on the host.
+  void add_wait(WaitTime& time, std::chrono::steady_clock::time_point begin) const;
   /// The device's stream, now.
   WaitTime::Event record() const;
   /// The same while the timer is enabled if on a GPU too a collective is over when it has started:
@@ -194,6 +201,7 @@ class ProcessGroup {
   torch::Device device_;
   std::shared_ptr<CollectiveWatch> watch_;
   std::shared_ptr<CollectiveLog> log_;  // that threads which watch over collectives have, too
+  StepTrace* trace_ = nullptr;
   bool wait_timer_enabled_ = false;
   bool all_reduce_paused_ = false;
   bool accumulating_ = false;

@@ -68,8 +68,12 @@ double StepMedian::median() const {
 }
 
 StepTimer::StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail,
-                     Record record)
-    : device_(device), process_group_(process_group), detail_(detail), record_(std::move(record)) {}
+                     Record record, StepTrace* trace)
+    : device_(device),
+      process_group_(process_group),
+      detail_(detail),
+      record_(std::move(record)),
+      trace_(trace) {}
 
 StepTimer::Mark StepTimer::mark() {
   Mark now;
@@ -119,6 +123,9 @@ void StepTimer::begin_step_anew() {
   step_.begin = mark();
   phase_ = Phase::kData;
   phase_begin_ = step_.begin.host;
+  if (trace_ != nullptr) {
+    trace_->begin_step(step_.begin.host);
+  }
   choose_wait_timer();
 }
 
@@ -140,7 +147,11 @@ void StepTimer::begin(Phase phase) {
       step_.phases.emplace_back(phase, mark());
     }
   } else {
-    switch_phase(phase, std::chrono::steady_clock::now());
+    const auto now = std::chrono::steady_clock::now();
+    switch_phase(phase, now);
+    if (trace_ != nullptr) {
+      trace_->begin_phase(phase, now);
+    }
   }
 }
 
@@ -176,6 +187,9 @@ void StepTimer::end_step(double samples) {
   } else {
     const auto now = step_.end.host;
     switch_phase(Phase::kData, now);
+    if (trace_ != nullptr) {
+      trace_->end_step(now);
+    }
     record_(times_of(step_, to_ms(now), loss_of(step_)));
     // Only what has changed: a whole Step takes as long as a tenth of the shortest steps.
     step_.begin.host = now;

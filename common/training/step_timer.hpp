@@ -14,6 +14,7 @@
 
 #include "common/data/step_observer.hpp"
 #include "common/parallel/process_group.hpp"
+#include "common/parallel/step_trace.hpp"
 
 namespace ddp {
 
@@ -63,10 +64,10 @@ class StepMedian {
 /// forward, backward, communication and update. The first step of an epoch starts at begin_epoch().
 /// On a GPU all times are events on the stream, read between epochs, so the host never waits inside
 /// one; the host's clock is read where the epoch begins and the device is idle. Phases are recorded
-/// only with --metrics. On the CPU nothing here allocates or keeps a step.
+/// only with --metrics or --trace. On the CPU nothing here allocates or keeps a step.
 ///
 /// Note [Sampled waits]: to time the waits for communication costs two readings of the clock for
-/// each, so without --metrics it is done in one of kWaitStride steps only, and not always in the
+/// each, so without those it is done in one of kWaitStride steps only, and not always in the
 /// same step of an epoch: the first has cold caches.
 class StepTimer {
  public:
@@ -80,7 +81,9 @@ class StepTimer {
   /// @param process_group has the clock of communication; none: this is the only process
   /// @param record is given every step, without its epoch: on the CPU when the step ends, on a GPU
   /// when the epoch does
-  StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail, Record record);
+  /// @param trace is told of phases, on the CPU and with Detail::kAll
+  StepTimer(const torch::Device& device, ProcessGroup* process_group, Detail detail, Record record,
+            StepTrace* trace = nullptr);
 
   /// @param steps how many the epoch will have
   void begin_epoch(int64_t steps);
@@ -141,6 +144,7 @@ class StepTimer {
   ProcessGroup* process_group_;
   Detail detail_;
   Record record_;
+  StepTrace* trace_;
   int64_t steps_done_ = 0;
   Step step_;  // the step at hand
   Phase phase_ = Phase::kData;  // the phase at hand and its beginning, on the host

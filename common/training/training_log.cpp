@@ -30,15 +30,29 @@ constexpr auto kStepColumns = static_cast<int64_t>(sizeof(StepTimes) / sizeof(do
 /// Of --metrics: to write takes time in which caches grow cold, so it is not done every epoch.
 constexpr size_t kStepsPerWrite = 4096;
 constexpr int64_t kStepsPerGather = 1024;
+constexpr int64_t kTraceBytesPerGather = 64 << 10;  // of each rank
 
 StepTimer::Detail detail(const Options& options, const ProcessGroup* process_group) {
-  if (!options.metrics.empty()) {
+  if (!options.metrics.empty() || !options.trace.empty()) {
     return StepTimer::Detail::kAll;
   }
   // Of what a graph repeats the host times no part.
   const bool has_waits = process_group != nullptr && process_group->world_size() > 1 &&
                          !options.no_communication && options.speedup != "graph";
   return has_waits ? StepTimer::Detail::kSampledWaits : StepTimer::Detail::kSteps;
+}
+
+std::unique_ptr<StepTrace> make_trace(const Options& options, const torch::Device& device) {
+  if (options.trace.empty()) {
+    return nullptr;
+  }
+  if (!device.is_cpu()) {
+    throw UsageError(fmt::format(
+        "--trace: got device {}, expected --device cpu: what runs when on a GPU draws NVIDIA's "
+        "nsys profile",
+        device.str()));
+  }
+  return std::make_unique<StepTrace>();
 }
 
 bool all_finite(const torch::Tensor& tensor) {
@@ -48,6 +62,14 @@ bool all_finite(const torch::Tensor& tensor) {
   // The sum is not finite if a term is not, and seldom else: a fraction of the time.
   return std::isfinite(tensor.sum(torch::kFloat32).item<double>()) ||
          tensor.isfinite().all().item<bool>();
+}
+
+int64_t parameter_count(const Mlp& model) {
+  int64_t count = 0;
+  for (const torch::Tensor& parameter : model->parameters()) {
+    count += parameter.numel();
+  }
+  return count;
 }
 
 bool weights_are_finite(const Mlp& model) {
@@ -64,8 +86,13 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
       process_group_(process_group),
       rank_(process_group == nullptr ? 0 : process_group->rank()),
       world_size_(process_group == nullptr ? 1 : process_group->world_size()),
-      timer_(device, process_group, detail(options, process_group),
-             [this](const StepTimes& times) { add_step(times); }) {
+      trace_(make_trace(options, device)),
+      timer_(
+          device, process_group, detail(options, process_group),
+          [this](const StepTimes& times) { add_step(times); }, trace_.get()) {
+  if (process_group != nullptr) {
+    process_group->set_trace(trace_.get());
+  }
   if (rank_ == 0) {
     initial_weights_ = std::make_unique<InitialWeights>(*model_, options.seed);
   }
@@ -84,6 +111,7 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
 
 TrainingLog::~TrainingLog() {
   if (process_group_ != nullptr) {
+    process_group_->set_trace(nullptr);
     process_group_->before_all_reduce({});
   }
 }
@@ -114,6 +142,9 @@ void TrainingLog::begin_training(int64_t epochs_done) {
   if (!options_.metrics.empty()) {
     metrics_file_ = std::make_unique<MetricsFile>(options_.metrics, epochs_done);
   }
+  if (!options_.trace.empty()) {
+    trace_file_ = std::make_unique<TraceFile>(options_.trace);
+  }
   if (!options_.quiet && !options_.verbose && draws_on_stderr()) {
     progress_bar_ = std::make_unique<ProgressBar>(options_.total_epochs, visible_steps_);
   }
@@ -142,6 +173,9 @@ void TrainingLog::begin_epoch(int64_t steps) {
   step_losses_.clear();
   if (!options_.tensorboard.empty()) {
     step_losses_.reserve(static_cast<size_t>(steps));
+  }
+  if (trace_ != nullptr) {
+    trace_->set_epoch(epoch_);
   }
   epoch_steps_ = 0;
   visible_steps_ = 0;
@@ -252,6 +286,38 @@ void TrainingLog::write_steps() {
     }
   }
   unwritten_steps_.clear();
+}
+
+void TrainingLog::write_trace(const Dataset& dataset) {
+  // A rank's text is too long for the store, and as long as it happens to be.
+  std::string own = trace_events(*trace_, rank_);
+  const auto bytes = static_cast<int64_t>(own.size());
+  const torch::Tensor sizes = gather_over_ranks(torch::tensor({bytes}, torch::kInt64));
+  const auto longest = sizes.max().item<int64_t>();
+  own.resize(static_cast<size_t>(longest));
+  const torch::Tensor text = torch::from_blob(own.data(), {longest}, torch::kUInt8);
+  std::vector<std::string> events(static_cast<size_t>(world_size_));
+  for (int64_t begin = 0; begin < longest; begin += kTraceBytesPerGather) {
+    const int64_t end = std::min(begin + kTraceBytesPerGather, longest);
+    const torch::Tensor pieces = gather_over_ranks(text.slice(0, begin, end)).contiguous();
+    for (int rank = 0; rank_ == 0 && rank < world_size_; ++rank) {
+      const auto size = std::clamp<int64_t>(sizes[rank].item<int64_t>() - begin, 0, end - begin);
+      events[static_cast<size_t>(rank)].append(
+          reinterpret_cast<const char*>(pieces[rank].const_data_ptr<uint8_t>()),
+          static_cast<size_t>(size));
+    }
+  }
+  if (trace_file_ != nullptr) {
+    trace_file_->write(
+        events,
+        {{"program", options_.program},
+         {"backend", process_group_ == nullptr ? json() : json(process_group_->backend_name())},
+         {"world_size", world_size_},
+         {"layers", dataset.layers},
+         {"batch_per_rank", resolve_batch_per_rank(options_, world_size_)},
+         {"bucket_mib", options_.bucket_mib},
+         {"parameters", parameter_count(model_)}});
+  }
 }
 
 void TrainingLog::before_snapshot() {
@@ -434,6 +500,9 @@ void TrainingLog::report(const Dataset& dataset) {
   if (options_.verbose && usage_.wall_ms > 0) {
     print_utilisation();
   }
+  if (trace_ != nullptr) {
+    write_trace(dataset);
+  }
   if (options_.metrics.empty()) {
     return;
   }
@@ -517,10 +586,6 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
   const LaunchEnvironment environment =
       process_group_ == nullptr ? LaunchEnvironment{} : process_group_->environment();
   const std::vector<int64_t> all_reduce_bytes = timer_.all_reduce_bytes().vec();
-  int64_t parameters = 0;
-  for (const torch::Tensor& parameter : model_->parameters()) {
-    parameters += parameter.numel();
-  }
   return {
       {"program", options_.program},
       {"launcher", environment.launcher},
@@ -551,7 +616,7 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"accuracy", result.accuracy},
       {"loss_floor", dataset.loss_floor},
       {"digest", result.digest},
-      {"parameters", parameters},
+      {"parameters", parameter_count(model_)},
       {"communicates", !options_.no_communication},
       {"bytes_per_step",
        std::accumulate(all_reduce_bytes.begin(), all_reduce_bytes.end(), int64_t{0})},

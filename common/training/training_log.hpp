@@ -1,5 +1,5 @@
-// common/training/training_log.hpp - what training prints, what --metrics writes, and what
-// --check looks at.
+// common/training/training_log.hpp - what training prints, what --metrics and --trace write, and
+// what --check looks at.
 #pragma once
 
 #include <torch/types.h>
@@ -28,6 +28,7 @@
 #include "common/training/metrics_file.hpp"
 #include "common/training/progress_bar.hpp"
 #include "common/training/step_timer.hpp"
+#include "common/training/trace_file.hpp"
 
 namespace ddp {
 
@@ -38,6 +39,7 @@ class TrainingLog final : public StepObserver {
   /// @param process_group losses and times are reduced over it; none: this is the only process.
   /// With --check finite whatever starts to sum this rank's gradients over the ranks throws Error
   /// (1) if they are not finite; one process's parameters move into flat storage for that
+  /// @throws UsageError for --trace on a GPU
   TrainingLog(const Options& options, Mlp model, const torch::Device& device,
               ProcessGroup* process_group = nullptr);
   ~TrainingLog() override;
@@ -46,8 +48,8 @@ class TrainingLog final : public StepObserver {
 
   /// What this process computes on; with --verbose the GPUs among it are watched from now on.
   void set_devices(const std::vector<torch::Device>& devices);
-  /// Training begins, or goes on after so many epochs: --metrics is opened.
-  /// @throws Error (1), on rank 0, if it cannot be
+  /// Training begins, or goes on after so many epochs: --metrics and --trace are opened.
+  /// @throws Error (1), on rank 0, if one cannot be
   void begin_training(int64_t epochs_done);
   /// The epoch that begin_epoch() is about to begin.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
@@ -87,10 +89,11 @@ class TrainingLog final : public StepObserver {
   void write_events(const Dataset& dataset, double learning_rate);
 
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
-  /// weights, prints the last line on rank 0, names a slow rank on stderr and ends --metrics. With
+  /// weights, prints the last line on rank 0, names a slow rank on stderr, ends --metrics and
+  /// writes --trace. With
   /// --verbose this rank says on stderr how busy it was.
-  /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if --metrics
-  /// cannot be written
+  /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if one of
+  /// the files cannot be written
   void report(const Dataset& dataset);
 
  private:
@@ -119,6 +122,7 @@ class TrainingLog final : public StepObserver {
   void check_weights() const;
   void compare_weights(const std::string& hash) const;
   void write_steps();
+  void write_trace(const Dataset& dataset);
   void name_slow_rank() const;
   nlohmann::json summary(const Dataset& dataset, const Result& result) const;
   /// @return (world size, ...): row r is rank r's `values`
@@ -136,9 +140,11 @@ class TrainingLog final : public StepObserver {
   std::string label_;  // "CPU0"
   std::unique_ptr<InitialWeights> initial_weights_;  // on rank 0, likewise the next
   std::unique_ptr<MetricsFile> metrics_file_;  // once training has begun, with --metrics
+  std::unique_ptr<TraceFile> trace_file_;  // likewise, with --trace
   std::unique_ptr<EventFile> event_file_;  // once there is an epoch to write, with --tensorboard
   std::atomic<int64_t> visible_steps_ = 0;  // of the epoch at hand, for the bar's thread
   std::unique_ptr<ProgressBar> progress_bar_;  // on rank 0, on a terminal
+  std::unique_ptr<StepTrace> trace_;  // with --trace
   StepTimer timer_;
   std::optional<FlatParameters> flat_;  // with --check finite, if this is the only rank
   std::function<void()> expect_mirrored_;
