@@ -17,7 +17,7 @@ function(install_program program purpose)
   if(libraries MATCHES "ddp_(common|parallel|micro)")
     # Named, as for the modules in common/: CMake leaves out what lies in the checkout.
     get_filename_component(libtorch_lib_dir "${LibTorch_CPU_LIBRARY}" DIRECTORY)
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH "${libtorch_lib_dir}")
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "${libtorch_lib_dir}" BUILD_WITH_INSTALL_RPATH ON)
   endif()
   install(TARGETS ${program} RUNTIME COMPONENT programs)
   if(no_man_pages)
