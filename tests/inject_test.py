@@ -129,6 +129,9 @@ class Inject(unittest.TestCase):
         for processes in 2, 3:
             line = f"03_ddp_spawn 3 9 --nprocs {processes} --quiet --timeout 60 --backend gloo"
             self.assertEqual(self.last(f"{line} --inject mismatched"), self.last(line))
+            smallest = re.findall(rf"sums of 1 over {processes} ranks are (\S+) to ", self.run_stage(f"{line} --inject mismatched").stderr)
+            self.assertEqual(len(smallest), 3)
+            self.assertLess(max(map(float, smallest)), 1)  # which no sum of ones is
 
     def test_a_rank_with_a_batch_less(self):
         self.assertRegex(self.error_of("uneven-inputs", "shm"),

@@ -89,13 +89,19 @@ void Training::differ_in_collectives() const {
   const bool is_first = process_group_->rank() == 0;
   const torch::TensorOptions place(process_group_->device());
   if (options_.inject == "rank-0-collective" && is_first) {
-    process_group_->all_reduce(torch::zeros({1}, place));
+    process_group_->all_reduce(torch::ones({1}, place));
   } else if (options_.inject == "mismatched") {
     // Of as many bytes, which is all that Gloo compares: it adds them up.
     constexpr int64_t kElements = 96;  // that 2, 3, 4, 6 or 8 ranks can divide
-    process_group_->all_reduce(is_first
-                                   ? torch::zeros({kElements}, place.dtype(torch::kFloat32))
-                                   : torch::zeros({kElements / 2}, place.dtype(torch::kFloat64)));
+    const torch::Tensor sums = is_first
+                                   ? torch::ones({kElements}, place.dtype(torch::kFloat32))
+                                   : torch::ones({kElements / 2}, place.dtype(torch::kFloat64));
+    process_group_->all_reduce(sums);
+    if (is_first) {
+      std::cerr << fmt::format("{}: note: sums of 1 over {} ranks are {:g} to {:g}\n",
+                               options_.program, process_group_->world_size(),
+                               sums.min().item<double>(), sums.max().item<double>());
+    }
   }
 }
 
