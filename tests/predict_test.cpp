@@ -236,6 +236,7 @@ TEST_CASE("bench predict needs no stage, and refuses what it cannot predict", "[
       {with({"--network", "5"}), "--network: expected ALPHA_US,GBPS, as in 2.5,25, got \"5\""},
       {with({"--network", "1,nan"}), "--network: got \"nan\", expected a finite number > 0"},
       {with({"--network", "1,1", "--gflops", "0"}), "--gflops: got \"0\""},
+      {with({"--network", "1,1", "--gflops", "3e-308"}), "with which a step never ends"},
       {with({"--algorithm", "tree"}), "--algorithm: it is of a network that is stated"},
       {with({"--run", "M/weak/01_single_gpu/ranks:1"}), "--run: it is of a report, expected"},
       {with({"--backend", "shm"}), "--backend: it is of a report, expected --report FILE too"},

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <iterator>
 #include <numeric>
@@ -483,6 +484,11 @@ int run_predict(int argc, const char* const* argv) {
   std::vector<Source> sources;
   const Rates rates = choose_rates(wanted, file ? &file->report : nullptr, run, sources);
   const StepPrediction prediction = predict_from_rates(wanted.job, rates);
+  if (!std::isfinite(prediction.times.step_without_overlap) || !std::isfinite(prediction.speedup)) {
+    refuse(
+        "--gflops, --memory-gbps, --network: got rates with which a step never ends, expected "
+        "larger ones");
+  }
   if (wanted.is_json) {
     write_json(std::cout, to_json(prediction, sources, run));
   } else {
