@@ -495,6 +495,20 @@ class Links(unittest.TestCase):
         self.assertGreater(count, 0)
 
 
+class FirstSetup(unittest.TestCase):
+    """What `./bench/run.sh`, the first page's one command, builds."""
+
+    def test_every_program_that_the_course_runs_is_built(self):
+        cmake = (ROOT / "bench/CMakeLists.txt").read_text()
+        built = set(" ".join(re.findall(r"(?:add_custom_target|add_dependencies)\(benchmark ([^)]*)\)", cmake)).split())
+        pages = [ROOT / "README.md", *ROOT.glob("0?_*/README.md"), ROOT / "docs/collectives.md", *(ROOT / "docs/exercises").glob("*.md")]
+        programs = {program for page in pages for program in re.findall(r"\bbuild/bin/([\w-]+)", page.read_text())}
+        self.assertGreater(len(programs), 8)
+        # After `tools/setup.sh`, as the first page says.
+        for program in programs - {"submit"}:
+            self.assertIn("simulations" if program.startswith("sim_") else program, built)
+
+
 class Chapters(unittest.TestCase):
     """The stages' READMEs: the same parts in the same order, words said once and before they are used, questions with one right answer."""
 
