@@ -236,9 +236,8 @@ TEST_CASE("where the rest of a low efficiency goes is said by the phase that gre
        ": forward takes 1.40 ms instead of 0.200 ms."},
       {"02_data_parallel",
        {0.1, 1.4, 0.3, 0, 0, 0.1},
-       ": forward takes 1.40 ms instead of 0.200 ms, where the batch is split, the model copied "
-       "and "
-       "the outputs are collected."},
+       ": forward takes 1.40 ms instead of 0.200 ms, where the batch is split, the replicas get "
+       "the weights and the outputs are collected."},
       {"02_data_parallel",
        {0.1, 0.2, 1.4, 0, 0, 0.1},
        ": backward takes 1.40 ms instead of 0.300 ms, where the gradients of all replicas are "

@@ -134,15 +134,15 @@ std::string reason_for(const Run& run, const Run& baseline) {
     const std::optional<double>& bytes = run.comm.bytes_per_step;
     return fmt::format(
         "{} of its step waits for the all-reduce{}, while forward, backward and update together "
-        "take "
-        "{}{} ms",
+        "take {}{} ms",
         format_percent(*own_ms[most] / step_ms), bytes ? " of " + format_bytes(*bytes) : "",
         compute_ms < *own_ms[most] ? "only " : "", format_significant(compute_ms));
   }
   const bool splits_batches = run.stage == "02_data_parallel" && run.variant == "main";
   const char* where = "";
   if (splits_batches && most == kForward) {
-    where = ", where the batch is split, the model copied and the outputs are collected";
+    where =
+        ", where the batch is split, the replicas get the weights and the outputs are collected";
   } else if (splits_batches && most == kBackward) {
     where = ", where the gradients of all replicas are computed and added up";
   }
