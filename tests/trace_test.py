@@ -146,6 +146,14 @@ class Trace(unittest.TestCase):
                              [4 * count for before, after in zip(LAYERS, LAYERS[1:]) for count in (before * after, after)])
             self.assertEqual({(event["name"], event["args"]["bucket"]) for event in step}, {("all_reduce", None)})
 
+    def test_hooks_send_the_same_messages_in_the_order_of_backward(self):
+        _, document, _ = self.traced("hook_per_parameter_solution", "--nprocs", "2", "--backend", "gloo")
+        by_layer = [4 * (before + 1) * after for before, after in zip(LAYERS, LAYERS[1:])]
+        for step in self.collectives(document):
+            sizes = [event["args"]["bytes"] for event in step]
+            # A layer's two gradients come in any order.
+            self.assertEqual([sum(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)], by_layer[::-1])
+
     def test_of_micro_batches_the_last_one_communicates(self):
         _, document, summary = self.traced("03_ddp_spawn", "--nprocs", "2", "--accumulate", "2", "--batch-size", "16")
         self.check_buckets(document, summary["all_reduce_bytes"])

@@ -1,0 +1,68 @@
+// docs/exercises/hook_per_parameter.cpp - the exercise: 03_ddp_spawn/by_hand.cpp without its
+// all-reduce, which is yours to write, in hooks.
+//
+//   task: docs/exercises/18_hook_per_parameter.md
+//   run:  build/bin/hook_per_parameter 3 9 --nprocs 2
+
+#include <utility>
+#include <vector>
+
+#include "common/stage.hpp"
+#include "docs/exercises/gradient_hook.hpp"
+
+namespace {
+
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+  // 1. Device.
+  const torch::Device device = ddp::set_device(options, launch.rank);
+  ddp::init_process_group(options, launch, device);
+
+  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::DistributedSampler sampler(dataset, options);
+  ddp::DataLoader loader(dataset.train, sampler, options, device);
+
+  // 3. Model. Seeded, so that all stages start from the same weights.
+  torch::manual_seed(options.seed);
+  ddp::Mlp model(dataset.layers, options.verbose);
+  model->to(device);
+  ddp::expect_uncompressed(options);
+  for (const torch::Tensor& parameter : model->parameters()) {
+    ddp::broadcast(parameter.detach());
+  }
+  // Yours, about 10 lines: give on_gradient() for each parameter what starts the all-reduce of its
+  // gradient, group.start_all_reduce(gradient), unless group.is_accumulating(). Keep the gradient
+  // with the work that this returns.
+  const ddp::ProcessGroup& group = ddp::default_process_group();
+  (void)group;
+
+  // 4. Optimizer.
+  ddp::Optimizer optimizer(*model, options);
+
+  // 5. Train.
+  ddp::Training training(options, launch, dataset, loader, model, optimizer);
+  for (const int64_t epoch : training.epochs()) {
+    sampler.set_epoch(epoch);  // another order
+    for (const ddp::Batch& batch : loader) {
+      const torch::Tensor output = model->forward(batch.input);
+      const torch::Tensor loss = ddp::loss(output, batch);
+      loss.backward();
+      // Yours, about 5 lines: wait for each work, group.wait(work), and make its sum a mean.
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    if (launch.rank == 0 && (epoch + 1) % options.save_every == 0) {
+      training.save_snapshot();
+    }
+  }
+
+  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  training.report();
+  ddp::destroy_process_group();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::spawn(argc, argv, train);
+}
