@@ -8,6 +8,7 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
+import json
 import math
 import pathlib
 import re
@@ -100,8 +101,9 @@ ROWS
 
 </details>
 """
+    # The stages' last line, for the samples/s that it is called with; TRACE says of how many ranks a trace is.
     STAGE = """#!/bin/bash
-while [ $# -gt 1 ]; do [ $1 = --trace ] && trace=$2; shift; done
+while [ $# -gt 1 ]; do [ $1 = --trace ] && cp TRACE $2; shift; done
 echo "moved 1.5 | loss 0.1 | digest 0123456789abcdef | step 2.000 ms | $1 samples/s"
 """
 
@@ -110,12 +112,26 @@ echo "moved 1.5 | loss 0.1 | digest 0123456789abcdef | step 2.000 ms | $1 sample
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         (self.root / "bin").mkdir()
-        for name in "01_single_gpu", "03_ddp_spawn":
-            self.program(name, self.STAGE)
+        for name, ranks in ("01_single_gpu", 1), ("03_ddp_spawn", 2), ("04_ddp_launcher", 1):
+            self.program(name, self.STAGE.replace("TRACE", str(self.trace(ranks))))
         for name, value in ("PAGES", self.root), ("REPEATS", 3), ("TIMEOUT_S", 20):
             patch = mock.patch.object(exercise, name, value)
             patch.start()
             self.addCleanup(patch.stop)
+
+    def trace(self, ranks):
+        """One step of 10 us, of which a rank waits for 4 us; each sends a message of 30 bytes and one of 12."""
+        events = []
+        for rank in range(ranks):
+            args = {"epoch": 0, "step": 0}
+            for lane, name, begin, length in (0, "step", 0, 10), (1, "backward", 0, 6), (1, "communication", 6, 4):
+                events.append({"name": name, "ph": "X", "pid": rank, "tid": lane, "ts": begin, "dur": length, "args": args})
+            for bucket, size in enumerate((30, 12)):
+                events.append({"name": f"all_reduce of bucket {bucket}", "ph": "X", "pid": rank, "tid": 2, "ts": 3 + 3 * bucket, "dur": 3,
+                               "args": {**args, "bytes": size, "bucket": bucket, "call": ""}})
+        path = self.root / f"{ranks}.trace"
+        path.write_text(json.dumps({"traceEvents": events, "otherData": {"program": "03_ddp_spawn", "backend": "shm", "world_size": ranks}}))
+        return path
 
     def program(self, name, text):
         path = self.root / "bin" / name
@@ -148,6 +164,20 @@ echo "moved 1.5 | loss 0.1 | digest 0123456789abcdef | step 2.000 ms | $1 sample
             self.assertEqual(code, 1)
             self.assertIn(f"yours {expected}\n", output)
             self.assertIn("exercise 01: not as expected", output)
+
+    def test_a_run_of_ranks_is_drawn_and_no_other(self):
+        self.page("| `samples_per_s` | `= 3` |", "| `messages` | `= 2` |", "| `bytes` | `= 42` |", "| `ranks` | `= 2` |", "| `waiting_ms` | `= 0.004` |")
+        code, output = self.run_tool("--check", "build/bin/03_ddp_spawn 3")
+        self.assertEqual(code, 0, output)
+        self.assertIn("rank 1 does", output)
+        self.assertIn("2 messages, 42 bytes", output)
+        # One process; a rank alone; ranks of which none reached its end.
+        self.program("05_multinode", "#!/bin/bash\nexit 1\n")
+        for answer in "build/bin/01_single_gpu 3", "build/bin/04_ddp_launcher 3", "build/bin/05_multinode 3":
+            code, output = self.run_tool("--check", answer)
+            self.assertEqual(code, 1)
+            self.assertNotIn("rank 0 does", output)
+            self.assertRegex(output, r"messages +yours none\n")
 
     def test_times_are_compared_in_turns(self):
         # Each launch is slower than the one before: in turns the second of a pair always has a little less.
