@@ -17,7 +17,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
 import timeline  # noqa: E402
-from pictures import DARK, LIGHT  # noqa: E402
+from drawing import DARK, LIGHT  # noqa: E402
 
 PAGE = (ROOT / "docs/overlap.md").read_text()
 # From by hand to buckets.

@@ -18,9 +18,9 @@ WIDTH = 560
 class Drawing:
     """An SVG that grows from back to front."""
 
-    def __init__(self, title, height, colours):
+    def __init__(self, title, height, colours, width=WIDTH):
         self.colours = colours
-        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
+        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}" role="img" '
                       f'aria-label={quoteattr(title)}>', f"<title>{escape(title)}</title>"]
 
     def __str__(self):

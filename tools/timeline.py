@@ -13,7 +13,7 @@ import pathlib
 import statistics
 import sys
 
-from pictures import DARK, LIGHT, MONO, text
+from drawing import DARK, LIGHT, MONO, Drawing
 
 PHASES = {"data": "d", "forward": "F", "backward": "B", "communication": "~", "optimizer": "o"}
 WAITING = "communication"
@@ -21,11 +21,16 @@ PHASE_LANE = 1  # of a trace; 0 has the steps, and what follows the collectives
 
 COLUMNS, LABEL_COLUMNS = 100, 16
 
-WIDTH, LEFT, RIGHT = 760, 62, 8
+WIDTH, TOP, LEFT, RIGHT = 760, 8, 62, 8
 HEADING, PHASE_HEIGHT, RANK_GAP, RUN_GAP = 24, 18, 8, 30
 MESSAGE_HEIGHT, MOST_TRAVEL_HEIGHT = 13, 65  # of a message, and of all that are on their way at a time
 LABEL_WIDTH = 46
-LEAST_WIDTH = 0.25
+LEAST_WIDTH = 0.25  # of a phase, to be drawn by itself
+LEAST_DRAWN = 0.4
+# Of a phase: what it is filled with, its line, its opacity.
+FILLS = {"data": ("muted", "none", 0.6), "forward": ("blue", "none", 0.5), "backward": ("blue", "none", 1), WAITING: ("none", "line", 1),
+         "optimizer": ("muted", "none", 1)}
+MESSAGE_COLOUR = "orange"
 
 
 class Refused(Exception):
@@ -163,66 +168,75 @@ def visible(events, least_us):
     return result
 
 
+def travel_lanes(messages):
+    """How many lanes messages need in a picture, and the height of one; few have a lane each, where there is room for what is said of them."""
+    if len(messages) * MESSAGE_HEIGHT <= MOST_TRAVEL_HEIGHT:
+        return len(messages), MESSAGE_HEIGHT
+    lanes = len({event["tid"] for event in messages})
+    return lanes, min(MESSAGE_HEIGHT, MOST_TRAVEL_HEIGHT / lanes)
+
+
+def rank_height(messages):
+    lanes, height = travel_lanes(messages)
+    return PHASE_HEIGHT + 2 + lanes * height + RANK_GAP
+
+
+def run_height(run):
+    return HEADING + sum(rank_height(run.drawn().messages(rank)) for rank in range(run.ranks)) + RUN_GAP
+
+
+def draw_messages(drawing, messages, y, begin, scale):
+    lanes, height = travel_lanes(messages)
+    tids = sorted({event["tid"] for event in messages})
+    for index, event in enumerate(messages):
+        left, width = LEFT + scale * (event["ts"] - begin), max(scale * event["dur"], LEAST_DRAWN)
+        top = y + (index if lanes == len(messages) else tids.index(event["tid"])) * height
+        drawing.box(round(left, 1), round(top, 1), round(width, 1), round(height - min(1, height / 4), 1), MESSAGE_COLOUR, "none", radius=0)
+        is_inside = width >= LABEL_WIDTH
+        if height == MESSAGE_HEIGHT and (is_inside or lanes == len(messages)):
+            drawing.text(round(left + 4 if is_inside else left + width + 4, 1), round(top + 10, 1), size_text(event["args"]["bytes"]),
+                         "on_bar" if is_inside else "muted", 11)
+
+
+def draw_run(drawing, run, y, scale):
+    step = run.drawn()
+    drawing.text(4, y + 12, run.title(), size=14, family=MONO, weight="600")
+    y += HEADING
+    for rank in range(run.ranks):
+        drawing.text(4, y + 14, f"rank {rank}", size=13)
+        for event in visible(step.phases[rank], LEAST_WIDTH / scale):
+            fill, line, opacity = FILLS[event["name"]]
+            drawing.box(round(LEFT + scale * (event["ts"] - step.begin()), 1), y, round(max(scale * event["dur"], LEAST_DRAWN), 1), PHASE_HEIGHT,
+                        fill, line, opacity, radius=0)
+        draw_messages(drawing, step.messages(rank), y + PHASE_HEIGHT + 2, step.begin(), scale)
+        y += rank_height(step.messages(rank))
+    drawing.text(LEFT, y + 8, run.summary(), size=13)
+
+
 def picture(runs, colours):
     """The SVG as text."""
     longest = max(run.drawn().duration() for run in runs)
     scale = (WIDTH - LEFT - RIGHT) / longest
-    fills = {"data": (colours["muted"], 0.6), "forward": (colours["bars"][0], 0.5), "backward": (colours["bars"][0], 1),
-             WAITING: ("none", 1), "optimizer": (colours["muted"], 1)}
-
-    def rect(left_us, width_us, y, height, fill, opacity=1.0, stroke="none"):
-        return (f'<rect x="{LEFT + scale * left_us:.1f}" y="{y:.1f}" width="{max(scale * width_us, 0.4):.1f}" height="{height:.1f}" '
-                f'fill="{fill}" fill-opacity="{opacity:g}" stroke="{stroke}"/>')
-
-    parts, y = [], 8
-    for run in runs:
-        step = run.drawn()
-        parts.append(text(4, y + 12, run.title(), colours["text"], size=14, family=MONO, weight="600"))
-        y += HEADING
-        for rank in range(run.ranks):
-            parts.append(text(4, y + 14, f"rank {rank}", colours["text"], size=13))
-            for event in visible(step.phases[rank], LEAST_WIDTH / scale):
-                fill, opacity = fills[event["name"]]
-                parts.append(rect(event["ts"] - step.begin(), event["dur"], y, PHASE_HEIGHT, fill, opacity,
-                                  colours["line"] if event["name"] == WAITING else "none"))
-            y += PHASE_HEIGHT + 2
-            messages = step.messages(rank)
-            if messages:
-                # Few have a lane each, where there is room for what is said of them.
-                is_few = len(messages) * MESSAGE_HEIGHT <= MOST_TRAVEL_HEIGHT
-                lanes = sorted({event["tid"] for event in messages}) if not is_few else range(len(messages))
-                height = min(MESSAGE_HEIGHT, MOST_TRAVEL_HEIGHT / len(lanes))
-                for index, event in enumerate(messages):
-                    top = y + (index if is_few else lanes.index(event["tid"])) * height
-                    begin = event["ts"] - step.begin()
-                    parts.append(rect(begin, event["dur"], top, height - min(1, height / 4), colours["bars"][1]))
-                    is_inside = scale * event["dur"] >= LABEL_WIDTH
-                    if height == MESSAGE_HEIGHT and (is_inside or is_few):
-                        x = LEFT + scale * begin + 4 if is_inside else LEFT + scale * (begin + event["dur"]) + 4
-                        parts.append(text(round(x, 1), round(top + 10, 1), size_text(event["args"]["bytes"]),
-                                          colours["on_bar" if is_inside else "muted"], size=11))
-                y += height * len(lanes)
-            y += RANK_GAP
-        parts.append(text(LEFT, y + 8, run.summary(), colours["text"], size=13))
-        y += RUN_GAP
-    bottom = y
-    axis = []
+    bottom = TOP + sum(map(run_height, runs))
+    title = "What the ranks did in one step, and what travelled meanwhile: " + "; ".join(run.title() for run in runs)
+    drawing = Drawing(title, bottom + 54, colours, WIDTH)
     for number in range(int(longest / tick_us(longest)) + 1):
         at = number * tick_us(longest)
-        x = LEFT + scale * at
-        axis.append(f'<path d="M{x:.1f} 8 V{bottom}" stroke="{colours["line"]}"/>')
-        axis.append(text(round(x, 1), bottom + 16, f"{at / 1e3:g}", colours["muted"], size=12, anchor="middle"))
-    axis.append(text(4, bottom + 16, "ms", colours["muted"], size=12))
+        x = round(LEFT + scale * at, 1)
+        drawing.path(f"M{x:g} {TOP} V{bottom:g}", "line", 1)
+        drawing.text(x, bottom + 16, f"{at / 1e3:g}", "muted", 12, anchor="middle")
+    drawing.text(4, bottom + 16, "ms", "muted", 12)
+    y = TOP
+    for run in runs:
+        draw_run(drawing, run, y, scale)
+        y += run_height(run)
     x = LEFT
-    for name, (fill, opacity) in [*fills.items(), ("message", (colours["bars"][1], 1))]:
-        stroke = colours["line"] if name == WAITING else "none"
-        parts.append(f'<rect x="{x}" y="{bottom + 30}" width="14" height="14" fill="{fill}" fill-opacity="{opacity:g}" stroke="{stroke}"/>')
-        name = {"message": "a message on its way", WAITING: "waits"}.get(name, name)
-        parts.append(text(x + 20, bottom + 42, name, colours["text"], size=13))
-        x += 36 + 7 * len(name)
-    title = "What the ranks did in one step, and what travelled meanwhile: " + "; ".join(run.title() for run in runs)
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 54}" width="{WIDTH}" height="{bottom + 54}" '
-                      f'role="img" aria-label="{title}">', f"<title>{title}</title>", *axis, *parts, "</svg>"]) + "\n"
+    for name, (fill, line, opacity) in [*FILLS.items(), ("a message on its way", (MESSAGE_COLOUR, "none", 1))]:
+        drawing.box(x, bottom + 30, 14, 14, fill, line, opacity, radius=0)
+        label = "waits" if name == WAITING else name
+        drawing.text(x + 20, bottom + 42, label, size=13)
+        x += 36 + 7 * len(label)
+    return str(drawing)
 
 
 def main(arguments=None):
