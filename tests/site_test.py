@@ -118,10 +118,13 @@ class Site(unittest.TestCase):
             self.assertEqual(page.crossed, [], path.relative_to(self.folder))
         self.assertGreater(folds, 5)
 
-    def test_nothing_is_loaded_from_the_network(self):
+    def test_what_a_page_loads_is_there_and_not_on_the_network(self):
         for path, page in self.pages.items():
             for link in page.loaded:
-                self.assertFalse(urllib.parse.urlsplit(link).netloc, f"{path.relative_to(self.folder)} loads {link}")
+                url = urllib.parse.urlsplit(link)
+                self.assertFalse(url.netloc, f"{path.relative_to(self.folder)} loads {link}")
+                self.assertTrue(url.scheme == "data" or (path.parent / urllib.parse.unquote(url.path)).exists(),
+                                f"{path.relative_to(self.folder)} loads {link}, which is not there")
         sheets = list(self.folder.rglob("*.css"))
         self.assertGreater(len(sheets), 3)
         for path in sheets:
