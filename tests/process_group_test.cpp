@@ -33,6 +33,7 @@
 #include "common/launch/stop_request.hpp"
 #include "common/parallel/collective_watch.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/rendezvous.hpp"
 #include "common/parallel/signs_of_life.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
@@ -573,6 +574,22 @@ TEST_CASE("who gave rank 0 up just before is not blamed for its silence", "[stor
   CHECK(message(2000ms, 1500ms) ==
         "rank 0 gave no sign of life for 2 s while it writes the snapshot");
   CHECK(message(60'000ms, 0ms) == "rank 1 (pid 7) left while rank 0 writes the snapshot");
+}
+
+TEST_CASE("who has the store's port and never answers is told from a store", "[store]") {
+  // The kernel takes the connection; nobody accepts it.
+  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
+  const auto begin = std::chrono::steady_clock::now();
+  const pid_t child = in_child(
+      fmt::format("127\\.0\\.0\\.1:{} took the connection and did not answer within 2 s, .*",
+                  listener.port),
+      [&] {
+        ddp::rendezvous(of_agent(1, 2, listener.port), "", std::chrono::seconds(2));
+        throw std::runtime_error("met");
+      });
+  CHECK(exit_code_of(child) == 0);
+  CHECK(ddp::seconds_since(begin) < 30);
+  close(listener.fd);
 }
 
 TEST_CASE("rank 0's end is noticed by those who wait for it, before any sign of it", "[store]") {

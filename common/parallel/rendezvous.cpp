@@ -12,12 +12,14 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 #include "common/backends/file_store.hpp"
 #include "common/backends/sealed_store.hpp"
@@ -36,6 +38,27 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = StoreLocation::Kind;
 
+using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
+
+/// Whatever else has the port may take the connection and never answer, and TCPStore then waits for
+/// ever. So a thread of its own does, which is left behind.
+/// @throws TransientError if nobody has answered by then; c10::Error as TCPStore says it
+TcpStore connect_by(std::chrono::milliseconds timeout, const std::string& host,
+                    const c10d::TCPStoreOptions& options) {
+  std::packaged_task<TcpStore()> connect(
+      [host, options] { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  std::future<TcpStore> connected = connect.get_future();
+  std::thread(std::move(connect)).detach();
+  constexpr std::chrono::milliseconds kItsOwnTimeout{500};  // of which it says more
+  if (connected.wait_for(timeout + kItsOwnTimeout) != std::future_status::ready) {
+    throw TransientError(
+        fmt::format("{} took the connection and did not answer within {} s, expected the store of "
+                    "rank 0 (or of the launcher's agent); another program may have the port",
+                    endpoint(host, options.port), in_seconds(timeout)));
+  }
+  return connected.get();
+}
+
 /// @param listener of the rank that serves the store; none: it is served at host:port
 Rendezvous tcp_store(const std::string& host, int port, std::optional<int> listener,
                      std::chrono::milliseconds timeout) {
@@ -46,7 +69,9 @@ Rendezvous tcp_store(const std::string& host, int port, std::optional<int> liste
   store_options.timeout = timeout;
   store_options.masterListenFd = listener;
   try {
-    return {c10::make_intrusive<c10d::TCPStore>(host, store_options), host, port};
+    return {store_options.isServer ? c10::make_intrusive<c10d::TCPStore>(host, store_options)
+                                   : connect_by(timeout, host, store_options),
+            host, port};
   } catch (const c10::Error& error) {
     throw TransientError(fmt::format(
         "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it",
