@@ -166,7 +166,7 @@ class Transcripts(TemporaryTree):
 class StageDiffs(TemporaryTree):
     def setUp(self):
         super().setUp()
-        for after, before, _ in stage_diffs.DIFFS:
+        for after, before, _ in stage_diffs.DIFFS + stage_diffs.EXERCISES:
             for path in (after, before):
                 self.write(path, "// A stage.\n#include \"common/stage.hpp\"\nint a;\nint b;\nint c;\nint d;\nint e;\nint f;\n")
         self.stage = self.root / "02_data_parallel/main.cpp"
@@ -185,7 +185,7 @@ class StageDiffs(TemporaryTree):
 
     def test_a_comment_that_is_no_marker_is_seen(self):
         self.write("common/README.md", "<!-- hunk 02_data_parallel/main.cpp: int a -->\n<!-- transcript lines=1 -->\n")
-        self.assertEqual(stage_diffs.strange_comments(self.root / "common/README.md", (stage_diffs.HUNK,), "transcript"), [])
+        self.assertEqual(stage_diffs.strange_comments(self.root / "common/README.md", (stage_diffs.HUNK,), {"hunk"}), [])
         for comment in "<!-- hunks 02_data_parallel/main.cpp: a -->", "<!-- hunk 02_data_parallel/main.cpp -->", "<!-- excerpt README.md -->\n":
             self.write("common/README.md", comment)
             with self.subTest(comment):
@@ -203,6 +203,11 @@ class StageDiffs(TemporaryTree):
         self.stage.write_text(text)
         self.write(stage_diffs.MAY_NAME_THEM, text + "completes_step();\n")
         self.assertEqual(self.complaints(), [])
+
+    def test_an_exercise_that_is_no_longer_its_stage_is_seen(self):
+        exercise = self.root / stage_diffs.EXERCISES[0][0]
+        exercise.write_text(exercise.read_text() + "int x;\n" * 12)
+        self.assertIn(f"{stage_diffs.EXERCISES[0][0]}: 12 changed lines, expected at most 11", self.complaints())
 
     def test_a_hunk_stays_under_its_heading(self):
         page = self.root / "02_data_parallel/README.md"

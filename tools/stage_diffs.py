@@ -4,7 +4,7 @@
 Without --check, rewrites the diffs that pages show: below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file,
 against the one it builds on, that has TEXT in one of its changed lines. So a hunk stays under its heading wherever its lines move. A
 stage's README shows each of its hunks once. With --check, changes nothing and fails if a page is out of date. Either way fails if a diff
-is over its budget, a stage is too long or holds a word that is none of its business, a code block after a marker
+is over its budget, an exercise's too, a stage is too long or holds a word that is none of its business, a code block after a marker
 `<!-- excerpt FILE -->` does not stand in that file line by line, or a page has a comment that is no marker.
 """
 
@@ -27,12 +27,19 @@ DIFFS = [
     ("05_multinode/main.cpp", "04_ddp_launcher/main.cpp", 2),
 ]
 BUILDS_ON = {after: before for after, before, _ in DIFFS}
+# An exercise that is written into a stage, and its solution: the rest of both stays that stage's.
+EXERCISES = [
+    ("docs/exercises/hook_per_parameter.cpp", "03_ddp_spawn/by_hand.cpp", 11),
+    ("docs/exercises/hook_per_parameter_solution.cpp", "docs/exercises/hook_per_parameter.cpp", 14),
+]
 # Not the lesson: common/ does this without a word in the stage. by_hand.cpp writes out what DDP does, and may name them.
 NOT_IN_A_STAGE = ("fused", "Phase", "accumulate", "no_sync", "completes_step", "leave_if")
 MAY_NAME_THEM = "03_ddp_spawn/by_hand.cpp"
 EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 HUNK = re.compile(r"(<!-- hunk (\S+\.cpp): (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+# What the comments of pages may begin with: here, in transcripts.py, in results.py.
+MARKERS = {"hunk", "excerpt", "transcript", "transcripts", "end of transcripts", "quoted", "table", "columns", "index", "end of index"}
 
 
 def lines_of(path):
@@ -44,13 +51,13 @@ def pages():
     return [page for pattern in ("README.md", "*/README.md", "*/*/README.md", "docs/*.md") for page in sorted(ROOT.glob(pattern))]
 
 
-def strange_comments(page, markers, first_words):
-    """Complaints about comments of a page that are none of these markers, unless another script knows their first word."""
+def strange_comments(page, markers, own):
+    """Complaints about comments of a page that are none of these markers, which begin with `own`, and do not begin as those of another script."""
     text = page.read_text()
     for marker in markers:
         text = marker.sub("", text)
     return [f"{page.relative_to(ROOT)}: {comment}: no such marker, or not what has to follow it" for comment in COMMENT.findall(text)
-            if not re.match(rf"<!-- (?:{first_words})\b", comment)]
+            if not re.match(rf"<!-- (?:{'|'.join(MARKERS - own)})\b", comment)]
 
 
 def is_code(line):
@@ -123,7 +130,7 @@ def wrong_excerpts(page):
 
 def wrong_stages():
     complaints = []
-    for after, before, budget in DIFFS:
+    for after, before, budget in DIFFS + EXERCISES:
         count = changed_code_lines(before, after)
         print(f"{before} -> {after}: {count} changed lines of code, budget {budget}")
         if count > budget:
@@ -149,7 +156,7 @@ def main(arguments=None):
     complaints = wrong_stages()
     for path in pages():
         page, expected, page_complaints = update_page(path)
-        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), "transcripts?|end of transcripts|quoted|table|columns|index|end of index")
+        complaints += page_complaints + wrong_excerpts(path) + strange_comments(path, (HUNK, EXCERPT), {"hunk", "excerpt"})
         if page != expected and check:
             complaints.append(f"{path.relative_to(ROOT)}: its diffs are not those of the code; run tools/stage_diffs.py")
         elif page != expected:

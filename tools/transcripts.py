@@ -241,7 +241,7 @@ def wrong_pages():
             if kind == "same_moved" and not abs(moved - expected) <= MOVED_TOLERANCE * abs(expected):
                 complaints.append(f"{name}: {command}: moved {moved}, expected {expected} as elsewhere")
     for page in pages():
-        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN, QUOTED), "hunk|excerpt|table|columns|index|end of index")
+        complaints += strange_comments(page, (TRANSCRIPT, ORIGIN, QUOTED), {"transcript", "transcripts", "end of transcripts", "quoted"})
         complaints += wrong_quotes(page)
         # What is in no transcript is checked by nobody.
         for block in CONSOLE.findall(TRANSCRIPT.sub("", page.read_text())):
