@@ -802,7 +802,7 @@ class Results(unittest.TestCase):
         with contextlib.redirect_stdout(said):
             performance_table.print_sentences(report, "^ranks M")
         self.assertEqual(said.getvalue(), "* M: two ranks win.\n")
-        with self.assertRaises(SystemExit):
+        with self.assertRaisesRegex(ValueError, "--sentences: got '\\^ranks L', expected"):
             performance_table.print_sentences(report, "^ranks L")
 
     def test_what_breaks_a_rule_is_not_taken_in(self):

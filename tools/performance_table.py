@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """The tables of docs/performance.md, from a report of bench and sweeps of bench_micro, each as it is or compressed (.gz);
-with --stages its first one, from a report of the stages, with --peers those of bench/peers/README.md, from a report with peers, with --speedup
-that of docs/speedup.md, with --beside that of a stage's README, some programs side by side.
+with --stages its first one, from a report of the stages, with --sizes the numbers of the README's table of stages, with --beside that of a
+stage's README, some programs side by side, with --peers those of bench/peers/README.md, from a report with peers, with --speedup that of
+docs/speedup.md, and with --sentences what bench concluded, as a list.
 
 A ratio of step times is the report's own, the median of paired runs of one session with its interval (95 %); an efficiency is the inverse of
 one. Start-up and shares are quotients of medians. The last lines say how far equal commands were apart in that session.
-
-With --sizes the numbers of the README's table of stages; with --sentences what bench concluded, as a list.
 """
 
 import argparse
@@ -221,10 +220,10 @@ def print_sizes(report, model="M"):
 
 
 def print_sentences(report, pattern):
-    """What bench concluded, word for word, where `<code> <sentence>` has the pattern."""
+    """What bench concluded, word for word, where `<code> <sentence>` has the pattern. @throws ValueError if nowhere"""
     found = [sentence for code, sentence in report.sentences if re.search(pattern, f"{code} {sentence}")]
     if not found:
-        raise SystemExit(f"performance_table.py: no sentence of the report has {pattern!r}")
+        raise ValueError(f"--sentences: got {pattern!r}, expected a pattern that a sentence of the report has")
     print("\n".join(f"* {sentence}" for sentence in found))
 
 
@@ -234,44 +233,13 @@ def print_table(head, rows):
         print(f"| {name} | {' | '.join(show(value) for value in values)} |")
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
-    parser.add_argument("--sizes", action="store_true", help="lines, changed lines and the step of each stage")
-    parser.add_argument("--sentences", metavar="REGEX", help="the report's conclusions in whose code and words that is found")
-    parser.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
-    parser.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
-    parser.add_argument("--speedup", action="store_true", help="--speedup fused over none, from a report with both")
-    parser.add_argument("--beside", type=lambda text: text.split(","), metavar="NAME/RANKS,...", help="these programs side by side")
-    parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
-    options = parser.parse_args(arguments)
-    report = Report(load(options.report))
-    if options.stages:
-        print_stages(report)
-        return
-    if options.beside:
-        try:
-            print_beside(report, options.beside)
-        except ValueError as error:
-            parser.error(str(error))
-        return
-    if options.speedup:
-        print_speedup(report)
-        return
-    if options.peers:
-        print_peers(report)
-        return
-    if options.sizes:
-        print_sizes(report)
-        return
-    if options.sentences:
-        print_sentences(report, options.sentences)
-        return
+def print_all(report, sweeps):
+    """The tables of docs/performance.md."""
     for table, (what, rows) in enumerate(tables_of(report).items()):
         print("\n" * min(table, 1), end="")
         print_table([what, *MODELS], rows)
     times = {}
-    for sweep in options.sweeps:
+    for sweep in sweeps:
         for entry in load(sweep)["benchmarks"]:
             suite, backend, *_ = entry["name"].split("/")
             if suite == "all_reduce":
@@ -286,6 +254,38 @@ def main(arguments=None):
         apart = [(name.split("/")[0], ratio) for name, ratio in report.controls if part in name]
         if apart:
             print(f"\nEqual commands, {names}: {', '.join(f'{model} {show(ratio)}' for model, ratio in sorted(apart, key=lambda one: MODELS.index(one[0])))}.")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=pathlib.Path, metavar="REPORT.json")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--stages", action="store_true", help="the stages of the report, over stage 01")
+    what.add_argument("--sizes", action="store_true", help="lines, changed lines and the step of each stage")
+    what.add_argument("--beside", type=lambda text: text.split(","), metavar="NAME/RANKS,...", help="these programs side by side")
+    what.add_argument("--peers", action="store_true", help="what each program takes, beside the peers of the report")
+    what.add_argument("--speedup", action="store_true", help="--speedup fused over none, from a report with both")
+    what.add_argument("--sentences", metavar="REGEX", help="the report's conclusions in whose code and words that is found")
+    parser.add_argument("sweeps", type=pathlib.Path, nargs="*", metavar="SWEEP.json")
+    options = parser.parse_args(arguments)
+    report = Report(load(options.report))
+    try:
+        if options.stages:
+            print_stages(report)
+        elif options.sizes:
+            print_sizes(report)
+        elif options.beside:
+            print_beside(report, options.beside)
+        elif options.peers:
+            print_peers(report)
+        elif options.speedup:
+            print_speedup(report)
+        elif options.sentences:
+            print_sentences(report, options.sentences)
+        else:
+            print_all(report, options.sweeps)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
