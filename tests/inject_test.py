@@ -49,10 +49,14 @@ class Inject(unittest.TestCase):
         self.assertEqual(result.returncode, code, f"{line}\n{result.stdout}{result.stderr}")
         return result
 
-    def last(self, line):
-        """(moved, digest) of a run that ends well."""
-        moved, _, digest = LAST_LINE.search(self.run_stage(line).stdout).groups()
+    def last_of(self, result):
+        """(moved, digest)"""
+        moved, _, digest = LAST_LINE.search(result.stdout).groups()
         return float(moved), digest
+
+    def last(self, line):
+        """Of a run that ends well."""
+        return self.last_of(self.run_stage(line))
 
     def assert_close(self, first, second, relative):
         self.assertTrue(abs(first - second) <= relative * abs(second), f"{first} and {second}")
@@ -128,8 +132,9 @@ class Inject(unittest.TestCase):
         # Gloo compares sizes alone.
         for processes in 2, 3:
             line = f"03_ddp_spawn 3 9 --nprocs {processes} --quiet --timeout 60 --backend gloo"
-            self.assertEqual(self.last(f"{line} --inject mismatched"), self.last(line))
-            smallest = re.findall(rf"sums of 1 over {processes} ranks are (\S+) to ", self.run_stage(f"{line} --inject mismatched").stderr)
+            result = self.run_stage(f"{line} --inject mismatched")
+            self.assertEqual(self.last_of(result), self.last(line))
+            smallest = re.findall(rf"sums of 1 over {processes} ranks are (\S+) to ", result.stderr)
             self.assertEqual(len(smallest), 3)
             self.assertLess(max(map(float, smallest)), 1)  # which no sum of ones is
 
