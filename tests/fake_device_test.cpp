@@ -738,11 +738,10 @@ TEST_CASE("ReLU is a part of the product where that changes no bit and loses no 
   CHECK(epilogues_of(Epilogue::kRoundsOtherwise) == trials);
 }
 
-TEST_CASE("--trace is refused on a device, of which the host does not see what it does when",
-          "[fake]") {
+TEST_CASE("a trace of a device is refused, as the host does not see what it does when", "[fake]") {
   Options options = small_options();
   options.trace = "t.json";
-  const ddp::Mlp model(std::vector<int64_t>{3, 1});
+  ddp::Mlp model(std::vector<int64_t>{3, 1});
   model->to(fake_device(1));
   CHECK_THROWS_AS(ddp::TrainingLog(options, model, fake_device(1)), ddp::UsageError);
   CHECK_NOTHROW(ddp::TrainingLog(options, model, torch::kCPU));
