@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py; what launches.py counts;
-what results.py keeps."""
+"""The scripts that keep the pages true see what is false: stage_diffs.py, transcripts.py, pictures.py, page_commands.py; what
+launches.py counts; what results.py keeps."""
 
 import contextlib
 import copy
@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import launches  # noqa: E402
+import page_commands  # noqa: E402
 import performance_table  # noqa: E402
 import pictures  # noqa: E402
 import results  # noqa: E402
@@ -657,6 +658,62 @@ class Defaults(unittest.TestCase):
         self.assertGreater(len(printing), 5)
         for page in printing:
             self.assertIn("another kind of processor", page.read_text().replace("\n", " ").replace("On an", "on an"), page)
+
+
+class PageCommands(TemporaryTree):
+    """page_commands.py, with two programs that are made up."""
+
+    def complaints(self, text):
+        programs = page_commands.other_programs()
+        programs["bench"] = page_commands.Program("  --models NAME,... ...   T, S (default: all)\n  --quick   one\n"
+                                                  "  --scaling NAME,...:{weak,strong} ...   weak: a\n")
+        programs["03_ddp_spawn"] = page_commands.Program("  --backend auto, shm or gloo (default auto)\n  --lr RATE (default 1)   rate\n"
+                                                         "  --inject NAME (default none)   none, no-mean or mismatched\n")
+        for name in programs:
+            (self.root / "build/bin").mkdir(parents=True, exist_ok=True)
+            (self.root / "build/bin" / name).touch()
+        check = page_commands.Check(self.root / "build", programs)
+        self.write("page.md", text)
+        check.check_page(self.root / "page.md")
+        return check.complaints
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(setattr, page_commands, "ROOT", page_commands.ROOT)
+        for name in "CMakeLists.txt", "simulator/CMakeLists.txt", "docs/a.md":
+            self.write(name, "simulations")
+        page_commands.ROOT = self.root
+
+    def test_a_page_that_is_right_passes(self):
+        self.assertEqual(self.complaints("""`--lr 0.1` and `--backend auto|gloo`, `docs/a.md`, `50 10 --lr 1`
+```console
+$ torchrun --nnodes=2 --no-python build/bin/03_ddp_spawn 50 10 --backend shm --inject no-mean 2>&1 | grep x || true
+```
+
+    build/bin/bench --models T,S --scaling weak,strong --quick > docs/a.md   # why --not
+    cmake --build build --target simulations
+"""), [])
+
+    def test_what_is_not_there_is_seen(self):
+        for what, text in {
+            "a program": "`build/bin/04_ddp_spawn`",
+            "an option": "`build/bin/03_ddp_spawn 50 10 --models T`",
+            "an option of no program": "`--learning-rate`",
+            "an option in a block": "```sh\nbuild/bin/bench --models T \\\n  --slow\n```",
+            "an option below a prompt": "```console\n$ build/bin/bench --slow\n```",
+            "an indented option": "Text:\n\n    build/bin/bench --slow",
+            "an option of the launcher": "`torchrun --nnodes=2 --no-python build/bin/03_ddp_spawn 50 10 --nnodes 2`",
+            "an option of another launcher": "`torchrun --nodes=2 --no-python build/bin/03_ddp_spawn 50 10`",
+            "an option behind a pipe": "`zcat a.gz | bench --slow`",
+            "a value": "`build/bin/03_ddp_spawn 50 10 --backend nccl`",
+            "a value of a list": "`bench --scaling weak,medium`",
+            "a value that a name stands for": "`--inject no-such`",
+            "a file": "`docs/b.md`",
+            "a script": "```sh\ntools/exercises 01\n```",
+            "a target": "`cmake --build build --target simulation`",
+        }.items():
+            with self.subTest(what):
+                self.assertEqual(len(self.complaints(text)), 1, self.complaints(text))
 
 
 class Results(unittest.TestCase):
