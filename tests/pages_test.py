@@ -896,6 +896,85 @@ class Results(unittest.TestCase):
         self.assertGreater(count, 15)
 
 
+    def test_tables_that_no_report_holds_say_when_they_were_measured(self):
+        held = re.compile(r"<!-- (?:table|columns|quoted)\b.*-->\n$")
+        # By cost_of_a_step_test.py, timeline_test.py, simulator/side_by_side.py, the classes above and below; and what only names or limits are.
+        elsewhere = {"docs/cost_of_a_step.md", "docs/overlap.md", "docs/simulator.md", "docs/reliability.md: promise", "docs/bench.md", "README.md",
+                     "docs/performance.md: name", "docs/data_and_model_parallelism.md: ", "docs/errors.md"}
+        count = 0
+        for page in stage_diffs.pages():
+            for section in re.split(r"^(?=#+ )", page.read_text(), flags=re.MULTILINE):
+                for match in re.finditer(r"(?:^\|.*\n)+", section, re.MULTILINE):
+                    head, _, *rows = match[0].splitlines()
+                    name = f"{page.relative_to(ROOT)}: {head.split('|')[1].strip()}"
+                    cells = [cell.strip() for row in rows for cell in row.strip("|").split("|")[1:] if cell.strip()]
+                    if sum(bool(re.match(r"[-+]?\d", cell)) for cell in cells) <= len(cells) / 2 or held.search(section[:match.start()]):
+                        continue
+                    if not {name, name.split(":")[0]} & elsewhere:
+                        count += 1
+                        with self.subTest(name):
+                            self.assertRegex(section, r"\b20\d\d-\d\d-\d\d\b", "expected a marker <!-- table ... -->, or the day beside a table of numbers")
+        self.assertGreater(count, 8)
+
+
+class Arithmetic(unittest.TestCase):
+    """Numbers that pages compute."""
+
+    def test_data_and_model_parallelism(self):
+        page = (ROOT / "docs/data_and_model_parallelism.md").read_text()
+        ranks, batch, widths = 2, 64, {"M": (784, 512, 512, 10), "L": (1024, 1024, 1024, 1024)}
+        share = (ranks - 1) / ranks
+
+        def parameters(layers):
+            return sum((inputs + 1) * outputs for inputs, outputs in zip(layers, layers[1:]))
+
+        def row(*cells):
+            self.assertIn("| " + " | ".join(cells) + " |\n", page)
+
+        def mb(size):
+            return f"{size / 1e6:.1f} MB" if size >= 5e6 else f"{size / 1e6:.2f} MB"
+
+        def both(name, state, states, sent, sizes):
+            row(name, state, *map(mb, states), sent, *map(mb, sizes))
+
+        for model, layers in widths.items():
+            count = parameters(layers)
+            row(model, "-".join(map(str, layers)), f"{count:,}", f"{16 * count / 1e6:.1f} MB", f"{4 * batch * sum(layers) / 1e6:.2f} MB")
+        counts = [parameters(layers) for layers in widths.values()]
+        gradients = [2 * share * 4 * count for count in counts]
+        both("data parallel", "16P", [16 * count for count in counts], "2(n-1)/n 4P", gradients)
+        both("ZeRO-1: optimizer divided", "8P + 8P/n", [(8 + 8 / ranks) * count for count in counts], "the same", gradients)
+        both("ZeRO-2: gradients too", "4P + 12P/n", [(4 + 12 / ranks) * count for count in counts], "the same", gradients)
+        both("ZeRO-3, FSDP: weights too", "16P/n", [16 / ranks * count for count in counts], "3(n-1)/n 4P", [1.5 * size for size in gradients])
+        at_cut = [4 * batch * ranks * layers[1] for layers in widths.values()]
+        both("tensor", "about 16P/n", [16 / ranks * count for count in counts], "see below", [2 * share * at_cut[0], 5 * share * at_cut[1]])
+        both("pipeline, cut after M's first, L's second layer", "the larger part's", [16 * parameters(widths["M"][:2]), 16 * parameters(widths["L"][:3])],
+             "4Bw at each cut", at_cut)
+        self.assertIn(f"at B = {round(gradients[1] / (5 * share * 4 * widths['L'][1]), -1):,.0f} the two would be even", page)
+        whole = parameters((4096, 4096, 10))
+        self.assertIn(f"P = {whole:,}, where 4P bytes are {4 * whole / 2**20:.1f} MiB", " ".join(page.split()))
+        row("whole", f"{4 * whole + 24:,}", "0", "535.9 and 537.6")
+        self.assertIn(f"should save 8P/2 = {8 * whole / 2 / 2**20:.1f} MiB", page)
+
+    def test_lines_of_the_accelerator(self):
+        lines = [stage_diffs.code_lines(f"04_ddp_launcher/{name}") for name in ("main.cpp", "accelerated.cpp")]
+        self.assertIn(f"| lines of code | {lines[0]} | {lines[1]} |\n", (ROOT / "docs/accelerator.md").read_text())
+
+
+class Links(unittest.TestCase):
+    """site_test.py follows those within the pages."""
+
+    def test_links_to_others_are_well_formed(self):
+        count = 0
+        for page in [*stage_diffs.pages(), *sorted((ROOT / "docs/exercises").glob("[0-9]*.md"))]:
+            for link in re.findall(r"(?:\]\(|<|\bhref=\")(\w+:(?!:)[^)>\s\"]*)", page.read_text()):
+                count += 1
+                with self.subTest(f"{page.relative_to(ROOT)}: {link}"):
+                    self.assertRegex(link, r"^https://[a-z0-9-]+(?:\.[a-z0-9-]+)+(?:/[\w./~%+#?=&@:,-]*)?$")
+                    self.assertNotRegex(link, r"[.,:]$")
+        self.assertGreater(count, 40)
+
+
 class Promises(unittest.TestCase):
     """docs/reliability.md."""
 
