@@ -92,6 +92,8 @@ class Inject(unittest.TestCase):
         self.assertEqual(dict(re.findall(r"rank (\d) has digest (\w+)", digests)),
                          {str(rank): self.last(f"01_single_gpu 0 1 --seed {42 + rank}")[1] for rank in range(2)})
         self.run_stage(f"03_ddp_spawn {ONE_STEP} --lr 1e-30 --check weights=1")
+        # The first step of a sharded optimizer hands every part out, as a broadcast does.
+        self.run_stage(f"03_ddp_spawn {ONE_STEP} --lr 1e-30 --shard-optimizer --check weights=1 --inject no-broadcast")
 
     def test_gradients_are_their_sum(self):
         # One step of SGD goes as far as the gradient is long.
@@ -113,6 +115,13 @@ class Inject(unittest.TestCase):
         weight = next(name for name in right if name.endswith("layer0.weight"))
         self.assertNotEqual(averaged[weight], alone[weight])  # rank 1 has a part in them
         self.assertNotEqual(averaged[weight], right[weight])
+        # Its wait is taken out of the phase in which it was: no part of a step is less than nothing.
+        self.run_stage("03_ddp_spawn 2 9 --nprocs 2 --quiet --backend gloo --layers 64,512,16 --inject average-weights --metrics m.jsonl")
+        *steps, _ = map(json.loads, (self.folder / "m.jsonl").read_text().splitlines())
+        for step in steps:
+            parts = [step[f"{part}_ms"] for part in ("data", "forward", "backward", "exposed_comm", "optimizer")]
+            self.assertGreater(min(parts), 0, step)
+            self.assertAlmostEqual(sum(parts), step["step_ms"], delta=1e-6)
         # The mean of what steps of SGD lead to is what a step along the mean leads to.
         sgd = "03_ddp_spawn 3 9 --nprocs 2 --quiet"
         self.assert_close(self.last(f"{sgd} --inject average-weights")[0], self.last(sgd)[0], 1e-5)

@@ -199,7 +199,14 @@ void Optimizer::gather_weights() {
 
 void Optimizer::average_weights() {
   const torch::NoGradGuard no_grad;
+  const auto begin = [this](Phase phase) {
+    if (observer_ != nullptr) {
+      observer_->begin(phase);
+    }
+  };
+  begin(Phase::kBackward);  // which is where the clock of a step takes sums to be waited for
   averages_over_->all_reduce(flat_.data);
+  begin(Phase::kOptimizer);
   flat_.data.div_(averages_over_->world_size());
 }
 
