@@ -283,6 +283,47 @@ class Reports(unittest.TestCase):
         peer = next(run["name"] for run in scaling(REPORT)["runs"] if run["kind"] == "peer")
         self.assertIn("expected a stage's", self.refused("--run", peer))
 
+    def test_a_run_has_its_own_network(self):
+        document = json.loads(pathlib.Path(unpacked(REPORT)).read_text())
+        run = next(one for one in document["ddp_scaling"]["runs"] if one["name"] == run_of("M"))
+        here = next(one for one in document["ddp_scaling"]["communication_models"] if one["backend"] == "shm")
+        slower = [{**regime, "beta_us_per_mib": 100 * regime["beta_us_per_mib"]} for regime in here["regimes"]]
+        between = {**here, "across_nodes": True, "regimes": slower}
+        on_gpus = {**here, "device": "cuda", "regimes": slower}
+        edited = pathlib.Path(FOLDER.name) / "edited.json"
+        for nodes, models, wanted in ((1, [between, on_gpus, here], here), (2, [on_gpus, here, between], between), (2, [on_gpus, here], None)):
+            with self.subTest(nodes=nodes, models=len(models)):
+                run["nodes"] = nodes
+                document["ddp_scaling"]["communication_models"] = models
+                edited.write_text(json.dumps(document))
+                arguments = [BENCH, "predict", "--report", edited, "--run", run_of("M"), "--json"]
+                result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+                if wanted is None:
+                    self.assertEqual((result.returncode, result.stdout), (2, ""))
+                    self.assertIn("has no all-reduces of shm on cpu between nodes", result.stderr)
+                else:
+                    self.assertEqual(json.loads(result.stdout)["rates"]["network"]["regimes"], wanted["regimes"], result.stderr)
+
+    def test_a_run_that_was_not_measured_without_communication(self):
+        document = json.loads(pathlib.Path(unpacked(REPORT)).read_text())
+        run = next(one for one in document["ddp_scaling"]["runs"] if one["name"] == run_of("M"))
+        run["no_comm_step_ms"] = None
+        edited = pathlib.Path(FOLDER.name) / "quick.json"
+        edited.write_text(json.dumps(document))
+        result = subprocess.run([BENCH, "predict", "--report", edited, "--run", run_of("M")], capture_output=True, text=True, timeout=60, check=True)
+        self.assertEqual(re.findall(r"^  (without communication|bench's prediction) +(.*)$", result.stdout, re.MULTILINE),
+                         [("without communication", "none"), ("bench's prediction", "none")])
+
+    def test_a_report_of_gpus_alone_gives_their_rates(self):
+        document = json.loads(pathlib.Path(unpacked(REPORT)).read_text())
+        for entry in document["ddp_scaling"]["limits"] + document["ddp_scaling"]["communication_models"]:
+            entry["device"] = "cuda"
+        edited = pathlib.Path(FOLDER.name) / "gpus.json"
+        edited.write_text(json.dumps(document))
+        job = ("--layers", "64,256,10", "--batch", "32", "--backend", "shm")
+        result = subprocess.run([BENCH, "predict", *job, "--report", edited, "--json"], capture_output=True, text=True, timeout=60, check=True)
+        self.assertEqual(json.loads(result.stdout)["rates"]["gflops"], predict(*job, report=REPORT)["rates"]["gflops"])
+
     def test_a_report_gives_rates_to_other_models(self):
         it = predict("--layers", "64,256,10", "--batch", "32", "--backend", "shm", report=REPORT)
         limit = next(one for one in scaling(REPORT)["limits"] if one["world_size"] == 2)

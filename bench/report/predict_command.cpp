@@ -171,6 +171,17 @@ const Run& choose_run(const Report& report, Wanted& wanted) {
   return *run;
 }
 
+/// On which the job would run: without a run the CPUs, or what else the report has alone.
+std::string device_of(const Report* report, const Run* run) {
+  if (run != nullptr) {
+    return run->device;
+  }
+  const bool has_cpus =
+      report == nullptr || report->limits.empty() ||
+      std::ranges::find(report->limits, "cpu", &Limit::device) != report->limits.end();
+  return has_cpus ? "cpu" : report->limits.front().device;
+}
+
 /// What each of as many ranks can do, or of the most that were measured.
 std::optional<Limit> known_limit(const Report& report, const std::string& device, int world_size) {
   int closest = 0;
@@ -182,11 +193,17 @@ std::optional<Limit> known_limit(const Report& report, const std::string& device
   return limit_of(report, device, closest);
 }
 
+/// @param run whose network is meant; none: one within a node, if that was measured
 /// @throws UsageError
-const CommunicationModel& choose_network(const Report& report, const Wanted& wanted) {
+const CommunicationModel& choose_network(const Report& report, const Wanted& wanted,
+                                         const Run* run) {
+  const std::string device = device_of(&report, run);
   std::vector<std::string> backends;
   const CommunicationModel* found = nullptr;
   for (const CommunicationModel& model : report.communication_models) {
+    if (model.device != device || (run != nullptr && model.across_nodes != (run->nodes > 1))) {
+      continue;
+    }
     if (std::ranges::find(backends, model.backend) == backends.end()) {
       backends.push_back(model.backend);
     }
@@ -195,6 +212,10 @@ const CommunicationModel& choose_network(const Report& report, const Wanted& wan
         (found == nullptr || !found->predict_us(1, wanted.job.world_size))) {
       found = &model;
     }
+  }
+  if (found == nullptr && run != nullptr) {
+    refuse("--run: {} has no all-reduces of {} on {} {} nodes, expected a run whose network it has",
+           wanted.report_file, run->backend, device, run->nodes > 1 ? "between" : "within");
   }
   if (found == nullptr) {
     refuse("--backend: {} has all-reduces of {}{}, expected one that it has, or --network",
@@ -229,7 +250,7 @@ Rates choose_rates(const Wanted& wanted, const Report* report, const Run* run,
                    std::vector<Source>& sources) {
   const Job& job = wanted.job;
   Rates rates;
-  const std::string device = run == nullptr ? "cpu" : run->device;
+  const std::string device = device_of(report, run);
   const std::optional<Limit> limit =
       report == nullptr ? std::nullopt : known_limit(*report, device, job.world_size);
   const std::string measured =
@@ -284,8 +305,10 @@ Rates choose_rates(const Wanted& wanted, const Report* report, const Run* run,
                      format_shortest(wanted.network->gbps), wanted.algorithm),
          "--network, not measured"});
   } else if (report != nullptr) {
-    rates.network = choose_network(*report, wanted);
-    sources.push_back({fmt::format("{} {}", rates.network.backend, describe_network(rates.network)),
+    rates.network = choose_network(*report, wanted, run);
+    sources.push_back({fmt::format("{}{} {}", rates.network.backend,
+                                   rates.network.across_nodes ? " between nodes" : "",
+                                   describe_network(rates.network)),
                        fmt::format("{}, fitted to its sweep of {} ranks", wanted.report_file,
                                    fmt::join(rates.network.world_sizes, ", "))});
   } else {
@@ -440,8 +463,8 @@ void print(std::ostream& out, const StepPrediction& prediction, const std::vecto
   if (run != nullptr) {
     out << fmt::format("\nmeasured, {}\n", run->name);
     if (several) {
-      print_part(out, "without communication", format_significant(run->no_comm_step_ms) + " ms",
-                 "");
+      print_part(out, "without communication",
+                 run->no_comm_step_ms ? in_ms(*run->no_comm_step_ms) : "none", "");
       print_part(out, "bench's prediction",
                  run->predicted_step_ms ? in_ms(*run->predicted_step_ms) : "none",
                  run->predicted_step_ms ? "that, and all communication, no overlap"
