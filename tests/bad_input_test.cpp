@@ -115,6 +115,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
       {"03_ddp_spawn 5 1 --metrics .", {"--metrics", "\".\""}},
       {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
       {"03_ddp_spawn 5 1 --trace .", {"--trace", "\".\""}},
+      {"01_single_gpu 5 1 --metrics t --trace ./t", {"--trace", "\"./t\"", "--metrics"}},
       {"03_ddp_spawn 5 1 --trace t --speedup graph", {"--trace", "--speedup graph", "fused"}},
       {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},
       {"03_ddp_spawn 5 1 --dataset digits --data-dir ../missing", {"missing"}},

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
@@ -100,10 +101,28 @@ void check_snapshot_name(const fs::path& snapshot) {
   }
 }
 
+/// @throws UsageError if one file is to be two things; a device may
+void check_different_files(const Options& options) {
+  std::map<fs::path, std::string> names;
+  for (const auto& [name, path] :
+       {std::pair("--snapshot", options.snapshot), std::pair("--metrics", options.metrics),
+        std::pair("--trace", options.trace)}) {
+    std::error_code error;
+    if (path.empty() || (fs::exists(path, error) && !fs::is_regular_file(path, error))) {
+      continue;
+    }
+    const auto [other, is_new] =
+        names.emplace(fs::weakly_canonical(fs::absolute(path, error), error), name);
+    if (!is_new) {
+      refuse("{}: got {}, expected another file than that of {}", name, quote(path), other->second);
+    }
+  }
+}
+
 /// What rank 0 will write, looked at before it computes anything. Changes nothing.
 /// @throws UsageError unless --snapshot is, or can become, a regular file in a writable folder (it
-/// is replaced by a rename, which would end a device or a pipe), and --metrics, --trace and
-/// --tensorboard can be written
+/// is replaced by a rename, which would end a device or a pipe), --metrics, --trace and
+/// --tensorboard can be written, and no two of the files are one
 void check_output_files(const Options& options) {
   std::error_code error;
   const fs::file_status snapshot = fs::status(options.snapshot, error);
@@ -125,6 +144,7 @@ void check_output_files(const Options& options) {
              quote(path));
     }
   }
+  check_different_files(options);
   if (!options.tensorboard.empty() && !can_hold_files(options.tensorboard)) {
     refuse("--tensorboard: got {}, expected a writable folder, or a name for one in such a folder",
            quote(options.tensorboard));
