@@ -1,5 +1,4 @@
-// A step on paper: memory and time by part as counted by hand, what bounds it, and from which
-// batch.
+// A step on paper: memory and time by part as counted by hand, what bounds it, from which batch on.
 #include "bench/report/predict.hpp"
 
 #include <algorithm>

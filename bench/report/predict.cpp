@@ -31,6 +31,12 @@ double all_reduce_ms(const Rates& rates, double bytes, int world_size) {
   return *ms;
 }
 
+/// Of an all_reduce, what sums gradients: all, or the half that a sharded optimizer's
+/// reduce_scatter is. The rest sends weights, in its all_gather.
+double summing_part(const Gradients& gradients) {
+  return gradients.shard_optimizer ? 0.5 : 1;
+}
+
 StepTimes time_step(const Job& job, const Rates& rates) {
   const std::vector<std::int64_t>& layers = job.layers;
   const auto batch = static_cast<double>(job.batch_per_rank);
@@ -59,11 +65,10 @@ StepTimes time_step(const Job& job, const Rates& rates) {
       if (job.world_size == 1) {
         continue;
       }
-      // A reduce_scatter and an all_gather are the halves of an all_reduce.
-      const double halves = job.gradients.shard_optimizer ? 0.5 : 1;
-      const double sum_ms = halves * all_reduce_ms(rates, bucket->bytes, job.world_size);
+      const double summing = summing_part(job.gradients);
+      const double sum_ms = summing * all_reduce_ms(rates, bucket->bytes, job.world_size);
       const double weights_ms =
-          (1 - halves) * all_reduce_ms(rates, bucket->weight_bytes, job.world_size);
+          (1 - summing) * all_reduce_ms(rates, bucket->weight_bytes, job.world_size);
       sent_ms = std::max(sent_ms, now_ms) + sum_ms;
       gather_ms += weights_ms;
       times.communication += sum_ms + weights_ms;
@@ -124,10 +129,10 @@ StepPrediction predict_from_rates(const Job& job, const Rates& rates) {
   if (job.world_size > 1) {
     const std::vector<Bucket> buckets = count_buckets(job.layers, job.gradients, job.world_size);
     prediction.bucket_bytes = bytes_of(buckets);
-    const double halves = job.gradients.shard_optimizer ? 0.5 : 1;
+    const double summing = summing_part(job.gradients);
     for (const Bucket& bucket : buckets) {
-      prediction.sent_bytes +=
-          bus_factor(job.world_size) * (halves * bucket.bytes + (1 - halves) * bucket.weight_bytes);
+      prediction.sent_bytes += bus_factor(job.world_size) *
+                               (summing * bucket.bytes + (1 - summing) * bucket.weight_bytes);
     }
   }
   prediction.times = time_step(job, rates);

@@ -17,8 +17,8 @@ struct Job {
   std::vector<std::int64_t> layers;
   std::int64_t batch_per_rank = 0;
   int world_size = 2;
-  std::string scaling =
-      "weak";  ///< "weak": each further rank brings its batch; "strong": they divide one
+  /// "weak": each further rank brings its batch; "strong": they divide one
+  std::string scaling = "weak";
   std::string optimizer = "sgd";
   Gradients gradients{};
 };

@@ -44,8 +44,7 @@ inline int updated_values(const std::string& optimizer) {
 }
 
 /// The best rate that was measured with as many bytes as are worked on, with more, or with the next
-/// fewer, since caches are the slower the more they hold; with fewer than were measured the best of
-/// all.
+/// fewer, since caches are the slower the more they hold; the best of all if none has as few bytes.
 /// @return nothing if no such rate is known
 std::optional<double> memory_gbps(const std::vector<MemoryRate>& rates, double working_set_bytes);
 

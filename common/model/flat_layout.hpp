@@ -14,8 +14,7 @@ struct FlatLayout {
   /// Behind the others.
   /// @param elements of the parameter @param element_bytes the same for all
   void add(int64_t elements, int64_t element_bytes) {
-    // 64 bytes: a cache line and the widest vector, so that no parameter starts in the middle of
-    // one.
+    // A cache line and the widest vector, 64 bytes: no parameter starts in the middle of one.
     constexpr int64_t kAlignmentBytes = 64;
     const int64_t alignment = kAlignmentBytes / element_bytes;
     offsets.push_back(total);

@@ -22,8 +22,7 @@ struct BucketRange {
 };
 
 /// Gradients are reduced in buckets of about this size: large enough to use the network well, small
-/// enough that the first one starts early. The first is smaller, since it has nothing to overlap
-/// with yet.
+/// enough that the first one starts early. The first is smaller, having nothing to overlap with.
 struct BucketSizes {
   int64_t bytes = int64_t{25} * 1024 * 1024;
   int64_t first_bytes = int64_t{1024} * 1024;

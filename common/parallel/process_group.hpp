@@ -133,8 +133,8 @@ class ProcessGroup {
   /// What this rank waited since the last call, while the timer was enabled.
   CommunicationWait take_wait() const { return std::exchange(wait_, {}); }
   void enable_wait_timer(bool enabled = true) { wait_timer_enabled_ = enabled; }
-  /// Has `trace` told of every collective, and of waits while the timer is enabled; null: nobody
-  /// is.
+  /// `trace` is told of every collective, and of waits while the timer is enabled.
+  /// @param trace null: nobody is told
   void set_trace(StepTrace* trace) { trace_ = trace; }
   /// Counts what a CUDA Graph repeats without a call to this object: the bytes of `captured`.
   void record_bytes(const CommunicationWait& captured) const;

@@ -189,7 +189,7 @@ void Optimizer::load_state(const NamedTensors& state, const ProcessGroup* proces
   }
 }
 
-void Optimizer::gather_weights() {
+void Optimizer::exchange_weights() {
   if (is_sharded()) {
     process_group_->gather_parts(weights_);
   } else if (averages_over_ != nullptr) {
@@ -233,7 +233,7 @@ void Optimizer::step() {
     replica.flat_.rebind_grads();
     replica.update_by_aten();
   });
-  gather_weights();
+  exchange_weights();
 }
 
 void Optimizer::zero_grad() {
@@ -256,7 +256,7 @@ void Optimizer::fused_step() {
   } else {
     update_by_aten();
   }
-  gather_weights();
+  exchange_weights();
 }
 
 void Optimizer::update_by_aten() {

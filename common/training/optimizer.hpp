@@ -83,7 +83,7 @@ class Optimizer {
   void for_each_replica(c10::function_ref<void(Optimizer&)> apply);
   void update_by_aten();
   void update_by_kernel();
-  void gather_weights();
+  void exchange_weights();
   void average_weights();
   /// What this rank updates of a bucket; without sharding all of it.
   torch::Tensor part_of(const torch::Tensor& bucket) const;
@@ -98,8 +98,8 @@ class Optimizer {
   double learning_rate_;  // of this epoch
   bool linear_;
   int64_t total_epochs_;
-  const ProcessGroup* averages_over_ =
-      nullptr;  // with --inject average-weights, a fault on purpose
+  // With --inject average-weights, a fault on purpose.
+  const ProcessGroup* averages_over_ = nullptr;
   const ProcessGroup* process_group_ = nullptr;  // only if sharded, likewise the next two
   int rank_ = 0;
   int world_size_ = 1;

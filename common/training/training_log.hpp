@@ -90,8 +90,7 @@ class TrainingLog final : public StepObserver {
 
   /// Evaluates the model on every held-out sample once, checks that all ranks hold the same
   /// weights, prints the last line on rank 0, names a slow rank on stderr, ends --metrics and
-  /// writes --trace. With
-  /// --verbose this rank says on stderr how busy it was.
+  /// writes --trace. With --verbose this rank says on stderr how busy it was.
   /// @throws Error (1) if a weight is not finite, if the ranks' weights differ, or if one of
   /// the files cannot be written
   void report(const Dataset& dataset);

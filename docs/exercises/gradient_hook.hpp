@@ -1,5 +1,5 @@
-// docs/exercises/gradient_hook.hpp - Python's register_post_accumulate_grad_hook(), for the
-// exercise.
+// docs/exercises/gradient_hook.hpp - for exercise 18, Python's
+// register_post_accumulate_grad_hook().
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
