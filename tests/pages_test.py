@@ -500,6 +500,16 @@ class Links(unittest.TestCase):
                         self.assertIn(anchor, self.anchors(target))
         self.assertGreater(count, 0)
 
+    def test_links_to_others_are_well_formed(self):
+        count = 0
+        for page in [*stage_diffs.pages(), *sorted((ROOT / "docs/exercises").glob("[0-9]*.md"))]:
+            for link in re.findall(r"(?:\]\(|<|\bhref=\")(\w+:(?!:)[^)>\s\"]*)", page.read_text()):
+                count += 1
+                with self.subTest(f"{page.relative_to(ROOT)}: {link}"):
+                    self.assertRegex(link, r"^https://[a-z0-9-]+(?:\.[a-z0-9-]+)+(?:/[\w./~%+#?=&@:,-]*)?$")
+                    self.assertNotRegex(link, r"[.,:]$")
+        self.assertGreater(count, 40)
+
 
 class FirstSetup(unittest.TestCase):
     """What `./bench/run.sh`, the first page's one command, builds."""
@@ -959,20 +969,6 @@ class Arithmetic(unittest.TestCase):
     def test_lines_of_the_accelerator(self):
         lines = [stage_diffs.code_lines(f"04_ddp_launcher/{name}") for name in ("main.cpp", "accelerated.cpp")]
         self.assertIn(f"| lines of code | {lines[0]} | {lines[1]} |\n", (ROOT / "docs/accelerator.md").read_text())
-
-
-class Links(unittest.TestCase):
-    """site_test.py follows those within the pages."""
-
-    def test_links_to_others_are_well_formed(self):
-        count = 0
-        for page in [*stage_diffs.pages(), *sorted((ROOT / "docs/exercises").glob("[0-9]*.md"))]:
-            for link in re.findall(r"(?:\]\(|<|\bhref=\")(\w+:(?!:)[^)>\s\"]*)", page.read_text()):
-                count += 1
-                with self.subTest(f"{page.relative_to(ROOT)}: {link}"):
-                    self.assertRegex(link, r"^https://[a-z0-9-]+(?:\.[a-z0-9-]+)+(?:/[\w./~%+#?=&@:,-]*)?$")
-                    self.assertNotRegex(link, r"[.,:]$")
-        self.assertGreater(count, 40)
 
 
 class Promises(unittest.TestCase):

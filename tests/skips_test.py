@@ -4,6 +4,7 @@
 usage: skips_test.py CMAKE CTEST
 """
 
+import ast
 import pathlib
 import re
 import subprocess
@@ -52,6 +53,15 @@ class Skips(unittest.TestCase):
         for path in sources:
             with self.subTest(path.relative_to(ROOT)):
                 self.assertIsNone(SILENT.search(path.read_text(errors="replace")))
+
+    def test_no_test_takes_the_name_of_another(self):
+        # In Python the later one is the only one, and nobody says so.
+        for path in (ROOT / "tests").glob("*.py"):
+            module = ast.parse(path.read_text())
+            for scope in module, *(node for node in module.body if isinstance(node, ast.ClassDef)):
+                names = [node.name for node in scope.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+                with self.subTest(f"{path.name}: {getattr(scope, 'name', 'module')}"):
+                    self.assertEqual(sorted(names), sorted(set(names)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Run as a program, it starts the pool and a shell in it:  tests/clusters/condor_f
 """
 
 import fcntl
-import os
 import pathlib
 import re
 import shutil
