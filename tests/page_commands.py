@@ -3,11 +3,12 @@
 
 usage: page_commands.py BUILD_DIR
 
-readme_commands.py, exact_outputs.py, diagnosis_test.py and exercises_test.py run what runs here in seconds. This one looks at what wants a cluster, GPUs
-or minutes too: an option must stand in the program's --help, a value among those that it lists. And a whole command of ours is run as far as it gets
-without work: a stage with --dump-env, bench and submit with --dry-run, bench_micro with --benchmark_list_tests.
+readme_commands.py, exact_outputs.py, diagnosis_test.py and exercises_test.py run what runs here in seconds. This one looks at what wants a
+cluster, GPUs or minutes too: an option must stand in the program's --help, a value among those that it lists. And a whole command of ours is run
+as far as it gets without work: a stage with --dump-env, bench and submit with --dry-run, bench_micro with --benchmark_list_tests.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -71,11 +72,15 @@ class Program:
                     self.choices.update({plain(name): set(listed) for name in re.findall(r"--([\w-]+)", names)})
 
 
-def text_of(command, environment):
-    result = subprocess.run(command, env=environment, text=True, timeout=TIMEOUT_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if result.returncode != 0:
-        raise SystemExit(f"{shlex.join(map(str, command))}: exit code {result.returncode}, expected its help:\n{result.stdout}")
-    return result.stdout
+def printed_by(commands, folder, environment):
+    """Their exit codes and outputs, as many at a time as there are processors."""
+    def run(command):
+        result = subprocess.run(command, cwd=folder, env=environment, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return result.returncode, result.stdout
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, commands))
 
 
 def other_programs():
@@ -84,12 +89,13 @@ def other_programs():
 
 def known_programs(build, environment):
     """By name; a subcommand is a program of its own."""
-    programs = {}
     paths = [path for folder in ("bin", "diagnosis") for path in (build / folder).iterdir()] + [build / "tests/faulty_ranks"]
-    for path in paths:
-        programs[path.name] = Program(text_of([path, "--help"], environment))
-        for subcommand in SUBCOMMANDS.get(path.name, ()):
-            programs[f"{path.name} {subcommand}"] = Program(text_of([path, subcommand, "--help"], environment))
+    asked = [[path, *subcommand] for path in paths for subcommand in [(), *((name,) for name in SUBCOMMANDS.get(path.name, ()))]]
+    programs = {}
+    for (path, *subcommand), (code, text) in zip(asked, printed_by([[*command, "--help"] for command in asked], None, environment)):
+        if code != 0:
+            raise SystemExit(f"{path} {' '.join(subcommand)} --help: exit code {code}, expected 0:\n{text}")
+        programs[" ".join([path.name, *subcommand])] = Program(text)
     for path in [*ROOT.glob("tools/*"), *ROOT.glob("tests/*.sh"), *ROOT.glob("bench/*.sh"), *ROOT.glob("bench/peers/*"), *ROOT.glob("slurm/*.sh"),
                  *ROOT.glob("tests/gpu.py")]:
         if path.is_file() and path.suffix in ("", ".py", ".sh"):
@@ -150,6 +156,10 @@ def segments_of(command):
     yield segment
 
 
+def with_option(option, command):
+    return command if option in command else [command[0], option, *command[1:]]
+
+
 class Check:
     """What is wrong with the commands of pages. programs: by name, see known_programs()."""
 
@@ -157,6 +167,9 @@ class Check:
         self.build, self.programs = build, programs
         self.ours = [program for name, program in self.programs.items() if name not in OTHERS]
         self.targets = "\n".join((ROOT / name).read_text() for name in ("CMakeLists.txt", "simulator/CMakeLists.txt"))
+        self.presets = (ROOT / "CMakePresets.json").read_text()
+        self.sources = "\n".join(path.read_text() for folder in ("common", "bench", "tests", "tools", "slurm", "container", "cmake") for path in
+                                 (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".hpp", ".py", ".sh", ".def", ".txt", ".cmake"))
         self.complaints = []
         self.whole = {}  # commands of ours that no other test runs, as words, and where they stand
 
@@ -193,8 +206,9 @@ class Check:
             if current in SUBCOMMANDS and index == start + 1 and f"{current} {word}" in self.programs:
                 current = f"{current} {word}"
                 continue
-            if current == "submit" and word == "--":
-                current = "03_ddp_spawn"
+            if current == "submit" and word == "--":  # a stage's options follow
+                self.note(page, command, current, words[start + 1:], is_run)
+                current, is_run = "03_ddp_spawn", True  # noted already
                 continue
             option = OPTION.fullmatch(word)
             if not option:
@@ -208,8 +222,11 @@ class Check:
                 self.check_option(page, command, name, value, [self.programs[current]], current)
             elif OPTION.fullmatch(words[0]) or words[0].isdigit():  # without its program
                 self.check_option(page, command, name, value, self.ours if words[0].isdigit() else list(self.programs.values()), "any program")
-        if current and current not in OTHERS and not is_run:
-            self.whole.setdefault((current, *words[start + 1:]), (page, command))
+        self.note(page, command, current, words[start + 1:], is_run)
+
+    def note(self, page, command, program, arguments, is_run):
+        if program and program not in OTHERS and not is_run:
+            self.whole.setdefault((program, *arguments), (page, command))
 
     def check_command(self, page, command, is_run):
         for path in REPOSITORY_PATH.findall(command):
@@ -228,6 +245,12 @@ class Check:
             for name in target.split():
                 if name not in self.programs and not re.search(rf"\b{name}\b", self.targets):
                     self.complain(page, f"--target {name}", "no such target")
+        for preset in re.findall(r"--preset ([\w-]+)", text):
+            if f'"name": "{preset}"' not in self.presets:
+                self.complain(page, f"--preset {preset}", "no such preset")
+        for variable in re.findall(r"\bDDP_[A-Z_]+\b", text):
+            if not re.search(rf"\b{variable}\b", self.sources + self.targets):
+                self.complain(page, variable, "nothing here knows it")
         count = 0
         for command, is_run in commands_of(text):
             count += 1
@@ -236,25 +259,22 @@ class Check:
 
     def without_work(self, program, arguments):
         """The command that only reads its command line, or None if this is not a whole one."""
-        def with_option(words, option):
-            return words if option in words else [*words, option]
-
         if not arguments or any(PLACEHOLDER.search(word) for word in arguments):
             return None
         if STAGE.fullmatch(program):
             is_whole = arguments[0].isdigit() and arguments[1:2] and arguments[1].isdigit() or "--total-epochs" in map(plain, arguments)
             folder = next(folder for folder in ("bin", "tests", "diagnosis") if (self.build / folder / program).exists())
-            return [self.build / folder / program, *with_option(arguments, "--dump-env")] if is_whole else None
+            return with_option("--dump-env", [self.build / folder / program, *arguments]) if is_whole else None
         path = self.build / "bin" / program.split()[0]
         if program in ("bench", "bench/run.sh"):
             if "srun" in arguments:  # wants an allocation
                 return None
             # Nothing is measured, so there is nothing to write.
-            kept = re.sub(r"--(?:json|html)(?:[= ][\w.-]+)?(?= |$)|--no-samples", "", " ".join(arguments)).split()
-            return [self.build / "bin/bench", *with_option(kept, "--dry-run")]
+            kept = [word for before, word in zip(["", *arguments], arguments)
+                    if word not in ("--json", "--html", "--no-samples") and (before not in ("--json", "--html") or word.startswith("-"))]
+            return with_option("--dry-run", [self.build / "bin/bench", *kept])
         if program == "submit":
-            before, *after = " ".join(arguments).split(" -- ")
-            return [path, *with_option(before.split(), "--dry-run"), *(["--", *after[0].split()] if after else [])]
+            return with_option("--dry-run", [path, *arguments])
         # MPI joins no other processes.
         mpi = ["mpirun", "-np", "2"] if re.search(r"--backends? mpi", " ".join(arguments)) else []
         if program == "bench_micro":
@@ -266,24 +286,21 @@ class Check:
 
 def main():
     build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
-    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    check = Check(build, known_programs(build, environment))
-    count = sum(map(check.check_page, [*pages(), *sorted(ROOT.glob("docs/exercises/[0-9]*.md"))]))
-    ran = 0
-    with copy_of_checkout() as (folder, _):
-        for (program, *arguments), (page, command) in check.whole.items():
-            reading = check.without_work(program, arguments)
-            if reading:
-                ran += 1
-                result = subprocess.run(reading, cwd=folder, env=environment, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                if result.returncode != 0:
-                    check.complain(page, command, f"exit code {result.returncode} of {shlex.join(map(str, reading))}: {result.stdout[-500:]}")
+    with copy_of_checkout() as (folder, environment):
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # no test but `gpu` sees one
+        check = Check(build, known_programs(build, environment))
+        count = sum(map(check.check_page, [*pages(), *sorted(ROOT.glob("docs/exercises/[0-9]*.md"))]))
+        wholes = [(place, check.without_work(program, arguments)) for (program, *arguments), place in check.whole.items()]
+        wholes = [(place, reading) for place, reading in wholes if reading]
+        results = printed_by([reading for _, reading in wholes], folder, environment)
+        for ((page, command), reading), (code, text) in zip(wholes, results):
+            if code != 0:
+                check.complain(page, command, f"exit code {code} of {shlex.join(map(str, reading))}: {text[-500:]}")
     complaints = dict.fromkeys(check.complaints)  # a page may say it twice
     for complaint in complaints:
         print(complaint)
-    print(f"{count} commands and words, {ran} run without work, {len(complaints)} complaints")
-    return 1 if complaints or not count or not ran else 0
+    print(f"{count} commands and words, {len(results)} run without work, {len(complaints)} complaints")
+    return 1 if complaints or not count or not results else 0
 
 
 if __name__ == "__main__":

@@ -690,8 +690,8 @@ class PageCommands(TemporaryTree):
     def setUp(self):
         super().setUp()
         self.addCleanup(setattr, page_commands, "ROOT", page_commands.ROOT)
-        for name in "CMakeLists.txt", "simulator/CMakeLists.txt", "docs/a.md":
-            self.write(name, "simulations")
+        for name in "CMakeLists.txt", "simulator/CMakeLists.txt", "CMakePresets.json", "docs/a.md":
+            self.write(name, 'simulations DDP_KNOWN "name": "dev"')
         page_commands.ROOT = self.root
 
     def test_a_page_that_is_right_passes(self):
@@ -701,7 +701,7 @@ $ torchrun --nnodes=2 --no-python build/bin/03_ddp_spawn 50 10 --backend shm --i
 ```
 
     build/bin/bench --models T,S --scaling weak,strong --quick > docs/a.md   # why --not
-    cmake --build build --target simulations
+    DDP_KNOWN=1 cmake --build build --target simulations && cmake --preset dev
 """), [])
 
     def test_what_is_not_there_is_seen(self):
@@ -720,6 +720,8 @@ $ torchrun --nnodes=2 --no-python build/bin/03_ddp_spawn 50 10 --backend shm --i
             "a value that a name stands for": "`--inject no-such`",
             "a file": "`docs/b.md`",
             "a script": "```sh\ntools/exercises 01\n```",
+            "a preset": "`cmake --preset devel`",
+            "a variable": "`DDP_UNKNOWN`",
             "a target": "`cmake --build build --target simulation`",
         }.items():
             with self.subTest(what):
@@ -923,7 +925,7 @@ class Results(unittest.TestCase):
                     if not {name, name.split(":")[0]} & elsewhere:
                         count += 1
                         with self.subTest(name):
-                            self.assertRegex(section, r"\b20\d\d-\d\d-\d\d\b", "expected a marker <!-- table ... -->, or the day beside a table of numbers")
+                            self.assertRegex(section, r"\b20\d\d-\d\d-\d\d\b", "expected a marker <!-- table ... -->, or the day")
         self.assertGreater(count, 8)
 
 
@@ -958,8 +960,8 @@ class Arithmetic(unittest.TestCase):
         both("ZeRO-3, FSDP: weights too", "16P/n", [16 / ranks * count for count in counts], "3(n-1)/n 4P", [1.5 * size for size in gradients])
         at_cut = [4 * batch * ranks * layers[1] for layers in widths.values()]
         both("tensor", "about 16P/n", [16 / ranks * count for count in counts], "see below", [2 * share * at_cut[0], 5 * share * at_cut[1]])
-        both("pipeline, cut after M's first, L's second layer", "the larger part's", [16 * parameters(widths["M"][:2]), 16 * parameters(widths["L"][:3])],
-             "4Bw at each cut", at_cut)
+        both("pipeline, cut after M's first, L's second layer", "the larger part's",
+             [16 * parameters(widths["M"][:2]), 16 * parameters(widths["L"][:3])], "4Bw at each cut", at_cut)
         self.assertIn(f"at B = {round(gradients[1] / (5 * share * 4 * widths['L'][1]), -1):,.0f} the two would be even", page)
         whole = parameters((4096, 4096, 10))
         self.assertIn(f"P = {whole:,}, where 4P bytes are {4 * whole / 2**20:.1f} MiB", " ".join(page.split()))
