@@ -592,6 +592,19 @@ TEST_CASE("who has the store's port and never answers is told from a store", "[s
   close(listener.fd);
 }
 
+TEST_CASE("where nobody listens nobody is said to have taken a connection", "[store]") {
+  const ddp::Listener listener = ddp::listen_on("127.0.0.1", 0);
+  close(listener.fd);
+  const pid_t child =
+      in_child(fmt::format("no store at 127\\.0\\.0\\.1:{} within 2 s, .*", listener.port), [&] {
+        ddp::LaunchEnvironment environment = of_agent(1, 2, listener.port);
+        environment.store.kind = ddp::StoreLocation::Kind::kTcp;
+        ddp::rendezvous(environment, "", std::chrono::seconds(2));
+        throw std::runtime_error("met");
+      });
+  CHECK(exit_code_of(child) == 0);
+}
+
 TEST_CASE("rank 0's end is noticed by those who wait for it, before any sign of it", "[store]") {
   struct Case {
     std::string backend;

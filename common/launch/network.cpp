@@ -110,6 +110,14 @@ std::string list_of(const std::vector<Interface>& all) {
   return list.empty() ? "none" : list;
 }
 
+/// 0 if somebody took the connection, which is given up at once.
+int error_of_connecting(const addrinfo& target) {
+  const FileDescriptor probe(socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval patience{1, 0};  // of connect(), too
+  setsockopt(probe.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  return connect(probe.get(), target.ai_addr, target.ai_addrlen) == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 std::string endpoint(const std::string& host, int port) {
@@ -201,14 +209,21 @@ std::string address_towards(const std::string& host, int port) {
 bool is_refused(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
-    const FileDescriptor probe(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval patience{1, 0};  // of connect(), too
-    setsockopt(probe.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-    if (connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 || errno != ECONNREFUSED) {
+    if (error_of_connecting(*target) != ECONNREFUSED) {
       return false;
     }
   }
   return true;
+}
+
+bool takes_connections(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port);
+  for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
+    if (error_of_connecting(*target) == 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 Listener listen_on(const std::string& host, int port) {

@@ -48,6 +48,8 @@ std::string address_towards(const std::string& host, int port);
 /// Whether nobody listens there: the host says so itself at every address.
 /// @throws TransientError if the name cannot be resolved
 bool is_refused(const std::string& host, int port);
+/// Whether somebody listens there, by a try. @throws likewise
+bool takes_connections(const std::string& host, int port);
 
 /// A socket that listens.
 struct Listener {

@@ -40,8 +40,15 @@ using Kind = StoreLocation::Kind;
 
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
+TransientError no_store(std::chrono::milliseconds timeout, const std::string& host, int port) {
+  return TransientError(fmt::format(
+      "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it",
+      endpoint(host, port), in_seconds(timeout)));
+}
+
 /// Whatever else has the port may take the connection and never answer, and TCPStore then waits for
-/// ever. So a thread of its own does, which is left behind.
+/// ever. So a thread of its own does, which is left behind. (Where nobody listens TCPStore tries
+/// again, too, for longer than the timeout.)
 /// @throws TransientError if nobody has answered by then; c10::Error as TCPStore says it
 TcpStore connect_by(std::chrono::milliseconds timeout, const std::string& host,
                     const c10d::TCPStoreOptions& options) {
@@ -51,6 +58,9 @@ TcpStore connect_by(std::chrono::milliseconds timeout, const std::string& host,
   std::thread(std::move(connect)).detach();
   constexpr std::chrono::milliseconds kItsOwnTimeout{500};  // of which it says more
   if (connected.wait_for(timeout + kItsOwnTimeout) != std::future_status::ready) {
+    if (!takes_connections(host, options.port)) {
+      throw no_store(timeout, host, options.port);
+    }
     throw TransientError(
         fmt::format("{} took the connection and did not answer within {} s, expected the store of "
                     "rank 0 (or of the launcher's agent); another program may have the port",
@@ -73,9 +83,7 @@ Rendezvous tcp_store(const std::string& host, int port, std::optional<int> liste
                                    : connect_by(timeout, host, store_options),
             host, port};
   } catch (const c10::Error& error) {
-    throw TransientError(fmt::format(
-        "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it",
-        endpoint(host, port), in_seconds(timeout)));
+    throw no_store(timeout, host, port);
   }
 }
 
