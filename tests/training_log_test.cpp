@@ -27,6 +27,7 @@
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
+#include "common/training/trace_file.hpp"
 #include "common/training/training.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
@@ -615,6 +616,29 @@ TEST_CASE("before a snapshot the weights are compared, too", "[log][faults]") {
                {"of epoch 1 the weights differ: "});
   CHECK(fs::exists(folder.file("s")));
   CHECK(!fs::exists(folder.file("s.prev")));  // that of epoch 0 is the only one
+}
+
+/// It is on its way, for ever.
+class UnendedWork : public c10d::Work {
+ public:
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  }
+};
+
+TEST_CASE("a collective that nobody waited for is drawn to the end of the trace", "[trace]") {
+  using Clock = ddp::StepTrace::Clock;
+  const Clock::time_point begin = Clock::now();
+  ddp::StepTrace trace;
+  trace.begin_step(begin);
+  const auto work = c10::make_intrusive<UnendedWork>();
+  trace.add_collective("all_reduce", torch::ones({2}), ddp::CallSite::current(), begin, *work);
+  trace.end_step(begin + std::chrono::milliseconds(3));
+  const json events = json::parse("[" + ddp::trace_events(trace, 0) + "]");
+  const auto event =
+      std::ranges::find(events, "all_reduce", [](const json& one) { return one["name"]; });
+  REQUIRE(event != events.end());
+  CHECK(std::abs((*event)["dur"].get<double>() - 3000) < 0.01);
 }
 
 TEST_CASE("a flipped bit of one rank's weights is found at the next check, 100 of 100",

@@ -92,7 +92,10 @@ std::string trace_events(const StepTrace& trace, int rank) {
       }
     }
     for (const StepTrace::Collective& collective : step->collectives) {
-      const StepTrace::Clock::time_point end(StepTrace::Clock::duration(collective.end->load()));
+      const StepTrace::Clock::rep ended = collective.end->load();
+      // Nobody has waited for one that has not, and it is drawn to where the trace ends.
+      const auto end = ended == 0 ? std::max(collective.begin, trace.steps().back()->end)
+                                  : StepTrace::Clock::time_point(StepTrace::Clock::duration(ended));
       const int bucket = collective.site.bucket;
       Json args = of_step;
       args["bytes"] = collective.bytes;
