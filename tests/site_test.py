@@ -25,7 +25,7 @@ LEFT_OUT = shutil.ignore_patterns(".*", "build", "build-*", "__pycache__", "corp
 
 
 def site(root, folder):
-    environment = {**os.environ, "PATH": f"{pathlib.Path(PYTHON).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{pathlib.Path(PYTHON).parent.absolute()}:{os.environ['PATH']}"}
     return subprocess.run([root / "tools/site.sh", folder], check=False, text=True, capture_output=True, timeout=240, env=environment)
 
 
