@@ -47,6 +47,9 @@ PLACEHOLDER = re.compile(r"[A-Z][A-Z_]{2,}|\.\.\.|[{}\[\]$|]|\bN\b|\bphotos\b")
 # After these a program's name is no value.
 FLAGS = ("--no-python", "--standalone", "--nv")
 LISTED = re.compile(r"(?:[\w-]+, )*[\w-]+ or [\w-]+")
+# What a program says, and of that the words that no value stands between.
+SAID = re.compile(r"(?:\w+: )?(?:(?:error|note|WARNING|--\w+ \w+): |\[CPU\d\] )")
+WORDS = re.compile(r"(?<![\w'-])[a-z]+(?: [a-z]+){2,}(?![\w'-])")
 TIMEOUT_S = 60
 
 
@@ -170,6 +173,8 @@ class Check:
         self.presets = (ROOT / "CMakePresets.json").read_text()
         self.sources = "\n".join(path.read_text() for folder in ("common", "bench", "tests", "tools", "slurm", "container", "cmake") for path in
                                  (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".hpp", ".py", ".sh", ".def", ".txt", ".cmake"))
+        # A text over several lines, as it is printed; a value may stand for a word at its end or beginning.
+        self.texts = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", self.sources))
         self.complaints = []
         self.whole = {}  # commands of ours that no other test runs, as words, and where they stand
 
@@ -232,6 +237,11 @@ class Check:
         for path in REPOSITORY_PATH.findall(command):
             if "NAME" not in path and not (ROOT / path.rstrip(".,")).exists() and not (re.match(r"0\d", path) and "." not in path):
                 self.complain(page, command, f"there is no {path}")
+        if SAID.match(command):
+            for words in WORDS.findall(command):
+                if not any(part in self.texts for part in (words, words.rpartition(" ")[0], words.partition(" ")[2])):
+                    self.complain(page, command, f"nothing here says: {words}")
+            return
         for segment in segments_of(command):
             if segment:
                 self.check_segment(page, command, segment, is_run)

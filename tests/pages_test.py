@@ -720,6 +720,7 @@ $ torchrun --nnodes=2 --no-python build/bin/03_ddp_spawn 50 10 --backend shm --i
             "a value that a name stands for": "`--inject no-such`",
             "a file": "`docs/b.md`",
             "a script": "```sh\ntools/exercises 01\n```",
+            "what a program says": "`bench: error: words that no program here says`",
             "a preset": "`cmake --preset devel`",
             "a variable": "`DDP_UNKNOWN`",
             "a target": "`cmake --build build --target simulation`",
