@@ -930,6 +930,36 @@ class Results(unittest.TestCase):
         self.assertGreater(count, 8)
 
 
+    def test_sentences_that_repeat_a_report_are_true(self):
+        def report_of(start):
+            return next(document["ddp_scaling"] for name, document in self.documents.items() if name.startswith(start))
+
+        def run_of(report, name):
+            return next(run for run in report["runs"] if run["name"] == name)
+
+        def takes(run):
+            return f"{run['peak_rss_mib']:.0f} MiB", run["startup_ms"] / 1e3
+
+        report = report_of("T-S-M-L_")
+        page = " ".join((ROOT / "docs/performance.md").read_text().split())
+        (memory, alone_s), (each, two_s), (python, python_s) = (takes(run_of(report, f"T/weak/{name}")) for name in (
+            "01_single_gpu/ranks:1", "03_ddp_spawn/spawn/shm/ranks:2", "pytorch_tuned/spawn/gloo/ranks:2"))
+        self.assertIn(f"takes {memory} of memory at its peak and {alone_s:.2f} s from the command", page)
+        self.assertIn(f"two ranks {each} each and {two_s:.2f} s, Python's DDP {python} and {python_s:.0f} s", page)
+        fused = run_of(report, "T/weak/01_single_gpu/fused/ranks:1")
+        self.assertIn(f"T's fused step is {fused['step_ms']['median'] * 1e3:.1f} us", page)
+
+        report = report_of("S_")
+        page = " ".join((ROOT / "bench/peers/README.md").read_text().split())
+        equal = next(row for row in report["comparisons"] if row["kind"] == "control" and "03_ddp_spawn" in row["a"])
+        self.assertIn(f"differed by {performance_table.show((equal['ratio_median'], *equal['ci95']))} in that session", page)
+        launches_of = [[launch["median_ms"] for launch in run["repetitions"] if launch] for run in report["runs"]]
+        slow = sum(median > 1.5 * min(medians) for medians in launches_of for median in medians)
+        self.assertIn(f"{slow} of all {sum(map(len, launches_of))} launches", page)
+        apart = max(abs(run["parity"]["moved"] / run["parity"]["reference_moved"] - 1) for run in report["runs"])
+        self.assertIn(f"`moved` within {apart:.0e} of stage 01's".replace("e-0", "e-"), page)
+
+
 class Arithmetic(unittest.TestCase):
     """Numbers that pages compute."""
 
