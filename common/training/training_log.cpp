@@ -90,14 +90,14 @@ TrainingLog::TrainingLog(const Options& options, Mlp model, const torch::Device&
       timer_(
           device, process_group, detail(options, process_group),
           [this](const StepTimes& times) { add_step(times); }, trace_.get()) {
-  if (process_group != nullptr) {
-    process_group->set_trace(trace_.get());
-  }
   if (rank_ == 0) {
     initial_weights_ = std::make_unique<InitialWeights>(*model_, options.seed);
   }
   const int number = process_group == nullptr ? std::max<int>(device.index(), 0) : rank_;
   label_ = fmt::format("{}{}", device.is_cpu() ? "CPU" : "GPU", number);
+  if (process_group != nullptr) {
+    process_group->set_trace(trace_.get());  // which the destructor takes back
+  }
   if (!options.check_finite || options.speedup == "graph") {
     return;  // nobody can look into a graph: what is not finite there shows in the next step's loss
   }
