@@ -235,6 +235,50 @@ class Page(unittest.TestCase):
         self.assertEqual(set(re.findall(r"results/[\w.-]+\.json\.gz", self.text)), {REPORT})
 
 
+class Words(unittest.TestCase):
+    """What is printed for a reader is what --json has."""
+
+    def printed(self, *arguments, report=None):
+        given = [] if report is None else ["--report", unpacked(report)]
+        return subprocess.run([BENCH, "predict", *arguments, *given], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def assert_shown(self, pattern, text, *expected):
+        """The numbers in the groups, each shown with three digits."""
+        match = re.search(pattern, text, re.MULTILINE)
+        self.assertIsNotNone(match, f"{pattern}\n{text}")
+        for shown, number in zip(match.groups(), expected, strict=True):
+            self.assertAlmostEqual(float(shown.replace(",", "")) / number, 1, delta=0.0051, msg=f"{pattern}\n{text}")
+
+    def test_words_are_the_documents(self):
+        job = ("--layers", "784,512,512,10", "--batch", "256", "--network", "25,1.25")
+        for more in (("--ranks", "4", "--scaling", "strong", "--gflops", "50", "--memory-gbps", "20"), ("--ranks", "8", "--optimizer", "adam"),
+                     ("--ranks", "8", "--algorithm", "tree", "--shard-optimizer")):
+            with self.subTest(more):
+                text, it = self.printed(*job, *more), predict(*job, *more)
+                times, ranks, batch = it["time_ms"], it["world_size"], it["batch_per_rank"]
+                for part, key in (("arithmetic", "arithmetic"), ("weights' traffic", "weight_traffic"), ("update", "update"),
+                                  ("communication", "communication"), ("hidden, at most", "hidden"), ("exposed, at least", "exposed")):
+                    self.assert_shown(rf"^  {part} +([\d.]+) ms", text, times[key])
+                self.assert_shown(r"^  together +([\d.]+) ms  ([\d.]+) ms without overlap$", text, times["step"], times["step_without_overlap"])
+                self.assert_shown(r"^  arithmetic .* ([\d.,]+) MFLOP$", text, it["flops"] / ranks / 1e6)
+                self.assert_shown(r"^  activations .* (\d+) samples x (\d+) values$", text, batch, 784 + 512 + 512 + 10)
+                self.assert_shown(r"by communication below ([\d,]+) samples per rank$", text, it["not_bound_by_communication_from_batch"])
+                self.assert_shown(r"^([\d.]+) times the samples/s of one rank, whose step takes ([\d.]+) ms$", text, it["speedup"], it["one_rank_step_ms"])
+                self.assert_shown(r": (\d+) ranks with (\d+) samples each", text, ranks, batch)
+                if "strong" in more:
+                    self.assert_shown(r"their part of (\d+) \(strong scaling\)", text, it["global_batch"])
+                for source in it["sources"]:
+                    self.assertIn(f"\n  {source['what']}: {source['from']}\n", text)
+                self.assertEqual([source["from"] for source in it["sources"][:2]] == ["--gflops", "--memory-gbps"], "--gflops" in more)
+
+    def test_a_measured_run_is_beside_its_prediction(self):
+        text, it = self.printed("--run", run_of("M"), report=REPORT), predict("--run", run_of("M"), report=REPORT)
+        measured = text.partition(f"\nmeasured, {run_of('M')}\n")[2]
+        self.assert_shown(r"^  without communication +([\d.]+) ms", measured, it["run"]["no_comm_step_ms"])
+        self.assert_shown(r"^  bench's prediction +([\d.]+) ms", measured, it["run"]["predicted_step_ms"])
+        self.assert_shown(r"^  step +([\d.]+) ms", measured, it["run"]["step_ms"]["median"])
+
+
 class Reports(unittest.TestCase):
     """Of every kept report, every run that is a stage's."""
 

@@ -66,6 +66,30 @@ class Pages(unittest.TestCase):
     def test_tasks_show_their_symptom_and_solutions_cure_it(self):
         self.check_pages([page for page in exercise.exercises() if not needs_cuda(page)])
 
+    def test_every_row_is_read_and_none_lets_a_fault_be_left_out(self):
+        for page in exercise.exercises():
+            with self.subTest(page.path.name):
+                self.assertEqual(len(re.findall(r"^\| `", page.path.read_text(), re.MULTILINE)), len(page.rows))
+                for name in re.findall(r"--inject (\S+)", page.task + "\n" + page.solution):
+                    self.assertIn(("injected", "=", name), page.rows)
+                for fact, operator, _ in page.rows:
+                    if fact in exercise.TIMES:
+                        self.assertIn(operator[0], ">" if fact.endswith("_per_s") else "<x", fact)
+                    self.assertLessEqual(float(operator[1:] or 1), 2, f"{fact} {operator}: too wide to find a mistake")
+
+    def test_runs_that_the_text_tells_of_give_what_it_says(self):
+        told = []
+        for page in exercise.exercises():
+            told += [(page, *match) for match in re.findall(r"\(`(build/bin/[^`]+)`\) has moved ([\d.]+\d)(?:, to a loss of ([\d.]+\d))?", page.task_text)]
+            told += [(page, re.sub(r" --inject \S+", "", page.task), moved, "")
+                     for moved in re.findall(r"`moved` would be ([\d.]+\d) without the fault", page.task_text)]
+        self.assertGreater(len(told), 2)
+        for page, command, moved, loss in told:
+            with self.subTest(f"{page.path.name}: {command}"):
+                facts = exercise.facts_of(*exercise.run(command, BUILD_DIR))
+                self.assertTrue(exercise.holds(facts.get("moved"), "~", moved), facts)
+                self.assertEqual(loss or facts["loss"], facts["loss"])
+
     def test_every_page_is_listed_once_and_in_order(self):
         listed = re.findall(r"^\| \[(.+?)\]\((\S+)\) \|", (exercise.PAGES / "README.md").read_text(), re.MULTILINE)
         self.assertEqual(listed, [(page.title, page.path.name) for page in exercise.exercises()])
@@ -74,7 +98,10 @@ class Pages(unittest.TestCase):
 class Cuda(Pages):
     """The pages whose programs must have been built with CUDA."""
 
-    test_every_page_is_listed_once_and_in_order = None  # Pages has it
+    # Pages has them.
+    test_every_row_is_read_and_none_lets_a_fault_be_left_out = None
+    test_runs_that_the_text_tells_of_give_what_it_says = None
+    test_every_page_is_listed_once_and_in_order = None
 
     def test_tasks_show_their_symptom_and_solutions_cure_it(self):
         self.check_pages([page for page in exercise.exercises() if needs_cuda(page)])
@@ -226,6 +253,38 @@ echo "moved 1.5 | loss 0.1 | digest 0123456789abcdef | step 2.000 ms | $((count 
         self.assertTrue(exercise.holds("2.1", "x2", "4"))
         for yours in "1.9", "8.1", "nan", "-4", "0":
             self.assertFalse(exercise.holds(yours, "x2", "4"))
+
+    def test_facts_are_rank_0s_and_the_last_runs_but_an_error_the_first(self):
+        epoch = "[CPU{}] Epoch {} | Batchsize: 16 | Steps: 64 | Loss: 1.0"
+        facts = exercise.facts_of(0, "\n".join([
+            "moved 1 | loss 1 | digest 0 | step 2.500 ms | 7 samples/s",
+            "a: note: --inject no-mean: this run has a fault on purpose",
+            "[CPU0] epoch 0 reads 1, 2", "[CPU1] epoch 0 reads 3, 4", "[CPU0] In model: input [16, 20] on cpu", epoch.format(0, 0), epoch.format(1, 0),
+            "[CPU0] epoch 1 reads 1, 2", "[CPU1] epoch 1 reads 4, 3", epoch.format(0, 1), epoch.format(1, 1), "[CPU0] In model: input [99, 20] on cpu",
+            *(f"a: error: rank 0 calls all_reduce sum of {number} float32, rank 1 calls all_gather of 2 int64; collective {number}, called at b:1"
+              for number in (7, 8)),
+            "moved 2 | loss 1 | digest 0 | step 2.500 ms | 7 samples/s"]))
+        for fact, value in {"moved": "2", "injected": "no-mean", "orders": "1", "shape": "[16, 20]", "batch": "16", "steps": "64", "processes": "2",
+                            "starts": "1", "collective": "7", "rank_0_calls": "all_reduce", "rank_1_calls": "all_gather"}.items():
+            self.assertEqual(facts[fact], value, fact)
+        used, taken = "[rank 2] CUDA error", "a: error: local rank 1 has no device of its own"
+        for output, own in ((used, "yes"), (taken, "no"), (f"{used}\n{taken}", "no"), ("", None)):
+            self.assertEqual(exercise.facts_of(1, output).get("own_device"), own)
+
+    def test_every_time_is_compared_as_a_time(self):
+        traced = exercise.timeline.Run(self.trace(2))
+        facts = exercise.facts_of(0, "moved 1 | loss 1 | digest 0 | step 2.500 ms | 7 samples/s", traced)
+        self.assertEqual({fact for fact in facts if re.search("_ms$|_per_s$", fact)}, set(exercise.TIMES))
+
+    def test_an_answer_is_compared_with_the_fact_that_is_named(self):
+        self.page("| `messages` | `< bytes of build/bin/03_ddp_spawn 3` |")
+        code, output = self.run_tool("--check", "build/bin/03_ddp_spawn 3")
+        self.assertEqual(code, 0, output)
+
+    def test_an_answer_without_an_end_is_refused(self):
+        self.page("| `moved` | `= 1.5` |")
+        with mock.patch.object(exercise, "TIMEOUT_S", 0.2), self.assertRaisesRegex(exercise.Bad, "sleep 60: still ran after 0.2 s, expected an end"):
+            self.run_tool("--check", "sleep 60")
 
     def test_a_fact_that_is_missing_is_not_as_expected(self):
         for operator in "=~<>":

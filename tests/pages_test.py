@@ -291,11 +291,33 @@ class Pictures(TemporaryTree):
     def test_intervals_are_those_of_the_report(self):
         run = next(run for run in self.runs() if run["name"] == self.comparison("baseline")["a"])
         self.assertEqual(run["world_size"], 4)  # so 4 times the samples in a step
+        self.document["ddp_scaling"]["comparisons"].insert(0, {**self.comparison("baseline"), "kind": "variant", "ci95": [3.0, 4.0]})
         self.assertEqual(pictures.speedup(run, self.document), (run["relative_speedup"], 4 / 2.0, 4 / 1.25))
         self.assertEqual(pictures.control_range(self.document), tuple(self.comparison("control")["ci95"]))
         svg = pictures.stages(self.document, pictures.LIGHT)
         self.assertIn("Equal commands took 0.97 to 1.02 times as long", svg)
         self.assertEqual(svg.count("v8 M"), 1)  # one stage has an interval
+
+    def test_only_the_stages_themselves_are_drawn(self):
+        drawn = pictures.stages(self.document, pictures.LIGHT)
+        run = next(run for run in self.runs() if run["stage"] == "03_ddp_spawn" and run["world_size"] == 4)
+        at = self.runs().index(run)
+        for field, value in (("kind", "peer"), ("variant", "by_hand"), ("speedup", "fused"), ("scaling", "strong"), ("gradient_compression", "bf16"),
+                             ("shard_optimizer", True), ("launcher", "srun"), ("backend", "mpi")):
+            self.runs().insert(at, {**run, "relative_speedup": 3.5, field: value})
+            with self.subTest(field):
+                self.assertEqual(pictures.stages(self.document, pictures.LIGHT), drawn)
+            del self.runs()[at]
+        self.runs().insert(at, {**run, "relative_speedup": 3.5, "backend": "shm"})  # which comes before gloo
+        self.assertIn(">3.50<", pictures.stages(self.document, pictures.LIGHT))
+        self.document["ddp_scaling"]["partial"] = True
+        with self.assertRaisesRegex(pictures.Refused, "broken off"):
+            pictures.stages(self.document, pictures.LIGHT)
+
+    def test_a_commit_with_changes_is_drawn_as_such(self):
+        for commit, shown in (("0123456789abcdef", "commit 0123456789ab."), ("0123456789abcdef-dirty", "commit 0123456789ab-dirty.")):
+            self.document["ddp_scaling"]["software"]["git_commit"] = commit
+            self.assertIn(shown, pictures.stages(self.document, pictures.LIGHT))
 
     def test_another_picture_is_seen(self):
         report = self.root / "report.json"
@@ -786,6 +808,28 @@ class Results(unittest.TestCase):
             self.assertEqual(refused.exception.code, 2)
             self.assertIn(f"got {wrong}", said.getvalue())
 
+    def test_the_fastest_run_that_ended_well_is_shown_with_one_thread_and_no_speedup(self):
+        document = next(copy.deepcopy(document) for name, document in self.documents.items() if name.startswith("T-M_"))
+        scaling = document["ddp_scaling"]
+
+        def shown():
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                performance_table.print_beside(performance_table.Report(document), ["01_single_gpu/1", "03_ddp_spawn/2"])
+            return said.getvalue()
+
+        before = shown()
+        faster = [{**run, "step_ms": {**run["step_ms"], "median": run["step_ms"]["median"] / 2}} for run in scaling["runs"] if run["kind"] == "stage"]
+        for field, value in (("error", "exit code 1"), ("threads", 2), ("speedup", "fused")):
+            with self.subTest(field):
+                scaling["runs"] += [{**run, field: value} for run in faster]
+                self.assertEqual(shown(), before)
+                del scaling["runs"][-len(faster):]
+        # A ratio that the report has the other way round.
+        scaling["comparisons"] = [{"a": run["name"], "b": other["name"], "kind": "variant", "ratio_median": 2.0, "ci95": [1.6, 4.0]}
+                                  for run in scaling["runs"] for other in scaling["runs"] if run["stage"] == "01_single_gpu"]
+        self.assertEqual(shown().count("| 0.50 (0.25 to 0.62) |"), 2)
+
     def test_a_broken_file_is_named(self):
         good = self.report()
         good["ddp_scaling"]["software"]["git_commit"] = subprocess.run(
@@ -884,7 +928,8 @@ class Results(unittest.TestCase):
 
     def test_a_sweep_is_named_by_its_suite(self):
         document = {"context": {"date": "2027-01-02T03:04:05+00:00", "cpu_model": "AMD EPYC 9654 (Zen 4)", "num_cpus": 2},
-                    "benchmarks": [{"name": f"all_reduce/{backend}/ranks:2/bytes:4", "repetitions": 3} for backend in ("shm", "shm", "gloo")]}
+                    "benchmarks": [{"name": f"all_reduce/{backend}/ranks:2/bytes:4", "repetitions": count}
+                                   for backend, count in (("shm", 1), ("shm", 3), ("gloo", 2))]}
         self.assertEqual(results.name_of(document), "all_reduce-shm-gloo_amd-epyc-9654-zen-4-2_2027-01-02")
         self.assertEqual(results.facts_of(document)["repetitions"], 3)
 

@@ -81,6 +81,10 @@ class Timeline(unittest.TestCase):
         self.assertEqual(lines[1], "rank 0 does     " + 10 * "d" + 20 * "F" + 30 * "B" + 24 * "~")
         self.assertEqual(lines[2], "  on its way    " + 40 * " " + 20 * "0" + 24 * "1")
         self.assertEqual(lines[6], "rank 0 does     " + 10 * "d" + 20 * "F" + 30 * "B" + 3 * "~")
+        # Whichever is the first, and in whatever order their events are.
+        backwards = document([240], ranks=1)
+        backwards["traceEvents"].reverse()
+        self.assertEqual(self.printed(short, self.file(backwards, "backwards.json")).splitlines()[5:8], lines[:3])
 
     def test_pictures_are_xml_and_name_every_run(self):
         light, dark = self.folder / "l.svg", self.folder / "d.svg"
@@ -93,7 +97,10 @@ class Timeline(unittest.TestCase):
     def test_what_is_no_trace_is_refused_in_one_line(self):
         no_ranks = document([100])
         no_ranks["otherData"]["world_size"] = 3
-        for content in (b"", b"{", b"[]", b"{}", b"\x1f\x8bxx", {"traceEvents": []}, {"traceEvents": [{}], "otherData": {}}, document([]), no_ranks):
+        no_whole = document([100])
+        no_whole["traceEvents"] = [event for event in no_whole["traceEvents"] if (event["pid"], event["name"]) != (1, "step")]
+        for content in (b"", b"{", b"[]", b"{}", b"\x1f\x8bxx", {"traceEvents": []}, {"traceEvents": [{}], "otherData": {}}, document([]), no_ranks,
+                        no_whole):
             with self.subTest(content=str(content)[:40]):
                 self.assertRegex(self.printed(self.file(content), code=2), r"\Atimeline.py: error: .*t\.json: .*, expected .*\n\Z")
         self.assertRegex(self.printed(self.folder / "none", code=2), r"\Atimeline.py: error: .*none: No such file or directory, expected .*\n\Z")

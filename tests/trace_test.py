@@ -65,7 +65,10 @@ class Trace(unittest.TestCase):
         out = self.finish(self.start(program, "2", "9", "--quiet", *MODEL, *arguments, *files))
         summary = json.loads((self.folder / "m.jsonl").read_text().splitlines()[-1])["summary"] if metrics else None
         document = json.loads((self.folder / "t.json").read_text())
+        self.assertEqual(document["otherData"]["program"], program)
         self.check(document, ranks)
+        if metrics:
+            self.check_times(document, ranks)
         return out, document, summary
 
     def check(self, document, ranks):
@@ -104,6 +107,29 @@ class Trace(unittest.TestCase):
                         self.assertGreater(event["dur"], 0)  # begun and ended
                         self.assertLessEqual(end(event), end(step) + ROUNDING_US)
 
+    def check_times(self, document, ranks):
+        """They are the last steps that --metrics has, and of each the times."""
+        rows = [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()[:-1]]
+        of_rows = {}  # where steps are counted on over the epochs
+        for row in sorted(rows, key=lambda row: row["step"]):
+            first = of_rows.setdefault((row["rank"], row["epoch"], 0), row)["step"]
+            of_rows[row["rank"], row["epoch"], row["step"] - first] = row
+        steps = {of_step(event): event for event in complete_events(document) if event["name"] == "step"}
+        self.assertEqual(sorted(steps), sorted(key for rank in range(ranks) for key in sorted(key for key in of_rows if key[0] == rank)[-KEPT:]))
+        for step, event in steps.items():
+            self.assertAlmostEqual(event["dur"], 1e3 * of_rows[step]["step_ms"], delta=ROUNDING_US)
+            for phase in PHASES:
+                parts = [part["dur"] for part in complete_events(document) if part["tid"] == 1 and part["name"] == phase and of_step(part) == step]
+                expected = 1e3 * of_rows[step]["exposed_comm_ms" if phase == "communication" else f"{phase}_ms"]
+                self.assertAlmostEqual(sum(parts), expected, delta=(len(parts) + 1) * ROUNDING_US, msg=f"{phase} of {step}")
+
+    def check_meetings(self, document, ranks):
+        """No rank's all-reduce has ended before every rank has begun it: the clock is one that processes share."""
+        by_rank = [{step[0]["args"]["step"]: step for step in self.collectives(document) if step[0]["pid"] == rank} for rank in range(ranks)]
+        for step in by_rank[0]:
+            for together in zip(*(rank[step] for rank in by_rank), strict=True):
+                self.assertLess(max(event["ts"] for event in together), min(map(end, together)) + ROUNDING_US, together)
+
     def collectives(self, document):
         """Of each step, in the order in which they were begun."""
         steps = {of_step(event): [] for event in complete_events(document) if event["name"] == "step"}
@@ -135,6 +161,7 @@ class Trace(unittest.TestCase):
                     self.assertEqual(len(summary["all_reduce_bytes"]), BUCKETS)
                     self.assertEqual(sum(summary["all_reduce_bytes"]), 4 * PARAMETERS)
                     self.check_buckets(document, summary["all_reduce_bytes"])
+                    self.check_meetings(document, ranks=2)
                     calls = {event["args"]["call"] for step in self.collectives(document) for event in step}
                     called = "called at 03_ddp_spawn/main.cpp:" if speedup == "none" else "called by --speedup fused"
                     self.assertTrue(all(call.startswith(called) for call in calls), calls)
@@ -188,6 +215,17 @@ class Trace(unittest.TestCase):
         self.assertTrue(all(len(step) == BUCKETS for step in self.collectives(document)))
         without = self.finish(self.start("03_ddp_spawn", "2", "9", "--quiet", *MODEL, "--nprocs", "2"))
         self.assertEqual(out.split(" | step")[0], without.split(" | step")[0])
+
+    def test_it_says_of_which_run_it_is(self):
+        _, document, _ = self.traced("03_ddp_spawn", "--nprocs", "2", "--backend", "shm", "--global-batch", "32")
+        self.assertEqual(document["otherData"], {"program": "03_ddp_spawn", "backend": "shm", "world_size": 2, "layers": LAYERS, "batch_per_rank": 16,
+                                                 "bucket_mib": 0.01, "parameters": PARAMETERS})
+
+    def test_a_file_that_takes_nothing_is_an_error(self):
+        process = self.start("01_single_gpu", "1", "9", "--quiet", "--trace", "/dev/full")
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual((process.returncode, err), (1, "01_single_gpu: error: --trace: cannot write /dev/full (No space left on device), "
+                                                        "expected a writable file\n"))
 
     def test_a_short_run_has_the_steps_that_it_made(self):
         self.finish(self.start("01_single_gpu", "1", "9", "--dataset-size", "96", "--trace", "t.json"))
