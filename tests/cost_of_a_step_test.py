@@ -272,11 +272,11 @@ class Words(unittest.TestCase):
                 self.assertEqual([source["from"] for source in it["sources"][:2]] == ["--gflops", "--memory-gbps"], "--gflops" in more)
 
     def test_a_measured_run_is_beside_its_prediction(self):
-        text, it = self.printed("--run", run_of("M"), report=REPORT), predict("--run", run_of("M"), report=REPORT)
-        measured = text.partition(f"\nmeasured, {run_of('M')}\n")[2]
+        text, it = self.printed("--run", run_of("T"), report=REPORT), predict("--run", run_of("T"), report=REPORT)
+        measured = text.partition(f"\nmeasured, {run_of('T')}\n")[2]
         self.assert_shown(r"^  without communication +([\d.]+) ms", measured, it["run"]["no_comm_step_ms"])
         self.assert_shown(r"^  bench's prediction +([\d.]+) ms", measured, it["run"]["predicted_step_ms"])
-        self.assert_shown(r"^  step +([\d.]+) ms", measured, it["run"]["step_ms"]["median"])
+        self.assert_shown(r"^  step +([\d.]+) ms  p10 ([\d.]+), p90 ([\d.]+)$", measured, *(it["run"]["step_ms"][key] for key in ("median", "p10", "p90")))
 
 
 class Reports(unittest.TestCase):
@@ -368,6 +368,17 @@ class Reports(unittest.TestCase):
         job = ("--layers", "64,256,10", "--batch", "32", "--backend", "shm")
         result = subprocess.run([BENCH, "predict", *job, "--report", edited, "--json"], capture_output=True, text=True, timeout=60, check=True)
         self.assertEqual(json.loads(result.stdout)["rates"]["gflops"], predict(*job, report=REPORT)["rates"]["gflops"])
+
+    def test_of_several_fits_the_first_that_knows_the_ranks_is_taken(self):
+        document = json.loads(pathlib.Path(unpacked(REPORT)).read_text())
+        of_two = next(one for one in document["ddp_scaling"]["communication_models"] if one["backend"] == "shm")
+        document["ddp_scaling"]["communication_models"] = [of_two, *({**of_two, "algorithm": algorithm, "world_sizes": [2, 4]}
+                                                                     for algorithm in ("tree", "ring"))]
+        path = pathlib.Path(FOLDER.name) / "several_fits.json"
+        path.write_text(json.dumps(document))
+        for ranks, algorithm in (2, None), (4, "tree"), (16, "tree"):
+            it = predict("--layers", "64,256,10", "--batch", "32", "--ranks", str(ranks), "--report", str(path))
+            self.assertEqual(it["rates"]["network"]["algorithm"], algorithm)
 
     def test_a_report_gives_rates_to_other_models(self):
         it = predict("--layers", "64,256,10", "--batch", "32", "--backend", "shm", report=REPORT)

@@ -76,6 +76,8 @@ class Pages(unittest.TestCase):
                     if fact in exercise.TIMES:
                         self.assertIn(operator[0], ">" if fact.endswith("_per_s") else "<x", fact)
                     self.assertLessEqual(float(operator[1:] or 1), 2, f"{fact} {operator}: too wide to find a mistake")
+                for terms, total in re.findall(r"([\d,]+(?: \+ [\d,]+)+) = ([\d,]*\d)", page.path.read_text()):
+                    self.assertEqual(sum(int(term.replace(",", "")) for term in terms.split(" + ")), int(total.replace(",", "")))
 
     def test_runs_that_the_text_tells_of_give_what_it_says(self):
         told = []
@@ -83,12 +85,22 @@ class Pages(unittest.TestCase):
             told += [(page, *match) for match in re.findall(r"\(`(build/bin/[^`]+)`\) has moved ([\d.]+\d)(?:, to a loss of ([\d.]+\d))?", page.task_text)]
             told += [(page, re.sub(r" --inject \S+", "", page.task), moved, "")
                      for moved in re.findall(r"`moved` would be ([\d.]+\d) without the fault", page.task_text)]
-        self.assertGreater(len(told), 2)
+        of_one = next(moved for page, _, moved, _ in told if page.number == "05")
+        makes_up = re.search(r"`(--lr [\d.]+)` makes up for it", exercise.find("05").path.read_text())[1]
+        told.append((exercise.find("05"), f"{exercise.find('05').task} {makes_up}", of_one, ""))
+        self.assertEqual(len(told), 4)
         for page, command, moved, loss in told:
             with self.subTest(f"{page.path.name}: {command}"):
                 facts = exercise.facts_of(*exercise.run(command, BUILD_DIR))
                 self.assertTrue(exercise.holds(facts.get("moved"), "~", moved), facts)
                 self.assertEqual(loss or facts["loss"], facts["loss"])
+
+    def test_of_uneven_inputs_the_least_number_is_the_pages(self):
+        page = exercise.find("10")
+        least = int(re.search(r"down to (\d+),", page.path.read_text())[1])
+        for size, is_enough in (least, True), (least - 1, False):
+            facts = exercise.facts_of(*exercise.run(re.sub(r"--dataset-size \d+", f"--dataset-size {size}", page.solution), BUILD_DIR))
+            self.assertEqual(facts.get("collective") == dict((fact, value) for fact, _, value in page.rows)["collective"], is_enough, facts)
 
     def test_every_page_is_listed_once_and_in_order(self):
         listed = re.findall(r"^\| \[(.+?)\]\((\S+)\) \|", (exercise.PAGES / "README.md").read_text(), re.MULTILINE)
@@ -101,6 +113,7 @@ class Cuda(Pages):
     # Pages has them.
     test_every_row_is_read_and_none_lets_a_fault_be_left_out = None
     test_runs_that_the_text_tells_of_give_what_it_says = None
+    test_of_uneven_inputs_the_least_number_is_the_pages = None
     test_every_page_is_listed_once_and_in_order = None
 
     def test_tasks_show_their_symptom_and_solutions_cure_it(self):

@@ -67,9 +67,9 @@ class Inject(unittest.TestCase):
         self.assertEqual(set(found), {(rank, epoch) for rank in range(2) for epoch in range(3)})
         return found
 
-    def error_of(self, fault, backend, epochs=3):
+    def error_of(self, fault, backend, epochs=3, more=""):
         """The one line on which a run ends that cannot end well."""
-        stderr = self.run_stage(f"03_ddp_spawn {epochs} 9 --nprocs 2 --quiet --timeout 10 --backend {backend} --inject {fault}", code=1).stderr
+        stderr = self.run_stage(f"03_ddp_spawn {epochs} 9 --nprocs 2 --quiet --timeout 10 --backend {backend} --inject {fault}{more}", code=1).stderr
         note, error, *more = stderr.splitlines()
         self.assertEqual((note, more), (f"03_ddp_spawn: note: --inject {fault}: this run has a fault on purpose", []))
         return error
@@ -150,6 +150,8 @@ class Inject(unittest.TestCase):
     def test_a_rank_with_a_batch_less(self):
         self.assertRegex(self.error_of("uneven-inputs", "shm"),
                          r"rank 0 calls all_gather of 3 float64, rank 1 calls all_reduce average of 48 float32, expected the same.*; collective 33,")
+        # A step's batches, however many they are: of the other rank's 16 steps this one makes 15.
+        self.assertRegex(self.error_of("uneven-inputs", "shm", epochs=1, more=" --accumulate 2"), r"rank 0 calls all_gather of 3 .*; collective 17,")
         # Each rank waits in another call, and whoever speaks says which.
         self.assertRegex(self.error_of("uneven-inputs", "gloo"),
                          r"\[rank 0\] .*: all_gather of 3 float64 \(collective 33\)|\[rank 1\] .*: all_reduce of 48 float32 \(collective 33\)")

@@ -191,6 +191,7 @@ class Trace(unittest.TestCase):
         _, document, summary = self.traced("03_ddp_spawn", "--nprocs", "2", "--backend", "shm", "--shard-optimizer")
         for step in self.collectives(document):
             kinds = [event["name"].split(" of ")[0] for event in step]
+            self.assertEqual({event["args"]["call"].split(":")[0] for event in step[BUCKETS:]}, {"called at common/training/optimizer.cpp"})
             self.assertEqual(kinds, ["reduce_scatter"] * BUCKETS + ["all_gather"] * kinds.count("all_gather"))
             self.assertEqual([event["args"]["bytes"] for event in step[:BUCKETS]], summary["all_reduce_bytes"])
             self.assertEqual(sum(event["args"]["bytes"] for event in step[BUCKETS:]), summary["gather_bytes"])
