@@ -149,6 +149,25 @@ TEST_CASE("compression halves what travels, a sharded optimizer moves half of it
   CHECK(std::abs(divided.times.update / plain.times.update - 0.25) < 0.001);
 }
 
+TEST_CASE("gradients travel compressed, the weights that are gathered do not", "[predict]") {
+  Job job = {.layers = kM, .batch_per_rank = 64, .world_size = 4};
+  const StepPrediction plain = predict_from_rates(job, round_rates());
+  job.gradients = {.compression = "bf16", .shard_optimizer = true};
+  const StepPrediction both = predict_from_rates(job, round_rates());
+  CHECK(near(both.sent_bytes, 0.75 * plain.sent_bytes));
+  CHECK(near(both.times.communication, 0.75 * plain.times.communication));
+}
+
+TEST_CASE("an update works on what the optimizer keeps too", "[predict]") {
+  const auto parameters = static_cast<std::int64_t>(parameter_bytes(kM));
+  Rates rates = round_rates();
+  rates.memory = {{0, 20.0}, {3 * parameters, 10.0}};  // a cache, and what lies behind it
+  Job job = {.layers = kM, .batch_per_rank = 64};
+  CHECK(near(predict_from_rates(job, rates).times.update, 12.0 * 669706 / 2e7));
+  job.optimizer = "adam";
+  CHECK(near(predict_from_rates(job, rates).times.update, 28.0 * 669706 / 1e7));
+}
+
 TEST_CASE("below a batch communication bounds the step, from it on something else", "[predict]") {
   for (const int ranks : {2, 8, 64}) {
     for (const double gbps : {0.125, 1.25, 12.5}) {
