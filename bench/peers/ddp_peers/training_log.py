@@ -103,14 +103,18 @@ class TrainingLog:
     def end(self, loss, share):
         """Ends the step. @param loss what float() can read once the device is idle
         @param share samples of the step / ranks"""
+        done = len(self.rows) + len(self.steps) + 1
+        if done == self.warmup_steps:
+            # Before the mark with which the timed steps begin, as after their last one: should the process lose its processor here,
+            # that is in the wall time of the steps, or in neither.
+            self._take_usage()
         self.marks.append(self.clock.mark())
         self.steps.append((self.marks, loss, share))
-        done = len(self.rows) + len(self.steps)
         if done == 1:
             self.clock.synchronize()
             self.startup_ms = process_age_s() * 1e3
             self.first_step_unix_ms = int(time.time() * 1e3)
-        if done in (self.warmup_steps, self.total_steps):
+        if done == self.total_steps:
             self._take_usage()
         # On a device a mark is a place in its queue, which the host may have left behind.
         self.marks = [self.marks[-1]]
