@@ -37,7 +37,11 @@ class Report:
         return min(found, key=lambda run: run["step_ms"]["median"], default=None)
 
     def ratio(self, a, b):
-        return None if a is None or b is None else self.ratios.get((a["name"], b["name"]))
+        """Of their steps, with the ends of its interval; the report has it of one of the two over the other."""
+        if a is None or b is None:
+            return None
+        inverse = self.ratios.get((b["name"], a["name"]))
+        return self.ratios.get((a["name"], b["name"]), inverse and tuple(1 / inverse[end] for end in (0, 2, 1)[:len(inverse)]))
 
 
 def load(path):
@@ -181,11 +185,8 @@ def print_beside(report, programs, models=("T", "M")):
         for program in programs:
             name, _, ranks = program.partition("/")
             run = run_of(model, name, ranks)
-            ratio, inverse = report.ratio(run, baseline), report.ratio(baseline, run)
-            if ratio is None and inverse is not None:
-                ratio = tuple(1 / inverse[end] for end in (0, 2, 1)[:len(inverse)])
             rows.append((f"{model}: {name.replace('_', ' ', 1)}, {run['world_size']}",
-                         [run["global_batch"], run["step_ms"]["median"], run["samples_per_second"], 1 if run is baseline else ratio]))
+                         [run["global_batch"], run["step_ms"]["median"], run["samples_per_second"], 1 if run is baseline else report.ratio(run, baseline)]))
     print_table(["model: program, processes or replicas", "samples in a step", "step, ms", "samples/s", "step over stage 01's"], rows)
 
 
