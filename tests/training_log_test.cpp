@@ -579,8 +579,8 @@ TEST_CASE("ranks whose weights differ are told apart, with --check weights at th
                  {"after 8 steps of epoch 1 the weights differ: rank 1 has digest ",
                   ", expected the other ranks' "});  // step 30 of the run
     check_failed(folder.run(command + "2 --check weights=10", "flip 1 0 12"),
-                 {"after 20 steps of epoch 0 the weights differ: rank ", ", rank ",
-                  ", expected the same on all ranks"});
+                 {"after 20 steps of epoch 0 the weights differ: rank 0 has digest ",
+                  ", rank 1 has digest ", ", expected the same on all ranks"});
     check_failed(folder.run(command + "2", "flip 0 2 31"), {"of epoch 2 the weights differ: "});
   }
 }

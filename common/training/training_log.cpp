@@ -395,32 +395,34 @@ void TrainingLog::compare_weights(const std::string& hash) const {
   };
   const torch::Tensor of_ranks =
       gather_over_ranks(torch::tensor({half(0), half(16)}, torch::kInt64));
-  std::map<std::pair<int64_t, int64_t>, std::vector<int>> ranks_of;  // by hash
+  using Halves = std::pair<int64_t, int64_t>;
+  std::vector<Halves> hashes;  // by rank
+  std::map<Halves, size_t> counts;
   for (int rank = 0; rank < world_size_; ++rank) {
     const torch::Tensor halves = of_ranks[rank];
-    ranks_of[{halves[0].item<int64_t>(), halves[1].item<int64_t>()}].push_back(rank);
+    hashes.emplace_back(halves[0].item<int64_t>(), halves[1].item<int64_t>());
+    ++counts[hashes.back()];
   }
-  if (ranks_of.size() == 1) {
+  if (counts.size() == 1) {
     return;
   }
-  const auto most =
-      std::ranges::max_element(ranks_of, {}, [](const auto& group) { return group.second.size(); });
-  const bool majority = 2 * most->second.size() > static_cast<size_t>(world_size_);
-  std::string others;
-  for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group) {
-    for (const int rank : group->second) {
-      if (!majority || group != most) {
-        others += fmt::format("{}{} has digest {:016x}", others.empty() ? "rank " : ", rank ", rank,
-                              static_cast<uint64_t>(group->first.first));
-      }
+  const auto digest = [](const Halves& halves) {
+    return fmt::format("{:016x}", static_cast<uint64_t>(halves.first));
+  };
+  const auto most = std::ranges::max_element(counts, {}, &std::pair<const Halves, size_t>::second);
+  const bool majority = 2 * most->second > hashes.size();
+  std::string others;  // by rank: an order by hash would be another one on another processor
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (!majority || hashes[rank] != most->first) {
+      others += fmt::format("{}rank {} has digest {}", others.empty() ? "" : ", ", rank,
+                            digest(hashes[rank]));
     }
   }
-  throw Error(ExitCode::kTrainingFailed,
-              fmt::format("after {} steps of epoch {} the weights differ: {}, expected {}",
-                          epoch_steps_, epoch_, others,
-                          majority ? fmt::format("the other ranks' {:016x}",
-                                                 static_cast<uint64_t>(most->first.first))
-                                   : "the same on all ranks"));
+  throw Error(
+      ExitCode::kTrainingFailed,
+      fmt::format("after {} steps of epoch {} the weights differ: {}, expected {}", epoch_steps_,
+                  epoch_, others,
+                  majority ? "the other ranks' " + digest(most->first) : "the same on all ranks"));
 }
 
 Evaluation TrainingLog::evaluate_over_ranks(const Dataset& dataset) {
