@@ -9,7 +9,9 @@ cd "$root"
 # torchrun and Python are those of the environment.
 [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
 code=0
+start=$SECONDS
 # One more than there are processors: beside the tests that use them all, the clusters wait for their daemons.
 ctest --preset release --parallel "$(($(nproc) + 1))" "$@" || code=$?
 tests/skipped.sh build
+tests/size.py --seconds "$((SECONDS - start))"
 exit "$code"
