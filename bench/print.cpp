@@ -1,0 +1,298 @@
+#include "bench/print.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <numeric>
+#include <tuple>
+
+namespace ddp::bench {
+namespace {
+
+using Cells = std::vector<std::string>;
+
+/// Without line breaks and escape sequences, which a program's error may hold.
+std::string printable(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  return text;
+}
+
+/// At most `width` bytes, with "..." in place of the rest.
+std::string shorten(const std::string& text, std::size_t width) {
+  if (text.size() <= width) {
+    return text;
+  }
+  std::size_t end = width - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+    --end;  // not within a character of UTF-8
+  }
+  return text.substr(0, end) + "...";
+}
+
+/// Three significant digits without an exponent: "0.0412", "1.23", "1230"; "-" for nothing.
+std::string significant(std::optional<double> value) {
+  if (!value || !std::isfinite(*value)) {
+    return "-";
+  }
+  const double size = std::abs(*value);
+  const int magnitude = size > 0 ? static_cast<int>(std::floor(std::log10(size))) : 0;
+  return fmt::format("{:.{}f}", *value, std::clamp(2 - magnitude, 0, 5));
+}
+
+/// "1,234,567".
+std::string count(std::optional<double> value) {
+  if (!value || !std::isfinite(*value)) {
+    return "-";
+  }
+  std::string digits = fmt::format("{:.0f}", *value);
+  for (std::size_t end = digits.size(); end > 3; end -= 3) {
+    digits.insert(end - 3, ",");
+  }
+  return digits;
+}
+
+/// "1.85".
+std::string ratio(double value) {
+  return fmt::format("{:.{}f}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
+}
+
+std::string speedup(const Run& run) {
+  if (!run.speedup) {
+    return "-";
+  }
+  return run.speedup_ci95 ? fmt::format("{} ({}-{})", ratio(*run.speedup),
+                                        ratio(run.speedup_ci95->low), ratio(run.speedup_ci95->high))
+                          : ratio(*run.speedup);
+}
+
+std::string program(const Run& run) {
+  if (run.kind == "peer") {
+    return run.stage + " " + run.variant;
+  }
+  return run.variant == "main" ? run.stage : run.stage + "_" + run.variant;
+}
+
+/// "2", or "1x2" for one rank with two threads.
+std::string ranks(const Run& run) {
+  return run.threads == 1 ? std::to_string(run.world_size)
+                          : fmt::format("{}x{}", run.world_size, run.threads);
+}
+
+std::string dash_for_none(const std::string& name) {
+  return name == "none" ? "-" : name;
+}
+
+std::string why_no_speed(const Run& run) {
+  if (run.error) {
+    return printable(*run.error);
+  }
+  if (!run.parity.ok && run.parity.moved && run.parity.reference_moved) {
+    return fmt::format("parity FAILED: moved {:.6f}, expected {:.6f}", *run.parity.moved,
+                       *run.parity.reference_moved);
+  }
+  return run.parity.ok ? "not timed" : "parity was not checked";
+}
+
+/// A table whose columns are as wide as their widest cell.
+class Table {
+ public:
+  explicit Table(Cells titles) : rows_{{std::move(titles), ""}} {}
+
+  /// @param text stands in place of the cells that are missing
+  void add(Cells cells, std::string text = "") {
+    rows_.push_back({std::move(cells), std::move(text)});
+  }
+
+  /// @param left number of columns that are aligned to the left
+  void print(std::ostream& out, std::size_t left) const {
+    std::vector<std::size_t> widths(rows_.front().cells.size());
+    for (const Row& row : rows_) {
+      for (std::size_t i = 0; i < row.cells.size(); ++i) {
+        widths[i] = std::max(widths[i], row.cells[i].size());
+      }
+    }
+    const std::size_t content = std::accumulate(widths.begin(), widths.end(), std::size_t{2});
+    const std::size_t gap = content + 2 * (widths.size() - 1) <= kScreenWidth ? 2 : 1;
+    for (const Row& row : rows_) {
+      std::string line = "  ";
+      for (std::size_t i = 0; i < row.cells.size(); ++i) {
+        const std::size_t width = widths[i];
+        line += i < left ? fmt::format("{:<{}}", row.cells[i], width)
+                         : fmt::format("{:>{}}", row.cells[i], width);
+        line.append(gap, ' ');
+      }
+      line += row.text;
+      line.erase(line.find_last_not_of(' ') + 1);
+      out << shorten(line, kScreenWidth) << '\n';
+    }
+  }
+
+ private:
+  struct Row {
+    Cells cells;
+    std::string text;
+  };
+  std::vector<Row> rows_;
+};
+
+/// A text in lines that are broken between words.
+void print_wrapped(std::ostream& out, const std::string& first_indent, const std::string& text) {
+  std::string line = first_indent;
+  const std::string indent(first_indent.size(), ' ');
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t space = std::min(text.find(' ', at), text.size());
+    const std::string word = shorten(text.substr(at, space - at), kScreenWidth - indent.size());
+    if (line.size() > indent.size() && line.size() + 1 + word.size() > kScreenWidth) {
+      out << line << '\n';
+      line = indent;
+    }
+    line += (line.size() > indent.size() ? " " : "") + word;
+    at = space + 1;
+  }
+  out << line << '\n';
+}
+
+/// Runs of one table of the screen, in the order of the report.
+using Workload = std::vector<const Run*>;
+
+std::vector<Workload> workloads(const Report& report) {
+  std::vector<Workload> all;
+  for (const Run& run : report.runs) {
+    if (run.kind == "control") {
+      continue;
+    }
+    const auto same = [&](const Workload& runs) {
+      const Run& other = *runs.front();
+      return std::tie(other.model, other.scaling, other.device) ==
+             std::tie(run.model, run.scaling, run.device);
+    };
+    const auto found = std::ranges::find_if(all, same);
+    found == all.end() ? all.push_back({&run}) : found->push_back(&run);
+  }
+  return all;
+}
+
+std::string title(const Run& run) {
+  const bool weak = run.scaling == "weak";
+  const std::string batch =
+      weak ? fmt::format("{} samples for each rank or thread", run.global_batch / run.world_size)
+           : fmt::format("{} samples over all ranks", run.global_batch);
+  return fmt::format("{}: {} on {}, {} scaling, {}", run.model, fmt::join(run.layers, "-"),
+                     run.device, run.scaling, batch);
+}
+
+void print_speeds(std::ostream& out, const Workload& runs) {
+  out << '\n' << shorten(title(*runs.front()), kScreenWidth) << '\n';
+  Table table({"program", "launcher", "backend", "ranks", "step ms", "samples/s", "speed-up",
+               "eff.", "parity"});
+  for (const Run* run : runs) {
+    Cells cells = {program(*run), dash_for_none(run->launcher), dash_for_none(run->backend),
+                   ranks(*run)};
+    if (!run->has_speed()) {
+      table.add(std::move(cells), "no speed: " + why_no_speed(*run));
+      continue;
+    }
+    cells.insert(cells.end(),
+                 {significant(run->step_ms.median), count(run->samples_per_second), speedup(*run),
+                  run->efficiency ? fmt::format("{:.0f}%", 100 * *run->efficiency) : "-", "ok"});
+    table.add(std::move(cells));
+  }
+  table.print(out, 3);
+}
+
+/// The run whose parts are shown: the fastest stage of several ranks, else the fastest of all.
+const Run* run_in_pieces(const Workload& runs) {
+  const Run* best = nullptr;
+  const auto rank_of = [](const Run& run) {
+    return std::pair(run.world_size > 1, run.samples_per_second.value_or(0));
+  };
+  for (const Run* run : runs) {
+    if (run->has_speed() && run->pieces_ms.forward && run->pieces_ms.backward &&
+        (best == nullptr || rank_of(*run) > rank_of(*best))) {
+      best = run;
+    }
+  }
+  return best;
+}
+
+void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
+  Table table({"program", "ranks", "data", "forward", "backward", "update", "all-reduce", "= sum",
+               "step", "exposed", "limit"});
+  bool empty = true;
+  for (const Workload& runs : all) {
+    const Run* const run = run_in_pieces(runs);
+    if (run == nullptr) {
+      continue;
+    }
+    empty = false;
+    const Pieces& pieces = run->pieces_ms;
+    double sum = 0;
+    Cells cells = {shorten(run->model + ": " + program(*run), 30), ranks(*run)};
+    for (const auto& piece :
+         {pieces.data, pieces.forward, pieces.backward, pieces.update, pieces.all_reduce}) {
+      sum += piece.value_or(0);
+      cells.push_back(significant(piece));
+    }
+    cells.insert(cells.end(), {significant(sum), significant(run->step_ms.median),
+                               significant(run->exposed_comm_ms), significant(run->limit_ms)});
+    table.add(std::move(cells));
+  }
+  if (!empty) {
+    out << "\nms of a step. Each piece was timed alone; exposed: the step less the step without\n"
+           "communication; limit: its matrix products alone.\n";
+    table.print(out, 1);
+  }
+}
+
+std::string text_or(const nlohmann::ordered_json& object, const char* key, const char* otherwise) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? otherwise
+         : found->is_string()                      ? printable(found->get<std::string>())
+                                                   : found->dump();
+}
+
+/// "Not run: mpirun (not installed); nccl (no GPU)."
+void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
+  if (not_run.empty()) {
+    return;
+  }
+  Cells names;
+  for (const NotRun& one : not_run) {
+    names.push_back(fmt::format("{} ({})", one.what, one.reason));
+  }
+  const std::string text = printable(fmt::format("Not run: {}.", fmt::join(names, "; ")));
+  print_wrapped(out, "",
+                shorten(text, 2 * kScreenWidth - 30));  // two lines, one of them broken early
+}
+
+}  // namespace
+
+void print(std::ostream& out, const Report& report) {
+  out << shorten(fmt::format("{}, {} cores, LibTorch {}",
+                             text_or(report.machine, "cpu_model", "unknown processor"),
+                             text_or(report.machine, "cores", "?"),
+                             text_or(report.software, "libtorch", "?")),
+                 kScreenWidth)
+      << '\n';
+  const std::vector<Workload> all = workloads(report);
+  for (const Workload& runs : all) {
+    print_speeds(out, runs);
+  }
+  print_pieces(out, all);
+  out << '\n';
+  for (const Sentence& sentence : report.sentences) {
+    print_wrapped(out, "- ", printable(sentence.text));
+  }
+  if (report.partial) {
+    out << "This report is partial: the measurement was interrupted.\n";
+  }
+  print_not_run(out, report.not_run);
+  out << "Steps are medians, brackets 95 % intervals. The rest: --json FILE, --html FILE.\n"
+      << std::flush;
+}
+
+}  // namespace ddp::bench
