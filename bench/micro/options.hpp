@@ -10,39 +10,24 @@
 
 namespace ddp::micro {
 
-inline constexpr std::int64_t kFloatBytes = sizeof(float);
-
-/// A training step's communication: one all-reduce per bucket, all started before any wait.
-struct StepBuckets {
-  std::string name;
-  std::vector<std::int64_t> bytes;  ///< of each bucket, in the order in which they are started
-};
-
 struct MicroOptions {
-  /// "limits", what the machine can do: arithmetic and memory, all ranks busy at once;
-  /// "all_reduce", what the backends can do; "pieces", what single pieces of a step cost.
-  std::string suite;
-  std::optional<int> nprocs;
+  std::string suite;  ///< "all_reduce" or "pieces"
+  std::optional<int> nprocs;  ///< none: what the launcher started, else two
   std::vector<std::string> backends = {"auto"};
-  std::vector<std::int64_t> bytes;  ///< of the all-reduces that are measured one by one
-  std::vector<StepBuckets> steps;
-  double min_seconds = 0.2;  ///< how long each benchmark is repeated, at least
-  int repetitions = 1;
-  int passes = 1;  ///< over everything, each in another order
-  std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, spelled its way
-  /// What a stage would have been told: device, threads, timeout.
-  Options stage;
-
-  /// Processes to start where no launcher has started them.
-  int processes() const;
+  /// Sizes of the all-reduces, from where latency counts to where bandwidth does.
+  std::vector<int64_t> bytes = {4, 64, 1024, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
+  double min_seconds = 0.2;  ///< for which each benchmark is repeated
+  /// Google Benchmark's own, "--benchmark_out=FILE".
+  std::vector<std::string> benchmark_flags;
+  Options stage;  ///< what a stage would have been told: model, batch, device, threads, timeout
 };
 
 /// Dashes and underscores in option names are equal.
 /// @throws Answered after --help and --version
-/// @throws UsageError naming the option: unknown, malformed, out of range or of another suite
+/// @throws UsageError naming the option
 MicroOptions parse_micro_options(int argc, const char* const* argv);
 
-/// `options.stage` with --backend set. @throws UsageError if the stages know no such backend
+/// `options.stage` with this --backend. @throws UsageError if the stages know no such backend
 Options stage_options(const MicroOptions& options, const std::string& backend);
 
 }  // namespace ddp::micro

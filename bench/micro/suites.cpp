@@ -1,39 +1,49 @@
 #include "bench/micro/suites.hpp"
 
-#include <fmt/format.h>
+#include <ostream>
+#include <vector>
 
-#include "bench/micro/all_reduce.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 namespace {
 
-std::vector<Entry> all_reduce_entries(const MicroOptions& options, const Team& team,
-                                      const std::string& ranks) {
-  std::vector<Entry> entries;
-  const auto add = [&](const std::string& kind, const std::string& backend, const std::string& what,
-                       const std::vector<std::int64_t>& bucket_bytes) {
-    entries.push_back(
-        {fmt::format("{}/{}{}/{}", kind, backend, ranks, what), backend,
-         [bucket_bytes](Team& each) { return all_reduce(each.group(), bucket_bytes); }});
-  };
-  for (const std::string& backend : team.backends()) {
-    for (const std::int64_t bytes : options.bytes) {
-      add("all_reduce", backend, fmt::format("bytes:{}", bytes), {bytes});
-    }
-    for (const StepBuckets& step : options.steps) {
-      add("all_reduce_step", backend, step.name, step.bytes);
-    }
+class Silent : public benchmark::BenchmarkReporter {
+ public:
+  Silent() {
+    SetOutputStream(&nowhere_);
+    SetErrorStream(&nowhere_);
   }
-  return entries;
-}
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>&) override {}
+
+ private:
+  std::ostream nowhere_{nullptr};
+};
 
 }  // namespace
 
-std::vector<Entry> make_entries(const MicroOptions& options, const Team& team) {
-  const std::string ranks = fmt::format("/ranks:{}", team.world_size());
-  return options.suite == "limits"       ? limit_entries(ranks, team.device())
-         : options.suite == "all_reduce" ? all_reduce_entries(options, team, ranks)
-                                         : piece_entries(options);
+void add_benchmark(const std::string& name, benchmark::TimeUnit unit, Ranks& ranks,
+                   const std::function<Piece(benchmark::UserCounters& counters)>& make) {
+  const auto measure_once = [&ranks, make](benchmark::State& state) {
+    const Piece piece = make(state.counters);
+    for (auto _ : state) {
+      state.SetIterationTime(ranks.measure(piece));
+    }
+  };
+  benchmark::RegisterBenchmark(name.c_str(), measure_once)
+      ->Iterations(1)
+      ->UseManualTime()
+      ->Unit(unit);
+}
+
+void run_benchmarks(const Ranks& ranks) {
+  Silent silent;
+  if (benchmark::RunSpecifiedBenchmarks(ranks.rank() == 0 ? nullptr : &silent) == 0) {
+    throw UsageError(
+        "--benchmark_filter: got one that selects nothing, expected one of the names that "
+        "--benchmark_list_tests prints");
+  }
 }
 
 }  // namespace ddp::micro

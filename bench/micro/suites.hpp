@@ -1,20 +1,37 @@
-// bench/micro/suites.hpp - which benchmarks there are.
+// bench/micro/suites.hpp - what is measured, by Google Benchmark.
 #pragma once
 
-#include <string>
-#include <vector>
+#include <benchmark/benchmark.h>
 
-#include "bench/micro/options.hpp"
-#include "bench/micro/team.hpp"
+#include <functional>
+#include <string>
+
+#include "bench/micro/ranks.hpp"
 
 namespace ddp::micro {
 
-/// The same on every rank. @param options must outlive the entries
-std::vector<Entry> make_entries(const MicroOptions& options, const Team& team);
+/// One all-reduce of each size over each backend: "all_reduce/gloo/ranks:2/bytes:4096".
+void run_all_reduces(const MicroOptions& options, Ranks& ranks);
 
-/// --suite limits. @param ranks "/ranks:2", which the names have
-std::vector<Entry> limit_entries(const std::string& ranks, const torch::Device& device);
-/// --suite pieces. @param options must outlive the entries
-std::vector<Entry> piece_entries(const MicroOptions& options);
+/// The parts of stage 03's step at one shape: "data", "forward", "backward", "update", "all_reduce"
+/// (with several ranks), and "limit", see BareProducts.
+void run_pieces(const MicroOptions& options, Ranks& ranks);
+
+/// An all-reduce of `bytes` bytes. @param group must outlive the result
+///
+/// Note [As in a step]: before every run the data is written anew, because on warm, untouched
+/// buffers a backend that shares memory looks several times faster than it is in a training step.
+/// And every rank computes for a while, because by the time that a step's gradients are there,
+/// threads that communicate have gone to sleep and caches hold other things.
+Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes);
+
+/// Registers a benchmark. What Google Benchmark calls an iteration is one measurement by all ranks.
+/// @param make what is measured, when its turn comes; sets the counters that stand beside the time
+void add_benchmark(const std::string& name, benchmark::TimeUnit unit, Ranks& ranks,
+                   const std::function<Piece(benchmark::UserCounters& counters)>& make);
+
+/// Runs the registered benchmarks that --benchmark_filter selects; rank 0 reports.
+/// @throws UsageError if the filter selects none
+void run_benchmarks(const Ranks& ranks);
 
 }  // namespace ddp::micro
