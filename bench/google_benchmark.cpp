@@ -1,0 +1,71 @@
+#include "bench/google_benchmark.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <filesystem>
+#include <sstream>
+
+namespace ddp::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// As the library's own reporter writes it.
+Json library_context() {
+  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
+  benchmark::BenchmarkReporter::Context::executable_name = executable.c_str();
+  std::ostringstream text;
+  benchmark::JSONReporter reporter;
+  reporter.SetOutputStream(&text);
+  reporter.ReportContext(benchmark::BenchmarkReporter::Context());
+  reporter.Finalize();
+  benchmark::BenchmarkReporter::Context::executable_name = nullptr;
+  return Json::parse(text.str()).at("context");
+}
+
+Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
+  const std::string name = run.name + kBenchmarkSuffix;
+  double step_ms = 0;
+  if (run.has_speed() && repetition < run.repetitions.size()) {
+    step_ms = run.repetitions[repetition].median_ms.value_or(0);
+  }
+  Json entry = {{"name", name},
+                {"family_index", family},
+                {"per_family_instance_index", 0},
+                {"run_name", name},
+                {"run_type", "iteration"},
+                {"repetitions", run.repetitions.size()},
+                {"repetition_index", repetition},
+                {"threads", 1}};
+  if (step_ms == 0) {
+    entry["error_occurred"] = true;
+    entry["error_message"] =
+        run.error.value_or(run.parity.ok ? "it was not timed" : "its weights differ");
+  }
+  entry["iterations"] = 1;
+  entry["real_time"] = step_ms;
+  entry["cpu_time"] = 0.0;
+  entry["time_unit"] = "ms";
+  entry["ranks"] = run.world_size;
+  if (step_ms > 0) {
+    entry["samples_per_second"] = static_cast<double>(run.global_batch) / step_ms * 1e3;
+  }
+  return entry;
+}
+
+}  // namespace
+
+Json google_benchmark_document(const Report& report) {
+  Json context = library_context();
+  context["library_build_type"] = "release";  // of what is measured, not of the system's library
+  Json benchmarks = Json::array();
+  for (std::size_t family = 0; family < report.runs.size(); ++family) {
+    const Run& run = report.runs[family];
+    for (std::size_t k = 0; k < std::max<std::size_t>(run.repetitions.size(), 1); ++k) {
+      benchmarks.push_back(make_entry(run, family, k));
+    }
+  }
+  return {{"context", context}, {"benchmarks", benchmarks}};
+}
+
+}  // namespace ddp::bench

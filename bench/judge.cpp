@@ -1,0 +1,35 @@
+#include "bench/judge.hpp"
+
+#include <algorithm>
+
+namespace ddp::bench {
+
+std::optional<double> control_factor(const Report& report, const Run& run) {
+  std::optional<double> factor;
+  for (const Comparison& comparison : report.comparisons) {
+    const Run* const control = comparison.kind == "control" ? report.find(comparison.a) : nullptr;
+    if (control != nullptr && comparison.ci95 && same_work(*control, run) &&
+        (control->cores() > 1) == (run.cores() > 1)) {
+      factor = std::max({factor.value_or(1), comparison.ci95->high, 1 / comparison.ci95->low});
+    }
+  }
+  return factor;
+}
+
+void judge(Report& report) {
+  for (Comparison& comparison : report.comparisons) {
+    const Run* const a = report.find(comparison.a);
+    const Run* const b = report.find(comparison.b);
+    if (comparison.kind == "control" || a == nullptr || b == nullptr || !comparison.ci95) {
+      continue;
+    }
+    const std::optional<double> of_a = control_factor(report, *a);
+    const std::optional<double> of_b = control_factor(report, *b);
+    if (of_a && of_b) {
+      const double factor = std::max(*of_a, *of_b);
+      comparison.significant = comparison.ci95->low > factor || comparison.ci95->high < 1 / factor;
+    }
+  }
+}
+
+}  // namespace ddp::bench

@@ -1,0 +1,192 @@
+#include "bench/pair.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace ddp::bench {
+namespace {
+
+constexpr std::string_view kControlSuffix = "/control";
+
+/// Samples per second of a over those of b, in each block that both ran in.
+std::vector<double> speed_ratios(const Run& a, const Run& b) {
+  std::map<int, double> b_ms;
+  for (const Repetition& repetition : b.repetitions) {
+    if (repetition.median_ms) {
+      b_ms[repetition.block] = *repetition.median_ms;
+    }
+  }
+  const double batches = static_cast<double>(a.global_batch) / static_cast<double>(b.global_batch);
+  std::vector<double> ratios;
+  for (const Repetition& repetition : a.repetitions) {
+    const auto found = b_ms.find(repetition.block);
+    if (repetition.median_ms && found != b_ms.end()) {
+      ratios.push_back(batches * found->second / *repetition.median_ms);
+    }
+  }
+  return ratios;
+}
+
+void add_comparison(const char* kind, const Run& a, const Run& b, Report& report) {
+  const std::vector<double> ratios = speed_ratios(a, b);
+  const std::optional<PairedEstimate> estimate = paired_ratio(ratios);
+  const bool known = std::ranges::any_of(report.comparisons, [&](const Comparison& other) {
+    return other.kind == kind && other.a == a.name && other.b == b.name;
+  });
+  if (estimate && !known) {
+    report.comparisons.push_back({.kind = kind,
+                                  .a = a.name,
+                                  .b = b.name,
+                                  .ratio = estimate->value,
+                                  .ci95 = estimate->ci95,
+                                  .pairs = ratios.size()});
+  }
+}
+
+void fill_times(Run& run) {
+  std::vector<double> all_ms;
+  std::vector<double> startups_ms;
+  std::vector<double> exposed_ms;
+  for (Repetition& repetition : run.repetitions) {
+    if (!repetition.samples_ms.empty()) {  // a kept report may be without
+      repetition.median_ms = median(repetition.samples_ms);
+    }
+    all_ms.insert(all_ms.end(), repetition.samples_ms.begin(), repetition.samples_ms.end());
+    if (repetition.startup_ms) {
+      startups_ms.push_back(*repetition.startup_ms);
+    }
+    if (repetition.median_ms && repetition.no_comm_median_ms) {
+      exposed_ms.push_back(*repetition.median_ms - *repetition.no_comm_median_ms);
+    }
+  }
+  run.startup_ms = median(startups_ms);
+  if (run.error || !run.parity.ok) {
+    return;
+  }
+  if (!all_ms.empty()) {
+    run.step_ms = summarize(all_ms);
+  }
+  if (run.step_ms.median && *run.step_ms.median > 0) {
+    run.samples_per_second = static_cast<double>(run.global_batch) / *run.step_ms.median * 1e3;
+  }
+  if (const std::optional<PairedEstimate> exposed = paired_difference(exposed_ms)) {
+    run.exposed_comm_ms = exposed->value;
+    run.exposed_comm_ci95_ms = exposed->ci95;
+  }
+}
+
+/// "baseline", and the speed-up that follows from it.
+void compare_with_baseline(Run& run, Report& report) {
+  const Run* const baseline = report.baseline_of(run);
+  if (!run.has_speed() || baseline == nullptr) {
+    return;
+  }
+  if (&run == baseline) {
+    run.speedup = 1;
+  } else if (const auto estimate = paired_ratio(speed_ratios(run, *baseline))) {
+    run.speedup = estimate->value;
+    run.speedup_ci95 = estimate->ci95;
+    if (run.kind != "control") {
+      add_comparison("baseline", run, *baseline, report);
+    }
+  }
+  if (run.speedup) {
+    run.efficiency = *run.speedup / run.cores();
+  }
+}
+
+void compare_within(const Workload& runs, Report& report) {
+  const Run* const best = fastest_stage(runs, [](const Run&) { return true; });
+  for (const Run* run : contenders(runs)) {
+    if (run != best) {
+      add_comparison("best", *best, *run, report);
+    }
+    const Run* const ranks = fastest_stage(runs, [&](const Run& other) {
+      return other.is_distributed() && other.threads == 1 && other.world_size == run->threads;
+    });
+    if (run->world_size == 1 && run->threads > 1 && ranks != nullptr) {
+      add_comparison("threads", *ranks, *run, report);
+    }
+  }
+}
+
+void compare_with_peers(const Workload& runs, Report& report) {
+  // The fastest of each framework, transport and number of cores.
+  std::map<std::tuple<std::string, std::string, int>, const Run*> best_peers;
+  for (const Run* run : runs) {
+    if (run->kind == "peer" && run->has_speed()) {
+      const Run*& best = best_peers[{run->stage, run->backend, run->cores()}];
+      best = best == nullptr || *run->samples_per_second > *best->samples_per_second ? run : best;
+    }
+  }
+  for (const auto& [key, peer] : best_peers) {
+    const auto does_the_same = [&peer = *peer](const Run& run) {
+      return run.cores() == peer.cores() && run.global_batch == peer.global_batch;
+    };
+    const Run* const ours = fastest_stage(runs, does_the_same);
+    const Run* const over_the_same = fastest_stage(runs, [&](const Run& run) {
+      return does_the_same(run) && run.backend == std::get<1>(key);
+    });
+    for (const Run* run : {ours, over_the_same}) {
+      if (run != nullptr) {
+        add_comparison("peer", *run, *peer, report);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Workload> workloads(const Report& report) {
+  std::vector<Workload> all;
+  for (const Run& run : report.runs) {
+    if (run.kind == "control") {
+      continue;
+    }
+    const auto found = std::ranges::find_if(
+        all, [&](const Workload& runs) { return same_work(*runs.front(), run); });
+    if (found == all.end()) {
+      all.push_back({&run});
+    } else {
+      found->push_back(&run);
+    }
+  }
+  return all;
+}
+
+Workload contenders(const Workload& runs) {
+  Workload timed;
+  std::ranges::copy_if(runs, std::back_inserter(timed), [](const Run* run) {
+    return run->kind == "stage" && run->has_speed() && run->samples_per_second;
+  });
+  Workload often;
+  std::ranges::copy_if(timed, std::back_inserter(often), [](const Run* run) {
+    return run->repetitions.size() >= kMinPairsForInterval;
+  });
+  return often.empty() ? timed : often;
+}
+
+void pair(Report& report) {
+  std::ranges::for_each(report.runs, fill_times);
+  for (const Run& run : report.runs) {
+    const Run* const original =
+        run.kind == "control" && run.name.ends_with(kControlSuffix)
+            ? report.find(run.name.substr(0, run.name.size() - kControlSuffix.size()))
+            : nullptr;
+    if (original != nullptr && run.has_speed() && original->has_speed()) {
+      add_comparison("control", run, *original, report);
+    }
+  }
+  for (Run& run : report.runs) {
+    compare_with_baseline(run, report);
+  }
+  for (const Workload& runs : workloads(report)) {
+    compare_within(runs, report);
+    compare_with_peers(runs, report);
+  }
+}
+
+}  // namespace ddp::bench

@@ -1,0 +1,117 @@
+#include "bench/record.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "common/base/exit_codes.hpp"
+
+using Json = nlohmann::ordered_json;
+
+namespace nlohmann {
+
+/// Nothing is null. So is a number that is not finite, which JSON cannot express.
+template <typename T>
+struct adl_serializer<std::optional<T>> {
+  static void to_json(Json& json, const std::optional<T>& value) {
+    bool known = value.has_value();
+    if constexpr (std::is_floating_point_v<T>) {
+      known = known && std::isfinite(*value);
+    }
+    json = known ? Json(*value) : Json(nullptr);
+  }
+  static void from_json(const Json& json, std::optional<T>& value) {
+    value = json.is_null() ? std::nullopt : std::optional(json.get<T>());
+  }
+};
+
+}  // namespace nlohmann
+
+namespace ddp::bench {
+namespace {
+
+template <typename T>
+void read_field(const Json& object, const char* name, T& value) {
+  try {
+    object.at(name).get_to(value);
+  } catch (const Json::exception& error) {  // its text ends with the reason
+    throw Error(ExitCode::kUsage, fmt::format("report: {}: {}", name, error.what()));
+  }
+}
+
+}  // namespace
+
+// NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE, whose 3.11 knows no ordered_json and names no field in its
+// errors, for `Json` and with read_field().
+#define DDP_READ_FIELD(field) read_field(nlohmann_json_j, #field, nlohmann_json_t.field);
+#define DDP_JSON_FIELDS(Type, ...)                                            \
+  static void to_json(Json& nlohmann_json_j, const Type& nlohmann_json_t) {   \
+    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__))  \
+  }                                                                           \
+  static void from_json(const Json& nlohmann_json_j, Type& nlohmann_json_t) { \
+    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(DDP_READ_FIELD, __VA_ARGS__))    \
+  }
+
+static void to_json(Json& json, const Interval& interval) {
+  json = {interval.low, interval.high};
+}
+
+static void from_json(const Json& json, Interval& interval) {
+  json.at(0).get_to(interval.low);
+  json.at(1).get_to(interval.high);
+}
+
+DDP_JSON_FIELDS(Distribution, median, p10, p90, n)
+DDP_JSON_FIELDS(Repetition, block, started, samples_ms, median_ms, no_comm_median_ms, startup_ms,
+                others_busy_share)
+DDP_JSON_FIELDS(Parity, moved, reference_moved, ok)
+DDP_JSON_FIELDS(Pieces, data, forward, backward, update, all_reduce)
+DDP_JSON_FIELDS(GpuUsage, utilisation_percent, memory_mib)
+DDP_JSON_FIELDS(Run, name, kind, stage, variant, launcher, backend, device, model, layers,
+                parameters, scaling, nodes, world_size, threads, global_batch, repetitions, step_ms,
+                samples_per_second, speedup, speedup_ci95, efficiency, pieces_ms, exposed_comm_ms,
+                exposed_comm_ci95_ms, limit_ms, peak_rss_mib, startup_ms, lines_of_code, gpu,
+                parity, error)
+DDP_JSON_FIELDS(Comparison, kind, a, b, ratio, ci95, pairs, significant)
+DDP_JSON_FIELDS(Sentence, code, runs, text)
+DDP_JSON_FIELDS(NotRun, what, reason)
+DDP_JSON_FIELDS(Report, schema_version, machine, software, settings, runs, comparisons, sentences,
+                not_run, partial)
+
+const Run* Report::find(const std::string& name) const {
+  const auto found = std::ranges::find(runs, name, &Run::name);
+  return found == runs.end() ? nullptr : &*found;
+}
+
+bool same_work(const Run& a, const Run& b) {
+  return std::tie(a.model, a.scaling, a.device) == std::tie(b.model, b.scaling, b.device);
+}
+
+const Run* Report::baseline_of(const Run& run) const {
+  const auto found = std::ranges::find_if(runs, [&](const Run& other) {
+    return other.is_baseline() && same_work(other, run) && other.has_speed();
+  });
+  return found == runs.end() ? nullptr : &*found;
+}
+
+Json to_json(const Report& report, bool samples) {
+  Json document = report;
+  if (!samples) {
+    for (Json& run : document["runs"]) {
+      for (Json& repetition : run["repetitions"]) {
+        repetition["samples_ms"] = Json::array();
+      }
+    }
+  }
+  return document;
+}
+
+Report report_from_json(const Json& document) {
+  Report report;
+  from_json(document, report);
+  return report;
+}
+
+}  // namespace ddp::bench

@@ -1,0 +1,298 @@
+#include "bench/sentences.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "bench/judge.hpp"
+#include "bench/pair.hpp"
+
+namespace ddp::bench {
+namespace {
+
+using Texts = std::vector<std::string>;
+using Comparisons = std::vector<const Comparison*>;
+
+/// "1.85x".
+std::string times(double ratio) {
+  const int decimals = ratio < 0.0995 ? 3 : ratio < 9.995 ? 2 : ratio < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f}x", ratio, decimals);
+}
+
+/// As its makers write it.
+std::string proper_name(const std::string& name) {
+  static const std::map<std::string, std::string> names = {{"pytorch", "PyTorch"},
+                                                           {"accelerate", "Accelerate"},
+                                                           {"tensorflow", "TensorFlow"},
+                                                           {"jax", "JAX"},
+                                                           {"gloo", "Gloo"},
+                                                           {"mpi", "MPI"},
+                                                           {"nccl", "NCCL"}};
+  const auto found = names.find(name);
+  return found == names.end() ? name : found->second;
+}
+
+/// "03_ddp_spawn", "PyTorch compiled".
+std::string program(const Run& run) {
+  return run.kind == "peer"      ? proper_name(run.stage) + " " + run.variant
+         : run.variant == "main" ? run.stage
+                                 : run.stage + "_" + run.variant;
+}
+
+/// " over shm", " with 2 threads", " on 2 replicas"; nothing for one thread.
+std::string manner(const Run& run) {
+  return run.backend != "none" ? " over " + proper_name(run.backend)
+         : run.threads > 1     ? fmt::format(" with {} threads", run.threads)
+         : run.world_size > 1  ? fmt::format(" on {} replicas", run.world_size)
+                               : "";
+}
+
+/// "2 ranks over shm".
+std::string ranks(const Run& run) {
+  return fmt::format("{} rank{}{}", run.world_size, run.world_size == 1 ? "" : "s", manner(run));
+}
+
+/// "04_ddp_launcher under mpirun, 2 ranks over shm".
+std::string label(const Run& run) {
+  const bool has_launcher = run.launcher != "none" && run.launcher != "spawn";
+  return program(run) + (has_launcher ? " under " + run.launcher : "") +
+         (run.backend != "none" ? ", " + ranks(run) : manner(run));
+}
+
+/// "M", "M strong".
+std::string model(const Workload& runs) {
+  return runs.front()->model + (runs.front()->scaling == "weak" ? "" : " strong");
+}
+
+/// Collects the sentences. Each is a list with a part for each workload.
+class Sentences {
+ public:
+  explicit Sentences(const Report& report) : report_(report), workloads_(workloads(report)) {}
+
+  std::vector<Sentence> all() {
+    begin("fastest");
+    for (const Workload& runs : workloads_) {
+      name_fastest(runs);
+    }
+    end("Most samples/s: {}.");
+    begin("ranks");
+    for (const Workload& runs : workloads_) {
+      say_whether_ranks_help(runs);
+    }
+    end("Ranks beside one process: {}.");
+    begin("threads");
+    for (const Workload& runs : workloads_) {
+      compare_threads(runs);
+    }
+    end("On the same cores: {}.");
+    begin("peers");
+    for (const Workload& runs : workloads_) {
+      compare_peers(runs);
+    }
+    end("On the same cores with the same global batch: {}.");
+    begin("controls");
+    for (const Workload& runs : workloads_) {
+      say_how_far_equals_differed(runs);
+    }
+    end("Equal commands differed by up to: {}; smaller differences are not significant.");
+    if (sentences_.empty() || sentences_.back().code != "controls") {
+      begin("controls");
+      parts_.emplace_back();
+      end("No command ran often enough to know how far equal commands differ, so no difference is "
+          "significant.");
+    }
+    return std::move(sentences_);
+  }
+
+ private:
+  void begin(const char* code) {
+    sentence_ = {.code = code, .runs = {}, .text = ""};
+    parts_.clear();
+  }
+
+  void end(const char* text) {
+    if (!parts_.empty()) {
+      sentence_.text = fmt::format(fmt::runtime(text), fmt::join(parts_, "; "));
+      sentences_.push_back(std::move(sentence_));
+    }
+  }
+
+  void mention(const Run& run) {
+    if (std::ranges::find(sentence_.runs, run.name) == sentence_.runs.end()) {
+      sentence_.runs.push_back(run.name);
+    }
+  }
+
+  const Run& a_of(const Comparison& comparison) const { return *report_.find(comparison.a); }
+  const Run& b_of(const Comparison& comparison) const { return *report_.find(comparison.b); }
+
+  Comparisons comparisons_of(const char* kind, const Workload& runs) const {
+    Comparisons found;
+    for (const Comparison& comparison : report_.comparisons) {
+      if (comparison.kind == kind && same_work(a_of(comparison), *runs.front())) {
+        found.push_back(&comparison);
+      }
+    }
+    return found;
+  }
+
+  void name_fastest(const Workload& runs) {
+    const Run* const best = fastest_stage(runs, [](const Run&) { return true; });
+    if (best == nullptr) {
+      parts_.push_back(model(runs) + ": nothing could be measured");
+      return;
+    }
+    mention(*best);
+    Comparisons others = comparisons_of("best", runs);
+    std::erase_if(others, [](const Comparison* other) { return other->significant; });
+    std::ranges::sort(others, {}, &Comparison::ratio);  // the closest first
+    Texts names;
+    for (const Comparison* other : others) {
+      mention(b_of(*other));
+      names.push_back(label(b_of(*other)));
+    }
+    constexpr std::size_t kMostNamed = 2;
+    std::string equals = fmt::format("{}", fmt::join(names, " or "));
+    if (names.size() > kMostNamed) {
+      equals = fmt::format("{} or {} more", names.front(), names.size() - 1);
+    }
+    parts_.push_back(fmt::format(
+        "{}: {}{}", model(runs), label(*best),
+        names.empty() ? "" : fmt::format(" (not significantly faster than {})", equals)));
+  }
+
+  void say_whether_ranks_help(const Workload& runs) {
+    std::set<int> world_sizes;
+    for (const Run* run : runs) {
+      if (run->is_distributed() && run->world_size > 1) {
+        world_sizes.insert(run->world_size);
+      }
+    }
+    Texts said;
+    const Comparisons baselines = comparisons_of("baseline", runs);
+    for (const int world_size : world_sizes) {
+      const Run* const run = fastest_stage(runs, [&](const Run& candidate) {
+        return candidate.is_distributed() && candidate.world_size == world_size;
+      });
+      for (const Comparison* baseline : baselines) {
+        if (run != nullptr && baseline->a == run->name) {
+          mention(*run);
+          said.push_back(fmt::format("{} {} ({})", ranks(*run),
+                                     !baseline->significant ? "are not told apart from it"
+                                     : *baseline->ratio > 1 ? "help"
+                                                            : "do not help",
+                                     times(*baseline->ratio)));
+        }
+      }
+    }
+    if (!said.empty()) {
+      parts_.push_back(fmt::format("{}: {}", model(runs), fmt::join(said, ", ")));
+    }
+  }
+
+  void compare_threads(const Workload& runs) {
+    for (const Comparison* comparison : comparisons_of("threads", runs)) {
+      const double ratio = *comparison->ratio;
+      const std::string of_ranks = ranks(a_of(*comparison));
+      const std::string of_threads = "one process" + manner(b_of(*comparison));
+      mention(a_of(*comparison));
+      mention(b_of(*comparison));
+      parts_.push_back(
+          model(runs) + ": " +
+          (!comparison->significant ? fmt::format("{} and {} are not told apart ({})", of_ranks,
+                                                  of_threads, times(ratio))
+           : ratio > 1
+               ? fmt::format("{} are {} as fast as {}", of_ranks, times(ratio), of_threads)
+               : fmt::format("{} is {} as fast as {}", of_threads, times(1 / ratio), of_ranks)));
+    }
+  }
+
+  void compare_peers(const Workload& runs) {
+    const Comparisons comparisons = comparisons_of("peer", runs);
+    int cores = 0;
+    for (const Comparison* comparison : comparisons) {
+      cores = std::max(cores, b_of(*comparison).cores());
+    }
+    // The best of each framework, in the report's order.
+    std::vector<const Run*> peers;
+    for (const Comparison* comparison : comparisons) {
+      const Run& peer = b_of(*comparison);
+      const auto known = std::ranges::find(peers, peer.stage, &Run::stage);
+      if (peer.cores() != cores) {
+        continue;
+      }
+      if (known == peers.end()) {
+        peers.push_back(&peer);
+      } else if (*peer.samples_per_second > *(*known)->samples_per_second) {
+        *known = &peer;
+      }
+    }
+    Texts said;
+    std::string ours;
+    for (const Run* peer : peers) {
+      Comparisons own = comparisons;
+      std::erase_if(own, [&](const Comparison* other) { return other->b != peer->name; });
+      const Comparison& first = *own.front();  // our fastest; the last: over the same transport
+      mention(a_of(first));
+      mention(*peer);
+      ours = program(a_of(first)) + manner(a_of(first));
+      std::string notes;
+      if (!first.significant) {
+        notes = times(*first.ratio);
+      }
+      if (own.size() > 1) {
+        const Comparison& same = *own.back();
+        mention(a_of(same));
+        notes += fmt::format(
+            "{}{} both: {}{}", notes.empty() ? "" : "; ",
+            peer->backend == "none" ? "one process" : "over " + proper_name(peer->backend),
+            times(*same.ratio), same.significant ? "" : ", not told apart");
+      }
+      said.push_back((first.significant ? times(*first.ratio) + " as fast as "
+                                        : std::string("not told apart from ")) +
+                     program(*peer) + manner(*peer) + (notes.empty() ? "" : " (" + notes + ")"));
+    }
+    if (!said.empty()) {
+      parts_.push_back(fmt::format("{}: {} is {}", model(runs), ours, fmt::join(said, ", ")));
+    }
+  }
+
+  void say_how_far_equals_differed(const Workload& runs) {
+    const auto percent = [&](bool several) {
+      std::optional<double> factor;
+      for (const Run* run : runs) {
+        if ((run->cores() > 1) == several) {
+          factor = control_factor(report_, *run);
+        }
+      }
+      return factor ? fmt::format("{:.1f} %", 100 * (*factor - 1)) : "unknown";
+    };
+    const Comparisons controls = comparisons_of("control", runs);
+    if (std::ranges::any_of(controls, [](const Comparison* c) { return c->ci95.has_value(); })) {
+      for (const Comparison* control : controls) {
+        mention(b_of(*control));
+      }
+      parts_.push_back(fmt::format("{}: {} on one core, {} on several", model(runs), percent(false),
+                                   percent(true)));
+    }
+  }
+
+  const Report& report_;
+  std::vector<Workload> workloads_;
+  std::vector<Sentence> sentences_;
+  // The sentence that is being written.
+  Sentence sentence_;
+  Texts parts_;
+};
+
+}  // namespace
+
+void write_sentences(Report& report) {
+  report.sentences = Sentences(report).all();
+}
+
+}  // namespace ddp::bench

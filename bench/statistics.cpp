@@ -1,0 +1,105 @@
+#include "bench/statistics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+namespace ddp::bench {
+namespace {
+
+bool all_finite(const std::vector<double>& values) {
+  return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
+}
+
+double percentile_of_sorted(const std::vector<double>& sorted, double q) {
+  const double position = q * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  const double weight = position - static_cast<double>(below);
+  return sorted[below] + weight * (sorted[above] - sorted[below]);
+}
+
+/// How many of the sorted means of pairs lie beyond each end of a 95 % interval: the largest sum
+/// of positive signed ranks that `n` symmetric values stay within in at most 2.5 % of all cases.
+std::size_t means_outside(std::size_t n) {
+  std::vector<double> share_with_sum = {1};  // of all choices of signs, by the sum of the positive
+  for (std::size_t rank = 1; rank <= n; ++rank) {
+    std::vector<double> next(share_with_sum.size() + rank);
+    for (std::size_t sum = 0; sum < share_with_sum.size(); ++sum) {
+      next[sum] += share_with_sum[sum] / 2;
+      next[sum + rank] += share_with_sum[sum] / 2;
+    }
+    share_with_sum = std::move(next);
+  }
+  constexpr double kEachSide = 0.025;
+  std::size_t sum = 0;
+  for (double share = share_with_sum[0]; share + share_with_sum[sum + 1] <= kEachSide; ++sum) {
+    share += share_with_sum[sum + 1];
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::optional<double> percentile(std::vector<double> values, double q) {
+  if (values.empty() || !all_finite(values)) {
+    return std::nullopt;
+  }
+  std::ranges::sort(values);
+  return percentile_of_sorted(values, q);
+}
+
+std::optional<double> median(const std::vector<double>& values) {
+  return percentile(values, 0.5);
+}
+
+Distribution summarize(const std::vector<double>& values) {
+  Distribution result;
+  result.n = values.size();
+  result.median = median(values);
+  if (values.size() >= kMinSamplesForSpread) {
+    result.p10 = percentile(values, 0.10);
+    result.p90 = percentile(values, 0.90);
+  }
+  return result;
+}
+
+std::optional<PairedEstimate> paired_difference(const std::vector<double>& differences) {
+  const std::size_t n = differences.size();
+  if (n == 0 || !all_finite(differences)) {
+    return std::nullopt;
+  }
+  std::vector<double> means;  // of pairs
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      means.push_back((differences[i] + differences[j]) / 2);
+    }
+  }
+  std::ranges::sort(means);
+  PairedEstimate result{.value = percentile_of_sorted(means, 0.5), .ci95 = std::nullopt};
+  if (n >= kMinPairsForInterval) {
+    const std::size_t outside = means_outside(n);
+    result.ci95 = {means[outside], means[means.size() - 1 - outside]};
+  }
+  return result;
+}
+
+std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios) {
+  std::vector<double> logs;
+  std::ranges::transform(ratios, std::back_inserter(logs), [](double r) { return std::log(r); });
+  std::optional<PairedEstimate> result = paired_difference(logs);
+  if (result) {
+    result->value = std::exp(result->value);
+    if (result->ci95) {
+      result->ci95 = {std::exp(result->ci95->low), std::exp(result->ci95->high)};
+    }
+  }
+  return result;
+}
+
+bool parity_holds(double moved, double reference) {
+  return std::abs(moved - reference) <= kParityTolerance * std::abs(reference);
+}
+
+}  // namespace ddp::bench
