@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Keeps the pages true: runs the commands of their console blocks, compares what they print, and follows their links.
+
+    tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
+    tools/pages.py --write [PAGE...]   puts what the commands print into the pages
+
+In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
+CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. What is not to be run stands in a
+```sh block. The wildcards:
+
+    ...           a line of its own: any lines; within a line: any text
+    12.3 ms       any number: times, rates and memory, which have one of the units in UNIT
+    0123456789abcdef (16 digits)  any digest, since another kind of processor adds in another order
+    1.40743       a number that differs by one in a thousand at most, or by one in the last digit
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMEOUT_S = 300
+CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
+NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+UNIT = re.compile(r" ?(?:ms|us|s|min|samples/s|[MG]B/s|MiB)\b")
+LOG_LINE = re.compile(r"\[\w+?(\d+)\] Epoch (\d+) .*")
+
+
+def pages():
+    """Every page, those of the course first, in the order in which they are read; but the exercises, which tests/exercises_test.py runs."""
+    return [page for pattern in ("README.md", "*/README.md", "*/*/README.md", "docs/*.md") for page in sorted(ROOT.glob(pattern))
+            if not page.relative_to(ROOT).parts[0].startswith((".", "build"))]
+
+
+def same_number(expected, got, after):
+    if len(expected) == 16 and "." not in expected:
+        return len(got) == 16
+    if UNIT.match(after):
+        return True
+    if "." not in expected:
+        return expected == got
+    unit = 10 ** -len(expected.partition(".")[2].partition("e")[0])
+    return abs(float(expected) - float(got)) <= max(1e-3 * abs(float(expected)), 1.001 * unit)
+
+
+def same_line(expected, got):
+    """Whether a line is what a page shows, but for wildcards and the number of blanks."""
+    expected, got = " ".join(expected.split()), " ".join(got.split())
+    pattern = f"({NUMBER.pattern})".join(".*".join(map(re.escape, text.split("..."))) for text in NUMBER.split(expected))
+    match = re.fullmatch(pattern, got)
+    return match is not None and all(same_number(number[0], value, expected[number.end():])
+                                     for number, value in zip(NUMBER.finditer(expected), match.groups()))
+
+
+def differences(expected, got):
+    """What a page shows and the command did not print, and the other way round. @param expected lines; none: nothing is compared"""
+    left, missing = [line for line in got if line.strip()], []
+    for line in (line for line in expected if line.strip() not in ("", "...")):
+        found = next((other for other in left if same_line(line, other)), None)
+        if found is None:
+            missing.append(f"not printed: {line}")
+        else:
+            left.remove(found)
+    return missing + [f"not on the page: {line}" for line in left if expected and "..." not in expected]
+
+
+def commands(block):
+    """The commands of a console block, each with the lines below it."""
+    result = []
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+        if line.startswith("$ "):
+            result.append((line[2:], []))
+        elif result:
+            result[-1][1].append(line)
+    return result
+
+
+def refreshed(block, printed):
+    """The block with what its commands print; as many lines after `...` as before, ranks in order."""
+    text = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]
+    for index, (command, expected) in enumerate(commands(block)):
+        got = printed[command].stdout.splitlines()
+        if not expected or any("..." in line and line != "..." for line in expected):
+            continue
+        if "..." in expected:
+            log = sorted(got, key=lambda line: (1, 0, 0) if not (match := LOG_LINE.fullmatch(line)) else (0, int(match[2]), int(match[1])))
+            got = ["...", *log[len(log) - len(expected) + 1:]]
+        shown = len(expected)
+        text[index] = "\n".join([*text[index].splitlines()[:-shown], *got, ""])
+    return "".join(text)
+
+
+@contextlib.contextmanager
+def checkout():
+    """A folder to run a page's commands in, so that nothing is left behind, and the environment for them."""
+    with tempfile.TemporaryDirectory(prefix="ddp-pages-") as name:
+        folder = pathlib.Path(name)
+        (folder / "build").mkdir()
+        for path in [*ROOT.iterdir(), *(ROOT / "build").iterdir()]:
+            if not path.name.startswith((".", "build")) and ".safetensors" not in path.name:
+                (folder / path.relative_to(ROOT)).symlink_to(path)
+        yield folder, dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+                           TMPDIR=name, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
+
+
+def run_pages(chosen, is_write):
+    """Complaints about the outputs on these pages. A command that several pages show runs once."""
+    complaints, printed = [], {}
+    with checkout() as (folder, environment):
+        for page in chosen:
+            text = page.read_text()
+            for block in CONSOLE.findall(text):
+                for command, expected in commands(block):
+                    if command not in printed:
+                        on_cpu = command.replace("CUDA_VISIBLE_DEVICES=$node ", "")
+                        printed[command] = subprocess.run(["bash", "-c", on_cpu], cwd=folder, env=environment, timeout=TIMEOUT_S, text=True,
+                                                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                    code, output = printed[command].returncode, printed[command].stdout
+                    wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else [] if is_write else differences(expected, output.splitlines())
+                    print(f"{'FAILED' if wrong else 'ok    '} {page.relative_to(ROOT)}: {command}", flush=True)
+                    complaints += [f"{page.relative_to(ROOT)}: {command}: {complaint}" for complaint in wrong]
+                if is_write:
+                    text = text.replace(block, refreshed(block, printed))
+            if is_write:
+                page.write_text(text)
+    return complaints
+
+
+def anchors(page):
+    """As GitHub makes them of headings."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+def wrong_links(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r" (?:src|srcset|href)=\"([^\"]+)", text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if link.startswith("https://"):
+            continue
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)}: {link}: there is no such file"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: {link}: there is no such heading"
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
+    parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="PAGE", help="default: all")
+    options = parser.parse_args(arguments)
+    chosen = [page.resolve() for page in options.pages] or pages()
+    linked = chosen if options.pages else [*chosen, *sorted(ROOT.glob("docs/exercises/[0-9]*.md"))]
+    complaints = [complaint for page in linked for complaint in wrong_links(page)] + run_pages(chosen, options.write)
+    print(*complaints, sep="\n", end="\n" if complaints else "")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Fills the tables on the pages from the reports of bench that results/ keeps.
+
+    tools/tables.py           rewrites the tables
+    tools/tables.py --check   fails where a table is not what its report gives
+
+A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up to the next blank line. KIND:
+
+    course              lines of code, changed lines and model M's step of each stage, with two ranks from 02 on
+    beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
+    scaling             every program: step, speed-up over stage 01, efficiency
+    pieces              where a step's time goes, and the step's bare matrix products
+    peers               the frameworks, each beside the fastest stage on as many cores with the same global batch
+    sentences CODE      what the report says: fastest, ranks, threads, peers or controls
+    origin              when, where and by which command it was measured
+
+Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
+"""
+
+import argparse
+import gzip
+import json
+import pathlib
+import re
+import sys
+
+from pages import ROOT, pages
+from stage_diffs import BUILDS_ON, changed_code_lines, code_lines
+
+TABLE = re.compile(r"(<!-- table: (\w+)(?: (\S+))? (results/\S+) -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
+STAGES = ("01_single_gpu", "02_data_parallel", "03_ddp_spawn", "04_ddp_launcher", "05_multinode")
+PIECES = ("data", "forward", "backward", "update", "all_reduce")
+
+
+def load(path):
+    data = path.read_bytes()
+    report = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["ddp_scaling"]
+    if report["schema_version"] != 3 or report["partial"]:
+        raise ValueError(f"schema_version {report['schema_version']}, partial {report['partial']}, expected a whole report of version 3")
+    return report
+
+
+def show(value, interval=None):
+    """Three significant digits; `-` for nothing."""
+    if interval:
+        return f"{show(value)} ({show(interval[0])} to {show(interval[1])})"
+    if value is None or isinstance(value, (str, int)):
+        return "-" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def table(head, rows):
+    return "\n".join("| " + " | ".join(map(show, row)) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def name_of(run):
+    return run["stage"] if run["variant"] == "main" else f"{run['stage']}{' ' if run['kind'] == 'peer' else '_'}{run['variant']}"
+
+
+def ranks_of(run):
+    return f"{run['world_size']}" if run["threads"] == 1 else f"{run['world_size']} x {run['threads']} threads"
+
+
+def transport_of(run):
+    return "-" if run["backend"] == "none" else run["backend"]
+
+
+def runs_of(report, **wanted):
+    """Those that were timed and trained as stage 01 does."""
+    return [run for run in report["runs"] if run["kind"] != "control" and not run["error"] and run["parity"]["ok"] and run["step_ms"]["median"]
+            and all(run[field] == value for field, value in wanted.items())]
+
+
+def fastest(report, name, ranks, model):
+    found = [run for run in runs_of(report, model=model, world_size=ranks, threads=1, scaling="weak") if name in (name_of(run), run["stage"])]
+    exact = [run for run in found if name_of(run) == name]
+    return min(exact or found, key=lambda run: run["step_ms"]["median"], default=None)
+
+
+def course(report, _):
+    rows = []
+    for ranks, stage in zip((1, 2, 2, 2, 2), STAGES):
+        run, source = fastest(report, stage, ranks, "M"), f"{stage}/main.cpp"
+        rows.append([f"[{stage}]({stage})", code_lines(source), changed_code_lines(source) if source in BUILDS_ON else None,
+                     run and run["step_ms"]["median"], run and run["samples_per_second"]])
+    return table(["stage", "lines of code", "changed", "step of M, ms", "samples/s"], rows)
+
+
+def beside(report, programs):
+    rows = []
+    for model in "TM":
+        for program in programs.split(","):
+            name, _, ranks = program.partition("/")
+            run = fastest(report, name, int(ranks), model)
+            if run is None:
+                raise ValueError(f"got {program}, expected a program of the report, with model {model}")
+            rows.append([f"{model}: {name_of(run)}", ranks_of(run), transport_of(run), run["global_batch"], run["step_ms"]["median"],
+                         run["samples_per_second"], show(run["speedup"], run["speedup_ci95"])])
+    return table(["model: program", "ranks", "backend", "samples in a step", "step, ms", "samples/s", "speed-up over stage 01"], rows)
+
+
+def scaling(report, _):
+    return table(["model: program", "launcher", "backend", "ranks", "step, ms", "samples/s", "speed-up", "efficiency"], [
+        [f"{run['model']}: {name_of(run)}", "-" if run["launcher"] == "none" else run["launcher"], transport_of(run), ranks_of(run),
+         run["step_ms"]["median"], run["samples_per_second"], show(run["speedup"], run["speedup_ci95"]), run["efficiency"]]
+        for run in runs_of(report, kind="stage")])
+
+
+def pieces(report, _):
+    return table(["model: program", "ranks", *(name.replace("_", "-") for name in PIECES), "sum, ms", "step, ms", "exposed, ms", "limit, ms"], [
+        [f"{run['model']}: {name_of(run)}, {transport_of(run)}", ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
+         sum(run["pieces_ms"][name] or 0 for name in PIECES), run["step_ms"]["median"],
+         show(run["exposed_comm_ms"], run["exposed_comm_ci95_ms"]), run["limit_ms"]]
+        for run in runs_of(report, kind="stage") if run["pieces_ms"]["forward"] is not None])
+
+
+def peers(report, _):
+    named, rows = {run["name"]: run for run in runs_of(report)}, []
+    for comparison in report["comparisons"]:
+        if comparison["kind"] == "peer" and comparison["b"] in named:
+            ours, peer = named[comparison["a"]], named[comparison["b"]]
+            rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), peer["step_ms"]["median"], peer["lines_of_code"],
+                         peer["peak_rss_mib"], f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", ours["step_ms"]["median"],
+                         show(comparison["ratio"], comparison["ci95"])])
+    return table(["framework", "ranks", "transport", "step, ms", "lines", "memory, MiB", "ours", "step, ms", "our speed / its"], rows)
+
+
+def sentences(report, code):
+    return "\n".join(f"* {sentence['text']}" for sentence in report["sentences"] if sentence["code"] == code)
+
+
+def origin(report, _):
+    machine, software, settings = report["machine"], report["software"], report["settings"]
+    return (f"{machine['cpu_model']}, {machine['cores']} cores, LibTorch {software['libtorch']}, commit {software['git_commit']}, "
+            f"up to {settings['repetitions']} launches of each program: `{settings['command']}`")
+
+
+def update_page(page):
+    """Its text, what it should be, and complaints."""
+    text, complaints = page.read_text(), []
+
+    def filled(match):
+        marker, kind, argument, file, _ = match.groups()
+        try:
+            return marker + {"course": course, "beside": beside, "scaling": scaling, "pieces": pieces, "peers": peers, "sentences": sentences,
+                             "origin": origin}[kind](load(ROOT / file), argument)
+        except (OSError, KeyError, ValueError) as error:
+            complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
+            return match[0]
+
+    return text, TABLE.sub(filled, text), complaints
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is not what its report gives")
+    check, complaints = parser.parse_args(arguments).check, []
+    for page in pages():
+        text, expected, page_complaints = update_page(page)
+        complaints += page_complaints
+        if text != expected and check:
+            complaints.append(f"{page.relative_to(ROOT)}: not what results/ gives; run tools/tables.py")
+        elif text != expected:
+            page.write_text(expected)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
