@@ -14,15 +14,11 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-/// Without line breaks and escape sequences, which a program's error may hold.
-std::string printable(std::string text) {
+/// At most `width` bytes, with "..." in place of the rest, and without the line breaks and escape
+/// sequences that a program's error may hold.
+std::string shorten(std::string text, std::size_t width) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
-  return text;
-}
-
-/// At most `width` bytes, with "..." in place of the rest.
-std::string shorten(const std::string& text, std::size_t width) {
   if (text.size() <= width) {
     return text;
   }
@@ -88,10 +84,10 @@ std::string dash_for_none(const std::string& name) {
 
 std::string why_no_speed(const Run& run) {
   if (run.error) {
-    return printable(*run.error);
+    return "error: " + *run.error;
   }
   if (!run.parity.ok && run.parity.moved && run.parity.reference_moved) {
-    return fmt::format("parity FAILED: moved {:.6f}, expected {:.6f}", *run.parity.moved,
+    return fmt::format("parity failed: moved {:.6g}, expected {:.6g}", *run.parity.moved,
                        *run.parity.reference_moved);
   }
   return run.parity.ok ? "not timed" : "parity was not checked";
@@ -193,7 +189,7 @@ void print_speeds(std::ostream& out, const Workload& runs) {
     Cells cells = {program(*run), dash_for_none(run->launcher), dash_for_none(run->backend),
                    ranks(*run)};
     if (!run->has_speed()) {
-      table.add(std::move(cells), "no speed: " + why_no_speed(*run));
+      table.add(std::move(cells), why_no_speed(*run));
       continue;
     }
     cells.insert(cells.end(),
@@ -242,8 +238,8 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
     table.add(std::move(cells));
   }
   if (!empty) {
-    out << "\nms of a step. Each piece was timed alone; exposed: the step less the step without\n"
-           "communication; limit: its matrix products alone.\n";
+    out << "\nms of a step: pieces timed alone; exposed: what communication adds; limit: matrix "
+           "products alone\n";
     table.print(out, 1);
   }
 }
@@ -251,7 +247,7 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
 std::string text_or(const nlohmann::ordered_json& object, const char* key, const char* otherwise) {
   const auto found = object.find(key);
   return found == object.end() || found->is_null() ? otherwise
-         : found->is_string()                      ? printable(found->get<std::string>())
+         : found->is_string()                      ? found->get<std::string>()
                                                    : found->dump();
 }
 
@@ -264,7 +260,7 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   for (const NotRun& one : not_run) {
     names.push_back(fmt::format("{} ({})", one.what, one.reason));
   }
-  const std::string text = printable(fmt::format("Not run: {}.", fmt::join(names, "; ")));
+  const std::string text = fmt::format("Not run: {}.", fmt::join(names, "; "));
   print_wrapped(out, "",
                 shorten(text, 2 * kScreenWidth - 30));  // two lines, one of them broken early
 }
@@ -285,7 +281,7 @@ void print(std::ostream& out, const Report& report) {
   print_pieces(out, all);
   out << '\n';
   for (const Sentence& sentence : report.sentences) {
-    print_wrapped(out, "- ", printable(sentence.text));
+    print_wrapped(out, "- ", sentence.text);
   }
   if (report.partial) {
     out << "This report is partial: the measurement was interrupted.\n";

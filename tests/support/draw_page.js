@@ -1,123 +1,60 @@
-// Runs the scripts of pages, which it reads from standard input with a NUL behind each, with the plot library that lies in them, on
-// a document and a canvas that only record. Prints a JSON list: for each page its plots, with what they were given and where it was
-// drawn. An error of a script, a number that is none, or a colour that the style sheet lacks ends it with exit code 1.
+// Runs the scripts of a page, the plot library among them, on a document and a canvas that only record.
+// usage: draw_page.js PAGE [WORKLOAD]; prints JSON: the texts of the elements, the table's rows, the plots.
 "use strict";
+const fs = require("fs");
 const vm = require("vm");
 
+const page = fs.readFileSync(process.argv[2], "utf8");
 const check = (holds, message) => {
   if (!holds) throw new Error(message);
 };
 
+// An element has text and children, but no way to parse markup.
 class Element {
   constructor(tag) {
-    Object.assign(this, { tag, children: [], attributes: {}, style: {}, dataset: {}, listeners: {}, textContent: "" });
+    Object.assign(this, { tag, children: [], style: {}, listeners: {}, textContent: "", value: "", width: 480, height: 300 });
+    Object.defineProperty(this, "innerHTML", { set() { throw new Error("markup is written"); } });
   }
-  append(...children) {
-    for (const child of children) {
-      this.children.push(child);
-      // As wide and high as the page makes it, whatever resolution the library asks for.
-      if (child.tag === "canvas") {
-        const height = parseInt(this.style.height, 10);
-        Object.defineProperties(child, { height: { get: () => height, set() {} }, width: { get: () => 480, set() {} } });
-      }
-    }
-  }
-  replaceChildren(...children) {
-    this.children = children;
-  }
-  setAttribute(name, value) {
-    this.attributes[name] = value;
+  appendChild(child) {
+    child.parentNode = this;
+    this.children.push(child);
   }
   addEventListener(event, listener) {
     this.listeners[event] = listener;
   }
   getContext() {
-    this.texts ??= [];
     const record = (name) => (...values) => {
       for (const value of values) check(typeof value !== "number" || Number.isFinite(value), `${name}(${values})`);
-      if (name === "fillText") this.texts.push({ text: values[0], x: values[1], y: values[2] });
       return name === "measureText" ? { width: 6 * String(values[0]).length } : undefined;
     };
     return new Proxy({ canvas: this }, { get: (stored, name) => (name in stored ? stored[name] : record(name)) });
   }
+  all(tag) {
+    return this.children.flatMap((child) => [...(child.tag === tag ? [child] : []), ...child.all(tag)]);
+  }
 }
 
-// A context of its own would make all of this ten times slower.
-const world = globalThis;
-const scripts = new Map();
-const run = (source) => {
-  if (!scripts.has(source)) scripts.set(source, new vm.Script(source));
-  scripts.get(source).runInThisContext();
-};
-
-const decode = (html) => html.replace(/&quot;/g, '"').replace(/&gt;/g, ">").replace(/&lt;/g, "<").replace(/&amp;/g, "&");
-let library = "";
-
-const draw = (page, index) => {
-  const places = new Map([["theme", new Element("button")], ["download", new Element("button")]]);
-  for (const [, id, json] of page.matchAll(/<script type="application\/json" id="(\w+)">(.*)<\/script>/g)) {
-    places.set(id, Object.assign(new Element("script"), { textContent: json }));
-  }
-  for (const [, id, attributes] of page.matchAll(/<div class="figures" id="(plot-[\w-]+)"(.*?)>/g)) {
-    const place = Object.assign(new Element("div"), { id });
-    for (const [, name, value] of attributes.matchAll(/data-(\w+)="(.*?)"/g)) place.dataset[name] = decode(value);
-    places.set(id, place);
-  }
-  const colors = new Set(Array.from(page.matchAll(/^ *--([\w-]+):/gm), ([, name]) => name));
-  Object.assign(world, {
-    document: {
-      documentElement: new Element("html"), body: new Element("body"),
-      createElement: (tag) => new Element(tag), getElementById: (id) => places.get(id) ?? null, querySelectorAll: () => [],
-    },
-    getComputedStyle: (element) => {
-      const name = element.style.color?.match(/^var\(--(.*)\)$/)?.[1];
-      check(name === undefined || colors.has(name), `no colour --${name} in the style sheet`);
-      return { color: "rgb(1, 2, 3)", fontFamily: "sans-serif" };
-    },
-    matchMedia: () => new Element("media"), addEventListener: () => {},
-  });
-  const sources = Array.from(page.matchAll(/<script>\n([^]*?)\n<\/script>/g), ([, source]) => source);
-  check(sources.length === 2, `${sources.length} scripts, expected the library and the page's`);
-  if (library !== sources[0]) run((library = sources[0]));
-  run(sources[1]);
-  if (index === 0) {
-    const drawn = Object.keys(world.Chart.instances).length;
-    places.get("theme").listeners.click();
-    check(Object.keys(world.Chart.instances).length === drawn, "another theme does not draw the same plots");
-  }
-  const charts = new Map(Object.values(world.Chart.instances).map((chart) => [chart.canvas, chart]));
-
-  const plots = [];
-  for (const [id, place] of places) {
-    for (const { children: [caption, box] } of place.children.filter(({ tag }) => tag === "figure")) {
-      const chart = charts.get(box.children[0]);
-      const axis = ({ min, max, type, ticks, options }) => ({
-        min, max, type, title: options.title.text, ticks: ticks.map(({ label, value }) => ({ label, value, at: chart.scales.y.ticks === ticks ? chart.scales.y.getPixelForValue(value) : chart.scales.x.getPixelForValue(value) })),
-      });
-      plots.push({
-        place: id, title: caption.children[0], note: caption.children[1].textContent, description: box.children[0].attributes["aria-label"],
-        x: axis(chart.scales.x), y: axis(chart.scales.y), area: { ...chart.chartArea }, height: chart.height, texts: box.children[0].texts,
-        band: chart.options.plugins.additions.band, rowNotes: chart.options.plugins.additions.rowNotes,
-        datasets: chart.data.datasets.map(({ label, data, borderDash, showLine, whiskers }, i) => ({
-          label, data, borderDash, showLine, whiskers,
-          drawn: chart.getDatasetMeta(i).data.map(({ x, y, base }) => ({ x, y, base })),
-        })),
-      });
-    }
-  }
-  Object.values(world.Chart.instances).forEach((chart) => chart.destroy());
-  return plots;
-};
-
-let input = "";
-process.stdin.setEncoding("utf8").on("data", (text) => { input += text; }).on("end", () => {
-  const plots = input.split("\0").slice(0, -1).map((page, i) => {
-    try {
-      return draw(page, i);
-    } catch (error) {
-      process.stderr.write(`page ${i}: ${error.stack}\n`);
-      process.exit(1);
-    }
-  });
-  process.stdout.write(JSON.stringify(plots));
+const byId = {};
+for (const [, tag, id] of page.matchAll(/<(\w+)[^>]*? id="(\w+)"/g)) {
+  byId[id] = new Element(tag);
+  if (tag === "canvas") new Element("div").appendChild(byId[id]);
+}
+const scripts = Array.from(page.matchAll(/<script(.*?)>([^]*?)<\/script>/g), ([, attributes, text]) => ({ attributes, text }));
+byId.document.textContent = scripts.find(({ attributes }) => attributes.includes('id="document"')).text;
+Object.assign(globalThis, {  // no window, so that the library asks for nothing else of a browser
+  document: { createElement: (tag) => new Element(tag), getElementById: (id) => byId[id] },
+  getComputedStyle: () => ({ color: "rgb(1, 2, 3)" }),
+  matchMedia: () => new Element("media"),
 });
+for (const { attributes, text } of scripts) if (attributes === "") vm.runInThisContext(text);
+if (process.argv[3]) {
+  byId.workload.value = process.argv[3];
+  byId.workload.listeners.change();
+}
+
+const texts = Object.fromEntries(Object.entries(byId).map(([id, element]) => [id, element.children.map((child) => child.textContent)]));
+const rows = byId.runs.all("tr").map((row) => row.children.map((cell) => cell.textContent));
+const plots = Object.fromEntries(Object.values(globalThis.Chart.instances).map(({ canvas, data }) => [
+  Object.keys(byId).find((id) => byId[id] === canvas), { labels: data.labels, datasets: data.datasets },
+]));
+process.stdout.write(JSON.stringify({ texts, rows, plots }));
