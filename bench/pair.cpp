@@ -1,10 +1,9 @@
 #include "bench/pair.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string_view>
-#include <tuple>
-#include <utility>
 
 namespace ddp::bench {
 namespace {
@@ -113,23 +112,26 @@ void compare_within(const Workload& runs, Report& report) {
   }
 }
 
+/// No other run of its framework, transport and number of cores is faster.
+bool is_best_of_its_kind(const Run& peer, const Workload& runs) {
+  return std::ranges::none_of(runs, [&](const Run* other) {
+    return other->kind == "peer" && other->has_speed() && other->stage == peer.stage &&
+           other->backend == peer.backend && other->cores() == peer.cores() &&
+           *other->samples_per_second > *peer.samples_per_second;
+  });
+}
+
 void compare_with_peers(const Workload& runs, Report& report) {
-  // The fastest of each framework, transport and number of cores.
-  std::map<std::tuple<std::string, std::string, int>, const Run*> best_peers;
-  for (const Run* run : runs) {
-    if (run->kind == "peer" && run->has_speed()) {
-      const Run*& best = best_peers[{run->stage, run->backend, run->cores()}];
-      best = best == nullptr || *run->samples_per_second > *best->samples_per_second ? run : best;
+  for (const Run* peer : runs) {
+    if (peer->kind != "peer" || !peer->has_speed() || !is_best_of_its_kind(*peer, runs)) {
+      continue;
     }
-  }
-  for (const auto& [key, peer] : best_peers) {
-    const auto does_the_same = [&peer = *peer](const Run& run) {
-      return run.cores() == peer.cores() && run.global_batch == peer.global_batch;
+    const auto does_the_same = [&](const Run& run) {
+      return run.cores() == peer->cores() && run.global_batch == peer->global_batch;
     };
     const Run* const ours = fastest_stage(runs, does_the_same);
-    const Run* const over_the_same = fastest_stage(runs, [&](const Run& run) {
-      return does_the_same(run) && run.backend == std::get<1>(key);
-    });
+    const Run* const over_the_same = fastest_stage(
+        runs, [&](const Run& run) { return does_the_same(run) && run.backend == peer->backend; });
     for (const Run* run : {ours, over_the_same}) {
       if (run != nullptr) {
         add_comparison("peer", *run, *peer, report);

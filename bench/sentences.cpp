@@ -63,62 +63,48 @@ std::string label(const Run& run) {
          (run.backend != "none" ? ", " + ranks(run) : manner(run));
 }
 
-/// "M", "M strong".
-std::string model(const Workload& runs) {
-  return runs.front()->model + (runs.front()->scaling == "weak" ? "" : " strong");
-}
-
 /// Collects the sentences. Each is a list with a part for each workload.
 class Sentences {
  public:
   explicit Sentences(const Report& report) : report_(report), workloads_(workloads(report)) {}
 
   std::vector<Sentence> all() {
-    begin("fastest");
-    for (const Workload& runs : workloads_) {
-      name_fastest(runs);
-    }
-    end("Most samples/s: {}.");
-    begin("ranks");
-    for (const Workload& runs : workloads_) {
-      say_whether_ranks_help(runs);
-    }
-    end("Ranks beside one process: {}.");
-    begin("threads");
-    for (const Workload& runs : workloads_) {
-      compare_threads(runs);
-    }
-    end("On the same cores: {}.");
-    begin("peers");
-    for (const Workload& runs : workloads_) {
-      compare_peers(runs);
-    }
-    end("On the same cores with the same global batch: {}.");
-    begin("controls");
-    for (const Workload& runs : workloads_) {
-      say_how_far_equals_differed(runs);
-    }
-    end("Equal commands differed by up to: {}; smaller differences are not significant.");
-    if (sentences_.empty() || sentences_.back().code != "controls") {
-      begin("controls");
-      parts_.emplace_back();
-      end("No command ran often enough to know how far equal commands differ, so no difference is "
-          "significant.");
+    write("fastest", "Most samples/s: {}.", &Sentences::fastest);
+    write("ranks", "Samples/s of ranks beside one process: {}.", &Sentences::ranks_beside_one);
+    write("threads", "Ranks beside threads on the same cores: {}.",
+          &Sentences::ranks_beside_threads);
+    write("peers", "Frameworks on the same cores with the same global batch: {}.",
+          &Sentences::peers);
+    if (!write("controls",
+               "How far equal commands differed: {}; what differs less is not significant.",
+               &Sentences::controls)) {
+      sentences_.push_back({"controls",
+                            {},
+                            "No command ran often enough to know how far equal "
+                            "commands differ, so no difference is significant."});
     }
     return std::move(sentences_);
   }
 
  private:
-  void begin(const char* code) {
+  /// @param part_of what is said of a workload; empty for nothing
+  /// @return false without a part
+  bool write(const char* code, const char* text,
+             std::string (Sentences::*part_of)(const Workload&)) {
     sentence_ = {.code = code, .runs = {}, .text = ""};
-    parts_.clear();
-  }
-
-  void end(const char* text) {
-    if (!parts_.empty()) {
-      sentence_.text = fmt::format(fmt::runtime(text), fmt::join(parts_, "; "));
+    Texts parts;
+    for (const Workload& runs : workloads_) {
+      if (const std::string part = (this->*part_of)(runs); !part.empty()) {
+        const Run& any = *runs.front();
+        parts.push_back(
+            fmt::format("on {}{} {}", any.model, any.scaling == "weak" ? "" : " strong", part));
+      }
+    }
+    if (!parts.empty()) {
+      sentence_.text = fmt::format(fmt::runtime(text), fmt::join(parts, "; "));
       sentences_.push_back(std::move(sentence_));
     }
+    return !parts.empty();
   }
 
   void mention(const Run& run) {
@@ -140,11 +126,10 @@ class Sentences {
     return found;
   }
 
-  void name_fastest(const Workload& runs) {
+  std::string fastest(const Workload& runs) {
     const Run* const best = fastest_stage(runs, [](const Run&) { return true; });
     if (best == nullptr) {
-      parts_.push_back(model(runs) + ": nothing could be measured");
-      return;
+      return "nothing could be measured";
     }
     mention(*best);
     Comparisons others = comparisons_of("best", runs);
@@ -160,12 +145,11 @@ class Sentences {
     if (names.size() > kMostNamed) {
       equals = fmt::format("{} or {} more", names.front(), names.size() - 1);
     }
-    parts_.push_back(fmt::format(
-        "{}: {}{}", model(runs), label(*best),
-        names.empty() ? "" : fmt::format(" (not significantly faster than {})", equals)));
+    return label(*best) +
+           (names.empty() ? "" : fmt::format(" (not significantly faster than {})", equals));
   }
 
-  void say_whether_ranks_help(const Workload& runs) {
+  std::string ranks_beside_one(const Workload& runs) {
     std::set<int> world_sizes;
     for (const Run* run : runs) {
       if (run->is_distributed() && run->world_size > 1) {
@@ -189,29 +173,28 @@ class Sentences {
         }
       }
     }
-    if (!said.empty()) {
-      parts_.push_back(fmt::format("{}: {}", model(runs), fmt::join(said, ", ")));
-    }
+    return fmt::format("{}", fmt::join(said, ", "));
   }
 
-  void compare_threads(const Workload& runs) {
+  std::string ranks_beside_threads(const Workload& runs) {
+    Texts said;
     for (const Comparison* comparison : comparisons_of("threads", runs)) {
       const double ratio = *comparison->ratio;
       const std::string of_ranks = ranks(a_of(*comparison));
       const std::string of_threads = "one process" + manner(b_of(*comparison));
       mention(a_of(*comparison));
       mention(b_of(*comparison));
-      parts_.push_back(
-          model(runs) + ": " +
-          (!comparison->significant ? fmt::format("{} and {} are not told apart ({})", of_ranks,
-                                                  of_threads, times(ratio))
-           : ratio > 1
-               ? fmt::format("{} are {} as fast as {}", of_ranks, times(ratio), of_threads)
-               : fmt::format("{} is {} as fast as {}", of_threads, times(1 / ratio), of_ranks)));
+      said.push_back(
+          !comparison->significant
+              ? fmt::format("{} and {} are not told apart ({})", of_ranks, of_threads, times(ratio))
+          : ratio > 1
+              ? fmt::format("{} are {} as fast as {}", of_ranks, times(ratio), of_threads)
+              : fmt::format("{} is {} as fast as {}", of_threads, times(1 / ratio), of_ranks));
     }
+    return fmt::format("{}", fmt::join(said, ", "));
   }
 
-  void compare_peers(const Workload& runs) {
+  std::string peers(const Workload& runs) {
     const Comparisons comparisons = comparisons_of("peer", runs);
     int cores = 0;
     for (const Comparison* comparison : comparisons) {
@@ -256,12 +239,10 @@ class Sentences {
                                         : std::string("not told apart from ")) +
                      program(*peer) + manner(*peer) + (notes.empty() ? "" : " (" + notes + ")"));
     }
-    if (!said.empty()) {
-      parts_.push_back(fmt::format("{}: {} is {}", model(runs), ours, fmt::join(said, ", ")));
-    }
+    return said.empty() ? "" : fmt::format("{} is {}", ours, fmt::join(said, ", "));
   }
 
-  void say_how_far_equals_differed(const Workload& runs) {
+  std::string controls(const Workload& runs) {
     const auto percent = [&](bool several) {
       std::optional<double> factor;
       for (const Run* run : runs) {
@@ -272,21 +253,19 @@ class Sentences {
       return factor ? fmt::format("{:.1f} %", 100 * (*factor - 1)) : "unknown";
     };
     const Comparisons controls = comparisons_of("control", runs);
-    if (std::ranges::any_of(controls, [](const Comparison* c) { return c->ci95.has_value(); })) {
-      for (const Comparison* control : controls) {
-        mention(b_of(*control));
-      }
-      parts_.push_back(fmt::format("{}: {} on one core, {} on several", model(runs), percent(false),
-                                   percent(true)));
+    if (std::ranges::none_of(controls, [](const Comparison* c) { return c->ci95.has_value(); })) {
+      return "";
     }
+    for (const Comparison* control : controls) {
+      mention(b_of(*control));
+    }
+    return fmt::format("{} with one core, {} with several", percent(false), percent(true));
   }
 
   const Report& report_;
   std::vector<Workload> workloads_;
   std::vector<Sentence> sentences_;
-  // The sentence that is being written.
-  Sentence sentence_;
-  Texts parts_;
+  Sentence sentence_;  ///< that is being written
 };
 
 }  // namespace

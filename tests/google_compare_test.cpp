@@ -1,0 +1,67 @@
+// Google Benchmark's own compare.py reads two reports and finds what lies between them.
+#include <fstream>
+
+#include "bench/google_benchmark.hpp"
+#include "common/base/scratch_folder.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/made_up_reports.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+using namespace ddp::bench;
+
+Report make_report(double step_ms) {
+  Report report;
+  report.runs = {
+      ddp::test::make_run("01_single_gpu"),
+      ddp::test::make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2})};
+  for (int block = 0; block < 9; ++block) {
+    ddp::test::add_repetition(report.runs[0], block, step_ms + 0.001 * block);
+  }
+  report.runs[1].error = "exit code 1";
+  ddp::test::conclude(report);
+  return report;
+}
+
+TEST_CASE("compare.py compares two reports", "[google_compare]") {
+  const ddp::ScratchFolder folder("ddp-google-compare");
+  for (const auto& [name, step_ms] : {std::pair("/a.json", 2.0), std::pair("/b.json", 3.0)}) {
+    std::ofstream(folder.path() + name) << google_benchmark_document(make_report(step_ms)).dump(1);
+  }
+  const ddp::test::RunResult result =
+      ddp::test::run_program({DDP_TORCH_PYTHON, DDP_GOOGLE_COMPARE, "--no-color", "benchmarks",
+                              folder.path() + "/a.json", folder.path() + "/b.json"});
+  CAPTURE(result.out, result.err);
+  REQUIRE(result.exit_code == 0);
+  int rows = 0;
+  bool tested = false;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    const std::vector<std::string> words = ddp::test::words(line);
+    if (words.size() == 7 && words[0].starts_with("M/weak/01_single_gpu")) {
+      ++rows;
+      CHECK(std::stod(words[1]) == Approx(0.5).margin(0.01));
+    }
+    tested = tested || line.find("_pvalue") != std::string::npos;
+  }
+  CHECK(rows == 9);
+  CHECK(tested);
+}
+
+TEST_CASE("the document has Google Benchmark's fields, and an error where there is no speed",
+          "[google_compare]") {
+  const auto document = google_benchmark_document(make_report(2));
+  for (const char* field : {"date", "host_name", "executable", "num_cpus", "mhz_per_cpu", "caches",
+                            "load_avg", "library_build_type"}) {
+    CHECK(document["context"].contains(field));
+  }
+  REQUIRE(document["benchmarks"].size() == 10);
+  const auto& last = document["benchmarks"].back();
+  CHECK(last["error_occurred"] == true);
+  CHECK(last["error_message"] == "exit code 1");
+  CHECK(document["benchmarks"][8]["repetition_index"] == 8);
+  CHECK(document["benchmarks"][8]["real_time"] == Approx(2.008));
+}
+
+}  // namespace

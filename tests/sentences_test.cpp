@@ -1,0 +1,323 @@
+// From measured steps to speeds, comparisons, verdicts and sentences, and into the record and back.
+#include "bench/sentences.hpp"
+
+#include <limits>
+#include <map>
+#include <regex>
+
+#include "common/base/exit_codes.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/made_up_reports.hpp"
+
+namespace {
+
+using namespace ddp::bench;
+using ddp::test::add_repetition;
+using ddp::test::conclude;
+using ddp::test::contains;
+using ddp::test::control_of;
+using ddp::test::make_run;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Repetitions around `step_ms`, a little apart from block to block and from run to run.
+void time_run(Run& run, double step_ms, int repetitions, double spread) {
+  static int calls = 0;
+  ++calls;
+  for (int block = 0; block < repetitions; ++block) {
+    add_repetition(run, block, step_ms * (1 + spread * ((calls + 3 * block) % 7 - 3)));
+  }
+}
+
+/// What a default run with peers measures, on one model.
+struct Timed {
+  Run run;
+  double step_ms;
+};
+
+std::vector<Timed> default_runs(const std::string& model) {
+  const Run alone = make_run("01_single_gpu", {.model = model});
+  const Run ranks =
+      make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2, .model = model});
+  return {
+      {alone, 4},
+      {make_run("01_single_gpu", {.threads = 2, .model = model}), 5},
+      {make_run("02_data_parallel", {.ranks = 2, .model = model}), 5.5},
+      {ranks, 4.4},
+      {make_run("03_ddp_spawn",
+                {.launcher = "spawn", .backend = "gloo", .ranks = 2, .model = model}),
+       6},
+      {make_run("pytorch", {.kind = "peer",
+                            .variant = "compiled",
+                            .launcher = "spawn",
+                            .backend = "gloo",
+                            .ranks = 2,
+                            .model = model}),
+       6.6},
+      {make_run("jax", {.kind = "peer", .variant = "jit", .threads = 2, .model = model}), 4},
+      {control_of(alone), 4},
+      {control_of(ranks), 4.4},
+  };
+}
+
+Report make_report(const std::vector<Timed>& timed, int repetitions = 9, double spread = 0.002) {
+  Report report;
+  for (const auto& [run, step_ms] : timed) {
+    report.runs.push_back(run);
+    time_run(report.runs.back(), step_ms, repetitions, spread);
+  }
+  conclude(report);
+  return report;
+}
+
+const Comparison& comparison(const Report& report, const std::string& kind, const std::string& a,
+                             const std::string& b) {
+  for (const Comparison& one : report.comparisons) {
+    if (one.kind == kind && contains(one.a, a) && contains(one.b, b)) {
+      return one;
+    }
+  }
+  FAIL("no comparison " << kind << " of " << a << " and " << b);
+  throw;
+}
+
+std::map<std::string, std::string> texts(const Report& report) {
+  std::map<std::string, std::string> all;
+  for (const Sentence& sentence : report.sentences) {
+    CHECK(all.emplace(sentence.code, sentence.text).second);
+  }
+  return all;
+}
+
+TEST_CASE("speeds follow from launches of the same block", "[pair]") {
+  Run alone = make_run("01_single_gpu");
+  Run ranks = make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
+  for (int block = 0; block < 6; ++block) {
+    const double slower = 1 + block;  // the machine, for both
+    add_repetition(alone, block, 2 * slower);
+    add_repetition(ranks, 5 - block, 2.5 * (6 - block));
+    ranks.repetitions.back().no_comm_median_ms = 2.5 * (6 - block) - 0.5;
+    ranks.repetitions.back().startup_ms = 600 + block;
+  }
+  add_repetition(ranks, 7, 1e6);  // alone in its block
+  Report report;
+  report.runs = {alone, ranks};
+  pair(report);
+  const Run& result = report.runs[1];
+  CHECK(report.runs[0].speedup == 1.0);
+  CHECK(report.runs[0].samples_per_second.value() == Approx(64e3 / *report.runs[0].step_ms.median));
+  CHECK(result.step_ms.n == 35);
+  CHECK(result.speedup.value() == Approx(1.6));
+  CHECK(result.speedup_ci95.value().low == Approx(1.6));
+  CHECK(result.efficiency.value() == Approx(0.8));
+  CHECK(result.exposed_comm_ms.value() == Approx(0.5));
+  CHECK(result.startup_ms == 602.5);
+  CHECK(comparison(report, "baseline", "03", "01").pairs == 6);
+}
+
+TEST_CASE("what fails or trains another way has no speed and is compared with nothing", "[pair]") {
+  std::vector<Timed> timed = default_runs("M");
+  const bool has_error = GENERATE(true, false);
+  for (const std::size_t which : {0, 3, 5}) {
+    CAPTURE(has_error, which);
+    std::vector<Timed> runs = timed;
+    if (has_error) {
+      runs[which].run.error = "exit code 1";
+    } else {
+      runs[which].run.parity.ok = false;
+    }
+    const Report report = make_report(runs);
+    const Run& failed = report.runs[which];
+    CHECK_FALSE(failed.has_speed());
+    CHECK_FALSE((failed.step_ms.median || failed.samples_per_second || failed.speedup));
+    CHECK_FALSE(report.comparisons.empty());
+    for (const Comparison& one : report.comparisons) {
+      CHECK((one.a != failed.name && one.b != failed.name));
+    }
+    for (const Sentence& sentence : report.sentences) {
+      CHECK(std::ranges::find(sentence.runs, failed.name) == sentence.runs.end());
+    }
+    CHECK(report.runs[1].speedup.has_value() == (which != 0));  // without its baseline
+  }
+}
+
+TEST_CASE("frameworks meet our fastest stage, and ours over their transport", "[pair]") {
+  const Report report = make_report(default_runs("M"));
+  CHECK(*comparison(report, "peer", "shm", "pytorch").ratio == Approx(1.5).epsilon(0.01));
+  CHECK(*comparison(report, "peer", "gloo", "pytorch").ratio == Approx(1.1).epsilon(0.01));
+  CHECK(*comparison(report, "peer", "shm", "jax").ratio == Approx(0.91).epsilon(0.01));
+  CHECK(*comparison(report, "peer", "01_single_gpu", "jax").ratio == Approx(0.8).epsilon(0.01));
+  CHECK(*comparison(report, "threads", "03", "threads:2").ratio == Approx(1.136).epsilon(0.01));
+  CHECK(*comparison(report, "best", "shm", "gloo").ratio == Approx(1.364).epsilon(0.01));
+}
+
+TEST_CASE("the sentences of a quiet report say all that it shows", "[sentences]") {
+  const Report report = make_report(default_runs("M"));
+  std::vector<std::string> codes;
+  std::ranges::transform(report.sentences, std::back_inserter(codes), &Sentence::code);
+  CHECK(codes == std::vector<std::string>{"fastest", "ranks", "threads", "peers", "controls"});
+  auto said = texts(report);
+  CAPTURE(said);
+  CHECK(contains(said["fastest"], "on M 03_ddp_spawn, 2 ranks over shm"));
+  CHECK_FALSE(contains(said["fastest"], "not significantly"));
+  CHECK(contains(said["ranks"], "2 ranks over shm help (1.8"));
+  CHECK(contains(said["threads"], "2 ranks over shm are 1.1"));
+  CHECK(contains(said["threads"], "as fast as one process with 2 threads"));
+  CHECK(contains(said["peers"], "03_ddp_spawn over shm is 1.5"));
+  CHECK(contains(said["peers"], "as fast as PyTorch compiled over Gloo (over Gloo both: 1.1"));
+  CHECK(contains(said["peers"], "0.91x as fast as JAX jit with 2 threads (one process both: 0.8"));
+  CHECK(contains(said["controls"], "% with one core"));
+}
+
+TEST_CASE("nothing is claimed without controls, or by less than they differed", "[sentences]") {
+  std::vector<Timed> runs = default_runs("M");
+  int repetitions = 9;
+  SECTION("without any") {
+    std::erase_if(runs, [](const Timed& timed) { return timed.run.kind == "control"; });
+  }
+  SECTION("without that of ranks") {
+    runs.pop_back();
+  }
+  SECTION("when one of them differs by more") {
+    runs.back().step_ms *= 2;
+  }
+  SECTION("with too few repetitions") {
+    repetitions = GENERATE(1, 5);
+  }
+  const Report report = make_report(runs, repetitions);
+  CHECK(report.comparisons.size() > 8);
+  CHECK(std::ranges::none_of(report.comparisons, &Comparison::significant));
+  auto said = texts(report);
+  CAPTURE(said);
+  CHECK(contains(said["fastest"], "not significantly faster than"));
+  CHECK(contains(said["ranks"], "2 ranks over shm are not told apart from it (1.8"));
+  CHECK(contains(said["threads"], "are not told apart (1.1"));
+  CHECK(contains(said["peers"], "not told apart from PyTorch compiled over Gloo (1.5"));
+  CHECK(contains(said["peers"], "over Gloo both: 1.1"));
+  CHECK(said["controls"].size() > 0);
+}
+
+TEST_CASE("a difference counts that is larger than those of equal commands", "[judge]") {
+  std::vector<Timed> runs = default_runs("M");
+  runs.back().step_ms *= 1.2;
+  const Report report = make_report(runs);
+  CHECK(comparison(report, "baseline", "shm", "01").significant);  // 1.82
+  CHECK(comparison(report, "peer", "shm", "pytorch").significant);  // 1.5
+  CHECK_FALSE(comparison(report, "threads", "shm", "01").significant);  // 1.14
+  CHECK_FALSE(comparison(report, "control", "shm", "shm").significant);
+  CHECK(contains(texts(report)["controls"], "2"));
+}
+
+TEST_CASE("with several models there are five sentences, and every number is a ratio of the report",
+          "[sentences]") {
+  std::vector<Timed> runs = default_runs("T");
+  for (Timed& timed : runs) {
+    timed.step_ms *= timed.run.cores() > 1 ? 3 : 1;  // where ranks do not help
+  }
+  for (const Timed& timed : default_runs("L")) {
+    runs.push_back(timed);
+  }
+  const Report report = make_report(runs);
+  REQUIRE(report.sentences.size() == 5);
+  auto said = texts(report);
+  CHECK(contains(said["fastest"], "on T 01_single_gpu; on L 03_ddp_spawn"));
+  CHECK(contains(said["ranks"], "on T 2 ranks over shm do not help (0.6"));
+  CHECK(contains(said["ranks"], "on L 2 ranks over shm help (1.8"));
+  for (const Sentence& sentence : report.sentences) {
+    CAPTURE(sentence.text);
+    CHECK(sentence.text.size() < 400);
+    CHECK_FALSE(sentence.runs.empty());
+    for (const std::string& name : sentence.runs) {
+      CHECK(report.find(name) != nullptr);
+    }
+    const std::regex number("([0-9.]+)x");
+    for (std::sregex_iterator at(sentence.text.begin(), sentence.text.end(), number), end;
+         at != end; ++at) {
+      const double value = std::stod((*at)[1]);
+      CHECK(std::ranges::any_of(report.comparisons, [&](const Comparison& one) {
+        return std::abs(*one.ratio - value) < 0.006 || std::abs(1 / *one.ratio - value) < 0.006;
+      }));
+    }
+  }
+}
+
+TEST_CASE("a run that is timed once does not take part in who is fastest", "[sentences]") {
+  std::vector<Timed> runs = default_runs("M");
+  Report report = make_report(runs);
+  Run& launched = report.runs.emplace_back(
+      make_run("04_ddp_launcher", {.launcher = "torchrun", .backend = "shm", .ranks = 2}));
+  add_repetition(launched, 0, 1);  // a lucky launch
+  conclude(report);
+  CHECK(report.runs.back().speedup.has_value());
+  CHECK(contains(texts(report)["fastest"], "on M 03_ddp_spawn, 2 ranks over shm"));
+}
+
+TEST_CASE("a report where nothing was measured says so", "[sentences]") {
+  Report empty;
+  conclude(empty);
+  CHECK(texts(empty).size() == 1);
+  std::vector<Timed> runs = default_runs("M");
+  const Report report = make_report(runs, 0);
+  CHECK(contains(texts(report)["fastest"], "on M nothing could be measured"));
+  CHECK(report.comparisons.empty());
+}
+
+TEST_CASE("the record reads back as it was written", "[record]") {
+  Report report = make_report(default_runs("M"));
+  report.machine = {{"host", "here"}, {"cores", 2}};
+  report.not_run = {{"mpirun", "it is not installed"}};
+  report.runs[0].gpu = {.utilisation_percent = 50, .memory_mib = 100};
+  const auto document = to_json(report);
+  CHECK(document["schema_version"] == 3);
+  CHECK(document["runs"][3]["speedup_ci95"].size() == 2);
+  CHECK(document["runs"][3]["pieces_ms"]["forward"].is_null());
+  const auto read = nlohmann::ordered_json::parse(document.dump());
+  CHECK(to_json(report_from_json(read)).dump() == document.dump());
+
+  // Without samples the same follows from the medians, but for the steps' distribution.
+  Report kept = report_from_json(to_json(report, false));
+  CHECK(kept.runs[0].repetitions.at(0).samples_ms.empty());
+  kept.comparisons.clear();
+  conclude(kept);
+  const auto again = to_json(kept);
+  CHECK(again["comparisons"] == document["comparisons"]);
+  CHECK(again["sentences"] == document["sentences"]);
+}
+
+TEST_CASE("what is not a finite number is null in the document", "[record]") {
+  Report report = make_report(default_runs("M"));
+  report.runs[0].speedup = kNan;
+  report.runs[0].limit_ms = std::numeric_limits<double>::infinity();
+  report.runs[1].repetitions[0].samples_ms[0] = kNan;
+  const std::string text = to_json(report).dump();
+  CHECK_FALSE((contains(text, "nan") || contains(text, "inf")));
+  const auto document = nlohmann::ordered_json::parse(text);
+  CHECK(document["runs"][0]["speedup"].is_null());
+  CHECK(document["runs"][0]["limit_ms"].is_null());
+  CHECK_THROWS_WITH(report_from_json(document), Catch::Contains("samples_ms"));
+  // Such a launch has no median, and the run no speed.
+  pair(report);
+  CHECK_FALSE(report.runs[1].repetitions[0].median_ms);
+  CHECK_FALSE(report.runs[1].has_speed());
+}
+
+TEST_CASE("a document that lacks something is refused by the field's name", "[record]") {
+  const auto good = to_json(make_report(default_runs("M")));
+  const auto refuses = [&](const char* pointer, const nlohmann::ordered_json& value) {
+    auto bad = good;
+    bad[nlohmann::ordered_json::json_pointer(pointer)] = value;
+    const std::string field = std::string(pointer).substr(std::string(pointer).rfind('/') + 1);
+    CHECK_THROWS_WITH(report_from_json(bad), Catch::Contains(field));
+    CHECK_THROWS_AS(report_from_json(bad), ddp::Error);
+  };
+  refuses("/runs/0/world_size", "two");
+  refuses("/runs/0/global_batch", nullptr);
+  refuses("/runs/0/speedup_ci95", {1.0});
+  refuses("/runs/0/parity/ok", nullptr);
+  refuses("/partial", "no");
+  auto without = good;
+  without.erase("comparisons");
+  CHECK_THROWS_WITH(report_from_json(without), Catch::Contains("comparisons"));
+}
+
+}  // namespace
