@@ -11,23 +11,13 @@
 #SBATCH --signal=B:USR1@90
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
-set -euo pipefail
 stage=05_multinode
+(($# > 0)) || set -- 50 10
 
-# slurmd runs a copy of this file; Slurm knows where the original is.
-original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n '/^ *Command=/{s///p;q}') || true
-for root in "${DDP_ROOT:-}" "${original%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-}" "$(dirname -- "${BASH_SOURCE[0]}")/.."; do
-    [[ -z $root || ! -r $root/slurm/common.sh ]] || break
+# slurmd runs a copy of this file. Slurm knows where the original is; a copy of yours finds the checkout where sbatch was called.
+original=$(scontrol show job "${SLURM_JOB_ID:-none}" 2>/dev/null | sed -n 's/^ *Command=//p')
+for root in "${original%%/slurm/"$stage".sh*}" "${SLURM_SUBMIT_DIR:-$PWD}"; do
+    [[ ! -x $root/slurm/job.sh ]] || exec "$root/slurm/job.sh" "$root/build/bin/$stage" "$@"
 done
-if [[ ! -r $root/slurm/common.sh ]]; then
-    printf '%s\n' "$stage: error: found no checkout, expected sbatch to be called in it, or DDP_ROOT=/path/to/checkout" >&2
-    exit 2
-fi
-root=$(cd -- "$root" && pwd)
-# shellcheck source=slurm/common.sh
-source "$root/slurm/common.sh"
-
-count_tasks
-need_program
-make_step
-run_job "${step[@]}" "${program[@]}" "$@"
+echo "$stage: error: no checkout in ${SLURM_SUBMIT_DIR:-$PWD}, expected sbatch to be called in one" >&2
+exit 2

@@ -83,14 +83,14 @@ TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
         "peer_c10d 1 1 --device cpu --nprocs 2",
         "bench_micro --suite all_reduce --bytes 4096 --device cpu --nprocs 2 --min-seconds 0.01",
         "bench --dry-run --device cpu --stages 01_single_gpu --models T",  // what it runs is above
-        "ddp-env", "submit --help"}) {
+        "ddp-env"}) {
     const Argv argv = ddp::test::words(line);
     const Loaded loaded = libraries_of(argv);
     INFO(line);
     CHECK(unwanted_in(loaded) == Argv{});
     // It was seen at all, with all its processes.
     const bool uses_torch =
-        argv.front() != "bench" && argv.front() != "ddp-env" && argv.front() != "submit";
+        argv.front() != "bench" && argv.front() != "ddp-env";
     CHECK(has(loaded, "libtorch_cpu.so") == uses_torch);
     const bool spawns = line.find("03_") == 0 || line.find("peer") == 0;
     CHECK(loaded.processes >= (spawns ? 3 : 1));

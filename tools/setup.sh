@@ -13,8 +13,8 @@ packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
     libcli11-dev nlohmann-json3-dev libxxhash-dev libsodium-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
-    # to run: mpirun, tools/submit
-    openmpi-bin python3-yaml
+    # to run: mpirun
+    openmpi-bin
 )
 requirements=(requirements.txt)
 target=benchmark

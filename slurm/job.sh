@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# The body of every Slurm job here. It runs a command, under srun where the command needs a launcher, passes signals on to it,
+# and has Slurm start the job again where the command asks for that (exit codes 75 and 85).
+#
+#   sbatch --nodes=2 --ntasks-per-node=2 slurm/job.sh "$PWD/build/bin/05_multinode" 50 10
+#
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+set -euo pipefail
+
+name=${1##*/}
+say() { printf '%s: %s\n' "$name" "$*" >&2; }
+die() {
+    say "error: $*"
+    exit 2
+}
+
+[[ -n ${SLURM_JOB_ID:-} ]] || die "SLURM_JOB_ID is not set, expected a Slurm job: sbatch slurm/$name.sh"
+if [[ -n ${DDP_CONTAINER:-} ]]; then
+    set -- apptainer exec --nv "$DDP_CONTAINER" "$name" "${@:2}"
+elif [[ ! -x $1 ]]; then
+    die "$1 is not there, expected a build: tools/setup.sh bench"
+fi
+
+# A batch script is in no step, but sbatch may have been called in one and copies that step's variables.
+[[ -z ${SLURM_STEP_ID:-} ]] || unset SLURM_STEPID "${!SLURM_STEP_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+# Every task sees all GPUs of its job on its node, and its local rank picks one. (With --gpu-bind=none instead, Slurm 22.05
+# leaves CUDA_VISIBLE_DEVICES unset, and where a site hides no devices the tasks would use GPUs of other jobs.)
+unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND
+# The tasks get the whole environment of this script, also where the site's default is --export=NONE.
+unset SRUN_EXPORT_ENV
+export SLURM_EXPORT_ENV=ALL
+
+# One task per GPU; without GPUs, what --ntasks and --ntasks-per-node say.
+nodes=${SLURM_JOB_NUM_NODES:-1}
+gpus=${SLURM_GPUS_ON_NODE:-0}
+per_node=${SLURM_NTASKS_PER_NODE:-1}
+tasks=${SLURM_NTASKS:-$((nodes * per_node))}
+# One task that fails ends the others. One that ends too early leaves them a minute.
+step=(srun --kill-on-bad-exit=1 --wait=60)
+if ((gpus > 0)); then
+    per_node=$gpus
+    tasks=$((nodes * gpus))
+    step+=("--ntasks=$tasks" "--ntasks-per-node=$per_node")
+fi
+say "${SLURM_JOB_NODELIST:-} | nodes $nodes | tasks $tasks | GPUs per node $gpus"
+
+# The job has CPUs for --ntasks-per-node tasks, and GPUs may ask for more tasks than that.
+cpus=${SLURM_CPUS_PER_TASK:-}
+on_node=${SLURM_CPUS_ON_NODE:-0}
+if ((on_node > 0 && per_node * ${cpus:-1} > on_node)); then
+    say "WARNING: $per_node tasks share $on_node CPUs of each node and will be slow; sbatch --cpus-per-gpu=N gives N to each GPU's task"
+    unset SLURM_CPUS_PER_TASK # srun reads it too
+    cpus=$((on_node / per_node))
+    ((cpus > 0)) || step+=(--overcommit)
+fi
+((${cpus:-0} == 0)) || step+=("--cpus-per-task=$cpus") # since Slurm 22.05 a step does not inherit it
+
+if [[ $name == 0[1-5]_* ]]; then
+    [[ $name == 05_* ]] || ((nodes == 1)) || die "--nodes=$nodes: expected 1; slurm/05_multinode.sh is for several"
+    # The tasks of an array share a folder.
+    [[ -z ${SLURM_ARRAY_TASK_ID:-} || " $*" == *" --snapshot"* ]] ||
+        set -- "$@" --snapshot "$name-$SLURM_ARRAY_TASK_ID.safetensors"
+fi
+# Stages 01 to 03 and the benchmark start their processes themselves.
+if [[ $name == 0[45]_* ]] || { ((nodes > 1)) && [[ $name != bench ]]; }; then
+    set -- "${step[@]}" "$@"
+fi
+
+# In the background, so that bash handles signals at once. srun passes them to all tasks.
+# shellcheck disable=SC2317 # the traps call it
+forward() {
+    forwarded=1
+    kill "-$1" "$child" 2>/dev/null || true
+}
+"$@" &
+child=$!
+trap 'forward USR1' USR1
+trap 'forward USR2' USR2
+trap 'forward TERM' TERM
+while :; do
+    forwarded=0
+    code=0
+    wait "$child" || code=$?
+    ((forwarded)) || break # else a signal to this shell ended the waiting
+done
+
+case $code in
+    75) most=3 ;;                         # a port was taken, or a rank did not come
+    85) most=${DDP_MAX_REQUEUES:-100} ;;  # stopped with a good snapshot
+    *) most=0 ;;
+esac
+job=$SLURM_JOB_ID
+# The number of an array's last task is the whole array's too.
+[[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+restarts=${SLURM_RESTART_COUNT:-0}
+# A job that was cancelled is not RUNNING any more, and stays cancelled.
+if ((restarts < most)) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
+    say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most $most times)"
+    ! scontrol requeue "$job" || exit "$code"
+fi
+say "exit code $code"
+exit "$code"

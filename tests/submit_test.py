@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+"""tools/submit, with a scheduler that is one script: sbatch, squeue, scancel, condor_submit, condor_q and condor_rm in a folder of PATH.
+tests/slurm_test.py and tests/condor_test.py have real ones.
+
+usage: submit_test.py [TEST...]
+"""
+
+import fcntl
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SUBMIT = ROOT / "tools/submit"
+sys.dont_write_bytecode = True  # beside the script
+loader = importlib.machinery.SourceFileLoader("submit", str(SUBMIT))
+submit_module = sys.modules["submit"] = importlib.util.module_from_spec(importlib.util.spec_from_loader("submit", loader))
+loader.exec_module(submit_module)
+TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
+
+# A job is a file, named by its id: the tag, state and reason. `fault` in the same folder holds what goes wrong, once:
+#   COMMAND killed-before | killed-after | refused | lost-answer | no-answer
+SCHEDULER = """#!{python} -IS
+import os, pathlib, re, signal, sys, time
+stub = pathlib.Path({stub!r})
+name = pathlib.Path(sys.argv[0]).name
+with open(stub / "calls", "a") as calls:
+    print(*sys.argv[1:], file=calls)
+fault = ""
+if (stub / "fault").exists():
+    command, fault = (stub / "fault").read_text().split()
+    fault = fault if command == name else ""
+    if fault and fault != "no-answer":
+        (stub / "fault").unlink()
+if fault == "killed-before":
+    os.kill(os.getppid(), signal.SIGKILL)
+    sys.exit(1)
+if fault in ("refused", "no-answer"):
+    sys.exit(f"{{name}}: error: {{fault}} \\x1b[31m")
+jobs = {{path.name: path.read_text().split("|") for path in sorted(stub.glob("[0-9]*"))}}
+if name in ("sbatch", "condor_submit"):
+    text = " ".join(sys.argv) if name == "sbatch" else pathlib.Path(sys.argv[-1]).read_text()
+    if fault == "killed-after":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(0.3)  # a scheduler that is slow
+    number = str(100 + len((stub / "calls").read_text().splitlines()))
+    (stub / number).write_text(re.search(r'(?:--comment=|SubmitTag = ")(\\w+)', text)[1] + "|PENDING|None")
+    print(number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
+    sys.exit(fault == "lost-answer")
+elif name == "squeue":
+    for number, (tag, state, reason) in jobs.items():
+        print(number, state, reason, tag, sep="|")
+elif name == "condor_q":
+    for number, (tag, *_) in jobs.items():
+        print(tag, number)
+else:
+    for number in sys.argv[1:]:
+        (stub / number).write_text(jobs[number][0] + "|CANCELLED|None")
+"""
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.stub = self.folder / "stub"
+        self.stub.mkdir()
+        for name in ("sbatch", "squeue", "scancel", "condor_submit", "condor_q", "condor_rm"):
+            self.script(self.stub / name, SCHEDULER.format(python=sys.executable, stub=str(self.stub)))
+        self.out = self.folder / "out"
+        self.program = self.script(self.folder / "program", "#!/bin/sh\nexit 0\n")
+
+    def script(self, path, text):
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def settings(self, text="", program=None):
+        path = self.folder / "settings.yaml"
+        path.write_text(f"script_path: {program or self.program}\nout_dir: out\n{text}")
+        return path
+
+    def start(self, *arguments):
+        """Its process id. It is a fork of this process: Python takes longer to start than submit needs."""
+        pid = os.fork()
+        if pid == 0:
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            os.environ["PATH"] = f"{self.stub}:{os.environ['PATH']}"
+            os.chdir(self.folder)
+            code = 99
+            try:
+                code = submit_module.run([str(word) for word in arguments])
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        return pid
+
+    def wait(self, pid, code):
+        got = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out, err = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
+        self.assertEqual(got, code, out + err)
+        return out, err
+
+    def submit(self, *arguments, code=0):
+        """What it wrote, to standard output or, with another exit code than 0, to standard error: one line."""
+        out, err = self.wait(self.start(*arguments), code)
+        if code > 0:
+            self.assertRegex(err, r"\Asubmit: .*\n\Z")
+            self.assertTrue(err.rstrip("\n").isprintable(), err)
+        return err if code else out
+
+    def jobs(self, action="status", code=0):
+        return json.loads(self.submit(action, "--json", self.out, code=code))
+
+    def submitted(self):
+        """Jobs that the scheduler has been given."""
+        return sorted(path.name for path in self.stub.glob("[0-9]*"))
+
+    def change(self, number, state, reason="None"):
+        path = self.stub / number
+        path.write_text(f"{path.read_text().split('|')[0]}|{state}|{reason}")
+
+    def fault(self, text):
+        (self.stub / "fault").write_text(text)
+
+
+class Settings(Case):
+    def test_the_tutorial_s_file_word_for_word(self):
+        text = subprocess.run([SUBMIT, "--settings_file", TUTORIAL, "--scheduler", "condor", "--dry_run"], capture_output=True, text=True,
+                              check=True).stdout
+        for line in ("universe = vanilla", "request_cpus = 8", "request_memory = 256000", "request_gpus = 2",
+                     "gpus_minimum_memory = 60000", "initialdir = /your/output/dir/multi-GPU-output/job-0-multi-GPU-training-torch.py",
+                     "arguments = \"'/path/to/your/script/multi-GPU-training-torch.py'\"", "queue"):
+            self.assertIn(f"\n{line}\n", text)
+        self.assertNotIn("Bid", text)
+        bid = self.folder / "bid.yaml"
+        bid.write_text(TUTORIAL.read_text().replace("# bid: 100 #", "bid: 100 #"))
+        self.assertIn("\n+Bid = 100\n", self.submit("--settings-file", bid, "--dry-run", "--scheduler", "condor"))
+        self.submit("--settings-file", TUTORIAL, "--scheduler", "condor", code=2)  # there is no such program
+
+    def test_what_slurm_is_given(self):
+        stage = self.script(self.folder / "05_multinode", "#!/bin/sh\n")
+        settings = self.settings("time: 12:00:00\nnodes: 3\naccount: physics\npartition: long\narguments: [010, 1e-3, yes, a b]\n"
+                                 "local: {device: cuda, condor: {num_cpus: 9, num_gpus: 4, memory_cpus: 5}}\n", stage)
+        words = shlex.split(self.submit("--settings-file", settings, "--scheduler", "slurm", "--dry-run", "--nodes", "2", "--time=1-12"))
+        wanted = {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=2", "--mem=5M", "--gpus-per-node=4", "--time=1-12",
+                  "--account=physics", "--partition=long", f"--chdir={self.out}/job-0-05_multinode", "--output=job-%j.out"}
+        self.assertLessEqual(wanted, set(words))
+        self.assertEqual(words[words.index(str(ROOT / "slurm/job.sh")):], [
+            str(ROOT / "slurm/job.sh"), str(stage), "010", "1e-3", "yes", "a b", "--snapshot", "snapshot.safetensors",
+            "--metrics", "metrics.jsonl", "--resume", "auto", "--device", "cuda"])
+        self.assertFalse(self.out.exists())
+
+    def test_several_nodes_on_condor(self):
+        stage = self.script(self.folder / "05_multinode", "#!/bin/sh\n")
+        settings = self.settings("nodes: 2\ntime: 1-02:03:04\nlocal: {condor: {num_cpus: 8, num_gpus: 2, memory_cpus: 101}}\n", stage)
+        text = self.submit("--settings-file", settings, "--scheduler", "condor", "--dry-run", "--", "--snapshot=it's", 'a"b', "$(x)$$y")
+        for line in ("universe = parallel", "machine_count = 4", "request_cpus = 4", "request_gpus = 1", "request_memory = 51",
+                     "output = job-$(ClusterId).$(Node).out", "error = job-$(ClusterId).$(Node).err", "allowed_execute_duration = 93784",
+                     "arguments = \"'--snapshot=it''s' 'a\"\"b' '$(DOLLAR)(x)$$(DOLLARDOLLAR)y' '--metrics' 'metrics.jsonl' "
+                     "'--resume' 'auto'\""):
+            self.assertIn(f"\n{line}\n", text)
+
+    def test_one_node_of_several_gpus_needs_torchrun(self):
+        stage = self.script(self.folder / "04_ddp_launcher", "#!/bin/sh\n")
+        text = self.submit("--settings-file", self.settings("local: {condor: {num_gpus: 2}}", stage), "--scheduler=local", "--dry-run")
+        self.assertRegex(text, rf"torchrun --standalone --nproc-per-node=2 --no-python {stage} ")
+
+    def test_refused(self):
+        for text, message in (
+                ("nodez: 2", "settings.yaml:3: unknown key: got nodez, expected nodes"),
+                ("local:\n  condor:\n    num_cpu: 2", "settings.yaml:5: unknown key: got local.condor.num_cpu, expected local.condor.num_cpus"),
+                ("num_gpus: 2", "settings.yaml:3: unknown key: got num_gpus, expected local.condor.num_gpus"),
+                ("zzz: 1", "settings.yaml:3: unknown key: got zzz, expected one of script_path, out_dir,"),
+                ("nodes: 1\nnodes: 2", "settings.yaml:4: nodes: got the key twice"),
+                ("nodes: two", 'nodes: got "two", expected a number from 1 on'), ("nodes: 010", 'nodes: got "010"'),
+                ("nodes:", 'nodes: got ""'), ("nodes: [1]", "nodes: got keys or a list"), ("local: 3", "local: got no keys"),
+                ("time: 1:3", 'time: got "1:3"'), ("local: {device: gpu}", 'local.device: got "gpu", expected auto, cpu or cuda'),
+                ("arguments: 50 10", "arguments: got something else, expected a list of words"), ("arguments: [{a: b}]", "arguments: got"),
+                ('account: "a b"', 'account: got "a b"'), ("a: [", "settings.yaml:3: got "), ("\x07: 1", "settings.yaml: got "),
+                ('account: "\\e[31m"', r'account: got "\x1b[31m"'), ("local: {device: cpu, condor: {num_gpus: 1}}", "num_gpus: got 1")):
+            with self.subTest(text=text):
+                self.assertIn(message, self.submit("--settings-file", self.settings(text), "--scheduler", "slurm", code=2))
+        for text, message in (("", "an empty file"), ("[1]", "settings: got no keys"), ("out_dir: x", "no script_path")):
+            (self.folder / "settings.yaml").write_text(text)
+            self.assertIn(message, self.submit("--settings-file", "settings.yaml", code=2))
+        for words, message in (((), "--settings-file"), (("lst",), "command: got lst"), (("--settings-file", "none.yaml"), "none.yaml"),
+                               (("--settings-file", self.settings(), "--scheduler", "pbs"), "invalid choice"),
+                               (("--settings-file", self.settings(), "--dryrun"), "did you mean --dry-run?"),
+                               (("--settings-file", self.settings(), "--nodes", "0"), '--nodes: got "0"'),
+                               (("--settings-file", self.settings(), "--nodes=2", "--scheduler=local"), "nodes: got 2"),
+                               (("--settings-file", self.settings(), "--sweep", "lr"), '--sweep: got "lr"'),
+                               (("--settings-file", self.settings(), "--scheduler=condor", "--", "a\nb"), r'got "a\nb"'),
+                               (("--settings-file", self.settings(), "--scheduler=condor", "--", "$(Dollar)"), "got"),
+                               (("list", "nowhere"), "out_dir"), (("cancel", self.folder), "no job"), (("cancel", "7", self.folder), "JOB: got 7")):
+            with self.subTest(words=words):
+                self.assertIn(message, self.submit(*words, code=2))
+        self.program.chmod(0o644)
+        self.assertIn("chmod +x", self.submit("--settings-file", self.settings(), code=2))
+        self.assertEqual(self.submitted(), [])
+
+
+class Schedulers(Case):
+    def test_a_sweep_from_submission_to_resubmission(self):
+        for scheduler in ("slurm", "condor"):
+            with self.subTest(scheduler=scheduler):
+                self.setUp()
+                self.submit("--settings-file", self.settings(), "--scheduler", scheduler, "--sweep", "a=1,2\\,3", "b=x")
+                jobs = self.jobs("list")
+                self.assertEqual([job["id"] for job in jobs], self.submitted())
+                self.assertEqual([job["command"][1:] for job in jobs], [["--a", "1", "--b", "x"], ["--a", "2,3", "--b", "x"]])
+                self.assertEqual([pathlib.Path(job["folder"]).name for job in jobs], ["job-0-a-1_b-x", "job-1-a-2-3_b-x"])
+                self.assertEqual((self.out / "submission_file.sub").exists(), scheduler == "condor")
+                self.assertEqual((self.out / "job-0.json").stat().st_mode & 0o777, 0o600)
+                self.submit("cancel", "1", "--settings-file", "settings.yaml")
+                self.assertEqual(self.stub.joinpath(jobs[1]["id"]).read_text().split("|")[1], "CANCELLED")
+                self.assertEqual([job["state"] for job in self.jobs()], ["pending", "cancelled"])
+                self.assertEqual(self.submit("resubmit", "--failed", self.out), "nothing to resubmit\n")
+                self.submit("resubmit", "1", self.out)
+                again = self.jobs()[1]
+                self.assertEqual((again["state"], again["attempt"], again["earlier_ids"]), ("pending", 2, [jobs[1]["id"]]))
+                self.assertEqual(len(self.submitted()), 3)
+                table = self.submit("list", self.out).splitlines()
+                self.assertEqual(table[2].split(), ["1", "pending", again["id"], "2", "a-2-3_b-x"])
+                output = self.out / "job-0-a-1_b-x" / f"job-{jobs[0]['id']}.out"
+                output.write_text("one\ntwo\x1b\n")
+                self.assertEqual(self.submit("logs", "0", self.out, "--lines", "1"), f"==> {output}\ntwo\\x1b\n")
+
+    def test_killed_at_any_moment(self):
+        """No job is lost, none is submitted twice, whichever call comes next."""
+        faults = {"slurm": ("squeue killed-before", "sbatch killed-before", "sbatch killed-after"),
+                  "condor": ("condor_q killed-before", "condor_submit killed-before", "condor_submit killed-after")}
+        following = itertools.cycle(("the same", "status", "resubmit", "the same"))
+        for scheduler in faults:
+            for fault in faults[scheduler]:
+                with self.subTest(fault=fault):
+                    self.setUp()
+                    words = ("--settings-file", self.settings(), "--scheduler", scheduler, "--sweep", "x=1,2")
+                    self.fault(fault)
+                    self.submit(*words, code=-signal.SIGKILL)
+                    self.assertEqual([job["state"] for job in self.jobs("list")], ["new"] * 2)
+                    again = {"the same": words, "status": ("status", self.out), "resubmit": ("resubmit", "--failed", self.out)}
+                    self.submit(*again[next(following)])
+                    jobs = self.jobs("list")
+                    self.assertEqual([job["state"] for job in jobs], ["pending"] * 2)
+                    self.assertEqual((len(jobs), sorted(job["id"] for job in jobs)), (2, self.submitted()))
+        self.submit(*words)  # once more on purpose
+        self.assertEqual(len(self.submitted()), 4)
+
+    def test_killed_and_forgotten_by_the_scheduler(self):
+        """What the job has left in its folder is enough."""
+        for scheduler, ending in (("slurm", ".out"), ("condor", ".log")):
+            self.setUp()
+            self.fault({"slurm": "sbatch", "condor": "condor_submit"}[scheduler] + " killed-after")
+            self.submit("--settings-file", self.settings(), "--scheduler", scheduler, code=-signal.SIGKILL)
+            with open(self.out / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # until the scheduler's command has ended
+            number, = self.submitted()
+            (self.stub / number).unlink()
+            (self.out / "job-0-program" / f"job-{number}{ending}").write_text("")
+            self.jobs()
+            self.assertEqual((self.jobs("list")[0]["id"], self.submitted()), (number, []))
+
+    def test_refused_unanswered_and_answered_too_late(self):
+        words = ("--settings-file", self.settings(), "--scheduler", "slurm")
+        self.fault("sbatch refused")
+        self.assertIn(r"refused: sbatch: error: refused \x1b[31m", self.submit(*words, code=1))
+        self.fault("sbatch lost-answer")
+        self.submit("resubmit", "--failed", self.out)
+        self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
+        self.fault("squeue no-answer")
+        self.assertIn("squeue gave no answer", self.submit(*words, code=75))
+        self.submit("status", self.out, code=75)
+        (self.stub / "fault").unlink()
+        self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
+        self.assertEqual(len(self.submitted()), 2)
+
+    def test_what_slurm_says(self):
+        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
+        number, = self.submitted()
+        output = self.out / f"job-0-program/job-{number}.out"
+        for state, reason, said, expected in (
+                ("PENDING", "Priority", "", ("pending", None, "Priority")), ("PENDING", "JobHeldUser", "", ("held", None, "JobHeldUser")),
+                ("RUNNING", "None", "program: exit code 85, asking Slurm to start the job again (1 of at most 100 times)\n", ("running", None, "")),
+                ("COMPLETING", "None", "", ("running", None, "")), ("FAILED", "NonZeroExitCode", "program: exit code 3\n", ("failed", 3, ""))):
+            self.change(number, state, reason)
+            output.write_text(said)
+            job, = self.jobs()
+            self.assertEqual((job["state"], job["exit_code"], job["reason"]), expected)
+        for state, said, expected in (("TIMEOUT", "", ("failed", "Slurm says TIMEOUT")), ("COMPLETED", "", ("done", "")),
+                                      (None, "program: exit code 0\n", ("done", "")), (None, "", ("lost", ""))):
+            self.submit("resubmit", "0", self.out)
+            number = self.jobs()[0]["id"]
+            self.change(number, state) if state else (self.stub / number).unlink()
+            (self.out / f"job-0-program/job-{number}.out").write_text(said)
+            job, = self.jobs()
+            self.assertEqual((job["state"], job["reason"]), expected)
+
+    def test_what_condor_s_log_says(self):
+        self.submit("--settings-file", self.settings(), "--scheduler", "condor")
+        number, = self.submitted()
+        submitted = "000 (100.000.000) 2026-01-31 10:00:00 Job submitted\n...\n"
+        running = submitted + "001 (100.000.000) Job executing on host\n...\n"
+        for text, expected in (
+                ("", ("pending", None, "")), (submitted + "001 (100.000.000) half", ("pending", None, "")), (running, ("running", None, "")),
+                (running + "012 (100.000.000) Job was held.\n\tFailed to execute\n\tCode 6\n...\n", ("held", None, "Failed to execute")),
+                (running + "004 (100.000.000) Job was evicted.\n...\n", ("pending", None, "")),
+                (running + "005 (100.000.000) Job terminated.\n\t(1) Normal termination (return value 7)\n...\n", ("failed", 7, ""))):
+            (self.out / f"job-0-program/job-{number}.log").write_text(text)
+            job, = self.jobs()
+            self.assertEqual((job["state"], job["exit_code"], job["reason"]), expected)
+        for text, state in (("005 (1) x\n\t(0) Abnormal termination (signal 9)", "failed"), ("009 (1) Job was aborted", "cancelled"),
+                            ("005 (1) x\n\t(1) Normal termination (return value 0)", "done")):
+            self.submit("resubmit", "0", self.out)
+            (self.out / f"job-0-program/job-{self.jobs()[0]['id']}.log").write_text(text + "\n...\n")
+            self.assertEqual(self.jobs()[0]["state"], state)
+
+    def test_files_that_submit_did_not_write(self):
+        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
+        file = self.out / "job-0.json"
+        good = json.loads(file.read_text())
+        for bad in ("", "{}", "[]", json.dumps(good | {"id": "--all"}), json.dumps(good | {"name": "../x"}), json.dumps(good | {"more": 1})):
+            file.write_text(bad)
+            self.assertIn("job-0.json: got something else", self.submit("cancel", "--all", self.out, code=2))
+
+
+class Local(Case):
+    def start_local(self, text, *arguments):
+        self.script(self.program, f"#!/bin/bash\n{text}\n")
+        return self.start("--settings-file", self.settings(), "--scheduler", "local", *arguments)
+
+    def wait_for(self, path):
+        deadline = time.monotonic() + 30
+        while not path.exists():
+            self.assertLess(time.monotonic(), deadline, path)
+            time.sleep(0.02)
+
+    def test_exit_codes_that_ask_for_another_start(self):
+        for codes, starts, expected in (("85 75 85 0", 4, 0), ("75 75 75 75", 4, 75), ("3", 1, 3), ("0", 1, 0)):
+            self.setUp()
+            self.wait(self.start_local(f"codes=({codes}); n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; exit ${{codes[n]}}"), int(expected > 0))
+            job, = self.jobs("list")
+            self.assertEqual((job["state"], job["exit_code"]), ("failed" if expected else "done", expected))
+            self.assertEqual((self.out / "job-0-program/n").read_text(), f"{starts}\n")
+
+    WAITS = "trap 'exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
+
+    def test_cancelled(self):
+        """From elsewhere: that job alone. submit itself: all that is left."""
+        process = self.start_local(self.WAITS, "--sweep", "x=1,2,3")
+        self.wait_for(self.out / "job-0-x-1/ready")
+        self.assertEqual([job["state"] for job in self.jobs()], ["running", "new", "new"])
+        self.submit("cancel", "0", self.out)
+        self.wait_for(self.out / "job-1-x-2/ready")
+        os.kill(process, signal.SIGINT)
+        self.wait(process, 1)
+        self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("cancelled", 85), ("cancelled", None)])
+
+    def test_killed(self):
+        """Its program ends too, and the same call again, or resubmit, runs what has not run."""
+        for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0", "1")):
+            self.setUp()
+            process = self.start_local(self.WAITS, "--sweep", "x=1,2")
+            self.wait_for(self.out / "job-0-x-1/ready")
+            os.kill(process, signal.SIGKILL)
+            self.wait(process, -signal.SIGKILL)
+            (self.out / "job-0-x-1/go").touch()
+            self.wait_for(self.out)
+            (self.out / "job-1-x-2").mkdir(exist_ok=True)
+            (self.out / "job-1-x-2/go").touch()
+            time.sleep(0.1)
+            self.submit(*words, *(["--out-dir", self.out] if words[0] == "resubmit" else []))
+            self.assertEqual([job["state"] for job in self.jobs()], ["done", "done"])
+            self.assertEqual([(self.out / name / "starts").read_text() for name in ("job-0-x-1", "job-1-x-2")], ["start\n" * 2, "start\n"])
+
+
+if __name__ == "__main__":
+    unittest.main()
