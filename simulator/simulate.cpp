@@ -1,165 +1,111 @@
 // simulator/simulate.cpp - main() of a simulated program: command line, drawing, verdict.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <charconv>
-#include <fstream>
+#include <cctype>
 #include <iostream>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <utility>
+#include <set>
 
 #include "common/base/command_line.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
-#include "simulator/drawing.hpp"
 #include "simulator/simulator.hpp"
 
 namespace ddp::sim {
 namespace {
 
-constexpr int kMaxNprocs = 1024;
-constexpr int kMaxColumns = 1000;
-constexpr double kMaxNumber = 1e15;
+constexpr int kColumns = 72;  ///< of a lane
 
 struct SimulatorOptions {
   std::string program;
   int nprocs = 2;
-  double alpha_us = 10;
-  double beta_us_per_mib = 100;
-  std::string algorithm = "ring";
-  std::string network;
-  std::string backend;
-  std::vector<std::pair<std::string, double>> parameters;
-  std::vector<Target> targets;
-  int columns = 72;
-  std::string svg;
-  std::string json;
+  Network network;
+  std::map<std::string, double> parameters;
 };
 
-/// @throws UsageError unless `text` is a number from 0 to kMaxNumber
-double parse_amount(const std::string& name, const std::string& text) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || !(value >= 0 && value <= kMaxNumber)) {
-    refuse("{}: got {}, expected a number from 0 to {:g}", name, quote(text), kMaxNumber);
-  }
-  return value;
-}
-
-SimulatorOptions parse(int argc, char** argv, int nprocs, std::initializer_list<Target> targets) {
+SimulatorOptions parse(int argc, char** argv, int nprocs) {
   SimulatorOptions options;
   options.program = program_name(argc > 0 ? argv[0] : nullptr);
   options.nprocs = nprocs;
-  options.targets = targets;
   CommandLine line(options.program, "Runs a schedule on simulated ranks: docs/simulator.md.",
                    options.program + " " DDP_VERSION,
                    "Exit codes: 0 every target is met, 1 one is not or a rank failed, 2 usage.",
                    36);
-  OptionGroup run = line.group("Run");
-  run.integer<int, int>("--nprocs", options.nprocs, 1, kMaxNprocs, std::to_string(nprocs), "ranks");
-  run.value("--set", "NAME=NUMBER", "", "one of the program's own parameters",
-            [&](const auto& option, const auto& text) {
-              const std::size_t equals = text.find('=');
-              if (equals == 0 || equals == std::string::npos) {
-                refuse("{}: got {}, expected NAME=NUMBER", option, quote(text));
-              }
-              options.parameters.emplace_back(text.substr(0, equals),
-                                              parse_amount(option, text.substr(equals + 1)));
-            })
+  OptionGroup group = line.group("Options");
+  group.integer<int, int>("--nprocs", options.nprocs, 1, 1024, std::to_string(nprocs), "ranks");
+  group
+      .value("--set", "NAME=NUMBER", "", "one of the program's own parameters",
+             [&](const auto& option, const auto& text) {
+               const std::size_t equals = text.find('=');
+               if (equals == 0 || equals == std::string::npos) {
+                 refuse("{}: got {}, expected NAME=NUMBER", option, quote(text));
+               }
+               options.parameters[text.substr(0, equals)] =
+                   parse_positive(option, text.substr(equals + 1));
+             })
       .repeatable();
-  OptionGroup network = line.group("Network");
-  const auto cost = [&](const char* name, const char* unit, double& target, const char* help) {
-    return network.value(
-        name, unit, fmt::format("{:g}", target), help,
-        [&target](const auto& option, const auto& text) { target = parse_amount(option, text); });
-  };
-  Option alpha = cost("--alpha-us", "US", options.alpha_us, "of a message before its first byte");
-  Option beta = cost("--beta-us-per-mib", "US", options.beta_us_per_mib, "of its bytes");
-  Option algorithm =
-      network.choice("--algorithm", options.algorithm, {"ring", "tree"}, "of collectives");
-  Option file = network.text("--network", "FILE", options.network, "",
-                             "alpha and beta fitted to a sweep: bench_micro's --benchmark_out");
-  file.excludes(alpha);
-  file.excludes(beta);
-  file.excludes(algorithm);
-  network.text("--backend", "NAME", options.backend, "", "whose sweep, if the file has several");
-  OptionGroup output = line.group("Output");
-  output.integer<int, int>("--columns", options.columns, 10, kMaxColumns, "72",
-                           "width of the lanes on the terminal");
-  output.text("--svg", "FILE", options.svg, "", "writes the lanes as a picture");
-  output.text("--json", "FILE", options.json, "", "writes what each rank did");
+  group.positive("--alpha-us", "US", options.network.alpha_us, 1e9, "10",
+                 "of a message before its first byte");
+  group.positive("--beta-us-per-mib", "US", options.network.beta_us_per_mib, 1e9, "100",
+                 "of its bytes");
   line.parse_strictly(argc, argv);
-  if (!options.backend.empty() && options.network.empty()) {
-    refuse("--backend: got {}, expected --network with it", quote(options.backend));
-  }
   return options;
 }
 
-void write_file(const std::string& option, const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << std::flush;
-  if (!file) {
-    refuse("{}: got {}, expected a file that can be written", option, quote(path));
-  }
-}
-
-std::string as_json(const Simulation& simulation, const Network& network) {
-  nlohmann::ordered_json document = {{"network", network.text()},
-                                     {"step_us", step_us.of(simulation)},
-                                     {"waited_us", waited_us.of(simulation)}};
-  const auto spans = [](const std::vector<Span>& list) {
-    nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Span& span : list) {
-      array.push_back({{"name", span.name}, {"begin_us", span.begin_us}, {"end_us", span.end_us}});
+/// A letter for each equal part of the time, for what the rank did in the middle of it: small for
+/// computing, capital for communication.
+std::string draw_lane(const std::vector<Span>& spans, int (*to_case)(int), double step,
+                      std::set<std::string>& legend) {
+  std::string lane(static_cast<std::size_t>(kColumns), ' ');
+  for (const Span& span : spans) {
+    const char letter = static_cast<char>(to_case(span.name[0]));
+    for (int column = 0; column < kColumns; ++column) {
+      const double middle_us = step * (column + 0.5) / kColumns;
+      if (span.begin_us <= middle_us && middle_us < span.end_us) {
+        lane[static_cast<std::size_t>(column)] = letter;
+      }
     }
-    return array;
-  };
-  for (const RankRecord& rank : simulation.ranks) {
-    document["ranks"].push_back({{"end_us", rank.end_us},
-                                 {"waited_us", rank.waited_us()},
-                                 {"peak_bytes", rank.peak_bytes},
-                                 {"messages", rank.messages},
-                                 {"sent_bytes", rank.sent_bytes},
-                                 {"compute", spans(rank.compute)},
-                                 {"waiting", spans(rank.waiting)},
-                                 {"communication", spans(rank.communication)}});
+    legend.insert(letter == '.' ? ". waiting" : fmt::format("{} {}", letter, span.name));
   }
-  return document.dump(1) + "\n";
+  return lane;
 }
 
-std::string table(const Simulation& simulation) {
-  std::string text = "rank      end us   waited us  messages        sent  memory at most\n";
+void draw(const Simulation& simulation) {
+  const double step = step_us.of(simulation);
+  std::set<std::string> legend;
   for (std::size_t index = 0; index < simulation.ranks.size(); ++index) {
     const RankRecord& rank = simulation.ranks[index];
-    text += fmt::format("{:<4}  {:>10.1f}  {:>10.1f}  {:>8}  {:>10}  {:>14}\n", index, rank.end_us,
-                        rank.waited_us(), rank.messages, bytes_text(rank.sent_bytes),
-                        bytes_text(static_cast<double>(rank.peak_bytes)));
+    std::vector<Span> busy = rank.compute;
+    for (const Span& span : rank.waiting) {
+      busy.push_back({span.begin_us, span.end_us, "."});
+    }
+    std::cout << fmt::format("rank {:<4} compute       |{}|\n", index,
+                             draw_lane(busy, std::tolower, step, legend))
+              << fmt::format("          communication |{}|\n",
+                             draw_lane(rank.communication, std::toupper, step, legend));
   }
-  return text;
+  std::cout << fmt::format("{:24}0{:>{}}\n{}\n\n", "", fmt::format("{:.1f} us", step), kColumns,
+                           fmt::join(legend, ", "));
 }
 
-int run(const SimulatorOptions& options, const std::function<void()>& rank) {
-  const Network network =
-      options.network.empty()
-          ? Network(options.alpha_us, options.beta_us_per_mib,
-                    options.algorithm == "ring" ? bench::AllReduceAlgorithm::kRing
-                                                : bench::AllReduceAlgorithm::kTree)
-          : read_network(options.network, options.backend);
+int run(const SimulatorOptions& options, const std::function<void()>& rank,
+        const std::vector<Target>& targets) {
+  const Network& network = options.network;
   const Simulation simulation = run_ranks(rank, options.nprocs, network, options.parameters);
-  std::cout << fmt::format("{}: {} rank{}, {}\n\n{}\n{}", options.program, options.nprocs,
-                           options.nprocs == 1 ? "" : "s", network.text(),
-                           draw_text(simulation, options.columns), table(simulation));
-  if (!options.svg.empty()) {
-    write_file("--svg", options.svg,
-               draw_svg(simulation, fmt::format("{}, {} ranks, {}", options.program, options.nprocs,
-                                                network.text())));
-  }
-  if (!options.json.empty()) {
-    write_file("--json", options.json, as_json(simulation, network));
+  std::cout << fmt::format("{}: {} rank{}, alpha {:.6g} us, beta {:.6g} us/MiB\n\n",
+                           options.program, options.nprocs, options.nprocs == 1 ? "" : "s",
+                           network.alpha_us, network.beta_us_per_mib);
+  draw(simulation);
+  std::cout << "rank      end us   waited us  messages  sent bytes\n";
+  for (std::size_t index = 0; index < simulation.ranks.size(); ++index) {
+    const RankRecord& record = simulation.ranks[index];
+    std::cout << fmt::format("{:<4}  {:>10.1f}  {:>10.1f}  {:>8}  {:>10.0f}\n", index,
+                             record.end_us, record.waited_us(), record.sent.messages,
+                             record.sent.bytes);
   }
   bool all_met = simulation.complaints.empty();
-  for (const Target& target : options.targets) {
+  for (const Target& target : targets) {
     const bool is_met = target.is_met(simulation);
     all_met = all_met && is_met;
     std::cout << fmt::format("target {}: {}, {:.12g}\n", target.text(), is_met ? "met" : "missed",
@@ -169,7 +115,7 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank) {
     std::cout << complaint << "\n";
   }
   std::cout << std::flush;
-  return all_met ? static_cast<int>(ExitCode::kDone) : static_cast<int>(ExitCode::kTrainingFailed);
+  return static_cast<int>(all_met ? ExitCode::kDone : ExitCode::kTrainingFailed);
 }
 
 }  // namespace
@@ -177,7 +123,7 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank) {
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets, int nprocs) {
   return internal::guarded(
-      argc, argv, [&](std::string&) { return run(parse(argc, argv, nprocs, targets), rank); });
+      argc, argv, [&](std::string&) { return run(parse(argc, argv, nprocs), rank, targets); });
 }
 
 }  // namespace ddp::sim

@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "simulator/network.hpp"
@@ -29,50 +29,32 @@ namespace ddp::sim {
 /// in, and begins when both have called. So every moment follows from the ranks' programs alone,
 /// and two runs are the same to the last digit.
 
-/// What was started, until wait() has waited for it.
-class [[nodiscard]] Handle {
- public:
-  explicit Handle(std::size_t index) : index_(index) {}
-  std::size_t index() const noexcept { return index_; }
-
- private:
-  std::size_t index_;
+/// Something that was started, until wait() has waited for it.
+struct [[nodiscard]] Handle {
+  struct Call* call;
 };
 
 /// For a rank's program only; std::logic_error elsewhere. Bytes are of one rank's tensor as c10d's
-/// call takes it: of all_gather what the rank gives, of reduce_scatter and all_to_all all its
-/// parts, of scatter and gather one part. UsageError for what cannot be: negative times, no such
-/// rank.
+/// call takes it: of all_gather what the rank gives, of reduce_scatter all its parts. UsageError
+/// for what cannot be: negative times, no such rank.
 int my_rank();
 int world_size();
-/// This rank's clock.
-double now_us();
 
 void compute(double us, const std::string& name = "compute");
 
 Handle all_reduce(int64_t bytes, const std::string& name = "all_reduce");
 Handle reduce_scatter(int64_t bytes, const std::string& name = "reduce_scatter");
 Handle all_gather(int64_t bytes, const std::string& name = "all_gather");
-Handle all_to_all(int64_t bytes, const std::string& name = "all_to_all");
 Handle broadcast(int64_t bytes, int root = 0, const std::string& name = "broadcast");
-Handle reduce(int64_t bytes, int root = 0, const std::string& name = "reduce");
-Handle gather(int64_t bytes, int root = 0, const std::string& name = "gather");
-Handle scatter(int64_t bytes, int root = 0, const std::string& name = "scatter");
 Handle barrier();
 
-/// One message; the k-th send to a rank meets that rank's k-th recv from here.
-Handle send(int to, int64_t bytes);
-Handle recv(int from, int64_t bytes);
-/// The same with numbers, which are really moved: `values` are read now, and written by wait().
+/// One message of numbers, which are really moved: `values` are read now, and written by wait().
+/// The k-th send to a rank meets that rank's k-th recv from here.
 Handle send(int to, std::span<const float> values);
 Handle recv(int from, std::span<float> values);
 
 /// Every handle once: a result that nobody waits for is a mistake, and reported.
 void wait(Handle handle);
-
-/// Memory that this rank has from now on, and has no more. @throws Error (1) if it frees too much
-void allocate(int64_t bytes);
-void free(int64_t bytes);
 
 /// A number of the program's own: `initial`, unless --set NAME=NUMBER says otherwise.
 double parameter(const std::string& name, double initial);
@@ -80,17 +62,11 @@ double parameter(const std::string& name, double initial);
 /// Has the run fail if `holds` is false; `what` says what should hold.
 void check(bool holds, const std::string& what);
 
-/// What was computed, or waited, or sent, from `begin_us` to `end_us`.
+/// Something that was computed, or waited for, or sent, from `begin_us` to `end_us`.
 struct Span {
   double begin_us = 0;
   double end_us = 0;
   std::string name;
-};
-
-/// From that moment on.
-struct MemoryStep {
-  double at_us = 0;
-  int64_t bytes = 0;
 };
 
 /// What one rank did.
@@ -98,11 +74,8 @@ struct RankRecord {
   std::vector<Span> compute;
   std::vector<Span> waiting;  ///< for communication that nothing hid
   std::vector<Span> communication;  ///< as it ran, over both lanes
-  std::vector<MemoryStep> memory;
   double end_us = 0;
-  int64_t peak_bytes = 0;
-  int64_t messages = 0;  ///< that it sent; of a collective those of a ring
-  double sent_bytes = 0;
+  Traffic sent;
   double waited_us() const;
 };
 
@@ -116,7 +89,7 @@ struct Simulation {
 /// @throws Error (1) "deadlock at ...", which names the ranks and what each waits for; or what a
 /// rank threw
 Simulation run_ranks(const std::function<void()>& rank, int nprocs, const Network& network,
-                     const std::vector<std::pair<std::string, double>>& parameters = {});
+                     const std::map<std::string, double>& parameters = {});
 
 /// main() of a simulated program: reads the command line (--help has it), runs the ranks, draws
 /// their lanes and decides.

@@ -8,38 +8,20 @@
 #include "simulator/simulator.hpp"
 
 namespace ddp::sim {
-namespace {
 
-template <typename Number>
-double largest(const Simulation& simulation, const Number& number) {
-  double result = 0;
+const Quantity step_us{"step_us", [](const RankRecord& rank) { return rank.end_us; }};
+const Quantity waited_us{"waited_us", [](const RankRecord& rank) { return rank.waited_us(); }};
+const Quantity messages{
+    "messages", [](const RankRecord& rank) { return static_cast<double>(rank.sent.messages); }};
+const Quantity sent_bytes{"sent_bytes", [](const RankRecord& rank) { return rank.sent.bytes; }};
+
+double Quantity::of(const Simulation& simulation) const {
+  double most = 0;
   for (const RankRecord& rank : simulation.ranks) {
-    result = std::max(result, static_cast<double>(number(rank)));
+    most = std::max(most, of_rank(rank));
   }
-  return result;
+  return most;
 }
-
-}  // namespace
-
-const Quantity step_us{"step_us", [](const Simulation& simulation) {
-                         return largest(simulation, [](const auto& rank) { return rank.end_us; });
-                       }};
-const Quantity waited_us{"waited_us", [](const Simulation& simulation) {
-                           return largest(simulation,
-                                          [](const auto& rank) { return rank.waited_us(); });
-                         }};
-const Quantity peak_bytes{"peak_bytes", [](const Simulation& simulation) {
-                            return largest(simulation,
-                                           [](const auto& rank) { return rank.peak_bytes; });
-                          }};
-const Quantity messages{"messages", [](const Simulation& simulation) {
-                          return largest(simulation,
-                                         [](const auto& rank) { return rank.messages; });
-                        }};
-const Quantity sent_bytes{"sent_bytes", [](const Simulation& simulation) {
-                            return largest(simulation,
-                                           [](const auto& rank) { return rank.sent_bytes; });
-                          }};
 
 Target operator<=(const Quantity& quantity, double bound) {
   return {quantity, "<=", bound};
@@ -52,16 +34,11 @@ Target operator==(const Quantity& quantity, double bound) {
 }
 
 bool Target::is_met(const Simulation& simulation) const {
-  constexpr double kRounding = 1e-12;
   const double value = quantity.of(simulation);
-  const double rounding = kRounding * std::max(std::abs(value), std::abs(bound));
-  if (relation == "<=") {
-    return value <= bound + rounding;
-  }
-  if (relation == ">=") {
-    return value >= bound - rounding;
-  }
-  return std::abs(value - bound) <= rounding;
+  const double rounding = 1e-12 * std::max(std::abs(value), std::abs(bound));
+  return relation == "<="   ? value <= bound + rounding
+         : relation == ">=" ? value >= bound - rounding
+                            : std::abs(value - bound) <= rounding;
 }
 
 std::string Target::text() const {

@@ -5,12 +5,14 @@
 
 namespace ddp::sim {
 
+struct RankRecord;
 struct Simulation;
 
-/// A number of a finished run.
+/// A number of a finished run, of the rank that has most.
 struct Quantity {
   const char* name;
-  double (*of)(const Simulation& simulation);
+  double (*of_rank)(const RankRecord& rank);
+  double of(const Simulation& simulation) const;
 };
 
 struct Target {
@@ -18,6 +20,7 @@ struct Target {
   std::string relation;  ///< "<=", ">=" or "=="
   double bound;
 
+  /// To a millionth of a millionth: a sum in another order rounds otherwise.
   bool is_met(const Simulation& simulation) const;
   /// "step_us <= 900"
   std::string text() const;
@@ -25,13 +28,11 @@ struct Target {
 
 Target operator<=(const Quantity& quantity, double bound);
 Target operator>=(const Quantity& quantity, double bound);
-/// To a millionth of a millionth: a sum in another order rounds otherwise.
 Target operator==(const Quantity& quantity, double bound);
 
-extern const Quantity step_us;  ///< when the last rank has ended
-extern const Quantity waited_us;  ///< of the rank that waited longest, for what nothing hid
-extern const Quantity peak_bytes;  ///< of memory, of the rank that had most
-extern const Quantity messages;  ///< of the rank that sent most
-extern const Quantity sent_bytes;  ///< likewise
+extern const Quantity step_us;  ///< when the rank has ended
+extern const Quantity waited_us;  ///< for what nothing hid
+extern const Quantity messages;
+extern const Quantity sent_bytes;
 
 }  // namespace ddp::sim

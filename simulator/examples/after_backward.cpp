@@ -9,17 +9,16 @@ using namespace ddp::sim;
 namespace {
 
 void rank() {
-  const Mlp model;
-  allocate(2 * model.bytes());  // weights, gradients
-  compute(model.data_us, "data");
-  compute(model.forward_us, "forward");
-  for (const Layer& layer : model.backward()) {
+  compute(kDataUs, "data");
+  compute(kForwardUs, "forward");
+  for (const Layer& layer : kLayers) {
     compute(layer.backward_us, "backward");
   }
-  for (const int64_t bytes : model.parameters()) {
-    wait(all_reduce(bytes));
+  for (const Layer& layer : kLayers) {
+    wait(all_reduce(layer.weight_bytes));
+    wait(all_reduce(layer.bias_bytes));
   }
-  compute(model.optimizer_us, "optimizer");
+  compute(kOptimizerUs, "optimizer");
 }
 
 }  // namespace

@@ -9,18 +9,15 @@ using namespace ddp::sim;
 namespace {
 
 void rank() {
-  const Mlp model;
-  allocate(2 * model.bytes());  // weights, gradients
-  const auto first_bucket_bytes =
-      static_cast<int64_t>(parameter("first_bucket_mib", 1) * 1024 * 1024);
-  compute(model.data_us, "data");
-  compute(model.forward_us, "forward");
+  const double first_bucket_bytes = parameter("first_bucket_mib", 1) * 1024 * 1024;
+  compute(kDataUs, "data");
+  compute(kForwardUs, "forward");
   std::vector<Handle> buckets;
   int64_t bytes = 0;
-  for (const Layer& layer : model.backward()) {
+  for (const Layer& layer : kLayers) {
     compute(layer.backward_us, "backward");
-    bytes += layer.bytes;
-    if (bytes >= first_bucket_bytes || layer.is_last) {
+    bytes += layer.weight_bytes + layer.bias_bytes;
+    if (static_cast<double>(bytes) >= first_bucket_bytes || &layer == &kLayers.back()) {
       buckets.push_back(all_reduce(bytes));
       bytes = 0;
     }
@@ -28,7 +25,7 @@ void rank() {
   for (const Handle& bucket : buckets) {
     wait(bucket);
   }
-  compute(model.optimizer_us, "optimizer");
+  compute(kOptimizerUs, "optimizer");
 }
 
 }  // namespace
