@@ -5,14 +5,57 @@ usage: accelerate.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [
 The contract between a peer and bench is bench/peers/README.md.
 """
 
+import itertools
 import sys
 
 from ddp_peers.command_line import Variant, run_peer
 
-VARIANTS = [
-    Variant("single", "one process: Accelerator, prepare(), backward()", 1, 1),
-    Variant("ddp", "gradient_as_bucket_view, static_graph, fused SGD, a batch fetched by one gather", 1, None),
-]
+VARIANTS = [Variant("ddp", "gradient_as_bucket_view, static_graph, fused SGD, a batch fetched by one gather")]
+
+
+def train(options, device, samples, model, log):
+    import torch
+    from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
+    from ddp_peers.data import step_shares
+    from ddp_peers.mlp import loss_of
+    from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+    class WholeBatches(TensorDataset):
+        """A batch is one gather, not a list of samples to collate."""
+
+        def __getitems__(self, indices):
+            return self[indices]
+
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        dataloader_config=DataLoaderConfiguration(even_batches=False),  # or the last batches repeat samples
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, fused=True)
+    dataset = WholeBatches(samples.input, samples.target)
+    generator = torch.Generator()
+    loader = DataLoader(dataset, batch_size=options.batch_per_rank, sampler=RandomSampler(dataset, generator=generator),
+                        pin_memory=device.type == "cuda", collate_fn=tuple)
+    # Batch k goes to rank k mod n: a step's samples are the stages'.
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    empty = samples.input[:0].to(device), samples.target[:0].to(device)  # for a rank that has one batch less
+
+    for epoch in range(options.total_epochs):
+        generator.manual_seed((options.seed + epoch) % 2**64)
+        log.begin_epoch(epoch)
+        for share, (inputs, targets) in zip(step_shares(options), itertools.chain(loader, itertools.repeat(empty))):
+            loss = loss_of(model(inputs), targets, share)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            log.end_step(loss.detach(), share)
+        log.end_epoch()
+
+
+def run(options):
+    from ddp_peers import torch_peer
+
+    torch_peer.run(options, train)
+
 
 if __name__ == "__main__":
-    sys.exit(run_peer("accelerate", VARIANTS))
+    sys.exit(run_peer("accelerate", ["torch", "accelerate"], VARIANTS, run))

@@ -1,33 +1,18 @@
 // The peer `c10d`: stage 03 with PyTorch's own engine, c10d::Reducer, instead of ours.
 //
-//   run:  build/bin/peer_c10d 50 10 --nprocs 2 --variant reducer
+//   run:  build/bin/peer_c10d 50 10 --nprocs 2
 //
 // Model, data, processes and backends are the stages', so that a difference in speed is the
 // engine's. See bench/peers/README.md for what a peer is.
 
-#include <torch/types.h>
-
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/peers/reducer.hpp"
-#include "bench/peers/run_peer.hpp"
-#include "common/backends/device.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/data/data_loader.hpp"
-#include "common/data/dataset.hpp"
-#include "common/launch/options.hpp"
-#include "common/model/mlp.hpp"
-#include "common/parallel/distributed_sampler.hpp"
-#include "common/parallel/process_group.hpp"
-#include "common/training/optimizer.hpp"
-#include "common/training/training_log.hpp"
+#include "common/base/refuse.hpp"
+#include "common/stage.hpp"
 
 namespace {
-
-constexpr const char* kVariant = "reducer";
 
 /// One call for all parameters, the fastest that LibTorch has for separate ones.
 void step(const std::vector<torch::Tensor>& parameters, double learning_rate) {
@@ -43,45 +28,18 @@ void step(const std::vector<torch::Tensor>& parameters, double learning_rate) {
                   /*maximize=*/false, /*is_first_step=*/false);
 }
 
-/// The Reducer does not tell when it waits: what the log cannot know becomes null.
-void mark_unknown(const std::string& metrics) {
-  std::vector<nlohmann::json> lines;
-  {
-    std::ifstream file(metrics);
-    for (std::string line; std::getline(file, line);) {
-      lines.push_back(nlohmann::json::parse(line));
-    }
-  }
-  std::ofstream file(metrics);
-  for (nlohmann::json& line : lines) {
-    if (line.contains("summary")) {
-      nlohmann::json& summary = line["summary"];
-      summary["program"] = "peer_c10d";
-      summary["variant"] = kVariant;
-      summary["bytes_per_step"] = 4 * summary.at("parameters").get<int64_t>();
-      summary.erase("all_reduce_bytes");
-    } else {
-      line["exposed_comm_ms"] = nullptr;
-    }
-    file << line.dump() << '\n';
-  }
-  if (!file.flush()) {
-    throw ddp::Error(ddp::ExitCode::kTrainingFailed,
-                     "--metrics: cannot write " + metrics + ", expected a writable file");
-  }
-}
-
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& environment) {
-  if (environment.world_size < 2) {
-    throw ddp::UsageError("--nprocs is 1, expected >= 2: one process has nothing to reduce");
+void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+  if (launch.world_size < 2) {
+    ddp::refuse("--nprocs is {}, expected >= 2: one process has nothing to reduce",
+                launch.world_size);
   }
   if (options.optimizer != "sgd" || options.accumulate != 1 || options.speedup != "none") {
-    throw ddp::UsageError(
+    ddp::refuse(
         "got --optimizer, --accumulate or --speedup, expected the defaults: peer_c10d trains by "
         "plain SGD");
   }
-  const torch::Device device = ddp::set_device(options, environment.rank);
-  ddp::init_process_group(options, environment, device);
+  const torch::Device device = ddp::set_device(options, launch.rank);
+  ddp::init_process_group(options, launch, device);
 
   const ddp::Dataset dataset = ddp::load_dataset(options);
   ddp::DistributedSampler sampler(dataset, options);
@@ -106,33 +64,32 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& environmen
       reducer.before_forward();
       const torch::Tensor output = model->forward(batch.input);
       const torch::Tensor loss = ddp::loss(output, batch);
-      log.begin(ddp::Phase::kForward);
       reducer.prepare_for_backward({output});
-      log.begin(ddp::Phase::kBackward);
       loss.backward();
-      log.begin(ddp::Phase::kOptimizer);
       step(parameters, ddp::resolve_learning_rate(options));
       for (const torch::Tensor& parameter : parameters) {
         parameter.mutable_grad().reset();
       }
-      log.begin(ddp::Phase::kData);
     }
   }
   log.report(dataset);
-  if (environment.rank == 0 && !options.metrics.empty()) {
-    mark_unknown(options.metrics);
-  }
   ddp::destroy_process_group();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run_peer(argc, argv,
-                       {.name = "peer_c10d",
-                        .variant = kVariant,
-                        .description = "c10d::Reducer with bucket views, fused SGD",
-                        .min_processes = 2,
-                        .devices = {"cpu", "cuda"}},
-                       train, ddp::spawn);
+  // bench names the variant of every peer; this one has no other.
+  std::vector<char*> arguments;
+  for (int i = 0; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--variant" && i + 1 < argc &&
+        std::string_view(argv[i + 1]) == "reducer") {
+      ++i;
+    } else {
+      arguments.push_back(argv[i]);
+    }
+  }
+  const int count = static_cast<int>(arguments.size());
+  arguments.push_back(nullptr);
+  return ddp::spawn(count, arguments.data(), train);
 }

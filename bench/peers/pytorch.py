@@ -5,20 +5,57 @@ usage: pytorch.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [opt
 The contract between a peer and bench is bench/peers/README.md.
 """
 
+import os
 import sys
 
 from ddp_peers.command_line import Variant, run_peer
 
 VARIANTS = [
-    Variant("single", "one process as a tutorial writes it: DataLoader, SGD", 1, 1),
-    Variant("single_fused", "one process, fused SGD, a batch gathered by one index_select", 1, 1),
-    Variant("cuda_graph", "one process, the whole step one CUDA Graph", 1, 1, devices=("cuda",)),
-    Variant("default", "DistributedDataParallel and DataLoader as the tutorial writes them", 1, None),
-    Variant("tutorial", "the Trainer of PyTorch's DDP tutorial series", 1, None),
-    Variant("tuned", "gradient_as_bucket_view, static_graph, fused SGD, a batch gathered by one index_select", 1, None),
-    Variant("tuned_pinned", "as tuned, and every rank has a core of its own", 1, None, pinned=True),
-    Variant("compiled", "as tuned without static_graph, and the wrapped model compiled by torch.compile", 1, None),
+    Variant("tuned", "gradient_as_bucket_view, static_graph, fused SGD, a batch gathered by one index_select"),
+    Variant("compiled", "as tuned, and the model compiled by torch.compile instead of static_graph"),
 ]
 
+
+def train(options, device, samples, model, log):
+    import torch
+    from ddp_peers.data import GatherLoader
+    from ddp_peers.mlp import loss_of
+
+    compiled = options.variant.name == "compiled"
+    # Inside the wrapper: one graph, and the gradients' hooks stay DDP's.
+    parallel_model = torch.compile(model) if compiled else model
+    if options.processes > 1:  # one process needs no wrapper, and is faster without
+        parallel_model = torch.nn.parallel.DistributedDataParallel(
+            parallel_model, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True,
+            static_graph=not compiled)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, fused=True)
+    loader = GatherLoader(samples, options, log.rank, device)
+
+    for epoch in range(options.total_epochs):
+        loader.set_epoch(epoch)
+        if compiled:
+            torch.compiler.set_stance("default")
+        log.begin_epoch(epoch)
+        for inputs, targets, share in loader:
+            if compiled and len(inputs) < options.batch_per_rank:  # an epoch's last batch, not worth a compilation of its own
+                torch.compiler.set_stance("force_eager")
+            loss = loss_of(parallel_model(inputs), targets, share)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            log.end_step(loss.detach(), share)
+        log.end_epoch()
+
+
+def run(options):
+    # What torch.compile does before its first kernel, longer than the kernels take: it starts processes that compile, and
+    # one more that tries the processor's vector instructions. Read when torch._dynamo is imported; the ranks inherit it.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    from ddp_peers import torch_peer
+
+    torch_peer.run(options, train)
+
+
 if __name__ == "__main__":
-    sys.exit(run_peer("pytorch", VARIANTS))
+    sys.exit(run_peer("pytorch", ["torch"], VARIANTS, run))

@@ -1,4 +1,1 @@
-"""What every peer of the C++ stages shares: the command line, the data, the model, the clock and the report.
-
-Which module needs what: "Adding a peer" in ../README.md.
-"""
+"""What the peers of the C++ stages share. Which module needs what: "Adding a peer" in ../README.md."""

@@ -1,36 +1,58 @@
 """What a peer that is not on torch trains, as arrays."""
 
+import concurrent.futures
+import multiprocessing
+import os
 from dataclasses import dataclass
 
 import numpy as np
 
+from .command_line import PeerError
+from .processes import end_with
+
 
 @dataclass
 class Work:
-    name: str
-    layers: list[int]
-    loss_floor: float
-    train: tuple[np.ndarray, np.ndarray]  # inputs and targets
-    test: tuple[np.ndarray, np.ndarray]
-    parameters: list[np.ndarray]  # initial: weight (out, in) and bias of each layer
-    steps: list[list[np.ndarray]]  # of each epoch: the samples of each step, rank r's being [r::ranks]
+    inputs: np.ndarray
+    targets: np.ndarray
+    parameters: list[np.ndarray]  # initial: weight (in, out) and bias of each layer
+    orders: list[np.ndarray]  # of each epoch: see data.epoch_order()
+
+    def steps(self, epoch, global_batch):
+        """@return the samples of each step"""
+        order = self.orders[epoch]
+        return [order[begin:begin + global_batch] for begin in range(0, len(order), global_batch)]
 
 
-def load(options):
-    """Draws it with torch, so in a process of its own. @throws UsageError as load_dataset()"""
+def _draw(options):
     import torch
 
-    from .data import load_dataset, seeded_generator
+    from .data import epoch_order, load_samples
     from .mlp import Mlp
 
-    dataset = load_dataset(options)
+    samples = load_samples(options)
     torch.manual_seed(options.seed)
-    model = Mlp(dataset.layers)
-    steps = []
-    for epoch in range(options.total_epochs):
-        order = torch.randperm(len(dataset.train), generator=seeded_generator(options.seed + epoch))
-        steps.append([part.numpy() for part in order.split(options.global_batch)])
-    return Work(dataset.name, dataset.layers, dataset.loss_floor,
-                (dataset.train.input.numpy(), dataset.train.target.numpy()),
-                (dataset.test.input.numpy(), dataset.test.target.numpy()),
-                [parameter.detach().numpy() for parameter in model.parameters()], steps)
+    parameters = [parameter.detach().numpy().T.copy() for parameter in Mlp(options.layers).parameters()]
+    orders = [epoch_order(options, epoch).numpy() for epoch in range(options.total_epochs)]
+    return Work(samples.input.numpy(), samples.target.numpy(), parameters, orders)
+
+
+def start_drawing(options):
+    """Draws them with torch, in a process of its own: meanwhile this one can import its framework.
+    @return a future of the Work"""
+    with_torch = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with, (os.getpid(),))
+    work = with_torch.submit(_draw, options)
+    with_torch.shutdown(wait=False)
+    return work
+
+
+def report(log, work, copies):
+    """@param copies of each parameter: what each replica ends with
+    @throws PeerError if they differ"""
+    for first, *others in copies:
+        # Bytes, because a NaN equals nothing.
+        if any(other.tobytes() != first.tobytes() for other in others):
+            raise PeerError("the final weights of the replicas differ, expected the same in all")
+    moved = sum(np.square(of_parameter[0].astype(np.float64) - initial).sum()
+                for of_parameter, initial in zip(copies, work.parameters))
+    log.report([log.of_rank()], sum(initial.size for initial in work.parameters), float(np.sqrt(moved)))

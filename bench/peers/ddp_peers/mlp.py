@@ -1,9 +1,7 @@
-"""The stages' model, its loss and its evaluation: see common/model/mlp.hpp."""
+"""The stages' model and its loss: see common/model/mlp.hpp."""
 
 import torch
 import torch.nn.functional as F
-
-EVALUATION_SAMPLES = 4096  # at a time, which bounds the memory
 
 
 class Mlp(torch.nn.Module):
@@ -28,27 +26,3 @@ def loss_of(output, target, share):
     function = F.mse_loss if output.shape[1] == 1 else F.cross_entropy
     reduced = function(output, target, reduction="mean" if full else "sum")
     return reduced if full else reduced / share
-
-
-def parameter_vector(model):
-    """All parameters, float64, on the host."""
-    return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()])
-
-
-@torch.no_grad()
-def evaluate(model, samples, rank, processes, device):
-    """Sums over this rank's part of the samples. Together the ranks' parts are every sample once.
-    @return [sum of losses, correct samples, samples]"""
-    begin, end = len(samples) * rank // processes, len(samples) * (rank + 1) // processes
-    sums = [0.0, 0.0, 0.0]
-    for inputs, target in zip(samples.input[begin:end].split(EVALUATION_SAMPLES),
-                              samples.target[begin:end].split(EVALUATION_SAMPLES)):
-        target = target.to(device)
-        output = model(inputs.to(device)).double()
-        if output.shape[1] == 1:
-            sums[0] += F.mse_loss(output, target.double(), reduction="sum").item()
-        else:
-            sums[0] += F.cross_entropy(output, target, reduction="sum").item()
-            sums[1] += (output.argmax(1) == target).sum().item()
-        sums[2] += len(target)
-    return sums

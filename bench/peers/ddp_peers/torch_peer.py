@@ -1,42 +1,82 @@
-"""What surrounds the training loop of a peer on torch: data, model, report."""
+"""What surrounds the training loop of a peer on torch: processes, data, model, report."""
 
-import functools
+import datetime
+import hashlib
+import os
+import tempfile
 
 import torch
+import torch.distributed as dist
 
-from . import ranks
-from .data import load_dataset, step_shares
-from .mlp import Mlp, evaluate, parameter_vector
-from .training_log import TrainingLog, versions
+from .command_line import PeerError, UsageError
+from .data import load_samples
+from .mlp import Mlp
+from .processes import run_ranks
+from .step_log import CudaStepLog, StepLog
+
+TIMEOUT = datetime.timedelta(seconds=120)
 
 
-def _train_and_report(train, packages, options, device, group=None):
-    """@param group None: this is the only process, and there is no process group"""
+def parameter_vector(model):
+    """All parameters, float64, on the host."""
+    return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()])
+
+
+def _gather(value):
+    """@return every rank's value, by rank"""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _mean_over_ranks(value):
+    values = torch.tensor([value], dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(values)
+    return values.item() / dist.get_world_size()
+
+
+def _train_and_report(rank, options, train, rendezvous):
+    """@param rendezvous a file; None: this is the only process, and there is no process group"""
     torch.set_num_threads(options.threads)
+    device = torch.device(options.device, rank if options.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dataset = load_dataset(options)
+    if rendezvous:
+        # The environment's names are for frameworks on top of torch.
+        ranks = str(options.processes)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the stages: on one host loopback will do
+        dist.init_process_group(options.backend, init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes,
+                                timeout=TIMEOUT, device_id=device if options.device == "cuda" else None)
+    samples = load_samples(options)
     torch.manual_seed(options.seed)
-    model = Mlp(dataset.layers).to(device)
-    initial_weights = parameter_vector(model)
+    model = Mlp(options.layers).to(device)
+    initial = parameter_vector(model)
 
-    has_phases = options.variant.name != "cuda_graph"
-    log = TrainingLog(options, options.total_epochs * len(step_shares(len(dataset.train), options)), device.type, group,
-                      ranks.CudaClock() if device.type == "cuda" else None, has_phases)
-    train(options, dataset, model, log, device)
+    log = (CudaStepLog if device.type == "cuda" else StepLog)(options, rank, *[_mean_over_ranks] if rendezvous else [])
+    train(options, device, samples, model, log)
 
-    weights = parameter_vector(model)
-    if group is not None:
-        group.check_same(weights)
-    loss, correct, samples = log.group.sum(evaluate(model, dataset.test, log.group.rank, options.processes, device))
-    log.report(dataset, parameters=len(weights), moved=(weights - initial_weights).norm().item(), loss=loss / samples,
-               accuracy=correct / samples if dataset.classification else None, software=versions("torch", *packages))
+    final = parameter_vector(model)
+    gather = _gather if rendezvous else lambda value: [value]
+    # Bytes, because a NaN equals nothing.
+    digests = gather(hashlib.sha256(final.numpy().tobytes()).digest())
+    if digests[rank] != digests[0]:
+        raise PeerError("the final weights differ from rank 0's, expected the same on all ranks")
+    ranks = gather(log.of_rank())
+    if rank == 0:
+        log.report(ranks, len(final), (final - initial).norm().item(), options.backend if rendezvous else None)
+    if rendezvous:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
-def run(options, train, *packages):
-    """Runs train(options, dataset, model, log, device) on every rank. @param packages whose versions are told"""
-    body = functools.partial(_train_and_report, train, packages)
-    if options.variant.max_processes == 1:
-        body(options, ranks.pick_device(options, 0))
+def run(options, train):
+    """Runs train(options, device, samples, model, log) on every rank."""
+    if options.device == "cuda" and torch.cuda.device_count() < options.processes:
+        raise UsageError(f"--device cuda with --nprocs {options.processes}: found {torch.cuda.device_count()} CUDA devices, "
+                         "expected one for each process")
+    if options.processes == 1:
+        _train_and_report(0, options, train, None)
     else:
-        ranks.run(body, options)
+        with tempfile.TemporaryDirectory() as folder:
+            run_ranks(options.program, options.processes, _train_and_report, options, train, f"{folder}/rendezvous")

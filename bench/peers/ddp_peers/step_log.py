@@ -1,0 +1,130 @@
+"""Times the steps of a rank and reports them as the stages do; the contract is in ../README.md."""
+
+import json
+import math
+import os
+import statistics
+import time
+
+from .command_line import PeerError
+
+WARMUP_STEPS = 20
+
+
+def peak_rss_mib():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM:"))
+
+
+def process_age_ms():
+    """To the kernel's clock tick, usually 10 ms."""
+    with open("/proc/self/stat") as file:
+        start_ticks = int(file.read().rpartition(")")[2].split()[19])
+    return (time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")) * 1e3
+
+
+class StepLog:
+    def __init__(self, options, rank=0, mean_over_ranks=lambda value: value):
+        """@param mean_over_ranks called by all ranks at the end of an epoch: there they meet, as the stages' do"""
+        self.options = options
+        self.rank = rank
+        self.mean_over_ranks = mean_over_ranks
+        self.rows = []
+        self.startup_ms = self.first_step_unix_ms = None
+
+    # The host's clock, CLOCK_MONOTONIC, which the stages read too.
+    def _mark(self):
+        return time.perf_counter() * 1e3
+
+    def _times_ms(self, marks):
+        return marks
+
+    def _synchronize(self):
+        pass
+
+    def begin_epoch(self, epoch):
+        self.epoch = epoch
+        self.losses = []  # (loss, samples of the step / ranks)
+        self._synchronize()
+        self.begin_ms = time.perf_counter() * 1e3
+        self.marks = [self._mark()]
+
+    def end_step(self, loss, share):
+        """@param loss what float() can read once the device is idle
+        @param share samples of the step / ranks"""
+        self.marks.append(self._mark())
+        self.losses.append((loss, share))
+        if self.startup_ms is None:
+            self._synchronize()
+            self.startup_ms = process_age_ms()
+            self.first_step_unix_ms = int(time.time() * 1e3)
+
+    def end_epoch(self):
+        times_ms = self._times_ms(self.marks)
+        losses = [(float(loss), share) for loss, share in self.losses]
+        for begin_ms, end_ms, (loss, _) in zip(times_ms, times_ms[1:], losses):
+            # JSON has no NaN.
+            self.rows.append({"rank": self.rank, "epoch": self.epoch, "step": len(self.rows), "step_ms": end_ms - begin_ms,
+                              "end_ms": end_ms, "loss": loss if math.isfinite(loss) else None})
+        samples = sum(share for _, share in losses)
+        self.loss = self.mean_over_ranks(sum(loss * share for loss, share in losses) / samples)
+        if not self.options.quiet:
+            label = "GPU" if self.options.device == "cuda" else "CPU"
+            print(f"[{label}{self.rank}] Epoch {self.epoch} | Batchsize: {self.options.batch_per_rank} | "
+                  f"Steps: {len(losses)} | Loss: {self.loss:.4f}\n", end="", flush=True)
+
+    def of_rank(self):
+        """What report() needs of each rank."""
+        return {"rows": self.rows, "peak_rss_mib": peak_rss_mib(), "startup_ms": self.startup_ms}
+
+    def report(self, ranks, parameters, moved, backend=None):
+        """Rank 0 prints the last line and writes --metrics.
+        @param ranks of_rank() of each
+        @param moved distance of all parameters from their initial values
+        @throws PeerError if the weights are not finite"""
+        if not math.isfinite(moved):
+            raise PeerError(f"the weights moved by {moved}, expected a finite distance; a smaller --lr may help")
+        options = self.options
+        warmup_steps = min(WARMUP_STEPS, len(self.rows) // 2)
+        step_ms = max(statistics.median(row["step_ms"] for row in rank["rows"][warmup_steps:]) for rank in ranks)
+        samples_per_second = options.global_batch / step_ms * 1e3
+        print(f"moved {moved:#.6g} | loss {self.loss:.4f} | step {step_ms:.3f} ms | {samples_per_second:.0f} samples/s",
+              flush=True)
+        if not options.metrics:
+            return
+        summary = {
+            "program": options.program, "variant": options.variant.name, "software": options.software, "backend": backend,
+            "device": options.device, "world_size": options.processes, "threads": options.threads,
+            "global_batch": options.global_batch, "layers": options.layers, "parameters": parameters,
+            "epochs": options.total_epochs, "steps": len(self.rows), "warmup_steps": warmup_steps,
+            "step_ms": step_ms, "samples_per_second": samples_per_second, "moved": moved, "loss": self.loss,
+            "peak_rss_mib": [rank["peak_rss_mib"] for rank in ranks], "startup_ms": [rank["startup_ms"] for rank in ranks],
+            "first_step_unix_ms": self.first_step_unix_ms,
+        }
+        lines = [row for rank in ranks for row in rank["rows"]] + [{"summary": summary}]
+        try:
+            with open(options.metrics, "w") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+        except OSError as error:
+            raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), "
+                            "expected a writable file") from None
+
+
+class CudaStepLog(StepLog):
+    """Marks are events on the stream, so that the host never waits inside an epoch."""
+
+    def _mark(self):
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _synchronize(self):
+        import torch
+
+        torch.cuda.synchronize()
+
+    def _times_ms(self, marks):
+        self._synchronize()
+        return [self.begin_ms + marks[0].elapsed_time(mark) for mark in marks]

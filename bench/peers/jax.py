@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Trains the stages' model with JAX, as a peer of the C++ stages.
+
+usage: jax.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [options, see --help]
+The contract between a peer and bench is bench/peers/README.md.
+"""
+
+import os
+import sys
+
+from ddp_peers.command_line import Variant, run_peer
+
+VARIANTS = [
+    Variant("jit", "one device, the whole step jitted, parameters donated", 1, 1, devices=("cpu",)),
+    Variant("shard_map", "a virtual device for each replica in one process, the whole step jitted, parameters donated", 2,
+            devices=("cpu",)),
+]
+
+
+def make_step(options, devices):
+    """@return step(parameters, inputs, targets, samples, weights) -> (parameters, loss), and how to put what all devices
+    have, and what each has a row of, on the devices"""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    def loss_of(parameters, inputs, targets, weights):
+        x = inputs
+        for i in range(0, len(parameters), 2):
+            x = (x if i == 0 else jax.nn.relu(x)) @ parameters[i] + parameters[i + 1]
+        if x.shape[1] == 1:
+            return jnp.sum(jnp.square(x - targets) * weights[:, None])
+        return -jnp.sum(jax.nn.log_softmax(x) * jax.nn.one_hot(targets, x.shape[1]) * weights[:, None])
+
+    def step(parameters, inputs, targets, samples, weights):
+        own = samples[0]
+        inputs, targets = (array.at[own].get(mode="promise_in_bounds") for array in (inputs, targets))
+        loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, targets, weights[0])
+        if options.processes > 1:
+            loss, gradients = jax.lax.psum((loss, gradients), "replicas")
+        return [p - options.learning_rate * g for p, g in zip(parameters, gradients)], loss
+
+    same, rows = PartitionSpec(), PartitionSpec("replicas")
+    mesh = jax.make_mesh((options.processes,), ("replicas",), devices=devices)
+    if options.processes > 1:
+        # Unchecked, or the gradients would be summed over the replicas without a word.
+        step = jax.shard_map(step, mesh=mesh, in_specs=(same, same, same, rows, rows), out_specs=(same, same), check_vma=False)
+    on_all, by_row = NamedSharding(mesh, same), NamedSharding(mesh, rows)
+    return (jax.jit(step, donate_argnums=0), lambda value: jax.device_put(value, on_all),
+            lambda value: jax.device_put(value, by_row))
+
+
+def deal(np, samples, replicas):
+    """@return each replica's samples, and what their losses count for. A replica that has one sample less than another has
+    one that counts for nothing."""
+    width = -(-len(samples) // replicas)
+    indices, weights = np.zeros((replicas, width), np.int32), np.zeros((replicas, width), np.float32)
+    for replica in range(replicas):
+        own = samples[replica::replicas]
+        indices[replica, :len(own)], weights[replica, :len(own)] = own, 1 / len(samples)
+    return indices, weights
+
+
+def run(options):
+    from ddp_peers import arrays
+    from ddp_peers.step_log import StepLog
+
+    drawing = arrays.start_drawing(options)
+    # XLA has one pool of threads for all devices, one for each core that it may use when it is imported.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:options.processes * options.threads])
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={options.processes}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import numpy as np
+
+    # A call computes, and returns when it has: what hands the step to another thread and waits for it is slower.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    work = drawing.result()
+    step, on_all, by_row = make_step(options, jax.devices())
+    inputs, targets = on_all(work.inputs), on_all(work.targets)
+    # An epoch's last batch may be a smaller one: both programs are compiled before the first step, on parameters thrown away.
+    for size in {min(options.global_batch, options.dataset_size), options.dataset_size % options.global_batch} - {0}:
+        batch = map(by_row, deal(np, np.arange(size), options.processes))
+        jax.block_until_ready(step(on_all(work.parameters), inputs, targets, *batch))
+    parameters = on_all(work.parameters)
+
+    log = StepLog(options)
+    for epoch in range(options.total_epochs):
+        steps = work.steps(epoch, options.global_batch)
+        batches = [tuple(map(by_row, deal(np, samples, options.processes))) for samples in steps]
+        log.begin_epoch(epoch)
+        for samples, (indices, weights) in zip(steps, batches):
+            parameters, loss = step(parameters, inputs, targets, indices, weights)
+            loss.block_until_ready()  # one program's results are there together
+            log.end_step(loss, len(samples))
+        log.end_epoch()
+    arrays.report(log, work, [[np.asarray(shard.data) for shard in parameter.addressable_shards] for parameter in parameters])
+
+
+if __name__ == "__main__":
+    sys.exit(run_peer("jax", ["torch", "jax"], VARIANTS, run))
