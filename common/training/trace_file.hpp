@@ -15,7 +15,7 @@ namespace ddp {
 /// on as many threads as were on their way at a time.
 std::string trace_events(const StepTrace& trace, int rank);
 
-/// {"traceEvents": [...]}, which Perfetto, chrome://tracing and tools/timeline.py read.
+/// {"traceEvents": [...]}, which Perfetto and chrome://tracing read.
 class TraceFile {
  public:
   /// @throws Error (1) if it cannot be opened, as does write() if it cannot write
