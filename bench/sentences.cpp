@@ -23,6 +23,11 @@ std::string times(double ratio) {
   return fmt::format("{:.{}f}x", ratio, decimals);
 }
 
+/// With a star where it is not significant.
+std::string starred(const Comparison& comparison) {
+  return times(*comparison.ratio) + (comparison.significant ? "" : "*");
+}
+
 /// As its makers write it.
 std::string proper_name(const std::string& name) {
   static const std::map<std::string, std::string> names = {{"pytorch", "PyTorch"},
@@ -56,11 +61,11 @@ std::string ranks(const Run& run) {
   return fmt::format("{} rank{}{}", run.world_size, run.world_size == 1 ? "" : "s", manner(run));
 }
 
-/// "04_ddp_launcher under mpirun, 2 ranks over shm".
+/// "04_ddp_launcher under mpirun on 2 ranks over shm".
 std::string label(const Run& run) {
   const bool has_launcher = run.launcher != "none" && run.launcher != "spawn";
   return program(run) + (has_launcher ? " under " + run.launcher : "") +
-         (run.backend != "none" ? ", " + ranks(run) : manner(run));
+         (run.backend != "none" ? " on " + ranks(run) : manner(run));
 }
 
 /// Collects the sentences. Each is a list with a part for each workload.
@@ -69,11 +74,11 @@ class Sentences {
   explicit Sentences(const Report& report) : report_(report), workloads_(workloads(report)) {}
 
   std::vector<Sentence> all() {
-    write("fastest", "Most samples/s: {}.", &Sentences::fastest);
+    write("fastest", "Most samples/s of the stages: {}.", &Sentences::fastest);
     write("ranks", "Samples/s of ranks beside one process: {}.", &Sentences::ranks_beside_one);
     write("threads", "Ranks beside threads on the same cores: {}.",
           &Sentences::ranks_beside_threads);
-    write("peers", "Frameworks on the same cores with the same global batch: {}.",
+    write("peers", "Frameworks, same cores and global batch (* not significant): {}.",
           &Sentences::peers);
     if (!write("controls",
                "How far equal commands differed: {}; what differs less is not significant.",
@@ -165,11 +170,10 @@ class Sentences {
       for (const Comparison* baseline : baselines) {
         if (run != nullptr && baseline->a == run->name) {
           mention(*run);
-          said.push_back(fmt::format("{} {} ({})", ranks(*run),
-                                     !baseline->significant ? "are not told apart from it"
-                                     : *baseline->ratio > 1 ? "help"
-                                                            : "do not help",
-                                     times(*baseline->ratio)));
+          const char* const text = !baseline->significant ? "whether {} help cannot be told ({})"
+                                   : *baseline->ratio > 1 ? "{} help ({})"
+                                                          : "{} do not help ({})";
+          said.push_back(fmt::format(fmt::runtime(text), ranks(*run), times(*baseline->ratio)));
         }
       }
     }
@@ -185,8 +189,8 @@ class Sentences {
       mention(a_of(*comparison));
       mention(b_of(*comparison));
       said.push_back(
-          !comparison->significant
-              ? fmt::format("{} and {} are not told apart ({})", of_ranks, of_threads, times(ratio))
+          !comparison->significant ? fmt::format("whether {} beat {} cannot be told ({})", of_ranks,
+                                                 of_threads, times(ratio))
           : ratio > 1
               ? fmt::format("{} are {} as fast as {}", of_ranks, times(ratio), of_threads)
               : fmt::format("{} is {} as fast as {}", of_threads, times(1 / ratio), of_ranks));
@@ -223,21 +227,17 @@ class Sentences {
       mention(a_of(first));
       mention(*peer);
       ours = program(a_of(first)) + manner(a_of(first));
-      std::string notes;
-      if (!first.significant) {
-        notes = times(*first.ratio);
-      }
+      std::string text = said.empty() ? " as fast as " : " as ";
+      text = starred(first) + text + program(*peer) + manner(*peer);
       if (own.size() > 1) {
         const Comparison& same = *own.back();
         mention(a_of(same));
-        notes += fmt::format(
-            "{}{} both: {}{}", notes.empty() ? "" : "; ",
-            peer->backend == "none" ? "one process" : "over " + proper_name(peer->backend),
-            times(*same.ratio), same.significant ? "" : ", not told apart");
+        text += fmt::format(
+            " (both {}: {})",
+            peer->backend == "none" ? "in one process" : "over " + proper_name(peer->backend),
+            starred(same));
       }
-      said.push_back((first.significant ? times(*first.ratio) + " as fast as "
-                                        : std::string("not told apart from ")) +
-                     program(*peer) + manner(*peer) + (notes.empty() ? "" : " (" + notes + ")"));
+      said.push_back(text);
     }
     return said.empty() ? "" : fmt::format("{} is {}", ours, fmt::join(said, ", "));
   }

@@ -1,5 +1,5 @@
 // Reports of launches that never were, whose truth is known: how often do they say what is not so?
-#include <map>
+#include <regex>
 
 #include "tests/catch.hpp"
 #include "tests/support/made_up_reports.hpp"
@@ -52,10 +52,12 @@ struct Counts {
   int missed_fastest = 0;  ///< name another run as the fastest and do not name the fastest with it
 };
 
+/// A ratio of speeds without a star, or ranks that help or do not.
 bool claims_anything(const Report& report) {
+  static const std::regex claim("[0-9]x as |[0-9]x\\)|shm help|do not help");
+  static const std::regex unknown("whether [^)]*\\)");
   return std::ranges::any_of(report.sentences, [](const Sentence& sentence) {
-    return sentence.text.find(" help") != std::string::npos ||
-           sentence.text.find("as fast as") != std::string::npos;
+    return std::regex_search(std::regex_replace(sentence.text, unknown, ""), claim);
   });
 }
 
@@ -139,6 +141,7 @@ TEST_CASE("an effect of 5 % is found, and never called the other way round", "[s
   World world = {.effect = 1.05};
   Counts counts = simulate(world);
   CHECK(counts.found > 0.8 * kReports);
+  CHECK(counts.claims > 0.8 * kReports);
   CHECK(counts.wrong_way <= kMostFalse);
   CHECK(counts.missed_fastest <= kMostFalse);
   world.noise = 0.08;  // too noisy to be found, which is no reason to say the opposite
