@@ -58,8 +58,8 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   fs::create_symlink("circle", folder / "circle");
   fs::create_symlink("no/such/folder/s", folder / "nowhere");
-  fs::copy(fs::path(DDP_SOURCE_DIR) / "data" / "digits.csv.gz", folder / "truncated");
-  fs::resize_file(folder / "truncated" / "digits.csv.gz", 20000);
+  fs::copy(fs::path(DDP_SOURCE_DIR) / "data" / "digits.safetensors", folder / "truncated");
+  fs::resize_file(folder / "truncated" / "digits.safetensors", 20000);
 
   using Environment = std::map<std::string, std::optional<std::string>>;
   const Environment no_gpu = {{"CUDA_VISIBLE_DEVICES", ""}};
@@ -119,7 +119,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
       {"03_ddp_spawn 5 1 --trace t --speedup graph", {"--trace", "--speedup graph", "fused"}},
       {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},
       {"03_ddp_spawn 5 1 --dataset digits --data-dir ../missing", {"missing"}},
-      {"03_ddp_spawn 5 1 --dataset digits --data-dir ../truncated", {"digits.csv.gz"}},
+      {"03_ddp_spawn 5 1 --dataset digits --data-dir ../truncated", {"digits.safetensors"}},
       {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
       // Names of hosts may come late: this one is asked for until --timeout.
       {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, no_host, 75},

@@ -1,7 +1,7 @@
-// common/data/data_files.hpp - the user's own data: a safetensors file, a table, a folder of
-// images.
+// common/data/data_files.hpp - the user's own data: tensors in a safetensors file.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "common/base/hash.hpp"
@@ -9,14 +9,21 @@
 
 namespace ddp {
 
-/// Whether --dataset names a file or a folder, and none of the datasets that the suite knows.
-bool is_data_file(const std::string& dataset);
+/// What a data file holds. The samples stay in the file.
+struct DataFile {
+  Samples train;
+  std::optional<Samples> test;
+};
 
-/// What options.dataset names, see docs/data.md. Tensors stay in their file, images are decoded
-/// whenever they are read. Without a test part one of five samples is it.
+/// Tensors features and labels, and test_features and test_labels if the file has them.
+/// @throws UsageError naming the file, what was found and what was expected
+DataFile read_data_file(const std::string& path);
+
+/// The file that options.dataset names, see docs/data.md. Without a test part one of five samples
+/// is it.
 /// @param content is given what tells this data from other data
 /// @return without a fingerprint
-/// @throws UsageError naming the file, what was found and what was expected
+/// @throws as read_data_file()
 Dataset load_data_file(const Options& options, Hash& content);
 
 }  // namespace ddp

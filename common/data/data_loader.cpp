@@ -4,7 +4,6 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <vector>
 
@@ -15,12 +14,6 @@ namespace {
 
 /// One that is copied, or used by the device, and one that is filled.
 constexpr size_t kBatchesUnderWay = 2;
-
-/// Images take milliseconds each, and whoever ends waits for the threads.
-constexpr int64_t kRowsBetweenLooks = 16;
-
-/// Of a ring, for each thread that fills it.
-constexpr size_t kSlotsPerWorker = 2;
 
 }  // namespace
 
@@ -39,7 +32,7 @@ void RandomSampler::set_epoch(int64_t epoch) {
 }
 
 bool fits_on(const torch::Device& device, const Samples& samples) {
-  if (device.is_cpu() || samples.images != nullptr) {
+  if (device.is_cpu()) {
     return false;
   }
   constexpr size_t kShare = 4;
@@ -60,8 +53,7 @@ DataLoaderOptions loader_options(const Samples& samples, const Options& options,
           .accumulate = options.accumulate,
           .device = device,
           .resident = resident,
-          .step_gathers = resident && options.speedup == "graph",
-          .workers = options.workers};
+          .step_gathers = resident && options.speedup == "graph"};
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoaderOptions& options)
@@ -74,9 +66,7 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, const DataLoade
 
 void DataLoader::set_up() {
   samples_.target = samples_.target.contiguous();
-  if (samples_.images == nullptr) {
-    samples_.input = samples_.input.contiguous();
-  }
+  samples_.input = samples_.input.contiguous();
   if (options_.resident) {
     samples_.input = as_features(samples_.input.to(options_.device));
     samples_.target = samples_.target.to(options_.device);
@@ -86,7 +76,6 @@ void DataLoader::set_up() {
 
 void DataLoader::reshard(std::unique_ptr<Sampler> sampler, const Options& options,
                          const torch::Device& device) {
-  prefetcher_.reset();  // it reads the samples, into as many slots as there were
   copy_stream_.reset();
   own_sampler_ = std::move(sampler);
   sampler_ = own_sampler_.get();
@@ -108,16 +97,13 @@ void DataLoader::set_batch(int64_t batch_per_rank, int64_t accumulate) {
 }
 
 void DataLoader::reserve(int64_t samples) {
-  if (prefetcher_ != nullptr) {
-    prefetcher_->stop();  // begin() starts it again
-  }
   slots_.clear();
   copies_.clear();
   rows_.reset();
   batch_.input.reset();
   batch_.target.reset();
   batch_.rows.reset();
-  slot_ = copy_ = in_use_ = 0;
+  slot_ = copy_ = 0;
   reserved_ = samples;
   const torch::Device& device = options_.device;
   const auto buffers = [&](const torch::TensorOptions& place) {
@@ -134,9 +120,7 @@ void DataLoader::reserve(int64_t samples) {
   }
   const bool copies = !device.is_cpu();
   const auto place = torch::TensorOptions().pinned_memory(copies);
-  most_in_use_ = copies ? kBatchesUnderWay : 1;
-  const size_t count = most_in_use_ + kSlotsPerWorker * static_cast<size_t>(options_.workers);
-  while (slots_.size() < count) {
+  while (slots_.size() < (copies ? kBatchesUnderWay : 1)) {
     slots_.push_back(
         {buffers(place), copies ? std::optional<c10::Event>(device.type()) : std::nullopt});
   }
@@ -164,44 +148,6 @@ const Samples& DataLoader::Buffers::first(int64_t samples) {
   return rest;
 }
 
-void DataLoader::start_workers() {
-  if (prefetcher_ == nullptr) {
-    const auto fill = [this](int64_t batch, size_t slot, const std::atomic<bool>& stops) {
-      const auto [position, samples] = plan_[static_cast<size_t>(batch)];
-      const Samples& whole = slots_[slot].gathered.whole;
-      for (int64_t begin = 0; begin < samples && !stops; begin += kRowsBetweenLooks) {
-        const int64_t rows = std::min(kRowsBetweenLooks, samples - begin);
-        gather_rows(samples_, order_.const_data_ptr<int64_t>() + position + begin, rows,
-                    {whole.input.narrow(0, begin, rows), whole.target.narrow(0, begin, rows)});
-      }
-    };
-    prefetcher_ = std::make_unique<Prefetcher>(options_.workers, std::ssize(slots_), fill);
-  }
-  plan_.clear();
-  for (Place place; is_in_epoch(place);) {
-    const Place following = after(place);
-    plan_.emplace_back(place.position, following.position - place.position);
-    place = following;
-  }
-  for (const Slot& slot : slots_) {
-    slot.wait_for_copy();  // in the epoch before
-  }
-  slot_ = in_use_ = 0;
-  prefetcher_->start(std::ssize(plan_));
-}
-
-DataLoader::Slot& DataLoader::next_filled() {
-  if (in_use_ == most_in_use_) {
-    slots_[slot_].wait_for_copy();
-    prefetcher_->give_back();
-    slot_ = (slot_ + 1) % slots_.size();
-    --in_use_;
-  }
-  Slot& slot = slots_[prefetcher_->take()];
-  ++in_use_;
-  return slot;
-}
-
 DataLoader::Slot& DataLoader::next_free() {
   Slot& slot = slots_[slot_];
   slot_ = slot_ + 1 == slots_.size() ? 0 : slot_ + 1;
@@ -224,12 +170,9 @@ const Samples& DataLoader::gather(int64_t position, int64_t samples) {
     at::index_select_out(target, samples_.target, 0, order);
     return batch;
   }
-  const bool is_filled = options_.workers > 0;
-  Slot& slot = is_filled ? next_filled() : next_free();
+  Slot& slot = next_free();
   const Samples& gathered = slot.gathered.first(samples);
-  if (!is_filled) {
-    gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples, gathered);
-  }
+  gather_rows(samples_, order_.const_data_ptr<int64_t>() + position, samples, gathered);
   return copy_stream_ ? copy_to_device(slot, gathered) : gathered;
 }
 
@@ -267,9 +210,6 @@ DataLoader::Place DataLoader::after(const Place& place) const {
 
 DataLoader::Iterator DataLoader::begin() {
   place_ = {};
-  if (prefetcher_ != nullptr) {
-    prefetcher_->stop();
-  }
   order_ = sampler_->indices();
   if (samples_.rows.defined()) {
     order_ = samples_.rows.index_select(0, order_);
@@ -280,9 +220,6 @@ DataLoader::Iterator DataLoader::begin() {
   const int64_t most = after(place_).position;
   if (most > reserved_) {
     reserve(most);  // the sampler's epochs differ in length
-  }
-  if (options_.workers > 0 && !options_.resident) {
-    start_workers();
   }
   batch_.observer->begin_epoch((sampler_->epoch_samples() + samples_per_step() - 1) /
                                samples_per_step());

@@ -6,11 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "common/data/dataset.hpp"
-#include "common/data/prefetcher.hpp"
 #include "common/data/step_observer.hpp"
 #include "common/launch/options.hpp"
 
@@ -85,7 +83,6 @@ struct DataLoaderOptions {
   torch::Device device = torch::kCPU;
   bool resident = false;  ///< see Note [Staging]
   bool step_gathers = false;  ///< resident ones: batches are Batch::rows
-  int workers = 0;  ///< threads that read batches ahead, see Note [Workers]; 0: this one does
 };
 
 /// Whether a device other than the CPU has room for all samples, and for four times as much.
@@ -93,7 +90,7 @@ struct DataLoaderOptions {
 /// @throws UsageError if that is no number
 bool fits_on(const torch::Device& device, const Samples& samples);
 /// As the command line says: options.batch_per_rank, which run_alone() and its kin have made of
-/// --global-batch, --accumulate, --speedup and --workers.
+/// --global-batch, --accumulate and --speedup.
 DataLoaderOptions loader_options(const Samples& samples, const Options& options,
                                  const torch::Device& device);
 
@@ -196,13 +193,10 @@ class DataLoader {
   void next();
   void set_up();
   void reserve(int64_t samples);
-  void start_workers();
   /// The samples of indices [position, position + samples), on the device.
   const Samples& gather(int64_t position, int64_t samples);
   /// The slot that this thread may fill.
   Slot& next_free();
-  /// The slot that a worker has filled.
-  Slot& next_filled();
   const Samples& copy_to_device(Slot& slot, const Samples& gathered);
   c10::Stream current_stream() const;
 
@@ -221,7 +215,7 @@ class DataLoader {
   // device has computed on what the copy held before, and the device for the stream. (The copies
   // need no record_stream(): nothing is freed before the device's stream has waited for them.)
   std::vector<Slot> slots_;  // one on the host and for resident samples: it is the batch
-  size_t slot_ = 0;  // the next one; with workers the first one in use
+  size_t slot_ = 0;  // the next one
   std::vector<Copy> copies_;
   size_t copy_ = 0;  // of the batch at hand
   std::optional<c10::Stream> copy_stream_;
@@ -229,12 +223,6 @@ class DataLoader {
   int64_t reserved_ = 0;  // samples
   bool has_batch_ = false;
   Place place_;  // of the next batch
-  // Note [Workers]: with --workers there are more slots, a ring that threads fill ahead, by reading
-  // files, decoding images or waiting for pages of a mapped file. The order is the sampler's.
-  std::vector<std::pair<int64_t, int64_t>> plan_;  // position and samples of the epoch's batches
-  size_t most_in_use_ = 1;  // slots, by the loop and by copies
-  size_t in_use_ = 0;
-  std::unique_ptr<Prefetcher> prefetcher_;  // last: its threads end before what they use
 };
 
 }  // namespace ddp

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -23,31 +22,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a file of the published data is, and what must be in it once unpacked.
-struct DataFile {
+/// A file of the published data: what must be in it once unpacked.
+struct PublishedFile {
   const char* name;
   size_t bytes;
   const char* hash;
 };
 
-constexpr DataFile kDigits{"digits.csv", 264712, "c0190c36d374a46af13d279cdb7a84f5"};
-constexpr DataFile kFashionTrainImages{"train-images-idx3-ubyte", 47040016,
-                                       "e5a664e2905b9295ca72265d7c26283b"};
-constexpr DataFile kFashionTrainLabels{"train-labels-idx1-ubyte", 60008,
-                                       "48a2c630b815ef5a775518db990ebf87"};
-constexpr DataFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
-                                      "00620a3fbea59460a60baf710224b311"};
-constexpr DataFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
-                                      "ca8383985fa2cbc620515cb4512a5b03"};
+constexpr PublishedFile kDigits{"digits.safetensors", 475320, "9a2c974ecdd18a2d95791ea27751ce72"};
+constexpr PublishedFile kFashionTrainImages{"train-images-idx3-ubyte", 47040016,
+                                            "e5a664e2905b9295ca72265d7c26283b"};
+constexpr PublishedFile kFashionTrainLabels{"train-labels-idx1-ubyte", 60008,
+                                            "48a2c630b815ef5a775518db990ebf87"};
+constexpr PublishedFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
+                                           "00620a3fbea59460a60baf710224b311"};
+constexpr PublishedFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
+                                           "ca8383985fa2cbc620515cb4512a5b03"};
 
 /// NAME.gz if it is there, else NAME.
-fs::path packed_or_plain(const fs::path& folder, const DataFile& file) {
+fs::path packed_or_plain(const fs::path& folder, const PublishedFile& file) {
   const fs::path packed = folder / (std::string(file.name) + ".gz");
   return fs::exists(packed) ? packed : folder / file.name;
 }
 
 /// The size is known, so a file that claims to be larger is never unpacked.
-std::string read_data_file(const fs::path& folder, const DataFile& file) {
+std::string read_published_file(const fs::path& folder, const PublishedFile& file) {
   const std::string path = packed_or_plain(folder, file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
   if (in == nullptr) {
@@ -80,7 +79,7 @@ std::string read_data_file(const fs::path& folder, const DataFile& file) {
 }
 
 /// The first candidate that has the file, else the first, so that the error names a likely place.
-fs::path find_data_dir(const Options& options, const DataFile& file,
+fs::path find_data_dir(const Options& options, const PublishedFile& file,
                        const std::vector<fs::path>& candidates) {
   if (!options.data_dir.empty()) {
     return options.data_dir;
@@ -144,36 +143,23 @@ Dataset image_dataset(const std::string& name, const Samples& train, const Sampl
           .fingerprint = {}};
 }
 
-/// 1,797 8x8 images of 10 people's handwritten digits; every fifth is held out.
+/// 1,797 8x8 images of 10 people's handwritten digits, of which every fifth is held out.
 Dataset digits(const Options& options) {
-  constexpr int64_t kImages = 1797;
-  constexpr int64_t kPixels = 64;
-  constexpr int64_t kHeldOutStride = 5;
   const fs::path folder = find_data_dir(
       options, kDigits,
       {fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "share", DDP_DATA_DIR});
-  const std::string csv = read_data_file(folder, kDigits);
-
-  const torch::Tensor table = torch::empty({kImages, kPixels + 1}, torch::kInt64);
-  int64_t* value = table.mutable_data_ptr<int64_t>();
-  const char* position = csv.data();
-  const char* const end = csv.data() + csv.size();
-  for (int64_t i = 0; i < table.numel(); ++i) {
-    position = std::from_chars(position, end, value[i]).ptr + 1;  // skips the comma or newline
-  }
-  const torch::Tensor held_out = torch::arange(kImages).remainder(kHeldOutStride).eq(0);
-  const auto part = [&](const torch::Tensor& mask) {
-    const torch::Tensor rows = table.index({mask});
-    return Samples{rows.narrow(1, 0, kPixels).to(torch::kFloat32).contiguous(),
-                   rows.select(1, kPixels).contiguous()};
+  read_published_file(folder, kDigits);  // which checks it
+  const DataFile file = read_data_file(folder / kDigits.name);
+  const auto copy = [](const Samples& samples) {  // that can be written to
+    return Samples{samples.input.clone(), samples.target};
   };
-  return image_dataset("digits", part(~held_out), part(held_out), options, {128, 128});
+  return image_dataset("digits", copy(file.train), copy(file.test.value()), options, {128, 128});
 }
 
 /// What follows an IDX file's header, which is big-endian numbers and checked by the file's hash.
-torch::Tensor idx_values(const fs::path& folder, const DataFile& file, size_t header_bytes,
+torch::Tensor idx_values(const fs::path& folder, const PublishedFile& file, size_t header_bytes,
                          torch::ScalarType dtype) {
-  std::string bytes = read_data_file(folder, file);
+  std::string bytes = read_published_file(folder, file);
   const auto size = static_cast<int64_t>(bytes.size() - header_bytes);
   return torch::from_blob(bytes.data() + header_bytes, {size}, torch::kUInt8).to(dtype);
 }
@@ -183,7 +169,7 @@ Dataset fashion_mnist(const Options& options) {
   constexpr int64_t kPixels = 784;
   const fs::path folder = find_data_dir(options, kFashionTrainImages,
                                         {"/usr/share/datasets/fashion-mnist", DDP_DATA_DIR});
-  const auto part = [&](const DataFile& images, const DataFile& labels) {
+  const auto part = [&](const PublishedFile& images, const PublishedFile& labels) {
     return Samples{idx_values(folder, images, 16, torch::kFloat32).view({-1, kPixels}),
                    idx_values(folder, labels, 8, torch::kInt64)};
   };
@@ -201,10 +187,8 @@ Dataset load(const Options& options) {
     return fashion_mnist(options);
   }
   if (options.dataset != "synthetic") {
-    refuse(
-        "--dataset: got {}, expected synthetic, digits or fashion-mnist, a file .safetensors or "
-        ".csv, or a folder",
-        quote(options.dataset));
+    refuse("--dataset: got {}, expected synthetic, digits, fashion-mnist, or a FILE.safetensors",
+           quote(options.dataset));
   }
   return synthetic(options);
 }
@@ -222,7 +206,7 @@ Dataset load_dataset(const Options& options) {
   const torch::NoGradGuard no_grad;
   Hash content;
   Dataset dataset;
-  if (is_data_file(options.dataset)) {
+  if (options.dataset.ends_with(".safetensors")) {
     dataset = load_data_file(options, content);
   } else {
     dataset = load(options);

@@ -20,35 +20,30 @@ void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
   }
 }
 
-/// As torchvision's ToTensor.
-void scale_pixels(const uint8_t* pixels, size_t count, float* to) {
+/// The same for pixels, as torchvision's ToTensor scales them.
+void scale_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
+                const torch::Tensor& to) {
   constexpr float kWhite = 255;
-  for (size_t i = 0; i < count; ++i) {
-    to[i] = static_cast<float>(pixels[i]) / kWhite;
-  }
-}
-
-/// @param row_of returns the pixels of a row
-template <typename RowOf>
-void scale_rows(const RowOf& row_of, const int64_t* order, int64_t rows, const torch::Tensor& to) {
-  const auto features = static_cast<size_t>(to.stride(0));
-  float* target = to.mutable_data_ptr<float>();
+  const int64_t all_rows = from.size(0);
+  const int64_t features = from.size(1);
+  const auto* const source = from.const_data_ptr<uint8_t>();
+  auto* target = to.mutable_data_ptr<float>();
   for (int64_t i = 0; i < rows; ++i, target += features) {
-    scale_pixels(row_of(order[i]), features, target);
+    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
+                "), got ", order[i]);
+    const uint8_t* const pixels = source + order[i] * features;
+    for (int64_t j = 0; j < features; ++j) {
+      target[j] = static_cast<float>(pixels[j]) / kWhite;
+    }
   }
 }
 
 }  // namespace
 
-int64_t Samples::in_features() const {
-  return images != nullptr ? static_cast<int64_t>(images->shape().bytes()) : input.size(1);
-}
-
 Samples Samples::slice(int64_t begin, int64_t end) const {
   if (rows.defined()) {
-    return {input, target, rows.slice(0, begin, end), images};
+    return {input, target, rows.slice(0, begin, end)};
   }
-  TORCH_CHECK(images == nullptr, "Expected images with rows");
   return {input.slice(0, begin, end), target.slice(0, begin, end)};
 }
 
@@ -66,31 +61,13 @@ Samples Samples::room_for(int64_t size, const torch::TensorOptions& place) const
     sizes[0] = size;
     return torch::empty(sizes, place.dtype(dtype == torch::kUInt8 ? torch::kFloat32 : dtype));
   };
-  return {images != nullptr ? room({size, in_features()}, torch::kFloat32)
-                            : room(input.sizes().vec(), input.scalar_type()),
+  return {room(input.sizes().vec(), input.scalar_type()),
           room(target.sizes().vec(), target.scalar_type())};
 }
 
 void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const Samples& to) {
-  if (from.images != nullptr) {
-    thread_local std::vector<uint8_t> pixels;
-    pixels.resize(from.images->shape().bytes());
-    const auto decoded = [&](int64_t row) {
-      from.images->decode(static_cast<size_t>(row), pixels.data());
-      return pixels.data();
-    };
-    scale_rows(decoded, order, rows, to.input);
-  } else if (from.input.scalar_type() == torch::kUInt8) {
-    const int64_t all_rows = from.input.size(0);
-    const auto stored = [&, features = from.input.stride(0)](int64_t row) {
-      TORCH_CHECK(row >= 0 && row < all_rows, "Expected an index in [0, ", all_rows, "), got ",
-                  row);
-      return from.input.const_data_ptr<uint8_t>() + row * features;
-    };
-    scale_rows(stored, order, rows, to.input);
-  } else {
-    copy_rows(from.input, order, rows, to.input);
-  }
+  const bool is_pixels = from.input.scalar_type() == torch::kUInt8;
+  (is_pixels ? scale_rows : copy_rows)(from.input, order, rows, to.input);
   copy_rows(from.target, order, rows, to.target);
 }
 

@@ -4,22 +4,17 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <memory>
-
-#include "common/data/images/image_folder.hpp"
 
 namespace ddp {
 
-/// Samples in host memory, in a file that is mapped, or in files of images.
+/// Samples in host memory, or in a file that is mapped.
 struct Samples {
-  /// (rows, in_features) float32, or uint8 pixels, read as value / 255; undefined: see `images`
-  torch::Tensor input;
+  torch::Tensor input;  ///< (rows, in_features) float32, or uint8 pixels, read as value / 255
   torch::Tensor target;  ///< (rows) int64 classes, or (rows, 1) float32 values
   torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all of them
-  std::shared_ptr<const ImageFolder> images = {};  ///< decoded whenever a row is read
 
   int64_t size() const { return (rows.defined() ? rows : target).sizes().front(); }
-  int64_t in_features() const;
+  int64_t in_features() const { return input.size(1); }
   /// Samples [begin, end) of them; nothing is read.
   Samples slice(int64_t begin, int64_t end) const;
   /// The samples as they are computed on, without `rows`: float32 on the host.
@@ -29,9 +24,7 @@ struct Samples {
   Samples room_for(int64_t size, const torch::TensorOptions& place = {}) const;
 };
 
-/// Reads rows `order[0, rows)` of the tensors or images into the first rows of `to`, which is of
-/// room_for(). Any number of threads may.
-/// @throws UsageError naming the image that cannot be decoded
+/// Reads rows `order[0, rows)` of the tensors into the first rows of `to`, which is of room_for().
 void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const Samples& to);
 
 /// uint8 as float32, value / 255; float32 as it is.

@@ -1,14 +1,12 @@
 #include "common/data/tensor_file.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,9 +18,7 @@
 #include "common/base/mapped_file.hpp"
 #include "common/base/next_file.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
-#include "common/base/uninterrupted.hpp"
 
 namespace ddp {
 namespace {
@@ -62,19 +58,13 @@ size_t hash_position(const std::string& header) {
              : key + kHashKey.size();
 }
 
-void read_exactly(const std::string& path, int fd, char* bytes, size_t size) {
-  while (size > 0) {
-    const ssize_t count = uninterrupted([&] { return read(fd, bytes, size); });
-    if (count <= 0) {
-      refuse_snapshot(path, std::string("cannot be read: ") +
-                                (count < 0 ? std::strerror(errno) : "it became shorter meanwhile"));
-    }
-    bytes += count;
-    size -= static_cast<size_t>(count);
+void check_size(size_t file_bytes) {
+  if (file_bytes < sizeof(uint64_t)) {
+    throw Malformed(fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
   }
 }
 
-/// @param file_bytes at least those that say how long the header is
+/// @param file_bytes after check_size()
 void check_header_size(uint64_t header_bytes, size_t file_bytes, uint64_t most) {
   if (header_bytes > most || header_bytes > file_bytes - sizeof(header_bytes)) {
     throw Malformed(
@@ -84,83 +74,77 @@ void check_header_size(uint64_t header_bytes, size_t file_bytes, uint64_t most) 
   }
 }
 
-/// A file of which the beginning has been read.
-struct OpenFile {
-  explicit OpenFile(const std::string& path)
-      : file(uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); })) {
-    struct stat status {};
-    if (!file.is_open() || fstat(file.get(), &status) != 0) {
-      refuse_snapshot(path, std::string("cannot be read: ") + std::strerror(errno));
+/// A snapshot of which the header has been read; the data comes next.
+class OpenSnapshot {
+ public:
+  explicit OpenSnapshot(const std::string& path) : in_(path, std::ios::binary | std::ios::ate) {
+    const auto file_bytes = static_cast<size_t>(in_.tellg());
+    if (!in_.seekg(0)) {
+      throw Malformed(std::string("cannot be read: ") + std::strerror(errno));
     }
-    const auto file_bytes = static_cast<size_t>(status.st_size);
+    check_size(file_bytes);
     uint64_t header_bytes = 0;
-    if (file_bytes < sizeof(header_bytes)) {
-      refuse_snapshot(path, fmt::format("holds {} bytes, expected a safetensors file", file_bytes));
-    }
-    read_exactly(path, file.get(), reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
+    read(&header_bytes, sizeof(header_bytes));
     check_header_size(header_bytes, file_bytes, kMaxHeaderBytes);
     header.resize(header_bytes);
-    read_exactly(path, file.get(), header.data(), header.size());
+    read(header.data(), header_bytes);
     data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
   }
 
-  FileDescriptor file;
+  void read(void* bytes, size_t size) {
+    if (!in_.read(static_cast<char*>(bytes), static_cast<std::streamsize>(size))) {
+      throw Malformed(std::string("cannot be read: ") +
+                      (in_.eof() ? "it became shorter meanwhile" : std::strerror(errno)));
+    }
+  }
+
   std::string header;
   size_t data_bytes = 0;
+
+ private:
+  std::ifstream in_;
 };
 
-/// What a file consists of.
-struct Content {
-  std::string header;
-  torch::Tensor data;  // bytes, one-dimensional
-};
-
-/// Of a file whose checksum matches.
-/// @param keep_data false: the data is read, but the content has none
-Content read_content(const std::string& path, bool keep_data) {
-  const OpenFile open_file(path);
-  const size_t data_bytes = open_file.data_bytes;
-  Content content{.header = open_file.header, .data = {}};
-  const size_t position = hash_position(content.header);
+/// The data of a snapshot whose checksum matches.
+/// @param keep false: it is read piece by piece, and the last piece is returned
+torch::Tensor read_data(OpenSnapshot& snapshot, bool keep) {
+  const size_t position = hash_position(snapshot.header);
   if (position == std::string::npos) {
-    refuse_snapshot(path, "has no checksum, expected a file that this suite wrote");
+    throw Malformed("has no checksum, expected a file that this suite wrote");
   }
-  const std::string stored = content.header.substr(position, kNoHash.size());
-  content.header.replace(position, kNoHash.size(), kNoHash);
+  std::string header = snapshot.header;
+  header.replace(position, kNoHash.size(), kNoHash);
   Hash hash;
-  hash.update(content.header);
-  const size_t kept_bytes = keep_data ? data_bytes : std::min(data_bytes, kPieceBytes);
-  content.data = torch::empty({static_cast<int64_t>(kept_bytes)}, torch::kUInt8);
-  char* const data = static_cast<char*>(content.data.mutable_data_ptr());
-  for (size_t begin = 0; begin < data_bytes; begin += kPieceBytes) {
-    char* const piece = data + (keep_data ? begin : 0);
-    const size_t size = std::min(kPieceBytes, data_bytes - begin);
-    read_exactly(path, open_file.file.get(), piece, size);
+  hash.update(header);
+  const size_t kept_bytes = keep ? snapshot.data_bytes : std::min(snapshot.data_bytes, kPieceBytes);
+  torch::Tensor data = torch::empty({static_cast<int64_t>(kept_bytes)}, torch::kUInt8);
+  for (size_t begin = 0; begin < snapshot.data_bytes; begin += kPieceBytes) {
+    char* const piece = static_cast<char*>(data.mutable_data_ptr()) + (keep ? begin : 0);
+    const size_t size = std::min(kPieceBytes, snapshot.data_bytes - begin);
+    snapshot.read(piece, size);
     hash.update(piece, size);
   }
-  if (hash.hex() != stored) {
-    refuse_snapshot(path, "is damaged: its checksum does not match");
+  if (hash.hex() != snapshot.header.substr(position, kNoHash.size())) {
+    throw Malformed("is damaged: its checksum does not match");
   }
-  return content;
+  return data;
 }
 
 bool is_whole(const std::string& path) {
   try {
-    read_content(path, /*keep_data=*/false);
+    OpenSnapshot snapshot(path);
+    read_data(snapshot, /*keep=*/false);
     return true;
-  } catch (const Error&) {
-    return false;
   } catch (const Malformed&) {
     return false;
   }
 }
 
-/// One tensor of the header, checked against what is there.
-/// @param position where its data must begin; then where it ends
+/// @param bytes of the data, of this tensor alone
 /// @param may_copy what does not lie on an address that its dtype needs
-/// @return a view of the data
-torch::Tensor read_tensor(const std::string& name, const ordered_json& entry,
-                          const torch::Tensor& data, bool may_copy, size_t& position) {
+/// @return a view of them
+torch::Tensor view_of(const std::string& name, const ordered_json& entry,
+                      const torch::Tensor& bytes, bool may_copy) {
   const auto malformed = [&](const std::string& has, const std::string& expected) {
     return Malformed(fmt::format("has tensor {} {}, expected {}", quote(name), has, expected));
   };
@@ -169,36 +153,28 @@ torch::Tensor read_tensor(const std::string& name, const ordered_json& entry,
   if (dtype == std::end(kDtypes)) {
     throw malformed("of dtype " + quote(dtype_name), "F64, F32, F16, BF16, I64, I32, U8 or BOOL");
   }
-  const std::string shape_text = shorten(entry.at("shape").dump());
-  if (!std::ranges::all_of(entry.at("shape"), &ordered_json::is_number_unsigned)) {
-    throw malformed("of shape " + shape_text, "whole numbers");  // 1.5 would be read as 1
-  }
-  const auto shape = entry.at("shape").get<std::vector<int64_t>>();
   const size_t unit = c10::elementSize(dtype->type);
-  size_t bytes = unit;
-  for (const int64_t extent : shape) {
-    if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
-      throw malformed("of shape " + shape_text, "a size that fits into a file");
-    }
+  std::vector<int64_t> shape;
+  size_t size = unit;
+  bool fits = entry.at("shape").is_array();
+  for (const ordered_json& extent : entry.at("shape")) {
+    fits = fits && extent.is_number_unsigned() &&  // 1.5 would be read as 1
+           !__builtin_mul_overflow(size, extent.get<size_t>(), &size);
+    shape.push_back(fits ? extent.get<int64_t>() : 0);
   }
-  if (bytes > data.nbytes() - position ||
-      entry.at("data_offsets") != ordered_json{position, position + bytes}) {
-    throw malformed(
-        "of " + std::to_string(bytes) + " bytes at " + shorten(entry.at("data_offsets").dump()),
-        fmt::format("one that begins at {} of {} bytes of data, and ends within them", position,
-                    data.nbytes()));
+  if (!fits || size != bytes.nbytes()) {
+    throw malformed(fmt::format("of dtype {} and shape {} in {} bytes", dtype_name,
+                                shorten(entry.at("shape").dump()), bytes.nbytes()),
+                    "whole numbers that make as many bytes");
   }
-  const torch::Tensor raw =
-      data.narrow(0, static_cast<int64_t>(position), static_cast<int64_t>(bytes));
-  position += bytes;
   // LibTorch looks at the distance from the data's beginning, the processor at the address.
-  const bool aligned = static_cast<size_t>(raw.storage_offset()) % unit == 0 &&
-                       reinterpret_cast<uintptr_t>(raw.const_data_ptr()) % unit == 0;
+  const bool aligned = static_cast<size_t>(bytes.storage_offset()) % unit == 0 &&
+                       reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % unit == 0;
   if (!aligned && !may_copy) {
     throw malformed(fmt::format("of dtype {} that is not aligned", dtype_name),
                     fmt::format("header and data before it of a multiple of {} bytes", unit));
   }
-  return (aligned ? raw : raw.clone()).view(dtype->type).view(shape);
+  return (aligned ? bytes : bytes.clone()).view(dtype->type).view(shape);
 }
 
 /// What is not nested deeper than any safetensors file's: all that follows goes down by recursion.
@@ -211,19 +187,6 @@ ordered_json parse_header(const std::string& header) {
     return true;
   };
   return ordered_json::parse(header, look);
-}
-
-/// A tensor that nobody wants, of whatever dtype. @param position as in read_tensor()
-void skip_tensor(const std::string& name, const ordered_json& entry, size_t data_bytes,
-                 size_t& position) {
-  const auto offsets = entry.at("data_offsets").get<std::array<size_t, 2>>();
-  if (offsets[0] != position || offsets[1] < position || offsets[1] > data_bytes) {
-    throw Malformed(
-        fmt::format("has tensor {} at {}, expected one that begins at {} of {} bytes "
-                    "of data, and ends within them",
-                    quote(name), shorten(entry.at("data_offsets").dump()), position, data_bytes));
-  }
-  position = offsets[1];
 }
 
 /// @param data bytes that the tensors are views of
@@ -241,15 +204,25 @@ TensorFile parse(const std::string& header, const torch::Tensor& data,
     }
   }
   // Other writers may list them in another order than they lie in.
-  std::ranges::stable_sort(entries, {}, [](const auto& entry) {
-    return entry.second.at("data_offsets").at(0).template get<size_t>();
-  });
+  const auto offsets = [](const auto& entry) {
+    return entry.second.at("data_offsets").template get<std::array<size_t, 2>>();
+  };
+  std::ranges::stable_sort(entries, {}, offsets);
   size_t position = 0;
-  for (const auto& [name, entry] : entries) {
-    if (wanted != nullptr && std::ranges::find(*wanted, name) == wanted->end()) {
-      skip_tensor(name, entry, data.nbytes(), position);
-    } else {
-      file.tensors.emplace_back(name, read_tensor(name, entry, data, wanted == nullptr, position));
+  for (const auto& entry : entries) {
+    const auto& [name, described] = entry;
+    const auto [begin, end] = offsets(entry);
+    if (begin != position || end < begin || end > data.nbytes()) {
+      throw Malformed(fmt::format(
+          "has tensor {} at {}, expected one that begins at {} of {} bytes of data, and ends "
+          "within them",
+          quote(name), shorten(described.at("data_offsets").dump()), position, data.nbytes()));
+    }
+    position = end;
+    if (wanted == nullptr || std::ranges::find(*wanted, name) != wanted->end()) {
+      const torch::Tensor bytes =
+          data.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
+      file.tensors.emplace_back(name, view_of(name, described, bytes, wanted == nullptr));
     }
   }
   if (position != data.nbytes()) {
@@ -322,11 +295,9 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
 
 std::map<std::string, std::string> read_tensor_file_metadata(const std::string& path) {
   try {
-    return parse_header(OpenFile(path).header)
+    return parse_header(OpenSnapshot(path).header)
         .at("__metadata__")
         .get<std::map<std::string, std::string>>();
-  } catch (const Error&) {
-    throw;
   } catch (...) {
     refuse_snapshot(path, what_is_wrong());
   }
@@ -334,10 +305,9 @@ std::map<std::string, std::string> read_tensor_file_metadata(const std::string& 
 
 TensorFile read_tensor_file(const std::string& path) {
   try {
-    const Content content = read_content(path, /*keep_data=*/true);
-    return parse(content.header, content.data, /*wanted=*/nullptr);
-  } catch (const Error&) {
-    throw;
+    OpenSnapshot snapshot(path);
+    const torch::Tensor data = read_data(snapshot, /*keep=*/true);
+    return parse(snapshot.header, data, /*wanted=*/nullptr);
   } catch (...) {
     refuse_snapshot(path, what_is_wrong());
   }
@@ -347,10 +317,8 @@ TensorFile map_tensor_file(const std::string& path, const std::vector<std::strin
   const auto file = std::make_shared<const MappedFile>(path);
   const std::string_view bytes = file->bytes();
   try {
+    check_size(bytes.size());
     uint64_t header_bytes = 0;
-    if (bytes.size() < sizeof(header_bytes)) {
-      throw Malformed(fmt::format("holds {} bytes, expected a safetensors file", bytes.size()));
-    }
     std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
     check_header_size(header_bytes, bytes.size(), kMaxDataHeaderBytes);
     const std::string_view data = bytes.substr(sizeof(header_bytes) + header_bytes);

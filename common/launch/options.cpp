@@ -138,19 +138,17 @@ void add_data_and_model(OptionGroup group, Options& options) {
   const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
   group.value("--dataset", "DATA", "synthetic",
               "what to learn: " + join(datasets) +
-                  ", a FILE.safetensors or FILE.csv, or a folder of images, one folder per class",
+                  ", or a FILE.safetensors, which tools/to_safetensors makes",
               [&options, datasets](const std::string& name, const std::string& text) {
                 options.dataset = text;
-                const bool is_file = text.ends_with(".safetensors") || text.ends_with(".csv");
                 const bool is_known = std::ranges::find(datasets, text) != datasets.end();
-                std::error_code error;
-                if (!is_file && !is_known && !std::filesystem::is_directory(text, error)) {
-                  refuse("{}: got {}, expected {}, a file .safetensors or .csv, or a folder", name,
-                         quote(text), join(datasets));
+                if (!is_known && !text.ends_with(".safetensors")) {
+                  refuse(
+                      "{}: got {}, expected {}, or a FILE.safetensors (tools/to_safetensors makes "
+                      "one of a table or of images)",
+                      name, quote(text), join(datasets));
                 }
               });
-  group.integer("--workers", options.workers, 0, 256, std::to_string(options.workers),
-                "threads that read the next batches, and decode images; 0: the training thread");
   group.text("--data-dir", "PATH", options.data_dir, "where it is installed",
              "folder of the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,

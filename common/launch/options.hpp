@@ -51,10 +51,8 @@ struct Options {
   bool deterministic = false;
 
   // Data and model.
-  /// "synthetic", "digits", "fashion-mnist", or the path of a .safetensors or .csv file, or of a
-  /// folder with one folder of images per class
-  std::string dataset = "synthetic";
-  int workers = 0;  ///< threads that read the next batches; 0: the training thread does
+  std::string dataset =
+      "synthetic";  ///< or "digits", "fashion-mnist", a path of a .safetensors file
   std::string data_dir;  ///< folder with the data files; empty: where the dataset is installed
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default

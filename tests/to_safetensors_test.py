@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""tools/to_safetensors: images, tables and IDX files of the same samples train a stage to the same weights, and whatever is wrong with them is one line
+that names it.
+
+usage: tests/to_safetensors_test.py BIN_DIR
+"""
+
+import contextlib
+import gzip
+import io
+import os
+import pathlib
+import re
+import runpy
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy
+import safetensors.numpy
+from PIL import Image
+
+TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/to_safetensors"
+BIN_DIR = pathlib.Path(sys.argv.pop(1)).resolve()
+PIXELS = numpy.random.default_rng(0).integers(0, 256, (40, 4, 5), "uint8")
+LABELS = numpy.arange(40) * 3 // 40  # sorted, as the folders are
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype("uint8").tobytes()
+
+
+def table(rows, header="a,b,label"):
+    return "\n".join([header, *rows]) + "\n"
+
+
+class ToSafetensors(unittest.TestCase):
+    def setUp(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        os.chdir(self.folder)
+
+    def run_tool(self, line):
+        """Within this process, which has loaded what the tool loads."""
+        said, wrong, code = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+            sys.argv = [str(TOOL), *line.split()]
+            try:
+                runpy.run_path(str(TOOL), run_name="__main__")
+            except SystemExit as stop:
+                code = stop.code
+        return subprocess.CompletedProcess(line, code, said.getvalue(), wrong.getvalue())
+
+    def convert(self, line):
+        done = self.run_tool(line)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), line)
+        return safetensors.numpy.load_file(self.folder / "o.safetensors")
+
+    def check_refused(self, line, *parts):
+        done = self.run_tool(line)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+        for part in parts:
+            self.assertIn(part, done.stderr)
+        self.assertFalse((self.folder / "o.safetensors").exists())
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def save_image(self, name, image, **keywords):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path, **keywords)
+
+    def digest(self, dataset):
+        done = subprocess.run([BIN_DIR / "01_single_gpu", "3", "9", "--quiet", "--hidden", "8", "--dataset", dataset],
+                              cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return re.search("digest ([0-9a-f]{16})", done.stdout)[1]
+
+    def test_every_source_is_the_same_samples(self):
+        for number, (pixels, label) in enumerate(zip(PIXELS, LABELS)):
+            self.save_image(f"photos/class {label}/{number:03}.png", Image.fromarray(pixels))
+        self.write("photos/.hidden", "")
+        self.write("i.gz", gzip.compress(idx(PIXELS)))
+        self.write("l", idx(LABELS))
+        rows = [",".join(map(repr, [*(pixels.flatten() / numpy.float32(255)).tolist(), int(label)]))
+                for pixels, label in zip(PIXELS, LABELS)]
+        self.write("t.csv", "\ufeff" + table(rows, ",".join(f'"p{i}"' for i in range(20)) + ", Label").replace("\n", "\r\n"))
+        digests = set()
+        for sources in "photos", "i.gz l", "t.csv":
+            written = self.convert(f"{sources} o.safetensors")
+            numpy.testing.assert_array_equal(written["labels"], LABELS)
+            self.assertEqual((written["labels"].dtype, len(written)), (numpy.int64, 2))
+            if sources != "t.csv":
+                numpy.testing.assert_array_equal(written["features"], PIXELS)
+            digests.add(self.digest("o.safetensors"))
+        self.assertEqual(len(digests), 1, digests)
+        held_out = self.convert("i.gz l o.safetensors --test i.gz l")
+        numpy.testing.assert_array_equal(held_out["test_features"], PIXELS)
+        self.assertNotIn(self.digest("o.safetensors"), digests)  # nothing is held out of these
+
+    def test_images_are_what_a_viewer_shows(self):
+        gray = Image.fromarray(PIXELS[0])
+        sideways = Image.Exif()
+        sideways[0x0112] = 6  # to be turned clockwise
+        self.save_image("f/a/1.png", gray.transpose(Image.Transpose.ROTATE_90), exif=sideways)
+        clear = gray.convert("LA")
+        clear.putpixel((0, 0), (200, 0))
+        self.save_image("f/b/1.png", clear)
+        features = self.convert("f o.safetensors")["features"]
+        numpy.testing.assert_array_equal(features[0], PIXELS[0])
+        self.assertEqual(features[1, 0, 0], 0)
+        numpy.testing.assert_array_equal(features[1].flatten()[1:], PIXELS[0].flatten()[1:])
+
+    def test_targets(self):
+        for rows, arguments, dtype in [
+            (["1,2,0", "3,4,1"], "", "int64"), (["1,2,0.5", "3,4,1"], "", "float32"),
+            (["1,2,1.0", "3,4,0.0"], "--labels classes", "int64"), (["1,2,1", "3,4,0"], "--labels values", "float32"),
+            (["1,2,1", "0.5,4,1"], "--target a --labels values", "float32"),
+        ]:
+            self.write("t.csv", table(rows, "# a, b, label"))
+            written = self.convert(f"t.csv o.safetensors {arguments}")
+            self.assertEqual(written["labels"].dtype, dtype)
+            target = 0 if "--target" in arguments else 2
+            numpy.testing.assert_array_equal(written["labels"], [float(row.split(",")[target]) for row in rows])
+            self.assertEqual(written["features"][1, 0], 4 if target == 0 else float(rows[1].split(",")[0]))
+
+    def test_what_is_wrong_with_a_table_is_said(self):
+        for content, *parts in [
+            ("", "line 0: column 1 has no name"), ("a,b\n1,2\n", "line 1: got 0 columns label", "--target"),
+            (",a,label\n0,1,2\n", "line 1: column 1 has no name", "index=False"), ("1,2\n3,4\n", "line 1: got the number 1"),
+            ("a;label\n1;2\n", "line 1: got 1 column,"), ("label,Label\n1,2\n", "got 2 columns label"), (table([]), "line 1: got no line of numbers"),
+            (table(["1,2,0", "1,2"]), "line 3: got 2 columns, expected 3"), (table(["1,2,0", "", "1,x,0"]), "line 4: column 2 (b): got 'x'"),
+            (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
+            (table(["1_0,1,0"]), "got '1_0'"), (table(["1,2,3", "1,2,-1"]), "line 3: column 3 (label): got -1, expected a class"),
+            (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
+            (table(['1,"2,0']), "unexpected end of data"), (b"a,label\n\xff,1\n", "UTF-8"), (b"a,label\nx\x1b\n,1\n", "got 1 columns"),
+            (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"),
+        ]:
+            self.write("t.csv", content)
+            with self.subTest(content):
+                self.check_refused("t.csv o.safetensors", "to_safetensors: error: ", "t.csv", *parts)
+
+    def test_what_is_wrong_with_images_is_said(self):
+        self.write("f/a/1.png", "")
+        self.check_refused("f o.safetensors", "image f/a/1.png: got cannot identify")
+        gray = Image.fromarray(PIXELS[0])
+        self.save_image("f/a/1.png", gray)
+        whole = (self.folder / "f/a/1.png").read_bytes()
+        self.write("f/b/2.png", whole[:-30])
+        self.check_refused("f o.safetensors", "image f/b/2.png: got ")
+        for image, part in [(gray.resize((9, 9)), "got (9, 9), expected (4, 5)"), (gray.convert("RGB"), "got (4, 5, 3)"),
+                            (gray.convert("I;16"), "got mode I;16")]:
+            self.save_image("f/b/2.png", image)
+            self.check_refused("f o.safetensors", "image f/b/2.png: ", part)
+        self.save_image("f/b/2.png", gray, save_all=True, append_images=[gray.point(lambda value: 255 - value)])
+        self.check_refused("f o.safetensors", "got 2 frames")
+        self.save_image("f/b/2.png", gray)
+        self.write("f/b/more/x.png", whole)
+        self.check_refused("f o.safetensors", "f/b/more: got a folder, expected in f/b only images of one class")
+        self.write("f/labels.csv", "")
+        self.check_refused("f o.safetensors", "f/labels.csv: got a file, expected in f only folders")
+
+    def test_what_is_wrong_with_idx_files_and_the_command_line_is_said(self):
+        self.write("i", idx(PIXELS))
+        self.write("l", idx(LABELS))
+        self.write("short", idx(PIXELS)[:-1])
+        self.write("t.csv", table(["1,2,0"]))
+        for line, *parts in [
+            ("l l o.safetensors", "IDX file l: begins with 00000801, expected 00000803"), ("short l o.safetensors", "got 799 bytes", "40 x 4 x 5"),
+            ("i t.csv o.safetensors", "IDX file t.csv: begins with"), ("no l o.safetensors", "no cannot be read"), ("i l l o.safetensors", "got 3 sources"),
+            ("i l o.safetensors --test t.csv", "--test t.csv: got samples of another size"), ("i l o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
+        ]:
+            with self.subTest(line):
+                self.check_refused(line, *parts)
+        done = self.run_tool("i l no/such/o.safetensors")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        # As a command, whichever Python comes first; and a file that others can read.
+        done = subprocess.run([TOOL, "i", "l", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout, "o.safetensors: 40 samples of 4 x 5 uint8, classes 0 to 2; 0 held out\n")
+        self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
