@@ -136,16 +136,19 @@ install_venv() {
     for file in "${requirements[@]}"; do
         arguments+=(--requirement "$file")
     done
-    rm -f "$stamp"
+    [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
     # -I: a PYTHONPATH set for other programs must not count as installed here. TMPDIR: /tmp may be a small memory disk.
     # --no-compile: of torch's seven thousand Python files few are ever used.
     TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
-        "${arguments[@]}" </dev/null ||
+        "${arguments[@]}" </dev/null || {
+        # No network, no such version: what was there still works.
+        [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
+    }
     "$venv/bin/python" -I -c 'import torch, torch.distributed.run; print("    torch", torch.__version__)' ||
         die 1 "the installed torch does not load (its reason stands above)"
-    rm -rf "$venv/tmp"
+    rm -rf "$venv/tmp" "$stamp.before"
     wanted_stamp >"$stamp.new"
     mv "$stamp.new" "$stamp"
 }
