@@ -153,7 +153,7 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
 
 
 class Tables(TemporaryTree):
-    MARKERS = ("scaling", "pieces", "peers", "sentences controls", "origin", "beside 01_single_gpu/1,03_ddp_spawn_by_hand/2")
+    MARKERS = ("scaling T,M", "pieces", "peers", "sentences controls", "origin", "beside 01_single_gpu/1,03_ddp_spawn_by_hand/2")
 
     def setUp(self):
         super().setUp()

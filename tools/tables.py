@@ -8,8 +8,8 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
 
     course              lines of code, changed lines and model M's step of each stage, with two ranks from 02 on
     beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
-    scaling             every program: step, speed-up over stage 01, efficiency
-    pieces              where a step's time goes, and the step's bare matrix products
+    scaling T,M         every program with these models, on all cores: step, speed-up over stage 01, efficiency
+    pieces              where a step of the stages' main programs goes, and the step's bare matrix products
     peers               the frameworks, each beside the fastest stage on as many cores with the same global batch
     sentences CODE      what the report says: fastest, ranks, threads, peers or controls
     origin              when, where and by which command it was measured
@@ -99,19 +99,19 @@ def beside(report, programs):
     return table(["model: program", "ranks", "backend", "samples in a step", "step, ms", "samples/s", "speed-up over stage 01"], rows)
 
 
-def scaling(report, _):
+def scaling(report, models):
     return table(["model: program", "launcher", "backend", "ranks", "step, ms", "samples/s", "speed-up", "efficiency"], [
         [f"{run['model']}: {name_of(run)}", "-" if run["launcher"] == "none" else run["launcher"], transport_of(run), ranks_of(run),
          run["step_ms"]["median"], run["samples_per_second"], show(run["speedup"], run["speedup_ci95"]), run["efficiency"]]
-        for run in runs_of(report, kind="stage")])
+        for run in runs_of(report, kind="stage") if run["model"] in models.split(",") and (run["world_size"] > 1 or "01" in run["stage"])])
 
 
 def pieces(report, _):
     return table(["model: program", "ranks", *(name.replace("_", "-") for name in PIECES), "sum, ms", "step, ms", "exposed, ms", "limit, ms"], [
-        [f"{run['model']}: {name_of(run)}, {transport_of(run)}", ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
+        [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["world_size"] > 1 else ""), ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
          sum(run["pieces_ms"][name] or 0 for name in PIECES), run["step_ms"]["median"],
          show(run["exposed_comm_ms"], run["exposed_comm_ci95_ms"]), run["limit_ms"]]
-        for run in runs_of(report, kind="stage") if run["pieces_ms"]["forward"] is not None])
+        for run in runs_of(report, kind="stage", variant="main") if run["pieces_ms"]["forward"] is not None])
 
 
 def peers(report, _):
