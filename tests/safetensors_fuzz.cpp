@@ -3,6 +3,7 @@
 #include "tests/safetensors_fuzz.hpp"
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 
@@ -43,6 +44,7 @@ bool reads_header(const std::string& tensors) {
   header.append((8 - header.size() % 8) % 8, ' ');
   header.replace(checksum, 32, Hash().update(header + data).hex());
   const uint64_t header_bytes = header.size();
+  std::filesystem::remove(path);  // a file that is written over would be flushed to the disk
   std::ofstream(path, std::ios::binary)
       << std::string(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)) << header
       << data;
