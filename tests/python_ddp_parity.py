@@ -1,4 +1,4 @@
-"""Trains the digits with Python's DistributedDataParallel and compares the weights with 03_ddp_spawn's.
+"""Trains a classifier with Python's DistributedDataParallel and compares the weights with 03_ddp_spawn's.
 
 usage: python_ddp_parity.py BIN_DIR SOURCE_DIR
 Exit code 0 if every tensor agrees to 1e-5, else 1.
@@ -18,26 +18,26 @@ from safetensors.torch import load_file, save_file
 BIN_DIR, SOURCE_DIR = sys.argv[1:3]
 sys.path.insert(0, os.path.join(SOURCE_DIR, "bench", "peers"))
 
-from ddp_peers.data import GatherLoader, load_dataset  # noqa: E402
+from ddp_peers.data import GatherLoader, load_samples  # noqa: E402
 from ddp_peers.mlp import Mlp, loss_of  # noqa: E402
 
 EPOCHS, WORLD_SIZE = 5, 2
-OPTIONS = Namespace(dataset="digits", data_dir=None, hidden=None, seed=42, processes=WORLD_SIZE, global_batch=32,
-                    batch_per_rank=16, learning_rate=0.1)
+# An epoch ends with a step of one sample, which only one rank has.
+OPTIONS = Namespace(layers=[64, 128, 128, 10], dataset_size=1441, seed=42, processes=WORLD_SIZE, global_batch=32, batch_per_rank=16,
+                    learning_rate=0.1)
 
 
-def initial_model(layers):
+def initial_model():
     torch.manual_seed(OPTIONS.seed)
-    return Mlp(layers)
+    return Mlp(OPTIONS.layers)
 
 
 def train(rank, rendezvous, output):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD_SIZE)
-    dataset = load_dataset(OPTIONS)
-    model = torch.nn.parallel.DistributedDataParallel(initial_model(dataset.layers))
+    model = torch.nn.parallel.DistributedDataParallel(initial_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=OPTIONS.learning_rate)
-    loader = GatherLoader(dataset.train, OPTIONS, rank, torch.device("cpu"))
+    loader = GatherLoader(load_samples(OPTIONS), OPTIONS, rank, torch.device("cpu"))
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
         for inputs, targets, share in loader:
@@ -54,14 +54,14 @@ def main():
         ours_path = os.path.join(folder, "ours.safetensors")
         theirs_path = os.path.join(folder, "theirs.safetensors")
         subprocess.run(
-            [os.path.join(BIN_DIR, "03_ddp_spawn"), str(EPOCHS), str(EPOCHS), "--dataset", "digits",
-             "--nprocs", str(WORLD_SIZE), "--global-batch", str(OPTIONS.global_batch), "--seed", str(OPTIONS.seed),
-             "--lr", str(OPTIONS.learning_rate), "--snapshot", ours_path, "--quiet"],
+            [os.path.join(BIN_DIR, "03_ddp_spawn"), str(EPOCHS), str(EPOCHS), "--layers", ",".join(map(str, OPTIONS.layers)),
+             "--dataset-size", str(OPTIONS.dataset_size), "--nprocs", str(WORLD_SIZE), "--global-batch", str(OPTIONS.global_batch),
+             "--seed", str(OPTIONS.seed), "--lr", str(OPTIONS.learning_rate), "--snapshot", ours_path, "--quiet"],
             check=True, timeout=120)
         mp.spawn(train, args=(os.path.join(folder, "rendezvous"), theirs_path), nprocs=WORLD_SIZE)
         ours, theirs = load_file(ours_path), load_file(theirs_path)
 
-    initial = initial_model(load_dataset(OPTIONS).layers).state_dict()
+    initial = initial_model().state_dict()
     failed = ours.keys() != theirs.keys()
     for name, weight in theirs.items():
         difference = (ours[name] - weight).abs().max().item()
