@@ -227,7 +227,8 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
     empty = false;
     const Pieces& pieces = run->pieces_ms;
     double sum = 0;
-    Cells cells = {shorten(run->model + ": " + program(*run), 30), ranks(*run)};
+    const std::string name = fmt::format("{}: {} {}", run->model, program(*run), run->backend);
+    Cells cells = {shorten(name, 30), ranks(*run)};
     for (const auto& piece :
          {pieces.data, pieces.forward, pieces.backward, pieces.update, pieces.all_reduce}) {
       sum += piece.value_or(0);

@@ -178,7 +178,7 @@ class Screen(unittest.TestCase):
         self.assertEqual(sum("error: rank 1: exit code 75" in line for line in lines), 2)
         self.assertFalse(any("control" in line for line in lines))
         # The fastest run of several ranks: pieces, their sum, the step, exposed, limit.
-        self.assertTrue(any(re.match(r"  M: 05_multinode +2( +\d\.\d+){5} +5\.23 +5\.23 +1\.05 +2\.61$", line) for line in lines), lines)
+        self.assertTrue(any(re.match(r"  M: 05_multinode shm +2( +\d\.\d+){5} +5\.23 +5\.23 +1\.05 +2\.61$", line) for line in lines), lines)
 
     def test_a_run_without_parity_shows_no_speed(self):
         document = default_report()
