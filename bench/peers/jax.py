@@ -34,8 +34,7 @@ def make_step(options, devices):
 
     def step(parameters, inputs, targets, samples, weights):
         own = samples[0]
-        inputs, targets = (array.at[own].get(mode="promise_in_bounds") for array in (inputs, targets))
-        loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs, targets, weights[0])
+        loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs[own], targets[own], weights[0])
         if options.processes > 1:
             loss, gradients = jax.lax.psum((loss, gradients), "replicas")
         return [p - options.learning_rate * g for p, g in zip(parameters, gradients)], loss
