@@ -1,0 +1,116 @@
+#include "bench/catalog.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "common/base/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+constexpr double kTimedSeconds = 0.12;
+constexpr double kWarmupSeconds = 0.05;
+constexpr std::int64_t kLeastTimedSteps = 20;
+constexpr std::int64_t kMostTimedSteps = 2000;
+constexpr std::int64_t kLeastWarmupSteps = 20;  // the stages' own warm-up
+constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
+
+/// Roughly what a step takes on a CPU, to choose how many are timed.
+double expected_step_seconds(const Model& model) {
+  constexpr double kOverheadSeconds = 40e-6;
+  constexpr double kFlopPerSecond = 100e9;
+  return kOverheadSeconds +
+         model.flop_per_sample() * static_cast<double>(model.batch) / kFlopPerSecond;
+}
+
+}  // namespace
+
+std::int64_t Model::parameters() const {
+  std::int64_t count = 0;
+  for (std::size_t i = 1; i < layers.size(); ++i) {
+    count += (layers[i - 1] + 1) * layers[i];
+  }
+  return count;
+}
+
+double Model::flop_per_sample() const {
+  return 6.0 * static_cast<double>(parameters());  // a product forward and two backward
+}
+
+std::int64_t Model::timed_steps() const {
+  return std::clamp(std::llround(kTimedSeconds / expected_step_seconds(*this)),
+                    static_cast<long long>(kLeastTimedSteps),
+                    static_cast<long long>(kMostTimedSteps));
+}
+
+std::int64_t Model::warmup_steps() const {
+  return kLeastWarmupSteps + std::llround(kWarmupSeconds / expected_step_seconds(*this));
+}
+
+Model find_model(const std::string& name) {
+  static const std::vector<Model> known = {
+      {"T", {20, 1}, 32},
+      {"S", {64, 128, 128, 10}, 32},
+      {"M", {784, 512, 512, 10}, 64},
+      {"L", {1024, 1024, 1024, 1024}, 64},
+  };
+  for (const Model& model : known) {
+    if (model.name == name) {
+      return model;
+    }
+  }
+  Model model{.name = name, .layers = {}};
+  std::istringstream text(name);
+  char separator = '-';
+  for (std::int64_t width = 0; separator == '-' && text >> width; text >> separator) {
+    model.layers.push_back(width);
+  }
+  text >> model.batch;
+  const auto in_range = [](std::int64_t number) { return number >= 1 && number <= kLargestWidth; };
+  // One spelling for one model: no sign, blank or leading zero, and nothing after it.
+  const std::string spelling = fmt::format("{}@{}", fmt::join(model.layers, "-"), model.batch);
+  if (model.layers.size() < 2 || !std::ranges::all_of(model.layers, in_range) ||
+      !in_range(model.batch) || name != spelling) {
+    throw UsageError(fmt::format(
+        "--models: got \"{}\", expected T, S, M, L, or widths and batch such as 64-256-256-10@32",
+        name));
+  }
+  return model;
+}
+
+const std::vector<Program>& known_programs() {
+  static const std::vector<Program> programs = {
+      {kBaseline, "01_single_gpu", "main", Start::kAlone},
+      {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas},
+      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas},
+      {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn},
+      {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn},
+      {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher},
+      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher},
+      {"05_multinode", "05_multinode", "main", Start::kLauncher},
+  };
+  return programs;
+}
+
+const std::vector<Peer>& known_peers() {
+  static const std::vector<Peer> peers = {
+      {.name = "pytorch", .variant = "tuned", .one_process = true},
+      {.name = "pytorch", .variant = "compiled", .one_process = true},
+      {.name = "accelerate", .variant = "ddp"},
+      {.name = "tensorflow", .variant = "mirrored", .start = Start::kReplicas},
+      {.name = "jax",
+       .variant = "jit",
+       .start = Start::kReplicas,
+       .one_process = true,
+       .several = false},
+      {.name = "jax", .variant = "shard_map", .start = Start::kReplicas},
+      {.name = "c10d", .variant = "reducer", .built_here = true},
+  };
+  return peers;
+}
+
+}  // namespace ddp::bench

@@ -1,0 +1,245 @@
+#include "bench/machine.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "bench/statistics.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/process.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/launch/cpu_share.hpp"
+
+namespace ddp::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
+constexpr double kQuietShare = 0.1;
+
+/// Standard output of a command that answers at once; empty if it fails.
+std::string ask(const std::vector<std::string>& argv) {
+  try {
+    const CaptureResult result = run_captured(argv, {.start = {}, .timeout_s = 10});
+    return result.exit_code == 0 ? result.out : "";
+  } catch (const std::system_error&) {
+    return "";
+  }
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+std::string last_line(std::string text) {
+  text.erase(text.find_last_not_of('\n') + 1);
+  return text.substr(text.rfind('\n') + 1);
+}
+
+/// The checkout's own environment first: its torchrun belongs to the LibTorch that was built with.
+std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
+  for (fs::path folder = stage_dir; folder != folder.parent_path(); folder = folder.parent_path()) {
+    const std::string candidate = folder / ".venv" / "bin" / "torchrun";
+    if (is_executable(candidate)) {
+      return candidate;
+    }
+  }
+  return find_in_path("torchrun");
+}
+
+/// The value of the first line "key<separator>value" of a file; empty without one.
+std::string value_of(const fs::path& path, const std::string& key, char separator = ':') {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t at = line.find(separator);
+    if (at != std::string::npos && line.starts_with(key)) {
+      const std::size_t begin = line.find_first_not_of(" \t\"", at + 1);
+      return begin == std::string::npos
+                 ? ""
+                 : line.substr(begin, line.find_last_not_of(" \t\"\r") + 1 - begin);
+    }
+  }
+  return "";
+}
+
+ordered_json text_or_null(const std::string& text) {
+  return text.empty() ? ordered_json(nullptr) : ordered_json(text);
+}
+
+ordered_json gpu_names() {
+  ordered_json names = ordered_json::array();
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
+    names.push_back(text_or_null(value_of(entry.path() / "information", "Model")));
+  }
+  return names;
+}
+
+ordered_json describe_machine(const std::optional<double>& busy_share) {
+  utsname kernel{};
+  uname(&kernel);
+  std::array<double, 3> loads{};
+  const bool has_loads = getloadavg(loads.data(), 3) == 3;
+  const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
+  const std::string flags = " " + value_of("/proc/cpuinfo", "flags") + " ";
+  return {
+      {"host", kernel.nodename},
+      {"cpu_model", text_or_null(value_of("/proc/cpuinfo", "model name"))},
+      {"cores", count_processors(allowed_cores())},
+      {"memory_mib", memory_kib / 1024},
+      {"gpus", gpu_names()},
+      {"load_average", has_loads ? ordered_json(loads) : ordered_json(nullptr)},
+      {"busy_before_share", busy_share ? ordered_json(*busy_share) : ordered_json(nullptr)},
+      {"virtualised", flags.find(" hypervisor ") != std::string::npos},
+      {"kernel", kernel.release},
+      {"os", text_or_null(value_of("/etc/os-release", "PRETTY_NAME", '='))},
+  };
+}
+
+ordered_json describe_software(const Plan& plan) {
+#ifdef __clang__
+  const std::string compiler = std::string("clang ") + __clang_version__;
+#else
+  const std::string compiler = std::string("g++ ") + __VERSION__;
+#endif
+#ifdef NDEBUG
+  constexpr bool kAssertions = false;
+#else
+  constexpr bool kAssertions = true;
+#endif
+  ordered_json launchers = ordered_json::object();
+  for (const auto& [name, path] : plan.launchers) {
+    if (name != "spawn") {
+      // torchrun takes seconds to answer; its version is LibTorch's.
+      const std::string version = name == "torchrun" ? "" : first_line(ask({path, "--version"}));
+      launchers[name] = {{"path", path}, {"version", text_or_null(version)}};
+    }
+  }
+  const std::string commit = ask({"git", "-C", plan.settings.peers_dir, "describe", "--always",
+                                  "--dirty", "--abbrev=40", "--exclude=*"});
+  return {
+      {"compiler", compiler},          {"assertions", kAssertions},
+      {"libtorch", DDP_TORCH_VERSION}, {"git_commit", text_or_null(first_line(commit))},
+      {"launchers", launchers},
+  };
+}
+
+ordered_json describe_settings(const Settings& settings) {
+  std::vector<std::string> command = {"bench"};
+  command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
+  return {
+      {"command", shell_line(command)},
+      {"repetitions", settings.most_repetitions()},
+      {"seed", settings.seed},
+      {"timeout_s", settings.timeout_s},
+      {"parity_tolerance", kParityTolerance},
+  };
+}
+
+}  // namespace
+
+void find_launchers(Plan& plan) {
+  const std::vector<std::string>& asked = plan.settings.launchers;
+  for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
+    const bool has_allocation = std::getenv("SLURM_JOB_ID") != nullptr;
+    if (asked.empty() ? name == "srun" && !has_allocation : !contains(asked, name)) {
+      continue;
+    }
+    std::optional<std::string> path = name == "spawn"      ? std::optional<std::string>("")
+                                      : name == "torchrun" ? find_torchrun(plan.settings.stage_dir)
+                                                           : find_in_path(name);
+    std::string missing = path ? "" : "it is not in PATH";
+    if (name == "srun" && !has_allocation) {
+      missing = "there is no allocation (SLURM_JOB_ID is not set)";
+    } else if (name == "mpirun" && path) {
+      // The stages know the identity of Open MPI's processes only.
+      const std::string version = ask({*path, "--version"});
+      const bool is_open_mpi = version.find("Open MPI") != std::string::npos ||
+                               version.find("OpenRTE") != std::string::npos;
+      missing = is_open_mpi ? "" : fmt::format("{} is not Open MPI's", *path);
+    }
+    if (missing.empty()) {
+      plan.launchers[name] = *path;
+    } else if (asked.empty()) {
+      plan.not_run.push_back({name, missing});
+    } else {
+      throw UsageError(fmt::format("--launchers {}: {}", name, missing));
+    }
+  }
+}
+
+void install_peers(Plan& plan, Session& session) {
+  for (auto& [peer, python] : plan.pythons) {
+    session.progress.note(fmt::format("peer {}: looking what is installed", peer));
+    const ChildResult result = run_child({.argv = {plan.settings.peers_dir + "/install.sh", peer},
+                                          .timeout_s = kInstallTimeoutSeconds},
+                                         session);
+    if (result.interrupted) {
+      return;
+    }
+    python = last_line(result.out);
+    if (!result.ok() || python.empty()) {
+      throw UsageError(
+          fmt::format("--peers {}: cannot be installed: {}", peer, last_line(result.err)));
+    }
+  }
+}
+
+std::optional<double> wait_for_quiet(const Settings& settings, Session& session) {
+  std::optional<double> share;
+  for (int second = 0; second < settings.quiet_wait_s && !session.interrupts.requested();
+       ++second) {
+    const std::optional<ProcessorTimes> begin = processor_times();
+    session.interrupts.wait_for_child(1);
+    share = others_share(begin, processor_times());
+    if (!share || *share < kQuietShare) {
+      break;
+    }
+    if (second == 0) {
+      session.progress.note(
+          fmt::format("other programs use {:.0f} % of the processors: waiting "
+                      "at most {} s",
+                      *share * 100, settings.quiet_wait_s));
+    }
+  }
+  return share;
+}
+
+void describe(const Plan& plan, const std::optional<double>& busy_share, Report& report) {
+  report.machine = describe_machine(busy_share);
+  report.software = describe_software(plan);
+  report.settings = describe_settings(plan.settings);
+  report.not_run = plan.not_run;
+}
+
+std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir) {
+  fs::path source = fs::path(peers_dir) / ".." / ".." / run.stage / (run.variant + ".cpp");
+  if (run.kind == "peer") {
+    source = fs::path(peers_dir) / (run.stage + ".py");
+    source = fs::exists(source) ? source : source.replace_extension(".cpp");
+  }
+  const bool python = source.extension() == ".py";
+  const std::string comment = python ? "#" : "//";
+  std::ifstream file(source);
+  std::optional<std::int64_t> lines;
+  bool in_docstring = false;
+  for (std::string text; std::getline(file, text);) {
+    const std::string line = text.substr(std::min(text.find_first_not_of(" \t"), text.size()));
+    if (python && (in_docstring || line.starts_with("\"\"\""))) {
+      in_docstring = line.find("\"\"\"", in_docstring ? 0 : 3) == std::string::npos;
+    } else if (!line.empty() && !line.starts_with(comment)) {
+      lines = lines.value_or(0) + 1;
+    }
+  }
+  return lines;
+}
+
+}  // namespace ddp::bench

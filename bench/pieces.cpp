@@ -1,0 +1,139 @@
+#include "bench/pieces.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+#include <map>
+#include <tuple>
+
+#include "common/base/exit_codes.hpp"
+
+namespace ddp::bench {
+namespace {
+
+/// What decides how long a piece takes.
+struct Shapes {
+  std::vector<std::int64_t> layers;
+  std::int64_t batch = 0;  ///< of a rank
+  int world_size = 1;
+  int threads = 1;
+  std::string backend;
+  auto operator<=>(const Shapes&) const = default;
+};
+
+/// Stage 02's replicas share one process, and peers compute by other code.
+std::optional<Shapes> shapes_of(const Run& run) {
+  if (run.kind == "peer" || run.stage == "02_data_parallel" || run.nodes > 1) {
+    return std::nullopt;
+  }
+  return Shapes{run.layers, run.global_batch / run.world_size, run.world_size, run.threads,
+                run.world_size > 1 ? run.backend : "none"};
+}
+
+std::vector<std::string> micro_command(const Shapes& shapes, const Plan& plan,
+                                       const std::string& out) {
+  std::vector<std::string> argv = {plan.settings.stage_dir + "/bench_micro",
+                                   "--suite",
+                                   "pieces",
+                                   "--layers",
+                                   fmt::format("{}", fmt::join(shapes.layers, ",")),
+                                   "--batch",
+                                   std::to_string(shapes.batch),
+                                   "--nprocs",
+                                   std::to_string(shapes.world_size),
+                                   "--threads",
+                                   std::to_string(shapes.threads),
+                                   "--device",
+                                   plan.settings.device};
+  if (shapes.backend != "none") {
+    argv.insert(argv.end(), {"--backend", shapes.backend});
+  }
+  argv.insert(argv.end(), {"--benchmark_min_time=0.1", "--benchmark_out=" + out,
+                           "--benchmark_out_format=json"});
+  return argv;
+}
+
+/// Milliseconds by the name before its first slash: of Google Benchmark's medians, else of its
+/// first entries.
+std::map<std::string, double> read_times(const std::string& path) {
+  std::map<std::string, double> times_ms;
+  const auto document = nlohmann::json::parse(std::ifstream(path));
+  for (const auto& entry : document.at("benchmarks")) {
+    if (entry.value("error_occurred", false)) {
+      continue;
+    }
+    const std::string name = entry.at("run_name").get<std::string>();
+    const std::map<std::string, double> ms_per_unit = {
+        {"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}};
+    const double time_ms = entry.at("real_time").get<double>() *
+                           ms_per_unit.at(entry.at("time_unit").get<std::string>());
+    const std::string piece = name.substr(0, name.find('/'));
+    if (entry.value("aggregate_name", "") == "median") {
+      times_ms[piece] = time_ms;
+    } else {
+      times_ms.try_emplace(piece, time_ms);
+    }
+  }
+  return times_ms;
+}
+
+void fill(const std::map<std::string, double>& times_ms, Run& run) {
+  const auto take = [&](const char* name, std::optional<double>& target) {
+    if (const auto found = times_ms.find(name); found != times_ms.end()) {
+      target = found->second;
+    }
+  };
+  take("data", run.pieces_ms.data);
+  take("forward", run.pieces_ms.forward);
+  take("backward", run.pieces_ms.backward);
+  take("update", run.pieces_ms.update);
+  take("all_reduce", run.pieces_ms.all_reduce);
+  take("limit", run.limit_ms);
+}
+
+}  // namespace
+
+int count_piece_calls(const Plan& plan) {
+  std::map<Shapes, int> calls;
+  for (const Entry& entry : plan.entries) {
+    if (const auto shapes = shapes_of(entry.run)) {
+      ++calls[*shapes];
+    }
+  }
+  return static_cast<int>(calls.size());
+}
+
+void measure_pieces(const Plan& plan, Session& session, Report& report) {
+  const std::string out = session.scratch.path() + "/pieces.json";
+  std::map<Shapes, std::map<std::string, double>> measured;
+  for (Run& run : report.runs) {
+    const std::optional<Shapes> shapes = shapes_of(run);
+    if (!shapes || run.error) {
+      continue;
+    }
+    if (!measured.contains(*shapes) && !session.interrupts.requested()) {
+      session.progress.start("pieces of " + run.name);
+      measured[*shapes] = {};
+      const ChildResult child = run_child(
+          {.argv = micro_command(*shapes, plan, out), .timeout_s = plan.settings.timeout_s},
+          session);
+      session.progress.finish();
+      std::string problem = child.ok() ? "" : child.failure();
+      try {
+        if (problem.empty()) {
+          measured[*shapes] = read_times(out);
+        }
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+      if (!problem.empty() && !child.interrupted) {
+        report.not_run.push_back({"pieces of " + run.name, problem});
+      }
+    }
+    fill(measured[*shapes], run);
+  }
+  report.partial = report.partial || session.interrupts.requested();
+}
+
+}  // namespace ddp::bench

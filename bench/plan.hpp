@@ -1,0 +1,60 @@
+// bench/plan.hpp - what is run, why, and how often.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bench/catalog.hpp"
+#include "bench/record.hpp"
+#include "bench/settings.hpp"
+
+namespace ddp::bench {
+
+/// Why something is run.
+enum class Role {
+  kStage,
+  kPeer,
+  kControl,  ///< another entry's command once more: how far apart are equal things?
+  kNoCommunication,  ///< another entry's command without gradient exchange; no row of its own
+};
+std::string role_name(Role role);
+
+/// One row of the plan: one command, which is run once to compare weights, then timed.
+struct Entry {
+  Run run;  ///< its description; what is measured is filled in later
+  Role role = Role::kStage;
+  Start start = Start::kAlone;
+  std::string program;  ///< of a stage; a peer's name
+  std::string original;  ///< name of the run that a control or a run without communication repeats
+  Model model;
+  std::int64_t parity_batch = 0;  ///< global batch of the parity run, the same at all world sizes
+  int repetitions = 1;
+
+  /// That write metrics.
+  int processes() const {
+    return start == Start::kAlone || start == Start::kReplicas ? 1 : run.world_size;
+  }
+};
+
+struct Plan {
+  Settings settings;  ///< with the device that is meant
+  std::vector<Entry> entries;
+  std::map<std::string, std::string> launchers;  ///< name: path
+  std::map<std::string, std::string> pythons;  ///< of peers that are not built here
+  std::vector<NotRun> not_run;
+};
+
+/// Looks for programs and launchers, trains nothing.
+/// @throws UsageError if something that was asked for by name is not there
+Plan make_plan(Settings settings);
+
+/// Names as Google Benchmark's tools have them: --benchmark_list_tests.
+void list_benchmarks(std::ostream& out, const Plan& plan);
+
+/// A table with the commands: --dry-run.
+void print_plan(std::ostream& out, const Plan& plan);
+
+}  // namespace ddp::bench

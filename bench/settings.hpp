@@ -1,0 +1,62 @@
+// bench/settings.hpp - the command line of bench.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace ddp::bench {
+
+template <typename T>
+bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
+  return std::ranges::find(list, value) != list.end();
+}
+
+struct Settings {
+  // What is compared. An empty list: the plan's default.
+  std::vector<std::string> stages;  ///< programs, or numbers: "03" is all of stage 03
+  std::vector<int> world_sizes;
+  std::vector<std::string> backends;  ///< "shm", "gloo", "mpi", "nccl"
+  std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
+  std::vector<std::string> models;
+  std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
+  std::vector<std::string> peers;
+  std::vector<int> nodes = {1};  ///< on which srun starts the ranks, ascending
+  std::optional<std::int64_t> global_batch;  ///< of strong scaling
+  std::string device = "auto";
+  std::uint64_t seed = 42;
+  std::string filter;  ///< a regular expression for names of runs
+
+  // How it is measured.
+  std::optional<std::int64_t> steps;  ///< that are timed in each run
+  std::optional<int> repetitions;
+  bool quick = false;
+  bool full = false;
+  double timeout_s = 120;  ///< of one run
+  int quiet_wait_s = 10;  ///< at most, until other programs leave the processors alone
+
+  // What is written.
+  bool dry_run = false;
+  bool list_only = false;
+  bool json_on_stdout = false;  ///< which then holds nothing else
+  std::string json_file;  ///< empty: none
+  std::string html_file;  ///< empty: none
+  bool samples = true;  ///< single steps in the document
+
+  std::string stage_dir;
+  std::string peers_dir;
+  std::vector<std::string> arguments;  ///< as given
+
+  /// Something of the plan was named, so all that the options admit is timed alike.
+  bool by_name() const { return !stages.empty() || !launchers.empty() || !backends.empty(); }
+  int most_repetitions() const { return repetitions.value_or(quick ? 1 : full ? 15 : 6); }
+};
+
+/// Dashes and underscores in names of options are equal. Answers --help and --version and exits.
+/// @throws UsageError in one line
+Settings parse_settings(int argc, const char* const* argv);
+
+}  // namespace ddp::bench
