@@ -62,6 +62,7 @@ void fill_times(Run& run) {
     }
   }
   run.startup_ms = median(startups_ms);
+  run.samples_per_second.reset();
   if (run.error || !run.parity.ok) {
     return;
   }
@@ -161,9 +162,8 @@ std::vector<Workload> workloads(const Report& report) {
 
 Workload contenders(const Workload& runs) {
   Workload timed;
-  std::ranges::copy_if(runs, std::back_inserter(timed), [](const Run* run) {
-    return run->kind == "stage" && run->has_speed() && run->samples_per_second;
-  });
+  std::ranges::copy_if(runs, std::back_inserter(timed),
+                       [](const Run* run) { return run->kind == "stage" && run->has_speed(); });
   Workload often;
   std::ranges::copy_if(timed, std::back_inserter(often), [](const Run* run) {
     return run->repetitions.size() >= kMinPairsForInterval;
@@ -172,6 +172,7 @@ Workload contenders(const Workload& runs) {
 }
 
 void pair(Report& report) {
+  report.comparisons.clear();
   std::ranges::for_each(report.runs, fill_times);
   for (const Run& run : report.runs) {
     const Run* const original =

@@ -80,7 +80,7 @@ struct Run {
   Parity parity;
   std::optional<std::string> error;
 
-  bool has_speed() const { return !error && parity.ok && step_ms.median.has_value(); }
+  bool has_speed() const { return !error && parity.ok && samples_per_second.has_value(); }
   /// At work at the same time.
   int cores() const { return world_size * threads; }
   /// Its ranks are processes of their own.
