@@ -23,7 +23,7 @@ from namespaces import run  # noqa: E402
 HOST = "condorhost"
 USER = "alice"
 SUITE = "trixie"
-PACKAGES = ("minicondor",)
+PACKAGES = ("minicondor", "python3-yaml")
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS = 90
 
@@ -157,17 +157,6 @@ class CondorPool:
     def path(self, inside):
         """A path of the pool, as seen from here."""
         return self.root / str(inside).lstrip("/")
-
-    def provide_libraries(self, program):
-        """Libraries of this machine that a program built here needs and the pool's Debian has in another version. Returns the
-        environment in which it runs there."""
-        folder = self.home / "lib"
-        self.path(folder).mkdir(exist_ok=True)
-        missing = self.run("ldd", program, user="root").stdout
-        here = dict(re.findall(r"(\S+) => (/\S+)", subprocess.run(["ldd", program], capture_output=True, text=True).stdout))
-        for name in re.findall(r"(\S+) => not found", missing):
-            shutil.copy(here[name], self.path(folder / name))
-        return {"LD_LIBRARY_PATH": str(folder)}
 
     def logs(self):
         text = ""
