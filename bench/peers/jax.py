@@ -17,8 +17,9 @@ VARIANTS = [
 ]
 
 
-def make_step(options, devices):
-    """@return step(parameters, inputs, targets, samples, weights) -> (parameters, loss), and how to put what all devices
+def make_step(options, devices, layout):
+    """@param layout what brings weights from torch's (out, in) to the parameters' shape, and back
+    @return step(parameters, inputs, targets, samples, weights) -> (parameters, loss), and how to put what all devices
     have, and what each has a row of, on the devices"""
     import jax
     import jax.numpy as jnp
@@ -27,7 +28,7 @@ def make_step(options, devices):
     def loss_of(parameters, inputs, targets, weights):
         x = inputs
         for i in range(0, len(parameters), 2):
-            x = (x if i == 0 else jax.nn.relu(x)) @ parameters[i] + parameters[i + 1]
+            x = (x if i == 0 else jax.nn.relu(x)) @ layout(parameters[i]).T + parameters[i + 1]
         if x.shape[1] == 1:
             return jnp.sum(jnp.square(x - targets) * weights[:, None])
         return -jnp.sum(jax.nn.log_softmax(x) * jax.nn.one_hot(targets, x.shape[1]) * weights[:, None])
@@ -76,13 +77,16 @@ def run(options):
     # A call computes, and returns when it has: what hands the step to another thread and waits for it is slower.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     work = drawing.result()
-    step, on_all, by_row = make_step(options, jax.devices())
+    # Measured: on one device weights that lie as torch's are faster, over several they are slower.
+    layout = (lambda value: value) if options.processes == 1 else (lambda value: value.T)
+    initial = [layout(value) for value in work.parameters]
+    step, on_all, by_row = make_step(options, jax.devices(), layout)
     inputs, targets = on_all(work.inputs), on_all(work.targets)
     # An epoch's last batch may be a smaller one: both programs are compiled before the first step, on parameters thrown away.
     for size in {min(options.global_batch, options.dataset_size), options.dataset_size % options.global_batch} - {0}:
         batch = map(by_row, deal(np, np.arange(size), options.processes))
-        jax.block_until_ready(step(on_all(work.parameters), inputs, targets, *batch))
-    parameters = on_all(work.parameters)
+        jax.block_until_ready(step(on_all(initial), inputs, targets, *batch))
+    parameters = on_all(initial)
 
     log = StepLog(options)
     for epoch in range(options.total_epochs):
@@ -94,7 +98,8 @@ def run(options):
             loss.block_until_ready()  # one program's results are there together
             log.end_step(loss, len(samples))
         log.end_epoch()
-    arrays.report(log, work, [[np.asarray(shard.data) for shard in parameter.addressable_shards] for parameter in parameters])
+    arrays.report(log, work, [[layout(np.asarray(shard.data)) for shard in parameter.addressable_shards]
+                              for parameter in parameters])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ VARIANTS = [Variant("mirrored", "replicas in one process, a logical device for e
 
 
 def make_step(tf, options, work):
-    """@return step(samples, share) -> loss, and the parameters that it trains: weight (in, out) and bias of each layer"""
+    """@return step(samples, share) -> loss, and what gives each replica's copy of each parameter"""
     replicas = options.processes
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(replicas)
@@ -24,7 +24,7 @@ def make_step(tf, options, work):
     strategy = (tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]) if replicas > 1
                 else tf.distribute.OneDeviceStrategy("CPU:0"))
     with strategy.scope():
-        parameters = [tf.Variable(initial) for initial in work.parameters]
+        parameters = [tf.Variable(initial.T) for initial in work.parameters]  # weights are (in, out)
     inputs, targets = tf.constant(work.inputs), tf.constant(work.targets)
 
     def forward(x):
@@ -56,7 +56,7 @@ def make_step(tf, options, work):
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
     def replicas_of(parameter):
-        return [copy.numpy() for copy in strategy.experimental_local_results(parameter)]
+        return [copy.numpy().T for copy in strategy.experimental_local_results(parameter)]
 
     return step, lambda: [replicas_of(parameter) for parameter in parameters]
 

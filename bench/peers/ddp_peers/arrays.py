@@ -15,7 +15,7 @@ from .processes import end_with
 class Work:
     inputs: np.ndarray
     targets: np.ndarray
-    parameters: list[np.ndarray]  # initial: weight (in, out) and bias of each layer
+    parameters: list[np.ndarray]  # initial: weight (out, in) and bias of each layer
     orders: list[np.ndarray]  # of each epoch: see data.epoch_order()
 
     def steps(self, epoch, global_batch):
@@ -32,7 +32,7 @@ def _draw(options):
 
     samples = load_samples(options)
     torch.manual_seed(options.seed)
-    parameters = [parameter.detach().numpy().T.copy() for parameter in Mlp(options.layers).parameters()]
+    parameters = [parameter.detach().numpy() for parameter in Mlp(options.layers).parameters()]
     orders = [epoch_order(options, epoch).numpy() for epoch in range(options.total_epochs)]
     return Work(samples.input.numpy(), samples.target.numpy(), parameters, orders)
 
@@ -47,7 +47,7 @@ def start_drawing(options):
 
 
 def report(log, work, copies):
-    """@param copies of each parameter: what each replica ends with
+    """@param copies of each parameter, as in `work`: what each replica ends with
     @throws PeerError if they differ"""
     for first, *others in copies:
         # Bytes, because a NaN equals nothing.
