@@ -106,8 +106,10 @@ void add_options(CLI::App& app, Settings& settings) {
                  "the report as one JSON document, to standard output\n"
                  "without FILE")
       ->expected(0, 1)
+      ->take_last()  // bench/run.sh gives one that the user's replaces
       ->type_name("[FILE]");
   app.add_option("--html", settings.html_file, "the report as one page with plots")
+      ->take_last()
       ->type_name("FILE");
   app.add_flag("!--no-samples", settings.samples, "leave the single steps out of the document");
   app.add_flag("--dry-run", settings.dry_run, "print the plan and its commands, run nothing");

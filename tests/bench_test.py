@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""Runs bench on programs that are made up, and once on the real ones.
+
+usage: bench_test.py FOLDER_OF_PROGRAMS [unittest options]
+"""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAMS = pathlib.Path()
+FAKE = pathlib.Path(__file__).parent / "support/fake_programs.py"
+STAGES = ["01_single_gpu", "02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand", "04_ddp_launcher", "05_multinode"]
+SMALL = ["--models", "T", "--world-sizes", "2", "--stages", "03_ddp_spawn", "--steps", "20"]
+
+
+class Fakes(unittest.TestCase):
+    """A folder of made-up programs for each test."""
+
+    def setUp(self):
+        self.root = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.root)
+        self.bin, self.path, self.tmp, self.peers = (self.root / name for name in ("bin", "path", "tmp", "peers"))
+        for folder in (self.bin, self.path, self.tmp, self.peers):
+            folder.mkdir()
+        for name in [*STAGES, "bench_micro", "peer_c10d"]:
+            self.install(self.bin / name)
+        (self.path / "python3").symlink_to(sys.executable)
+        self.environment = {"PATH": str(self.path), "TMPDIR": str(self.tmp), "RANK": "7", "WORLD_SIZE": "9"}
+
+    def install(self, path):
+        shutil.copy(FAKE, path)
+        path.chmod(0o755)
+
+    def behave(self, name, python):
+        (self.bin / f"{name}.behaviour").write_text(python)
+
+    def command(self, *arguments):
+        return [PROGRAMS / "bench", *arguments, "--stage-dir", self.bin, "--peers-dir", self.peers, "--quiet-wait", "0"]
+
+    def run_bench(self, *arguments, **options):
+        result = subprocess.run(self.command(*arguments), env=self.environment, capture_output=True, text=True, cwd=self.root,
+                                timeout=120, **options)
+        self.assertEqual(list(self.tmp.iterdir()), [])
+        return result
+
+    def measure(self, *arguments, code=0):
+        """@return the object ddp_scaling; the document is all of standard output"""
+        result = self.run_bench(*arguments, "--json")
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.document = json.loads(result.stdout)
+        self.err = result.stderr
+        return self.document["ddp_scaling"]
+
+    def calls(self, name=""):
+        file = self.bin / "CALLS"
+        return [line for line in file.read_text().splitlines() if line.startswith(name)] if file.exists() else []
+
+    def refused(self, *arguments):
+        """@return the one line that says why"""
+        result = self.run_bench(*arguments)
+        self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+        self.assertRegex(result.stderr, r"\Aerror: [^\n]+\n\Z")
+        return result.stderr
+
+
+def run_of(scaling, stage, world_size=None, kind="stage", **fields):
+    """The one run with that."""
+    found = [run for run in scaling["runs"] if run["stage"] == stage and run["kind"] == kind
+             and world_size in (None, run["world_size"]) and all(run[name] == value for name, value in fields.items())]
+    assert len(found) == 1, [run["name"] for run in found]
+    return found[0]
+
+
+class Measuring(Fakes):
+    def test_what_follows_from_the_runs(self):
+        scaling = self.measure(*SMALL)
+        self.assertEqual(scaling["schema_version"], 3)
+        self.assertFalse(scaling["partial"])
+        run = run_of(scaling, "03_ddp_spawn", 2)
+        self.assertEqual(run["parity"], {"moved": 0.5, "reference_moved": 0.5, "ok": True})
+        self.assertEqual(len(run["repetitions"]), 6)
+        for repetition in run["repetitions"]:
+            self.assertEqual(len(repetition["samples_ms"]), 20)
+            self.assertAlmostEqual(repetition["no_comm_median_ms"], 1.1, places=3)
+            self.assertRegex(repetition["started"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertEqual([repetition["block"] for repetition in run["repetitions"]], list(range(6)))
+        self.assertAlmostEqual(run["step_ms"]["median"], 1.25, places=3)
+        self.assertEqual(run["global_batch"], 64)
+        self.assertAlmostEqual(run["samples_per_second"] / (64 / 1.25e-3), 1, places=3)
+        self.assertAlmostEqual(run["speedup"], 2 / 1.25, places=3)
+        self.assertAlmostEqual(run["efficiency"], 1 / 1.25, places=3)
+        self.assertAlmostEqual(run["exposed_comm_ms"], 0.15, places=3)
+        self.assertEqual(run["peak_rss_mib"], 200)
+        self.assertGreater(run["startup_ms"], -1000)
+        self.assertEqual(run["pieces_ms"], {"data": 0.01, "forward": 0.3, "backward": 0.5, "update": 0.1, "all_reduce": 0.2})
+        self.assertEqual(run["limit_ms"], 0.4)
+        self.assertEqual(run["parameters"], 21)
+        threads = run_of(scaling, "01_single_gpu", threads=2)
+        self.assertEqual((threads["world_size"], threads["global_batch"]), (1, 64))
+        self.assertIsNone(threads["pieces_ms"]["all_reduce"])
+        kinds = {comparison["kind"] for comparison in scaling["comparisons"]}
+        self.assertLessEqual({"control", "baseline", "threads"}, kinds)
+        names = {entry["run_name"] for entry in self.document["benchmarks"]}
+        listed = self.run_bench(*SMALL, "--benchmark_list_tests").stdout.split()
+        self.assertEqual(names, set(listed))
+
+    def test_blocks_are_random_and_the_seed_decides(self):
+        orders = []
+        for seed in ("1", "1", "2"):
+            (self.bin / "CALLS").unlink(missing_ok=True)
+            self.measure(*SMALL, "--seed", seed, "--repetitions", "4", "--world-sizes", "1,2")
+            # Three commands to compare weights, then blocks of the stages, the runs without communication and the controls.
+            calls = [" ".join(line.partition(" --resume")[0].split()) + (" N" if "--no-comm" in line else "")
+                     for line in self.calls("0")]
+            timed = calls[4:]
+            self.assertEqual(len(timed), 4 * 7)
+            blocks = [timed[i:i + 7] for i in range(0, len(timed), 7)]
+            for block in blocks:
+                self.assertEqual(sorted(block), sorted(blocks[0]))
+            self.assertGreater(len({tuple(block) for block in blocks}), 1)
+            orders.append([line.replace("--seed 2", "--seed 1") for line in timed])
+        self.assertEqual(orders[0], orders[1])
+        self.assertNotEqual(orders[0], orders[2])
+
+    def test_a_step_ends_when_the_last_rank_ends_it(self):
+        self.behave("03_ddp_spawn", "rank_1_late_ms = 0.5")
+        run = run_of(self.measure(*SMALL, "--repetitions", "1"), "03_ddp_spawn")
+        self.assertAlmostEqual(sum(run["repetitions"][0]["samples_ms"]), 20 * 1.25, places=3)
+
+    def test_strong_scaling_keeps_the_global_batch(self):
+        scaling = self.measure(*SMALL, "--scaling", "weak,strong", "--global-batch", "96", "--repetitions", "1")
+        batches = {(run["scaling"], run["world_size"] * run["threads"]): run["global_batch"] for run in scaling["runs"]}
+        self.assertEqual(batches, {("weak", 1): 32, ("weak", 2): 64, ("strong", 1): 96, ("strong", 2): 96})
+        speedup = run_of(scaling, "03_ddp_spawn", 2, scaling="strong")["speedup"]
+        self.assertAlmostEqual(speedup, 1 / 1.25, places=3)
+
+    def test_launchers(self):
+        self.install(self.path / "torchrun")
+        self.install(self.path / "mpirun")
+        scaling = self.measure(*SMALL[:4], "--stages", "04,05", "--repetitions", "1", "--steps", "20")
+        for stage in ("04_ddp_launcher", "05_multinode"):
+            for launcher in ("torchrun", "mpirun"):
+                self.assertTrue(run_of(scaling, stage, 2, launcher=launcher)["parity"]["ok"])
+        (self.path / "is_mpich").touch()
+        scaling = self.measure(*SMALL[:4], "--stages", "04", "--repetitions", "1", "--steps", "20")
+        self.assertEqual([run["launcher"] for run in scaling["runs"] if run["stage"] == "04_ddp_launcher"], ["torchrun"])
+        self.assertIn("mpirun", [entry["what"] for entry in scaling["not_run"]])
+        self.assertIn("Open MPI", self.refused("--launchers", "mpirun", "--dry-run"))
+
+    def test_several_nodes(self):
+        self.install(self.path / "srun")
+        self.assertIn("no allocation", self.refused("--launchers", "srun"))
+        self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[7-8]", "SLURM_CPUS_ON_NODE": "2"}
+        arguments = ["--launchers", "srun", "--stages", "05", "--nodes", "1,2", "--models", "T", "--repetitions", "1"]
+        runs = self.measure(*arguments, "--world-sizes", "1,2")["runs"]
+        self.assertEqual([(run["nodes"], run["world_size"], run["backend"]) for run in runs if run["stage"] == "05_multinode"],
+                         [(1, 1, "gloo"), (1, 2, "gloo"), (2, 4, "gloo")])
+        commands = (self.path / "CALLS").read_text()
+        self.assertIn("--nodelist=n7,n8 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
+        self.assertIn("--nodelist=n7 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
+
+    def test_peers(self):
+        self.install(self.peers / "install.sh")
+        for name in ("pytorch", "jax", "accelerate", "tensorflow"):
+            self.install(self.peers / f"{name}.py")
+        (self.peers / "jax.py.behaviour").write_text("moved = 0.6 if option('--variant') == 'jit' else moved")
+        scaling = self.measure(*SMALL[:4], "--steps", "20", "--stages", "01", "--repetitions", "1", "--peers",
+                               "pytorch,accelerate,tensorflow,jax,c10d", code=1)
+        rows = {(run["stage"], run["variant"], run["launcher"], run["backend"], run["world_size"], run["threads"], run["global_batch"])
+                for run in scaling["runs"] if run["kind"] == "peer"}
+        self.assertEqual(rows, {
+            ("pytorch", "tuned", "spawn", "gloo", 2, 1, 64), ("pytorch", "tuned", "none", "none", 1, 2, 64),
+            ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64), ("pytorch", "compiled", "none", "none", 1, 2, 64),
+            ("accelerate", "ddp", "spawn", "gloo", 2, 1, 64), ("tensorflow", "mirrored", "none", "none", 2, 1, 64),
+            ("jax", "jit", "none", "none", 1, 2, 64), ("jax", "shard_map", "none", "none", 2, 1, 64),
+            ("c10d", "reducer", "spawn", "gloo", 2, 1, 64), ("c10d", "reducer", "spawn", "shm", 2, 1, 64)})
+        self.assertEqual([run["variant"] for run in scaling["runs"] if run["error"]], ["jit"])
+        self.assertTrue(run_of(scaling, "03_ddp_spawn", 2, backend="gloo")["parity"]["ok"])  # the same transport
+        (self.peers / "no_network").touch()
+        self.assertIn("no network", self.run_bench(*SMALL, "--peers", "jax").stderr)
+
+
+class Failing(Fakes):
+    def failed(self, message, *arguments, tries=1):
+        """One run fails with that message and has no speed; the others have one."""
+        scaling = self.measure(*SMALL, "--repetitions", "2", *arguments, code=1)
+        run = run_of(scaling, "03_ddp_spawn", 2)
+        self.assertRegex(run["error"], message)
+        self.assertIn(run["error"], self.err)
+        for field in ("samples_per_second", "speedup", "efficiency"):
+            self.assertIsNone(run[field], field)
+        self.assertIsNotNone(run_of(scaling, "01_single_gpu", threads=1)["samples_per_second"])
+        self.assertEqual(len(self.calls("03")), tries)
+        self.assertNotIn(run["name"], [name for c in scaling["comparisons"] for name in (c["a"], c["b"])])
+        return run
+
+    def test_other_weights(self):
+        self.behave("03_ddp_spawn", "moved = 0.5 * (1 + 2e-4)")
+        run = self.failed("parity: moved 0.5001, stage 01 moved 0.5")
+        self.assertFalse(run["parity"]["ok"])
+
+    def test_weights_to_rounding_are_equal(self):
+        self.behave("03_ddp_spawn", "moved = 0.5 * (1 + 5e-5)")
+        self.measure(*SMALL, "--repetitions", "1")
+
+    def test_weights_that_are_not_numbers(self):
+        self.behave("03_ddp_spawn", "moved = None")
+        self.failed("its weights are not numbers")
+
+    def test_crash(self):
+        self.behave("03_ddp_spawn", "print('page of a launcher\\nx: error: no memory\\nmore', file=sys.stderr); sys.exit(3)")
+        self.failed("^exit code 3: x: error: no memory$")
+
+    def test_killed(self):
+        self.behave("03_ddp_spawn", "os.kill(os.getpid(), 9)")
+        self.failed("killed by signal 9")
+
+    def test_metrics_that_are_cut_off(self):
+        self.behave("03_ddp_spawn", "summary_lines = 0")
+        self.failed("the last line is no summary")
+
+    def test_a_rank_without_a_row(self):
+        self.behave("03_ddp_spawn", "rows_left_out = 1")
+        self.failed("a rank wrote no row for step 63, expected 2 rows")
+
+    def test_another_batch(self):
+        self.behave("03_ddp_spawn", "global_batch = 7")
+        self.failed("it trained with a global batch of 7, expected 64")
+
+    def test_too_few_steps(self):
+        self.behave("03_ddp_spawn", "steps = 5 if steps > 64 else steps")
+        self.failed("it made 5 steps, expected at least 20", tries=2)
+
+    def test_later_failure(self):
+        self.behave("03_ddp_spawn", "steps > 64 and '--no-comm' not in ' '.join(arguments) and sys.exit('x: error: late')")
+        self.failed("x: error: late", tries=5)  # both of the equal commands fail; the run without communication does not
+
+    def test_hang(self):
+        # Its child has a session of its own and ignores the signal, as torchrun's may.
+        self.behave("03_ddp_spawn", "import subprocess, signal\n"
+                    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                    "subprocess.Popen(['sleep', '54321'], start_new_session=True)\ntime.sleep(1000)")
+        self.failed("still running after", "--timeout", "1")
+        self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 54321"], capture_output=True).stdout, b"")
+
+    def test_transient_failure_is_tried_again(self):
+        self.behave("03_ddp_spawn", "os.path.exists(here + '/once') or (open(here + '/once', 'w'), sys.exit(75))")
+        self.measure(*SMALL, "--repetitions", "1")
+        self.assertEqual(len(self.calls("03")), 3)
+
+    def test_stage_01_refuses(self):
+        self.behave("01_single_gpu", "print('01: error: --lr: got x', file=sys.stderr); sys.exit(2)")
+        result = self.run_bench(*SMALL)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--lr: got x", result.stderr)
+
+    def test_without_a_reference(self):
+        self.behave("01_single_gpu", "sys.exit(1)")
+        scaling = self.measure(*SMALL, "--repetitions", "1", code=1)
+        self.assertIn("no reference", run_of(scaling, "03_ddp_spawn", 2)["error"])
+
+    def test_without_pieces(self):
+        (self.bin / "bench_micro").unlink()
+        scaling = self.measure(*SMALL, "--repetitions", "1")
+        self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
+        self.assertIn("bench_micro", " ".join(entry["reason"] for entry in scaling["not_run"]))
+
+    def test_full_disk(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(self.command(*SMALL, "--repetitions", "1", "--json"), env=self.environment, stdout=full,
+                                    stderr=subprocess.PIPE, text=True)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("cannot write the report to standard output", result.stderr)
+
+    def stop(self, number):
+        """Stops bench while a timed run goes on. @return its exit code and what it printed"""
+        self.behave("03_ddp_spawn", "steps > 64 and time.sleep(1000)")
+        with subprocess.Popen(self.command(*SMALL, "--json"), env=self.environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, cwd=self.root) as bench:
+            while len(self.calls("03")) < 2:
+                time.sleep(0.05)
+            bench.send_signal(number)
+            out = bench.communicate(timeout=60)[0]
+        for _ in range(100):
+            left = subprocess.run(["pgrep", "-f", str(self.bin)], capture_output=True, text=True).stdout
+            if not left:
+                break
+            time.sleep(0.05)
+        self.assertEqual(left, "")
+        return bench.returncode, out
+
+    def test_interrupt_writes_what_there_is(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            (self.bin / "CALLS").unlink(missing_ok=True)
+            code, out = self.stop(number)
+            self.assertEqual(code, 1)
+            scaling = json.loads(out)["ddp_scaling"]
+            self.assertTrue(scaling["partial"])
+            self.assertIn("interrupted", run_of(scaling, "03_ddp_spawn", 2)["error"])
+            self.assertEqual(list(self.tmp.iterdir()), [])
+
+    def test_children_do_not_outlive_it(self):
+        self.assertEqual(self.stop(signal.SIGKILL), (-9, ""))
+        shutil.rmtree(self.tmp)
+
+
+class Options(Fakes):
+    def test_dry_run_prints_the_plan(self):
+        self.install(self.path / "torchrun")
+        self.install(self.path / "mpirun")
+        lines = self.run_bench("--dry-run", "--world-sizes", "1,2").stdout.splitlines()
+        self.assertEqual(self.calls(), [])
+        columns = [line.split()[:9] for line in lines[1:] if "FOLDER" in line and not line.startswith("no comm")]
+        rows = [(role, program, launcher, backend, int(ranks), int(threads), model, int(batch), int(reps))
+                for role, program, launcher, backend, ranks, threads, model, batch, reps in columns]
+        self.assertEqual(rows, [
+            ("stage", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
+            ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "T", 32, 6),
+            ("stage", "03_ddp_spawn", "spawn", "shm", 2, 1, "T", 64, 6),
+            ("stage", "01_single_gpu", "none", "none", 1, 1, "M", 64, 6),
+            ("stage", "01_single_gpu", "none", "none", 1, 2, "M", 128, 6),
+            ("stage", "02_data_parallel", "none", "none", 2, 1, "M", 128, 6),
+            ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "M", 64, 6),
+            ("stage", "03_ddp_spawn", "spawn", "shm", 2, 1, "M", 128, 6),
+            ("stage", "03_ddp_spawn", "spawn", "gloo", 2, 1, "M", 128, 6),
+            ("stage", "04_ddp_launcher", "torchrun", "shm", 2, 1, "M", 128, 1),
+            ("stage", "04_ddp_launcher", "mpirun", "shm", 2, 1, "M", 128, 1),
+            ("stage", "05_multinode", "mpirun", "shm", 2, 1, "M", 128, 1),
+            ("control", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
+            ("control", "01_single_gpu", "none", "none", 1, 1, "M", 64, 6),
+            ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "T", 64, 6),
+            ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "M", 128, 6)])
+        self.assertEqual(sum(line.startswith("no communication") for line in lines), 3)
+        full = self.run_bench("--dry-run", "--world-sizes", "1,2", "--full").stdout
+        for word in (" S ", " L ", "03_ddp_spawn_by_hand"):
+            self.assertIn(word, full)
+
+    def test_it_does_what_it_prints(self):
+        arguments = ["--models", "S", "--world-sizes", "2", "--repetitions", "1", "--quick"]
+        printed = [line.split("  ")[-1].split(" --quiet")[0].split(" --snapshot")[0]
+                   for line in self.run_bench(*arguments, "--dry-run").stdout.splitlines() if "FOLDER" in line]
+        self.measure(*arguments)
+        made = [f"{self.bin}/{line.split(' --quiet')[0].split(' --snapshot')[0]}" for line in self.calls("0")]
+        self.assertEqual(len(made), 2 * len(printed))
+        self.assertEqual(sorted(printed), sorted(made[len(printed):]))
+
+    def test_filter(self):
+        listed = self.run_bench(*SMALL, "--benchmark_filter=threads", "--benchmark_list_tests").stdout
+        self.assertIn("threads:2", listed)
+        self.assertNotIn("03_ddp", listed)
+        listed = self.run_bench(*SMALL, "--benchmark_filter=-threads", "--benchmark_list_tests").stdout
+        self.assertNotIn("threads:2", listed)
+        self.assertIn("03_ddp", listed)
+
+    def test_where_the_report_goes(self):
+        result = self.run_bench(*SMALL, "--repetitions", "1", "--json", "a.json", "--html", "a.html", "--no_samples")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("wrote a.json", result.stdout)
+        self.assertIn("samples/s", result.stdout)
+        document = json.loads((self.root / "a.json").read_text())
+        self.assertTrue(all(not r["samples_ms"] for run in document["ddp_scaling"]["runs"] for r in run["repetitions"]))
+        self.assertIn("</html>", (self.root / "a.html").read_text())
+        result = self.run_bench(*SMALL, "--benchmark_repetitions=1", "--benchmark_format=json", "--benchmark_out=b.json",
+                                "--benchmark_out_format=json")
+        self.assertEqual(json.loads(result.stdout), json.loads((self.root / "b.json").read_text()))
+        # As bench/run.sh calls it: the last one counts.
+        result = self.run_bench("--json", "no.json", *SMALL, "--repetitions", "1", "--json")
+        json.loads(result.stdout)
+        self.assertFalse((self.root / "no.json").exists())
+
+    def test_mistakes(self):
+        for arguments, expected in [
+                ("--bogus", "--bogus"), ("--model M", "did you mean --models?"), ("--models X", '"X"'),
+                ("--models 64-0-10@32", '"64-0-10@32"'), ("--models 64-16-10@032", "64-16-10@032"), ("--models", "--models"),
+                ("--backends tcp", "tcp"), ("--world-sizes 0", "--world-sizes"), ("--repetitions 0", "--repetitions"),
+                ("--repetitions 1.5", "--repetitions"), ("--timeout x", "--timeout"), ("--seed -1", "--seed"),
+                ("--quick --full", "--full"), ("--json /nonexistent/x", "/nonexistent/x"), ("--json a --html a", "--html"),
+                ("--stages 07", '"07"'), ("--stages 04", "--stages 04"), ("--global-batch 64", "--scaling strong"),
+                ("--scaling strong --global-batch 33 --world-sizes 2", "33"), ("--nodes 2", "--launchers srun"),
+                ("--benchmark_filter=(", "regular expression"), ("--benchmark_min_time=1", "--benchmark-min-time"),
+                ("--backends mpi", "mpi"), ("--device cuda", "CUDA"), ("extra", "extra")]:
+            with self.subTest(arguments):
+                environment = self.environment
+                self.environment = environment | {"CUDA_VISIBLE_DEVICES": ""}
+                self.assertIn(expected, self.refused(*arguments.split()))
+                self.environment = environment
+        self.assertEqual(self.calls(), [])
+
+    def test_help(self):
+        result = self.run_bench("--help")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("compare.py benchmarks before.json after.json", result.stdout)
+        self.assertLessEqual(max(map(len, result.stdout.splitlines())), 100)
+        self.assertIn("schema version 3", self.run_bench("--version").stdout)
+
+
+class Real(unittest.TestCase):
+    def test_the_real_stages(self):
+        result = subprocess.run([PROGRAMS / "bench", "--models", "S", "--stages", "02_data_parallel,03_ddp_spawn", "--world-sizes", "2",
+                                 "--repetitions", "2", "--steps", "50", "--quiet-wait", "0", "--json"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        scaling = json.loads(result.stdout)["ddp_scaling"]
+        for run in scaling["runs"]:
+            with self.subTest(run["name"]):
+                self.assertTrue(run["parity"]["ok"])
+                self.assertTrue(math.isclose(run["parity"]["moved"], run["parity"]["reference_moved"], rel_tol=1e-4))
+                self.assertGreater(run["samples_per_second"], 0)
+                self.assertTrue(20 < run["lines_of_code"] < 71)
+                self.assertGreater(run["peak_rss_mib"], 50)
+                self.assertGreater(run["startup_ms"], 50)
+        run = run_of(scaling, "03_ddp_spawn", 2)
+        pieces = run["pieces_ms"]
+        self.assertTrue(all(pieces[name] > 0 for name in ("data", "forward", "backward", "update", "all_reduce")), pieces)
+        self.assertTrue(0 < run["limit_ms"] < 10)
+        self.assertIsNotNone(run["exposed_comm_ms"])
+        self.assertEqual(run["parameters"], 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
+
+
+if __name__ == "__main__":
+    PROGRAMS = pathlib.Path(sys.argv.pop(1)).resolve()
+    unittest.main()
