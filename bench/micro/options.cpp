@@ -138,9 +138,6 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
   if (!line.given("--suite")) {
     throw UsageError("--suite is missing, expected " + join(kSuites));
   }
-  if (!line.given("--layers")) {
-    for_stage.push_back("--layers=20,1");
-  }
   options.stage = parse_as_stage(argv[0], for_stage);
   check_together(line, options);
   return options;

@@ -13,8 +13,8 @@ namespace ddp::micro {
 /// One all-reduce of each size over each backend: "all_reduce/gloo/ranks:2/bytes:4096".
 void run_all_reduces(const MicroOptions& options, Ranks& ranks);
 
-/// The parts of stage 03's step at one shape: "data", "forward", "backward", "update", "all_reduce"
-/// (with several ranks), and "limit", see BareProducts.
+/// "limit", see BareProducts, and the parts of stage 03's step at the same shape: "data",
+/// "forward", "backward", "update", and with several ranks "all_reduce".
 void run_pieces(const MicroOptions& options, Ranks& ranks);
 
 /// An all-reduce of `bytes` bytes. @param group must outlive the result
