@@ -355,19 +355,25 @@ class Local(Case):
             job, = self.jobs("list")
             self.assertEqual((job["state"], job["exit_code"]), ("failed" if expected else "done", expected))
             self.assertEqual((self.out / "job-0-program/n").read_text(), f"{starts}\n")
+        self.program.write_text("no script")
+        self.wait(self.start("resubmit", "0", self.out), 1)
+        self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")], [("failed", "Exec format error")])
 
     WAITS = "trap 'exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
 
     def test_cancelled(self):
-        """From elsewhere: that job alone. submit itself: all that is left."""
+        """From elsewhere: that job alone. By Ctrl-C: nothing is lost, and resubmit goes on."""
         process = self.start_local(self.WAITS, "--sweep", "x=1,2,3")
         self.wait_for(self.out / "job-0-x-1/ready")
         self.assertEqual([job["state"] for job in self.jobs()], ["running", "new", "new"])
         self.submit("cancel", "0", self.out)
         self.wait_for(self.out / "job-1-x-2/ready")
         os.kill(process, signal.SIGINT)
-        self.wait(process, 1)
-        self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("cancelled", 85), ("cancelled", None)])
+        self.wait(process, 130)
+        self.submit("cancel", "2", self.out)
+        (self.out / "job-1-x-2/go").touch()
+        self.submit("resubmit", "1", self.out)
+        self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
 
     def test_killed(self):
         """Its program ends too, and the same call again, or resubmit, runs what has not run."""
