@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -108,11 +107,6 @@ int close(int fd) {
   }
   errno = error;
   return -1;
-}
-int fstat(int fd, struct stat* status) noexcept {
-  return fault_of("fstat", fd) == Fault::kError
-             ? -1
-             : original<int (*)(int, struct stat*)>("fstat")(fd, status);
 }
 int flock(int fd, int operation) noexcept {
   return fault_of("flock", fd) == Fault::kError
