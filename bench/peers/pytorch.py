@@ -6,6 +6,7 @@ The contract between a peer and bench is bench/peers/README.md.
 """
 
 import os
+import pathlib
 import sys
 
 from ddp_peers.command_line import Variant, run_peer
@@ -52,6 +53,8 @@ def run(options):
     # one more that tries the processor's vector instructions. Read when torch._dynamo is imported; the ranks inherit it.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    # Where later runs find what was compiled: its default is in TMPDIR, which is bench's own for each run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(pathlib.Path(__file__).parents[2] / ".venv-peers" / "torchinductor"))
     from ddp_peers import torch_peer
 
     torch_peer.run(options, train)
