@@ -37,7 +37,9 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   Command command = {.argv = command_line(entry, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
                      .cwd = folder,
-                     .env = {{"TMPDIR", folder}}};  // torchrun leaves a folder behind
+                     // What torchrun leaves behind goes with it, and torch.compile finds what it
+                     // compiled before.
+                     .env = {{"TMPDIR", session.scratch.path()}}};
   session.progress.start(entry.run.name);
   session.gpus.watch_first(entry.run.device == "cpu" ? 0 : entry.run.world_size);
   ChildResult child;

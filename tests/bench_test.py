@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -72,9 +73,9 @@ class Fakes(unittest.TestCase):
         return result.stderr
 
 
-def run_of(scaling, stage, world_size=None, kind="stage", **fields):
+def run_of(report, stage, world_size=None, kind="stage", **fields):
     """The one run with that."""
-    found = [run for run in scaling["runs"] if run["stage"] == stage and run["kind"] == kind
+    found = [run for run in report["runs"] if run["stage"] == stage and run["kind"] == kind
              and world_size in (None, run["world_size"]) and all(run[name] == value for name, value in fields.items())]
     assert len(found) == 1, [run["name"] for run in found]
     return found[0]
@@ -238,7 +239,7 @@ class Failing(Fakes):
 
     def test_too_few_steps(self):
         self.behave("03_ddp_spawn", "steps = 5 if steps > 64 else steps")
-        self.failed("it made 5 steps, expected at least 20", tries=2)
+        self.failed("it made 5 steps, expected at least 20", tries=4)
 
     def test_later_failure(self):
         self.behave("03_ddp_spawn", "steps > 64 and '--no-comm' not in ' '.join(arguments) and sys.exit('x: error: late')")
@@ -248,9 +249,9 @@ class Failing(Fakes):
         # Its child has a session of its own and ignores the signal, as torchrun's may.
         self.behave("03_ddp_spawn", "import subprocess, signal\n"
                     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-                    "subprocess.Popen(['sleep', '54321'], start_new_session=True)\ntime.sleep(1000)")
+                    "subprocess.Popen(['/bin/sleep', '54321'], start_new_session=True)\ntime.sleep(1000)")
         self.failed("still running after", "--timeout", "1")
-        self.assertEqual(subprocess.run(["pgrep", "-f", "^sleep 54321"], capture_output=True).stdout, b"")
+        self.assertEqual(subprocess.run(["pgrep", "-f", "sleep 54321"], capture_output=True).stdout, b"")
 
     def test_transient_failure_is_tried_again(self):
         self.behave("03_ddp_spawn", "os.path.exists(here + '/once') or (open(here + '/once', 'w'), sys.exit(75))")
@@ -409,6 +410,10 @@ class Real(unittest.TestCase):
                                  "--repetitions", "2", "--steps", "50", "--quiet-wait", "0", "--json"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         scaling = json.loads(result.stdout)["ddp_scaling"]
+        page = (pathlib.Path(__file__).parent.parent / "docs/bench.md").read_text()
+        one_liner = re.search(r"--json \| python3 -c '([^']+)'", page)[1]
+        table = subprocess.run([sys.executable, "-c", one_liner], input=result.stdout, capture_output=True, text=True)
+        self.assertEqual(len(table.stdout.splitlines()), 1 + len(scaling["runs"]), table.stderr)
         for run in scaling["runs"]:
             with self.subTest(run["name"]):
                 self.assertTrue(run["parity"]["ok"])
