@@ -21,69 +21,42 @@
 namespace ddp::bench {
 namespace {
 
-enum class Sizes { kOne, kLargest, kAll };
+/// With --full; torchrun takes seconds to start.
+constexpr int kRepetitionsOfSlowStarts = 6;
 
-/// A line of the default plan.
+enum Ranks { kOne, kThreads, kLargest, kAll };  // kThreads: one rank with as many threads
+enum Models { kEach, kHeaviest };  // kHeaviest: the one with the most arithmetic in a step
+/// kOnce: another line runs the same step, so this one only shows that it works.
+enum Times { kRepeated, kOnce, kWithFull, kOnceWithFull };
+
 struct Line {
   const char* program;
-  const char* launcher;  ///< "": those that are there
+  const char* launcher;  ///< "": all that are there
   const char* backend;  ///< "": the device's first
-  Sizes sizes;
-  bool all_threads = false;  ///< one process with as many threads as others have ranks
-  bool every_model = false;  ///< else only the model with the most arithmetic
-  bool timed_once = false;  ///< another line runs the same step; this one shows that it works
-  bool full_only = false;
+  Ranks ranks;
+  Models models;
+  Times times;
 };
 
 /// What runs when no stage, launcher or backend is named.
+// clang-format off
 constexpr Line kDefaultPlan[] = {
-    {.program = kBaseline,
-     .launcher = "none",
-     .backend = "none",
-     .sizes = Sizes::kOne,
-     .every_model = true},
-    {.program = kBaseline,
-     .launcher = "none",
-     .backend = "none",
-     .sizes = Sizes::kOne,
-     .all_threads = true},
-    {.program = "02_data_parallel",
-     .launcher = "none",
-     .backend = "none",
-     .sizes = Sizes::kLargest},
-    {.program = "02_data_parallel_mirrored",
-     .launcher = "none",
-     .backend = "none",
-     .sizes = Sizes::kLargest,
-     .full_only = true},
-    {.program = "03_ddp_spawn",
-     .launcher = "spawn",
-     .backend = "",
-     .sizes = Sizes::kAll,
-     .every_model = true},
-    {.program = "03_ddp_spawn", .launcher = "spawn", .backend = "gloo", .sizes = Sizes::kLargest},
-    {.program = "03_ddp_spawn_by_hand",
-     .launcher = "spawn",
-     .backend = "",
-     .sizes = Sizes::kLargest,
-     .full_only = true},
-    {.program = "04_ddp_launcher",
-     .launcher = "",
-     .backend = "",
-     .sizes = Sizes::kLargest,
-     .timed_once = true},
-    {.program = "04_ddp_launcher_accelerated",
-     .launcher = "mpirun",
-     .backend = "",
-     .sizes = Sizes::kLargest,
-     .timed_once = true,
-     .full_only = true},
-    {.program = "05_multinode",
-     .launcher = "mpirun",
-     .backend = "",
-     .sizes = Sizes::kLargest,
-     .timed_once = true},
+  {kBaseline,                     "none",   "none", kOne,     kEach,     kRepeated},
+  {kBaseline,                     "none",   "none", kThreads, kHeaviest, kRepeated},
+  {"02_data_parallel",            "none",   "none", kLargest, kHeaviest, kRepeated},
+  {"02_data_parallel_mirrored",   "none",   "none", kLargest, kHeaviest, kWithFull},
+  {"03_ddp_spawn",                "spawn",  "",     kAll,     kEach,     kRepeated},
+  {"03_ddp_spawn",                "spawn",  "gloo", kLargest, kHeaviest, kRepeated},
+  {"03_ddp_spawn_by_hand",        "spawn",  "",     kLargest, kHeaviest, kWithFull},
+  {"04_ddp_launcher",             "",       "",     kLargest, kHeaviest, kOnce},
+  {"04_ddp_launcher_accelerated", "mpirun", "",     kLargest, kHeaviest, kOnceWithFull},
+  {"05_multinode",                "mpirun", "",     kLargest, kHeaviest, kOnce},
 };
+// clang-format on
+
+const Program& find_program(const std::string& name) {
+  return *std::ranges::find(known_programs(), name, &Program::name);
+}
 
 class Planner {
  public:
@@ -138,7 +111,7 @@ class Planner {
     const auto work = [](const Model& model) {
       return model.flop_per_sample() * static_cast<double>(model.batch);
     };
-    largest_model_ = std::ranges::max_element(models_, {}, work)->name;
+    heaviest_model_ = std::ranges::max_element(models_, {}, work)->name;
   }
 
   void choose_world_sizes() {
@@ -253,12 +226,15 @@ class Planner {
   }
 
   void add_default_stages() {
-    const bool is_largest = !settings_.models.empty() || model_->name == largest_model_;
+    const bool cpu = settings_.device == "cpu";
+    const bool is_heaviest =
+        settings_.full || !settings_.models.empty() || model_->name == heaviest_model_;
     for (const Line& line : kDefaultPlan) {
-      const Program& program = *std::ranges::find(known_programs(), line.program, &Program::name);
-      if ((line.full_only && !settings_.full) || (!line.every_model && !is_largest) ||
-          (line.all_threads && (largest() == 1 || settings_.device != "cpu")) ||
-          (line.backend == std::string("gloo") && (largest() == 1 || settings_.device != "cpu"))) {
+      const Program& program = find_program(line.program);
+      const bool with_full = line.times == kWithFull || line.times == kOnceWithFull;
+      const bool needs_cpus = line.ranks == kThreads || line.backend == std::string("gloo");
+      if ((with_full && !settings_.full) || (line.models == kHeaviest && !is_heaviest) ||
+          (needs_cpus && (!cpu || largest() == 1))) {
         continue;
       }
       if (!has_program(program.name)) {
@@ -266,21 +242,20 @@ class Planner {
         continue;
       }
       std::vector<std::string> launchers = launchers_of(program);
-      if (!settings_.full && contains(launchers, line.launcher)) {
+      if (contains(launchers, line.launcher)) {
         launchers = {line.launcher};
       }
-      std::vector<int> sizes = {largest()};
-      if (line.sizes == Sizes::kOne && !line.all_threads) {
-        sizes = {1};
-      } else if (line.sizes == Sizes::kAll && !settings_.quick) {
+      std::vector<int> sizes = {line.ranks == kOne ? 1 : largest()};
+      if (line.ranks == kAll && !settings_.quick) {
         sizes = world_sizes_;
       }
       const std::string backend = *line.backend != '\0' ? line.backend : default_backend();
-      const int repetitions = !line.timed_once ? settings_.most_repetitions()
-                              : settings_.full ? std::min(settings_.most_repetitions(), 6)
-                                               : 1;
+      const bool once = line.times == kOnce || line.times == kOnceWithFull;
+      const int repetitions = once && !settings_.full ? 1 : settings_.most_repetitions();
       for (const std::string& launcher : launchers) {
-        add_program(program, launcher, backend, sizes, line.all_threads, repetitions);
+        add_program(
+            program, launcher, backend, sizes, line.ranks == kThreads,
+            launcher == "torchrun" ? std::min(repetitions, kRepetitionsOfSlowStarts) : repetitions);
       }
     }
   }
@@ -348,8 +323,8 @@ class Planner {
     // A framework over Gloo is compared with ours over Gloo too.
     if (!plan_.pythons.empty() && settings_.device == "cpu" && largest() > 1 &&
         has_program("03_ddp_spawn")) {
-      const Program& ours = *std::ranges::find(known_programs(), "03_ddp_spawn", &Program::name);
-      add_program(ours, "spawn", "gloo", {largest()}, false, settings_.most_repetitions());
+      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, false,
+                  settings_.most_repetitions());
     }
   }
 
@@ -446,7 +421,7 @@ class Planner {
   Plan plan_;
   Settings& settings_ = plan_.settings;
   std::vector<Model> models_;
-  std::string largest_model_;  ///< with the most arithmetic in a step
+  std::string heaviest_model_;
   std::vector<int> world_sizes_;  ///< ascending
   // What is being added.
   const Model* model_ = nullptr;
