@@ -7,7 +7,8 @@
 #include <cmath>
 #include <initializer_list>
 #include <numeric>
-#include <tuple>
+
+#include "bench/pair.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -63,13 +64,6 @@ std::string speedup(const Run& run) {
   return run.speedup_ci95 ? fmt::format("{} ({}-{})", ratio(*run.speedup),
                                         ratio(run.speedup_ci95->low), ratio(run.speedup_ci95->high))
                           : ratio(*run.speedup);
-}
-
-std::string program(const Run& run) {
-  if (run.kind == "peer") {
-    return run.stage + " " + run.variant;
-  }
-  return run.variant == "main" ? run.stage : run.stage + "_" + run.variant;
 }
 
 /// "2", or "1x2" for one rank with two threads.
@@ -152,26 +146,6 @@ void print_wrapped(std::ostream& out, const std::string& first_indent, const std
   out << line << '\n';
 }
 
-/// Runs of one table of the screen, in the order of the report.
-using Workload = std::vector<const Run*>;
-
-std::vector<Workload> workloads(const Report& report) {
-  std::vector<Workload> all;
-  for (const Run& run : report.runs) {
-    if (run.kind == "control") {
-      continue;
-    }
-    const auto same = [&](const Workload& runs) {
-      const Run& other = *runs.front();
-      return std::tie(other.model, other.scaling, other.device) ==
-             std::tie(run.model, run.scaling, run.device);
-    };
-    const auto found = std::ranges::find_if(all, same);
-    found == all.end() ? all.push_back({&run}) : found->push_back(&run);
-  }
-  return all;
-}
-
 std::string title(const Run& run) {
   const bool weak = run.scaling == "weak";
   const std::string batch =
@@ -186,7 +160,7 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   Table table({"program", "launcher", "backend", "ranks", "step ms", "samples/s", "speed-up",
                "eff.", "parity"});
   for (const Run* run : runs) {
-    Cells cells = {program(*run), dash_for_none(run->launcher), dash_for_none(run->backend),
+    Cells cells = {run->program(), dash_for_none(run->launcher), dash_for_none(run->backend),
                    ranks(*run)};
     if (!run->has_speed()) {
       table.add(std::move(cells), why_no_speed(*run));
@@ -227,7 +201,7 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
     empty = false;
     const Pieces& pieces = run->pieces_ms;
     double sum = 0;
-    const std::string name = fmt::format("{}: {} {}", run->model, program(*run), run->backend);
+    const std::string name = fmt::format("{}: {} {}", run->model, run->program(), run->backend);
     Cells cells = {shorten(name, 30), ranks(*run)};
     for (const auto& piece :
          {pieces.data, pieces.forward, pieces.backward, pieces.update, pieces.all_reduce}) {

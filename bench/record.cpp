@@ -85,6 +85,10 @@ const Run* Report::find(const std::string& name) const {
   return found == runs.end() ? nullptr : &*found;
 }
 
+std::string Run::program() const {
+  return kind == "peer" ? stage + " " + variant : variant == "main" ? stage : stage + "_" + variant;
+}
+
 bool same_work(const Run& a, const Run& b) {
   return std::tie(a.model, a.scaling, a.device) == std::tie(b.model, b.scaling, b.device);
 }

@@ -83,6 +83,8 @@ struct Run {
   bool has_speed() const { return !error && parity.ok && samples_per_second.has_value(); }
   /// At work at the same time.
   int cores() const { return world_size * threads; }
+  /// "03_ddp_spawn", "03_ddp_spawn_by_hand"; of a peer "jax jit".
+  std::string program() const;
   /// Its ranks are processes of their own.
   bool is_distributed() const { return kind != "peer" && launcher != "none"; }
   /// Stage 01 with one thread: what the others of its model and scaling are measured against.

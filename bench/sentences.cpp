@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 
@@ -43,9 +42,7 @@ std::string proper_name(const std::string& name) {
 
 /// "03_ddp_spawn", "PyTorch compiled".
 std::string program(const Run& run) {
-  return run.kind == "peer"      ? proper_name(run.stage) + " " + run.variant
-         : run.variant == "main" ? run.stage
-                                 : run.stage + "_" + run.variant;
+  return run.kind == "peer" ? proper_name(run.stage) + " " + run.variant : run.program();
 }
 
 /// " over shm", " with 2 threads", " on 2 replicas"; nothing for one thread.

@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <memory>
-
 #include "bench/micro/suites.hpp"
 #include "common/backends/backend.hpp"
 

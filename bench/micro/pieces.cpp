@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <optional>
 
 #include "bench/micro/bare_products.hpp"
