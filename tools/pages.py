@@ -19,6 +19,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,7 @@ def refreshed(block, printed):
     """The block with what its commands print; as many lines after `...` as before, ranks in order."""
     text = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]
     for index, (command, expected) in enumerate(commands(block)):
-        got = printed[command].stdout.splitlines()
+        got = printed[command][1].splitlines()
         if not expected or any("..." in line and line != "..." for line in expected):
             continue
         if "..." in expected:
@@ -93,6 +94,22 @@ def refreshed(block, printed):
         shown = len(expected)
         text[index] = "\n".join([*text[index].splitlines()[:-shown], *got, ""])
     return "".join(text)
+
+
+def run(script, folder, environment, timeout_s=TIMEOUT_S):
+    """Runs a script of bash, of which no process stays behind. @return its exit code, and what it printed"""
+    # A session of its own, which can be killed as a whole; and no pipe, which would wait for what it leaves in the background.
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(["bash", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return code, output.read()
 
 
 @contextlib.contextmanager
@@ -118,9 +135,8 @@ def run_pages(chosen, is_write):
                 for command, expected in commands(block):
                     if command not in printed:
                         on_cpu = command.replace("CUDA_VISIBLE_DEVICES=$node ", "")
-                        printed[command] = subprocess.run(["bash", "-c", on_cpu], cwd=folder, env=environment, timeout=TIMEOUT_S, text=True,
-                                                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                    code, output = printed[command].returncode, printed[command].stdout
+                        printed[command] = run(on_cpu, folder, environment)
+                    code, output = printed[command]
                     wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else [] if is_write else differences(expected, output.splitlines())
                     print(f"{'FAILED' if wrong else 'ok    '} {page.relative_to(ROOT)}: {command}", flush=True)
                     complaints += [f"{page.relative_to(ROOT)}: {command}: {complaint}" for complaint in wrong]
@@ -147,6 +163,24 @@ def wrong_links(page):
             yield f"{page.relative_to(ROOT)}: {link}: there is no such file"
         elif anchor and anchor not in anchors(target):
             yield f"{page.relative_to(ROOT)}: {link}: there is no such heading"
+
+
+def rewrite(update, tool, description, arguments=None, other_complaints=list):
+    """The main() of a tool that writes blocks of the pages. @param update gives a page's text as it should be, and complaints"""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a page is out of date")
+    check = parser.parse_args(arguments).check
+    complaints = other_complaints()
+    for page in pages():
+        text = page.read_text()
+        expected, page_complaints = update(page, text)
+        complaints += page_complaints
+        if text != expected and check:
+            complaints.append(f"{page.relative_to(ROOT)}: out of date; run {tool}")
+        elif text != expected:
+            page.write_text(expected)
+    print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
+    return 1 if complaints else 0
 
 
 def main(arguments=None):

@@ -7,12 +7,11 @@ rewrites the hunks; with it, changes nothing and fails if a page is out of date.
 long or has a word that is none of its business.
 """
 
-import argparse
 import difflib
 import re
 import sys
 
-from pages import ROOT, pages
+from pages import ROOT, rewrite
 
 MAX_LINES = 70
 # file, the file it builds on, budget in changed lines that are neither blank nor comment
@@ -68,10 +67,9 @@ def hunks(after):
     return ["\n".join(hunk) for hunk in result]
 
 
-def update_page(path):
-    """The page's text, what it should be, and complaints."""
-    page, name = path.read_text(), path.relative_to(ROOT)
-    complaints, shown = [], []
+def update_page(path, page):
+    """What the page's text should be, and complaints."""
+    name, complaints, shown = path.relative_to(ROOT), [], []
 
     def block(match):
         marker, after, text = match.groups()
@@ -91,7 +89,7 @@ def update_page(path):
         # Indentation aside: a page shows code without that of what surrounds it.
         if "\n".join(map(str.strip, code.splitlines())) not in "\n".join(map(str.strip, lines_of(source))):
             complaints.append(f"{name}: shows what is not in {source}: {code.splitlines()[0]} ...")
-    return page, expected, complaints
+    return expected, complaints
 
 
 def wrong_stages():
@@ -113,20 +111,7 @@ def wrong_stages():
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if a page is out of date")
-    check = parser.parse_args(arguments).check
-    complaints = wrong_stages()
-    for path in pages():
-        page, expected, page_complaints = update_page(path)
-        complaints += page_complaints
-        if page != expected and check:
-            complaints.append(f"{path.relative_to(ROOT)}: its diffs are not those of the code; run tools/stage_diffs.py")
-        elif page != expected:
-            path.write_text(expected)
-    for complaint in complaints:
-        print(complaint, file=sys.stderr)
-    return 1 if complaints else 0
+    return rewrite(update_page, "tools/stage_diffs.py", __doc__, arguments, wrong_stages)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,12 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
 """
 
-import argparse
 import gzip
 import json
-import pathlib
 import re
 import sys
 
-from pages import ROOT, pages
+from pages import ROOT, rewrite
 from stage_diffs import BUILDS_ON, changed_code_lines, code_lines
 
 TABLE = re.compile(r"(<!-- table: (\w+)(?: (\S+))? (results/\S+) -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
@@ -135,9 +133,9 @@ def origin(report, _):
             f"up to {settings['repetitions']} launches of each program: `{settings['command']}`")
 
 
-def update_page(page):
-    """Its text, what it should be, and complaints."""
-    text, complaints = page.read_text(), []
+def update_page(page, text):
+    """What its text should be, and complaints."""
+    complaints = []
 
     def filled(match):
         marker, kind, argument, file, _ = match.groups()
@@ -148,23 +146,11 @@ def update_page(page):
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]
 
-    return text, TABLE.sub(filled, text), complaints
+    return TABLE.sub(filled, text), complaints
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is not what its report gives")
-    check, complaints = parser.parse_args(arguments).check, []
-    for page in pages():
-        text, expected, page_complaints = update_page(page)
-        complaints += page_complaints
-        if text != expected and check:
-            complaints.append(f"{page.relative_to(ROOT)}: not what results/ gives; run tools/tables.py")
-        elif text != expected:
-            page.write_text(expected)
-    for complaint in complaints:
-        print(complaint, file=sys.stderr)
-    return 1 if complaints else 0
+    return rewrite(update_page, "tools/tables.py", __doc__, arguments)
 
 
 if __name__ == "__main__":
