@@ -226,24 +226,12 @@ TEST_CASE("--benchmark_list_tests and --benchmark_filter; flags and names that n
 
 TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
-      {"", {"--suite", "missing"}},
       {"--suite speed", {"--suite", "speed", "all_reduce", "pieces"}},
-      {"--suite pieces --nprocs 0", {"--nprocs", "0"}},
       {"--suite pieces --bytes 4", {"--bytes", "all_reduce"}},
-      {"--suite pieces --backends shm,gloo", {"--backends", "one"}},
-      {"--suite pieces --layers 5", {"--layers", "5"}},
-      {"--suite pieces --batch 0", {"--batch", "0"}},
-      {"--suite pieces --threads none", {"--threads", "none"}},
-      {"--suite pieces --device tpu", {"--device", "tpu"}},
       {"--suite pieces --min-seconds nan", {"--min-seconds", "nan"}},
-      {"--suite pieces --benchmark_min_time=-1", {"-1"}},
       {"--suite pieces --benchmark_enable_random_interleaving=true", {"interleaving", "order"}},
-      {"--suite pieces extra", {"extra"}},
-      {"--suite all_reduce --layers 20,1", {"--layers", "pieces"}},
-      {"--suite all_reduce --nprocs 1", {"--nprocs", "1"}},
       {"--suite all_reduce --bytes 4,6", {"--bytes", "6", "multiple of 4"}},
-      {"--suite all_reduce --bytes 4,,8", {"--bytes"}},
-      {"--suite all_reduce --backends carrier-pigeon", {"--backend", "carrier-pigeon"}},
+      {"--suite all_reduce --nprocs 1", {"--nprocs", "1"}},
   };
   for (const auto& [text, named] : cases) {
     CAPTURE(text);

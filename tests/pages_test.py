@@ -212,37 +212,6 @@ class Repository(unittest.TestCase):
         registered = (ROOT / "tests/CMakeLists.txt").read_text()
         self.assertEqual([name for name in named if not re.search(rf"\b{name}\b", registered)], [])
 
-    def test_the_cost_of_a_step_on_paper(self):
-        """docs/cost_of_a_step.md: its tables follow from its four rates."""
-        text = (ROOT / "docs/cost_of_a_step.md").read_text()
-        flops_per_s, bytes_per_s, alpha, beta = 100e9, 30e9, 25e-6, 1 / 1.25e9
-
-        def row(*cells):
-            self.assertIn("| " + " | ".join(cells) + " |", text)
-
-        def ms(seconds):
-            return f"{seconds * 1e3:.3g} ms"
-
-        for model, layers, batch in (("S", (64, 128, 128, 10), 32), ("M", (784, 512, 512, 10), 64), ("L", (1024,) * 4, 64)):
-            products = [inputs * outputs for inputs, outputs in zip(layers, layers[1:])]
-            parameters = sum(products) + sum(layers[1:])
-            flops = 2 * batch * (3 * sum(products) - products[0])
-            row(model, f"{'-'.join(map(str, layers))}, {batch}", f"{parameters:,}", f"{6 * parameters * batch:,}", f"{flops:,}", ms(flops / flops_per_s))
-            self.assertRegex(text, rf"\| {model} \|.* {(16 * parameters + 4 * batch * sum(layers)) / (1e3 if model == 'S' else 1e6):.3g} [KM]B \|")
-            if model == "M":
-                def communication(n):  # of two buckets
-                    return 2 * 2 * (n - 1) * alpha + 2 * (n - 1) / n * 4 * parameters * beta
-
-                for n in 2, 4, 8, 64, 1024:
-                    sent = 2 * (n - 1) / n * 4 * parameters / 1e6
-                    row(str(n), f"{sent:.2f} MB", f"{4 * (n - 1):,}", ms(communication(n)), ms(4 * (n - 1) * alpha))
-                update = 12 * parameters / bytes_per_s
-                one, whole = flops / flops_per_s + update, 16 * flops / flops_per_s + update
-                for n in 1, 2, 4, 8, 16, 64:
-                    weak, strong = one + communication(n), 16 * flops / n / flops_per_s + update + communication(n)
-                    row(str(n), ms(weak), f"{n * one / weak:.2f}", f"{100 * one / weak:.0f} %",
-                        ms(strong), f"{whole / strong:.2f}", f"{100 * whole / strong / n:.0f} %")
-
 
 if __name__ == "__main__":
     unittest.main()

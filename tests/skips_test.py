@@ -4,7 +4,6 @@
 usage: skips_test.py CMAKE CTEST
 """
 
-import ast
 import pathlib
 import re
 import subprocess
@@ -37,10 +36,6 @@ class Skips(unittest.TestCase):
         self.assertIn("(Skipped)", said)
         self.assertEqual(skipped, "2 skipped\n  one: no GPU here\n  two: user id 7, expected 0\n")
 
-    def test_none(self):
-        code, _, skipped = self.run_tests()
-        self.assertEqual((code, skipped), (0, "0 skipped\n"))
-
     def test_what_setup_installs_is_no_reason(self):
         code, said, skipped = self.run_tests('leave_out(one launcher "no torchrun" MISSING)')
         self.assertNotEqual(code, 0)
@@ -53,15 +48,6 @@ class Skips(unittest.TestCase):
         for path in sources:
             with self.subTest(path.relative_to(ROOT)):
                 self.assertIsNone(SILENT.search(path.read_text(errors="replace")))
-
-    def test_no_test_takes_the_name_of_another(self):
-        # In Python the later one is the only one, and nobody says so.
-        for path in (ROOT / "tests").glob("*.py"):
-            module = ast.parse(path.read_text())
-            for scope in module, *(node for node in module.body if isinstance(node, ast.ClassDef)):
-                names = [node.name for node in scope.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-                with self.subTest(f"{path.name}: {getattr(scope, 'name', 'module')}"):
-                    self.assertEqual(sorted(names), sorted(set(names)))
 
 
 if __name__ == "__main__":
