@@ -55,7 +55,7 @@ constexpr std::string_view kIdentity[] = {
     "_CONDOR_NPROCS=",
     "SLURM_STEP_ID=",
     "SLURM_STEPID=",
-    // srun's tasks see all GPUs of their node, as in slurm/common.sh.
+    // srun's tasks see all GPUs of their node, as in slurm/job.sh.
     "SLURM_GPU_BIND=",
     "SLURM_GPUS_PER_TASK=",
     "SLURM_NTASKS_PER_GPU=",
