@@ -1,7 +1,6 @@
 // The pieces, one by one: sampler, loader, loss, optimizer, data, snapshot, data_parallel.
 #include <ATen/CPUGeneratorImpl.h>
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <sys/file.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
@@ -18,10 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <random>
 #include <set>
-#include <span>
-#include <string_view>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
@@ -505,42 +501,22 @@ TEST_CASE("a tensor file reads back as it was written, and damage anywhere is no
   CHECK(accepted(bytes));
 }
 
-TEST_CASE("random tensor files, and what is in them, for safetensors_test.py", "[.safetensors]") {
-  const std::vector<std::pair<torch::ScalarType, std::string>> types = {
-      {torch::kFloat64, "F64"},   {torch::kFloat32, "F32"}, {torch::kFloat16, "F16"},
-      {torch::kBFloat16, "BF16"}, {torch::kInt64, "I64"},   {torch::kInt32, "I32"},
-      {torch::kUInt8, "U8"},      {torch::kBool, "BOOL"}};
-  const std::vector<std::string> names = {"w",       "layer.0.weight", "a \"quote\"",
-                                          "back\\n", "new\nline",      "\u00e9\u2713",
-                                          "",        "__metadata"};
-  const auto hex = [](std::string_view bytes) {
-    std::string digits;
-    for (const char byte : bytes) {
-      digits += fmt::format("{:02x}", static_cast<uint8_t>(byte));
-    }
-    return digits;
-  };
-  std::mt19937 random(42);
-  const auto below = [&random](size_t limit) { return static_cast<int64_t>(random() % limit); };
-  for (int number = 0; number < 1000; ++number) {
-    ddp::TensorFile file{{{"number", std::to_string(number)}, {"\"key\"\n", "\u00e9"}}, {}};
-    std::ofstream listing(fmt::format("{}.expected", number));
-    const auto tensors = static_cast<size_t>(below(names.size() + 1));
-    for (size_t i = 0; i < tensors; ++i) {
-      const auto& [type, type_name] = types[static_cast<size_t>(below(types.size()))];
-      std::vector<int64_t> shape(static_cast<size_t>(below(4)));
-      std::ranges::generate(shape, [&] { return below(5); });
-      const torch::Tensor tensor = torch::empty(shape, type);
-      const std::span bytes(static_cast<char*>(tensor.mutable_data_ptr()), tensor.nbytes());
-      std::ranges::generate(
-          bytes, [&] { return static_cast<char>(below(type == torch::kBool ? 2 : 256)); });
-      listing << fmt::format("{}\t{}\t[{}]\t{}\n", hex(names[i]), type_name, fmt::join(shape, ", "),
-                             hex({bytes.data(), bytes.size()}));
-      file.tensors.emplace_back(names[i], tensor);
-    }
-    ddp::write_tensor_file(fmt::format("{}.safetensors", number), file);
-    REQUIRE(listing.flush().good());
+TEST_CASE("a tensor file of every type, for safetensors_test.py", "[.safetensors]") {
+  ddp::TensorFile file{{{"\"key\"\n", "\u00e9"}}, {}};
+  for (const auto& [name, type] :
+       std::vector<std::pair<std::string, torch::ScalarType>>{{"w", torch::kFloat64},
+                                                              {"layer.0.weight", torch::kFloat32},
+                                                              {"a \"quote\"", torch::kFloat16},
+                                                              {"back\\n", torch::kBFloat16},
+                                                              {"new\nline", torch::kInt64},
+                                                              {"\u00e9\u2713", torch::kInt32},
+                                                              {"", torch::kUInt8},
+                                                              {"__metadata", torch::kBool}}) {
+    file.tensors.emplace_back(name, torch::arange(6).reshape({2, 3}).to(type));
   }
+  file.tensors.emplace_back("scalar", torch::tensor(7));
+  file.tensors.emplace_back("none", torch::empty({0, 3}));
+  REQUIRE_NOTHROW(ddp::write_tensor_file("written.safetensors", file));
 }
 
 TEST_CASE("the snapshot before is kept, and no other file is left", "[snapshot]") {

