@@ -46,26 +46,25 @@ if ((gpus > 0)); then
 fi
 say "${SLURM_JOB_NODELIST:-} | nodes $nodes | tasks $tasks | GPUs per node $gpus"
 
-# The job has CPUs for --ntasks-per-node tasks, and GPUs may ask for more tasks than that.
-cpus=${SLURM_CPUS_PER_TASK:-}
-on_node=${SLURM_CPUS_ON_NODE:-0}
-if ((on_node > 0 && per_node * ${cpus:-1} > on_node)); then
-    say "WARNING: $per_node tasks share $on_node CPUs of each node and will be slow; sbatch --cpus-per-gpu=N gives N to each GPU's task"
-    unset SLURM_CPUS_PER_TASK # srun reads it too
-    cpus=$((on_node / per_node))
-    ((cpus > 0)) || step+=(--overcommit)
-fi
-((${cpus:-0} == 0)) || step+=("--cpus-per-task=$cpus") # since Slurm 22.05 a step does not inherit it
-
 if [[ $name == 0[1-5]_* ]]; then
     [[ $name == 05_* ]] || ((nodes == 1)) || die "--nodes=$nodes: expected 1; slurm/05_multinode.sh is for several"
     # The tasks of an array share a folder.
     [[ -z ${SLURM_ARRAY_TASK_ID:-} || " $*" == *" --snapshot"* ]] ||
         set -- "$@" --snapshot "$name-$SLURM_ARRAY_TASK_ID.safetensors"
 fi
-# Stages 01 to 03 and the benchmark start their processes themselves.
-if [[ $name == 0[45]_* ]] || { ((nodes > 1)) && [[ $name != bench ]]; }; then
-    set -- "${step[@]}" "$@"
+# Stages 01 to 03 start their processes themselves, and the benchmark calls srun itself.
+if [[ $name == 0[45]_* || $name == bench ]] || ((nodes > 1)); then
+    # The job has CPUs for --ntasks-per-node tasks, and GPUs may ask for more tasks than that.
+    cpus=${SLURM_CPUS_PER_TASK:-}
+    on_node=${SLURM_CPUS_ON_NODE:-0}
+    if ((on_node > 0 && per_node * ${cpus:-1} > on_node)); then
+        say "WARNING: $per_node tasks share $on_node CPUs of each node and will be slow; sbatch --cpus-per-gpu=N gives N to each GPU's task"
+        unset SLURM_CPUS_PER_TASK # srun reads it too
+        cpus=$((on_node / per_node))
+        ((cpus > 0)) || step+=(--overcommit)
+    fi
+    ((${cpus:-0} == 0)) || step+=("--cpus-per-task=$cpus") # since Slurm 22.05 a step does not inherit it
+    [[ $name == bench ]] || set -- "${step[@]}" "$@"
 fi
 
 # In the background, so that bash handles signals at once. srun passes them to all tasks.

@@ -98,13 +98,14 @@ class Scripts(unittest.TestCase):
     def test_stage_03_starts_its_processes_itself(self):
         for variables, arguments, words in (({}, [], ["50", "10", "--nprocs", "2"]), ({"SLURM_GPUS_ON_NODE": "8"}, [], ["50", "10"]),
                                             ({}, ["5", "1", "--nprocs=3"], ["5", "1", "--nprocs=3"])):
-            self.run_script("03_ddp_spawn", *arguments, **variables)
-            self.assertEqual((self.words("step"), self.words("argv")), (None, words))
+            said = self.run_script("03_ddp_spawn", *arguments, SLURM_CPUS_ON_NODE="2", SLURM_CPUS_PER_TASK="2", **variables)
+            self.assertEqual((self.words("step"), self.words("argv"), "share" in said), (None, words, False))
         for name in ("03_ddp_spawn", "04_ddp_launcher"):
             self.assertIn("--nodes=2: expected 1", self.run_script(name, code=2, SLURM_JOB_NUM_NODES="2"))
 
     def test_the_benchmark_on_all_nodes(self):
-        self.run_script("bench", "--models", "S", SLURM_JOB_NUM_NODES="5", SLURM_NTASKS_PER_NODE="6")
+        said = self.run_script("bench", "--models", "S", SLURM_JOB_NUM_NODES="5", SLURM_NTASKS_PER_NODE="6", SLURM_CPUS_ON_NODE="5")
+        self.assertIn("6 tasks share 5 CPUs", said)
         self.assertEqual(self.words("argv"), ["--launchers", "srun", "--stages", STAGE, "--nodes", "1,2,4,5", "--world-sizes", "1,2,4,6",
                                               "--json", "bench-7.json", "--models", "S"])
 
