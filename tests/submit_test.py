@@ -31,6 +31,7 @@ TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
 
 # A job is a file, named by its id: the tag, state and reason. `fault` in the same folder holds what goes wrong, once:
 #   COMMAND killed-before | killed-after | refused | lost-answer | no-answer
+#   sbatch zero-bytes | timed-out | hangs       it has the job all the same, and squeue does not list it at once
 SCHEDULER = """#!{python} -IS
 import os, pathlib, re, signal, sys, time
 stub = pathlib.Path({stub!r})
@@ -57,9 +58,13 @@ if name in ("sbatch", "condor_submit"):
     number = str(100 + len((stub / "calls").read_text().splitlines()))
     (stub / number).write_text(re.search(r'(?:--comment=|SubmitTag = ")(\\w+)', text)[1] + "|PENDING|None")
     print(number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
+    if fault in ("zero-bytes", "timed-out", "hangs"):
+        (stub / "fault").write_text("squeue empty")
+        time.sleep(60 if fault == "hangs" else 0)
+        sys.exit("sbatch: error: " + ("Zero Bytes were transmitted" if fault == "zero-bytes" else "Socket timed out on send/recv operation"))
     sys.exit(fault == "lost-answer")
 elif name == "squeue":
-    for number, (tag, state, reason) in jobs.items():
+    for number, (tag, state, reason) in jobs.items() if fault != "empty" else ():
         print(number, state, reason, tag, sep="|")
 elif name == "condor_q":
     for number, (tag, *_) in jobs.items():
@@ -288,6 +293,21 @@ class Schedulers(Case):
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
         self.assertEqual(len(self.submitted()), 2)
 
+    def test_slurm_has_the_job_and_does_not_list_it_yet(self):
+        """The next call adopts it."""
+        self.addCleanup(setattr, submit_module, "ANSWER_SECONDS", submit_module.ANSWER_SECONDS)
+        submit_module.ANSWER_SECONDS = 3
+        for fault, code, state in (("zero-bytes", 1, "failed"), ("timed-out", 75, "new"), ("hangs", 75, "new")):
+            with self.subTest(fault=fault):
+                self.setUp()
+                self.fault(f"sbatch {fault}")
+                said = self.submit("--settings-file", self.settings(), "--scheduler", "slurm", code=code)
+                self.assertEqual("timed out" in said, state == "new", said)
+                self.assertEqual(self.jobs("list")[0]["state"], state)
+                self.submit("resubmit", "--failed", self.out)
+                self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
+                self.assertEqual(len(self.submitted()), 1)
+
     def test_what_slurm_says(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
         number, = self.submitted()
@@ -295,13 +315,16 @@ class Schedulers(Case):
         for state, reason, said, expected in (
                 ("PENDING", "Priority", "", ("pending", None, "Priority")), ("PENDING", "JobHeldUser", "", ("held", None, "JobHeldUser")),
                 ("RUNNING", "None", "program: exit code 85, asking Slurm to start the job again (1 of at most 100 times)\n", ("running", None, "")),
-                ("COMPLETING", "None", "", ("running", None, "")), ("FAILED", "NonZeroExitCode", "program: exit code 3\n", ("failed", 3, ""))):
+                *((word, "None", "", ("running", None, "")) for word in ("COMPLETING", "RESIZING", "STOPPED", "NEWER")), ("FAILED", "NonZeroExitCode", "program: exit code 3\n", ("failed", 3, ""))):
             self.change(number, state, reason)
             output.write_text(said)
             job, = self.jobs()
             self.assertEqual((job["state"], job["exit_code"], job["reason"]), expected)
-        for state, said, expected in (("TIMEOUT", "", ("failed", "Slurm says TIMEOUT")), ("COMPLETED", "", ("done", "")),
-                                      (None, "program: exit code 0\n", ("done", "")), (None, "", ("lost", ""))):
+        failed = ("TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "REVOKED", "FAILED")
+        for state, said, expected in (*((word, "", ("failed", f"Slurm says {word}")) for word in failed),
+                                      ("COMPLETED", "", ("done", "")), ("CANCELLED", "", ("cancelled", "")),
+                                      (None, "program: exit code 3\nprogram: exit code 0\n--\nUsed: 3 h, exit code 9\n", ("done", "")),
+                                      (None, "", ("lost", ""))):
             self.submit("resubmit", "0", self.out)
             number = self.jobs()[0]["id"]
             self.change(number, state) if state else (self.stub / number).unlink()
@@ -375,6 +398,19 @@ class Local(Case):
         self.submit("resubmit", "1", self.out)
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
 
+    def test_cancelled_when_it_has_just_ended(self):
+        """The others are cancelled too."""
+        self.wait(self.start_local("exit 0", "--sweep", "x=1,2"), 0)
+        child = subprocess.Popen(["true"])
+        child.wait()
+        for number, change in enumerate(({"state": "running", "id": str(child.pid)}, {"state": "new"})):
+            file = self.out / f"job-{number}.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        with open(self.out / ".running", "w") as running:
+            fcntl.flock(running, fcntl.LOCK_EX)
+            self.submit("cancel", "--all", self.out)
+        self.assertEqual([job["state"] for job in self.jobs("list")], ["cancelled"] * 2)
+
     def test_killed(self):
         """Its program ends too, and the same call again, or resubmit, runs what has not run."""
         for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0", "1")):
@@ -388,7 +424,7 @@ class Local(Case):
             (self.out / "job-1-x-2").mkdir(exist_ok=True)
             (self.out / "job-1-x-2/go").touch()
             time.sleep(0.1)
-            self.submit(*words, *(["--out-dir", self.out] if words[0] == "resubmit" else []))
+            self.submit(*words, *([self.out] if words[0] == "resubmit" else []))
             self.assertEqual([job["state"] for job in self.jobs()], ["done", "done"])
             self.assertEqual([(self.out / name / "starts").read_text() for name in ("job-0-x-1", "job-1-x-2")], ["start\n" * 2, "start\n"])
 
