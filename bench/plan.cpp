@@ -9,6 +9,7 @@
 #include <ostream>
 #include <ranges>
 #include <regex>
+#include <tuple>
 
 #include "bench/command.hpp"
 #include "bench/google_benchmark.hpp"
@@ -411,7 +412,10 @@ class Planner {
   void add_runs_without_communication() {
     const std::vector<Entry> originals = plan_.entries;
     for (const Entry& entry : originals) {
-      if (entry.role == Role::kStage && entry.processes() > 1 &&
+      const bool is_there = std::ranges::any_of(plan_.entries, [&](const Entry& other) {
+        return other.role == Role::kNoCommunication && compute_the_same(other.run, entry.run);
+      });
+      if (entry.role == Role::kStage && entry.processes() > 1 && !is_there &&
           entry.repetitions == settings_.most_repetitions() && entry.run.variant == "main") {
         repeat(entry, Role::kNoCommunication, "/no_communication");
       }
@@ -441,6 +445,13 @@ std::string role_name(Role role) {
     default:
       return "stage";
   }
+}
+
+bool compute_the_same(const Run& a, const Run& b) {
+  const auto what = [](const Run& run) {
+    return std::tie(run.stage, run.variant, run.model, run.scaling, run.nodes, run.world_size);
+  };
+  return what(a) == what(b);
 }
 
 Plan make_plan(Settings settings) {

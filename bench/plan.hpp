@@ -18,7 +18,8 @@ enum class Role {
   kStage,
   kPeer,
   kControl,  ///< another entry's command once more: how far apart are equal things?
-  kNoCommunication,  ///< another entry's command without gradient exchange; no row of its own
+  kNoCommunication,  ///< an entry's command without gradient exchange, for all that compute the
+                     ///< same
 };
 std::string role_name(Role role);
 
@@ -38,6 +39,10 @@ struct Entry {
     return start == Start::kAlone || start == Start::kReplicas ? 1 : run.world_size;
   }
 };
+
+/// Only who starts the ranks and what carries the gradients may differ: without communication these
+/// take the same time.
+bool compute_the_same(const Run& a, const Run& b);
 
 struct Plan {
   Settings settings;  ///< with the device that is meant

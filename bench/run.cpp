@@ -182,17 +182,19 @@ void time_once(const Entry& entry, int block, const Plan& plan, Session& session
   run.gpu = launched.gpu;
 }
 
-/// What a run without communication took is a fact about its original.
+/// What a run without communication took is a fact about all that compute the same.
 void hand_over_without_communication(const Plan& plan, std::vector<Run>& runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (plan.entries[i].role != Role::kNoCommunication) {
-      continue;
-    }
-    const auto original = std::ranges::find(runs, plan.entries[i].original, &Run::name);
-    for (const Repetition& without : runs[i].repetitions) {
-      const auto same = std::ranges::find(original->repetitions, without.block, &Repetition::block);
-      if (same != original->repetitions.end()) {
-        same->no_comm_median_ms = without.median_ms;
+    for (Run& run : runs) {
+      if (plan.entries[i].role != Role::kNoCommunication || !compute_the_same(run, runs[i])) {
+        continue;
+      }
+      for (const Repetition& without : runs[i].repetitions) {
+        for (Repetition& repetition : run.repetitions) {
+          if (repetition.block == without.block) {
+            repetition.no_comm_median_ms = without.median_ms;
+          }
+        }
       }
     }
   }

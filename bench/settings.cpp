@@ -96,7 +96,7 @@ void add_options(CLI::App& app, Settings& settings) {
                "a quarter of an hour: all models, launchers and\n"
                "variants, 15 repetitions")
       ->excludes(quick);
-  number("--timeout", settings.timeout_s, 0.1, 1e7, "seconds for one run (default: 120)");
+  number("--timeout", settings.timeout_s, 0.1, 1e7, "seconds for one run (default: 300)");
   number("--quiet-wait", settings.quiet_wait_s, 0, 3600,
          "seconds to wait at most until other programs leave the\n"
          "processors alone (default: 10)");

@@ -35,7 +35,7 @@ struct Settings {
   std::optional<int> repetitions;
   bool quick = false;
   bool full = false;
-  double timeout_s = 120;  ///< of one run
+  double timeout_s = 300;  ///< of one run
   int quiet_wait_s = 10;  ///< at most, until other programs leave the processors alone
 
   // What is written.
