@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <stdexcept>
 
 #include "common/base/exit_codes.hpp"
 
@@ -89,6 +90,7 @@ const std::vector<Program>& known_programs() {
       {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas},
       {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn},
       {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn},
+      {kFused, "03_ddp_spawn", "fused", Start::kSpawn, {"--speedup", "fused"}, "03_ddp_spawn"},
       {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher},
       {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher},
       {"05_multinode", "05_multinode", "main", Start::kLauncher},
@@ -96,18 +98,27 @@ const std::vector<Program>& known_programs() {
   return programs;
 }
 
+const Program& find_program(const std::string& name) {
+  const auto found = std::ranges::find(known_programs(), name, &Program::name);
+  if (found == known_programs().end()) {
+    throw std::out_of_range(name);
+  }
+  return *found;
+}
+
 const std::vector<Peer>& known_peers() {
   static const std::vector<Peer> peers = {
       {.name = "pytorch", .variant = "tuned", .one_process = true},
-      {.name = "pytorch", .variant = "compiled", .one_process = true},
+      {.name = "pytorch", .variant = "compiled", .one_process = true, .slow_start = true},
       {.name = "accelerate", .variant = "ddp"},
-      {.name = "tensorflow", .variant = "mirrored", .start = Start::kReplicas},
+      {.name = "tensorflow", .variant = "mirrored", .start = Start::kReplicas, .on_gpus = false},
       {.name = "jax",
        .variant = "jit",
        .start = Start::kReplicas,
        .one_process = true,
-       .several = false},
-      {.name = "jax", .variant = "shard_map", .start = Start::kReplicas},
+       .several = false,
+       .on_gpus = false},
+      {.name = "jax", .variant = "shard_map", .start = Start::kReplicas, .on_gpus = false},
       {.name = "c10d", .variant = "reducer", .built_here = true},
   };
   return peers;

@@ -9,6 +9,8 @@ namespace ddp::bench {
 
 /// The program that all others are compared with.
 inline constexpr const char* kBaseline = "01_single_gpu";
+/// Without autograd, as frameworks that compile a step.
+inline constexpr const char* kFused = "03_ddp_spawn_fused";
 
 /// What is trained: a multilayer perceptron on synthetic data.
 struct Model {
@@ -44,8 +46,12 @@ struct Program {
   std::string stage;  ///< its folder, "03_ddp_spawn"
   std::string variant;  ///< "main", or the other source in the folder
   Start start = Start::kAlone;
+  std::vector<std::string> options = {};  ///< that it always gets
+  std::string executable = name;
 };
 const std::vector<Program>& known_programs();
+/// @throws std::out_of_range for a name that is not there
+const Program& find_program(const std::string& name);
 
 /// Another framework's program, with one --variant. See bench/peers/README.md.
 struct Peer {
@@ -54,7 +60,9 @@ struct Peer {
   Start start = Start::kSpawn;
   bool one_process = false;  ///< it takes part with one process and all threads too
   bool several = true;  ///< it takes part with several processes, replicas or devices
+  bool on_gpus = true;
   bool built_here = false;  ///< the program peer_NAME beside the stages; else Python
+  bool slow_start = false;  ///< tens of seconds
 };
 const std::vector<Peer>& known_peers();
 

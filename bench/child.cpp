@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <sstream>
@@ -39,7 +40,8 @@ constexpr std::string_view kIdentity[] = {
     "ROLE_",
     "MASTER_",
     "TORCHELASTIC_",
-    "OMPI_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
     "PMIX_",
     "PMI_",
     "MPI_LOCAL",
@@ -64,6 +66,10 @@ constexpr std::string_view kIdentity[] = {
 };
 
 bool is_identity(std::string_view variable) {
+  // Of mpirun, if it started bench; else the user configures Open MPI with them.
+  if (variable.starts_with("OMPI_") && std::getenv("OMPI_COMM_WORLD_RANK") != nullptr) {
+    return true;
+  }
   return std::ranges::any_of(
       kIdentity, [&](std::string_view beginning) { return variable.starts_with(beginning); });
 }
@@ -213,7 +219,6 @@ ChildResult run_child(const Command& command, Session& session) {
   result.start_unix_ms = std::chrono::duration<double, std::milli>(now.time_since_epoch()).count();
   result.started = format_utc(std::chrono::system_clock::to_time_t(now));
   const auto start = std::chrono::steady_clock::now();
-  const std::optional<ProcessorTimes> times = processor_times();
   const FileDescriptor out = open_output(out_path);
   const FileDescriptor err = open_output(err_path);
   StartOptions options;
@@ -232,7 +237,6 @@ ChildResult run_child(const Command& command, Session& session) {
   }
   result.seconds = seconds_since(start);
   end_leftovers();
-  result.others_busy_share = others_share(times, processor_times());
   result.out = read_tail(out_path);
   result.err = read_tail(err_path);
   return result;

@@ -73,7 +73,6 @@ struct ChildResult : ProcessEnd {
   double start_unix_ms = 0;
   std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
   double seconds = 0;
-  std::optional<double> others_busy_share;
   std::string out;
   std::string err;
 

@@ -13,15 +13,15 @@
 namespace ddp::bench {
 namespace {
 
-constexpr std::int64_t kDatasetSize = 2048;
+/// The same for all runs: an epoch's first step is not as the others.
+constexpr std::int64_t kStepsPerEpoch = 16;
 /// More would let the rounding of sums in another order grow.
 constexpr std::int64_t kParitySteps = 48;
 
 Length length_of(std::int64_t global_batch, std::int64_t steps) {
-  const std::int64_t steps_per_epoch = std::max<std::int64_t>(1, kDatasetSize / global_batch);
   return {.global_batch = global_batch,
-          .dataset_size = steps_per_epoch * global_batch,
-          .epochs = (steps + steps_per_epoch - 1) / steps_per_epoch};
+          .dataset_size = kStepsPerEpoch * global_batch,
+          .epochs = (steps + kStepsPerEpoch - 1) / kStepsPerEpoch};
 }
 
 int environment_number(const char* name, int otherwise) {
@@ -67,8 +67,9 @@ std::vector<std::string> program_command(const Entry& entry, const Plan& plan) {
   if (const auto python = plan.pythons.find(entry.program); python != plan.pythons.end()) {
     return {python->second, plan.settings.peers_dir + "/" + entry.program + ".py"};
   }
-  const bool is_peer = entry.role == Role::kPeer;
-  return {plan.settings.stage_dir + "/" + (is_peer ? "peer_" : "") + entry.program};
+  const bool is_peer = entry.run.kind == "peer";
+  return {plan.settings.stage_dir + "/" +
+          (is_peer ? "peer_" + entry.program : find_program(entry.program).executable)};
 }
 
 }  // namespace
@@ -118,6 +119,8 @@ std::vector<std::string> command_line(const Entry& entry, const Plan& plan, cons
           std::to_string(length.dataset_size)});
   if (entry.role == Role::kPeer) {
     append({"--variant", run.variant});
+  } else {
+    append(find_program(entry.program).options);
   }
   if (entry.start == Start::kReplicas || entry.start == Start::kSpawn) {
     append({"--nprocs", std::to_string(run.world_size)});

@@ -24,6 +24,9 @@ namespace {
 Report measure(Plan& plan) {
   Session session;
   Report report;
+  for (const std::string& note : plan.notes) {
+    session.progress.note(note);
+  }
   install_peers(plan, session);
   describe(plan, wait_for_quiet(plan.settings, session), report);
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
@@ -87,10 +90,10 @@ int main(int argc, char** argv) {
   try {
     return static_cast<int>(ddp::bench::run(argc, argv));
   } catch (const ddp::Error& error) {
-    std::cerr << "error: " << error.what() << '\n';
+    std::cerr << "bench: error: " << error.what() << '\n';
     return static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << '\n';
+    std::cerr << "bench: error: " << error.what() << '\n';
     return static_cast<int>(ddp::ExitCode::kTrainingFailed);
   }
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "bench/command.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -22,30 +23,27 @@ struct Shapes {
   auto operator<=>(const Shapes&) const = default;
 };
 
-/// Stage 02's replicas share one process, and peers compute by other code.
+/// Stage 02's replicas share one process, and peers, by_hand and fused have other pieces.
 std::optional<Shapes> shapes_of(const Run& run) {
-  if (run.kind == "peer" || run.stage == "02_data_parallel" || run.nodes > 1) {
+  if (run.kind == "peer" || run.stage == "02_data_parallel" || run.variant == "by_hand" ||
+      run.variant == "fused" || run.nodes > 1) {
     return std::nullopt;
   }
   return Shapes{run.layers, run.global_batch / run.world_size, run.world_size, run.threads,
                 run.world_size > 1 ? run.backend : "none"};
 }
 
-std::vector<std::string> micro_command(const Shapes& shapes, const Plan& plan,
+std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, const Plan& plan,
                                        const std::string& out) {
-  std::vector<std::string> argv = {plan.settings.stage_dir + "/bench_micro",
-                                   "--suite",
-                                   "pieces",
-                                   "--layers",
-                                   fmt::format("{}", fmt::join(shapes.layers, ",")),
-                                   "--batch",
-                                   std::to_string(shapes.batch),
-                                   "--nprocs",
-                                   std::to_string(shapes.world_size),
-                                   "--threads",
-                                   std::to_string(shapes.threads),
-                                   "--device",
-                                   plan.settings.device};
+  std::vector<std::string> argv;
+  if (shapes.backend == "mpi") {  // whose ranks mpirun must start
+    argv = launcher_command(run, plan);
+  }
+  argv.insert(argv.end(),
+              {plan.settings.stage_dir + "/bench_micro", "--suite", "pieces", "--layers",
+               fmt::format("{}", fmt::join(shapes.layers, ",")), "--batch",
+               std::to_string(shapes.batch), "--nprocs", std::to_string(shapes.world_size),
+               "--threads", std::to_string(shapes.threads), "--device", plan.settings.device});
   if (shapes.backend != "none") {
     argv.insert(argv.end(), {"--backend", shapes.backend});
   }
@@ -116,7 +114,7 @@ void measure_pieces(const Plan& plan, Session& session, Report& report) {
       session.progress.start("pieces of " + run.name);
       measured[*shapes] = {};
       const ChildResult child = run_child(
-          {.argv = micro_command(*shapes, plan, out), .timeout_s = plan.settings.timeout_s},
+          {.argv = micro_command(run, *shapes, plan, out), .timeout_s = plan.settings.timeout_s},
           session);
       session.progress.finish();
       std::string problem = child.ok() ? "" : child.failure();

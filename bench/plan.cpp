@@ -22,7 +22,7 @@
 namespace ddp::bench {
 namespace {
 
-/// With --full; torchrun takes seconds to start.
+/// At most, with --full: torchrun takes seconds to start, torch.compile tens of seconds.
 constexpr int kRepetitionsOfSlowStarts = 6;
 
 enum Ranks { kOne, kThreads, kLargest, kAll };  // kThreads: one rank with as many threads
@@ -49,15 +49,12 @@ constexpr Line kDefaultPlan[] = {
   {"03_ddp_spawn",                "spawn",  "",     kAll,     kEach,     kRepeated},
   {"03_ddp_spawn",                "spawn",  "gloo", kLargest, kHeaviest, kRepeated},
   {"03_ddp_spawn_by_hand",        "spawn",  "",     kLargest, kHeaviest, kWithFull},
+  {kFused,                        "spawn",  "",     kLargest, kHeaviest, kWithFull},
   {"04_ddp_launcher",             "",       "",     kLargest, kHeaviest, kOnce},
   {"04_ddp_launcher_accelerated", "mpirun", "",     kLargest, kHeaviest, kOnceWithFull},
   {"05_multinode",                "mpirun", "",     kLargest, kHeaviest, kOnce},
 };
 // clang-format on
-
-const Program& find_program(const std::string& name) {
-  return *std::ranges::find(known_programs(), name, &Program::name);
-}
 
 class Planner {
  public:
@@ -66,8 +63,8 @@ class Planner {
   Plan make() {
     choose_device();
     choose_models();
-    choose_world_sizes();
     find_launchers(plan_);
+    choose_world_sizes();
     for (const Model& model : models_) {
       for (const std::string& scaling : settings_.scaling) {
         model_ = &model;
@@ -127,31 +124,49 @@ class Planner {
     }
     for (const int size : world_sizes_) {
       if (size > units * settings_.nodes.front()) {
-        plan_.not_run.push_back({fmt::format("{} ranks side by side", size),
-                                 fmt::format("this machine has {} {}, so they take turns", units,
-                                             cuda ? "GPUs" : "cores")});
-      }
-      if (settings_.global_batch && *settings_.global_batch % size != 0) {
-        throw UsageError(fmt::format("--global-batch: got {}, expected a multiple of {} ranks",
-                                     *settings_.global_batch, size));
+        plan_.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size,
+                                          units, cuda ? "GPUs" : "cores"));
       }
     }
+    for (const int ranks : numbers_of_ranks()) {
+      if (settings_.global_batch && *settings_.global_batch % ranks != 0) {
+        throw UsageError(fmt::format("--global-batch: got {}, expected a multiple of {} ranks",
+                                     *settings_.global_batch, ranks));
+      }
+    }
+  }
+
+  /// The world sizes, and what srun makes of the largest on several nodes.
+  std::vector<int> numbers_of_ranks() const {
+    std::vector<int> numbers = world_sizes_;
+    for (const int nodes : settings_.nodes) {
+      numbers.push_back(largest() * (plan_.launchers.contains("srun") ? nodes : 1));
+    }
+    return numbers;
   }
 
   int largest() const { return world_sizes_.back(); }
   bool has_program(const std::string& name) const {
     return is_executable(settings_.stage_dir + "/" + name);
   }
+  bool has_program(const Program& program) const { return has_program(program.executable); }
+
+  void skip(const std::string& what, const std::string& reason) {
+    const auto is_it = [&](const NotRun& other) { return other.what == what; };
+    if (std::ranges::none_of(plan_.not_run, is_it)) {
+      plan_.not_run.push_back({what, reason});
+    }
+  }
 
   std::string default_backend() const {
     return settings_.device == "cuda" ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
   }
 
-  /// A global batch that every world size divides.
+  /// A global batch that every number of ranks divides.
   std::int64_t common_batch() const {
     std::int64_t multiple = 1;
-    for (const int size : world_sizes_) {
-      multiple = std::lcm<std::int64_t>(multiple, size);
+    for (const int ranks : numbers_of_ranks()) {
+      multiple = std::lcm<std::int64_t>(multiple, ranks);
     }
     return settings_.global_batch.value_or(model_->batch * multiple);
   }
@@ -238,8 +253,8 @@ class Planner {
           (needs_cpus && (!cpu || largest() == 1))) {
         continue;
       }
-      if (!has_program(program.name)) {
-        plan_.not_run.push_back({program.name, "it is not built"});
+      if (!has_program(program)) {
+        skip(program.name, "it is not built");
         continue;
       }
       std::vector<std::string> launchers = launchers_of(program);
@@ -262,8 +277,9 @@ class Planner {
   }
 
   bool is_named(const Program& program) const {
-    return settings_.stages.empty() || contains(settings_.stages, program.name) ||
-           contains(settings_.stages, program.name.substr(0, 2));
+    return contains(settings_.stages, program.name) ||
+           (program.name != kFused &&
+            (settings_.stages.empty() || contains(settings_.stages, program.name.substr(0, 2))));
   }
 
   /// Everything that the options admit.
@@ -271,7 +287,7 @@ class Planner {
     for (const Program& program : known_programs()) {
       const bool is_baseline = program.name == kBaseline;
       const bool on_these_nodes = settings_.nodes.back() == 1 || program.name == "05_multinode";
-      if (!is_baseline && !(is_named(program) && on_these_nodes && has_program(program.name))) {
+      if (!is_baseline && !(is_named(program) && on_these_nodes && has_program(program))) {
         continue;
       }
       for (const std::string& launcher : launchers_of(program)) {
@@ -294,9 +310,18 @@ class Planner {
   }
 
   void add_peers() {
-    const std::string own_backend = settings_.device == "cuda" ? "nccl" : "gloo";
+    const bool cpu = settings_.device == "cpu";
+    const std::string own_backend = cpu ? "gloo" : "nccl";
     for (const Peer& peer : known_peers()) {
       if (!contains(settings_.peers, peer.name)) {
+        continue;
+      }
+      if (!cpu && !peer.on_gpus) {
+        skip(peer.name, "it takes part on CPUs only");
+        continue;
+      }
+      if (peer.built_here && !has_program("peer_" + peer.name)) {
+        skip(peer.name, "it is not built");
         continue;
       }
       if (!peer.built_here) {
@@ -308,6 +333,9 @@ class Planner {
       entry.role = Role::kPeer;
       entry.run.kind = "peer";
       entry.program = peer.name;
+      if (peer.slow_start) {
+        entry.repetitions = std::min(entry.repetitions, kRepetitionsOfSlowStarts);
+      }
       if (peer.several && largest() > 1) {
         add(entry, largest());
       }
@@ -315,17 +343,25 @@ class Planner {
         entry.run.backend = default_backend();
         add(entry, largest());
       }
-      if (peer.one_process) {
+      // On GPUs a process has one of them.
+      if (peer.one_process && (cpu || largest() == 1) &&
+          (!peer.slow_start || settings_.full || largest() == 1)) {
         entry.run.launcher = "none";
         entry.run.backend = "none";
         add(entry, largest(), true);
       }
     }
-    // A framework over Gloo is compared with ours over Gloo too.
-    if (!plan_.pythons.empty() && settings_.device == "cpu" && largest() > 1 &&
-        has_program("03_ddp_spawn")) {
-      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, false,
-                  settings_.most_repetitions());
+    if (plan_.pythons.empty() || !cpu || !has_program("03_ddp_spawn")) {
+      return;
+    }
+    const int repetitions = settings_.most_repetitions();
+    // A framework over Gloo is compared with ours over Gloo too, and JAX's compiled step with ours
+    // that has no autograd.
+    if (largest() > 1) {
+      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, false, repetitions);
+    }
+    if (plan_.pythons.contains("jax")) {
+      add_program(find_program(kFused), "spawn", "shm", {largest()}, false, repetitions);
     }
   }
 
@@ -432,6 +468,25 @@ class Planner {
   std::string scaling_;
 };
 
+/// Seen from the folder that bench was started in, if it lies there.
+std::string from_here(const std::string& path) {
+  const std::string here = std::filesystem::current_path().string() + "/";
+  return path.starts_with(here) ? path.substr(here.size()) : path;
+}
+
+/// As a shell takes it. A peer's Python is what install.sh prints.
+std::string shown_command(const Entry& entry, const Plan& plan) {
+  std::vector<std::string> argv =
+      command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER");
+  std::string python;
+  if (plan.pythons.contains(entry.program)) {
+    argv.erase(argv.begin());
+    python = fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), entry.program);
+  }
+  std::ranges::transform(argv, argv.begin(), from_here);
+  return python + shell_line(argv);
+}
+
 }  // namespace
 
 std::string role_name(Role role) {
@@ -441,7 +496,7 @@ std::string role_name(Role role) {
     case Role::kControl:
       return "control";
     case Role::kNoCommunication:
-      return "no communication";
+      return "no comm";
     default:
       return "stage";
   }
@@ -467,20 +522,26 @@ void list_benchmarks(std::ostream& out, const Plan& plan) {
 }
 
 void print_plan(std::ostream& out, const Plan& plan) {
-  constexpr const char* kRow = "{:<16} {:<28} {:<8} {:<7} {:>5} {:>7} {:<6} {:>6} {:>4}  {}\n";
+  constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<6} {:<7} {:>6} {:>4}\n";
   out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "model",
-                     "batch", "reps", "command");
+                     "scaling", "batch", "reps");
   for (const Entry& entry : plan.entries) {
     const Run& run = entry.run;
     const std::string program =
         entry.program + (entry.role == Role::kPeer ? " " + run.variant : "");
-    out << fmt::format(
-        kRow, role_name(entry.role), program, run.launcher, run.backend, run.world_size,
-        run.threads, run.model, run.global_batch, entry.repetitions,
-        shell_line(command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER")));
+    out << fmt::format(kRow, role_name(entry.role), program, run.launcher, run.backend,
+                       run.world_size, run.threads, run.model, run.scaling, run.global_batch,
+                       entry.repetitions);
   }
-  out << "Each command also runs once before, with the same global batch for all, to compare "
-         "weights.\n";
+  out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
+         "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";
+  for (const Entry& entry : plan.entries) {
+    out << fmt::format("{}: {}\n", entry.run.name, shown_command(entry, plan));
+  }
+  out << '\n';
+  for (const std::string& note : plan.notes) {
+    out << fmt::format("Note: {}\n", note);
+  }
   for (const NotRun& not_run : plan.not_run) {
     out << fmt::format("Not run: {} ({})\n", not_run.what, not_run.reason);
   }

@@ -50,6 +50,7 @@ struct Plan {
   std::map<std::string, std::string> launchers;  ///< name: path
   std::map<std::string, std::string> pythons;  ///< of peers that are not built here
   std::vector<NotRun> not_run;
+  std::vector<std::string> notes;  ///< about what runs, for the screen
 };
 
 /// Looks for programs and launchers, trains nothing.
@@ -59,7 +60,7 @@ Plan make_plan(Settings settings);
 /// Names as Google Benchmark's tools have them: --benchmark_list_tests.
 void list_benchmarks(std::ostream& out, const Plan& plan);
 
-/// A table with the commands: --dry-run.
+/// A table, and the commands: --dry-run.
 void print_plan(std::ostream& out, const Plan& plan);
 
 }  // namespace ddp::bench

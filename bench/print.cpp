@@ -174,19 +174,15 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   table.print(out, 3);
 }
 
-/// The run whose parts are shown: the fastest stage of several ranks, else the fastest of all.
+/// The run whose parts are shown: the fastest stage of several ranks whose communication is known,
+/// else the fastest of all.
 const Run* run_in_pieces(const Workload& runs) {
-  const Run* best = nullptr;
-  const auto rank_of = [](const Run& run) {
-    return std::pair(run.world_size > 1, run.samples_per_second.value_or(0));
+  const auto has_pieces = [](const Run& run) {
+    return run.pieces_ms.forward && run.pieces_ms.backward;
   };
-  for (const Run* run : runs) {
-    if (run->has_speed() && run->pieces_ms.forward && run->pieces_ms.backward &&
-        (best == nullptr || rank_of(*run) > rank_of(*best))) {
-      best = run;
-    }
-  }
-  return best;
+  const Run* const best =
+      fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.exposed_comm_ms; });
+  return best != nullptr ? best : fastest_stage(runs, has_pieces);
 }
 
 void print_pieces(std::ostream& out, const std::vector<Workload>& all) {

@@ -64,8 +64,7 @@ static void from_json(const Json& json, Interval& interval) {
 }
 
 DDP_JSON_FIELDS(Distribution, median, p10, p90, n)
-DDP_JSON_FIELDS(Repetition, block, started, samples_ms, median_ms, no_comm_median_ms, startup_ms,
-                others_busy_share)
+DDP_JSON_FIELDS(Repetition, block, started, samples_ms, median_ms, no_comm_median_ms, startup_ms)
 DDP_JSON_FIELDS(Parity, moved, reference_moved, ok)
 DDP_JSON_FIELDS(Pieces, data, forward, backward, update, all_reduce)
 DDP_JSON_FIELDS(GpuUsage, utilisation_percent, memory_mib)

@@ -24,7 +24,6 @@ struct Repetition {
   std::optional<double> median_ms;  ///< of samples_ms
   std::optional<double> no_comm_median_ms;  ///< the same command with --no-communication
   std::optional<double> startup_ms;  ///< from the start of the command to the end of its first step
-  std::optional<double> others_busy_share;  ///< of the processors' time, used by other programs
 };
 
 /// Do the weights end where stage 01's do, on the same data with the same global batch?
@@ -39,7 +38,7 @@ struct Pieces {
   std::optional<double> data, forward, backward, update, all_reduce;  ///< ms
 };
 
-/// Means over a run's samples and over the GPUs that it used.
+/// Of whole launches, start-up included: means over samples, GPUs and repetitions.
 struct GpuUsage {
   double utilisation_percent = 0;
   double memory_mib = 0;

@@ -27,7 +27,6 @@ struct Launch {
   bool usage_error = false;
   std::string started;
   std::optional<double> startup_ms;
-  std::optional<double> others_busy_share;
   std::optional<GpuUsage> gpu;
 };
 
@@ -36,10 +35,11 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   const std::string folder = session.scratch.path() + "/run";
   Command command = {.argv = command_line(entry, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
-                     .cwd = folder,
-                     // What torchrun leaves behind goes with it, and torch.compile finds what it
-                     // compiled before.
-                     .env = {{"TMPDIR", session.scratch.path()}}};
+                     .cwd = folder};
+  if (entry.run.launcher != "srun") {  // the scratch folder is on this node only
+    // What torchrun leaves behind goes with it, and torch.compile finds what it compiled before.
+    command.env["TMPDIR"] = session.scratch.path();
+  }
   session.progress.start(entry.run.name);
   session.gpus.watch_first(entry.run.device == "cpu" ? 0 : entry.run.world_size);
   ChildResult child;
@@ -82,9 +82,6 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   const double startup_ms = metrics.first_step_unix_ms.value_or(0) - child.start_unix_ms;
   if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {
     result.startup_ms = startup_ms;
-  }
-  if (entry.run.launcher != "srun") {  // its ranks are children of Slurm's daemon
-    result.others_busy_share = child.others_busy_share;
   }
   if (const auto gpu = session.gpus.take()) {
     result.gpu = GpuUsage{gpu->utilisation_percent, gpu->memory_mib};
@@ -161,7 +158,6 @@ Repetition make_repetition(const Launch& launched, int block, std::int64_t timed
   repetition.samples_ms.assign(steps_ms.end() - timed_steps, steps_ms.end());
   repetition.median_ms = median(repetition.samples_ms);
   repetition.startup_ms = launched.startup_ms;
-  repetition.others_busy_share = launched.others_busy_share;
   return repetition;
 }
 
@@ -179,7 +175,13 @@ void time_once(const Entry& entry, int block, const Plan& plan, Session& session
   if (launched.metrics.peak_rss_mib) {
     run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), *launched.metrics.peak_rss_mib);
   }
-  run.gpu = launched.gpu;
+  if (launched.gpu) {
+    const auto launches = static_cast<double>(run.repetitions.size());
+    GpuUsage& mean = run.gpu ? *run.gpu : run.gpu.emplace();
+    mean.utilisation_percent +=
+        (launched.gpu->utilisation_percent - mean.utilisation_percent) / launches;
+    mean.memory_mib += (launched.gpu->memory_mib - mean.memory_mib) / launches;
+  }
 }
 
 /// What a run without communication took is a fact about all that compute the same.
@@ -230,12 +232,17 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
   hand_over_without_communication(plan, runs);
   report.partial = session.interrupts.requested();
   for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (plan.entries[i].role == Role::kNoCommunication) {
+      const Run* const original = report.find(plan.entries[i].original);  // which came before it
+      if (runs[i].error && !original->error) {
+        report.not_run.push_back({runs[i].name, *runs[i].error});
+      }
+      continue;
+    }
     if (runs[i].repetitions.empty() && !runs[i].error) {
       runs[i].error = "interrupted before it was timed";
     }
-    if (plan.entries[i].role != Role::kNoCommunication) {
-      report.runs.push_back(std::move(runs[i]));
-    }
+    report.runs.push_back(std::move(runs[i]));
   }
 }
 

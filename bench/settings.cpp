@@ -90,12 +90,10 @@ void add_options(CLI::App& app, Settings& settings) {
   number("--steps", settings.steps, 1, 1e7, "timed steps of each run (default: by model)");
   number("--repetitions,--benchmark-repetitions", settings.repetitions, 1, 1000,
          "of each run (default: 6, with --quick 1, with --full 15)");
-  auto* const quick =
-      app.add_flag("--quick", settings.quick, "half a minute: one repetition, no intervals");
+  app.add_flag("--quick", settings.quick, "half a minute: one repetition, no intervals");
   app.add_flag("--full", settings.full,
                "a quarter of an hour: all models, launchers and\n"
-               "variants, 15 repetitions")
-      ->excludes(quick);
+               "variants, 15 repetitions");
   number("--timeout", settings.timeout_s, 0.1, 1e7, "seconds for one run (default: 300)");
   number("--quiet-wait", settings.quiet_wait_s, 0, 3600,
          "seconds to wait at most until other programs leave the\n"
@@ -111,7 +109,9 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--html", settings.html_file, "the report as one page with plots")
       ->take_last()
       ->type_name("FILE");
-  app.add_flag("!--no-samples", settings.samples, "leave the single steps out of the document");
+  app.add_flag_callback(
+      "--no-samples", [&settings] { settings.samples = false; },
+      "leave the single steps out of the document");
   app.add_flag("--dry-run", settings.dry_run, "print the plan and its commands, run nothing");
 
   app.option_defaults()->group("");  // hidden
@@ -140,6 +140,9 @@ void check_together(const Settings& settings) {
   if (!settings.json_file.empty() && settings.json_file == settings.html_file) {
     throw UsageError(
         fmt::format("--html: got \"{}\", expected another file than --json", settings.html_file));
+  }
+  if (settings.quick && settings.full) {
+    throw UsageError("--full: got --quick too, expected one of them");
   }
   if (settings.nodes.back() > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
     throw UsageError(fmt::format("--nodes: got {}, expected --launchers srun beside it",

@@ -69,7 +69,7 @@ class Fakes(unittest.TestCase):
         """@return the one line that says why"""
         result = self.run_bench(*arguments)
         self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
-        self.assertRegex(result.stderr, r"\Aerror: [^\n]+\n\Z")
+        self.assertRegex(result.stderr, r"\Abench: error: [^\n]+\n\Z")
         return result.stderr
 
 
@@ -151,6 +151,9 @@ class Measuring(Fakes):
         for stage in ("04_ddp_launcher", "05_multinode"):
             for launcher in ("torchrun", "mpirun"):
                 self.assertTrue(run_of(scaling, stage, 2, launcher=launcher)["parity"]["ok"])
+        scaling = self.measure(*SMALL[:4], "--stages", "04", "--backends", "mpi", "--repetitions", "1", "--steps", "20")
+        self.assertEqual(run_of(scaling, "04_ddp_launcher", 2)["pieces_ms"]["all_reduce"], 0.2)
+        self.assertIn("-np 2 " + str(self.bin / "bench_micro"), (self.path / "CALLS").read_text())
         (self.path / "is_mpich").touch()
         scaling = self.measure(*SMALL[:4], "--stages", "04", "--repetitions", "1", "--steps", "20")
         self.assertEqual([run["launcher"] for run in scaling["runs"] if run["stage"] == "04_ddp_launcher"], ["torchrun"])
@@ -168,6 +171,9 @@ class Measuring(Fakes):
         commands = (self.path / "CALLS").read_text()
         self.assertIn("--nodelist=n7,n8 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
         self.assertIn("--nodelist=n7 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
+        strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
+        self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
+        self.assertIn("expected a multiple of 4 ranks", self.refused(*strong, "--global-batch", "34"))
 
     def test_peers(self):
         self.install(self.peers / "install.sh")
@@ -180,12 +186,18 @@ class Measuring(Fakes):
                 for run in scaling["runs"] if run["kind"] == "peer"}
         self.assertEqual(rows, {
             ("pytorch", "tuned", "spawn", "gloo", 2, 1, 64), ("pytorch", "tuned", "none", "none", 1, 2, 64),
-            ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64), ("pytorch", "compiled", "none", "none", 1, 2, 64),
+            ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64),
             ("accelerate", "ddp", "spawn", "gloo", 2, 1, 64), ("tensorflow", "mirrored", "none", "none", 2, 1, 64),
             ("jax", "jit", "none", "none", 1, 2, 64), ("jax", "shard_map", "none", "none", 2, 1, 64),
             ("c10d", "reducer", "spawn", "gloo", 2, 1, 64), ("c10d", "reducer", "spawn", "shm", 2, 1, 64)})
         self.assertEqual([run["variant"] for run in scaling["runs"] if run["error"]], ["jit"])
         self.assertTrue(run_of(scaling, "03_ddp_spawn", 2, backend="gloo")["parity"]["ok"])  # the same transport
+        fused = run_of(scaling, "03_ddp_spawn", 2, variant="fused", backend="shm")  # beside JAX
+        self.assertEqual(fused["pieces_ms"]["forward"], None)
+        self.assertEqual(len([line for line in self.calls("03_ddp_spawn ") if "--speedup fused" in line]), 2)
+        self.assertNotIn("fused", self.run_bench("--dry-run", "--world-sizes", "2", "--peers", "pytorch,accelerate,tensorflow").stdout)
+        (self.bin / "peer_c10d").unlink()
+        self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
         (self.peers / "no_network").touch()
         self.assertIn("no network", self.run_bench(*SMALL, "--peers", "jax").stderr)
 
@@ -203,6 +215,12 @@ class Failing(Fakes):
         self.assertEqual(len(self.calls("03")), tries)
         self.assertNotIn(run["name"], [name for c in scaling["comparisons"] for name in (c["a"], c["b"])])
         return run
+
+    def test_without_communication(self):
+        self.behave("03_ddp_spawn", "'--no-communication' in arguments and sys.exit(3)")
+        scaling = self.measure(*SMALL, "--repetitions", "2")
+        self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["exposed_comm_ms"])
+        self.assertIn({"what": "T/weak/03_ddp_spawn/spawn/shm/ranks:2/no_communication", "reason": "exit code 3"}, scaling["not_run"])
 
     def test_other_weights(self):
         self.behave("03_ddp_spawn", "moved = 0.5 * (1 + 2e-4)")
@@ -231,7 +249,7 @@ class Failing(Fakes):
 
     def test_a_rank_without_a_row(self):
         self.behave("03_ddp_spawn", "rows_left_out = 1")
-        self.failed("a rank wrote no row for step 63, expected 2 rows")
+        self.failed("a rank wrote no row for step 47, expected 2 rows")
 
     def test_another_batch(self):
         self.behave("03_ddp_spawn", "global_batch = 7")
@@ -274,6 +292,15 @@ class Failing(Fakes):
         scaling = self.measure(*SMALL, "--repetitions", "1")
         self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
         self.assertIn("bench_micro", " ".join(entry["reason"] for entry in scaling["not_run"]))
+
+    def test_open_mpi_in_the_environment(self):
+        self.behave("01_single_gpu", "'OMPI_COMM_WORLD_RANK' in os.environ and sys.exit(3); os.environ.get('OMPI_MCA_x') == WANTED or sys.exit(4)")
+        behaviour = self.bin / "01_single_gpu.behaviour"
+        text = behaviour.read_text()
+        for rank, wanted in (({}, "'1'"), ({"OMPI_COMM_WORLD_RANK": "0"}, "None")):
+            behaviour.write_text(text.replace("WANTED", wanted))
+            self.environment = {**self.environment, "OMPI_MCA_x": "1", **rank}
+            self.measure(*SMALL, "--repetitions", "1")
 
     def test_full_disk(self):
         with open("/dev/full", "w") as full:
@@ -320,9 +347,11 @@ class Options(Fakes):
         self.install(self.path / "mpirun")
         lines = self.run_bench("--dry-run", "--world-sizes", "1,2").stdout.splitlines()
         self.assertEqual(self.calls(), [])
-        columns = [line.split()[:9] for line in lines[1:] if "FOLDER" in line and not line.startswith("no comm")]
+        table = lines[1:lines.index("")]
+        self.assertLessEqual(max(map(len, table)), 100)
+        columns = [line.split() for line in table if not line.startswith("no comm")]
         rows = [(role, program, launcher, backend, int(ranks), int(threads), model, int(batch), int(reps))
-                for role, program, launcher, backend, ranks, threads, model, batch, reps in columns]
+                for role, program, launcher, backend, ranks, threads, model, _, batch, reps in columns]
         self.assertEqual(rows, [
             ("stage", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
             ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "T", 32, 6),
@@ -340,17 +369,23 @@ class Options(Fakes):
             ("control", "01_single_gpu", "none", "none", 1, 1, "M", 64, 6),
             ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "T", 64, 6),
             ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "M", 128, 6)])
-        self.assertEqual(sum(line.startswith("no communication") for line in lines), 2)
+        self.assertEqual(sum(line.startswith("no comm") for line in table), 2)
+        self.assertEqual(sum("FOLDER/metrics.jsonl" in line for line in lines), len(table))
+        self.assertIn("M/weak/03_ddp_spawn/spawn/gloo/ranks:2: bin/03_ddp_spawn ", "\n".join(lines))
+        too_many = self.run_bench("--dry-run", "--world-sizes", "4096", "--peers", "jax").stdout
+        self.assertIn("Note: 4096 ranks take turns", too_many)
+        self.assertNotIn("Not run: 4096", too_many)
+        self.assertIn(": $(peers/install.sh jax) peers/jax.py ", too_many)
         full = self.run_bench("--dry-run", "--world-sizes", "1,2", "--full").stdout
-        for word in (" S ", " L ", "03_ddp_spawn_by_hand"):
+        for word in (" S ", " L ", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused"):
             self.assertIn(word, full)
 
     def test_it_does_what_it_prints(self):
         arguments = ["--models", "S", "--world-sizes", "2", "--repetitions", "1", "--quick"]
-        printed = [line.split("  ")[-1].split(" --quiet")[0].split(" --snapshot")[0]
-                   for line in self.run_bench(*arguments, "--dry-run").stdout.splitlines() if "FOLDER" in line]
+        printed = [line.partition(": ")[2].split(" --quiet")[0].split(" --snapshot")[0]
+                   for line in self.run_bench(*arguments, "--dry-run").stdout.splitlines() if "FOLDER/" in line]
         self.measure(*arguments)
-        made = [f"{self.bin}/{line.split(' --quiet')[0].split(' --snapshot')[0]}" for line in self.calls("0")]
+        made = [f"bin/{line.split(' --quiet')[0].split(' --snapshot')[0]}" for line in self.calls("0")]
         self.assertEqual(len(made), 2 * len(printed))
         self.assertEqual(sorted(printed), sorted(made[len(printed):]))
 
@@ -401,6 +436,7 @@ class Options(Fakes):
         self.assertEqual(result.returncode, 0)
         self.assertIn("compare.py benchmarks before.json after.json", result.stdout)
         self.assertLessEqual(max(map(len, result.stdout.splitlines())), 100)
+        self.assertNotRegex(result.stdout, r"Excludes|\{false\}")
         self.assertIn("schema version 3", self.run_bench("--version").stdout)
 
 
@@ -411,8 +447,10 @@ class Real(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         scaling = json.loads(result.stdout)["ddp_scaling"]
         page = (pathlib.Path(__file__).parent.parent / "docs/bench.md").read_text()
-        one_liner = re.search(r"--json \| python3 -c '([^']+)'", page)[1]
-        table = subprocess.run([sys.executable, "-c", one_liner], input=result.stdout, capture_output=True, text=True)
+        one_liner = re.search(r"\.venv/bin/python -c '([^']+)'", page)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "report.json").write_text(result.stdout)
+            table = subprocess.run([sys.executable, "-c", one_liner], cwd=folder, capture_output=True, text=True)
         self.assertEqual(len(table.stdout.splitlines()), 1 + len(scaling["runs"]), table.stderr)
         for run in scaling["runs"]:
             with self.subTest(run["name"]):

@@ -85,6 +85,18 @@ void run_pieces(const MicroOptions& micro_options, Ranks& ranks) {
     optimizer.step();
     optimizer.zero_grad();
   };
+  torch::Tensor weight_before;
+  const auto set_gradients = [&] {
+    flat.rebind_grads();  // zero_grad() may have taken them away
+    flat.grad.fill_(1e-3);
+    weight_before = flat.data[0].clone();
+  };
+  const auto check_moved = [&] {
+    return (flat.data[0] - weight_before).abs().item<double>() >
+                   0  // false for what is not a number
+               ? ""
+               : "update: got a weight that did not move, expected another one";
+  };
   const auto all_reduce = [&] {
     for (size_t i = 0; i < buckets->size(); ++i) {
       buckets->start(i);
@@ -108,7 +120,7 @@ void run_pieces(const MicroOptions& micro_options, Ranks& ranks) {
   add("data", {.run = [&] { ++next; }, .prepare = begin_epoch_if_over});
   add("forward", {.run = forward});
   add("backward", {.run = [&] { loss.backward(); }, .prepare = zero_grad_and_forward});
-  add("update", {.run = update});
+  add("update", {.run = update, .prepare = set_gradients, .check = check_moved});
   if (!alone) {
     add("all_reduce", {.run = all_reduce,
                        .prepare = [&] { flat.grad.fill_(ranks.rank() + 1); },

@@ -18,7 +18,7 @@ namespace ddp::micro {
 
 /// What a benchmark repeats.
 struct Piece {
-  /// Timed, until the device is idle again.
+  /// Timed on a CPU by the clock, on a GPU by events of its stream.
   std::function<void()> run;
   /// Before each run(), not timed.
   std::function<void()> prepare = [] {};
@@ -65,6 +65,8 @@ class Ranks {
   void line_up() const;
   void synchronize() const;
   std::vector<double> repeat(const Piece& piece, int64_t times) const;
+  /// On a GPU, whose work is queued as in a training step.
+  std::vector<double> repeat_queued(const Piece& piece, int64_t times) const;
   /// The largest value of all ranks; NaN if one of them is NaN.
   double largest(double value) const;
   void agree_that_right(const Piece& piece) const;

@@ -6,6 +6,7 @@ The contract between a peer and bench is bench/peers/README.md.
 """
 
 import os
+import re
 import sys
 
 from ddp_peers.command_line import Variant, run_peer
@@ -61,14 +62,25 @@ def deal(np, samples, replicas):
     return indices, weights
 
 
+def place_in_core(cpu):
+    """Puts one CPU of every physical core before any core's second one."""
+    try:
+        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+            first, *others = re.split("[,-]", file.read().strip())
+    except OSError:  # not told
+        first, others = cpu, []
+    return int(first) != cpu, cpu
+
+
 def run(options):
     from ddp_peers import arrays
     from ddp_peers.step_log import StepLog
 
     drawing = arrays.start_drawing(options)
     # XLA has one pool of threads for all devices, one for each core that it may use when it is imported.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:options.processes * options.threads])
+    cpus, wanted = os.sched_getaffinity(0), options.processes * options.threads
+    if wanted < len(cpus):
+        os.sched_setaffinity(0, sorted(cpus, key=place_in_core)[:wanted])
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={options.processes}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
