@@ -174,14 +174,18 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   table.print(out, 3);
 }
 
-/// The run whose parts are shown: the fastest stage of several ranks whose communication is known,
-/// else the fastest of all.
+/// The run whose parts are shown: the fastest stage whose communication is known, else that has
+/// several ranks, else of all.
 const Run* run_in_pieces(const Workload& runs) {
   const auto has_pieces = [](const Run& run) {
     return run.pieces_ms.forward && run.pieces_ms.backward;
   };
-  const Run* const best =
+  const Run* best =
       fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.exposed_comm_ms; });
+  if (best == nullptr) {
+    best =
+        fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.world_size > 1; });
+  }
   return best != nullptr ? best : fastest_stage(runs, has_pieces);
 }
 
@@ -197,7 +201,8 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
     empty = false;
     const Pieces& pieces = run->pieces_ms;
     double sum = 0;
-    const std::string name = fmt::format("{}: {} {}", run->model, run->program(), run->backend);
+    const std::string name = fmt::format("{}: {}{}", run->model, run->program(),
+                                         run->backend == "none" ? "" : " " + run->backend);
     Cells cells = {shorten(name, 30), ranks(*run)};
     for (const auto& piece :
          {pieces.data, pieces.forward, pieces.backward, pieces.update, pieces.all_reduce}) {
