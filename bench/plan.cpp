@@ -313,7 +313,8 @@ class Planner {
     const bool cpu = settings_.device == "cpu";
     const std::string own_backend = cpu ? "gloo" : "nccl";
     for (const Peer& peer : known_peers()) {
-      if (!contains(settings_.peers, peer.name)) {
+      const bool too_slow = peer.slow_start && !settings_.full && model_->name != heaviest_model_;
+      if (!contains(settings_.peers, peer.name) || too_slow) {
         continue;
       }
       if (!cpu && !peer.on_gpus) {
@@ -522,16 +523,16 @@ void list_benchmarks(std::ostream& out, const Plan& plan) {
 }
 
 void print_plan(std::ostream& out, const Plan& plan) {
-  constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<6} {:<7} {:>6} {:>4}\n";
-  out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "model",
-                     "scaling", "batch", "reps");
+  constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<7} {:>6} {:>4}  {}\n";
+  out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "scaling",
+                     "batch", "reps", "model");
   for (const Entry& entry : plan.entries) {
     const Run& run = entry.run;
     const std::string program =
         entry.program + (entry.role == Role::kPeer ? " " + run.variant : "");
     out << fmt::format(kRow, role_name(entry.role), program, run.launcher, run.backend,
-                       run.world_size, run.threads, run.model, run.scaling, run.global_batch,
-                       entry.repetitions);
+                       run.world_size, run.threads, run.scaling, run.global_batch,
+                       entry.repetitions, run.model);
   }
   out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
          "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";

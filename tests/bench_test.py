@@ -196,6 +196,9 @@ class Measuring(Fakes):
         self.assertEqual(fused["pieces_ms"]["forward"], None)
         self.assertEqual(len([line for line in self.calls("03_ddp_spawn ") if "--speedup fused" in line]), 2)
         self.assertNotIn("fused", self.run_bench("--dry-run", "--world-sizes", "2", "--peers", "pytorch,accelerate,tensorflow").stdout)
+        for arguments, rows in ((), 1), (("--full",), 8):  # on one of two models as ranks, on four in both ways
+            plan = self.run_bench("--dry-run", "--world-sizes", "2", "--peers", "pytorch", *arguments).stdout
+            self.assertEqual(len(re.findall("^peer +pytorch compiled", plan, re.MULTILINE)), rows)
         (self.bin / "peer_c10d").unlink()
         self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
         (self.peers / "no_network").touch()
@@ -351,7 +354,7 @@ class Options(Fakes):
         self.assertLessEqual(max(map(len, table)), 100)
         columns = [line.split() for line in table if not line.startswith("no comm")]
         rows = [(role, program, launcher, backend, int(ranks), int(threads), model, int(batch), int(reps))
-                for role, program, launcher, backend, ranks, threads, model, _, batch, reps in columns]
+                for role, program, launcher, backend, ranks, threads, _, batch, reps, model in columns]
         self.assertEqual(rows, [
             ("stage", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
             ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "T", 32, 6),
@@ -377,7 +380,7 @@ class Options(Fakes):
         self.assertNotIn("Not run: 4096", too_many)
         self.assertIn(": $(peers/install.sh jax) peers/jax.py ", too_many)
         full = self.run_bench("--dry-run", "--world-sizes", "1,2", "--full").stdout
-        for word in (" S ", " L ", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused"):
+        for word in (" S\n", " L\n", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused"):
             self.assertIn(word, full)
 
     def test_it_does_what_it_prints(self):
