@@ -13,7 +13,6 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -399,7 +398,7 @@ TEST_CASE("flattening is idempotent and keeps the values", "[flat]") {
   CHECK(first.grad.abs().sum().item<double>() > 0);
 }
 
-TEST_CASE("synthetic data has the loss floor that it claims", "[dataset]") {
+TEST_CASE("a linear fit of synthetic data is left with its noise alone", "[dataset]") {
   ddp::Options options;
   options.dataset_size = 20000;
   const ddp::Dataset regression = ddp::load_dataset(options);
@@ -413,13 +412,11 @@ TEST_CASE("synthetic data has the loss floor that it claims", "[dataset]") {
   const double loss =
       torch::mse_loss(ones(regression.test.input).matmul(fit), regression.test.target)
           .item<double>();
-  CHECK(loss == Approx(regression.loss_floor).epsilon(0.1));
+  CHECK(loss == Approx(0.01).epsilon(0.1));
 
   options.layers = {8, 4};
   const ddp::Dataset classes = ddp::load_dataset(options);
   CHECK(classes.classification());
-  CHECK(classes.loss_floor > 0.0);
-  CHECK(classes.loss_floor < std::log(4.0));
   CHECK(ddp::load_dataset(options).fingerprint == classes.fingerprint);
   CHECK_THROWS_WITH(ddp::load_dataset("digit"),
                     Catch::Matchers::Contains("got \"digit\", expected synthetic, digits,"));

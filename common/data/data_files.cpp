@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -169,7 +168,6 @@ Dataset load_data_file(const Options& options, Hash& content) {
       .layers = mlp_layers(file.train.in_features(),
                            options.hidden.empty() ? std::vector<int64_t>{128, 128} : options.hidden,
                            classification ? count_classes(path, file.train, *file.test) : 1),
-      .loss_floor = std::numeric_limits<double>::quiet_NaN(),
       .fingerprint = {}};
 }
 

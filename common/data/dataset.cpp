@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -112,11 +111,8 @@ Dataset synthetic(const Options& options) {
   if (dataset.classification()) {
     const torch::Tensor probability = torch::softmax(kLogitScale * target.to(torch::kFloat64), 1);
     target = probability.multinomial(1, /*replacement=*/false, generator).squeeze(1);
-    const torch::Tensor entropy = -(probability * probability.clamp_min(1e-300).log()).sum(1);
-    dataset.loss_floor = entropy.mean().item<double>();
   } else {
     target = target + kNoise * torch::randn({size, 1}, generator);
-    dataset.loss_floor = kNoise * kNoise;
   }
   dataset.train = {input.narrow(0, 0, options.dataset_size),
                    target.narrow(0, 0, options.dataset_size)};
@@ -139,7 +135,6 @@ Dataset image_dataset(const std::string& name, const Samples& train, const Sampl
           .test = test,
           .layers = mlp_layers(train.input.size(1),
                                options.hidden.empty() ? default_hidden : options.hidden, 10),
-          .loss_floor = std::numeric_limits<double>::quiet_NaN(),
           .fingerprint = {}};
 }
 

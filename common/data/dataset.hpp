@@ -17,9 +17,6 @@ struct Dataset {
   Samples train;
   Samples test;  ///< held out: never trained on
   std::vector<int64_t> layers;  ///< widths of the MLP that fits, --hidden included
-  /// The loss that no model can beat: the variance of the noise (regression) or the entropy of the
-  /// labels (classification) of synthetic data. Not a number for real data.
-  double loss_floor = 0;
   std::string fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks
 
   bool classification() const { return layers.back() > 1; }

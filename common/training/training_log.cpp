@@ -616,7 +616,6 @@ json TrainingLog::summary(const Dataset& dataset, const Result& result) const {
       {"moved", result.moved},
       {"loss", result.loss},
       {"accuracy", result.accuracy},
-      {"loss_floor", dataset.loss_floor},
       {"digest", result.digest},
       {"parameters", parameter_count(model_)},
       {"communicates", !options_.no_communication},
