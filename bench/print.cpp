@@ -30,14 +30,15 @@ std::string shorten(std::string text, std::size_t width) {
   return text.substr(0, end) + "...";
 }
 
-/// Three significant digits without an exponent: "0.0412", "1.23", "1230"; "-" for nothing.
+/// Three significant digits, at most four behind the point: "0.0412", "1.23", "1230"; "-" for
+/// nothing.
 std::string significant(std::optional<double> value) {
   if (!value || !std::isfinite(*value)) {
     return "-";
   }
   const double size = std::abs(*value);
   const int magnitude = size > 0 ? static_cast<int>(std::floor(std::log10(size))) : 0;
-  return fmt::format("{:.{}f}", *value, std::clamp(2 - magnitude, 0, 5));
+  return fmt::format("{:.{}f}", *value, std::clamp(2 - magnitude, 0, 4));
 }
 
 /// "1,234,567".
@@ -190,7 +191,7 @@ const Run* run_in_pieces(const Workload& runs) {
 }
 
 void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
-  Table table({"program", "ranks", "data", "forward", "backward", "update", "all-reduce", "= sum",
+  Table table({"program", "ranks", "data", "forward", "backward", "update", "reduce", "= sum",
                "step", "exposed", "limit"});
   bool empty = true;
   for (const Workload& runs : all) {
@@ -214,8 +215,8 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
     table.add(std::move(cells));
   }
   if (!empty) {
-    out << "\nms of a step: pieces timed alone; exposed: what communication adds; limit: matrix "
-           "products alone\n";
+    out << "\nms of a step: pieces alone (reduce: the all-reduces); exposed: what they add; limit: "
+           "bare products\n";
     table.print(out, 1);
   }
 }
