@@ -184,7 +184,7 @@ class ToSafetensors(unittest.TestCase):
         # As a command, whichever Python comes first; and a file that others can read.
         done = subprocess.run([TOOL, "i", "l", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertEqual(done.stdout, "o.safetensors: 40 samples of 4 x 5 uint8, classes 0 to 2; 0 held out\n")
+        self.assertEqual(done.stdout, "o.safetensors: 40 samples of 4 x 5 uint8, classes 0 to 2; none held out: a stage does so with a fifth\n")
         self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
 
 
