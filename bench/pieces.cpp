@@ -5,9 +5,11 @@
 
 #include <fstream>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "bench/command.hpp"
+#include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
@@ -47,15 +49,16 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
   if (shapes.backend != "none") {
     argv.insert(argv.end(), {"--backend", shapes.backend});
   }
-  argv.insert(argv.end(), {"--benchmark_min_time=0.1", "--benchmark_out=" + out,
+  argv.insert(argv.end(), {"--benchmark_min_time=0.05", "--benchmark_out=" + out,
                            "--benchmark_out_format=json"});
   return argv;
 }
 
-/// Milliseconds by the name before its first slash: of Google Benchmark's medians, else of its
-/// first entries.
-std::map<std::string, double> read_times(const std::string& path) {
-  std::map<std::string, double> times_ms;
+using Times = std::map<std::string, double>;  // milliseconds by the piece's name
+
+/// Of the name before its first slash: Google Benchmark's median, else its first entry.
+Times read_times(const std::string& path) {
+  Times times_ms;
   const auto document = nlohmann::json::parse(std::ifstream(path));
   for (const auto& entry : document.at("benchmarks")) {
     if (entry.value("error_occurred", false)) {
@@ -76,11 +79,16 @@ std::map<std::string, double> read_times(const std::string& path) {
   return times_ms;
 }
 
-void fill(const std::map<std::string, double>& times_ms, Run& run) {
+/// Each piece's median over the calls, since a launch may be slow as a whole.
+void fill(const std::vector<Times>& calls, Run& run) {
   const auto take = [&](const char* name, std::optional<double>& target) {
-    if (const auto found = times_ms.find(name); found != times_ms.end()) {
-      target = found->second;
+    std::vector<double> times_ms;
+    for (const Times& call : calls) {
+      if (const auto found = call.find(name); found != call.end()) {
+        times_ms.push_back(found->second);
+      }
     }
+    target = median(times_ms);
   };
   take("data", run.pieces_ms.data);
   take("forward", run.pieces_ms.forward);
@@ -90,29 +98,33 @@ void fill(const std::map<std::string, double>& times_ms, Run& run) {
   take("limit", run.limit_ms);
 }
 
+int calls_of_each(const Plan& plan) {
+  return plan.settings.most_repetitions() > 1 ? 3 : 1;
+}
+
 }  // namespace
 
 int count_piece_calls(const Plan& plan) {
-  std::map<Shapes, int> calls;
+  std::set<Shapes> all;
   for (const Entry& entry : plan.entries) {
     if (const auto shapes = shapes_of(entry.run)) {
-      ++calls[*shapes];
+      all.insert(*shapes);
     }
   }
-  return static_cast<int>(calls.size());
+  return static_cast<int>(all.size()) * calls_of_each(plan);
 }
 
 void measure_pieces(const Plan& plan, Session& session, Report& report) {
   const std::string out = session.scratch.path() + "/pieces.json";
-  std::map<Shapes, std::map<std::string, double>> measured;
-  for (Run& run : report.runs) {
-    const std::optional<Shapes> shapes = shapes_of(run);
-    if (!shapes || run.error) {
-      continue;
-    }
-    if (!measured.contains(*shapes) && !session.interrupts.requested()) {
+  std::map<Shapes, std::vector<Times>> measured;
+  for (int call = 0; call < calls_of_each(plan); ++call) {
+    std::set<Shapes> done;
+    for (const Run& run : report.runs) {
+      const std::optional<Shapes> shapes = shapes_of(run);
+      if (!shapes || run.error || session.interrupts.requested() || !done.insert(*shapes).second) {
+        continue;
+      }
       session.progress.start("pieces of " + run.name);
-      measured[*shapes] = {};
       const ChildResult child = run_child(
           {.argv = micro_command(run, *shapes, plan, out), .timeout_s = plan.settings.timeout_s},
           session);
@@ -120,16 +132,20 @@ void measure_pieces(const Plan& plan, Session& session, Report& report) {
       std::string problem = child.ok() ? "" : child.failure();
       try {
         if (problem.empty()) {
-          measured[*shapes] = read_times(out);
+          measured[*shapes].push_back(read_times(out));
         }
       } catch (const std::exception& error) {
         problem = error.what();
       }
-      if (!problem.empty() && !child.interrupted) {
+      if (!problem.empty() && !child.interrupted && call == 0) {
         report.not_run.push_back({"pieces of " + run.name, problem});
       }
     }
-    fill(measured[*shapes], run);
+  }
+  for (Run& run : report.runs) {
+    if (const std::optional<Shapes> shapes = shapes_of(run)) {
+      fill(measured[*shapes], run);
+    }
   }
   report.partial = report.partial || session.interrupts.requested();
 }

@@ -132,11 +132,6 @@ class Measuring(Fakes):
         self.assertEqual(orders[0], orders[1])
         self.assertNotEqual(orders[0], orders[2])
 
-    def test_a_step_ends_when_the_last_rank_ends_it(self):
-        self.behave("03_ddp_spawn", "rank_1_late_ms = 0.5")
-        run = run_of(self.measure(*SMALL, "--repetitions", "1"), "03_ddp_spawn")
-        self.assertAlmostEqual(sum(run["repetitions"][0]["samples_ms"]), 20 * 1.25, places=3)
-
     def test_strong_scaling_keeps_the_global_batch(self):
         scaling = self.measure(*SMALL, "--scaling", "weak,strong", "--global-batch", "96", "--repetitions", "1")
         batches = {(run["scaling"], run["world_size"] * run["threads"]): run["global_batch"] for run in scaling["runs"]}
@@ -249,10 +244,6 @@ class Failing(Fakes):
     def test_metrics_that_are_cut_off(self):
         self.behave("03_ddp_spawn", "summary_lines = 0")
         self.failed("the last line is no summary")
-
-    def test_a_rank_without_a_row(self):
-        self.behave("03_ddp_spawn", "rows_left_out = 1")
-        self.failed("a rank wrote no row for step 47, expected 2 rows")
 
     def test_another_batch(self):
         self.behave("03_ddp_spawn", "global_batch = 7")

@@ -131,12 +131,6 @@ class StageDiffs(TemporaryTree):
             self.assertIn("+int aa;", first)
             self.assertIn("+int ff;", last)
 
-    def test_a_hunk_that_is_not_shown_once_is_seen(self):
-        self.stage.write_text(self.stage.read_text().replace("int a;", "int aa;"))
-        for shown in "int aa", "int zz":
-            self.write("02_data_parallel/README.md", f"<!-- hunk 02_data_parallel/main.cpp: {shown} -->\n" * (2 if shown == "int aa" else 1))
-            self.assertEqual(self.check()[0], 1)
-
     def test_an_excerpt_is_in_its_file(self):
         for code, expected in ("int b;\n  int c;\n", 0), ("int b;\nint d;\n", 1):
             self.write("README.md", f"<!-- excerpt 01_single_gpu/main.cpp -->\n```cpp\n{code}```\n")
@@ -191,10 +185,6 @@ class Tables(TemporaryTree):
             self.report = before
         (self.root / "results/a.json").unlink()
         self.assertEqual(self.run_quietly(tables.main)[0], 1)
-
-    def test_numbers_have_three_digits(self):
-        self.assertEqual([tables.show(value) for value in (0.0123456, 1.0, 99.96, 1234567.8, 7, None)],
-                         ["0.0123", "1.00", "100", "1,234,568", "7", "-"])
 
 
 class Repository(unittest.TestCase):

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Prints the path of a Python that has what the peer NAME needs, as bench/peers/requirements-NAME.txt pins it:
 # the project's .venv if it has that, else .venv-peers/NAME, which is made or brought up to date first.
-# With --only-look before NAME nothing is made, and one that is not there is exit code 1.
 # Standard output is the path alone. Exit codes: 2 usage or no Python; 1 the installation failed.
 set -euo pipefail
 
@@ -17,22 +16,11 @@ die() {
     exit "$code"
 }
 
-only_look=false
-if [[ ${1:-} == --only-look ]]; then
-    only_look=true
-    shift
-fi
 known=$(cd "$here" && printf '%s ' requirements-*.txt | sed 's/requirements-//g; s/\.txt//g; s/ $//')
 name=${1:-}
 [[ $# == 1 && " $known " == *" $name "* ]] || die 2 "got \"$*\", expected one of: $known"
 requirements=$here/requirements-$name.txt
 venv=$root/.venv-peers/$name
-
-# On a machine without a network its owner says which Python has what is needed, whatever the versions.
-if [[ -n ${DDP_PEERS_PYTHON:-} ]]; then
-    printf '%s\n' "$DDP_PEERS_PYTHON"
-    exit
-fi
 
 # use PYTHON: prints it and ends if it has every pinned version. By the packages' metadata: importing torch takes seconds.
 use() {
@@ -62,7 +50,6 @@ EOP
 }
 
 use "$project" || use "$venv/bin/python" || true
-[[ $only_look == false ]] || die 1 "$name is not installed"
 
 # One installation at a time. The one that waited finds the work done.
 mkdir -p "$root/.venv-peers"
