@@ -14,9 +14,9 @@ namespace {
 
 /// As text of a <script> element: no "<" is left that could end it.
 std::string inlined(const nlohmann::ordered_json& document) {
-  using Json = nlohmann::ordered_json;
   std::string text;
-  for (const char c : document.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+  for (const char c :
+       document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) {
     text += c == '<' ? "\\u003c" : std::string(1, c);
   }
   return text;

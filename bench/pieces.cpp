@@ -49,16 +49,16 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
   if (shapes.backend != "none") {
     argv.insert(argv.end(), {"--backend", shapes.backend});
   }
-  argv.insert(argv.end(), {"--benchmark_min_time=0.05", "--benchmark_out=" + out,
+  argv.insert(argv.end(), {"--benchmark_min_time=0.02", "--benchmark_out=" + out,
                            "--benchmark_out_format=json"});
   return argv;
 }
 
-using Times = std::map<std::string, double>;  // milliseconds by the piece's name
+using PieceTimes = std::map<std::string, double>;  // milliseconds by the piece's name
 
 /// Of the name before its first slash: Google Benchmark's median, else its first entry.
-Times read_times(const std::string& path) {
-  Times times_ms;
+PieceTimes read_times(const std::string& path) {
+  PieceTimes times_ms;
   const auto document = nlohmann::json::parse(std::ifstream(path));
   for (const auto& entry : document.at("benchmarks")) {
     if (entry.value("error_occurred", false)) {
@@ -80,10 +80,10 @@ Times read_times(const std::string& path) {
 }
 
 /// Each piece's median over the calls, since a launch may be slow as a whole.
-void fill(const std::vector<Times>& calls, Run& run) {
+void fill(const std::vector<PieceTimes>& calls, Run& run) {
   const auto take = [&](const char* name, std::optional<double>& target) {
     std::vector<double> times_ms;
-    for (const Times& call : calls) {
+    for (const PieceTimes& call : calls) {
       if (const auto found = call.find(name); found != call.end()) {
         times_ms.push_back(found->second);
       }
@@ -116,7 +116,7 @@ int count_piece_calls(const Plan& plan) {
 
 void measure_pieces(const Plan& plan, Session& session, Report& report) {
   const std::string out = session.scratch.path() + "/pieces.json";
-  std::map<Shapes, std::vector<Times>> measured;
+  std::map<Shapes, std::vector<PieceTimes>> measured;
   for (int call = 0; call < calls_of_each(plan); ++call) {
     std::set<Shapes> done;
     for (const Run& run : report.runs) {

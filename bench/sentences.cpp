@@ -54,7 +54,7 @@ std::string manner(const Run& run) {
 }
 
 /// "2 ranks over shm".
-std::string ranks(const Run& run) {
+std::string ranks_of(const Run& run) {
   return fmt::format("{} rank{}{}", run.world_size, run.world_size == 1 ? "" : "s", manner(run));
 }
 
@@ -62,7 +62,7 @@ std::string ranks(const Run& run) {
 std::string label(const Run& run) {
   const bool has_launcher = run.launcher != "none" && run.launcher != "spawn";
   return program(run) + (has_launcher ? " under " + run.launcher : "") +
-         (run.backend != "none" ? " on " + ranks(run) : manner(run));
+         (run.backend != "none" ? " on " + ranks_of(run) : manner(run));
 }
 
 /// Collects the sentences. Each is a list with a part for each workload.
@@ -170,7 +170,7 @@ class Sentences {
           const char* const text = !baseline->significant ? "whether {} help cannot be told ({})"
                                    : *baseline->ratio > 1 ? "{} help ({})"
                                                           : "{} do not help ({})";
-          said.push_back(fmt::format(fmt::runtime(text), ranks(*run), times(*baseline->ratio)));
+          said.push_back(fmt::format(fmt::runtime(text), ranks_of(*run), times(*baseline->ratio)));
         }
       }
     }
@@ -181,7 +181,7 @@ class Sentences {
     Texts said;
     for (const Comparison* comparison : comparisons_of("threads", runs)) {
       const double ratio = *comparison->ratio;
-      const std::string of_ranks = ranks(a_of(*comparison));
+      const std::string of_ranks = ranks_of(a_of(*comparison));
       const std::string of_threads = "one process" + manner(b_of(*comparison));
       mention(a_of(*comparison));
       mention(b_of(*comparison));
