@@ -118,9 +118,10 @@ class Planner {
     world_sizes_ = settings_.world_sizes;
     if (world_sizes_.empty()) {
       const int most = cuda || settings_.full ? units : std::min(units, 4);
-      for (int size = 1; size <= most; size *= 2) {
+      for (int size = 1; size < most; size *= 2) {
         world_sizes_.push_back(size);
       }
+      world_sizes_.push_back(most);
     }
     for (const int size : world_sizes_) {
       if (size > units * settings_.nodes.front()) {

@@ -69,15 +69,13 @@ TEST_CASE("bench counts as the stages do, and measures all of them", "[device]")
                          {"LD_LIBRARY_PATH", DDP_FAKE_DRIVER}};
   const ddp::test::RunResult result = ddp::test::run_program(
       {std::string(DDP_BIN_DIR) + "/bench", "--device", "cuda", "--models", "T", "--stages", "03",
-       "--launchers", "spawn", "--peers", "libtorch", "--benchmark_list_tests"},
+       "--launchers", "spawn", "--benchmark_list_tests"},
       options);
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
   for (const int ranks : {1, 2, 4, 6}) {
     CHECK(contains(result.out,
                    "T/weak/03_ddp_spawn/spawn/nccl/ranks:" + std::to_string(ranks) + "/"));
-    CHECK(contains(result.out, "T/weak/libtorch_data_parallel/ranks:" + std::to_string(ranks) +
-                                   "/") == (ranks > 1));
   }
   CHECK_FALSE(contains(result.out, "ranks:8"));
 }
