@@ -59,7 +59,8 @@ void add_options(CLI::App& app, Settings& settings) {
   names("--stages", settings.stages, {},
         "programs, or numbers: 03 is all of stage 03; 01 always takes part");
   numbers("--world-sizes", settings.world_sizes, 4096,
-          "ranks, or replicas in stage 02 (default: 1,2,4)");
+          "ranks, or replicas in stage 02 (default: powers of two up\n"
+          "to all cores, at most 4, or to all GPUs)");
   names("--backends", settings.backends, {"shm", "gloo", "mpi", "nccl"},
         "shm, gloo, mpi, nccl (default: shm and gloo on CPUs, nccl on GPUs)");
   names("--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},

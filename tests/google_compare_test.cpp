@@ -19,6 +19,7 @@ Report make_report(double step_ms) {
   for (int block = 0; block < 9; ++block) {
     ddp::test::add_repetition(report.runs[0], block, step_ms + 0.001 * block);
   }
+  ddp::test::add_repetition(report.runs[1], 0, step_ms);
   report.runs[1].error = "exit code 1";
   ddp::test::conclude(report);
   return report;
@@ -49,10 +50,16 @@ TEST_CASE("compare.py compares two reports", "[google_compare]") {
   CHECK(tested);
 }
 
-TEST_CASE("a run without a speed is an error in the document", "[google_compare]") {
+TEST_CASE("each launch has its speed, and a run without one is an error", "[google_compare]") {
   const auto document = google_benchmark_document(make_report(2));
   REQUIRE(document["benchmarks"].size() == 10);
-  CHECK(document["benchmarks"].back()["error_message"] == "exit code 1");
+  CHECK(document["benchmarks"].back().at("error_message") == "exit code 1");
+  for (int block = 0; block < 9; ++block) {
+    const auto& entry = document["benchmarks"][static_cast<std::size_t>(block)];
+    const double step_ms = 2 + 0.001 * block;
+    CHECK(entry["real_time"].get<double>() == Approx(step_ms));
+    CHECK(entry["samples_per_second"].get<double>() == Approx(64 / step_ms * 1e3));
+  }
 }
 
 }  // namespace

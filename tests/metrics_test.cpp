@@ -1,4 +1,4 @@
-// What a program wrote with --metrics becomes the steps of the job.
+// What a program wrote with --metrics becomes the steps of the job; and what others computed then.
 #include "bench/metrics.hpp"
 
 #include <cmath>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/child.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/scratch_folder.hpp"
 #include "tests/catch.hpp"
@@ -117,6 +118,10 @@ TEST_CASE("A damaged file is refused in one line") {
     }
   }
   CHECK_THROWS_WITH(read_metrics("/nonexistent", 1, true), Catch::Contains("wrote none"));
+}
+
+TEST_CASE("Others have what is busy and not bench's own") {
+  CHECK(others_share(ProcessorTimes{100, 50, 10}, ProcessorTimes{200, 100, 20}) == Approx(0.4));
 }
 
 }  // namespace

@@ -134,14 +134,19 @@ TEST_CASE("all ranks repeat equally often, and the slowest one counts", "[micro]
   ddp::test::run_ranks(3, [&](ddp::ProcessGroup& group) {
     Ranks ranks(options, group);
     const auto rank = static_cast<size_t>(group.rank());
-    seconds[rank] = ranks.measure({.run = [&runs, rank] {
+    const auto sleep_on_rank_1 = [rank](int milliseconds) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? milliseconds : 0));
+    };
+    const auto run = [&] {
       ++runs[rank];
-      std::this_thread::sleep_for(std::chrono::microseconds(rank == 1 ? 3000 : 100));
-    }});
+      sleep_on_rank_1(3);
+    };
+    seconds[rank] = ranks.measure({.run = run, .prepare = [&] { sleep_on_rank_1(50); }});
   });
   CHECK(runs[0] >= 2 * 5 + 1 + 10);  // warm-ups, and a tenth of what is timed before that
   CHECK(runs == std::vector<int>(3, runs[0]));
   CHECK(seconds[0] >= 0.003);
+  CHECK(seconds[0] < 0.03);  // waiting for the rank that prepares is no part of it
   CHECK(seconds == std::vector<double>(3, seconds[0]));
 }
 

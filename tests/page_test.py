@@ -36,7 +36,7 @@ def make_run(model, stage, world_size, speedup, variant="main", kind="stage", th
         "step_ms": {"median": median, "p10": median * 0.9, "p90": median * 1.4, "p95": median * 1.5, "n": 30},
         "samples_per_second": batch * cores / median * 1000, "speedup": speedup, "speedup_ci95": [speedup * 0.98, speedup * 1.02],
         "efficiency": speedup / cores,
-        "pieces_ms": {"data": median * 0.1, "forward": median * 0.3, "backward": median * 0.4, "update": median * 0.1,
+        "pieces_ms": {"data": median * 0.08, "forward": median * 0.3, "backward": median * 0.4, "update": median * 0.12,
                       "all_reduce": median * 0.1 if several else None},
         "exposed_comm_ms": median * 0.2 if several else None, "exposed_comm_ci95_ms": [median * 0.1, median * 0.3] if several else None,
         "limit_ms": median * 0.5, "peak_rss_mib": 150.0, "startup_ms": 600.0, "lines_of_code": 60, "gpu": None,
@@ -106,6 +106,8 @@ class Page(unittest.TestCase):
                 self.assertEqual(cells[5:], [run["error"]])
             else:
                 self.assertAlmostEqual(float(cells[5]), run["step_ms"]["median"], delta=0.005 * run["step_ms"]["median"])
+        self.assertEqual(drawn["rows"][17], ["M, weak scaling, cpu", "05_multinode", "torchrun", "shm", "2", "5.23", "4.71–7.32", "24,480",
+                                             "1.53 (1.5–1.56)", "0.77", "1.05 (0.523–1.57)", "2.61", "150", "0.6", "60"])
         self.assertEqual(drawn["texts"]["sentences"], [one["text"] for one in document["ddp_scaling"]["sentences"]])
 
     def test_the_four_plots_show_the_runs_of_the_workload_that_have_a_speed(self):
@@ -125,6 +127,9 @@ class Page(unittest.TestCase):
             step = [sum(values) for values in zip(*(one["data"] for one in plots["pieces"]["datasets"] if one["stack"] == "step"))]
             for value, run in zip(step, runs, strict=True):
                 self.assertAlmostEqual(value, run["step_ms"]["median"])
+            pieces = {one["label"]: one["data"] for one in plots["pieces"]["datasets"] if one["stack"] == "pieces"}
+            self.assertEqual(pieces, {name.replace("_", "-"): [run["pieces_ms"][name] for run in runs] for name in runs[0]["pieces_ms"]})
+            self.assertEqual(plots["pieces"]["datasets"][-1]["data"], [run["exposed_comm_ms"] or 0 for run in runs])
             self.assertEqual(plots["pieces"]["datasets"][0]["limits"], [run["limit_ms"] for run in runs])
             self.assertEqual([line["data"][49]["x"] for line in plots["steps"]["datasets"]], [run["step_ms"]["median"] for run in runs])
 

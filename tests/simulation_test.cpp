@@ -78,7 +78,10 @@ Counts simulate(const World& world) {
     std::vector<Run*> order;
     std::ranges::transform(report.runs, std::back_inserter(order), [](Run& run) { return &run; });
     for (int block = 0; block < world.blocks; ++block) {
-      std::ranges::shuffle(order, engine);
+      // Not std::ranges::shuffle, whose order is the library's choice.
+      for (std::size_t left = order.size(); left > 1; --left) {
+        std::swap(order[left - 1], order[engine() % left]);
+      }
       for (std::size_t place = 0; place < order.size(); ++place) {
         Run& run = *order[place];
         const bool slow = world.has_slow_mode && run.is_distributed() && engine() % 6 == 0;

@@ -92,6 +92,7 @@ class Scripts(unittest.TestCase):
             self.assertEqual(self.words("step"), [*options, f"{self.checkout}/build/bin/{STAGE}", "5", "it's"])
             self.assertEqual("share" in said, any("overcommit" in word or "=2" in word for word in options), said)
         self.assertTrue(said.endswith("05_multinode: exit code 0\n"), said)
+        self.assertFalse([item for item in self.words("env") if item.startswith("SLURM_CPUS_PER_TASK")])  # srun reads it too
         self.run_script(STAGE)
         self.assertEqual(self.words("argv"), ["50", "10"])
 

@@ -38,6 +38,9 @@ stub = pathlib.Path({stub!r})
 name = pathlib.Path(sys.argv[0]).name
 with open(stub / "calls", "a") as calls:
     print(*sys.argv[1:], file=calls)
+given = [variable for variable in os.environ if re.match("(SBATCH|SLURM|SQUEUE|SRUN)_", variable)]
+if given != ["SLURM_CONF"]:
+    sys.exit(f"{{name}}: error: got {{given}}")
 fault = ""
 if (stub / "fault").exists():
     command, fault = (stub / "fault").read_text().split()
@@ -103,7 +106,8 @@ class Case(unittest.TestCase):
         if pid == 0:
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            os.environ["PATH"] = f"{self.stub}:{os.environ['PATH']}"
+            os.environ |= {"PATH": f"{self.stub}:{os.environ['PATH']}", "SLURM_CONF": "/a/file"}
+            os.environ |= {f"{prefix}_PARTITION": "of another job" for prefix in ("SBATCH", "SLURM", "SQUEUE", "SRUN")}
             os.chdir(self.folder)
             code = 99
             try:
@@ -148,7 +152,8 @@ class Settings(Case):
                               check=True).stdout
         for line in ("universe = vanilla", "request_cpus = 8", "request_memory = 256000", "request_gpus = 2",
                      "gpus_minimum_memory = 60000", "initialdir = /your/output/dir/multi-GPU-output/job-0-multi-GPU-training-torch.py",
-                     "arguments = \"'/path/to/your/script/multi-GPU-training-torch.py'\"", "queue"):
+                     "arguments = \"'/path/to/your/script/multi-GPU-training-torch.py'\"", "queue",
+                     "on_exit_remove = !((ExitCode =?= 75 && NumJobStarts <= 3) || (ExitCode =?= 85 && NumJobStarts <= 100))"):
             self.assertIn(f"\n{line}\n", text)
         self.assertNotIn("Bid", text)
         bid = self.folder / "bid.yaml"
@@ -178,6 +183,7 @@ class Settings(Case):
                      "arguments = \"'--snapshot=it''s' 'a\"\"b' '$(DOLLAR)(x)$$(DOLLARDOLLAR)y' '--metrics' 'metrics.jsonl' "
                      "'--resume' 'auto'\""):
             self.assertIn(f"\n{line}\n", text)
+        self.assertEqual([submit_module.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
 
     def test_one_node_of_several_gpus_needs_torchrun(self):
         stage = self.script(self.folder / "04_ddp_launcher", "#!/bin/sh\n")
@@ -331,6 +337,8 @@ class Schedulers(Case):
             (self.out / f"job-0-program/job-{number}.out").write_text(said)
             job, = self.jobs()
             self.assertEqual((job["state"], job["reason"]), expected)
+        self.submit("resubmit", "--failed", self.out)  # it is lost
+        self.assertEqual(self.jobs("list")[0]["state"], "pending")
 
     def test_what_condor_s_log_says(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "condor")
@@ -382,7 +390,8 @@ class Local(Case):
         self.wait(self.start("resubmit", "0", self.out), 1)
         self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")], [("failed", "Exec format error")])
 
-    WAITS = "trap 'exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
+    # It takes a while to stop, and whoever starts it again has to wait for that.
+    WAITS = "trap 'sleep 0.5; echo end >>starts; exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
 
     def test_cancelled(self):
         """From elsewhere: that job alone. By Ctrl-C: nothing is lost, and resubmit goes on."""
@@ -420,13 +429,12 @@ class Local(Case):
             os.kill(process, signal.SIGKILL)
             self.wait(process, -signal.SIGKILL)
             (self.out / "job-0-x-1/go").touch()
-            self.wait_for(self.out)
             (self.out / "job-1-x-2").mkdir(exist_ok=True)
             (self.out / "job-1-x-2/go").touch()
-            time.sleep(0.1)
             self.submit(*words, *([self.out] if words[0] == "resubmit" else []))
             self.assertEqual([job["state"] for job in self.jobs()], ["done", "done"])
-            self.assertEqual([(self.out / name / "starts").read_text() for name in ("job-0-x-1", "job-1-x-2")], ["start\n" * 2, "start\n"])
+            self.assertEqual([(self.out / name / "starts").read_text() for name in ("job-0-x-1", "job-1-x-2")],
+                             ["start\nend\nstart\n", "start\n"])
 
 
 if __name__ == "__main__":

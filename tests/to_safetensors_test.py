@@ -101,8 +101,11 @@ class ToSafetensors(unittest.TestCase):
                 numpy.testing.assert_array_equal(written["features"], PIXELS)
             digests.add(self.digest("o.safetensors"))
         self.assertEqual(len(digests), 1, digests)
-        held_out = self.convert("i.gz l o.safetensors --test i.gz l")
-        numpy.testing.assert_array_equal(held_out["test_features"], PIXELS)
+        self.write("test-i", idx(PIXELS[30:]))
+        self.write("test-l", idx(LABELS[30:]))
+        written = self.convert("i.gz l o.safetensors --test test-i test-l")
+        for name, expected in {"features": PIXELS, "labels": LABELS, "test_features": PIXELS[30:], "test_labels": LABELS[30:]}.items():
+            numpy.testing.assert_array_equal(written[name], expected)
         self.assertNotIn(self.digest("o.safetensors"), digests)  # nothing is held out of these
 
     def test_images_are_what_a_viewer_shows(self):
@@ -171,11 +174,16 @@ class ToSafetensors(unittest.TestCase):
         self.write("i", idx(PIXELS))
         self.write("l", idx(LABELS))
         self.write("short", idx(PIXELS)[:-1])
+        self.write("low", idx(PIXELS[:, 1:]))
         self.write("t.csv", table(["1,2,0"]))
+        self.write("values.csv", table(["1,2,0.5"]))
+        self.write("turned.csv", table(["1,2,0"], "b,a,label"))
         for line, *parts in [
             ("l l o.safetensors", "IDX file l: begins with 00000801, expected 00000803"), ("short l o.safetensors", "got 799 bytes", "40 x 4 x 5"),
             ("i t.csv o.safetensors", "IDX file t.csv: begins with"), ("no l o.safetensors", "no cannot be read"), ("i l l o.safetensors", "got 3 sources"),
-            ("i l o.safetensors --test t.csv", "--test t.csv: got samples of another size"), ("i l o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
+            ("i l o.safetensors --test low l", "--test low: got samples of another size"),
+            ("t.csv o.safetensors --test values.csv", "--test values.csv: got"), ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
+            ("i l o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
         ]:
             with self.subTest(line):
                 self.check_refused(line, *parts)
