@@ -6,7 +6,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "bench/command.hpp"
 #include "bench/statistics.hpp"
@@ -56,7 +55,7 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
 
 using PieceTimes = std::map<std::string, double>;  // milliseconds by the piece's name
 
-/// Of the name before its first slash: Google Benchmark's median, else its first entry.
+/// A piece's name is what stands before the first slash; its first entry counts.
 PieceTimes read_times(const std::string& path) {
   PieceTimes times_ms;
   const auto document = nlohmann::json::parse(std::ifstream(path));
@@ -70,11 +69,7 @@ PieceTimes read_times(const std::string& path) {
     const double time_ms = entry.at("real_time").get<double>() *
                            ms_per_unit.at(entry.at("time_unit").get<std::string>());
     const std::string piece = name.substr(0, name.find('/'));
-    if (entry.value("aggregate_name", "") == "median") {
-      times_ms[piece] = time_ms;
-    } else {
-      times_ms.try_emplace(piece, time_ms);
-    }
+    times_ms.try_emplace(piece, time_ms);
   }
   return times_ms;
 }

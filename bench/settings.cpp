@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <set>
 
 #include "bench/record.hpp"
@@ -57,17 +56,20 @@ void add_options(CLI::App& app, Settings& settings) {
 
   app.option_defaults()->group("What is compared");
   names("--stages", settings.stages, {},
-        "programs, or numbers: 03 is all of stage 03; 01 always takes part");
+        "programs, or numbers: 03 is all of stage 03 but 03_ddp_spawn_fused;\n"
+        "01 always takes part");
   numbers("--world-sizes", settings.world_sizes, 4096,
           "ranks, or replicas in stage 02 (default: powers of two up\n"
           "to all cores, at most 4, or to all GPUs)");
   names("--backends", settings.backends, {"shm", "gloo", "mpi", "nccl"},
-        "shm, gloo, mpi, nccl (default: shm and gloo on CPUs, nccl on GPUs)");
+        "shm, gloo, mpi, nccl (default: shm on CPUs, where the plan has\n"
+        "gloo too; nccl on GPUs)");
   names("--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},
         "spawn, torchrun, mpirun, srun (default: those that are there)");
   names("--models", settings.models, {},
         "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
-        "L 1024-1024-1024-1024 b64, or 64-256-256-10@32 (default: T,M)");
+        "L 1024-1024-1024-1024 b64, or 64-256-256-10@32\n"
+        "(default: T,M; with --full all)");
   names("--scaling", settings.scaling, {"weak", "strong"},
         "weak: the model's batch per rank; strong: the same global\n"
         "batch at all world sizes (default: weak)");

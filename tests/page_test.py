@@ -33,7 +33,7 @@ def make_run(model, stage, world_size, speedup, variant="main", kind="stage", th
         "repetitions": [{"block": i, "started": "2026-01-02T03:04:05Z", "samples_ms": samples, "median_ms": median,
                          "no_comm_median_ms": median * 0.8 if several else None, "startup_ms": 600}
                         for i in range(6)],
-        "step_ms": {"median": median, "p10": median * 0.9, "p90": median * 1.4, "p95": median * 1.5, "n": 30},
+        "step_ms": {"median": median, "p10": median * 0.9, "p90": median * 1.4, "n": 30},
         "samples_per_second": batch * cores / median * 1000, "speedup": speedup, "speedup_ci95": [speedup * 0.98, speedup * 1.02],
         "efficiency": speedup / cores,
         "pieces_ms": {"data": median * 0.08, "forward": median * 0.3, "backward": median * 0.4, "update": median * 0.12,

@@ -154,7 +154,7 @@ def anchors(page):
 
 def wrong_links(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r" (?:src|srcset|href)=\"([^\"]+)", text):
+    for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if link.startswith("https://"):

@@ -23,7 +23,7 @@ case ${1:-all} in
     bench) ;;
     all)
         packages+=(
-            # the tests' data, their framework, Google Benchmark's compare.py, what reads this script and the page's
+            # the tests' data, their framework, Google Benchmark's compare.py, what reads the scripts, what runs the page's
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
             # clusters of Slurm and HTCondor, MPICH's mpiexec.hydra (mpirun and mpicc stay Open MPI's)
             slurm-wlm debootstrap iproute2 mpich

@@ -10,7 +10,8 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
     beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
     scaling T,M         every program with these models, on all cores: step, speed-up over stage 01, efficiency
     pieces              where a step of the stages' main programs goes, and the step's bare matrix products
-    peers               the frameworks, each beside the fastest stage on as many cores with the same global batch
+    peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
+                        fastest over the same transport
     sentences CODE      what the report says: fastest, ranks, threads, peers or controls
     origin              when, where and by which command it was measured
 
@@ -106,16 +107,16 @@ def scaling(report, models):
 
 def pieces(report, _):
     return table(["model: program", "ranks", *(name.replace("_", "-") for name in PIECES), "sum, ms", "step, ms", "exposed, ms", "limit, ms"], [
-        [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["world_size"] > 1 else ""), ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
+        [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["backend"] != "none" else ""), ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
          sum(run["pieces_ms"][name] or 0 for name in PIECES), run["step_ms"]["median"],
          show(run["exposed_comm_ms"], run["exposed_comm_ci95_ms"]), run["limit_ms"]]
         for run in runs_of(report, kind="stage", variant="main") if run["pieces_ms"]["forward"] is not None])
 
 
-def peers(report, _):
+def peers(report, model):
     named, rows = {run["name"]: run for run in runs_of(report)}, []
     for comparison in report["comparisons"]:
-        if comparison["kind"] == "peer" and comparison["b"] in named:
+        if comparison["kind"] == "peer" and comparison["b"] in named and model in (None, named[comparison["b"]]["model"]):
             ours, peer = named[comparison["a"]], named[comparison["b"]]
             rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), peer["step_ms"]["median"], peer["lines_of_code"],
                          peer["peak_rss_mib"], f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", ours["step_ms"]["median"],
