@@ -44,10 +44,10 @@ def run_ranks(program, count, body, *arguments):
     try:
         for process in ranks:
             process.start()
-        running = [process.sentinel for process in ranks]
+        running = {process.sentinel: process for process in ranks}
         while running:
-            for sentinel in multiprocessing.connection.wait(running):
-                running.remove(sentinel)
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                running.pop(sentinel).join()  # a sentinel is ready a moment before there is an exit code
             exit_codes = [process.exitcode for process in ranks]
             if any(exit_codes):
                 _check(exit_codes)
