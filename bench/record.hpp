@@ -139,8 +139,7 @@ struct Report {
 
 /// The object ddp_scaling. @param samples false: samples_ms, most of its size, are left empty
 nlohmann::ordered_json to_json(const Report& report, bool samples = true);
-/// What a reader of kept reports needs. @throws Error naming the field that is missing or of
-/// another type
+/// The way back. @throws Error naming the field that is missing or of another type
 Report report_from_json(const nlohmann::ordered_json& document);
 
 }  // namespace ddp::bench

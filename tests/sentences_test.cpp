@@ -182,6 +182,7 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
   CHECK(contains(said["threads"],
                  "2 ranks over shm beat one process with 2 threads cannot be told (1.1"));
   CHECK(contains(said["peers"], "x* as fast as PyTorch compiled over Gloo (both over Gloo: 1."));
+  CHECK(*comparison(report, "peer", "gloo", "pytorch_compiled").ratio == Approx(1.1).epsilon(0.02));
   CHECK(std::ranges::count(said["peers"], '*') == 5);  // each ratio, and what it means
   CHECK(said["controls"].size() > 0);
 }
