@@ -3,47 +3,55 @@
 //
 //   run:  build/bin/01_single_gpu 50 10
 //
-// New here: nothing is distributed yet. Learn the six paragraphs; the later stages keep them.
+// New here: nothing is distributed yet. Learn the five paragraphs; the later stages keep them.
 
 #include "common/stage.hpp"
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options) {
   // 1. Device.
-  const torch::Device device = ddp::set_device(options, launch.rank);
+  const torch::Device device = ddp::set_device(options);
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
+  // 2. Data: 2048 samples of 20 features and one target, unless --dataset says otherwise.
   const ddp::Dataset dataset = ddp::load_dataset(options);
-  ddp::RandomSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, options, device);
+  ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+  ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model. Seeded, so that all stages start from the same weights.
+  // 3. Model and optimizer: by default a linear layer, and torch::optim::SGD with a rate of 0.1.
+  // The seed gives all stages the same first weights.
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
+  const auto optimizer = ddp::make_optimizer(model->parameters(), options);
 
-  // 4. Optimizer.
-  ddp::Optimizer optimizer(*model, options);
-
-  // 5. Train.
-  ddp::Training training(options, launch, dataset, loader, model, optimizer);
-  for (const int64_t epoch : training.epochs()) {
+  // 4. Train. The log prints and times. It changes no weight, and ends a run that diverged.
+  ddp::Log log(options, *model);
+  int64_t epoch = ddp::load_snapshot(options, *model, *optimizer);  // 0, unless --resume finds one
+  for (bool stopping = false; epoch < options.total_epochs && !stopping; ++epoch) {
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
+      optimizer->zero_grad();
       const torch::Tensor output = model->forward(batch.input);
-      const torch::Tensor loss = ddp::loss(output, batch);
+      const torch::Tensor loss = ddp::loss(output, batch.target);
       loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
+      optimizer->step();
+      log.step(loss);
     }
-    if ((epoch + 1) % options.save_every == 0) {
-      training.save_snapshot();
+    const torch::Tensor epoch_loss = log.epoch_loss();
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
+    if (stopping || (epoch + 1) % options.save_every == 0) {
+      ddp::save_snapshot(options, epoch + 1, *model, *optimizer);
     }
   }
 
-  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
-  training.report();
+  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  const bool done = epoch >= options.total_epochs;
+  if (done) {
+    log.report(ddp::evaluate(*model, dataset.test));
+  }
+  return done ? ddp::ExitCode::kDone : ddp::ExitCode::kRunAgain;
 }
 
 }  // namespace

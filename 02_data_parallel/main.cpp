@@ -3,51 +3,62 @@
 //
 //   run:  build/bin/02_data_parallel 50 10 --nprocs 2
 //
-// New here: devices instead of device, and a forward that scatters, replicates, applies in parallel
-// and gathers.
+// New here: devices instead of device, and the four parts of a forward pass over several devices.
 
 #include "common/stage.hpp"
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options) {
   // 1. Device.
   const std::vector<torch::Device> devices = ddp::set_devices(options);
   const torch::Device device = devices.front();
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
+  // 2. Data: 2048 samples of 20 features and one target, unless --dataset says otherwise.
   const ddp::Dataset dataset = ddp::load_dataset(options);
-  ddp::RandomSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, options, device);
+  ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+  ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model. Seeded, so that all stages start from the same weights.
+  // 3. Model and optimizer: by default a linear layer, and torch::optim::SGD with a rate of 0.1.
+  // The seed gives all stages the same first weights.
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
+  ddp::DataParallel parallel_model(model, devices);
+  const auto optimizer = ddp::make_optimizer(model->parameters(), options);
 
-  // 4. Optimizer.
-  ddp::Optimizer optimizer(*model, options);
-
-  // 5. Train.
-  ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
-  for (const int64_t epoch : training.epochs()) {
+  // 4. Train. The log prints and times. It changes no weight, and ends a run that diverged.
+  ddp::Log log(options, *model);
+  int64_t epoch = ddp::load_snapshot(options, *model, *optimizer);  // 0, unless --resume finds one
+  for (bool stopping = false; epoch < options.total_epochs && !stopping; ++epoch) {
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
-      // Every step copies the weights to all devices and gathers the outputs on the first: watch
-      // the step time.
-      const torch::Tensor output = ddp::data_parallel(model, batch.input, devices);
-      const torch::Tensor loss = ddp::loss(output, batch);
+      optimizer->zero_grad();
+      // On GPUs every step copies the inputs and all weights to the other devices, and the outputs
+      // back. CPU replicas share the weights' memory, and only the outputs are copied.
+      const std::vector<torch::Tensor> inputs = parallel_model.scatter(batch.input);
+      parallel_model.replicate();
+      const std::vector<torch::Tensor> outputs = parallel_model.parallel_apply(inputs);
+      const torch::Tensor output = parallel_model.gather(outputs);
+      const torch::Tensor loss = ddp::loss(output, batch.target);
       loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
+      optimizer->step();
+      log.step(loss);
     }
-    if ((epoch + 1) % options.save_every == 0) {
-      training.save_snapshot();
+    const torch::Tensor epoch_loss = log.epoch_loss();
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
+    if (stopping || (epoch + 1) % options.save_every == 0) {
+      ddp::save_snapshot(options, epoch + 1, *model, *optimizer);
     }
   }
 
-  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
-  training.report();
+  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  const bool done = epoch >= options.total_epochs;
+  if (done) {
+    log.report(ddp::evaluate(*model, dataset.test));
+  }
+  return done ? ddp::ExitCode::kDone : ddp::ExitCode::kRunAgain;
 }
 
 }  // namespace

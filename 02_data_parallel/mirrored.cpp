@@ -3,52 +3,71 @@
 //
 //   run:  build/bin/02_data_parallel_mirrored 50 10 --nprocs 2 --batch-size 64
 //
-// New here: every device computes the loss of its own share, and the optimizer runs on all of them.
-// What travels is the gradients: no weights, no outputs. With two replicas the result has the bits
-// of stage 03, without its processes.
+// New here: every device computes the loss of its own share and has an optimizer of its own. What
+// travels is the gradients: no weights, no outputs. With two replicas the result has the bits of
+// stage 03, without its processes.
 
 #include "common/stage.hpp"
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options) {
   // 1. Device.
   const std::vector<torch::Device> devices = ddp::set_devices(options);
   const torch::Device device = devices.front();
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
+  // 2. Data: 2048 samples of 20 features and one target, unless --dataset says otherwise.
   const ddp::Dataset dataset = ddp::load_dataset(options);
-  ddp::RandomSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, options, device);
+  ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+  ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model. Seeded, so that all stages start from the same weights.
+  // 3. Model and optimizers: one of each per device. The seed gives all stages the same first
+  // weights.
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
-  ddp::Mirrored mirrored_model(model, devices);
+  ddp::Mirrored replicas(model, devices);
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    optimizers.push_back(ddp::make_optimizer(replicas[i].parameters(), options));
+  }
 
-  // 4. Optimizer.
-  ddp::Optimizer optimizer(mirrored_model, options);
-
-  // 5. Train.
-  ddp::Training training(options, launch, dataset, loader, model, optimizer, devices);
-  for (const int64_t epoch : training.epochs()) {
+  // 4. Train. The log prints and times. It changes no weight, and ends a run that diverged.
+  ddp::Log log(options, *model);
+  int64_t epoch = 0;
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    epoch = ddp::load_snapshot(options, replicas[i], *optimizers[i]);
+  }
+  for (bool stopping = false; epoch < options.total_epochs && !stopping; ++epoch) {
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
-      // The backward of every replica's loss ends with an all-reduce of their gradients.
-      const ddp::PerReplica output = mirrored_model.forward(batch.input);
-      const ddp::PerReplica loss = ddp::loss(output, batch);
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
+      std::vector<torch::Tensor> losses(replicas.size());
+      replicas.parallel_apply([&](size_t i) {
+        const ddp::Batch share = replicas.share(batch, i);
+        optimizers[i]->zero_grad();
+        const torch::Tensor output = replicas[i].forward(share.input);
+        losses[i] = ddp::loss(output, share.target, share.weight);
+        losses[i].backward();
+      });
+      replicas.average_gradients();  // over the replicas, who then all have the mean
+      replicas.parallel_apply([&](size_t i) { optimizers[i]->step(); });
+      log.step(replicas.mean(losses));
     }
-    if ((epoch + 1) % options.save_every == 0) {
-      training.save_snapshot();
+    const torch::Tensor epoch_loss = log.epoch_loss();
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
+    if (stopping || (epoch + 1) % options.save_every == 0) {
+      ddp::save_snapshot(options, epoch + 1, *model, *optimizers[0]);
     }
   }
 
-  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
-  training.report();
+  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  const bool done = epoch >= options.total_epochs;
+  replicas.expect_same_weights();
+  if (done) {
+    log.report(ddp::evaluate(*model, dataset.test));
+  }
+  return done ? ddp::ExitCode::kDone : ddp::ExitCode::kRunAgain;
 }
 
 }  // namespace

@@ -3,51 +3,69 @@
 //   run:  torchrun --standalone --nproc_per_node=2 --no-python build/bin/04_ddp_launcher 50 10
 //   run:  mpirun -np 2 build/bin/04_ddp_launcher 50 10
 //
-// New here: nothing starts processes any more. Rank and world size come from the launcher's
-// environment.
+// New here: nothing starts processes any more. The launcher's environment says which process this
+// is. On one node its local rank says all there is to know.
 
 #include "common/stage.hpp"
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+  const int rank = launch.local_rank;
+
   // 1. Device.
-  const torch::Device device = ddp::set_device(options, launch.rank);
-  ddp::init_process_group(options, launch, device);
+  const torch::Device device = ddp::set_device(options, rank);
+  ddp::init_process_group(options, launch, device);  // collective
 
-  // 2. Data. The seed fixes the samples and their order: all stages read the same samples.
+  // 2. Data: 2048 samples of 20 features and one target, unless --dataset says otherwise.
   const ddp::Dataset dataset = ddp::load_dataset(options);
-  ddp::DistributedSampler sampler(dataset, options);
-  ddp::DataLoader loader(dataset.train, sampler, options, device);
+  ddp::DistributedSampler sampler(dataset.train.size(), launch.rank, launch.world_size,
+                                  options.seed);
+  ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model. Seeded, so that all stages start from the same weights.
+  // 3. Model and optimizer: by default a linear layer, and torch::optim::SGD with a rate of 0.1.
+  // The seed gives all stages the same first weights.
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers, options.verbose);
   model->to(device);
-  ddp::DistributedDataParallel parallel_model(model, options);
+  ddp::DistributedDataParallel parallel_model(model, options.bucket_mib);  // collective
+  const auto optimizer = ddp::make_optimizer(model->parameters(), options);
 
-  // 4. Optimizer.
-  ddp::Optimizer optimizer(*model, options);
-
-  // 5. Train.
-  ddp::Training training(options, launch, dataset, loader, model, optimizer);
-  for (const int64_t epoch : training.epochs()) {
+  // 4. Train. The log prints and times. It changes no weight, and ends a run that diverged.
+  ddp::Log log(options, *model);
+  // collective: rank 0 reads the file
+  int64_t epoch = ddp::load_snapshot(options, *model, *optimizer);  // 0, unless --resume finds one
+  for (bool stopping = false; epoch < options.total_epochs && !stopping; ++epoch) {
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
+      optimizer->zero_grad();
       const torch::Tensor output = parallel_model.forward(batch.input);
-      const torch::Tensor loss = ddp::loss(output, batch);
+      const torch::Tensor loss = ddp::loss(output, batch.target, batch.weight);
+      // collective: the gradients become their mean over the ranks
       loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
+      optimizer->step();
+      log.step(loss);
     }
-    if (launch.rank == 0 && (epoch + 1) % options.save_every == 0) {
-      training.save_snapshot();
+    const torch::Tensor epoch_loss = log.epoch_loss();
+    ddp::all_reduce(epoch_loss);  // collective: the sum over the ranks
+    epoch_loss.div_(launch.world_size);
+    // collective: after the last epoch the log reads all ranks' step times
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    // collective: all ranks stop, or none
+    stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
+    if (rank == 0 && (stopping || (epoch + 1) % options.save_every == 0)) {
+      ddp::save_snapshot(options, epoch + 1, *model, *optimizer);
     }
   }
 
-  // 6. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
-  training.report();
-  ddp::destroy_process_group();
+  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  const bool done = epoch >= options.total_epochs;
+  ddp::expect_same_weights(*model);  // collective
+  if (done && rank == 0) {
+    log.report(ddp::evaluate(*model, dataset.test));
+  }
+  ddp::destroy_process_group();  // collective
+  return done ? ddp::ExitCode::kDone : ddp::ExitCode::kRunAgain;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "bench/catalog.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,7 +19,7 @@ constexpr std::int64_t kMostTimedSteps = 2000;
 constexpr std::int64_t kLeastWarmupSteps = 20;  // the stages' own warm-up
 constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
 
-/// Roughly what a step takes on a CPU, to choose how many are timed.
+/// Rough time of a step on a CPU, to choose how many steps are timed.
 double expected_step_seconds(const Model& model) {
   constexpr double kOverheadSeconds = 40e-6;
   constexpr double kFlopPerSecond = 100e9;
@@ -90,7 +89,7 @@ const std::vector<Program>& known_programs() {
       {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas},
       {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn},
       {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn},
-      {kFused, "03_ddp_spawn", "fused", Start::kSpawn, {"--speedup", "fused"}, "03_ddp_spawn"},
+      {kFused, "03_ddp_spawn", "fused", Start::kSpawn},
       {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher},
       {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher},
       {"05_multinode", "05_multinode", "main", Start::kLauncher},
@@ -108,18 +107,16 @@ const Program& find_program(const std::string& name) {
 
 const std::vector<Peer>& known_peers() {
   static const std::vector<Peer> peers = {
-      {.name = "pytorch", .variant = "tuned", .one_process = true},
-      {.name = "pytorch", .variant = "compiled", .one_process = true, .slow_start = true},
+      {.name = "pytorch", .variant = "tuned"},
+      {.name = "pytorch", .variant = "tuned", .start = Start::kAlone},
+      {.name = "pytorch", .variant = "compiled", .slow_start = true},
+      {.name = "pytorch", .variant = "compiled", .start = Start::kAlone, .slow_start = true},
       {.name = "accelerate", .variant = "ddp"},
       {.name = "tensorflow", .variant = "mirrored", .start = Start::kReplicas, .on_gpus = false},
-      {.name = "jax",
-       .variant = "jit",
-       .start = Start::kReplicas,
-       .one_process = true,
-       .several = false,
-       .on_gpus = false},
-      {.name = "jax", .variant = "shard_map", .start = Start::kReplicas, .on_gpus = false},
-      {.name = "c10d", .variant = "reducer", .built_here = true},
+      {.name = "jax", .variant = "jit", .start = Start::kAlone, .on_gpus = false},
+      {.name = "jax", .variant = "jit", .start = Start::kReplicas, .on_gpus = false},
+      {.name = kBuiltPeer, .variant = "reducer"},
+      {.name = kBuiltPeer, .variant = "reducer", .backend = "auto"},
   };
   return peers;
 }

@@ -21,10 +21,10 @@ struct Model {
   std::int64_t parameters() const;
   /// Multiplications and additions in forward and backward of one sample.
   double flop_per_sample() const;
-  /// Steps of one run that are timed: about 0.12 s on a core of a recent processor. The same for
-  /// every program, so that all of them give equally many samples.
+  /// Timed steps of one run: about 0.12 s on a core of a recent processor. The same for every
+  /// program, so that all programs give equally many samples.
   std::int64_t timed_steps() const;
-  /// Steps before the timed ones, which count as warm-up.
+  /// Warm-up steps before the timed steps.
   std::int64_t warmup_steps() const;
 };
 
@@ -42,28 +42,29 @@ enum class Start {
 
 /// A stage's program.
 struct Program {
-  std::string name;  ///< of the executable, "03_ddp_spawn_by_hand"
+  std::string name;  ///< "03_ddp_spawn_by_hand"
   std::string stage;  ///< its folder, "03_ddp_spawn"
   std::string variant;  ///< "main", or the other source in the folder
   Start start = Start::kAlone;
-  std::vector<std::string> options = {};  ///< that it always gets
-  std::string executable = name;
+
+  /// `word` is its name, or the number of its stage.
+  bool is_named(const std::string& word) const { return word == name || word == name.substr(0, 2); }
 };
 const std::vector<Program>& known_programs();
 /// @throws std::out_of_range for a name that is not there
 const Program& find_program(const std::string& name);
 
-/// Another framework's program, with one --variant. See bench/peers/README.md.
+/// One way in which another framework takes part. See bench/peers/README.md.
 struct Peer {
   std::string name;  ///< "pytorch"
   std::string variant;  ///< "tuned"
-  Start start = Start::kSpawn;
-  bool one_process = false;  ///< it takes part with one process and all threads too
-  bool several = true;  ///< it takes part with several processes, replicas or devices
+  Start start = Start::kSpawn;  ///< kAlone: with all threads
   bool on_gpus = true;
-  bool built_here = false;  ///< the program peer_NAME beside the stages; else Python
-  bool slow_start = false;  ///< tens of seconds
+  bool slow_start = false;  ///< takes tens of seconds to start
+  std::string backend = "";  ///< empty: PyTorch's on this device; "auto": the stages'
 };
+/// The peer that is built beside the stages; the others are Python.
+inline constexpr const char* kBuiltPeer = "c10d";
 const std::vector<Peer>& known_peers();
 
 }  // namespace ddp::bench

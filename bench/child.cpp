@@ -3,23 +3,19 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
@@ -30,40 +26,36 @@ constexpr double kTickSeconds = 0.5;
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
 
-/// Beginnings of the variables by which launchers speak to one process of a job.
-constexpr std::string_view kIdentity[] = {
-    "RANK=",
-    "LOCAL_RANK=",
-    "WORLD_SIZE=",
-    "LOCAL_WORLD_SIZE=",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "OMPI_COMM_WORLD_",
-    "OMPI_UNIVERSE_",
-    "PMIX_",
-    "PMI_",
-    "MPI_LOCAL",
-    "MV2_COMM_WORLD_",
-    "FLUX_TASK_",
-    "FLUX_JOB_",
-    "JSM_NAMESPACE_",
-    "PALS_",
-    "PBS_TASKNUM=",
-    "JOB_COMPLETION_INDEX=",
-    "PET_N",
-    "_CONDOR_PROCNO=",
-    "_CONDOR_NPROCS=",
-    "SLURM_STEP_ID=",
-    "SLURM_STEPID=",
-    // srun's tasks see all GPUs of their node, as in slurm/job.sh.
-    "SLURM_GPU_BIND=",
-    "SLURM_GPUS_PER_TASK=",
-    "SLURM_NTASKS_PER_GPU=",
-    "SLURM_TRES_PER_TASK=",
-    "SLURM_TRES_BIND=",
-};
+/// Beginnings of the variables by which launchers speak to one process of a job. srun's tasks see
+/// all GPUs of their node, as in slurm/job.sh.
+constexpr std::string_view kIdentity[] = {"RANK=",
+                                          "LOCAL_RANK=",
+                                          "WORLD_SIZE=",
+                                          "LOCAL_WORLD_SIZE=",
+                                          "GROUP_",
+                                          "ROLE_",
+                                          "MASTER_",
+                                          "TORCHELASTIC_",
+                                          "OMPI_COMM_WORLD_",
+                                          "OMPI_UNIVERSE_",
+                                          "PMIX_",
+                                          "PMI_",
+                                          "MPI_LOCAL",
+                                          "MV2_COMM_WORLD_",
+                                          "FLUX_TASK_",
+                                          "FLUX_JOB_",
+                                          "JSM_NAMESPACE_",
+                                          "PALS_",
+                                          "JOB_COMPLETION_INDEX=",
+                                          "_CONDOR_PROCNO=",
+                                          "_CONDOR_NPROCS=",
+                                          "SLURM_STEP_ID=",
+                                          "SLURM_STEPID=",
+                                          "SLURM_GPU_BIND=",
+                                          "SLURM_GPUS_PER_TASK=",
+                                          "SLURM_NTASKS_PER_GPU=",
+                                          "SLURM_TRES_PER_TASK=",
+                                          "SLURM_TRES_BIND="};
 
 bool is_identity(std::string_view variable) {
   // Of mpirun, if it started bench; else the user configures Open MPI with them.
@@ -72,14 +64,6 @@ bool is_identity(std::string_view variable) {
   }
   return std::ranges::any_of(
       kIdentity, [&](std::string_view beginning) { return variable.starts_with(beginning); });
-}
-
-/// "2026-01-02T03:04:05Z"
-std::string format_utc(std::time_t seconds) {
-  std::tm date{};
-  gmtime_r(&seconds, &date);
-  std::array<char, sizeof("2026-01-02T03:04:05Z")> text{};
-  return {text.data(), std::strftime(text.data(), text.size(), "%FT%TZ", &date)};
 }
 
 std::string read_tail(const std::string& path) {
@@ -97,19 +81,14 @@ FileDescriptor open_output(const std::string& path) {
   return FileDescriptor(fd);
 }
 
-/// Orphans come to this process, so its children's children do once their parents are dead.
-void kill_children() {
-  for (const auto& [pid, parent] : processes_and_parents()) {
-    if (parent == getpid()) {
+/// Kills what a command left behind. A killed process's children come to this process, so they are
+/// seen in the next round.
+void end_leftovers() {
+  for (int round = 0; round < 500; ++round) {
+    std::ifstream children("/proc/thread-self/children");
+    for (pid_t pid = 0; children >> pid;) {
       kill(pid, SIGKILL);
     }
-  }
-}
-
-/// Ends what a command left behind.
-void end_leftovers() {
-  for (int attempt = 0; attempt < 500; ++attempt) {
-    kill_children();
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
     if (waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD) {
@@ -119,21 +98,20 @@ void end_leftovers() {
   }
 }
 
-void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
+void watch(Child& child, double timeout_s, Session& session, ChildResult& result) {
   const auto start = std::chrono::steady_clock::now();
   double give_up_s = timeout_s;
   bool asked_to_end = false;
   std::optional<ProcessEnd> end;
-  while (!(end = poll_process(pid))) {
+  while (!(end = child.poll())) {
     const bool late = seconds_since(start) >= give_up_s;
     if (asked_to_end && late) {
-      kill(-pid, SIGKILL);
-      kill(pid, SIGKILL);
+      child.signal(SIGKILL);
       give_up_s += 1;
     } else if (!asked_to_end && (late || session.interrupts.requested())) {
       result.timed_out = late;
       result.interrupted = !late;
-      kill(-pid, SIGTERM);
+      child.signal(SIGTERM);
       asked_to_end = true;
       give_up_s = seconds_since(start) + kGraceSeconds;
     }
@@ -142,10 +120,11 @@ void watch(pid_t pid, double timeout_s, Session& session, ChildResult& result) {
     session.gpus.sample();
   }
   static_cast<ProcessEnd&>(result) = *end;
+  result.seconds = seconds_since(start);
 }
 
 /// Launchers wrap a program's error in pages of their own: the first line that speaks of an error
-/// counts, else the last one.
+/// counts, else the last line.
 std::string reason_in(const std::string& err) {
   std::istringstream lines(err);
   std::string reason;
@@ -162,38 +141,7 @@ std::string reason_in(const std::string& err) {
   return reason.size() > kMaxReasonBytes ? reason.substr(0, kMaxReasonBytes) + "..." : reason;
 }
 
-double used_s(int whose) {
-  rusage usage{};
-  getrusage(whose, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-         static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
-}
-
 }  // namespace
-
-std::optional<ProcessorTimes> processor_times() {
-  std::ifstream file("/proc/stat");
-  std::string name;
-  // Guests' time is a part of user and nice.
-  double user = 0, nice = 0, system = 0, idle = 0, waiting = 0, irq = 0, softirq = 0, stolen = 0;
-  file >> name >> user >> nice >> system >> idle >> waiting >> irq >> softirq >> stolen;
-  if (!file) {
-    return std::nullopt;
-  }
-  const double busy = user + nice + system + irq + softirq;
-  const auto ticks_per_s = static_cast<double>(sysconf(_SC_CLK_TCK));
-  return ProcessorTimes{(busy + idle + waiting + stolen) / ticks_per_s, busy / ticks_per_s,
-                        used_s(RUSAGE_SELF) + used_s(RUSAGE_CHILDREN)};
-}
-
-std::optional<double> others_share(const std::optional<ProcessorTimes>& begin,
-                                   const std::optional<ProcessorTimes>& end) {
-  if (!begin || !end || end->total_s <= begin->total_s) {
-    return std::nullopt;
-  }
-  const double others_s = (end->busy_s - begin->busy_s) - (end->own_s - begin->own_s);
-  return std::clamp(others_s / (end->total_s - begin->total_s), 0.0, 1.0);
-}
 
 std::string ChildResult::failure() const {
   const std::string end = timed_out     ? fmt::format("still running after {:.0f} s", seconds)
@@ -215,27 +163,25 @@ ChildResult run_child(const Command& command, Session& session) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const std::string out_path = session.scratch.path() + "/stdout";
   const std::string err_path = session.scratch.path() + "/stderr";
-  const auto now = std::chrono::system_clock::now();
-  result.start_unix_ms = std::chrono::duration<double, std::milli>(now.time_since_epoch()).count();
-  result.started = format_utc(std::chrono::system_clock::to_time_t(now));
-  const auto start = std::chrono::steady_clock::now();
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
   const FileDescriptor out = open_output(out_path);
   const FileDescriptor err = open_output(err_path);
-  StartOptions options;
-  options.environment = environment_with({command.env.begin(), command.env.end()}, is_identity);
+  ChildOptions options;
+  options.environment = environment_with(command.env, is_identity);
   options.cwd = command.cwd;
   options.out_fd = out.get();
   options.err_fd = err.get();
   options.parent_death_signal = SIGTERM;
   options.signal_mask = session.interrupts.original_mask();
   try {
-    watch(start_process(command.argv, options), command.timeout_s, session, result);
+    Child child(command.argv, options);
+    watch(child, command.timeout_s, session, result);
   } catch (const CannotRun& error) {
     result.exit_code = kCannotRunExitCode;
     result.err = error.what();
     return result;
   }
-  result.seconds = seconds_since(start);
   end_leftovers();
   result.out = read_tail(out_path);
   result.err = read_tail(err_path);

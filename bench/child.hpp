@@ -3,13 +3,12 @@
 
 #include <csignal>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/progress.hpp"
+#include "common/base/files.hpp"
 #include "common/base/process.hpp"
-#include "common/base/scratch_folder.hpp"
 #include "common/launch/gpu_monitor.hpp"
 
 namespace ddp::bench {
@@ -18,7 +17,7 @@ namespace ddp::bench {
 /// stay blocked in this process; children get the mask that bench was started with.
 class Interrupts {
  public:
-  Interrupts() { signal(SIGCHLD, SIG_DFL); }  // ignored, it would make exit codes vanish
+  Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // ignored, it would make exit codes vanish
 
   /// True from the first signal on.
   bool requested() {
@@ -36,7 +35,7 @@ class Interrupts {
     requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
   }
 
-  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}, BlockedSignals::Until::kForever};
+  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
   bool requested_ = false;
 };
 
@@ -48,30 +47,17 @@ struct Session {
   GpuMonitor gpus;
 };
 
-/// Counters of the processors' time, in seconds of all of them; only differences mean something.
-struct ProcessorTimes {
-  double total_s = 0;  ///< idle or not
-  double busy_s = 0;
-  double own_s = 0;  ///< of bench, and of what it started and waited for
-};
-/// Nothing if the kernel does not tell.
-std::optional<ProcessorTimes> processor_times();
-/// Share of the processors' time that other programs used.
-std::optional<double> others_share(const std::optional<ProcessorTimes>& begin,
-                                   const std::optional<ProcessorTimes>& end);
-
 struct Command {
   std::vector<std::string> argv;
   double timeout_s = 120;
   std::string cwd = "";  ///< empty: this process's
-  std::map<std::string, std::string> env = {};  ///< set on top of this process's environment
+  std::map<std::string, std::optional<std::string>> env = {};  ///< on top of this process's
 };
 
 struct ChildResult : ProcessEnd {
   bool timed_out = false;
   bool interrupted = false;
   double start_unix_ms = 0;
-  std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
   double seconds = 0;
   std::string out;
   std::string err;
@@ -82,8 +68,8 @@ struct ChildResult : ProcessEnd {
 };
 
 /// Runs the command in a process group of its own, without the variables by which launchers tell a
-/// process its rank. At its timeout or on an interrupt it gets SIGTERM, a few seconds later all
-/// that descends from it SIGKILL.
+/// process its rank. At its timeout or on an interrupt the group gets SIGTERM; a few seconds later
+/// all of its descendants get SIGKILL.
 ChildResult run_child(const Command& command, Session& session);
 
 }  // namespace ddp::bench

@@ -1,21 +1,19 @@
 #include "bench/command.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "common/base/exit_codes.hpp"
-#include "common/launch/launch_environment.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp::bench {
 namespace {
 
-/// The same for all runs: an epoch's first step is not as the others.
+/// The same for all runs, because an epoch's first step is longer.
 constexpr std::int64_t kStepsPerEpoch = 16;
-/// More would let the rounding of sums in another order grow.
+/// Few enough that the rounding of sums in another order does not grow.
 constexpr std::int64_t kParitySteps = 48;
 
 Length length_of(std::int64_t global_batch, std::int64_t steps) {
@@ -30,23 +28,19 @@ int environment_number(const char* name, int otherwise) {
   return number > 0 ? number : otherwise;
 }
 
-/// srun and its options, as in slurm/05_multinode.sh.
+/// As slurm/job.sh, on some of the nodes of the job.
 std::vector<std::string> srun_command(const Run& run, const Plan& plan) {
-  const char* const list = std::getenv("SLURM_JOB_NODELIST");
-  std::vector<std::string> nodes;
-  if (list != nullptr) {
-    nodes = expand_node_list(list);
+  const int nodes = environment_number("SLURM_JOB_NUM_NODES", 1);
+  if (nodes < run.nodes) {
+    refuse("SLURM_JOB_NUM_NODES: got {}, expected at least {}", nodes, run.nodes);
   }
-  if (std::ssize(nodes) < run.nodes) {
-    throw UsageError(fmt::format("SLURM_JOB_NODELIST: got {} nodes, expected at least {}",
-                                 nodes.size(), run.nodes));
-  }
-  nodes.resize(static_cast<std::size_t>(run.nodes));
   const int per_node = run.world_size / run.nodes;
   // The first nodes of the job: bench runs on the first one, where rank 0 writes the metrics. The
   // scratch folder that bench is in exists on that node only.
+  const char* const here = std::getenv("SLURMD_NODENAME");
+  const bool stays_here = run.nodes == 1 && here != nullptr;
   std::vector<std::string> argv = {plan.launchers.at("srun"),
-                                   fmt::format("--nodelist={}", fmt::join(nodes, ",")),
+                                   stays_here ? std::string("--nodelist=") + here : "--relative=0",
                                    fmt::format("--nodes={}", run.nodes),
                                    fmt::format("--ntasks={}", run.world_size),
                                    fmt::format("--ntasks-per-node={}", per_node),
@@ -61,15 +55,6 @@ std::vector<std::string> srun_command(const Run& run, const Plan& plan) {
     argv.push_back("--overcommit");
   }
   return argv;
-}
-
-std::vector<std::string> program_command(const Entry& entry, const Plan& plan) {
-  if (const auto python = plan.pythons.find(entry.program); python != plan.pythons.end()) {
-    return {python->second, plan.settings.peers_dir + "/" + entry.program + ".py"};
-  }
-  const bool is_peer = entry.run.kind == "peer";
-  return {plan.settings.stage_dir + "/" +
-          (is_peer ? "peer_" + entry.program : find_program(entry.program).executable)};
 }
 
 }  // namespace
@@ -107,36 +92,37 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
 std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
                                       const std::string& folder) {
   const Run& run = entry.run;
+  const bool is_python = plan.pythons.contains(entry.program);
   std::vector<std::string> argv = launcher_command(run, plan);
   const auto append = [&argv](const std::vector<std::string>& more) {
     argv.insert(argv.end(), more.begin(), more.end());
   };
-  append(program_command(entry, plan));
+  if (is_python) {
+    append({plan.pythons.at(entry.program), plan.settings.peers_dir + "/" + entry.program + ".py",
+            "--variant", run.variant});
+  } else {
+    append({plan.settings.stage_dir + (run.kind == "peer" ? "/peer_" : "/") + entry.program});
+  }
   // It saves only at the end: training is what is measured.
   const std::string epochs = std::to_string(length.epochs);
   append({epochs, epochs, "--global-batch", std::to_string(length.global_batch), "--layers",
           fmt::format("{}", fmt::join(run.layers, ",")), "--dataset-size",
           std::to_string(length.dataset_size)});
-  if (entry.role == Role::kPeer) {
-    append({"--variant", run.variant});
-  } else {
-    append(find_program(entry.program).options);
-  }
   if (entry.start == Start::kReplicas || entry.start == Start::kSpawn) {
     append({"--nprocs", std::to_string(run.world_size)});
   }
   append({"--threads", std::to_string(run.threads), "--seed", std::to_string(plan.settings.seed),
           "--device", run.device});
-  if (!plan.pythons.contains(entry.program)) {  // which neither save nor choose a backend
-    append({"--resume", "never", "--snapshot", folder + "/snapshot.safetensors"});
+  if (!is_python) {
+    append({"--quiet", "--resume", "never", "--snapshot", folder + "/snapshot.safetensors"});
     if (run.backend != "none") {
       append({"--backend", run.backend});
     }
   }
-  if (entry.role == Role::kNoCommunication) {
+  if (run.kind == kNoCommunication) {
     append({"--no-communication"});
   }
-  append({"--quiet", "--metrics", folder + "/metrics.jsonl"});
+  append({"--metrics", folder + "/metrics.jsonl"});
   return argv;
 }
 

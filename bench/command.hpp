@@ -9,24 +9,24 @@
 
 namespace ddp::bench {
 
-/// How much a run trains.
+/// Amount of training of a run.
 struct Length {
   std::int64_t global_batch = 0;
   std::int64_t dataset_size = 0;  ///< whole batches
   std::int64_t epochs = 0;
-  std::int64_t timed_steps = 0;  ///< at its end; 0: none
+  std::int64_t timed_steps = 0;  ///< the last steps
 };
 
-/// Of the run whose weights are compared.
+/// Length of the run whose weights are compared.
 Length parity_length(const Entry& entry);
 Length timed_length(const Entry& entry, const Settings& settings);
 
-/// What starts the processes; empty if the program does that itself.
+/// Command that starts the processes; empty if the program does that itself.
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 
 /// The whole command, launcher included.
-/// @param folder where it writes metrics.jsonl and its snapshot
+/// @param folder for metrics.jsonl and the snapshot
 std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
                                       const std::string& folder);
 

@@ -1,8 +1,7 @@
-#include "bench/google_benchmark.hpp"
+#include "bench/report.hpp"
 
 #include <benchmark/benchmark.h>
 
-#include <filesystem>
 #include <sstream>
 
 namespace ddp::bench {
@@ -12,23 +11,18 @@ using Json = nlohmann::ordered_json;
 
 /// As the library's own reporter writes it.
 Json library_context() {
-  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
-  benchmark::BenchmarkReporter::Context::executable_name = executable.c_str();
   std::ostringstream text;
   benchmark::JSONReporter reporter;
   reporter.SetOutputStream(&text);
   reporter.ReportContext(benchmark::BenchmarkReporter::Context());
   reporter.Finalize();
-  benchmark::BenchmarkReporter::Context::executable_name = nullptr;
   return Json::parse(text.str()).at("context");
 }
 
 Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
+  const bool is_timed = run.has_speed() && repetition < run.repetitions.size();
+  const double step_ms = is_timed ? run.repetitions[repetition].median_ms.value_or(0) : 0;
   const std::string name = run.name + kBenchmarkSuffix;
-  double step_ms = 0;
-  if (run.has_speed() && repetition < run.repetitions.size()) {
-    step_ms = run.repetitions[repetition].median_ms.value_or(0);
-  }
   Json entry = {{"name", name},
                 {"family_index", family},
                 {"per_family_instance_index", 0},
@@ -36,19 +30,17 @@ Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
                 {"run_type", "iteration"},
                 {"repetitions", run.repetitions.size()},
                 {"repetition_index", repetition},
-                {"threads", 1}};
-  if (step_ms == 0) {
-    entry["error_occurred"] = true;
-    entry["error_message"] =
-        run.error.value_or(run.parity.ok ? "it was not timed" : "its weights differ");
-  }
-  entry["iterations"] = 1;
-  entry["real_time"] = step_ms;
-  entry["cpu_time"] = 0.0;
-  entry["time_unit"] = "ms";
-  entry["ranks"] = run.world_size;
+                {"threads", 1},
+                {"iterations", 1},
+                {"real_time", step_ms},
+                {"cpu_time", 0.0},
+                {"time_unit", "ms"},
+                {"ranks", run.world_size}};
   if (step_ms > 0) {
     entry["samples_per_second"] = static_cast<double>(run.global_batch) / step_ms * 1e3;
+  } else {
+    entry["error_occurred"] = true;
+    entry["error_message"] = run.error.value_or("not timed");
   }
   return entry;
 }

@@ -1,4 +1,4 @@
-#include "bench/judge.hpp"
+#include "bench/report.hpp"
 
 #include <algorithm>
 

@@ -1,20 +1,18 @@
 #include "bench/machine.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "bench/statistics.hpp"
-#include "common/base/exit_codes.hpp"
+#include "bench/words.hpp"
 #include "common/base/process.hpp"
-#include "common/base/seconds_since.hpp"
-#include "common/launch/cpu_share.hpp"
+#include "common/base/refuse.hpp"
+#include "common/launch/hardware.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -23,20 +21,15 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
-constexpr double kQuietShare = 0.1;
 
 /// Standard output of a command that answers at once; empty if it fails.
 std::string ask(const std::vector<std::string>& argv) {
   try {
-    const CaptureResult result = run_captured(argv, {.start = {}, .timeout_s = 10});
+    const CaptureResult result = run_captured(argv);
     return result.exit_code == 0 ? result.out : "";
   } catch (const std::system_error&) {
     return "";
   }
-}
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
 }
 
 std::string last_line(std::string text) {
@@ -55,53 +48,34 @@ std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
   return find_in_path("torchrun");
 }
 
-/// The value of the first line "key<separator>value" of a file; empty without one.
-std::string value_of(const fs::path& path, const std::string& key, char separator = ':') {
+/// The value of the first line "key: value" of a file, or "unknown".
+std::string value_of(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    const std::size_t at = line.find(separator);
-    if (at != std::string::npos && line.starts_with(key)) {
-      const std::size_t begin = line.find_first_not_of(" \t\"", at + 1);
-      return begin == std::string::npos
-                 ? ""
-                 : line.substr(begin, line.find_last_not_of(" \t\"\r") + 1 - begin);
+    const std::size_t begin = line.find_first_not_of(": \t", key.size());
+    if (line.starts_with(key) && begin != std::string::npos) {
+      return line.substr(begin);
     }
   }
-  return "";
-}
-
-ordered_json text_or_null(const std::string& text) {
-  return text.empty() ? ordered_json(nullptr) : ordered_json(text);
+  return "unknown";
 }
 
 ordered_json gpu_names() {
   ordered_json names = ordered_json::array();
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    names.push_back(text_or_null(value_of(entry.path() / "information", "Model")));
+    names.push_back(value_of(entry.path() / "information", "Model"));
   }
   return names;
 }
 
-ordered_json describe_machine(const std::optional<double>& busy_share) {
+ordered_json describe_machine() {
   utsname kernel{};
   uname(&kernel);
-  std::array<double, 3> loads{};
-  const bool has_loads = getloadavg(loads.data(), 3) == 3;
   const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
-  const std::string flags = " " + value_of("/proc/cpuinfo", "flags") + " ";
-  return {
-      {"host", kernel.nodename},
-      {"cpu_model", text_or_null(value_of("/proc/cpuinfo", "model name"))},
-      {"cores", count_processors(allowed_cores())},
-      {"memory_mib", memory_kib / 1024},
-      {"gpus", gpu_names()},
-      {"load_average", has_loads ? ordered_json(loads) : ordered_json(nullptr)},
-      {"busy_before_share", busy_share ? ordered_json(*busy_share) : ordered_json(nullptr)},
-      {"virtualised", flags.find(" hypervisor ") != std::string::npos},
-      {"kernel", kernel.release},
-      {"os", text_or_null(value_of("/etc/os-release", "PRETTY_NAME", '='))},
-  };
+  return {{"host", kernel.nodename}, {"cpu_model", value_of("/proc/cpuinfo", "model name")},
+          {"cores", count_cores()},  {"memory_mib", memory_kib / 1024},
+          {"gpus", gpu_names()},     {"kernel", kernel.release}};
 }
 
 ordered_json describe_software(const Plan& plan) {
@@ -110,25 +84,13 @@ ordered_json describe_software(const Plan& plan) {
 #else
   const std::string compiler = std::string("g++ ") + __VERSION__;
 #endif
-#ifdef NDEBUG
-  constexpr bool kAssertions = false;
-#else
-  constexpr bool kAssertions = true;
-#endif
-  ordered_json launchers = ordered_json::object();
-  for (const auto& [name, path] : plan.launchers) {
-    if (name != "spawn") {
-      // torchrun takes seconds to answer; its version is LibTorch's.
-      const std::string version = name == "torchrun" ? "" : first_line(ask({path, "--version"}));
-      launchers[name] = {{"path", path}, {"version", text_or_null(version)}};
-    }
-  }
-  const std::string commit = ask({"git", "-C", plan.settings.peers_dir, "describe", "--always",
-                                  "--dirty", "--abbrev=40", "--exclude=*"});
+  const std::string commit = last_line(ask({"git", "-C", plan.settings.peers_dir, "describe",
+                                            "--always", "--dirty", "--abbrev=40", "--exclude=*"}));
   return {
-      {"compiler", compiler},          {"assertions", kAssertions},
-      {"libtorch", DDP_TORCH_VERSION}, {"git_commit", text_or_null(first_line(commit))},
-      {"launchers", launchers},
+      {"compiler", compiler},
+      {"libtorch", DDP_TORCH_VERSION},
+      {"git_commit", commit},
+      {"launchers", plan.launchers},
   };
 }
 
@@ -171,7 +133,7 @@ void find_launchers(Plan& plan) {
     } else if (asked.empty()) {
       plan.not_run.push_back({name, missing});
     } else {
-      throw UsageError(fmt::format("--launchers {}: {}", name, missing));
+      refuse("--launchers {}: {}", name, missing);
     }
   }
 }
@@ -187,34 +149,13 @@ void install_peers(Plan& plan, Session& session) {
     }
     python = last_line(result.out);
     if (!result.ok() || python.empty()) {
-      throw UsageError(
-          fmt::format("--peers {}: cannot be installed: {}", peer, last_line(result.err)));
+      refuse("--peers {}: cannot be installed: {}", peer, last_line(result.err));
     }
   }
 }
 
-std::optional<double> wait_for_quiet(const Settings& settings, Session& session) {
-  std::optional<double> share;
-  for (int second = 0; second < settings.quiet_wait_s && !session.interrupts.requested();
-       ++second) {
-    const std::optional<ProcessorTimes> begin = processor_times();
-    session.interrupts.wait_for_child(1);
-    share = others_share(begin, processor_times());
-    if (!share || *share < kQuietShare) {
-      break;
-    }
-    if (second == 0) {
-      session.progress.note(
-          fmt::format("other programs use {:.0f} % of the processors: waiting "
-                      "at most {} s",
-                      *share * 100, settings.quiet_wait_s));
-    }
-  }
-  return share;
-}
-
-void describe(const Plan& plan, const std::optional<double>& busy_share, Report& report) {
-  report.machine = describe_machine(busy_share);
+void describe(const Plan& plan, Report& report) {
+  report.machine = describe_machine();
   report.software = describe_software(plan);
   report.settings = describe_settings(plan.settings);
   report.not_run = plan.not_run;

@@ -16,15 +16,10 @@ void find_launchers(Plan& plan);
 /// @throws UsageError naming a peer that cannot be installed, and why
 void install_peers(Plan& plan, Session& session);
 
-/// Waits until other programs leave the processors alone for a second: a build that has just ended
-/// is no part of the numbers.
-/// @return the share of the processors that they used in the last second
-std::optional<double> wait_for_quiet(const Settings& settings, Session& session);
-
 /// Lines of a program's source without blank lines and comments; nothing if it is not there.
 std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir);
 
 /// Fills report.machine, software, settings and not_run.
-void describe(const Plan& plan, const std::optional<double>& busy_share, Report& report);
+void describe(const Plan& plan, Report& report);
 
 }  // namespace ddp::bench

@@ -1,22 +1,15 @@
-// bench: runs the stages and says which is how fast. The order of this file is that of the work.
+// bench: runs the stages and says which is how fast. This file is in the order of the work.
 
 #include <algorithm>
-#include <exception>
 #include <fstream>
 #include <iostream>
 
-#include "bench/google_benchmark.hpp"
-#include "bench/judge.hpp"
 #include "bench/machine.hpp"
-#include "bench/page.hpp"
-#include "bench/pair.hpp"
-#include "bench/pieces.hpp"
 #include "bench/plan.hpp"
-#include "bench/print.hpp"
+#include "bench/report.hpp"
 #include "bench/run.hpp"
-#include "bench/sentences.hpp"
 #include "bench/settings.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/launch/run_main.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -28,11 +21,11 @@ Report measure(Plan& plan) {
     session.progress.note(note);
   }
   install_peers(plan, session);
-  describe(plan, wait_for_quiet(plan.settings, session), report);
+  describe(plan, report);
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
   run_plan(plan, session, report);
   measure_pieces(plan, session, report);
-  session.progress.end();
+  session.progress.clear();
   return report;
 }
 
@@ -48,7 +41,7 @@ void write(const Settings& settings, const Report& report) {
   std::ostream& screen = settings.json_on_stdout ? std::cerr : std::cout;
   print(screen, report);
   nlohmann::ordered_json document = google_benchmark_document(report);
-  document["ddp_scaling"] = to_json(report, settings.samples);
+  document["ddp_scaling"] = to_json(report, !settings.no_samples);
   if (settings.json_on_stdout) {
     write_json(std::cout, document, "standard output");
   }
@@ -87,13 +80,6 @@ ExitCode run(int argc, char** argv) {
 }  // namespace ddp::bench
 
 int main(int argc, char** argv) {
-  try {
-    return static_cast<int>(ddp::bench::run(argc, argv));
-  } catch (const ddp::Error& error) {
-    std::cerr << "bench: error: " << error.what() << '\n';
-    return static_cast<int>(error.code());
-  } catch (const std::exception& error) {
-    std::cerr << "bench: error: " << error.what() << '\n';
-    return static_cast<int>(ddp::ExitCode::kTrainingFailed);
-  }
+  return ddp::internal::guarded(
+      [&](std::string&) { return static_cast<int>(ddp::bench::run(argc, argv)); });
 }

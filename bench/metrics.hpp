@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,15 +17,14 @@ namespace ddp::bench {
 struct Metrics {
   std::vector<double> steps_ms;  ///< the job's, in order, warm-up included
   std::int64_t global_batch = 0;
-  double moved = 0;  ///< not a number if the weights are not
-  std::optional<double> peak_rss_mib;  ///< of all ranks together
-  std::optional<double> first_step_unix_ms;  ///< when the first step ended
+  double moved = 0;  ///< NaN if a weight is NaN
+  double peak_rss_mib = 0;  ///< sum over the ranks
+  double first_step_unix_ms = 0;  ///< when the first step ended
 };
 
-/// @param ranks processes, each of which must have written a row for every step
-/// @param one_host they share a clock
-/// @throws Error (1) in one line if the file is missing, cut off, malformed, or has not exactly one
-///         row for each rank and step
+/// @param ranks processes; each must have written a row for every step
+/// @param one_host the processes share a clock
+/// @throws Error (1) in one line if the file is missing, cut off, malformed, or lacks a row
 Metrics read_metrics(const std::string& path, int ranks, bool one_host);
 
 }  // namespace ddp::bench

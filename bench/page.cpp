@@ -1,4 +1,4 @@
-#include "bench/page.hpp"
+#include "bench/report.hpp"
 
 #include <fstream>
 
@@ -12,7 +12,7 @@ extern const char* const kChartLibrary;  ///< with its copyright notices
 
 namespace {
 
-/// As text of a <script> element: no "<" is left that could end it.
+/// Text for a <script> element: no "<" is left that could end it.
 std::string inlined(const nlohmann::ordered_json& document) {
   std::string text;
   for (const char c :
@@ -22,18 +22,18 @@ std::string inlined(const nlohmann::ordered_json& document) {
   return text;
 }
 
+void fill(std::string& page, const std::string& mark, const std::string& text) {
+  page.replace(page.find(mark), mark.size(), text);
+}
+
 }  // namespace
 
 void write_page(const std::string& file, const nlohmann::ordered_json& document) {
-  const std::string page = kPageTemplate;
-  const std::string library_mark = "/*LIBRARY*/";
-  const std::string document_mark = "/*DOCUMENT*/";
-  const std::size_t library = page.find(library_mark);
-  const std::size_t data = page.find(document_mark, library);
+  std::string page = kPageTemplate;
+  fill(page, "/*LIBRARY*/", kChartLibrary);
+  fill(page, "/*DOCUMENT*/", inlined(document));
   std::ofstream out(file, std::ios::binary);
-  out << page.substr(0, library) << kChartLibrary
-      << page.substr(library + library_mark.size(), data - library - library_mark.size())
-      << inlined(document) << page.substr(data + document_mark.size());
+  out << page;
   out.close();
   if (!out) {
     throw Error(ExitCode::kTrainingFailed, "--html: cannot write " + file);

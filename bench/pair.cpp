@@ -1,14 +1,11 @@
-#include "bench/pair.hpp"
+#include "bench/report.hpp"
 
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <string_view>
 
 namespace ddp::bench {
 namespace {
-
-constexpr std::string_view kControlSuffix = "/control";
 
 /// Samples per second of a over those of b, in each block that both ran in.
 std::vector<double> speed_ratios(const Run& a, const Run& b) {
@@ -31,11 +28,7 @@ std::vector<double> speed_ratios(const Run& a, const Run& b) {
 
 void add_comparison(const char* kind, const Run& a, const Run& b, Report& report) {
   const std::vector<double> ratios = speed_ratios(a, b);
-  const std::optional<PairedEstimate> estimate = paired_ratio(ratios);
-  const bool known = std::ranges::any_of(report.comparisons, [&](const Comparison& other) {
-    return other.kind == kind && other.a == a.name && other.b == b.name;
-  });
-  if (estimate && !known) {
+  if (const std::optional<PairedEstimate> estimate = paired_ratio(ratios)) {
     report.comparisons.push_back({.kind = kind,
                                   .a = a.name,
                                   .b = b.name,
@@ -50,9 +43,7 @@ void fill_times(Run& run) {
   std::vector<double> startups_ms;
   std::vector<double> exposed_ms;
   for (Repetition& repetition : run.repetitions) {
-    if (!repetition.samples_ms.empty()) {  // a kept report may be without
-      repetition.median_ms = median(repetition.samples_ms);
-    }
+    repetition.median_ms = median(repetition.samples_ms);
     all_ms.insert(all_ms.end(), repetition.samples_ms.begin(), repetition.samples_ms.end());
     if (repetition.startup_ms) {
       startups_ms.push_back(*repetition.startup_ms);
@@ -66,9 +57,7 @@ void fill_times(Run& run) {
   if (run.error || !run.parity.ok) {
     return;
   }
-  if (!all_ms.empty()) {
-    run.step_ms = summarize(all_ms);
-  }
+  run.step_ms = summarize(all_ms);
   if (run.step_ms.median && *run.step_ms.median > 0) {
     run.samples_per_second = static_cast<double>(run.global_batch) / *run.step_ms.median * 1e3;
   }
@@ -99,7 +88,7 @@ void compare_with_baseline(Run& run, Report& report) {
 }
 
 void compare_within(const Workload& runs, Report& report) {
-  const Run* const best = fastest_stage(runs, [](const Run&) { return true; });
+  const Run* const best = fastest_stage(runs);
   for (const Run* run : contenders(runs)) {
     if (run != best) {
       add_comparison("best", *best, *run, report);
@@ -133,10 +122,11 @@ void compare_with_peers(const Workload& runs, Report& report) {
     const Run* const ours = fastest_stage(runs, does_the_same);
     const Run* const over_the_same = fastest_stage(
         runs, [&](const Run& run) { return does_the_same(run) && run.backend == peer->backend; });
-    for (const Run* run : {ours, over_the_same}) {
-      if (run != nullptr) {
-        add_comparison("peer", *run, *peer, report);
-      }
+    if (ours != nullptr) {
+      add_comparison("peer", *ours, *peer, report);
+    }
+    if (over_the_same != nullptr && over_the_same != ours) {
+      add_comparison("peer", *over_the_same, *peer, report);
     }
   }
 }
@@ -171,14 +161,23 @@ Workload contenders(const Workload& runs) {
   return often.empty() ? timed : often;
 }
 
+const Run* fastest_stage(const Workload& runs, const std::function<bool(const Run&)>& wanted) {
+  const Run* fastest = nullptr;
+  for (const Run* run : contenders(runs)) {
+    if (wanted(*run) &&
+        (fastest == nullptr || *run->samples_per_second > *fastest->samples_per_second)) {
+      fastest = run;
+    }
+  }
+  return fastest;
+}
+
 void pair(Report& report) {
   report.comparisons.clear();
   std::ranges::for_each(report.runs, fill_times);
   for (const Run& run : report.runs) {
-    const Run* const original =
-        run.kind == "control" && run.name.ends_with(kControlSuffix)
-            ? report.find(run.name.substr(0, run.name.size() - kControlSuffix.size()))
-            : nullptr;
+    const Run* const original =  // of "NAME/control"
+        run.kind == "control" ? report.find(run.name.substr(0, run.name.rfind('/'))) : nullptr;
     if (original != nullptr && run.has_speed() && original->has_speed()) {
       add_comparison("control", run, *original, report);
     }

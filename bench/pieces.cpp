@@ -1,6 +1,5 @@
-#include "bench/pieces.hpp"
+#include "bench/run.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <fstream>
@@ -14,10 +13,10 @@
 namespace ddp::bench {
 namespace {
 
-/// What decides how long a piece takes.
+/// Shapes and ranks that decide how long a piece takes.
 struct Shapes {
   std::vector<std::int64_t> layers;
-  std::int64_t batch = 0;  ///< of a rank
+  std::int64_t batch = 0;  ///< samples of a rank
   int world_size = 1;
   int threads = 1;
   std::string backend;
@@ -37,7 +36,7 @@ std::optional<Shapes> shapes_of(const Run& run) {
 std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, const Plan& plan,
                                        const std::string& out) {
   std::vector<std::string> argv;
-  if (shapes.backend == "mpi") {  // whose ranks mpirun must start
+  if (shapes.backend == "mpi") {  // mpirun must start its ranks
     argv = launcher_command(run, plan);
   }
   argv.insert(argv.end(),
@@ -55,21 +54,15 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
 
 using PieceTimes = std::map<std::string, double>;  // milliseconds by the piece's name
 
-/// A piece's name is what stands before the first slash; its first entry counts.
+/// The first entry of a piece counts; its name stands before the first slash.
 PieceTimes read_times(const std::string& path) {
   PieceTimes times_ms;
   const auto document = nlohmann::json::parse(std::ifstream(path));
   for (const auto& entry : document.at("benchmarks")) {
-    if (entry.value("error_occurred", false)) {
-      continue;
+    if (!entry.value("error_occurred", false)) {
+      const std::string name = entry.at("run_name").get<std::string>();
+      times_ms.try_emplace(name.substr(0, name.find('/')), entry.at("real_time").get<double>());
     }
-    const std::string name = entry.at("run_name").get<std::string>();
-    const std::map<std::string, double> ms_per_unit = {
-        {"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}};
-    const double time_ms = entry.at("real_time").get<double>() *
-                           ms_per_unit.at(entry.at("time_unit").get<std::string>());
-    const std::string piece = name.substr(0, name.find('/'));
-    times_ms.try_emplace(piece, time_ms);
   }
   return times_ms;
 }
@@ -111,29 +104,24 @@ int count_piece_calls(const Plan& plan) {
 
 void measure_pieces(const Plan& plan, Session& session, Report& report) {
   const std::string out = session.scratch.path() + "/pieces.json";
+  std::map<Shapes, const Run*> first;  // run with these shapes
+  for (const Run& run : report.runs) {
+    if (const std::optional<Shapes> shapes = shapes_of(run); shapes && !run.error) {
+      first.try_emplace(*shapes, &run);
+    }
+  }
   std::map<Shapes, std::vector<PieceTimes>> measured;
   for (int call = 0; call < calls_of_each(plan); ++call) {
-    std::set<Shapes> done;
-    for (const Run& run : report.runs) {
-      const std::optional<Shapes> shapes = shapes_of(run);
-      if (!shapes || run.error || session.interrupts.requested() || !done.insert(*shapes).second) {
-        continue;
-      }
-      session.progress.start("pieces of " + run.name);
+    for (const auto& [shapes, run] : first) {
+      session.progress.start("pieces of " + run->name);
       const ChildResult child = run_child(
-          {.argv = micro_command(run, *shapes, plan, out), .timeout_s = plan.settings.timeout_s},
+          {.argv = micro_command(*run, shapes, plan, out), .timeout_s = plan.settings.timeout_s},
           session);
       session.progress.finish();
-      std::string problem = child.ok() ? "" : child.failure();
-      try {
-        if (problem.empty()) {
-          measured[*shapes].push_back(read_times(out));
-        }
-      } catch (const std::exception& error) {
-        problem = error.what();
-      }
-      if (!problem.empty() && !child.interrupted && call == 0) {
-        report.not_run.push_back({"pieces of " + run.name, problem});
+      if (child.ok()) {
+        measured[shapes].push_back(read_times(out));
+      } else if (!child.interrupted && call == 0) {
+        report.not_run.push_back({"pieces of " + run->name, child.failure()});
       }
     }
   }

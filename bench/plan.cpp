@@ -1,10 +1,10 @@
 #include "bench/plan.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <ostream>
 #include <ranges>
@@ -12,17 +12,18 @@
 #include <tuple>
 
 #include "bench/command.hpp"
-#include "bench/google_benchmark.hpp"
 #include "bench/machine.hpp"
-#include "common/base/exit_codes.hpp"
+#include "bench/report.hpp"
+#include "bench/words.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/process.hpp"
-#include "common/launch/cpu_share.hpp"
-#include "common/launch/device_count.hpp"
+#include "common/base/refuse.hpp"
+#include "common/launch/hardware.hpp"
 
 namespace ddp::bench {
 namespace {
 
-/// At most, with --full: torchrun takes seconds to start, torch.compile tens of seconds.
+/// Upper limit with --full: torchrun takes seconds to start, torch.compile tens of seconds.
 constexpr int kRepetitionsOfSlowStarts = 6;
 
 enum Ranks { kOne, kThreads, kLargest, kAll };  // kThreads: one rank with as many threads
@@ -32,7 +33,7 @@ enum Times { kRepeated, kOnce, kWithFull, kOnceWithFull };
 
 struct Line {
   const char* program;
-  const char* launcher;  ///< "": all that are there
+  const char* launcher;  ///< "": every launcher that is there
   const char* backend;  ///< "": the device's first
   Ranks ranks;
   Models models;
@@ -70,7 +71,8 @@ class Planner {
         model_ = &model;
         scaling_ = scaling;
         settings_.by_name() ? add_named_stages() : add_default_stages();
-        add_peers();
+        std::ranges::for_each(known_peers(), [this](const Peer& peer) { add_peer(peer); });
+        add_stages_beside_peers();
       }
     }
     check_named();
@@ -89,21 +91,22 @@ class Planner {
   void choose_device() {
     settings_.stage_dir = std::filesystem::absolute(settings_.stage_dir).lexically_normal();
     if (!has_program(kBaseline)) {
-      throw UsageError(fmt::format("--stage-dir: got {}, expected a folder with {}",
-                                   settings_.stage_dir, kBaseline));
+      refuse("--stage-dir: got {}, expected a folder with {}", settings_.stage_dir, kBaseline);
     }
-    if (settings_.device == "auto") {
-      settings_.device = count_cuda_devices() > 0 ? "cuda" : "cpu";
-    } else if (settings_.device == "cuda" && count_cuda_devices() == 0) {
-      throw UsageError("--device cuda: " + why_no_cuda_device());
+    const int devices = settings_.device == "cpu" ? 0 : count_cuda_devices();
+    if (settings_.device == "cuda" && devices == 0) {
+      refuse("--device cuda: {}", why_no_cuda_device());
     }
+    settings_.device = devices > 0 ? "cuda" : "cpu";
+    units_ = devices > 0 ? devices : count_cores();
   }
+
+  bool on_cpu() const { return settings_.device == "cpu"; }
 
   void choose_models() {
     std::vector<std::string> names = settings_.models;
     if (names.empty()) {
-      names = settings_.full ? std::vector<std::string>{"T", "S", "M", "L"}
-                             : std::vector<std::string>{"T", "M"};
+      names = split(settings_.full ? "T,S,M,L" : "T,M");
     }
     std::ranges::transform(names, std::back_inserter(models_), find_model);
     const auto work = [](const Model& model) {
@@ -113,31 +116,29 @@ class Planner {
   }
 
   void choose_world_sizes() {
-    const bool cuda = settings_.device == "cuda";
-    const int units = cuda ? count_cuda_devices() : count_processors(allowed_cores());
     world_sizes_ = settings_.world_sizes;
     if (world_sizes_.empty()) {
-      const int most = cuda || settings_.full ? units : std::min(units, 4);
+      const int most = !on_cpu() || settings_.full ? units_ : std::min(units_, 4);
       for (int size = 1; size < most; size *= 2) {
         world_sizes_.push_back(size);
       }
       world_sizes_.push_back(most);
     }
     for (const int size : world_sizes_) {
-      if (size > units * settings_.nodes.front()) {
+      if (size > units_ * settings_.nodes.front()) {
         plan_.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size,
-                                          units, cuda ? "GPUs" : "cores"));
+                                          units_, on_cpu() ? "cores" : "GPUs"));
       }
     }
     for (const int ranks : numbers_of_ranks()) {
       if (settings_.global_batch && *settings_.global_batch % ranks != 0) {
-        throw UsageError(fmt::format("--global-batch: got {}, expected a multiple of {} ranks",
-                                     *settings_.global_batch, ranks));
+        refuse("--global-batch: got {}, expected a multiple of {} ranks", *settings_.global_batch,
+               ranks);
       }
     }
   }
 
-  /// The world sizes, and what srun makes of the largest on several nodes.
+  /// The world sizes, and the ranks that srun starts on several nodes.
   std::vector<int> numbers_of_ranks() const {
     std::vector<int> numbers = world_sizes_;
     for (const int nodes : settings_.nodes) {
@@ -147,20 +148,19 @@ class Planner {
   }
 
   int largest() const { return world_sizes_.back(); }
+
   bool has_program(const std::string& name) const {
     return is_executable(settings_.stage_dir + "/" + name);
   }
-  bool has_program(const Program& program) const { return has_program(program.executable); }
 
   void skip(const std::string& what, const std::string& reason) {
-    const auto is_it = [&](const NotRun& other) { return other.what == what; };
-    if (std::ranges::none_of(plan_.not_run, is_it)) {
+    if (std::ranges::find(plan_.not_run, what, &NotRun::what) == plan_.not_run.end()) {
       plan_.not_run.push_back({what, reason});
     }
   }
 
   std::string default_backend() const {
-    return settings_.device == "cuda" ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
+    return !on_cpu() ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
   }
 
   /// A global batch that every number of ranks divides.
@@ -186,20 +186,20 @@ class Planner {
     entry.run.device = settings_.device;
     entry.run.model = model_->name;
     entry.run.layers = model_->layers;
+    entry.run.parameters = model_->parameters();
     entry.run.scaling = scaling_;
     return entry;
   }
 
-  /// @param size ranks, or replicas; with one of one process its threads
+  /// @param size number of ranks or replicas; with `all_threads` of one process's threads
   void add(Entry entry, int size, bool all_threads = false) {
     Run& run = entry.run;
     run.world_size = all_threads ? 1 : size;
     run.threads = all_threads ? size : 1;
     run.global_batch = scaling_ == "strong" ? common_batch() : model_->batch * size;
-    run.parameters = model_->parameters();
     run.lines_of_code = lines_of_code(run, settings_.peers_dir);
     run.name = fmt::format("{}/{}/{}", run.model, scaling_, entry.program);
-    run.name += entry.role == Role::kPeer ? "_" + run.variant : "";
+    run.name += entry.run.kind == "peer" ? "_" + run.variant : "";
     for (const std::string& part : {run.launcher, run.backend}) {
       run.name += part == "none" ? "" : "/" + part;
     }
@@ -212,38 +212,33 @@ class Planner {
     }
   }
 
+  /// A program's runs under one launcher over one backend.
   void add_program(const Program& program, const std::string& launcher, const std::string& backend,
-                   const std::vector<int>& sizes, bool all_threads, int repetitions) {
+                   const std::vector<int>& sizes, int repetitions, bool all_threads = false) {
     Entry entry = make_entry(program.stage, program.variant, program.start, launcher, backend);
     entry.program = program.name;
     entry.repetitions = repetitions;
     for (const int size : sizes) {
       add(entry, size, all_threads);
     }
-    if (launcher == "srun") {
-      for (const int nodes : settings_.nodes) {
-        entry.run.nodes = nodes;
-        add(entry, largest() * nodes);
-      }
+    for (const int nodes : launcher == "srun" ? settings_.nodes : std::vector<int>()) {
+      entry.run.nodes = nodes;
+      add(entry, largest() * nodes);
     }
   }
 
-  /// Of the launchers by name, those that start this program and are there.
+  /// Launchers that are there and start this program.
   std::vector<std::string> launchers_of(const Program& program) const {
     if (program.start == Start::kAlone || program.start == Start::kReplicas) {
       return {"none"};
     }
-    std::vector<std::string> launchers;
-    for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
-      if ((name == "spawn") == (program.start == Start::kSpawn) && plan_.launchers.contains(name)) {
-        launchers.push_back(name);
-      }
-    }
+    std::vector<std::string> launchers =
+        split(program.start == Start::kSpawn ? "spawn" : "torchrun,mpirun,srun");
+    std::erase_if(launchers, [this](const auto& name) { return !plan_.launchers.contains(name); });
     return launchers;
   }
 
   void add_default_stages() {
-    const bool cpu = settings_.device == "cpu";
     const bool is_heaviest =
         settings_.full || !settings_.models.empty() || model_->name == heaviest_model_;
     for (const Line& line : kDefaultPlan) {
@@ -251,10 +246,10 @@ class Planner {
       const bool with_full = line.times == kWithFull || line.times == kOnceWithFull;
       const bool needs_cpus = line.ranks == kThreads || line.backend == std::string("gloo");
       if ((with_full && !settings_.full) || (line.models == kHeaviest && !is_heaviest) ||
-          (needs_cpus && (!cpu || largest() == 1))) {
+          (needs_cpus && (!on_cpu() || largest() == 1))) {
         continue;
       }
-      if (!has_program(program)) {
+      if (!has_program(program.name)) {
         skip(program.name, "it is not built");
         continue;
       }
@@ -270,126 +265,125 @@ class Planner {
       const bool once = line.times == kOnce || line.times == kOnceWithFull;
       const int repetitions = once && !settings_.full ? 1 : settings_.most_repetitions();
       for (const std::string& launcher : launchers) {
-        add_program(
-            program, launcher, backend, sizes, line.ranks == kThreads,
-            launcher == "torchrun" ? std::min(repetitions, kRepetitionsOfSlowStarts) : repetitions);
+        const bool is_slow = launcher == "torchrun";
+        add_program(program, launcher, backend, sizes,
+                    is_slow ? std::min(repetitions, kRepetitionsOfSlowStarts) : repetitions,
+                    line.ranks == kThreads);
       }
     }
   }
 
   bool is_named(const Program& program) const {
+    const auto names_it = [&](const std::string& word) { return program.is_named(word); };
     return contains(settings_.stages, program.name) ||
            (program.name != kFused &&
-            (settings_.stages.empty() || contains(settings_.stages, program.name.substr(0, 2))));
+            (settings_.stages.empty() || std::ranges::any_of(settings_.stages, names_it)));
   }
 
   /// Everything that the options admit.
   void add_named_stages() {
+    const int repetitions = settings_.most_repetitions();
+    const Program& baseline = find_program(kBaseline);
+    add_program(baseline, "none", "none", {1}, repetitions);
+    if (on_cpu() && largest() > 1) {
+      add_program(baseline, "none", "none", {largest()}, repetitions, /*all_threads=*/true);
+    }
     for (const Program& program : known_programs()) {
-      const bool is_baseline = program.name == kBaseline;
       const bool on_these_nodes = settings_.nodes.back() == 1 || program.name == "05_multinode";
-      if (!is_baseline && !(is_named(program) && on_these_nodes && has_program(program))) {
+      if (program.name == kBaseline || !is_named(program) || !on_these_nodes ||
+          !has_program(program.name)) {
         continue;
       }
       for (const std::string& launcher : launchers_of(program)) {
-        std::vector<std::string> backends = {"none"};
-        if (launcher != "none") {
-          backends = settings_.backends.empty() ? std::vector<std::string>{default_backend()}
-                                                : settings_.backends;
+        std::vector<std::string> backends = settings_.backends;
+        if (launcher == "none" || backends.empty()) {
+          backends = {launcher == "none" ? "none" : default_backend()};
         }
         for (const std::string& backend : backends) {
-          if (backend != "mpi" || launcher == "mpirun") {  // who starts the processes of MPI's jobs
-            add_program(program, launcher, backend, is_baseline ? std::vector{1} : world_sizes_,
-                        false, settings_.most_repetitions());
+          if (backend != "mpi" || launcher == "mpirun") {  // mpirun starts the processes of MPI
+            add_program(program, launcher, backend, world_sizes_, repetitions);
           }
         }
-      }
-      if (is_baseline && settings_.device == "cpu" && largest() > 1) {
-        add_program(program, "none", "none", {largest()}, true, settings_.most_repetitions());
       }
     }
   }
 
-  void add_peers() {
-    const bool cpu = settings_.device == "cpu";
-    const std::string own_backend = cpu ? "gloo" : "nccl";
-    for (const Peer& peer : known_peers()) {
-      const bool too_slow = peer.slow_start && !settings_.full && model_->name != heaviest_model_;
-      if (!contains(settings_.peers, peer.name) || too_slow) {
-        continue;
-      }
-      if (!cpu && !peer.on_gpus) {
-        skip(peer.name, "it takes part on CPUs only");
-        continue;
-      }
-      if (peer.built_here && !has_program("peer_" + peer.name)) {
-        skip(peer.name, "it is not built");
-        continue;
-      }
-      if (!peer.built_here) {
-        plan_.pythons[peer.name] = "python3";  // until it is looked for
-      }
-      const bool one_process = peer.start == Start::kReplicas;
-      Entry entry = make_entry(peer.name, peer.variant, peer.start, one_process ? "none" : "spawn",
-                               one_process ? "none" : own_backend);
-      entry.role = Role::kPeer;
-      entry.run.kind = "peer";
-      entry.program = peer.name;
-      if (peer.slow_start) {
-        entry.repetitions = std::min(entry.repetitions, kRepetitionsOfSlowStarts);
-      }
-      if (peer.several && largest() > 1) {
-        add(entry, largest());
-      }
-      if (peer.built_here && largest() > 1) {
-        entry.run.backend = default_backend();
-        add(entry, largest());
-      }
-      // On GPUs a process has one of them.
-      if (peer.one_process && (cpu || largest() == 1) &&
-          (!peer.slow_start || settings_.full || largest() == 1)) {
-        entry.run.launcher = "none";
-        entry.run.backend = "none";
-        add(entry, largest(), true);
-      }
+  /// True if the peer takes part; says why not, if it was asked for.
+  bool takes_part(const Peer& peer) {
+    const bool alone = peer.start == Start::kAlone;
+    const bool too_slow = peer.slow_start && !settings_.full &&
+                          (model_->name != heaviest_model_ || (alone && largest() > 1));
+    if (!contains(settings_.peers, peer.name) || too_slow || (!alone && largest() == 1)) {
+      return false;
     }
-    if (plan_.pythons.empty() || !cpu || !has_program("03_ddp_spawn")) {
+    if (!on_cpu() && !peer.on_gpus) {
+      skip(peer.name, "it takes part on CPUs only");
+      return false;
+    }
+    if (peer.name == kBuiltPeer && !has_program("peer_" + peer.name)) {
+      skip(peer.name, "it is not built");
+      return false;
+    }
+    return on_cpu() || !alone || largest() == 1;  // a process has one GPU
+  }
+
+  void add_peer(const Peer& peer) {
+    if (!takes_part(peer)) {
       return;
     }
-    const int repetitions = settings_.most_repetitions();
-    // A framework over Gloo is compared with ours over Gloo too, and JAX's compiled step with ours
-    // that has no autograd.
-    if (largest() > 1) {
-      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, false, repetitions);
+    if (peer.name != kBuiltPeer) {
+      plan_.pythons[peer.name] = "python3";  // until install_peers() finds it
     }
-    if (plan_.pythons.contains("jax")) {
-      add_program(find_program(kFused), "spawn", "shm", {largest()}, false, repetitions);
+    std::string backend = on_cpu() ? "gloo" : "nccl";
+    if (peer.start != Start::kSpawn) {
+      backend = "none";
+    } else if (peer.backend == "auto") {
+      backend = default_backend();
+    }
+    Entry entry = make_entry(peer.name, peer.variant, peer.start,
+                             peer.start == Start::kSpawn ? "spawn" : "none", backend);
+    entry.run.kind = "peer";
+    entry.program = peer.name;
+    if (peer.slow_start) {
+      entry.repetitions = std::min(entry.repetitions, kRepetitionsOfSlowStarts);
+    }
+    add(entry, largest(), peer.start == Start::kAlone);
+  }
+
+  /// A framework over Gloo is compared with stage 03 over Gloo, and JAX's compiled step with the
+  /// stage's step without autograd.
+  void add_stages_beside_peers() {
+    const int repetitions = settings_.most_repetitions();
+    if (plan_.pythons.empty() || !on_cpu()) {
+      return;
+    }
+    if (largest() > 1 && has_program("03_ddp_spawn")) {
+      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, repetitions);
+    }
+    if (plan_.pythons.contains("jax") && has_program(kFused)) {
+      add_program(find_program(kFused), "spawn", "shm", {largest()}, repetitions);
     }
   }
 
   void check_named() const {
     for (const std::string& name : settings_.stages) {
-      const auto is_it = [&](const Program& program) {
-        return name == program.name || name == program.name.substr(0, 2);
-      };
+      const auto is_it = [&](const Program& program) { return program.is_named(name); };
       if (std::ranges::none_of(known_programs(), is_it)) {
-        throw UsageError(fmt::format(
-            "--stages: got \"{}\", expected programs such as 03_ddp_spawn, or 01 to 05", name));
+        refuse("--stages: got {}, expected programs such as 03_ddp_spawn, or 01 to 05",
+               quote(name));
       }
       if (std::ranges::none_of(plan_.entries, [&](const Entry& entry) {
-            return name == entry.program || name == entry.program.substr(0, 2);
+            return entry.run.kind == "stage" && is_it(find_program(entry.program));
           })) {
-        throw UsageError(
-            fmt::format("--stages {}: it is not built, or none of the launchers ({}) starts it",
-                        name, fmt::join(std::views::keys(plan_.launchers), ", ")));
+        refuse("--stages {}: it is not built, or none of the launchers ({}) starts it", name,
+               fmt::join(std::views::keys(plan_.launchers), ", "));
       }
     }
     for (const std::string& backend : settings_.backends) {
-      if (std::ranges::none_of(plan_.entries,
-                               [&](const Entry& entry) { return entry.run.backend == backend; })) {
-        throw UsageError(
-            fmt::format("--backends {}: no stage uses it, expected stages with several ranks{}",
-                        backend, backend == "mpi" ? " under mpirun" : ""));
+      const auto uses_it = [&](const Entry& entry) { return entry.run.backend == backend; };
+      if (std::ranges::none_of(plan_.entries, uses_it)) {
+        refuse("--backends {}: no stage uses it, expected stages with several ranks{}", backend,
+               backend == "mpi" ? " under mpirun" : "");
       }
     }
   }
@@ -403,8 +397,7 @@ class Planner {
     try {
       regex.assign(settings_.filter.substr(negative ? 1 : 0), std::regex::extended);
     } catch (const std::regex_error&) {
-      throw UsageError(fmt::format("--benchmark_filter: got \"{}\", expected a regular expression",
-                                   settings_.filter));
+      refuse("--benchmark_filter: got {}, expected a regular expression", quote(settings_.filter));
     }
     std::erase_if(plan_.entries, [&](const Entry& entry) {
       return !entry.run.is_baseline() &&
@@ -412,50 +405,41 @@ class Planner {
     });
   }
 
-  void repeat(const Entry& original, Role role, const char* suffix) {
+  void repeat(const Entry& original, const char* kind, const char* suffix) {
     Entry entry = original;
-    entry.role = role;
     entry.original = original.run.name;
-    entry.run.kind = "control";
+    entry.run.kind = kind;
     entry.run.name += suffix;
     plan_.entries.push_back(std::move(entry));
   }
 
-  /// Stage 01 and one run of several ranks, of each model and scaling, once more.
+  /// Stage 01, and the stage with the most ranks, of each model and scaling once more.
   void add_controls() {
-    const std::vector<Entry> originals = plan_.entries;
-    for (const Entry& entry : originals) {
+    std::map<std::pair<std::string, std::string>, Entry> most_ranks;  // by model and scaling
+    for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
       if (entry.run.is_baseline()) {
-        repeat(entry, Role::kControl, "/control");
+        repeat(entry, "control", "/control");
+      } else if (entry.run.kind == "stage" && entry.processes() > 1 && entry.repetitions > 1) {
+        Entry& most =
+            most_ranks.try_emplace({entry.run.model, entry.run.scaling}, entry).first->second;
+        most = entry.processes() > most.processes() ? entry : most;
       }
     }
-    for (const Model& model : models_) {
-      for (const std::string& scaling : settings_.scaling) {
-        const Entry* chosen = nullptr;
-        for (const Entry& entry : originals) {
-          const bool candidate = entry.role == Role::kStage && entry.processes() > 1 &&
-                                 entry.repetitions > 1 && entry.run.model == model.name &&
-                                 entry.run.scaling == scaling;
-          if (candidate && (chosen == nullptr || entry.processes() > chosen->processes())) {
-            chosen = &entry;
-          }
-        }
-        if (chosen != nullptr) {
-          repeat(*chosen, Role::kControl, "/control");
-        }
-      }
+    for (const auto& [work, entry] : most_ranks) {
+      repeat(entry, "control", "/control");
     }
   }
 
+  /// For each stage with the class DistributedDataParallel, and the fused one, that is repeated as
+  /// often as any, but by_hand.
   void add_runs_without_communication() {
-    const std::vector<Entry> originals = plan_.entries;
-    for (const Entry& entry : originals) {
+    for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
       const bool is_there = std::ranges::any_of(plan_.entries, [&](const Entry& other) {
-        return other.role == Role::kNoCommunication && compute_the_same(other.run, entry.run);
+        return other.run.kind == kNoCommunication && compute_the_same(other.run, entry.run);
       });
-      if (entry.role == Role::kStage && entry.processes() > 1 && !is_there &&
-          entry.repetitions == settings_.most_repetitions() && entry.run.variant == "main") {
-        repeat(entry, Role::kNoCommunication, "/no_communication");
+      if (entry.run.kind == "stage" && entry.processes() > 1 && !is_there &&
+          entry.repetitions == settings_.most_repetitions() && entry.run.variant != "by_hand") {
+        repeat(entry, kNoCommunication, "/no_communication");
       }
     }
   }
@@ -464,6 +448,7 @@ class Planner {
   Settings& settings_ = plan_.settings;
   std::vector<Model> models_;
   std::string heaviest_model_;
+  int units_ = 1;  ///< GPUs, or cores
   std::vector<int> world_sizes_;  ///< ascending
   // What is being added.
   const Model* model_ = nullptr;
@@ -491,19 +476,6 @@ std::string shown_command(const Entry& entry, const Plan& plan) {
 
 }  // namespace
 
-std::string role_name(Role role) {
-  switch (role) {
-    case Role::kPeer:
-      return "peer";
-    case Role::kControl:
-      return "control";
-    case Role::kNoCommunication:
-      return "no comm";
-    default:
-      return "stage";
-  }
-}
-
 bool compute_the_same(const Run& a, const Run& b) {
   const auto what = [](const Run& run) {
     return std::tie(run.stage, run.variant, run.model, run.scaling, run.nodes, run.world_size);
@@ -517,7 +489,7 @@ Plan make_plan(Settings settings) {
 
 void list_benchmarks(std::ostream& out, const Plan& plan) {
   for (const Entry& entry : plan.entries) {
-    if (entry.role != Role::kNoCommunication) {
+    if (entry.run.kind != kNoCommunication) {
       out << entry.run.name << kBenchmarkSuffix << '\n';
     }
   }
@@ -529,11 +501,9 @@ void print_plan(std::ostream& out, const Plan& plan) {
                      "batch", "reps", "model");
   for (const Entry& entry : plan.entries) {
     const Run& run = entry.run;
-    const std::string program =
-        entry.program + (entry.role == Role::kPeer ? " " + run.variant : "");
-    out << fmt::format(kRow, role_name(entry.role), program, run.launcher, run.backend,
-                       run.world_size, run.threads, run.scaling, run.global_batch,
-                       entry.repetitions, run.model);
+    const std::string program = entry.program + (entry.run.kind == "peer" ? " " + run.variant : "");
+    out << fmt::format(kRow, run.kind, program, run.launcher, run.backend, run.world_size,
+                       run.threads, run.scaling, run.global_batch, entry.repetitions, run.model);
   }
   out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
          "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";

@@ -1,14 +1,11 @@
-#include "bench/print.hpp"
+#include "bench/report.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <numeric>
-
-#include "bench/pair.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -20,14 +17,7 @@ using Cells = std::vector<std::string>;
 std::string shorten(std::string text, std::size_t width) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
-  if (text.size() <= width) {
-    return text;
-  }
-  std::size_t end = width - 3;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
-    --end;  // not within a character of UTF-8
-  }
-  return text.substr(0, end) + "...";
+  return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 
 /// Three significant digits, at most four behind the point: "0.0412", "1.23", "1230"; "-" for
@@ -75,17 +65,6 @@ std::string ranks(const Run& run) {
 
 std::string dash_for_none(const std::string& name) {
   return name == "none" ? "-" : name;
-}
-
-std::string why_no_speed(const Run& run) {
-  if (run.error) {
-    return "error: " + *run.error;
-  }
-  if (!run.parity.ok && run.parity.moved && run.parity.reference_moved) {
-    return fmt::format("parity failed: moved {:.6g}, expected {:.6g}", *run.parity.moved,
-                       *run.parity.reference_moved);
-  }
-  return run.parity.ok ? "not timed" : "parity was not checked";
 }
 
 /// A table whose columns are as wide as their widest cell.
@@ -164,7 +143,7 @@ void print_speeds(std::ostream& out, const Workload& runs) {
     Cells cells = {run->program(), dash_for_none(run->launcher), dash_for_none(run->backend),
                    ranks(*run)};
     if (!run->has_speed()) {
-      table.add(std::move(cells), why_no_speed(*run));
+      table.add(std::move(cells), "error: " + run->error.value_or("not timed"));
       continue;
     }
     cells.insert(cells.end(),
@@ -175,19 +154,12 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   table.print(out, 3);
 }
 
-/// The run whose parts are shown: the fastest stage whose communication is known, else that has
-/// several ranks, else of all.
+/// The run whose pieces are shown: the fastest stage with pieces, if possible with several ranks.
 const Run* run_in_pieces(const Workload& runs) {
-  const auto has_pieces = [](const Run& run) {
-    return run.pieces_ms.forward && run.pieces_ms.backward;
-  };
-  const Run* best =
-      fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.exposed_comm_ms; });
-  if (best == nullptr) {
-    best =
-        fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.world_size > 1; });
-  }
-  return best != nullptr ? best : fastest_stage(runs, has_pieces);
+  const auto has_pieces = [](const Run& run) { return run.pieces_ms.backward.has_value(); };
+  const Run* const several =
+      fastest_stage(runs, [&](const Run& run) { return has_pieces(run) && run.world_size > 1; });
+  return several != nullptr ? several : fastest_stage(runs, has_pieces);
 }
 
 void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
@@ -221,13 +193,6 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
   }
 }
 
-std::string text_or(const nlohmann::ordered_json& object, const char* key, const char* otherwise) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? otherwise
-         : found->is_string()                      ? found->get<std::string>()
-                                                   : found->dump();
-}
-
 /// "Not run: mpirun (not installed); nccl (no GPU)."
 void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   if (not_run.empty()) {
@@ -245,11 +210,10 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
 }  // namespace
 
 void print(std::ostream& out, const Report& report) {
-  out << shorten(fmt::format("{}, {} cores, LibTorch {}",
-                             text_or(report.machine, "cpu_model", "unknown processor"),
-                             text_or(report.machine, "cores", "?"),
-                             text_or(report.software, "libtorch", "?")),
-                 kScreenWidth)
+  out << shorten(
+             fmt::format("{}, {} cores, LibTorch {}", report.machine.value("cpu_model", ""),
+                         report.machine.value("cores", 0), report.software.value("libtorch", "")),
+             kScreenWidth)
       << '\n';
   const std::vector<Workload> all = workloads(report);
   for (const Workload& runs : all) {

@@ -1,12 +1,13 @@
 #include "bench/progress.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "common/base/seconds_since.hpp"
-#include "common/base/standard_streams.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -14,9 +15,14 @@ namespace {
 constexpr double kSecondsBetweenLines = 15;
 constexpr int kBarWidth = 24;
 
+bool is_terminal() {
+  const char* const term = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 && term != nullptr && term != std::string("dumb");
+}
+
 }  // namespace
 
-Progress::Progress() : on_terminal_(draws_on_stderr()) {}
+Progress::Progress() : on_terminal_(is_terminal()) {}
 
 void Progress::begin(int runs) {
   runs_ = runs;

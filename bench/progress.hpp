@@ -6,23 +6,21 @@
 
 namespace ddp::bench {
 
-/// A bar on a terminal, else a line now and then.
+/// A bar on a terminal, elsewhere a line now and then.
 class Progress {
  public:
   Progress();
 
-  /// @param runs launches that are still to come, of equal length: only roughly right
+  /// @param runs launches to come; the time left is estimated as if they took equally long
   void begin(int runs);
   /// @param what is running now
   void start(const std::string& what);
   void finish() { ++done_; }
-  void end() { clear(); }
-  /// A line that stays.
+  void clear();  ///< takes the bar away
+  /// Prints a line above the bar.
   void note(const std::string& line);
 
  private:
-  void clear();
-
   const bool on_terminal_;
   bool drawn_ = false;
   int runs_ = 0;

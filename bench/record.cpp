@@ -1,18 +1,14 @@
 #include "bench/record.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <tuple>
-
-#include "common/base/exit_codes.hpp"
 
 using Json = nlohmann::ordered_json;
 
 namespace nlohmann {
 
-/// Nothing is null. So is a number that is not finite, which JSON cannot express.
+/// No value is null, and so is a number that is not finite, which JSON cannot express.
 template <typename T>
 struct adl_serializer<std::optional<T>> {
   static void to_json(Json& json, const std::optional<T>& value) {
@@ -22,45 +18,20 @@ struct adl_serializer<std::optional<T>> {
     }
     json = known ? Json(*value) : Json(nullptr);
   }
-  static void from_json(const Json& json, std::optional<T>& value) {
-    value = json.is_null() ? std::nullopt : std::optional(json.get<T>());
-  }
 };
 
 }  // namespace nlohmann
 
 namespace ddp::bench {
-namespace {
 
-template <typename T>
-void read_field(const Json& object, const char* name, T& value) {
-  try {
-    object.at(name).get_to(value);
-  } catch (const Json::exception& error) {  // its text ends with the reason
-    throw Error(ExitCode::kUsage, fmt::format("report: {}: {}", name, error.what()));
-  }
-}
-
-}  // namespace
-
-// NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE, whose 3.11 knows no ordered_json and names no field in its
-// errors, for `Json` and with read_field().
-#define DDP_READ_FIELD(field) read_field(nlohmann_json_j, #field, nlohmann_json_t.field);
-#define DDP_JSON_FIELDS(Type, ...)                                            \
-  static void to_json(Json& nlohmann_json_j, const Type& nlohmann_json_t) {   \
-    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__))  \
-  }                                                                           \
-  static void from_json(const Json& nlohmann_json_j, Type& nlohmann_json_t) { \
-    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(DDP_READ_FIELD, __VA_ARGS__))    \
+// The half of NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE that writes, for ordered_json, which 3.11 lacks.
+#define DDP_JSON_FIELDS(Type, ...)                                           \
+  static void to_json(Json& nlohmann_json_j, const Type& nlohmann_json_t) {  \
+    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__)) \
   }
 
 static void to_json(Json& json, const Interval& interval) {
   json = {interval.low, interval.high};
-}
-
-static void from_json(const Json& json, Interval& interval) {
-  json.at(0).get_to(interval.low);
-  json.at(1).get_to(interval.high);
 }
 
 DDP_JSON_FIELDS(Distribution, median, p10, p90, n)
@@ -109,12 +80,6 @@ Json to_json(const Report& report, bool samples) {
     }
   }
   return document;
-}
-
-Report report_from_json(const Json& document) {
-  Report report;
-  from_json(document, report);
-  return report;
 }
 
 }  // namespace ddp::bench

@@ -20,13 +20,13 @@ inline constexpr int kSchemaVersion = 3;
 struct Repetition {
   int block = 0;  ///< launches with the same block were run close together in time, and are paired
   std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
-  std::vector<double> samples_ms;  ///< the job's timed steps in order, warm-up dropped
+  std::vector<double> samples_ms;  ///< the job's timed steps in order, without warm-up
   std::optional<double> median_ms;  ///< of samples_ms
   std::optional<double> no_comm_median_ms;  ///< the same command with --no-communication
   std::optional<double> startup_ms;  ///< from the start of the command to the end of its first step
 };
 
-/// Do the weights end where stage 01's do, on the same data with the same global batch?
+/// Comparison of the final weights with stage 01's, on the same data with the same global batch.
 struct Parity {
   std::optional<double> moved;  ///< |w - w0| in float64
   std::optional<double> reference_moved;  ///< stage 01's
@@ -38,7 +38,7 @@ struct Pieces {
   std::optional<double> data, forward, backward, update, all_reduce;  ///< ms
 };
 
-/// Of whole launches, start-up included: means over samples, GPUs and repetitions.
+/// GPUs during the last launch, with its start-up.
 struct GpuUsage {
   double utilisation_percent = 0;
   double memory_mib = 0;
@@ -51,8 +51,7 @@ struct Run {
   std::string stage;  ///< the stage's folder, or the peer's name
   std::string variant = "main";  ///< "main", "by_hand", ..., or the peer's variant
   std::string launcher = "none";  ///< "none", "spawn", "torchrun", "mpirun", "srun"
-  std::string backend =
-      "none";  ///< what carries the gradients: "none", "shm", "gloo", "mpi", "nccl"
+  std::string backend = "none";  ///< "none", "shm", "gloo", "mpi", "nccl"
   std::string device = "cpu";
   std::string model;  ///< "T", "S", "M", "L"
   std::vector<std::int64_t> layers;  ///< widths: input, hidden layers, output
@@ -80,19 +79,19 @@ struct Run {
   std::optional<std::string> error;
 
   bool has_speed() const { return !error && parity.ok && samples_per_second.has_value(); }
-  /// At work at the same time.
+  /// Cores at work at the same time.
   int cores() const { return world_size * threads; }
   /// "03_ddp_spawn", "03_ddp_spawn_by_hand"; of a peer "jax jit".
   std::string program() const;
-  /// Its ranks are processes of their own.
+  /// True if its ranks are processes.
   bool is_distributed() const { return kind != "peer" && launcher != "none"; }
-  /// Stage 01 with one thread: what the others of its model and scaling are measured against.
+  /// True for stage 01 with one thread, which the others of its model are measured against.
   bool is_baseline() const {
     return kind == "stage" && stage == "01_single_gpu" && variant == "main" && threads == 1;
   }
 };
 
-/// The same model, scaling and device.
+/// True for the same model, scaling and device.
 bool same_work(const Run& a, const Run& b);
 
 /// Speed of `a` over speed of `b`, in samples per second, from launches in the same blocks.
@@ -103,17 +102,17 @@ struct Comparison {
   std::optional<double> ratio;  ///< Hodges and Lehmann's estimate on the logarithms
   std::optional<Interval> ci95;
   std::size_t pairs = 0;
-  /// The interval excludes 1 by more than equal commands of this session differed by.
+  /// True if the interval excludes 1 by more than equal commands of this session differed by.
   bool significant = false;
 };
 
 struct Sentence {
   std::string code;  ///< "fastest", "ranks", "threads", "peers", "controls"
-  std::vector<std::string> runs;  ///< names of those that it is about
+  std::vector<std::string> runs;  ///< names of the runs that it is about
   std::string text;
 };
 
-/// Something that a reader may miss, and why it is not there.
+/// Something that a reader may miss, and the reason.
 struct NotRun {
   std::string what;
   std::string reason;
@@ -121,7 +120,7 @@ struct NotRun {
 
 struct Report {
   int schema_version = kSchemaVersion;
-  // Objects whose fields are named where they are found out, and which readers show as they are.
+  // Objects that readers show as they are: machine.cpp names their fields.
   nlohmann::ordered_json machine = nlohmann::ordered_json::object();
   nlohmann::ordered_json software = nlohmann::ordered_json::object();
   nlohmann::ordered_json settings = nlohmann::ordered_json::object();
@@ -131,15 +130,13 @@ struct Report {
   std::vector<NotRun> not_run;
   bool partial = false;  ///< interrupted
 
-  /// By name; nullptr if there is none.
+  /// The run of that name; nullptr if there is none.
   const Run* find(const std::string& name) const;
-  /// The stage 01 run of the same model, scaling and device; nullptr without one that has a speed.
+  /// Stage 01's run of the same work; nullptr without one that has a speed.
   const Run* baseline_of(const Run& run) const;
 };
 
-/// The object ddp_scaling. @param samples false: samples_ms, most of its size, are left empty
+/// The object ddp_scaling. @param samples false: leaves samples_ms empty, most of the size
 nlohmann::ordered_json to_json(const Report& report, bool samples = true);
-/// The way back. @throws Error naming the field that is missing or of another type
-Report report_from_json(const nlohmann::ordered_json& document);
 
 }  // namespace ddp::bench

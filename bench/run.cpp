@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -19,20 +21,28 @@ namespace {
 
 constexpr int kMaxAttempts = 3;  // at runs that end with exit code 75, "try again later"
 
-/// What one launch gave.
+/// "2026-01-02T03:04:05Z"
+std::string format_utc(std::time_t seconds) {
+  std::tm date{};
+  gmtime_r(&seconds, &date);
+  std::array<char, sizeof("2026-01-02T03:04:05Z")> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%FT%TZ", &date)};
+}
+
+/// Result of one launch.
 struct Launch {
   Metrics metrics;
   std::string error;  ///< empty: none
   bool interrupted = false;
-  bool usage_error = false;
-  std::string started;
+  std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
   std::optional<double> startup_ms;
   std::optional<GpuUsage> gpu;
 };
 
-Launch launch(const Entry& entry, const Length& length, const Plan& plan, Session& session) {
-  // A folder of its own, empty at the start: nothing of another run can be read by mistake.
-  const std::string folder = session.scratch.path() + "/run";
+/// Runs the entry's command, again where it asks for that, in a folder that is empty before each
+/// attempt: nothing of another run can be read by mistake.
+ChildResult run_command(const Entry& entry, const Length& length, const Plan& plan,
+                        const std::string& folder, Session& session) {
   Command command = {.argv = command_line(entry, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
                      .cwd = folder};
@@ -41,7 +51,7 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
     command.env["TMPDIR"] = session.scratch.path();
   }
   session.progress.start(entry.run.name);
-  session.gpus.watch_first(entry.run.device == "cpu" ? 0 : entry.run.world_size);
+  session.gpus.watch(0, entry.run.device == "cpu" ? 0 : entry.run.world_size);
   ChildResult child;
   for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
     std::filesystem::remove_all(folder);
@@ -53,33 +63,45 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
     }
   }
   session.progress.finish();
+  return child;
+}
+
+/// @throws Error unless the program trained what it was told to
+void check_metrics(const Metrics& metrics, const Length& length) {
+  std::string error;
+  if (metrics.global_batch != length.global_batch) {
+    error = fmt::format("it trained with a global batch of {}, expected {}", metrics.global_batch,
+                        length.global_batch);
+  } else if (!std::isfinite(metrics.moved)) {
+    error = "its weights are not numbers";
+  } else if (std::ssize(metrics.steps_ms) < length.timed_steps) {
+    error = fmt::format("it made {} steps, expected at least {}", metrics.steps_ms.size(),
+                        length.timed_steps);
+  }
+  if (!error.empty()) {
+    throw Error(ExitCode::kTrainingFailed, error);
+  }
+}
+
+Launch launch(const Entry& entry, const Length& length, const Plan& plan, Session& session) {
+  const std::string folder = session.scratch.path() + "/run";
+  const ChildResult child = run_command(entry, length, plan, folder, session);
   Launch result;
   result.interrupted = child.interrupted;
-  result.started = child.started;
+  result.started = format_utc(static_cast<std::time_t>(child.start_unix_ms / 1e3));
   if (!child.ok()) {
     result.error = child.failure();
-    result.usage_error = child.exit_code == static_cast<int>(ExitCode::kUsage);
     return result;
   }
   try {
     result.metrics =
         read_metrics(folder + "/metrics.jsonl", entry.processes(), entry.run.nodes == 1);
+    check_metrics(result.metrics, length);
   } catch (const Error& error) {
     result.error = error.what();
-    return result;
-  }
-  const Metrics& metrics = result.metrics;
-  if (metrics.global_batch != length.global_batch) {
-    result.error = fmt::format("it trained with a global batch of {}, expected {}",
-                               metrics.global_batch, length.global_batch);
-  } else if (!std::isfinite(metrics.moved)) {
-    result.error = "its weights are not numbers";
-  } else if (std::ssize(metrics.steps_ms) < length.timed_steps) {
-    result.error = fmt::format("it made {} steps, expected at least {}", metrics.steps_ms.size(),
-                               length.timed_steps);
   }
   // The clock of the day may have been set meanwhile.
-  const double startup_ms = metrics.first_step_unix_ms.value_or(0) - child.start_unix_ms;
+  const double startup_ms = result.metrics.first_step_unix_ms - child.start_unix_ms;
   if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {
     result.startup_ms = startup_ms;
   }
@@ -97,59 +119,41 @@ void set_error(Run& run, const std::string& error, Session& session) {
 void judge_parity(Run& run, const Launch& own, const Launch& reference, Session& session) {
   if (own.interrupted) {
     run.error = "interrupted before its weights were compared";
-  } else if (!own.error.empty()) {
-    set_error(run, own.error, session);
-  } else if (!reference.error.empty()) {
-    set_error(run, "no reference: " + reference.error, session);
-  } else {
-    run.parity.moved = own.metrics.moved;
-    run.parity.reference_moved = reference.metrics.moved;
-    run.parity.ok = parity_holds(own.metrics.moved, reference.metrics.moved);
-    if (!run.parity.ok) {
-      set_error(run,
-                fmt::format("parity: moved {:.7g}, stage 01 moved {:.7g}", own.metrics.moved,
-                            reference.metrics.moved),
-                session);
-    }
+    return;
+  }
+  if (!own.error.empty() || !reference.error.empty()) {
+    set_error(run, own.error.empty() ? "no reference: " + reference.error : own.error, session);
+    return;
+  }
+  const double moved = own.metrics.moved;
+  const double expected = reference.metrics.moved;
+  run.parity = {.moved = moved, .reference_moved = expected, .ok = parity_holds(moved, expected)};
+  if (!run.parity.ok) {
+    set_error(run, fmt::format("parity: moved {:.7g}, stage 01 moved {:.7g}", moved, expected),
+              session);
   }
 }
 
-/// @throws UsageError if stage 01 refuses the options
 void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
   std::map<std::string, Launch> references;  // by model and scaling
-  std::vector<std::size_t> order;
-  for (const bool baselines : {true, false}) {
-    for (std::size_t i = 0; i < plan.entries.size(); ++i) {
-      const Entry& entry = plan.entries[i];
-      if (entry.original.empty() && entry.run.is_baseline() == baselines) {
-        order.push_back(i);
-      }
-    }
-  }
-  for (const std::size_t i : order) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
     const Entry& entry = plan.entries[i];
+    if (!entry.original.empty()) {  // an equal command has equal weights
+      const Run& original = *std::ranges::find(runs, entry.original, &Run::name);
+      runs[i].parity = original.parity;
+      runs[i].error = original.error;
+      continue;
+    }
     const Launch own = launch(entry, parity_length(entry), plan, session);
-    const std::string key = entry.run.model + "/" + entry.run.scaling;
+    Launch& reference = references[entry.run.model + "/" + entry.run.scaling];
     if (entry.run.is_baseline()) {
-      if (own.usage_error) {
-        throw UsageError(std::string(kBaseline) + " refuses the options: " + own.error);
-      }
-      references[key] = own;
+      reference = own;
     }
-    judge_parity(runs[i], own, references.at(key), session);
-  }
-  // An equal command has equal weights.
-  for (std::size_t i = 0; i < plan.entries.size(); ++i) {
-    for (const Run& original : runs) {
-      if (original.name == plan.entries[i].original) {
-        runs[i].parity = original.parity;
-        runs[i].error = original.error;
-      }
-    }
+    judge_parity(runs[i], own, reference, session);
   }
 }
 
-/// The timed steps are the last ones: the same number in each run, whatever came before.
+/// The timed steps are the last steps, the same number in each run.
 Repetition make_repetition(const Launch& launched, int block, std::int64_t timed_steps) {
   const std::vector<double>& steps_ms = launched.metrics.steps_ms;
   Repetition repetition;
@@ -172,23 +176,15 @@ void time_once(const Entry& entry, int block, const Plan& plan, Session& session
     return;
   }
   run.repetitions.push_back(make_repetition(launched, block, length.timed_steps));
-  if (launched.metrics.peak_rss_mib) {
-    run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), *launched.metrics.peak_rss_mib);
-  }
-  if (launched.gpu) {
-    const auto launches = static_cast<double>(run.repetitions.size());
-    GpuUsage& mean = run.gpu ? *run.gpu : run.gpu.emplace();
-    mean.utilisation_percent +=
-        (launched.gpu->utilisation_percent - mean.utilisation_percent) / launches;
-    mean.memory_mib += (launched.gpu->memory_mib - mean.memory_mib) / launches;
-  }
+  run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), launched.metrics.peak_rss_mib);
+  run.gpu = launched.gpu;
 }
 
-/// What a run without communication took is a fact about all that compute the same.
-void hand_over_without_communication(const Plan& plan, std::vector<Run>& runs) {
+/// Copies the times of runs without communication to all runs that compute the same.
+void hand_over_without_communication(std::vector<Run>& runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     for (Run& run : runs) {
-      if (plan.entries[i].role != Role::kNoCommunication || !compute_the_same(run, runs[i])) {
+      if (runs[i].kind != kNoCommunication || !compute_the_same(run, runs[i])) {
         continue;
       }
       for (const Repetition& without : runs[i].repetitions) {
@@ -229,10 +225,10 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
       }
     }
   }
-  hand_over_without_communication(plan, runs);
+  hand_over_without_communication(runs);
   report.partial = session.interrupts.requested();
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (plan.entries[i].role == Role::kNoCommunication) {
+    if (runs[i].kind == kNoCommunication) {
       const Run* const original = report.find(plan.entries[i].original);  // which came before it
       if (runs[i].error && !original->error) {
         report.not_run.push_back({runs[i].name, *runs[i].error});

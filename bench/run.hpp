@@ -1,4 +1,4 @@
-// bench/run.hpp - runs a plan: each command once to compare weights, then in timed blocks.
+// bench/run.hpp - measures a plan: whole programs, and the parts of their steps.
 #pragma once
 
 #include "bench/child.hpp"
@@ -16,5 +16,13 @@ int count_launches(const Plan& plan);
 /// runs of one block lie close together in time and are a pair. An interrupt leaves a partial
 /// report.
 void run_plan(const Plan& plan, Session& session, Report& report);
+
+/// Calls of bench_micro that measure_pieces() makes: three (with one repetition one) for each
+/// shape, batch per rank, number of ranks and of threads, and backend among stages 01 and 03 to 05.
+int count_piece_calls(const Plan& plan);
+
+/// Fills pieces_ms and limit_ms of the runs. What bench_micro cannot measure stays empty, and
+/// report.not_run says why.
+void measure_pieces(const Plan& plan, Session& session, Report& report);
 
 }  // namespace ddp::bench

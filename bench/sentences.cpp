@@ -1,14 +1,10 @@
-#include "bench/sentences.hpp"
+#include "bench/report.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
-
-#include "bench/judge.hpp"
-#include "bench/pair.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -27,7 +23,7 @@ std::string starred(const Comparison& comparison) {
   return times(*comparison.ratio) + (comparison.significant ? "" : "*");
 }
 
-/// As its makers write it.
+/// The name as its makers write it.
 std::string proper_name(const std::string& name) {
   static const std::map<std::string, std::string> names = {{"pytorch", "PyTorch"},
                                                            {"accelerate", "Accelerate"},
@@ -77,21 +73,14 @@ class Sentences {
           &Sentences::ranks_beside_threads);
     write("peers", "Frameworks, same cores and global batch (* not significant): {}.",
           &Sentences::peers);
-    if (!write("controls",
-               "How far equal commands differed: {}; what differs less is not significant.",
-               &Sentences::controls)) {
-      sentences_.push_back({"controls",
-                            {},
-                            "No command ran often enough to know how far equal "
-                            "commands differ, so no difference is significant."});
-    }
+    write("controls", "How far equal commands differed: {}; what differs less is not significant.",
+          &Sentences::controls);
     return std::move(sentences_);
   }
 
  private:
-  /// @param part_of what is said of a workload; empty for nothing
-  /// @return false without a part
-  bool write(const char* code, const char* text,
+  /// @param part_of makes the part of a workload; empty for nothing
+  void write(const char* code, const char* text,
              std::string (Sentences::*part_of)(const Workload&)) {
     sentence_ = {.code = code, .runs = {}, .text = ""};
     Texts parts;
@@ -106,7 +95,6 @@ class Sentences {
       sentence_.text = fmt::format(fmt::runtime(text), fmt::join(parts, "; "));
       sentences_.push_back(std::move(sentence_));
     }
-    return !parts.empty();
   }
 
   void mention(const Run& run) {
@@ -129,7 +117,7 @@ class Sentences {
   }
 
   std::string fastest(const Workload& runs) {
-    const Run* const best = fastest_stage(runs, [](const Run&) { return true; });
+    const Run* const best = fastest_stage(runs);
     if (best == nullptr) {
       return "nothing could be measured";
     }
@@ -249,11 +237,7 @@ class Sentences {
       }
       return factor ? fmt::format("{:.1f} %", 100 * (*factor - 1)) : "unknown";
     };
-    const Comparisons controls = comparisons_of("control", runs);
-    if (std::ranges::none_of(controls, [](const Comparison* c) { return c->ci95.has_value(); })) {
-      return "";
-    }
-    for (const Comparison* control : controls) {
+    for (const Comparison* control : comparisons_of("control", runs)) {
       mention(b_of(*control));
     }
     return fmt::format("{} with one core, {} with several", percent(false), percent(true));

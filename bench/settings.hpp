@@ -18,7 +18,7 @@ bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) 
 struct Settings {
   // What is compared. An empty list: the plan's default.
   std::vector<std::string> stages;  ///< programs, or numbers: "03" is all of stage 03
-  std::vector<int> world_sizes;
+  std::vector<int> world_sizes;  ///< ascending
   std::vector<std::string> backends;  ///< "shm", "gloo", "mpi", "nccl"
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> models;
@@ -31,31 +31,31 @@ struct Settings {
   std::string filter;  ///< a regular expression for names of runs
 
   // How it is measured.
-  std::optional<std::int64_t> steps;  ///< that are timed in each run
+  std::optional<std::int64_t> steps;  ///< timed steps of each run
   std::optional<int> repetitions;
   bool quick = false;
   bool full = false;
-  double timeout_s = 300;  ///< of one run
-  int quiet_wait_s = 10;  ///< at most, until other programs leave the processors alone
+  double timeout_s = 300;  ///< for one run
 
   // What is written.
   bool dry_run = false;
   bool list_only = false;
-  bool json_on_stdout = false;  ///< which then holds nothing else
+  bool json_on_stdout = false;  ///< stdout then holds nothing else
   std::string json_file;  ///< empty: none
   std::string html_file;  ///< empty: none
-  bool samples = true;  ///< single steps in the document
+  bool no_samples = false;  ///< leave single steps out of the document
 
   std::string stage_dir;
   std::string peers_dir;
   std::vector<std::string> arguments;  ///< as given
 
-  /// Something of the plan was named, so all that the options admit is timed alike.
+  /// True if something of the plan was named: all that the options admit is then timed alike.
   bool by_name() const { return !stages.empty() || !launchers.empty() || !backends.empty(); }
   int most_repetitions() const { return repetitions.value_or(quick ? 1 : full ? 15 : 6); }
 };
 
-/// Dashes and underscores in names of options are equal. Answers --help and --version and exits.
+/// Dashes and underscores in names of options are equal.
+/// @throws Answered after --help and --version
 /// @throws UsageError in one line
 Settings parse_settings(int argc, const char* const* argv);
 

@@ -5,14 +5,18 @@
 #include "common/backends/device.hpp"  // set_device
 #include "common/data/data_loader.hpp"  // DataLoader, RandomSampler
 #include "common/data/dataset.hpp"  // load_dataset
+#include "common/data/mlp.hpp"  // Mlp, loss, evaluate
+#include "common/fused/fused_mlp.hpp"  // FusedMlp
+#include "common/fused/step_graph.hpp"  // StepGraph
 #include "common/launch/options.hpp"  // Options
 #include "common/launch/spawn.hpp"  // run_alone, spawn, run_rank
-#include "common/model/mlp.hpp"  // Mlp, loss
-#include "common/parallel/data_parallel.hpp"  // data_parallel
+#include "common/parallel/accelerator.hpp"  // Accelerator
+#include "common/parallel/data_parallel.hpp"  // DataParallel
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel
 #include "common/parallel/distributed_sampler.hpp"  // DistributedSampler
 #include "common/parallel/mirrored.hpp"  // Mirrored
 #include "common/parallel/process_group.hpp"  // init_process_group, all_reduce, broadcast
-#include "common/training/accelerator.hpp"  // Accelerator
-#include "common/training/optimizer.hpp"  // Optimizer
-#include "common/training/training.hpp"  // Training
+#include "common/training/batch_finder.hpp"  // find_batch_size
+#include "common/training/log.hpp"  // Log
+#include "common/training/optimizer.hpp"  // make_optimizer
+#include "common/training/snapshot.hpp"  // load_snapshot, save_snapshot, stop_requested

@@ -26,7 +26,7 @@ struct SimulatorOptions {
 
 SimulatorOptions parse(int argc, char** argv, int nprocs) {
   SimulatorOptions options;
-  options.program = program_name(argc > 0 ? argv[0] : nullptr);
+  options.program = program_name();
   options.nprocs = nprocs;
   CommandLine line(options.program, "Runs a schedule on simulated ranks: docs/simulator.md.",
                    options.program + " " DDP_VERSION,
@@ -49,7 +49,7 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
                  "of a message before its first byte");
   group.positive("--beta-us-per-mib", "US", options.network.beta_us_per_mib, 1e9, "100",
                  "of its bytes");
-  line.parse_strictly(argc, argv);
+  line.parse(argc, argv);
   return options;
 }
 
@@ -123,7 +123,7 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets, int nprocs) {
   return internal::guarded(
-      argc, argv, [&](std::string&) { return run(parse(argc, argv, nprocs), rank, targets); });
+      [&](std::string&) { return run(parse(argc, argv, nprocs), rank, targets); });
 }
 
 }  // namespace ddp::sim

@@ -21,8 +21,6 @@ BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"
 WAIT_SECONDS = 300
 OVER = {"done", "failed", "cancelled", "lost", "held"}
-HOSTILE = ["", " ", "a b", "it's", '"', "\\", "back\\slash\\", "$", "$$", "$(HOME)", "$$(Memory)", "$$([1+1])", "$ENV(HOME)", "${HOME}", "$X", "\t",
-           "`touch x`", ";touch x", "#", "%j", "queue", "+Owner=1", "--", "*", "~", "é日本😀", "a,b", "=", "(", "{a,b}"]
 
 pool = None
 
@@ -115,36 +113,6 @@ class Pool(unittest.TestCase):
         self.assertGreater(again[0], 2)
         self.assertEqual(again, list(range(again[0], int(epochs))))
 
-    def test_started_again_failed_and_resubmitted(self):
-        """Exit codes 75 and 85, in both universes."""
-        # HTCondor counts a start when the job has run for a moment.
-        program = self.write("again", """#!/bin/sh
-echo "$DDP_JOB_ID" >>starts$_CONDOR_PROCNO
-sleep 1
-case $(wc -l <starts$_CONDOR_PROCNO) in 1) exit 85;; 2) exit 75;; 3) exit 4;; esac
-""")
-        for nodes, name in ((1, "starts"), (2, "starts0")):
-            # One after the other: HTCondor 23's schedd may crash when a parallel job is queued again while another waits.
-            self.submit(program, "--nodes", str(nodes))
-            failed = self.wait_for(*["done"] * (nodes - 1), "failed")[-1]
-            self.assertEqual((failed["exit_code"], failed["attempt"]), (4, 1))
-            ids = self.read(failed, name).splitlines()
-            self.assertEqual((len(ids), len(set(ids))), (3, nodes * 2 - 1))  # the processes of each start meet under its name
-            self.tool("resubmit", "--failed", self.out)
-            done = self.wait_for(*["done"] * nodes)[-1]
-            self.assertEqual((done["attempt"], done["earlier_ids"]), (2, [failed["id"]]))
-            self.assertEqual(len(self.read(done, name).splitlines()), 4)
-
-    def test_text_that_arrives_as_it_is(self):
-        """In arguments of both universes, in the program's path and in out_dir."""
-        program = self.write("it's $(HOME) é `x` #;{a} &\"/show", '#!/bin/sh\nprintf "%s\\0" "$@" >argv$_CONDOR_PROCNO\n')
-        for number, nodes in ((0, "1"), (1, "2")):
-            settings = self.write("settings.yaml", f"script_path: {json.dumps(str(program))}\nout_dir: {json.dumps(str(program.parent / 'out'))}\n")
-            self.tool("--settings-file", settings, "--nodes", nodes, "--", *HOSTILE)
-            job = self.wait_for(*["done"] * (number + 1), out=program.parent / "out")[number]
-            for name in ("argv0", "argv1") if nodes == "2" else ("argv",):
-                self.assertEqual(self.read(job, name).split("\0")[:-1], HOSTILE)
-
     def test_a_sweep_held_and_cancelled(self):
         self.submit(self.write("broken", "#!/no/such/interpreter\n"))
         self.assertIn("Failed to execute", self.wait_for("held")[0]["reason"])
@@ -155,15 +123,6 @@ case $(wc -l <starts$_CONDOR_PROCNO) in 1) exit 85;; 2) exit 75;; 3) exit 4;; es
         self.wait_for("cancelled", "done", "cancelled")
         queue = pool.run("condor_q", *(job["id"] for job in jobs), "-af", "JobStatus").stdout
         self.assertRegex(queue, r"\A(3\n)*\Z")  # gone, or on the way
-
-    def test_killed_while_it_submits(self):
-        """HTCondor has the job and submit has not written that down."""
-        stub = self.write("stubs/condor_submit", '#!/bin/sh\n/usr/bin/condor_submit "$@"\nkill -9 $PPID\n')
-        program = self.write("quick", "#!/bin/sh\n")
-        self.submit(program, code=-signal.SIGKILL, path=stub.parent)
-        job, = self.wait_for("done")
-        history = pool.run("condor_history", "-constraint", f'Cmd == "{program}"', "-af", "ClusterId").stdout.split()
-        self.assertEqual(history, [job["id"]])
 
 
 if __name__ == "__main__":

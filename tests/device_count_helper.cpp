@@ -1,17 +1,12 @@
-// tests/device_count_helper.cpp - prints how many GPUs this process may use; with an argument their
-// UUIDs, and what is there after the last.
+// tests/device_count_helper.cpp - prints how many GPUs this process may use, and their UUIDs.
 #include <iostream>
 
-#include "common/launch/device_count.hpp"
+#include "common/launch/hardware.hpp"
 
-int main(int argc, char**) {
+int main() {
   const int devices = ddp::count_cuda_devices();
-  if (argc == 1) {
-    std::cout << devices << std::endl;
-    return 0;
+  std::cout << devices << '\n';
+  for (int index = 0; index < devices; ++index) {
+    std::cout << ddp::cuda_device_uuid(index) << '\n';
   }
-  for (int index = 0; index <= devices; ++index) {
-    std::cout << '"' << ddp::cuda_device_uuid(index) << "\"\n";
-  }
-  return 0;
 }

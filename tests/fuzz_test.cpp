@@ -1,8 +1,18 @@
 // Headers of safetensors files are read or refused as the corpus says; libFuzzer tries others.
 #include <fstream>
+#include <string>
 
 #include "tests/catch.hpp"
-#include "tests/safetensors_fuzz.hpp"
+
+namespace ddp::test {
+
+/// Reads a file with eight bytes of data and a right checksum, as a snapshot and as data.
+/// @param tensors the header after its metadata: R"("t":{"dtype":"F64","shape":[1],...}})"
+/// @return whether it is a snapshot @throws what is neither a read file nor a ddp::Error of one
+/// line
+bool reads_header(const std::string& tensors);  // in safetensors_fuzz.cpp
+
+}  // namespace ddp::test
 
 TEST_CASE("safetensors headers are read or refused", "[fuzz]") {
   std::ifstream corpus(DDP_SOURCE_DIR "/tests/corpus/safetensors.txt");

@@ -1,8 +1,8 @@
 // Google Benchmark's own compare.py reads two reports and finds what lies between them.
 #include <fstream>
 
-#include "bench/google_benchmark.hpp"
-#include "common/base/scratch_folder.hpp"
+#include "bench/report.hpp"
+#include "common/base/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/made_up_reports.hpp"
 #include "tests/support/run_program.hpp"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The first run on a machine with GPUs: every program trains there as on the CPU. What tests/gpu.sh starts, see docs/gpus.md."""
+"""The first run on a machine with GPUs: programs train there as on the CPU. What tests/gpu.sh starts, see docs/gpus.md."""
 
 import argparse
 import ctypes
@@ -139,15 +139,15 @@ class FirstRun:
 
     def all(self):
         count = self.count
-        speedup = "fused" if self.device == "cpu" else "graph"
-        for chosen in "none", speedup:
-            self.check(f"01, {chosen}", self.parity, "01_single_gpu", 1, "--speedup", chosen)
+        self.check("01", self.parity, "01_single_gpu", 1)
         for program in "02_data_parallel", "02_data_parallel_mirrored", "03_ddp_spawn_by_hand", "04_ddp_launcher", "04_ddp_launcher_accelerated":
             self.check(f"{program}, {count} devices", self.parity, program, count)
         backend = "shm" if self.device == "cpu" else "nccl"
         for size in range(1, count + 1):
-            for chosen in "none", speedup:
-                self.check(f"03 over {backend}, {size} ranks, {chosen}", self.parity, "03_ddp_spawn", size, "--backend", backend, "--speedup", chosen)
+            for program in "03_ddp_spawn", "03_ddp_spawn_fused":
+                self.check(f"{program} over {backend}, {size} ranks", self.parity, program, size, "--backend", backend)
+            if self.device == "cuda":
+                self.check(f"03_ddp_spawn_fused --graph, {size} ranks", self.parity, "03_ddp_spawn_fused", size, "--graph")
         if YOUR_MODEL.exists() and FASHION.is_dir():
             self.check("your_model", self.your_model)
         if self.device == "cuda" and (ROOT / "build/tests/parity_test").exists():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # From the bottom to the top; what a name on a line may use stands on the lines before it.
-ORDERS = {"common": ["base", "launch", "backends", "data", "model", "parallel", "fused", "training"]}
+ORDERS = {"common": ["base", "launch", "backends", "data", "fused", "parallel", "training"]}
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
 WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]
 BUT = ("tools/collectives.cpp", "bench/micro/", "bench/peers/")  # they run on a process group

@@ -14,18 +14,16 @@
 #include <utility>
 
 #include "bench/micro/bare_products.hpp"
-#include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
 #include "bench/micro/suites.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/base/scratch_folder.hpp"
+#include "common/base/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
 namespace {
 
-using ddp::micro::MicroOptions;
 using ddp::micro::Piece;
 using ddp::micro::Ranks;
 using ddp::test::contains;
@@ -53,30 +51,33 @@ std::string short_name(const nlohmann::json& run) {
   return name.substr(0, name.find("/iterations:"));
 }
 
-MicroOptions quick_options() {
-  MicroOptions options;
-  options.min_seconds = 0.02;
-  return options;
+constexpr double kMinSeconds = 0.02;
+
+/// Runs `body` on threads that are ranks.
+void on_ranks(int count, const std::function<void(const Ranks& ranks)>& body) {
+  ddp::test::run_ranks(
+      count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, &group, kMinSeconds)); });
 }
 
 }  // namespace
 
 TEST_CASE("all_reduce: names, times and bandwidths over each backend", "[micro]") {
-  const nlohmann::json runs =
-      run_micro("--suite all_reduce --nprocs 3 --backends shm,gloo --bytes 4,65536");
-  std::vector<std::string> names;
-  for (const nlohmann::json& run : runs) {
-    names.push_back(short_name(run));
-    CHECK(run.at("time_unit") == "us");
-    const double seconds = run.at("real_time").get<double>() / 1e6;
-    const double bytes = run.at("bytes");
-    CHECK(seconds > 0);
-    CHECK(run.at("algorithm_bandwidth").get<double>() == Approx(bytes / seconds));
-    CHECK(run.at("bus_bandwidth").get<double>() == Approx(bytes / seconds * 4 / 3));
+  for (const std::string backend : {"shm", "gloo"}) {
+    const nlohmann::json runs =
+        run_micro("--suite all_reduce --nprocs 3 --bytes 4,65536 --backend " + backend);
+    std::vector<std::string> names;
+    for (const nlohmann::json& run : runs) {
+      names.push_back(short_name(run));
+      CHECK(run.at("time_unit") == "us");
+      const double seconds = run.at("real_time").get<double>() / 1e6;
+      const double bytes = run.at("bytes");
+      CHECK(seconds > 0);
+      CHECK(run.at("algorithm_bandwidth").get<double>() == Approx(bytes / seconds));
+      CHECK(run.at("bus_bandwidth").get<double>() == Approx(bytes / seconds * 4 / 3));
+    }
+    CHECK(names == std::vector<std::string>{"all_reduce/" + backend + "/ranks:3/bytes:4",
+                                            "all_reduce/" + backend + "/ranks:3/bytes:65536"});
   }
-  CHECK(names == std::vector<std::string>{
-                     "all_reduce/shm/ranks:3/bytes:4", "all_reduce/shm/ranks:3/bytes:65536",
-                     "all_reduce/gloo/ranks:3/bytes:4", "all_reduce/gloo/ranks:3/bytes:65536"});
 }
 
 TEST_CASE("pieces: what a step is made of, in milliseconds, and the products' flops", "[micro]") {
@@ -128,12 +129,10 @@ TEST_CASE("the bare products are those of autograd", "[micro]") {
 }
 
 TEST_CASE("all ranks repeat equally often, and the slowest one counts", "[micro]") {
-  const MicroOptions options = quick_options();
   std::vector<int> runs(3);
   std::vector<double> seconds(3);
-  ddp::test::run_ranks(3, [&](ddp::ProcessGroup& group) {
-    Ranks ranks(options, group);
-    const auto rank = static_cast<size_t>(group.rank());
+  on_ranks(3, [&](const Ranks& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
     const auto sleep_on_rank_1 = [rank](int milliseconds) {
       std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? milliseconds : 0));
     };
@@ -151,73 +150,58 @@ TEST_CASE("all ranks repeat equally often, and the slowest one counts", "[micro]
 }
 
 TEST_CASE("no rank starts before all are there", "[micro]") {
-  const MicroOptions options = quick_options();
   constexpr int kRanks = 3;
   std::atomic<int> prepared{0};
   std::atomic<int> early{0};
-  ddp::test::run_ranks(kRanks, [&](ddp::ProcessGroup& group) {
-    Ranks ranks(options, group);
+  on_ranks(kRanks, [&](const Ranks& ranks) {
     int round = 0;
-    ranks.measure({.run =
-                       [&] {
-                         if (prepared < kRanks * round) {
-                           ++early;
-                         }
-                       },
-                   .prepare =
-                       [&] {
-                         ++round;
-                         ++prepared;
-                       }});
+    const auto run = [&] { early += prepared < kRanks * round ? 1 : 0; };
+    const auto prepare = [&] {
+      ++round;
+      ++prepared;
+    };
+    ranks.measure({.run = run, .prepare = prepare});
   });
   CHECK(early == 0);
   CHECK(prepared > kRanks * 20);
 }
 
 TEST_CASE("no wrong sum is timed, and all ranks end", "[micro]") {
-  const MicroOptions options = quick_options();
-  // Rank 1 does this to its sum of run number `run`; the errors by rank.
-  using Spoil = std::function<void(int run, const Piece& piece)>;
-  const auto errors_of = [&](const Spoil& spoil) {
+  // Rank 1 spoils its sums from run number `first` on. @return the errors by rank
+  const auto errors_of = [](int first) {
     std::vector<std::string> errors(2, "none");
-    ddp::test::run_ranks(2, [&](ddp::ProcessGroup& group) {
-      Ranks ranks(options, group);
-      const Piece right = ddp::micro::all_reduce_piece(group, 400);
+    on_ranks(2, [&](const Ranks& ranks) {
+      const Piece right = ddp::micro::all_reduce_piece(ranks.group(), 400);
       int run = 0;
       Piece piece = right;
       piece.run = [&] {
         right.run();
-        ++run;
-        if (group.rank() == 1) {
-          spoil(run, right);
+        if (++run >= first && ranks.rank() == 1) {
+          right.prepare();
         }
       };
       try {
         ranks.measure(piece);
       } catch (const ddp::Error& error) {
-        errors[static_cast<size_t>(group.rank())] = error.what();
+        errors[static_cast<size_t>(ranks.rank())] = error.what();
       }
     });
     return errors;
   };
-  CHECK(errors_of([](int, const Piece&) {}) == std::vector<std::string>{"none", "none"});
-  const std::vector<std::string> wrong = {
-      "",
-      "all_reduce: got a wrong sum of 400 bytes over gloo, expected the sum of all ranks' "
-      "values"};
-  CHECK(errors_of([](int, const Piece& piece) { piece.prepare(); }) == wrong);
-  // Right when it is looked at first, wrong when it is timed.
-  CHECK(errors_of([](int run, const Piece& piece) {
-          if (run > 20) {
-            piece.prepare();
-          }
-        }) == wrong);
+  CHECK(errors_of(1'000'000) == std::vector<std::string>{"none", "none"});
+  for (const int first : {1, 21}) {  // at once, and when it is timed
+    CHECK(errors_of(first) ==
+          std::vector<std::string>{
+              "",
+              "all_reduce: got a wrong sum of 400 bytes over gloo, expected the sum of all ranks' "
+              "values"});
+  }
 }
 
 TEST_CASE("--benchmark_list_tests and --benchmark_filter; flags and names that nobody knows",
           "[micro]") {
   const RunResult list = run_program(
-      command("--suite all_reduce --backends gloo --bytes 4,40,400 --benchmark_list_tests "
+      command("--suite all_reduce --backend gloo --bytes 4,40,400 --benchmark_list_tests "
               "--benchmark-filter=bytes:40/"));
   CHECK(list.exit_code == 0);
   CHECK(list.out.starts_with("all_reduce/gloo/ranks:2/bytes:40/"));
@@ -236,25 +220,15 @@ TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
       {"--suite pieces --min-seconds nan", {"--min-seconds", "nan"}},
       {"--suite pieces --benchmark_enable_random_interleaving=true", {"interleaving", "order"}},
       {"--suite all_reduce --bytes 4,6", {"--bytes", "6", "multiple of 4"}},
-      {"--suite all_reduce --nprocs 1", {"--nprocs", "1"}},
+      {"--suite all_reduce --nprocs 1", {"--nprocs", "one rank"}},
   };
   for (const auto& [text, named] : cases) {
     CAPTURE(text);
-    const std::vector<std::string> arguments = command(text);
-    std::vector<const char*> argv;
-    for (const std::string& argument : arguments) {
-      argv.push_back(argument.c_str());
-    }
-    std::string error;
-    try {
-      ddp::micro::parse_micro_options(static_cast<int>(argv.size()), argv.data());
-    } catch (const ddp::UsageError& usage) {
-      error = usage.what();
-    }
-    CHECK_FALSE(error.empty());
-    CHECK(error.find('\n') == std::string::npos);
+    const RunResult result = run_program(command(text));
+    CHECK(result.exit_code == 2);
+    CHECK(std::ranges::count(result.err, '\n') == 1);
     for (const std::string& part : named) {
-      CHECK(contains(error, part));
+      CHECK(contains(result.err, part));
     }
   }
 }

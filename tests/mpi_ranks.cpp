@@ -1,80 +1,51 @@
-// One rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT [TIMEOUT].
-
+// One rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT.
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
-#include <thread>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "common/base/exit_codes.hpp"
-#include "common/launch/run_main.hpp"
-#include "common/parallel/process_group.hpp"
-#include "tests/support/collective_checks.hpp"
+#include "common/backends/backend.hpp"
+#include "tests/support/backend_conformance.hpp"
 
 namespace {
 
-/// Longer than any test waits.
-void sleep_long() {
-  std::this_thread::sleep_for(std::chrono::minutes(10));
+int number(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value == nullptr ? 0 : std::atoi(value);
 }
 
-torch::Tensor wide_sum(const ddp::ProcessGroup& group, int64_t count) {
-  torch::Tensor tensor = torch::ones({count});
-  group.all_reduce(tensor);
-  return tensor;
-}
-
-/// The last rank does something else than the others, in the middle of the job.
-void misbehave(const std::string& what, const ddp::ProcessGroup& group) {
-  const bool culprit = group.rank() == group.world_size() - 1;
-  wide_sum(group, 100);
-  if (culprit && what == "hang") {
-    sleep_long();
-  } else if (culprit && what == "die") {
+int run(const std::string& what) {
+  at::set_num_threads(1);
+  const int world_size = number("OMPI_COMM_WORLD_SIZE");
+  const auto backend = ddp::make_backend("mpi", c10::make_intrusive<c10d::HashStore>(),
+                                         {number("OMPI_COMM_WORLD_RANK"), world_size, torch::kCPU,
+                                          std::chrono::seconds(30), "127.0.0.1"});
+  int64_t results = 0;
+  if (what == "collectives") {
+    results = ddp::test::BackendConformance(*backend, {}).run();
+  } else if (what == "die" && backend->getRank() == world_size - 1) {
     raise(SIGKILL);
-  } else if (culprit && what == "leave") {
-    throw ddp::Error(ddp::ExitCode::kTrainingFailed, "had enough");
-  } else if (culprit && what == "differ") {
-    group.c10d_group()->getDefaultBackend()->barrier()->wait();
-    group.c10d_group()->getDefaultBackend()->barrier()->wait();
-    sleep_long();
+  } else if (what == "leave" && backend->getRank() == world_size - 1) {
+    throw std::runtime_error("had enough");
   }
-  wide_sum(group, 784);
-  wide_sum(group, 784);
+  std::vector<torch::Tensor> sum{torch::tensor({results})};
+  backend->allreduce(sum)->wait();
+  if (backend->getRank() == 0) {
+    std::cout << sum[0].item<int64_t>() << " results are right\n";
+  }
+  backend->shutdown();
+  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return ddp::internal::guarded(argc, argv, [&](std::string& who) {
-    const std::string what = argc > 1 ? argv[1] : "collectives";
-    ddp::Options options;
-    options.program = "mpi_ranks";
-    options.backend = "mpi";
-    options.timeout_seconds = argc > 2 ? std::stod(argv[2]) : 60;
-    const ddp::LaunchEnvironment environment = ddp::read_launch_environment(options);
-    who = "[rank " + std::to_string(environment.rank) + "] ";
-    at::set_num_threads(1);
-    ddp::ProcessGroup group = ddp::create_process_group(options, environment, torch::kCPU);
-    if (what == "collectives") {
-      const int count = ddp::test::check_collectives(*group.c10d_group()->getDefaultBackend());
-      const torch::Tensor counts = group.all_gather(torch::tensor({count}));
-      if (group.rank() == 0) {
-        std::cout << counts.sum().item<int64_t>() << " results are right\n";
-      }
-    } else if (what == "pause") {  // all alike, longer than the timeout; then rank 0 has to wait
-      wide_sum(group, 100);
-      std::this_thread::sleep_for(
-          std::chrono::duration<double>(options.timeout_seconds + 1 + group.rank()));
-      TORCH_CHECK(wide_sum(group, 784)[783].item<int>() == group.world_size());
-    } else if (what == "pieces") {  // of 16 Mi elements: what MPI is given at a time
-      constexpr int64_t kCount = 8 * (int64_t{1} << 24);
-      const torch::Tensor tensor = torch::ones({kCount}, torch::kUInt8);
-      group.all_reduce(tensor);
-      TORCH_CHECK(torch::all(tensor == group.world_size()).item<bool>());
-    } else {
-      misbehave(what, group);
-    }
-    ddp::destroy_process_group(group);
-    return 0;
-  });
+int main(int, char** argv) {
+  try {
+    return run(argv[1]);
+  } catch (const std::exception& error) {
+    std::cerr << "mpi_ranks: error: " << error.what() << "\n";
+    return 1;
+  }
 }

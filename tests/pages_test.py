@@ -110,10 +110,10 @@ class StageDiffs(TemporaryTree):
     def check(self, *arguments):
         return self.run_quietly(stage_diffs.main, *arguments)
 
-    def test_a_long_stage_a_large_diff_and_a_word_are_seen(self):
+    def test_a_long_stage_a_large_diff_and_a_conditional_are_seen(self):
         self.assertEqual(self.check("--check")[0], 0)
         text = self.stage.read_text()
-        for what, added in {"lines": "// \n" * 65, "diff": "int x;\n" * 9, "word": "fused();\n", "ifdef": "#ifdef X\n"}.items():
+        for what, added in {"lines": "// \n" * 65, "diff": "int x;\n" * 11, "ifdef": "#ifdef X\n"}.items():
             with self.subTest(what):
                 self.stage.write_text(text + added)
                 self.assertEqual(self.check("--check")[0], 1)

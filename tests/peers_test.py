@@ -11,9 +11,7 @@ import json
 import math
 import os
 import pathlib
-import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -33,7 +31,6 @@ EPOCHS = 4
 # S ends its epochs with a step of one sample: with two ranks, one of them has none.
 WORKLOADS = {"T": ["--layers", "20,1", "--dataset-size", "640"],
              "S": ["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1), "--lr", "0.05"]}
-EPOCH_LINE = re.compile(r"^\[CPU(\d+)\] Epoch (\d+) \| Batchsize: (\d+) \| Steps: (\d+) \| Loss: (\S+)$", re.MULTILINE)
 
 
 def check(condition, message):
@@ -48,8 +45,12 @@ def run(command, timeout_s=TIMEOUT_S, **more):
 def arguments(workload, folder, seed=42):
     """As bench gives them."""
     return [str(EPOCHS), str(EPOCHS), "--global-batch", str(GLOBAL_BATCH), *WORKLOADS[workload], "--seed", str(seed),
-            "--threads", "1", "--device", "cpu", "--resume", "never", "--snapshot", f"{folder}/snapshot",
-            "--metrics", f"{folder}/metrics"]
+            "--threads", "1", "--device", "cpu", "--metrics", f"{folder}/metrics"]
+
+
+def without_snapshot(folder):
+    """What bench tells the stages and peer_c10d besides."""
+    return ["--quiet", "--resume", "never", "--snapshot", f"{folder}/snapshot"]
 
 
 def read_metrics(folder):
@@ -62,7 +63,7 @@ def read_metrics(folder):
 def stage_run(workload, seed=42):
     """(losses of the steps, summary) of stage 01"""
     with tempfile.TemporaryDirectory() as folder:
-        result = run([str(BIN_DIR / "01_single_gpu"), "--quiet", *arguments(workload, folder, seed)])
+        result = run([str(BIN_DIR / "01_single_gpu"), *arguments(workload, folder, seed), *without_snapshot(folder)])
         check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
         rows, summary = read_metrics(folder)
         return [row["loss"] for row in rows], summary
@@ -80,54 +81,49 @@ def check_metrics(rows, summary, stage, variant, processes, ranks):
     for rank in range(ranks):
         own = sorted((row for row in rows if row["rank"] == rank), key=lambda row: row["step"])
         for before, row in zip(own, own[1:]):
-            begin_ms = row["end_ms"] - row["step_ms"]
-            check(abs(begin_ms - before["end_ms"]) < 1e-3 if row["epoch"] == before["epoch"] else begin_ms > before["end_ms"],
-                  f"step {row['step']} begins at {begin_ms}, the one before ended at {before['end_ms']}")
-        check(0 < time.perf_counter() * 1e3 - own[-1]["end_ms"] < TIMEOUT_S * 1e3, f"another clock: {own[-1]}")
+            pause_ms = (row["end_ns"] - before["end_ns"]) / 1e6 - row["step_ms"]
+            check(abs(pause_ms) < 1e-3 if row["epoch"] == before["epoch"] else pause_ms > 0,
+                  f"step {row['step']} begins {pause_ms} ms after the end of the step before")
+        check(0 < time.perf_counter_ns() - own[-1]["end_ns"] < TIMEOUT_S * 1e9, f"another clock: {own[-1]}")
     for row in rows:
         check(row["epoch"] == row["step"] * summary["epochs"] // steps, f"wrong epoch: {row}")
         check(row["step_ms"] > 0 and math.isfinite(row["loss"]), f"a time or the loss is missing: {row}")
-    for name in ("global_batch", "layers", "parameters", "epochs", "threads"):
+    for name in ("global_batch", "parameters", "epochs", "threads"):
         check(summary[name] == stage[name], f"{name} is {summary[name]}, expected {stage[name]}")
     check(summary["world_size"] == processes and summary["device"] == "cpu", "the summary is another run's")
-    # The stages' programs have no variants, and their log leaves out the whole first epoch.
+    # The stages' programs have no variants.
     if variant != "reducer":
         check(summary["variant"] == variant, f"the variant is {summary['variant']}")
         medians = [statistics.median(row["step_ms"] for row in rows if row["rank"] == rank
                                      and row["step"] >= summary["warmup_steps"]) for rank in range(ranks)]
         check(is_close(summary["step_ms"], max(medians)), f"step_ms is {summary['step_ms']}, expected {medians}")
     check(is_close(summary["samples_per_second"], GLOBAL_BATCH / summary["step_ms"] * 1e3), "wrong samples_per_second")
-    # What the units admit.
-    for name, least, most in (("peak_rss_mib", 20, 16 << 10), ("startup_ms", 20, TIMEOUT_S * 1e3)):
-        check(len(summary[name]) == ranks and all(least < value < most for value in summary[name]),
-              f"{name} is {summary[name]}, expected {ranks} numbers from {least} to {most}")
+    mib = summary["peak_rss_mib"]
+    check(len(mib) == ranks and all(20 < value < 16 << 10 for value in mib), f"peak_rss_mib is {mib}, expected {ranks} numbers")
     check(abs(time.time() - summary["first_step_unix_ms"] / 1e3) < TIMEOUT_S, "wrong first_step_unix_ms")
 
 
-def check_losses(out, rows, of_steps, ranks):
+def check_losses(rows, of_steps):
     for step, expected in enumerate(of_steps):
         mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
         check(is_close(mean, expected), f"step {step} has loss {mean}, expected {expected}")
-    lines = sorted((int(rank), int(epoch)) for rank, epoch, *_ in EPOCH_LINE.findall(out))
-    check(lines == [(rank, epoch) for rank in range(ranks) for epoch in range(EPOCHS)],
-          f"not one line per rank and epoch: {out}")
 
 
 def check_parity(program, variant, workload, processes, *options, chatty=False):
     """@param chatty the framework itself writes notes to stderr"""
     of_steps, stage = stage_run(workload)
-    ranks = 1 if variant in ("mirrored", "jit", "shard_map") else processes  # replicas are in one process
+    ranks = 1 if variant in ("mirrored", "jit") else processes  # replicas are in one process
     with tempfile.TemporaryDirectory() as folder:
-        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), "--variant", variant, *options],
-                     cwd=folder)
+        own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
+        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder)
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
     difference = abs(summary["moved"] - stage["moved"]) / stage["moved"]
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
     check_metrics(rows, summary, stage, variant, processes, ranks)
-    check_losses(result.stdout, rows, of_steps, ranks)
-    return f"differs by {difference:.1e}, startup {max(summary['startup_ms']) / 1e3:.1f} s"
+    check_losses(rows, of_steps)
+    return f"differs by {difference:.1e}"
 
 
 def check_tolerance_tells_runs_apart():
@@ -148,75 +144,29 @@ def check_one_line(result, code, *words, name="pytorch"):
 def check_bad_arguments():
     for case, *words in [
         ([], "total_epochs", "save_every"),
-        (["0", "1"], "total_epochs", '"0"', "from 1"),
+        (["0", "1"], "total_epochs", "'0'", "positive_integer"),
         (["1", "1", "extra"], "extra"),
         (["1", "1", "--learning-rate", "1"], "--learning-rate"),
         (["1", "1", "--variant", "fast"], "--variant", "fast", "compiled"),
         (["1", "1", "--nprocs", "2", "--global-batch", "33"], "--global-batch", "33", "multiple of 2"),
-        (["1", "1", "--global_batch", "1e3"], "--global-batch", '"1e3"', "integer"),
-        (["1", "1", "--layers", "20"], "--layers", '"20"', "at least 2"),
-        (["1", "1", "--layers", "20,0"], "--layers", '"20,0"'),
-        (["1", "1", "--backend", "shm"], "--backend", "shm", "gloo"),
-        (["1", "1", "--backend", "nccl"], "--backend nccl", "--device cpu"),
-        (["1", "1", "--resume", "auto"], "--resume", "auto"),
-        (["1", "1", "--lr", "nan"], "--lr", '"nan"', "> 0"),
-        (["1", "1", "--seed", "-1"], "--seed"),
+        (["1", "1", "--global-batch", "1e3"], "--global-batch", "'1e3'", "integer"),
+        (["1", "1", "--layers", "20"], "--layers", "'20'"),
+        (["1", "1", "--layers", "20,0"], "--layers", "'20,0'"),
+        (["1", "1", "--lr", "nan"], "--lr", "'nan'"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has torch alone
         result = run([sys.executable, "-B", str(PEERS / f"{name}.py"), "1", "1"])
         check_one_line(result, 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
-    result = run([sys.executable, "-B", str(PEERS / "jax.py"), "1", "1", "--variant", "jit", "--nprocs", "2"])
-    check_one_line(result, 2, "--nprocs 2 with --variant jit", "shard_map", name="jax")
-    for case, *words in [
-        (["1", "1", "--nprocs", "2", "--variant", "tuned"], "--variant"),
-        (["1", "1", "--nprocs", "1"], "--nprocs is 1", ">= 2"),
-        (["1", "1", "--nprocs", "2", "--optimizer", "adam"], "--optimizer", "plain SGD"),
-    ]:
-        check_one_line(run([*REDUCER, *case]), 2, *words, name="peer_c10d")
-
-
-def processes_of_session(session):
-    """Living ones, as {pid: parent}."""
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent, _, of_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(of_session) == session and state != "Z":
-                    found[int(entry.name)] = int(parent)
-            except (OSError, ProcessLookupError):
-                pass  # it ended in between
-    return found
-
-
-def check_killed(victim, signal_number, code_expected, words):
-    """A peer of two ranks that would run for hours ends soon, with nothing left, when one of its processes is killed.
-    @param victim "rank" or "parent" """
-    job = subprocess.Popen([*PYTORCH, "1000000", "1000000", "--nprocs", "2", "--dataset-size", "64"],
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        check(any("Epoch 3 " in line for line in job.stdout), "it ended before it trained")
-        # The one started first is multiprocessing's own tracker of resources.
-        rank = max(pid for pid, parent in processes_of_session(job.pid).items() if parent == job.pid)
-        os.kill(rank if victim == "rank" else job.pid, signal_number)
-        killed = time.monotonic()
-        _, err = job.communicate(timeout=TIMEOUT_S)
-        while processes_of_session(job.pid):
-            check(time.monotonic() - killed < 20, f"left after 20 s: {processes_of_session(job.pid)}")
-            time.sleep(0.05)
-    finally:
-        if processes_of_session(job.pid):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.communicate()
-    check(job.returncode == code_expected, f"exit code {job.returncode}, expected {code_expected}: {err}")
-    check(words in err and "Traceback" not in err, f"expected {words!r} in: {err}")
+    result = run([sys.executable, "-B", str(PEERS / "jax.py"), "1", "1", "--device", "cuda"])
+    check_one_line(result, 2, "--device", "cuda", name="jax")
+    check_one_line(run([*REDUCER, "1", "1", "--nprocs", "1"]), 2, "--nprocs is 1", ">= 2", name="peer_c10d")
 
 
 def check_diverging_weights():
     """The weights stop being numbers: exit code 1, on one line, and no metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        result = run([*PYTORCH, *arguments("T", folder), "--lr", "1e30", "--quiet"])
+        result = run([*PYTORCH, *arguments("T", folder), "--lr", "1e30"])
         check_one_line(result, 1, "the weights moved by")
         check(not os.path.exists(f"{folder}/metrics"), "metrics were written all the same")
 
@@ -224,7 +174,7 @@ def check_diverging_weights():
 UNEQUAL_RANKS = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from ddp_peers.command_line import Variant, run_peer
+from ddp_peers.command_line import run_peer
 
 def train(options, device, samples, model, log):
     import torch
@@ -236,7 +186,7 @@ def run(options):
     torch_peer.run(options, train)
 
 if __name__ == "__main__":
-    sys.exit(run_peer("unequal", ["torch"], [Variant("default", "")], run))
+    sys.exit(run_peer("unequal", ["torch"], {"default": ""}, run))
 """
 
 
@@ -295,7 +245,7 @@ def check_install():
 def framework_cases():
     # The longest first. S ends its epochs with a step in which only one rank has a sample.
     for name, variants in (("tensorflow", {1: "mirrored", 2: "mirrored"}), ("accelerate", {1: "ddp", 2: "ddp"}),
-                           ("jax", {1: "jit", 2: "shard_map"})):
+                           ("jax", {1: "jit", 2: "jit"})):
         result = run([str(PEERS / "install.sh"), name])
         check(result.returncode == 0, f"install.sh {name} failed: {result.stderr}")
         program = [result.stdout.rstrip("\n"), "-B", str(PEERS / f"{name}.py")]
@@ -314,9 +264,6 @@ def project_cases():
     for workload, backend, processes in (("T", "gloo", 2), ("S", "shm", 4)):
         yield f"c10d, {workload}, {backend}, {processes} ranks", functools.partial(
             check_parity, REDUCER, "reducer", workload, processes, "--backend", backend)
-    yield "a rank is killed", functools.partial(check_killed, "rank", signal.SIGKILL, 1, "rank 1 was killed by signal 9")
-    yield "it is killed itself", functools.partial(check_killed, "parent", signal.SIGKILL, -signal.SIGKILL, "")
-    yield "it is asked to stop", functools.partial(check_killed, "parent", signal.SIGTERM, 128 + signal.SIGTERM, "")
     yield "the weights diverge", check_diverging_weights
     yield "the ranks' weights differ", check_unequal_weights
     yield "the tolerance tells runs apart", check_tolerance_tells_runs_apart

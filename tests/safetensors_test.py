@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What common/data/tensor_file writes is what the safetensors library reads.
 
-usage: tests/safetensors_test.py CORE_TEST
+usage: tests/safetensors_test.py DATA_TEST
 """
 
 import pathlib

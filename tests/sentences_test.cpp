@@ -1,9 +1,11 @@
-// From measured steps to speeds, comparisons, verdicts and sentences, and into the record and back.
-#include "bench/sentences.hpp"
+// From measured steps to speeds, comparisons, verdicts and sentences, into the record and onto the
+// screen.
+#include "bench/report.hpp"
 
 #include <limits>
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include "tests/catch.hpp"
 #include "tests/support/made_up_reports.hpp"
@@ -254,49 +256,87 @@ TEST_CASE("a run that is timed once does not take part in who is fastest", "[sen
 TEST_CASE("a report where nothing was measured says so", "[sentences]") {
   Report empty;
   conclude(empty);
-  CHECK(texts(empty).size() == 1);
+  CHECK(empty.sentences.empty());
   std::vector<Timed> runs = default_runs("M");
   const Report report = make_report(runs, 0);
   CHECK(contains(texts(report)["fastest"], "on M nothing could be measured"));
   CHECK(report.comparisons.empty());
 }
 
-TEST_CASE("the record reads back as it was written", "[record]") {
+TEST_CASE("the record has what is known, and null for the rest", "[record]") {
   Report report = make_report(default_runs("M"));
-  report.machine = {{"host", "here"}, {"cores", 2}};
   report.not_run = {{"mpirun", "it is not installed"}};
-  report.runs[0].gpu = {.utilisation_percent = 50, .memory_mib = 100};
-  const auto document = to_json(report);
-  CHECK(document["schema_version"] == 3);
-  CHECK(document["runs"][3]["speedup_ci95"].size() == 2);
-  CHECK(document["runs"][3]["pieces_ms"]["forward"].is_null());
-  const auto read = nlohmann::ordered_json::parse(document.dump());
-  CHECK(to_json(report_from_json(read)).dump() == document.dump());
-
-  // Without samples the same follows from the medians, but for the steps' distribution.
-  Report kept = report_from_json(to_json(report, false));
-  CHECK(kept.runs[0].repetitions.at(0).samples_ms.empty());
-  conclude(kept);
-  const auto again = to_json(kept);
-  CHECK(again["comparisons"] == document["comparisons"]);
-  CHECK(again["sentences"] == document["sentences"]);
-}
-
-TEST_CASE("what is not a finite number is null in the document", "[record]") {
-  Report report = make_report(default_runs("M"));
   report.runs[0].speedup = kNan;
   report.runs[0].limit_ms = std::numeric_limits<double>::infinity();
-  report.runs[1].repetitions[0].samples_ms[0] = kNan;
-  const std::string text = to_json(report).dump();
-  CHECK_FALSE((contains(text, "nan") || contains(text, "inf")));
-  const auto document = nlohmann::ordered_json::parse(text);
-  CHECK(document["runs"][0]["speedup"].is_null());
-  CHECK(document["runs"][0]["limit_ms"].is_null());
-  CHECK_THROWS_WITH(report_from_json(document), Catch::Contains("samples_ms"));
-  // Such a launch has no median, and the run no speed.
-  pair(report);
-  CHECK_FALSE(report.runs[1].repetitions[0].median_ms);
-  CHECK_FALSE(report.runs[1].has_speed());
+  report.runs[1].gpu = {.utilisation_percent = 50, .memory_mib = 100};
+  const auto document = nlohmann::ordered_json::parse(to_json(report).dump());
+  const auto& runs = document["runs"];
+  CHECK(document["schema_version"] == 3);
+  CHECK(document["not_run"][0]["reason"] == "it is not installed");
+  CHECK(runs[0]["speedup"].is_null());
+  CHECK(runs[0]["limit_ms"].is_null());
+  CHECK(runs[1]["gpu"]["memory_mib"] == 100);
+  CHECK(runs[3]["speedup"] == *report.runs[3].speedup);
+  CHECK(runs[3]["speedup_ci95"] ==
+        std::vector{report.runs[3].speedup_ci95->low, report.runs[3].speedup_ci95->high});
+  CHECK(runs[3]["repetitions"][0]["samples_ms"].size() == 5);
+  CHECK(to_json(report, /*samples=*/false)["runs"][3]["repetitions"][0]["samples_ms"].empty());
+}
+
+/// The lines of the screen.
+std::vector<std::string> screen_of(const Report& report) {
+  std::stringstream out;
+  print(out, report);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(out, line);) {
+    CHECK(line.size() <= kScreenWidth);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+int count_lines(const std::vector<std::string>& lines, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return static_cast<int>(std::ranges::count_if(
+      lines, [&](const std::string& line) { return std::regex_search(line, regex); }));
+}
+
+TEST_CASE("the screen of a default report has at most 45 lines, and a row for each run",
+          "[screen]") {
+  std::vector<Timed> timed = default_runs("T");
+  std::ranges::copy(default_runs("M"), std::back_inserter(timed));
+  timed[2].run.error = "rank 1: exit code 75: \x1b[2J" + std::string(200, 'y');
+  timed[4].run.error = "parity: moved 0.2, stage 01 moved 0.134512";
+  Report report = make_report(timed);
+  for (Run& run : report.runs) {
+    run.pieces_ms = {.data = 0.00025, .forward = 1, .backward = 2, .update = 0.5, .all_reduce = 1};
+    run.limit_ms = 0.00712;
+    if (run.is_distributed()) {
+      run.exposed_comm_ms = 0.25;
+    }
+  }
+  report.not_run = {{"srun", "not in a Slurm allocation"}};
+  const std::vector<std::string> lines = screen_of(report);
+  CHECK(lines.size() <= 45);
+  CHECK(count_lines(lines, "^[TM]: ") == 2);
+  CHECK(count_lines(lines,
+                    "^  01_single_gpu +- +- +1x2 +5\\.00 +25,6\\d\\d +1\\.60 \\(.* 80% +ok$") == 2);
+  CHECK(count_lines(lines,
+                    "^  02_data_parallel .*error: rank 1: exit code 75:  \\[2Jy+\\.\\.\\.$") == 1);
+  CHECK(count_lines(lines, "^  03.*gloo +2  error: parity: moved 0.2, stage 01 moved 0.134512$") ==
+        1);
+  CHECK(count_lines(lines, "control") == 0);
+  CHECK(count_lines(lines, "\x1b") == 0);
+  // Pieces, their sum, the step, exposed, limit.
+  CHECK(count_lines(lines,
+                    "^  M: 03_ddp_spawn shm +2( +\\d\\.\\d+){5} +4.50 +4.40 +0.250 +0.0071$") == 1);
+  CHECK(count_lines(lines, "^Not run: srun") == 1);
+  report.partial = true;
+  CHECK(count_lines(screen_of(report), "partial") == 1);
+}
+
+TEST_CASE("an empty report has a screen", "[screen]") {
+  CHECK(count_lines(screen_of({}), "exposed|speed-up") == 0);
 }
 
 }  // namespace

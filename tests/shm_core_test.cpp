@@ -1,23 +1,19 @@
-// The collectives over shared memory, on plain memory: every type and operation against a
-// reference, and every instruction set against the portable one.
+// The collectives over shared memory, on plain memory: sums and means against a reference, every
+// element of random sequences, and how ranks wait for one another.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <ctime>
-#include <functional>
-#include <future>
-#include <numeric>
 #include <random>
 #include <thread>
 
-#include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 #include "common/backends/shm/spin_budget.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/futex_waits.hpp"
 #include "tests/support/random_collectives.hpp"
 #include "tests/support/shm_ranks.hpp"
 
@@ -26,14 +22,17 @@ namespace {
 using ddp::DType;
 using ddp::ReduceOp;
 using ddp::shm::Communicator;
-using ddp::shm::Kernels;
-using ddp::test::Bits;
-using ddp::test::kAllDTypes;
-using ddp::test::kAllReduceOps;
-using ddp::test::load_element;
-using ddp::test::rank_data;
 using ddp::test::run_shm_threads;
 using Bytes = std::vector<std::byte>;
+
+struct Kind {
+  DType dtype;
+  ReduceOp op;
+};
+constexpr std::array kKinds = {
+    Kind{DType::kFloat32, ReduceOp::kSum}, Kind{DType::kFloat32, ReduceOp::kAverage},
+    Kind{DType::kFloat64, ReduceOp::kSum}, Kind{DType::kFloat64, ReduceOp::kAverage},
+    Kind{DType::kInt64, ReduceOp::kSum}};
 
 /// Two ranks that compute, meet, and wait as Barrier does, on a time of their own.
 class TwoRanks {
@@ -79,64 +78,53 @@ class TwoRanks {
   std::mt19937 random_{1};
 };
 
-/// What `body` returns on each of two ranks that are threads and meet at a barrier.
-std::array<double, 2> on_two_ranks(
-    std::chrono::milliseconds timeout,
-    const std::function<double(ddp::shm::Barrier& barrier, int rank)>& body) {
-  std::array<ddp::shm::ControlPage, 2> pages{};
-  const auto run = [&](int rank) {
-    ddp::shm::Barrier barrier(rank, {&pages[0], &pages[1]}, timeout, [](int) { return true; });
-    barrier.begin({.operation = ddp::Operation::kAllReduce});
-    return body(barrier, rank);
-  };
-  std::future<double> other = std::async(std::launch::async, run, 1);
-  const double first = run(0);
-  return {first, other.get()};
+/// Calls `body` with a value of the type.
+template <typename Body>
+auto with_type(DType dtype, const Body& body) {
+  return dtype == DType::kFloat32   ? body(float{})
+         : dtype == DType::kFloat64 ? body(double{})
+                                    : body(uint64_t{});
 }
 
-/// The least of what `attempt` returns in a few tries, or the first that is small enough: the
-/// machine may be busy.
-double least_of_tries(double enough, const std::function<double()>& attempt) {
-  double least = attempt();
-  for (int i = 1; i < 10 && least > enough; ++i) {
-    least = std::min(least, attempt());
-  }
-  return least;
-}
-
-double thread_cpu_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
-}
-
-/// Longer than a wait spins until a wake-up was seen.
-constexpr std::chrono::microseconds kSlowWakeUp{400};
-
-/// The first element that is not what reducing `inputs` must give, or "".
-std::string first_wrong(DType dtype, ReduceOp op, size_t count, const std::vector<Bytes>& inputs,
-                        const void* result) {
-  const size_t bytes = ddp::element_bytes(dtype);
-  std::vector<Bits> values;
-  for (size_t i = 0; i < count; ++i) {
-    values.clear();
-    for (const Bytes& input : inputs) {
-      values.push_back(load_element(input.data(), i, bytes));
+/// Different for every rank and element, and the same in every run.
+Bytes data_of(DType dtype, size_t count, int rank) {
+  std::mt19937_64 random(count * 1000 + static_cast<unsigned>(rank));
+  return with_type(dtype, [&](auto value) {
+    Bytes bytes(count * sizeof(value));
+    for (size_t i = 0; i < count; ++i) {
+      value = static_cast<decltype(value)>(std::ldexp(static_cast<double>(random() >> 11), -31));
+      std::memcpy(&bytes[i * sizeof(value)], &value, sizeof(value));
     }
-    const Bits expected = ddp::test::expected_reduction(dtype, op, values);
-    const Bits got = load_element(result, i, bytes);
-    if (!ddp::test::same_element(dtype, got, expected)) {
-      return fmt::format("{} of {} {} over {}: element {} has bits {:x}, expected {:x}",
-                         to_string(op), count, to_string(dtype), inputs.size(), i, got, expected);
-    }
-  }
-  return "";
+    return bytes;
+  });
 }
 
-std::vector<Bytes> all_ranks_data(DType dtype, size_t count, int world_size, uint64_t seed) {
+/// The first element that is not the sum, or mean, of `inputs` in their order, or "".
+std::string first_wrong(const Kind& kind, size_t count, const std::vector<Bytes>& inputs,
+                        const std::byte* result) {
+  return with_type(kind.dtype, [&](auto got) -> std::string {
+    for (size_t i = 0; i < count; ++i) {
+      auto expected = got;
+      for (size_t rank = 0; rank < inputs.size(); ++rank) {
+        std::memcpy(&got, &inputs[rank][i * sizeof(got)], sizeof(got));
+        expected = rank == 0 ? got : expected + got;
+      }
+      if (kind.op == ReduceOp::kAverage) {
+        expected /= static_cast<decltype(got)>(inputs.size());
+      }
+      std::memcpy(&got, result + i * sizeof(got), sizeof(got));
+      if (got != expected) {
+        return fmt::format("element {} of {} is {}, expected {}", i, count, got, expected);
+      }
+    }
+    return "";
+  });
+}
+
+std::vector<Bytes> all_ranks_data(DType dtype, size_t count, int world_size) {
   std::vector<Bytes> all;
   for (int rank = 0; rank < world_size; ++rank) {
-    all.push_back(rank_data(dtype, count, rank, seed));
+    all.push_back(data_of(dtype, count, rank));
   }
   return all;
 }
@@ -166,19 +154,6 @@ class Guarded {
 
 }  // namespace
 
-TEST_CASE("each meeting of a collective has the timeout for itself") {
-  constexpr std::chrono::milliseconds kTimeout{2000};
-  CHECK_NOTHROW(on_two_ranks(kTimeout, [&](ddp::shm::Barrier& barrier, int rank) {
-    for (int piece = 0; piece < 3; ++piece) {
-      if (rank == 1) {
-        std::this_thread::sleep_for(kTimeout * 2 / 5);
-      }
-      barrier.meet();
-    }
-    return 0;
-  }));
-}
-
 TEST_CASE("ranks that wake up slowly fall into step again, and do not keep each other asleep") {
   const int64_t compute_ns = GENERATE(3'000, 12'000, 30'000, 150'000, 2'000'000);
   const int64_t wake_up_ns = GENERATE(5'000, 50'000, 150'000, 400'000);
@@ -206,109 +181,54 @@ TEST_CASE("spins that find nobody take one part in 32 of the time") {
   }
 }
 
-TEST_CASE("threads that wake up slowly fall into step again", "[measured][two]") {
-  const ddp::test::SlowWakeUps slow(kSlowWakeUp);
-  const auto sleeps = [](ddp::shm::Barrier& barrier, int rank) {
-    for (int step = 0; step < 100; ++step) {
-      if (step % 2 == rank) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      barrier.meet();
-    }
-    // While all sleep, a hundred take longer than until what was spent has come back.
-    for (int step = 0; step < 300; ++step) {
-      barrier.meet();
-    }
-    const uint64_t before = ddp::test::futex_waits();
-    for (int step = 0; step < 1000; ++step) {
-      barrier.meet();
-    }
-    return static_cast<double>(ddp::test::futex_waits() - before);
-  };
-  // One of the two sleeps in every meeting if they keep each other asleep.
-  constexpr double kBound = 250;
-  CHECK(least_of_tries(kBound, [&] {
-          const auto [first, second] = on_two_ranks(std::chrono::seconds(60), sleeps);
-          return first + second;
-        }) <= kBound);
-}
-
-TEST_CASE("a thread's spins that find nobody take one part in 32 of the time") {
-  const ddp::test::SlowWakeUps slow(kSlowWakeUp);
-  const auto vain_share = [](ddp::shm::Barrier& barrier, int rank) {
-    const auto begin = std::chrono::steady_clock::now();
-    const double cpu_begin_ms = thread_cpu_ms();
-    for (int step = 0; step < 200; ++step) {
-      if (rank == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(3));
-      }
-      barrier.meet();
-    }
-    const std::chrono::duration<double, std::milli> wall = std::chrono::steady_clock::now() - begin;
-    return (thread_cpu_ms() - cpu_begin_ms) / wall.count();
-  };
-  // If they were not counted, each would take 800 us of less than 4 ms. To sleep takes time, too.
-  constexpr double kBound = 0.1;
-  CHECK(least_of_tries(kBound, [&] {
-          return on_two_ranks(std::chrono::seconds(60), vain_share)[0];
-        }) <= kBound);
-}
-
 TEST_CASE("a wait of seconds takes no processor") {
-  const auto cpu_ms = [](ddp::shm::Barrier& barrier, int rank) {
-    const double begin_ms = thread_cpu_ms();
-    if (rank == 1) {
+  double cpu_seconds = 0;
+  run_shm_threads(2, [&](Communicator& communicator) {
+    timespec time{};
+    if (communicator.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
-    barrier.meet();
-    return thread_cpu_ms() - begin_ms;
-  };
-  constexpr double kBoundMs = 50;  // for 400 looks whether the other lives
-  CHECK(least_of_tries(kBoundMs, [&] {
-          return on_two_ranks(std::chrono::seconds(60), cpu_ms)[0];
-        }) <= kBoundMs);
+    communicator.barrier();
+    if (communicator.rank() == 0) {
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+      cpu_seconds = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+    }
+  });
+  CHECK(cpu_seconds < 0.5);  // for the start, and for 400 looks whether the other lives
 }
 
-TEST_CASE("the reference knows half precision", "[kernels]") {
-  using ddp::test::expected_reduction;
-  // 1 + 2^-11 is half way between 1 and the next: to even. 65504 + 65504 is too much.
-  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x3c00, 0x1000}) == 0x3c00);
-  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x3c01, 0x1000}) == 0x3c02);
-  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x7bff, 0x7bff}) == 0x7c00);
-  CHECK(expected_reduction(DType::kFloat16, ReduceOp::kSum, {0x0001, 0x0001}) == 0x0002);
-  CHECK(expected_reduction(DType::kBFloat16, ReduceOp::kSum, {0x3f80, 0x3f80}) == 0x4000);
-  CHECK(expected_reduction(DType::kBFloat16, ReduceOp::kProduct, {0xbf80, 0x4040}) == 0xc040);
-  CHECK(ddp::test::is_nan(DType::kFloat16, 0x7c01));
-  CHECK_FALSE(ddp::test::same_element(DType::kFloat32, 0x7fc00000, 0x3f800000));
-  CHECK(expected_reduction(DType::kInt8, ReduceOp::kMin, {0xff, 0x01}) == 0xff);
-  CHECK(expected_reduction(DType::kUint8, ReduceOp::kMin, {0xff, 0x01}) == 0x01);
-}
-
-TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
-  REQUIRE(std::string(ddp::shm::all_kernels().front()->name) == "portable");
-  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
-    for (const DType dtype : kAllDTypes) {
-      for (const ReduceOp op : kAllReduceOps) {
-        if (!ddp::is_supported(dtype, op)) {
-          continue;
-        }
-        for (const size_t input_count : {1U, 2U, 3U, 8U}) {
-          for (const size_t count : {1U, 15U, 16U, 17U, 64U, 1000U}) {
-            const auto inputs = all_ranks_data(dtype, count, static_cast<int>(input_count), count);
-            std::vector<Guarded> buffers;
-            std::vector<const void*> pointers;
-            for (size_t i = 0; i < input_count; ++i) {
-              const size_t shift = i * ddp::element_bytes(dtype) % 64;
-              pointers.push_back(buffers.emplace_back(inputs[i], shift).data());
-            }
-            const Guarded output(inputs[0], 3);  // aligned to nothing
-            const Guarded streamed(inputs[0], 0);
-            void* out = output.data();
-            kernels->reduce({dtype, op, count, pointers, {&out, 1}, streamed.data()});
-            INFO(kernels->name);
-            CHECK(first_wrong(dtype, op, count, inputs, output.data()) == "");
-            CHECK(std::memcmp(output.data(), streamed.data(), inputs[0].size()) == 0);
-            CHECK((output.edges_are_untouched() && streamed.edges_are_untouched()));
+TEST_CASE("a reduction writes every output from any place in a line, and nothing beside") {
+  for (const Kind& kind : kKinds) {
+    const size_t bytes = ddp::element_bytes(kind.dtype);
+    for (const size_t input_count : {1U, 2U, 3U, 8U}) {
+      for (const size_t shift : {size_t{0}, bytes, 64 - bytes}) {
+        for (const size_t count : {1U, 7U, 16U, 17U, 129U, 1000U}) {
+          const auto inputs = all_ranks_data(kind.dtype, count, static_cast<int>(input_count));
+          std::vector<Guarded> buffers;
+          ddp::shm::Reduction reduction(kind.dtype, kind.op, count, input_count, 1);
+          for (size_t i = 0; i < input_count; ++i) {
+            reduction.inputs[i] = buffers.emplace_back(inputs[i], shift).data();
+          }
+          // To one place that is aligned to nothing, and past the caches; then to all in place.
+          const Guarded output(inputs[0], 3);
+          const Guarded streamed(inputs[0], 0);
+          reduction.outputs[0] = output.data();
+          reduction.streamed_output = streamed.data();
+          ddp::shm::reduce(reduction);
+          reduction.output_count = input_count;
+          reduction.streamed_output = nullptr;
+          for (size_t i = 0; i < input_count; ++i) {
+            reduction.outputs[i] = buffers[i].data();
+          }
+          ddp::shm::reduce(reduction);
+          std::vector<const Guarded*> written = {&output, &streamed};
+          for (const Guarded& buffer : buffers) {
+            written.push_back(&buffer);
+          }
+          INFO(input_count << " inputs, shift " << shift);
+          for (const Guarded* const buffer : written) {
+            CHECK(first_wrong(kind, count, inputs, buffer->data()) == "");
+            CHECK(buffer->edges_are_untouched());
           }
         }
       }
@@ -316,144 +236,55 @@ TEST_CASE("every instruction set gives what the reference gives", "[kernels]") {
   }
 }
 
-TEST_CASE("in place: every buffer gets the result, from any place in a line", "[kernels]") {
-  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
-    for (const DType dtype : kAllDTypes) {
-      const size_t element = ddp::element_bytes(dtype);
-      for (const size_t input_count : {2U, 3U}) {
-        for (size_t shift = 0; shift < 64; shift += element) {
-          for (const size_t count : {1U, 7U, 16U, 129U}) {
-            const auto inputs = all_ranks_data(dtype, count, static_cast<int>(input_count), shift);
-            std::vector<Guarded> buffers;
-            std::vector<void*> pointers;
-            for (const Bytes& input : inputs) {
-              pointers.push_back(buffers.emplace_back(input, shift).data());
-            }
-            kernels->reduce(
-                {dtype, ReduceOp::kSum, count, {pointers.data(), input_count}, pointers});
-            INFO(kernels->name << ", shift " << shift);
-            for (const Guarded& buffer : buffers) {
-              CHECK(first_wrong(dtype, ReduceOp::kSum, count, inputs, buffer.data()) == "");
-              CHECK(buffer.edges_are_untouched());
-            }
-          }
-        }
-      }
+TEST_CASE("all_reduce of every size, in private memory and in place, has the same bits") {
+  constexpr size_t kMailbox = (4 << 20) / 4;
+  // None, one more and one less than a line, a slot, a mailbox; and two mailboxes.
+  const std::vector<size_t> counts = {0,    1,    15,   16,   17,     1023,         1024,
+                                      1025, 2047, 2048, 2049, 100003, kMailbox + 1, 2 * kMailbox};
+  const int world_size = GENERATE(1, 2, 3, 8);
+  for (const Kind& kind : kKinds) {
+    std::vector<std::vector<Bytes>> inputs;  // by count, then by rank
+    for (const size_t count : counts) {
+      inputs.push_back(all_ranks_data(kind.dtype, count, world_size));
     }
-  }
-}
-
-TEST_CASE("every half-precision number survives, in every instruction set", "[kernels]") {
-  std::vector<uint16_t> all(65536);
-  std::iota(all.begin(), all.end(), uint16_t{0});
-  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      std::vector<uint16_t> result(all.size());
-      const void* in = all.data();
-      void* out = result.data();
-      kernels->reduce({dtype, ReduceOp::kSum, all.size(), {&in, 1}, {&out, 1}});
-      size_t wrong = 0;
-      for (size_t i = 0; i < all.size(); ++i) {
-        wrong += !ddp::test::same_element(dtype, all[i], result[i]);
-      }
-      INFO(kernels->name << " " << to_string(dtype));
-      CHECK(wrong == 0);
-    }
-  }
-}
-
-TEST_CASE("streaming copies every length and nothing else", "[kernels]") {
-  for (const Kernels* const kernels : ddp::shm::all_kernels()) {
-    for (size_t size = 0; size < 200; ++size) {
-      const Bytes source = rank_data(DType::kUint8, size, 0, size);
-      const Guarded from(source, size % 61);
-      const Guarded to(Bytes(size), 0);
-      kernels->stream(to.data(), from.data(), size);
-      CHECK(std::equal(source.begin(), source.end(), to.data()));
-      CHECK(to.edges_are_untouched());
-    }
-  }
-}
-
-TEST_CASE("all_reduce of every type and operation, at every world size", "[collectives]") {
-  const std::vector<size_t> counts = {0, 1, 15, 16, 17, 1000, 4095, 4096, 4097};
-  for (const int world_size : {1, 2, 3, 4, 8}) {
-    for (const DType dtype : kAllDTypes) {
-      std::vector<std::vector<Bytes>> inputs;  // by count, then by rank
-      for (const size_t count : counts) {
-        inputs.push_back(all_ranks_data(dtype, count, world_size, count));
-      }
-      std::vector<std::vector<Bytes>> results(static_cast<size_t>(world_size));
-      run_shm_threads(world_size, [&](Communicator& communicator) {
-        const auto rank = static_cast<size_t>(communicator.rank());
-        for (const ReduceOp op : kAllReduceOps) {
-          for (size_t c = 0; c < counts.size() && ddp::is_supported(dtype, op); ++c) {
-            results[rank].push_back(inputs[c][rank]);
-            communicator.all_reduce(results[rank].back().data(), counts[c], dtype, op);
-          }
-        }
-      });
-      size_t i = 0;
-      for (const ReduceOp op : kAllReduceOps) {
-        for (size_t c = 0; c < counts.size() && ddp::is_supported(dtype, op); ++c, ++i) {
-          CHECK(first_wrong(dtype, op, counts[c], inputs[c], results[0][i].data()) == "");
-        }
-      }
-      for (const auto& result : results) {
-        CHECK(result == results[0]);  // every rank, bit for bit
-      }
-    }
-  }
-}
-
-TEST_CASE("all_reduce of more than fits, in place and through mailboxes, has the same bits",
-          "[collectives]") {
-  constexpr size_t kMailbox = 4 << 20;
-  for (const int world_size : {1, 2, 3, 4, 8}) {
-    // One more and one less than a mailbox, or what fits into all of them, and than a slot.
-    for (const size_t count : {size_t{2047}, size_t{2048}, size_t{2049}, kMailbox / 4 - 1,
-                               kMailbox / 4, kMailbox / 4 + 1, size_t{1000003}, 2 * kMailbox / 4}) {
-      const auto inputs = all_ranks_data(DType::kFloat32, count, world_size, count);
-      std::vector<Bytes> mailboxed(static_cast<size_t>(world_size));
-      std::vector<Bytes> in_place(static_cast<size_t>(world_size));
-      run_shm_threads(world_size, [&](Communicator& communicator) {
-        const auto rank = static_cast<size_t>(communicator.rank());
-        mailboxed[rank] = inputs[rank];
-        communicator.all_reduce(mailboxed[rank].data(), count, DType::kFloat32, ReduceOp::kSum);
-        const size_t shift = 12;
-        const auto region = communicator.allocate(inputs[rank].size() + shift);
-        std::byte* const memory = static_cast<std::byte*>(region.get()) + shift;
-        std::copy(inputs[rank].begin(), inputs[rank].end(), memory);
-        communicator.all_reduce(memory, count, DType::kFloat32, ReduceOp::kSum);
-        in_place[rank].assign(memory, memory + inputs[rank].size());
-      });
-      INFO("world size " << world_size << ", " << count << " elements");
-      CHECK(first_wrong(DType::kFloat32, ReduceOp::kSum, count, inputs, mailboxed[0].data()) == "");
-      for (size_t rank = 0; rank < mailboxed.size(); ++rank) {
-        CHECK(std::memcmp(mailboxed[rank].data(), mailboxed[0].data(), mailboxed[0].size()) == 0);
-        CHECK(std::memcmp(in_place[rank].data(), mailboxed[0].data(), mailboxed[0].size()) == 0);
-      }
-    }
-  }
-}
-
-TEST_CASE("every collective moves every element, in a random sequence as long as a training's",
-          "[collectives]") {
-  for (const int world_size : {1, 2, 3, 5, 8}) {
-    std::vector<std::string> wrong(static_cast<size_t>(world_size));
+    // By rank: for each count what came through mailboxes, and what was reduced in place.
+    std::vector<std::vector<Bytes>> results(static_cast<size_t>(world_size));
     run_shm_threads(world_size, [&](Communicator& communicator) {
-      wrong[static_cast<size_t>(communicator.rank())] = ddp::test::run_random_collectives(
-          communicator, 300, [&](size_t bytes) { return communicator.allocate(bytes); });
+      const auto rank = static_cast<size_t>(communicator.rank());
+      for (size_t i = 0; i < counts.size(); ++i) {
+        const Bytes& input = inputs[i][rank];
+        Bytes& mailboxed = results[rank].emplace_back(input);
+        communicator.all_reduce(mailboxed.data(), counts[i], kind.dtype, kind.op);
+        const size_t shift = 24;
+        const auto region = communicator.allocate(input.size() + shift);
+        std::byte* const memory = static_cast<std::byte*>(region.get()) + shift;
+        std::copy(input.begin(), input.end(), memory);
+        communicator.all_reduce(memory, counts[i], kind.dtype, kind.op);
+        results[rank].emplace_back(memory, memory + input.size());
+      }
     });
-    CHECK(wrong == std::vector<std::string>(wrong.size()));
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      CHECK(first_wrong(kind, counts[i / 2], inputs[i / 2], results[0][i].data()) == "");
+    }
+    CHECK(results == std::vector(results.size(), results[0]));  // every rank, bit for bit
   }
 }
 
-TEST_CASE("regions: different sizes, different places, and memory that outlives the group",
-          "[collectives]") {
+TEST_CASE("every collective moves every element, in a random sequence as long as a training's") {
+  const int world_size = GENERATE(1, 2, 3, 5, 8);
+  std::vector<std::string> wrong(static_cast<size_t>(world_size));
+  run_shm_threads(world_size, [&](Communicator& communicator) {
+    wrong[static_cast<size_t>(communicator.rank())] = ddp::test::run_random_collectives(
+        communicator, 300, [&](size_t bytes) { return communicator.allocate(bytes); });
+  });
+  CHECK(wrong == std::vector<std::string>(wrong.size()));
+}
+
+TEST_CASE("regions: different sizes, different places, and memory that outlives the group") {
+  constexpr size_t kCount = 100000;
   std::vector<std::shared_ptr<void>> kept(2);
   std::vector<std::string> wrong(2);
-  const auto inputs = all_ranks_data(DType::kFloat32, 100000, 2, 1);
+  const auto inputs = all_ranks_data(DType::kFloat32, kCount, 2);
   run_shm_threads(2, [&](Communicator& communicator) {
     const auto own = static_cast<size_t>(communicator.rank());
     const bool refused = communicator.allocate(own == 0 ? 100 : 101) == nullptr &&
@@ -463,9 +294,8 @@ TEST_CASE("regions: different sizes, different places, and memory that outlives 
     std::byte* const memory =
         static_cast<std::byte*>(region.get()) + (own == 0 ? 0 : inputs[own].size());
     std::copy(inputs[own].begin(), inputs[own].end(), memory);
-    communicator.all_reduce(memory, 100000, DType::kFloat32, ReduceOp::kSum);
-    wrong[own] = refused ? first_wrong(DType::kFloat32, ReduceOp::kSum, 100000, inputs, memory)
-                         : "a region of two sizes";
+    communicator.all_reduce(memory, kCount, DType::kFloat32, ReduceOp::kSum);
+    wrong[own] = refused ? first_wrong(kKinds[0], kCount, inputs, memory) : "a region of two sizes";
     kept[own] = region;
   });
   CHECK(wrong == std::vector<std::string>(2));

@@ -51,7 +51,7 @@ size_t round_to_page(size_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-/// What a collective with one meeting too few would do: a rank stores with one kernel into its
+/// A collective with one meeting too few: a rank stores with one kernel into its
 /// mailbox, and another loads from there with another kernel.
 void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here) {
   // Side by side, but ordered by nothing: a rank that came late would, by seeing how far the other
@@ -63,12 +63,12 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
   std::byte* const mailbox = parts[0] + Communicator::part_bytes(2) - 8192;
   std::vector<float> data(1024);
   if (rank == 0) {
-    ddp::shm::kernels().stream(mailbox, data.data(), 4096);
+    ddp::shm::stream(mailbox, data.data(), 4096);
   } else {
-    const void* input = mailbox;
-    void* output = data.data();
-    ddp::shm::kernels().reduce(
-        {ddp::DType::kFloat32, ddp::ReduceOp::kSum, data.size(), {&input, 1}, {&output, 1}});
+    ddp::shm::Reduction reduction(ddp::DType::kFloat32, ddp::ReduceOp::kSum, data.size(), 1, 1);
+    reduction.inputs[0] = mailbox;
+    reduction.outputs[0] = data.data();
+    ddp::shm::reduce(reduction);
   }
 }
 

@@ -34,7 +34,7 @@ cluster = None
 
 
 class Job:
-    """A batch job, by its id or, a task of an array, as ARRAY_TASK."""
+    """A batch job, by its id."""
 
     def __init__(self, name):
         self.id = name
@@ -96,7 +96,7 @@ def ranks_of(program):
 
 
 def has_pending(pid, number):
-    """Whether a stopped process will get the signal when it goes on; true if it is gone."""
+    """True if a stopped process will get the signal when it goes on, or is gone."""
     with contextlib.suppress(OSError):
         pending = re.search(r"^ShdPnd:\s*(\w+)$", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
         return bool(int(pending, 16) >> number - 1 & 1)
@@ -139,12 +139,6 @@ class Scripts(Case):
         for rank in range(4):
             self.assertEqual(four.output.count(f"[CPU{rank}] Epoch "), 4)
         self.assertTrue(four.output.endswith("05_multinode: exit code 0\n"), four.output)
-
-    def test_without_arguments_it_is_50_10(self):
-        job = sbatch("05_multinode", folder=self.folder)
-        job.finished()
-        self.assertEqual((job.output.count("Epoch 49 "), job.output.count("Epoch 50 ")), (4, 0))
-        self.assertTrue((self.folder / "05_multinode.safetensors").exists())
 
     def test_four_nodes_of_eight_gpus(self):
         """32 tasks that find themselves, though the job has CPUs for two on each node only."""
@@ -218,23 +212,6 @@ class Stops(Case):
         time.sleep(1)
         self.assertEqual((job.state(), job.facts()["Restarts"]), ("CANCELLED", "0"))
 
-    def test_of_an_array_one_task_is_started_again(self):
-        """Also where its number is the whole array's; each has a snapshot of its own."""
-        array = sbatch("03_ddp_spawn", "100000", "100000", *LONG, options=["--array=1-2"], folder=self.folder)
-        tasks = [Job(f"{array.id}_{task}") for task in (1, 2)]
-        for task in tasks:
-            task.wait_for(lambda: "[CPU0] Epoch 1 |" in task.output)  # noqa: B023
-        leader, = (task for task in tasks if task.facts()["JobId"] == array.id)
-        other, = (task for task in tasks if task is not leader)
-        run("scancel", "--batch", "--signal=USR1", leader.id)
-        leader.wait_for(lambda: leader.facts()["Restarts"] == "1" and leader.state() == "PENDING")
-        self.assertEqual((other.facts()["Restarts"], other.state()), ("0", "RUNNING"))
-        self.assertEqual([path.name for path in self.folder.glob("*.safetensors")], [f"03_ddp_spawn-{leader.id.split('_')[1]}.safetensors"])
-        run("scancel", array.id)
-        for task in tasks:
-            task.wait()
-        self.assert_nothing_runs()
-
 
 class Submit(Case):
     """The tool, where a real Slurm answers."""
@@ -281,33 +258,6 @@ class Submit(Case):
         self.assertEqual([job["exit_code"] for job in jobs], [3, 0, 0])
         for job, value in zip(jobs, values):
             self.assertEqual((pathlib.Path(job["folder"]) / "argv").read_text().split("\0"), ["--x", value, ""])
-
-    def test_started_again_failed_and_resubmitted(self):
-        self.submit(self.program("echo start >>starts; case $(wc -l <starts) in 1) exit 75;; 2) exit 41;; esac"))
-        job = Job(self.jobs()[0]["id"])
-        job.wait_for_restart()
-        failed, = self.wait_for("failed")
-        self.assertEqual((failed["exit_code"], failed["attempt"], failed["id"]), (41, 1, job.id))
-        self.tool("resubmit", "--failed", "out")
-        done, = self.wait_for("done")
-        self.assertEqual((done["attempt"], done["earlier_ids"]), (2, [job.id]))
-
-    def test_cancelled(self):
-        self.submit(self.program("exec sleep 1000"), "--sweep", "x=1,2")
-        self.wait_for("running", "running")
-        self.tool("cancel", "1", "out")
-        self.assertEqual([job["state"] for job in self.jobs()], ["running", "cancelled"])
-        self.tool("cancel", "--all", "out")
-        self.wait_for("cancelled", "cancelled")
-        self.assert_nothing_runs()
-
-    def test_killed_while_it_submits(self):
-        real = shutil.which("sbatch")
-        self.program(f'{real} "$@"; kill -9 $PPID', "stubs/sbatch")
-        self.submit(self.program("pwd"), code=-signal.SIGKILL, path=self.folder / "stubs")
-        job, = self.wait_for("done")
-        self.assertEqual(run("squeue", "--noheader", "--states=all", "--format=%i", "--name=program", f"--jobs={job['id']}").split(), [job["id"]])
-        self.assertEqual([path.name for path in pathlib.Path(job["folder"]).glob("*.out")], [f"job-{job['id']}.out"])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ tests/slurm_test.py and tests/condor_test.py have real ones.
 usage: submit_test.py [TEST...]
 """
 
-import fcntl
 import importlib.machinery
 import importlib.util
 import itertools
@@ -31,7 +30,6 @@ TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
 
 # A job is a file, named by its id: the tag, state and reason. `fault` in the same folder holds what goes wrong, once:
 #   COMMAND killed-before | killed-after | refused | lost-answer | no-answer
-#   sbatch zero-bytes | timed-out | hangs       it has the job all the same, and squeue does not list it at once
 SCHEDULER = """#!{python} -IS
 import os, pathlib, re, signal, sys, time
 stub = pathlib.Path({stub!r})
@@ -61,13 +59,9 @@ if name in ("sbatch", "condor_submit"):
     number = str(100 + len((stub / "calls").read_text().splitlines()))
     (stub / number).write_text(re.search(r'(?:--comment=|SubmitTag = ")(\\w+)', text)[1] + "|PENDING|None")
     print(number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
-    if fault in ("zero-bytes", "timed-out", "hangs"):
-        (stub / "fault").write_text("squeue empty")
-        time.sleep(60 if fault == "hangs" else 0)
-        sys.exit("sbatch: error: " + ("Zero Bytes were transmitted" if fault == "zero-bytes" else "Socket timed out on send/recv operation"))
     sys.exit(fault == "lost-answer")
 elif name == "squeue":
-    for number, (tag, state, reason) in jobs.items() if fault != "empty" else ():
+    for number, (tag, state, reason) in jobs.items():
         print(number, state, reason, tag, sep="|")
 elif name == "condor_q":
     for number, (tag, *_) in jobs.items():
@@ -271,20 +265,6 @@ class Schedulers(Case):
         self.submit(*words)  # once more on purpose
         self.assertEqual(len(self.submitted()), 4)
 
-    def test_killed_and_forgotten_by_the_scheduler(self):
-        """What the job has left in its folder is enough."""
-        for scheduler, ending in (("slurm", ".out"), ("condor", ".log")):
-            self.setUp()
-            self.fault({"slurm": "sbatch", "condor": "condor_submit"}[scheduler] + " killed-after")
-            self.submit("--settings-file", self.settings(), "--scheduler", scheduler, code=-signal.SIGKILL)
-            with open(self.out / ".lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # until the scheduler's command has ended
-            number, = self.submitted()
-            (self.stub / number).unlink()
-            (self.out / "job-0-program" / f"job-{number}{ending}").write_text("")
-            self.jobs()
-            self.assertEqual((self.jobs("list")[0]["id"], self.submitted()), (number, []))
-
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")
         self.fault("sbatch refused")
@@ -298,21 +278,6 @@ class Schedulers(Case):
         (self.stub / "fault").unlink()
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
         self.assertEqual(len(self.submitted()), 2)
-
-    def test_slurm_has_the_job_and_does_not_list_it_yet(self):
-        """The next call adopts it."""
-        self.addCleanup(setattr, submit_module, "ANSWER_SECONDS", submit_module.ANSWER_SECONDS)
-        submit_module.ANSWER_SECONDS = 3
-        for fault, code, state in (("zero-bytes", 1, "failed"), ("timed-out", 75, "new"), ("hangs", 75, "new")):
-            with self.subTest(fault=fault):
-                self.setUp()
-                self.fault(f"sbatch {fault}")
-                said = self.submit("--settings-file", self.settings(), "--scheduler", "slurm", code=code)
-                self.assertEqual("timed out" in said, state == "new", said)
-                self.assertEqual(self.jobs("list")[0]["state"], state)
-                self.submit("resubmit", "--failed", self.out)
-                self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
-                self.assertEqual(len(self.submitted()), 1)
 
     def test_what_slurm_says(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
@@ -359,14 +324,6 @@ class Schedulers(Case):
             (self.out / f"job-0-program/job-{self.jobs()[0]['id']}.log").write_text(text + "\n...\n")
             self.assertEqual(self.jobs()[0]["state"], state)
 
-    def test_files_that_submit_did_not_write(self):
-        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
-        file = self.out / "job-0.json"
-        good = json.loads(file.read_text())
-        for bad in ("", "{}", "[]", json.dumps(good | {"id": "--all"}), json.dumps(good | {"name": "../x"}), json.dumps(good | {"more": 1})):
-            file.write_text(bad)
-            self.assertIn("job-0.json: got something else", self.submit("cancel", "--all", self.out, code=2))
-
 
 class Local(Case):
     def start_local(self, text, *arguments):
@@ -406,19 +363,6 @@ class Local(Case):
         (self.out / "job-1-x-2/go").touch()
         self.submit("resubmit", "1", self.out)
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
-
-    def test_cancelled_when_it_has_just_ended(self):
-        """The others are cancelled too."""
-        self.wait(self.start_local("exit 0", "--sweep", "x=1,2"), 0)
-        child = subprocess.Popen(["true"])
-        child.wait()
-        for number, change in enumerate(({"state": "running", "id": str(child.pid)}, {"state": "new"})):
-            file = self.out / f"job-{number}.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | change))
-        with open(self.out / ".running", "w") as running:
-            fcntl.flock(running, fcntl.LOCK_EX)
-            self.submit("cancel", "--all", self.out)
-        self.assertEqual([job["state"] for job in self.jobs("list")], ["cancelled"] * 2)
 
     def test_killed(self):
         """Its program ends too, and the same call again, or resubmit, runs what has not run."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/to_safetensors: images, tables and IDX files of the same samples train a stage to the same weights, and whatever is wrong with them is one line
+"""tools/to_safetensors: images and a table of the same samples train a stage to the same weights, and whatever is wrong with them is one line
 that names it.
 
 usage: tests/to_safetensors_test.py BIN_DIR
@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import runpy
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,6 @@ TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/to_safetensors"
 BIN_DIR = pathlib.Path(sys.argv.pop(1)).resolve()
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (40, 4, 5), "uint8")
 LABELS = numpy.arange(40) * 3 // 40  # sorted, as the folders are
-
-
-def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype("uint8").tobytes()
 
 
 def table(rows, header="a,b,label"):
@@ -87,24 +82,24 @@ class ToSafetensors(unittest.TestCase):
         for number, (pixels, label) in enumerate(zip(PIXELS, LABELS)):
             self.save_image(f"photos/class {label}/{number:03}.png", Image.fromarray(pixels))
         self.write("photos/.hidden", "")
-        self.write("i.gz", gzip.compress(idx(PIXELS)))
-        self.write("l", idx(LABELS))
         rows = [",".join(map(repr, [*(pixels.flatten() / numpy.float32(255)).tolist(), int(label)]))
                 for pixels, label in zip(PIXELS, LABELS)]
-        self.write("t.csv", "\ufeff" + table(rows, ",".join(f'"p{i}"' for i in range(20)) + ", Label").replace("\n", "\r\n"))
+        names = ",".join(f'"p{i}"' for i in range(20)) + ", Label"
+        self.write("t.csv", "\ufeff" + table(rows, names).replace("\n", "\r\n"))
+        self.write("packed.csv.gz", gzip.compress(table(rows, names).encode()))
         digests = set()
-        for sources in "photos", "i.gz l", "t.csv":
-            written = self.convert(f"{sources} o.safetensors")
+        for source in "photos", "t.csv", "packed.csv.gz":
+            written = self.convert(f"{source} o.safetensors")
             numpy.testing.assert_array_equal(written["labels"], LABELS)
             self.assertEqual((written["labels"].dtype, len(written)), (numpy.int64, 2))
-            if sources != "t.csv":
+            if source == "photos":
                 numpy.testing.assert_array_equal(written["features"], PIXELS)
             digests.add(self.digest("o.safetensors"))
         self.assertEqual(len(digests), 1, digests)
-        self.write("test-i", idx(PIXELS[30:]))
-        self.write("test-l", idx(LABELS[30:]))
-        written = self.convert("i.gz l o.safetensors --test test-i test-l")
-        for name, expected in {"features": PIXELS, "labels": LABELS, "test_features": PIXELS[30:], "test_labels": LABELS[30:]}.items():
+        features = written["features"]
+        self.write("test.csv", table(rows[30:], names))
+        written = self.convert("t.csv o.safetensors --test test.csv")
+        for name, expected in {"features": features, "labels": LABELS, "test_features": features[30:], "test_labels": LABELS[30:]}.items():
             numpy.testing.assert_array_equal(written[name], expected)
         self.assertNotIn(self.digest("o.safetensors"), digests)  # nothing is held out of these
 
@@ -170,29 +165,26 @@ class ToSafetensors(unittest.TestCase):
         self.write("f/labels.csv", "")
         self.check_refused("f o.safetensors", "f/labels.csv: got a file, expected in f only folders")
 
-    def test_what_is_wrong_with_idx_files_and_the_command_line_is_said(self):
-        self.write("i", idx(PIXELS))
-        self.write("l", idx(LABELS))
-        self.write("short", idx(PIXELS)[:-1])
-        self.write("low", idx(PIXELS[:, 1:]))
+    def test_what_is_wrong_with_the_command_line_is_said(self):
+        self.save_image("f/a/1.png", Image.fromarray(PIXELS[0]))
+        self.save_image("low/a/1.png", Image.fromarray(PIXELS[0, 1:]))
         self.write("t.csv", table(["1,2,0"]))
         self.write("values.csv", table(["1,2,0.5"]))
         self.write("turned.csv", table(["1,2,0"], "b,a,label"))
         for line, *parts in [
-            ("l l o.safetensors", "IDX file l: begins with 00000801, expected 00000803"), ("short l o.safetensors", "got 799 bytes", "40 x 4 x 5"),
-            ("i t.csv o.safetensors", "IDX file t.csv: begins with"), ("no l o.safetensors", "no cannot be read"), ("i l l o.safetensors", "got 3 sources"),
-            ("i l o.safetensors --test low l", "--test low: got samples of another size"),
+            ("no o.safetensors", "no cannot be read"), ("t.csv t.csv o.safetensors", "unrecognized arguments"),
+            ("f o.safetensors --test low", "--test low: got samples of another size"),
             ("t.csv o.safetensors --test values.csv", "--test values.csv: got"), ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
-            ("i l o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
+            ("t.csv o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
         ]:
             with self.subTest(line):
                 self.check_refused(line, *parts)
-        done = self.run_tool("i l no/such/o.safetensors")
+        done = self.run_tool("f no/such/o.safetensors")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
         # As a command, whichever Python comes first; and a file that others can read.
-        done = subprocess.run([TOOL, "i", "l", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
+        done = subprocess.run([TOOL, "f", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertEqual(done.stdout, "o.safetensors: 40 samples of 4 x 5 uint8, classes 0 to 2; none held out: a stage does so with a fifth\n")
+        self.assertEqual(done.stdout, "o.safetensors: 1 samples of 4 x 5 uint8, classes 0 to 0; none held out: a stage does so with a fifth\n")
         self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
 
 

@@ -4,7 +4,6 @@
 //   run:  build/bin/collectives all_reduce --nprocs 3
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,18 +18,19 @@
 #include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
+#include "common/parallel/agreement.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
 namespace {
 
-constexpr int kMaxRanks = 16;  // of which a terminal still shows the tensors
+constexpr int kMaxRanks = 16;  // a terminal still shows their tensors
 constexpr int64_t kMaxSize = 64;
 
 enum : unsigned {
   kRoot = 1,
   kOp = 2,
-  kOnlyGloo = 4,  // our own backends have what DistributedDataParallel needs
+  kOnlyGloo = 4,  // our own backends have the collectives that DistributedDataParallel needs
 };
 
 struct Collective {
@@ -49,9 +49,10 @@ constexpr Collective kCollectives[] = {
     {"reduce", "Rank {root} alone now has the {op} of all ranks' tensors, element by element.",
      kRoot | kOp | kOnlyGloo},
     {"all_gather", "Every rank now has all ranks' tensors, one after the other.", 0},
-    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.", kRoot},
+    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.",
+     kRoot | kOnlyGloo},
     {"scatter", "Rank r now has part r of what rank {root} had.", kRoot | kOnlyGloo},
-    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", kOp},
+    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", kOp | kOnlyGloo},
     {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", kOnlyGloo},
     {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.",
      kOnlyGloo},
@@ -70,7 +71,7 @@ struct LabOptions {
 
 LabOptions parse_lab_options(int argc, char** argv) {
   LabOptions options;
-  options.program = program_name(argc > 0 ? argv[0] : nullptr);
+  options.program = program_name();
   Choices names;
   for (const Collective& collective : kCollectives) {
     names.emplace_back(collective.name);
@@ -101,8 +102,8 @@ LabOptions parse_lab_options(int argc, char** argv) {
   group.value(
       "--op", "NAME", "sum", "of all_reduce, reduce, reduce_scatter: " + join(ops),
       [&](const auto& option, const auto& text) { options.op = check_choice(option, text, ops); });
-  line.require({"collective"}, "--help", "all_reduce --nprocs 3");
-  line.parse_strictly(argc, argv);
+  line.require("collective");
+  line.parse(argc, argv);
 
   options.collective = *std::ranges::find(kCollectives, name, &Collective::name);
   if (options.root && !options.collective.has_root()) {
@@ -112,11 +113,12 @@ LabOptions parse_lab_options(int argc, char** argv) {
     refuse("--op: got {}, expected none: {} computes nothing", options.op, name);
   }
   options.op = options.op.empty() ? "sum" : options.op;
-  if (options.collective.only_gloo() && options.backend == "auto") {
+  if (options.collective.only_gloo() || (options.op != "sum" && options.op != "mean")) {
+    if (options.backend != "auto" && options.backend != "gloo") {
+      refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
+             options.collective.only_gloo() ? "" : " with --op " + options.op);
+    }
     options.backend = "gloo";
-  }
-  if (options.collective.only_gloo() && options.backend != "gloo") {
-    refuse("--backend: got {}, expected gloo: it alone has {} here", options.backend, name);
   }
   return options;
 }
@@ -255,7 +257,7 @@ class Lab {
 
   /// Each rank counts itself in the store before, and reads the count after.
   BeforeAndAfter barrier() const {
-    const std::string key = group_.exchange_key("barrier");
+    const std::string key = "lab/barrier";
     group_.store()->add(key, 1);
     group_.barrier();
     return {"has come",
@@ -337,8 +339,8 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
   const ProcessGroup& group = default_process_group();
   const BeforeAndAfter own = Lab(options, group).run();
   std::vector<std::string> texts;
-  group.verify("tensors", own.before + "\n" + own.after,
-               [&](const std::vector<std::string>& all) { return texts = all, std::string(); });
+  verify(group, "tensors", own.before + "\n" + own.after,
+         [&](const std::vector<std::string>& all) { return texts = all, std::string(); });
   if (environment.rank == 0) {
     std::cout << report(options, group, texts) << std::flush;
   }
@@ -347,22 +349,13 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
 
 int run(int argc, char** argv, std::string& who) {
   const LabOptions options = parse_lab_options(argc, argv);
-  Options stage;
-  stage.program = options.program;
-  stage.launch = Launch::kLauncher;
-  const LaunchEnvironment environment = read_launch_environment(stage);
+  const LaunchEnvironment environment = read_launch_environment();
   if (environment.launcher == "none") {
     const int ranks = options.nprocs.value_or(2);
     check_world(options, ranks, "spawn");
     return start_ranks(options.program, {argv, argv + argc}, ranks);
   }
-  if (environment.launcher == "spawn") {
-    // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
-    prctl(PR_SET_NAME, options.program.c_str());
-  }
-  if (environment.world_size > 1) {
-    who = fmt::format("[rank {}] ", environment.rank);
-  }
+  who = internal::name_of_rank(environment);
   run_rank(options, environment);
   return static_cast<int>(ExitCode::kDone);
 }
@@ -371,6 +364,5 @@ int run(int argc, char** argv, std::string& who) {
 }  // namespace ddp
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded(argc, argv,
-                                [&](std::string& who) { return ddp::run(argc, argv, who); });
+  return ddp::internal::guarded([&](std::string& who) { return ddp::run(argc, argv, who); });
 }

@@ -12,7 +12,7 @@ set -euo pipefail
 packages=(
     # to build
     g++ cmake ninja-build ccache git ca-certificates python3 python3-venv
-    libcli11-dev nlohmann-json3-dev libxxhash-dev libsodium-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
+    libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin
 )
@@ -25,8 +25,8 @@ case ${1:-all} in
         packages+=(
             # the tests' data, their framework, Google Benchmark's compare.py, what reads the scripts, what runs the page's
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
-            # clusters of Slurm and HTCondor, MPICH's mpiexec.hydra (mpirun and mpicc stay Open MPI's)
-            slurm-wlm debootstrap iproute2 mpich
+            # clusters of Slurm and HTCondor
+            slurm-wlm debootstrap iproute2
         )
         requirements+=(tests/requirements.txt)
         target=all

@@ -13,7 +13,7 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
     sentences CODE      what the report says: fastest, ranks, threads, peers or controls
-    origin              when, where and by which command it was measured
+    origin              where, from which commit and by which command it was measured
 
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
 """

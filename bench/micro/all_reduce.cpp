@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include "bench/micro/suites.hpp"
-#include "common/backends/backend.hpp"
 
 namespace ddp::micro {
 
@@ -35,24 +34,21 @@ Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes) {
               }};
 }
 
-void run_all_reduces(const MicroOptions& options, Ranks& ranks) {
+void run_all_reduces(const MicroOptions& options, const Ranks& ranks) {
   using benchmark::Counter;
-  for (const std::string& name : options.backends) {
-    const std::string backend = resolve_backend(name, ranks.device());
-    for (const int64_t bytes : options.bytes) {
-      add_benchmark(fmt::format("all_reduce/{}/ranks:{}/bytes:{}", backend, ranks.size(), bytes),
-                    benchmark::kMicrosecond, ranks,
-                    [&ranks, backend, bytes](benchmark::UserCounters& counters) {
-                      ranks.connect(backend);
-                      const auto size = static_cast<double>(bytes);
-                      const double n = ranks.size();
-                      counters["bytes"] = size;
-                      counters["algorithm_bandwidth"] = Counter(size, Counter::kIsRate);
-                      // What each rank must send and receive at least, whatever the algorithm.
-                      counters["bus_bandwidth"] = Counter(size * 2 * (n - 1) / n, Counter::kIsRate);
-                      return all_reduce_piece(ranks.group(), bytes);
-                    });
-    }
+  for (const int64_t bytes : options.bytes) {
+    add_benchmark(fmt::format("all_reduce/{}/ranks:{}/bytes:{}", ranks.group().backend_name(),
+                              ranks.size(), bytes),
+                  benchmark::kMicrosecond, ranks,
+                  [&ranks, bytes](benchmark::UserCounters& counters) {
+                    const auto size = static_cast<double>(bytes);
+                    const double n = ranks.size();
+                    counters["bytes"] = size;
+                    counters["algorithm_bandwidth"] = Counter(size, Counter::kIsRate);
+                    // What each rank must send and receive at least, whatever the algorithm.
+                    counters["bus_bandwidth"] = Counter(size * 2 * (n - 1) / n, Counter::kIsRate);
+                    return all_reduce_piece(ranks.group(), bytes);
+                  });
   }
   run_benchmarks(ranks);
 }

@@ -1,8 +1,6 @@
 // bench_micro: Google Benchmark for all-reduces and for the pieces of a training step, with as many
 // ranks as wanted at work at the same time.
 #include <benchmark/benchmark.h>
-#include <fmt/format.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <string>
@@ -11,8 +9,8 @@
 #include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/launch/launch_environment.hpp"
+#include "common/backends/device.hpp"
+#include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
 
@@ -35,42 +33,44 @@ void initialize(const MicroOptions& options, bool reports) {
   argv.push_back(nullptr);
   benchmark::Initialize(&count, argv.data());
   if (count > 1) {
-    throw UsageError(fmt::format("{}: got a flag that Google Benchmark does not know", argv[1]));
+    refuse("{}: got a flag that Google Benchmark does not know", argv[1]);
+  }
+}
+
+void check_world(const MicroOptions& options, int size, const std::string& launcher) {
+  if (size == 1 && options.suite == "all_reduce") {
+    refuse("--suite all_reduce: got one rank, expected --nprocs 2 or more");
+  }
+  if (size != options.nprocs.value_or(size)) {
+    refuse("--nprocs: got {}, expected {}, as many as {} started", *options.nprocs, size, launcher);
   }
 }
 
 int run(int argc, char** argv, std::string& who) {
   constexpr int kDefaultProcesses = 2;
   const MicroOptions options = parse_micro_options(argc, argv);
-  LaunchEnvironment environment = read_launch_environment(options.stage);
-  const bool started_by_hand = environment.launcher == "none";
-  initialize(options, started_by_hand || environment.rank == 0);
-  if (started_by_hand && options.nprocs != 1) {
-    return start_ranks(options.stage.program, {argv, argv + argc},
-                       options.nprocs.value_or(kDefaultProcesses));
+  const LaunchEnvironment launch = read_launch_environment();
+  const bool is_alone = launch.launcher == "none";
+  const int size = is_alone ? options.nprocs.value_or(kDefaultProcesses) : launch.world_size;
+  who = internal::name_of_rank(launch);
+  initialize(options, launch.rank == 0);
+  check_world(options, size, launch.launcher);
+  if (is_alone && size > 1) {
+    return start_ranks(options.stage.program, {argv, argv + argc}, size);
   }
-  if (environment.launcher == "spawn") {
-    // It was executed as /proc/self/exe, and would be called "exe" in ps and top.
-    prctl(PR_SET_NAME, options.stage.program.c_str());
-  }
-  const int size = environment.world_size;
+  const torch::Device device = set_device(options.stage, launch.local_rank);
   if (size > 1) {
-    who = fmt::format("[rank {}] ", environment.rank);
-  } else if (options.suite == "all_reduce") {
-    throw UsageError(fmt::format("--suite all_reduce: got world size 1 ({}), expected 2 or more",
-                                 environment.launcher));
+    init_process_group(options.stage, launch, device);
   }
-  if (size != options.nprocs.value_or(size)) {
-    throw UsageError(fmt::format("--nprocs: got {}, expected {}, as many as {} started",
-                                 *options.nprocs, size, environment.launcher));
-  }
-  Ranks ranks(options, std::move(environment));
+  Ranks ranks(device, find_default_process_group(), options.min_seconds);
   benchmark::AddCustomContext("libtorch", DDP_TORCH_VERSION);
-  benchmark::AddCustomContext("device", ranks.device().is_cuda() ? "cuda" : "cpu");
-  benchmark::AddCustomContext("ranks", std::to_string(ranks.size()));
+  benchmark::AddCustomContext("device", device.is_cuda() ? "cuda" : "cpu");
+  benchmark::AddCustomContext("ranks", std::to_string(size));
   benchmark::AddCustomContext("threads", std::to_string(options.stage.threads));
   options.suite == "pieces" ? run_pieces(options, ranks) : run_all_reduces(options, ranks);
-  ranks.disconnect();
+  if (size > 1) {
+    destroy_process_group();
+  }
   return static_cast<int>(ExitCode::kDone);
 }
 
@@ -78,6 +78,5 @@ int run(int argc, char** argv, std::string& who) {
 }  // namespace ddp::micro
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded(argc, argv,
-                                [&](std::string& who) { return ddp::micro::run(argc, argv, who); });
+  return ddp::internal::guarded([&](std::string& who) { return ddp::micro::run(argc, argv, who); });
 }

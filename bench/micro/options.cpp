@@ -1,12 +1,10 @@
 #include "bench/micro/options.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <sstream>
 
+#include "bench/words.hpp"
 #include "common/base/command_line.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp::micro {
 namespace {
@@ -22,38 +20,18 @@ constexpr const char* kFooter =
     "Under mpirun or another launcher the launcher's processes are the ranks.\n"
     "Exit codes: 0 done, 1 a sum was wrong or a rank failed, 2 usage, 75 port or rendezvous.";
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream list(text + ',');
-  for (std::string part; std::getline(list, part, ',');) {
-    parts.push_back(part);
-  }
-  return parts;
-}
-
 std::vector<int64_t> parse_bytes(const std::string& name, const std::string& text) {
   std::vector<int64_t> sizes;
-  for (const std::string& part : split(text)) {
+  for (const std::string& part : bench::split(text)) {
     sizes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, kMaxBytes));
     if (sizes.back() % kFloatBytes != 0) {
-      throw UsageError(
-          fmt::format("{}: got {}, expected a multiple of 4 (float32)", name, quote(part)));
+      refuse("{}: got {}, expected a multiple of 4 (float32)", name, quote(part));
     }
   }
   return sizes;
 }
 
-/// The values go through the stages' own parser, so that both accept and refuse the same.
-Options parse_as_stage(const std::string& program, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {program, "0", "1"});
-  std::vector<const char*> argv;
-  for (const std::string& argument : arguments) {
-    argv.push_back(argument.c_str());
-  }
-  return parse_options(static_cast<int>(argv.size()), argv.data(), Launch::kSpawn);
-}
-
-/// @param for_stage gets what parse_as_stage() will read
+/// @param for_stage gets the options that the stages' own parser reads
 void add_options(CommandLine& line, MicroOptions& options, std::vector<std::string>& for_stage) {
   const auto forward = [&for_stage](const std::string& name, const std::string& text) {
     for_stage.push_back(name + "=" + text);
@@ -63,10 +41,7 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
               "all-reduces of many sizes, or the pieces of a training step");
   what.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "2",
                "ranks, all at work at the same time");
-  what.value(
-      "--backends,--backend", "NAME,...", "auto",
-      "libraries for the collectives, as --backend of a stage; pieces: one",
-      [&options](const std::string&, const std::string& text) { options.backends = split(text); });
+  what.value("--backend,--backends", "NAME", "auto", "library for the collectives", forward);
   what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "all_reduce: sizes of the tensors",
              [&options](const std::string& name, const std::string& text) {
                options.bytes = parse_bytes(name, text);
@@ -79,41 +54,25 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
   how.value("--threads", "N", "1", "CPU threads of each rank", forward);
   how.positive("--min-seconds,--benchmark-min-time", "SECONDS", options.min_seconds, kMaxSeconds,
                "0.2", "how long each benchmark is repeated");
-  how.value("--timeout", "SECONDS", "120", "for the rendezvous and every collective", forward);
+  how.value("--timeout", "SECONDS", "600", "for the rendezvous and every collective", forward);
 }
 
 void check_together(const CommandLine& line, const MicroOptions& options) {
   const bool pieces = options.suite == "pieces";
   for (const char* const name : {"--bytes", "--layers", "--batch-size"}) {
     if (line.given(name) && pieces == (std::string(name) == "--bytes")) {
-      throw UsageError(fmt::format("{}: got it with --suite {}, expected it only with --suite {}",
-                                   name, options.suite, pieces ? "all_reduce" : "pieces"));
+      refuse("{}: got it with --suite {}, expected it only with --suite {}", name, options.suite,
+             pieces ? "all_reduce" : "pieces");
     }
-  }
-  if (pieces && options.backends.size() > 1) {
-    throw UsageError(fmt::format("--backends: got {}, expected one with --suite pieces",
-                                 options.backends.size()));
-  }
-  if (!pieces && options.nprocs == 1) {
-    throw UsageError("--nprocs: got 1, expected 2 or more with --suite all_reduce");
-  }
-  for (const std::string& backend : options.backends) {
-    stage_options(options, backend);
   }
   for (const std::string& flag : options.benchmark_flags) {
     if (flag.starts_with("--benchmark_enable_random_interleaving")) {
-      throw UsageError(flag + ": expected no such flag: each rank would draw another order");
+      refuse("{}: expected no such flag: each rank would draw another order", flag);
     }
   }
 }
 
 }  // namespace
-
-Options stage_options(const MicroOptions& options, const std::string& backend) {
-  Options stage = options.stage;
-  stage.backend = parse_as_stage(stage.program, {"--backend=" + backend}).backend;
-  return stage;
-}
 
 MicroOptions parse_micro_options(int argc, const char* const* argv) {
   MicroOptions options;
@@ -129,17 +88,23 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
       own.push_back(argument);
     }
   }
-  CommandLine line(program_name(argc > 0 ? argv[0] : nullptr),
+  const std::string program = program_name();
+  CommandLine line(program,
                    "Google Benchmark for all-reduces and for the pieces of a training step.",
                    "bench_micro " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION, kFooter, 40);
-  std::vector<std::string> for_stage;
+  std::vector<std::string> for_stage = {program, "0", "1"};
   add_options(line, options, for_stage);
-  line.parse(std::move(own), ", expected what --help lists");
+  line.parse(std::move(own));
   if (!line.given("--suite")) {
-    throw UsageError("--suite is missing, expected " + join(kSuites));
+    refuse("--suite is missing, expected {}", join(kSuites));
   }
-  options.stage = parse_as_stage(argv[0], for_stage);
   check_together(line, options);
+  std::vector<const char*> arguments;
+  for (const std::string& argument : for_stage) {
+    arguments.push_back(argument.c_str());
+  }
+  options.stage =
+      parse_options(static_cast<int>(arguments.size()), arguments.data(), Launch::kSpawn);
   return options;
 }
 

@@ -1,19 +1,48 @@
-#include <algorithm>
 #include <cmath>
 #include <optional>
 
 #include "bench/micro/bare_products.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/backends/backend.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
-#include "common/model/flat_parameters.hpp"
-#include "common/model/mlp.hpp"
+#include "common/data/flat_parameters.hpp"
+#include "common/data/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/training/optimizer.hpp"
 
 namespace ddp::micro {
+
+BareProducts::BareProducts(const std::vector<torch::Tensor>& weights, const torch::Tensor& input,
+                           const torch::Tensor& output_gradient) {
+  for (const torch::Tensor& weight : weights) {
+    const bool first = layers_.empty();
+    const bool last = layers_.size() + 1 == weights.size();
+    Layer layer;
+    layer.weight = weight;
+    layer.weight_t = weight.t();
+    layer.input = first ? input : layers_.back().output;
+    layer.output = torch::empty({input.size(0), weight.size(0)}, weight.options());
+    layer.output_grad = last ? output_gradient : torch::empty_like(layer.output);
+    layer.output_grad_t = layer.output_grad.t();
+    layer.weight_grad = torch::empty_like(weight);
+    layers_.push_back(layer);
+    flops_ += 2.0 * static_cast<double>(input.size(0) * weight.numel()) * (first ? 2 : 3);
+  }
+}
+
+void BareProducts::run() {
+  const torch::NoGradGuard no_grad;
+  for (Layer& layer : layers_) {
+    at::mm_out(layer.output, layer.input, layer.weight_t);
+  }
+  for (size_t i = layers_.size(); i-- > 0;) {
+    at::mm_out(layers_[i].weight_grad, layers_[i].output_grad_t, layers_[i].input);
+    if (i > 0) {
+      at::mm_out(layers_[i - 1].output_grad, layers_[i].output_grad, layers_[i].weight);
+    }
+  }
+}
 namespace {
 
 Piece limit(const std::vector<int64_t>& layers, int64_t batch, const torch::Device& device,
@@ -31,100 +60,134 @@ Piece limit(const std::vector<int64_t>& layers, int64_t batch, const torch::Devi
   return {.run = [products] { products->run(); }};
 }
 
+/// Stage 03's step on one rank, in parts.
+class Step {
+ public:
+  Step(const Options& options, const Ranks& ranks)
+      : ranks_(ranks),
+        dataset_(load_dataset(options)),
+        sampler_(dataset_.train.size(), ranks.rank(), ranks.size(), options.seed),
+        loader_(dataset_.train, sampler_, options.batch_size, ranks.device()),
+        next_(loader_.begin()) {
+    torch::manual_seed(options.seed);
+    model_ = Mlp(dataset_.layers);
+    model_->to(ranks.device());
+    if (ranks.size() > 1) {  // the gradients lie where the backend sums them without a copy
+      flat_ = flatten_parameters(*model_, [&ranks](int64_t numel, torch::ScalarType dtype) {
+        return ranks.group().allocate(numel, dtype);
+      });
+      buckets_.emplace(flat_, ranks.group(), bucket_sizes(options.bucket_mib), CallSite::current());
+    }
+    optimizer_ = make_optimizer(model_->parameters(), options);
+  }
+
+  const std::vector<int64_t>& layers() const { return dataset_.layers; }
+
+  Piece data() {
+    return {.run = [this] { ++next_; },
+            .prepare =
+                [this] {
+                  if (++steps_ == loader_.steps()) {
+                    next_ = loader_.begin();
+                    steps_ = 1;
+                  }
+                }};
+  }
+
+  Piece forward() {
+    return {.run = [this] { compute_loss(); }};
+  }
+
+  Piece backward() {
+    return {.run = [this] { loss_.backward(); },
+            .prepare =
+                [this] {
+                  optimizer_->zero_grad();
+                  compute_loss();
+                }};
+  }
+
+  Piece update() {
+    const auto set_gradients = [this] {
+      for (const torch::Tensor& parameter : model_->parameters()) {
+        parameter.mutable_grad() = torch::full_like(parameter, 1e-3);
+      }
+      before_ = model_->parameters().front().detach().clone();
+    };
+    const auto check_moved = [this] {
+      const torch::Tensor moved = model_->parameters().front().detach() - before_;
+      return moved.abs().min().item<double>() > 0  // false for NaN
+                 ? ""
+                 : "update: got a weight that did not move, expected another one";
+    };
+    return {.run =
+                [this] {
+                  optimizer_->step();
+                  optimizer_->zero_grad();
+                },
+            .prepare = set_gradients,
+            .check = check_moved};
+  }
+
+  /// With several ranks.
+  Piece all_reduce() {
+    const auto check_mean = [this] {
+      const double mean = (ranks_.size() + 1) / 2.0;
+      return flat_.grad.sub(mean).abs().max().item<double>() < 1e-6
+                 ? ""
+                 : "all_reduce: got wrong gradients, expected the mean of all ranks' gradients";
+    };
+    return {.run =
+                [this] {
+                  for (size_t i = 0; i < buckets_->size(); ++i) {
+                    buckets_->start(i);
+                  }
+                  buckets_->finish();
+                },
+            .prepare = [this] { flat_.grad.fill_(ranks_.rank() + 1); },
+            .check = check_mean};
+  }
+
+ private:
+  void compute_loss() {
+    const Batch& batch = *next_;
+    loss_ = loss(model_->forward(batch.input), batch.target, batch.weight);
+  }
+
+  const Ranks& ranks_;
+  Dataset dataset_;
+  DistributedSampler sampler_;
+  DataLoader loader_;
+  DataLoader::Iterator next_;
+  int64_t steps_ = 0;  ///< of this epoch
+  Mlp model_{nullptr};
+  FlatParameters flat_;
+  std::optional<GradientBuckets> buckets_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  torch::Tensor loss_;
+  torch::Tensor before_;  ///< the first parameter before an update
+};
+
 }  // namespace
 
-void run_pieces(const MicroOptions& micro_options, Ranks& ranks) {
-  constexpr int64_t kBatches = 8;  // whole ones in an epoch, at least
+void run_pieces(const MicroOptions& micro_options, const Ranks& ranks) {
+  constexpr int64_t kStepsPerEpoch = 16;  // as in the runs of bench
   Options options = micro_options.stage;
-  options.dataset_size =
-      std::max(options.dataset_size, kBatches * options.batch_per_rank * ranks.size());
-  ranks.connect(resolve_backend(micro_options.backends.front(), ranks.device()));
-  const bool alone = ranks.size() == 1;
-
-  const Dataset dataset = load_dataset(options);
-  DistributedSampler sampler(DistributedSamplerOptions{.dataset_size = dataset.train.size(),
-                                                       .num_replicas = ranks.size(),
-                                                       .rank = ranks.rank(),
-                                                       .seed = options.seed});
-  DataLoader loader(dataset.train, sampler, options, ranks.device());
-  torch::manual_seed(options.seed);
-  Mlp model(dataset.layers);
-  model->to(ranks.device());
-  // Gradients lie where the backend sums them without a copy, as in DistributedDataParallel.
-  AllocateFunction allocate;
-  std::optional<GradientBuckets> buckets;
-  if (!alone) {
-    allocate = [&ranks](int64_t numel, torch::ScalarType dtype) {
-      return ranks.group().allocate(numel, dtype);
-    };
-  }
-  const FlatParameters flat = flatten_parameters(*model, allocate);
-  if (!alone) {
-    buckets.emplace(flat, ranks.group(), distributed_options(options),
-                    GradientBuckets::Scale::kDivide);
-  }
-  Optimizer optimizer(*model, options, /*process_group=*/nullptr);
-
-  const int64_t batches = dataset.train.size() / ranks.size() / options.batch_per_rank;
-  int64_t batch = 1;
-  DataLoader::Iterator next = loader.begin();
-  const auto begin_epoch_if_over = [&] {
-    if (batch == batches) {
-      next = loader.begin();
-      batch = 1;
-    }
-    ++batch;
-  };
-  torch::Tensor loss;
-  const auto forward = [&] { loss = ddp::loss(model->forward((*next).input), *next); };
-  const auto zero_grad_and_forward = [&] {
-    optimizer.zero_grad();
-    forward();
-  };
-  const auto update = [&] {
-    optimizer.step();
-    optimizer.zero_grad();
-  };
-  torch::Tensor weight_before;
-  const auto set_gradients = [&] {
-    flat.rebind_grads();  // zero_grad() may have taken them away
-    flat.grad.fill_(1e-3);
-    weight_before = flat.data[0].clone();
-  };
-  const auto check_moved = [&] {
-    return (flat.data[0] - weight_before).abs().item<double>() >
-                   0  // false for what is not a number
-               ? ""
-               : "update: got a weight that did not move, expected another one";
-  };
-  const auto all_reduce = [&] {
-    for (size_t i = 0; i < buckets->size(); ++i) {
-      buckets->start(i);
-    }
-    buckets->finish();
-  };
-  const auto check_mean = [&] {
-    const double mean = (ranks.size() + 1) / 2.0;
-    return flat.grad.sub(mean).abs().max().item<double>() < 1e-6
-               ? ""
-               : "all_reduce: got wrong gradients, expected the mean of all ranks' gradients";
-  };
-
+  options.dataset_size = kStepsPerEpoch * options.batch_size * ranks.size();
+  Step step(options, ranks);
   const auto add = [&](const std::string& name, const Piece& piece) {
     add_benchmark(name, benchmark::kMillisecond, ranks, [piece](auto&) { return piece; });
   };
   // First, because --benchmark_format=csv takes its columns from the first one's counters.
   add_benchmark("limit", benchmark::kMillisecond, ranks, [&](benchmark::UserCounters& counters) {
-    return limit(dataset.layers, options.batch_per_rank, ranks.device(), counters);
+    return limit(step.layers(), options.batch_size, ranks.device(), counters);
   });
-  add("data", {.run = [&] { ++next; }, .prepare = begin_epoch_if_over});
-  add("forward", {.run = forward});
-  add("backward", {.run = [&] { loss.backward(); }, .prepare = zero_grad_and_forward});
-  add("update", {.run = update, .prepare = set_gradients, .check = check_moved});
-  if (!alone) {
-    add("all_reduce", {.run = all_reduce,
-                       .prepare = [&] { flat.grad.fill_(ranks.rank() + 1); },
-                       .check = check_mean});
+  add("data", step.data());
+  add("forward", step.forward());
+  add("backward", step.backward());
+  add("update", step.update());
+  if (ranks.size() > 1) {
+    add("all_reduce", step.all_reduce());
   }
   run_benchmarks(ranks);
 }

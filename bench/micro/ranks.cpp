@@ -2,18 +2,14 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <deque>
-#include <utility>
+#include <thread>
 
-#include "common/backends/device.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/base/pause.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::micro {
@@ -29,81 +25,25 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-Ranks::Ranks(const MicroOptions& options, LaunchEnvironment environment)
-    : options_(options),
-      environment_(std::move(environment)),
-      device_(set_device(options.stage, environment_.local_rank)) {}
-
-Ranks::Ranks(const MicroOptions& options, const ProcessGroup& group)
-    : options_(options),
-      environment_(group.environment()),
-      device_(group.device()),
-      group_(&group) {
-  share_start_line();
-}
-
-void Ranks::connect(const std::string& backend) {
-  if (size() == 1 || (group_ != nullptr && group_->backend_name() == backend)) {
-    return;
-  }
-  if (group_ != nullptr) {
-    disconnect();
-    environment_.store.prefix += "/next";  // each group has a part of the store to itself
-  }
-  // No make_unique: a process group can be neither copied nor moved.
-  own_group_.reset(new ProcessGroup(
-      create_process_group(stage_options(options_, backend), environment_, device_)));
-  group_ = own_group_.get();
-  share_start_line();
-}
-
-void Ranks::disconnect() {
-  if (own_group_ != nullptr) {
-    destroy_process_group(*own_group_);
-    own_group_.reset();
-    group_ = nullptr;
-  }
-}
-
-void Ranks::share_start_line() {
-  if (environment_.num_nodes > 1) {
-    return;
-  }
-  const auto exchange = [this](const std::string& text) {
-    const std::string key = group_->exchange_key("start line");
-    const auto key_of = [&key](int rank) { return fmt::format("{}/{}", key, rank); };
-    group_->store()->set(key_of(rank()), std::vector<uint8_t>(text.begin(), text.end()));
-    std::vector<std::string> texts;
-    for (int peer = 0; peer < size(); ++peer) {
-      const std::vector<uint8_t> bytes = group_->store()->get(key_of(peer));
-      texts.emplace_back(bytes.begin(), bytes.end());
-    }
-    return texts;
-  };
-  segment_ = shm::Segment::create(exchange, rank(), size(), sizeof(StartLine));
-  // Zeros are what a new StartLine holds, so it does not matter which rank is first.
-  start_line_ = reinterpret_cast<StartLine*>(segment_->part(0));
-}
-
+/// Note [Start]: a backend's own barrier lets the ranks go some ten microseconds apart, which is
+/// more than a whole small all-reduce. So on one host, where they share a clock, the ranks agree on
+/// a moment a little later and start then. By that time the backend's threads sleep again, as they
+/// do when a step's gradients are ready.
 void Ranks::line_up() const {
-  constexpr int kSpins = 4000;  // then the core may be needed by the rank that is waited for
+  constexpr auto kLater = std::chrono::microseconds(100);
   synchronize();
-  if (start_line_ == nullptr) {
-    if (group_ != nullptr) {
-      group_->barrier();
-      synchronize();
-    }
+  if (group_ == nullptr) {
     return;
   }
-  const uint32_t round = start_line_->round.load(std::memory_order_acquire);
-  const auto everyone = static_cast<uint32_t>(size());
-  if (start_line_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == everyone) {
-    start_line_->arrived.store(0, std::memory_order_relaxed);
-    start_line_->round.store(round + 1, std::memory_order_release);
+  if (group_->launch().num_nodes > 1) {
+    group_->barrier();
     return;
   }
-  for (int look = 0; start_line_->round.load(std::memory_order_acquire) == round; ++look) {
-    look < kSpins ? pause_briefly() : static_cast<void>(sched_yield());
+  const int64_t now = Clock::now().time_since_epoch().count();
+  const torch::Tensor own = torch::full({1}, now, torch::dtype(torch::kInt64).device(device_));
+  const Clock::duration last(group_->all_gather(own).max().item<int64_t>());
+  while (Clock::now().time_since_epoch() < last + kLater) {
+    std::this_thread::yield();
   }
 }
 
@@ -114,7 +54,7 @@ void Ranks::synchronize() const {
 }
 
 std::vector<double> Ranks::repeat_queued(const Piece& piece, int64_t times) const {
-  constexpr int64_t kQueued = 10;  // between two times at which the ranks meet
+  constexpr int64_t kQueued = 10;  // runs between two meetings of the ranks
   const c10::impl::VirtualGuardImpl guard(device_.type());
   const auto record = [&](std::deque<c10::Event>& events) {
     events.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -166,7 +106,7 @@ void Ranks::agree_that_right(const Piece& piece) const {
   }
 }
 
-double Ranks::measure(const Piece& piece) {
+double Ranks::measure(const Piece& piece) const {
   constexpr int64_t kWarmups = 5;
   constexpr double kFewest = 10;
   constexpr double kMost = 10'000;
@@ -178,7 +118,7 @@ double Ranks::measure(const Piece& piece) {
   repeat(piece, kWarmups);
   const double once = largest(seconds_since(begin) / kWarmups);
   const auto times =
-      static_cast<int64_t>(std::clamp(std::ceil(options_.min_seconds / once), kFewest, kMost));
+      static_cast<int64_t>(std::clamp(std::ceil(min_seconds_ / once), kFewest, kMost));
   repeat(piece, times / 10);  // caches, pages and frequencies settle
   const std::vector<double> seconds = repeat(piece, times);
   agree_that_right(piece);

@@ -3,15 +3,10 @@
 
 #include <torch/types.h>
 
-#include <atomic>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "bench/micro/options.hpp"
-#include "common/backends/shm/shm_segment.hpp"
-#include "common/launch/launch_environment.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp::micro {
@@ -26,42 +21,26 @@ struct Piece {
   std::function<std::string()> check = [] { return ""; };
 };
 
-/// Every rank makes the same calls in the same order. One backend at a time connects the ranks: an
-/// idle one may keep threads busy.
+/// Every rank makes the same calls in the same order.
 class Ranks {
  public:
-  /// Not connected yet. @param options must outlive this object
-  Ranks(const MicroOptions& options, LaunchEnvironment environment);
-  /// Of a group that exists, which must outlive this object.
-  Ranks(const MicroOptions& options, const ProcessGroup& group);
+  /// @param group must outlive this object; nullptr: one rank
+  Ranks(const torch::Device& device, const ProcessGroup* group, double min_seconds)
+      : device_(device), group_(group), min_seconds_(min_seconds) {}
 
-  int rank() const { return environment_.rank; }
-  int size() const { return environment_.world_size; }
+  int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
+  int size() const { return group_ == nullptr ? 1 : group_->world_size(); }
   const torch::Device& device() const { return device_; }
-  /// Connects the ranks by this backend unless they are. With one rank: nothing.
-  void connect(const std::string& backend);
-  void disconnect();
-  /// After connect(), with several ranks.
+  /// With several ranks.
   const ProcessGroup& group() const { return *group_; }
 
-  /// Warms up, then repeats `piece` for --min-seconds, 10 to 10,000 times, equally often on all
+  /// Warms up, then repeats `piece` for the minimum time, 10 to 10,000 times, equally often on all
   /// ranks. Each time all ranks start together.
   /// @return seconds of the slowest rank: the largest of the ranks' medians
   /// @throws Error (1) on all ranks if one of them has a wrong result
-  double measure(const Piece& piece);
+  double measure(const Piece& piece) const;
 
  private:
-  /// Note [Start line]: a backend's own barrier lets the ranks go some ten microseconds apart,
-  /// which is more than a whole small all-reduce, and it wakes the backend's threads. A counter in
-  /// shared memory that all ranks watch lets them go within one microsecond. Ranks on several hosts
-  /// use the backend's barrier.
-  struct StartLine {
-    alignas(64) std::atomic<uint32_t> arrived;
-    alignas(64) std::atomic<uint32_t> round;
-  };
-  static_assert(std::atomic<uint32_t>::is_always_lock_free);
-
-  void share_start_line();
   void line_up() const;
   void synchronize() const;
   std::vector<double> repeat(const Piece& piece, int64_t times) const;
@@ -71,13 +50,9 @@ class Ranks {
   double largest(double value) const;
   void agree_that_right(const Piece& piece) const;
 
-  const MicroOptions& options_;
-  LaunchEnvironment environment_;
   torch::Device device_;
-  std::unique_ptr<ProcessGroup> own_group_;
-  const ProcessGroup* group_ = nullptr;  // none: not connected, or one rank
-  std::shared_ptr<shm::Segment> segment_;
-  StartLine* start_line_ = nullptr;  // in the segment; none with one rank or several hosts
+  const ProcessGroup* group_;
+  double min_seconds_;
 };
 
 }  // namespace ddp::micro

@@ -1,29 +1,11 @@
 #include "bench/micro/suites.hpp"
 
 #include <ostream>
-#include <vector>
 
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp::micro {
-namespace {
-
-class Silent : public benchmark::BenchmarkReporter {
- public:
-  Silent() {
-    SetOutputStream(&nowhere_);
-    SetErrorStream(&nowhere_);
-  }
-  bool ReportContext(const Context&) override { return true; }
-  void ReportRuns(const std::vector<Run>&) override {}
-
- private:
-  std::ostream nowhere_{nullptr};
-};
-
-}  // namespace
-
-void add_benchmark(const std::string& name, benchmark::TimeUnit unit, Ranks& ranks,
+void add_benchmark(const std::string& name, benchmark::TimeUnit unit, const Ranks& ranks,
                    const std::function<Piece(benchmark::UserCounters& counters)>& make) {
   const auto measure_once = [&ranks, make](benchmark::State& state) {
     const Piece piece = make(state.counters);
@@ -38,9 +20,12 @@ void add_benchmark(const std::string& name, benchmark::TimeUnit unit, Ranks& ran
 }
 
 void run_benchmarks(const Ranks& ranks) {
-  Silent silent;
+  std::ostream nowhere(nullptr);
+  benchmark::ConsoleReporter silent;
+  silent.SetOutputStream(&nowhere);
+  silent.SetErrorStream(&nowhere);
   if (benchmark::RunSpecifiedBenchmarks(ranks.rank() == 0 ? nullptr : &silent) == 0) {
-    throw UsageError(
+    refuse(
         "--benchmark_filter: got one that selects nothing, expected one of the names that "
         "--benchmark_list_tests prints");
   }

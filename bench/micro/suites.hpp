@@ -6,16 +6,17 @@
 #include <functional>
 #include <string>
 
+#include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
 
 namespace ddp::micro {
 
-/// One all-reduce of each size over each backend: "all_reduce/gloo/ranks:2/bytes:4096".
-void run_all_reduces(const MicroOptions& options, Ranks& ranks);
+/// One all-reduce of each size: "all_reduce/gloo/ranks:2/bytes:4096".
+void run_all_reduces(const MicroOptions& options, const Ranks& ranks);
 
 /// "limit", see BareProducts, and the parts of stage 03's step at the same shape: "data",
 /// "forward", "backward", "update", and with several ranks "all_reduce".
-void run_pieces(const MicroOptions& options, Ranks& ranks);
+void run_pieces(const MicroOptions& options, const Ranks& ranks);
 
 /// An all-reduce of `bytes` bytes. @param group must outlive the result
 ///
@@ -27,7 +28,7 @@ Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes);
 
 /// Registers a benchmark. What Google Benchmark calls an iteration is one measurement by all ranks.
 /// @param make what is measured, when its turn comes; sets the counters that stand beside the time
-void add_benchmark(const std::string& name, benchmark::TimeUnit unit, Ranks& ranks,
+void add_benchmark(const std::string& name, benchmark::TimeUnit unit, const Ranks& ranks,
                    const std::function<Piece(benchmark::UserCounters& counters)>& make);
 
 /// Runs the registered benchmarks that --benchmark_filter selects; rank 0 reports.

@@ -8,9 +8,9 @@ The contract between a peer and bench is bench/peers/README.md.
 import itertools
 import sys
 
-from ddp_peers.command_line import Variant, run_peer
+from ddp_peers.command_line import run_peer
 
-VARIANTS = [Variant("ddp", "gradient_as_bucket_view, static_graph, fused SGD, a batch fetched by one gather")]
+VARIANTS = {"ddp": "gradient_as_bucket_view, static_graph, fused SGD, a batch fetched by one gather"}
 
 
 def train(options, device, samples, model, log):

@@ -9,13 +9,9 @@ import os
 import re
 import sys
 
-from ddp_peers.command_line import Variant, run_peer
+from ddp_peers.command_line import run_peer
 
-VARIANTS = [
-    Variant("jit", "one device, the whole step jitted, parameters donated", 1, 1, devices=("cpu",)),
-    Variant("shard_map", "a virtual device for each replica in one process, the whole step jitted, parameters donated", 2,
-            devices=("cpu",)),
-]
+VARIANTS = {"jit": "a virtual device for each replica in one process, the whole step jitted, parameters donated"}
 
 
 def make_step(options, devices, layout):
@@ -115,4 +111,4 @@ def run(options):
 
 
 if __name__ == "__main__":
-    sys.exit(run_peer("jax", ["torch", "jax"], VARIANTS, run))
+    sys.exit(run_peer("jax", ["torch", "jax"], VARIANTS, run, devices=("cpu",)))

@@ -9,12 +9,12 @@ import os
 import pathlib
 import sys
 
-from ddp_peers.command_line import Variant, run_peer
+from ddp_peers.command_line import run_peer
 
-VARIANTS = [
-    Variant("tuned", "gradient_as_bucket_view, static_graph, fused SGD, a batch gathered by one index_select"),
-    Variant("compiled", "as tuned, and the model compiled by torch.compile instead of static_graph"),
-]
+VARIANTS = {
+    "tuned": "gradient_as_bucket_view, static_graph, fused SGD, a batch gathered by one index_select",
+    "compiled": "as tuned, and the model compiled by torch.compile instead of static_graph",
+}
 
 
 def train(options, device, samples, model, log):
@@ -22,7 +22,7 @@ def train(options, device, samples, model, log):
     from ddp_peers.data import GatherLoader
     from ddp_peers.mlp import loss_of
 
-    compiled = options.variant.name == "compiled"
+    compiled = options.variant == "compiled"
     # Inside the wrapper: one graph, and the gradients' hooks stay DDP's.
     parallel_model = torch.compile(model) if compiled else model
     if options.processes > 1:  # one process needs no wrapper, and is faster without

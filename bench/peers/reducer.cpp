@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "common/model/flat_parameters.hpp"
+#include "common/data/flat_parameters.hpp"
 
 namespace ddp {
 

@@ -8,10 +8,9 @@ The contract between a peer and bench is bench/peers/README.md.
 import os
 import sys
 
-from ddp_peers.command_line import Variant, run_peer
+from ddp_peers.command_line import run_peer
 
-VARIANTS = [Variant("mirrored", "replicas in one process, a logical device for each, the step one tf.function",
-                    devices=("cpu",))]
+VARIANTS = {"mirrored": "replicas in one process, a logical device for each, the step one tf.function"}
 
 
 def make_step(tf, options, work):
@@ -84,4 +83,4 @@ def run(options):
 
 
 if __name__ == "__main__":
-    sys.exit(run_peer("tensorflow", ["torch", "tensorflow-cpu"], VARIANTS, run))
+    sys.exit(run_peer("tensorflow", ["torch", "tensorflow-cpu"], VARIANTS, run, devices=("cpu",)))

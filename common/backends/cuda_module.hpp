@@ -29,9 +29,9 @@ class GraphStream {
   virtual std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) = 0;
 };
 
-/// What libddp_cuda.so offers. It is opened at run time, where a GPU will be used, so that a CPU
-/// run pays neither the second nor the 300 MB of loading CUDA, and one binary serves both kinds of
-/// machine.
+/// The functions of libddp_cuda.so. It is opened at run time, where a GPU will be used, so that a
+/// CPU run pays neither the second nor the 300 MB of loading CUDA, and one binary serves both kinds
+/// of machine.
 struct CudaModule {
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);

@@ -1,50 +1,41 @@
 #include "common/backends/device.hpp"
 
+#include <ATen/Parallel.h>
 #include <malloc.h>
 
 #include <cerrno>  // program_invocation_short_name
 #include <cstdlib>
 #include <iostream>
-#include <latch>
+#include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/device_count.hpp"
+#include "common/launch/hardware.hpp"
 
 namespace ddp {
 namespace {
 
 /// 0 if the run is on the CPU. @throws UsageError if CUDA was asked for and is not there
-int usable_cuda_devices(const Options& options, int local_rank) {
-  if (options.device == "cpu") {
-    return 0;
-  }
-  const int devices = count_cuda_devices();
-  const std::string& problem = cuda_driver_problem();
+int usable_cuda_devices(const DeviceOptions& options) {
+  const int devices = options.device == "cpu" ? 0 : count_cuda_devices();
   const bool usable = devices > 0 && cuda_module() != nullptr;
   if (options.device == "cuda" && !usable) {
-    throw UsageError("--device cuda: " + (devices > 0
-                                              ? "libddp_cuda.so is not there, expected it in "
-                                                "the build's lib"
-                                              : why_no_cuda_device()));
+    throw UsageError("--device cuda: " +
+                     (devices == 0 ? why_no_cuda_device()
+                                   : "found no libddp_cuda.so, expected it in the build's lib"));
   }
-  if (!problem.empty() && local_rank == 0) {
-    std::cerr << options.program + ": note: --device auto uses the CPU: " + problem + "\n";
-  }
-  if (!usable && !options.devices.empty()) {
-    throw UsageError("--devices was given, expected a CUDA device, found none that can be used");
+  if (!options.devices.empty() && !usable) {
+    throw UsageError("--devices: found no CUDA device that can be used, expected one");
   }
   return usable ? devices : 0;
 }
 
 /// Capturing needs one GPU that one process has to itself.
 void refuse_graph(const Options& options, const std::string& got) {
-  if (options.speedup == "graph") {
-    throw UsageError("--speedup graph: got " + got +
-                     ", expected one CUDA device per process; use --speedup fused");
+  if (options.graph) {
+    throw UsageError("--graph: got " + got + ", expected one CUDA device per process");
   }
 }
 
@@ -73,23 +64,6 @@ torch::Device cuda_device(int index, int devices) {
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-/// LibTorch makes a pool and OpenMP another; where one of their threads cannot be started they wait
-/// for ever, or end the process.
-/// @throws std::system_error instead
-void try_threads(int threads) {
-  std::latch tried(1);
-  std::vector<std::jthread> all;
-  try {
-    for (int i = 0; i < 2 * (threads - 1); ++i) {
-      all.emplace_back([&tried] { tried.wait(); });
-    }
-  } catch (...) {
-    tried.count_down();
-    throw;
-  }
-  tried.count_down();
-}
-
 /// Note [Memory of a step]: autograd frees in backward what it allocates again in the next forward.
 /// By default malloc gives the kernel back what is free at the top of the heap, and a step of M has
 /// 60 page faults, which take 3 to 6 % of it. What the user has set stays.
@@ -107,7 +81,6 @@ void keep_freed_memory() {
 
 void apply_settings(const Options& options) {
   keep_freed_memory();
-  try_threads(options.threads);
   at::set_num_threads(options.threads);
   if (options.deterministic) {
     // Must be set before cuBLAS is first used.
@@ -120,16 +93,16 @@ void apply_settings(const Options& options) {
 }  // namespace
 
 torch::Device set_device(const Options& options, int local_rank) {
-  if (options.launch == Launch::kAlone &&
-      (options.nprocs.value_or(1) != 1 || options.devices.size() > 1)) {
-    throw UsageError(options.devices.size() > 1
-                         ? "--devices: got " + std::to_string(options.devices.size()) +
-                               " devices, expected one; stages 02 and 03 use several"
-                         : "--nprocs: got " + std::to_string(*options.nprocs) +
-                               ", expected 1; stages 02 and 03 use several");
+  if (options.launch == Launch::kAlone && options.devices.size() > 1) {
+    throw UsageError("--devices: got " + std::to_string(options.devices.size()) +
+                     " devices, expected one; stages 02 and 03 use several");
+  }
+  if (options.launch == Launch::kAlone && options.nprocs.value_or(1) != 1) {
+    throw UsageError("--nprocs: got " + std::to_string(*options.nprocs) +
+                     ", expected 1; stages 02 and 03 use several");
   }
   apply_settings(options);
-  const int devices = usable_cuda_devices(options, local_rank);
+  const int devices = usable_cuda_devices(options);
   if (devices == 0) {
     refuse_graph(options, "device cpu");
     return torch::kCPU;
@@ -162,27 +135,26 @@ torch::Device set_device(int local_rank) {
 
 std::vector<torch::Device> set_devices(const Options& options) {
   apply_settings(options);
-  const int devices = usable_cuda_devices(options, /*local_rank=*/0);
+  const int devices = usable_cuda_devices(options);
   refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
   if (devices == 0) {
     constexpr int kCpuReplicas = 2;  // enough to see everything
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
   }
   pin_precision(options.program, /*local_rank=*/0);
-  std::vector<torch::Device> picked;
-  if (options.devices.empty()) {
+  std::vector<int> indices = options.devices;
+  if (indices.empty()) {
     const int replicas = options.nprocs.value_or(devices);
     if (replicas > devices) {
       throw UsageError("--nprocs: got " + std::to_string(replicas) + ", expected at most " +
                        std::to_string(devices) + ", the number of CUDA devices");
     }
-    for (int index = 0; index < replicas; ++index) {
-      picked.push_back(cuda_device(index, devices));
-    }
-  } else {
-    for (const int index : options.devices) {
-      picked.push_back(cuda_device(index, devices));
-    }
+    indices.resize(static_cast<size_t>(replicas));
+    std::iota(indices.begin(), indices.end(), 0);
+  }
+  std::vector<torch::Device> picked;
+  for (const int index : indices) {
+    picked.push_back(cuda_device(index, devices));
   }
   c10::impl::VirtualGuardImpl(torch::kCUDA).setDevice(picked.front());
   return picked;

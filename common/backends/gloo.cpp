@@ -3,12 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <system_error>
-#include <vector>
 // The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
 // shared_ptr; nothing of Gloo itself may be called through these headers. (setTimeout(), which is
@@ -29,25 +24,19 @@ struct Connection {
   bool operator==(const Connection&) const = default;
 };
 
-std::optional<Connection> connection_at(int fd) {
-  struct stat status {};
-  sockaddr_storage peer{};
-  socklen_t size = sizeof(peer);
-  if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode) ||
-      getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
-      (peer.ss_family != AF_INET && peer.ss_family != AF_INET6)) {
-    return std::nullopt;
-  }
-  return Connection{fd, status.st_ino};
-}
-
 std::vector<Connection> connections() {
   std::vector<Connection> found;
   std::error_code error;
   for (std::filesystem::directory_iterator entry("/proc/self/fd", error), end;
        !error && entry != end; entry.increment(error)) {
-    if (const auto connection = connection_at(std::stoi(entry->path().filename().string()))) {
-      found.push_back(*connection);
+    const int fd = std::stoi(entry->path().filename().string());
+    struct stat status {};
+    sockaddr_storage peer{};
+    socklen_t size = sizeof(peer);
+    if (fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode) &&
+        getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+        (peer.ss_family == AF_INET || peer.ss_family == AF_INET6)) {
+      found.push_back({fd, status.st_ino});
     }
   }
   return found;
@@ -61,7 +50,7 @@ std::vector<Connection> connections() {
 // of --timeout, and whoever waits for that rank does, too. But Gloo closes its end of the
 // connection. So a rank that has waited for a while looks whether the connections that it began
 // with are there. In a run without faults they are: no rank leaves before all depart().
-class Gloo final : public c10d::ProcessGroupGloo, public NoticesLostRanks {
+class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
@@ -77,9 +66,6 @@ class Gloo final : public c10d::ProcessGroupGloo, public NoticesLostRanks {
     }
   }
 
-  std::string lost_rank() const override {
-    return lost_a_connection() ? "the connection to another rank broke" : "";
-  }
   bool lost_a_connection() const { return !std::ranges::all_of(connections_, is_open); }
 
   /// Has Gloo's threads soon stop to read and write, since memory they use may not live on.

@@ -2,9 +2,7 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
 #include <mutex>
-#include <optional>
 
 #include "common/backends/backend.hpp"
 
@@ -33,66 +31,32 @@ class DoneWork : public c10d::Work {
   std::vector<at::Tensor> results_;
 };
 
-template <typename Ours, typename Theirs>
-std::optional<Ours> find_index(const Theirs& all, typename Theirs::value_type wanted) {
-  const auto found = std::ranges::find(all, wanted);
-  return found == all.end() ? std::nullopt : std::optional(static_cast<Ours>(found - all.begin()));
+/// The type in which tensors of `type` are summed.
+at::ScalarType summed_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16        ? at::kFloat
+         : c10::isIntegralType(type, /*includeBool=*/true) ? at::kLong
+                                                           : type;
 }
 
-std::optional<DType> find_dtype(at::ScalarType type) {
-  return find_index<DType>(kScalarTypes, type);
+/// The tensor itself if it is contiguous on the host and has that type, else a copy that is.
+at::Tensor on_host(const at::Tensor& tensor, at::ScalarType type) {
+  return tensor.is_cpu() && tensor.scalar_type() == type
+             ? tensor.contiguous()
+             : tensor.to(tensor.options().device(at::kCPU).dtype(type)).contiguous();
 }
 
-/// What is moved as it is: of a known type, or so many bytes.
-struct Elements {
-  size_t count;
-  DType dtype;
-  explicit Elements(const at::Tensor& tensor)
-      : count(find_dtype(tensor.scalar_type()) ? static_cast<size_t>(tensor.numel())
-                                               : tensor.nbytes()),
-        dtype(find_dtype(tensor.scalar_type()).value_or(DType::kUint8)) {}
-};
-
-at::Tensor on_host(const at::Tensor& tensor) {
-  return (tensor.is_cpu() ? tensor : tensor.cpu()).contiguous();
-}
-
-/// Contiguous tensors on the host in place of some that are to be written.
-class Outputs {
- public:
-  void add(const at::Tensor& tensor) {
-    tensors_.push_back(tensor);
-    hosted_.push_back(tensor.is_cpu() && tensor.is_contiguous()
-                          ? tensor
-                          : at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
-    pointers_.push_back(hosted_.back().data_ptr());
-    counts_.push_back(Elements(tensor).count);
+void copy_back(const at::Tensor& tensor, const at::Tensor& hosted) {
+  if (!hosted.is_same(tensor)) {
+    tensor.copy_(hosted);
   }
-  void* const* pointers() const { return pointers_.data(); }
-  const size_t* counts() const { return counts_.data(); }
-  const at::Tensor& first() const { return hosted_.front(); }
-  void copy_back() const {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!hosted_[i].is_same(tensors_[i])) {
-        tensors_[i].copy_(hosted_[i]);
-      }
-    }
-  }
+}
 
- private:
-  std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> hosted_;
-  std::vector<void*> pointers_;
-  std::vector<size_t> counts_;
-};
-
-class HostBackend final : public c10d::Backend, public NoticesLostRanks {
+class HostBackend final : public c10d::Backend {
  public:
-  HostBackend(std::string name, std::unique_ptr<Communicator> communicator, GpuTensors gpu_tensors)
+  HostBackend(std::string name, std::unique_ptr<Communicator> communicator)
       : c10d::Backend(communicator->rank(), communicator->world_size()),
         name_(std::move(name)),
         prefix_("--backend " + name_ + ": "),
-        gpu_tensors_(gpu_tensors),
         communicator_(std::move(communicator)) {}
 
   const std::string getBackendName() const override { return name_; }
@@ -106,25 +70,31 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
     }
   }
 
-  std::string lost_rank() const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return communicator_ == nullptr ? "" : communicator_->lost_rank();
-  }
-
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = only("all_reduce", tensors);
+    const auto op = static_cast<c10d::ReduceOp::RedOpType>(options.reduceOp);
+    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG, prefix_,
+                "Expected all_reduce with SUM or AVG, got c10d::ReduceOp ", static_cast<int>(op));
+    const at::ScalarType type = summed_type(tensor.scalar_type());
+    TORCH_CHECK(type == at::kFloat || type == at::kDouble ||
+                    (type == at::kLong && op == c10d::ReduceOp::SUM),
+                prefix_, "Expected all_reduce ", op == c10d::ReduceOp::SUM ? "sum" : "average",
+                " of ", op == c10d::ReduceOp::SUM ? "real" : "floating-point", " numbers, got ",
+                tensor.dtype());
+    const at::Tensor data = on_host(tensor, type);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Reduction reduction = reducible("all_reduce", tensor, options.reduceOp);
-    const at::Tensor data = summable(tensor);
-    communicator().all_reduce(data.data_ptr(), static_cast<size_t>(data.numel()), reduction.dtype,
-                              reduction.op);
-    if (reduction.divides) {
+    const bool averages = op == c10d::ReduceOp::AVG;
+    const bool divides = averages && !communicator().has_average();
+    communicator().all_reduce(data.data_ptr(), static_cast<size_t>(data.numel()),
+                              type == at::kFloat    ? DType::kFloat32
+                              : type == at::kDouble ? DType::kFloat64
+                                                    : DType::kInt64,
+                              averages && !divides ? ReduceOp::kAverage : ReduceOp::kSum);
+    if (divides) {
       data.div_(size_);
     }
-    if (!data.is_same(tensor)) {
-      tensor.copy_(data);
-    }
+    copy_back(tensor, data);
     return done(c10d::OpType::ALLREDUCE, tensors);
   }
 
@@ -133,14 +103,10 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
     const at::Tensor& tensor = only("broadcast", tensors);
     TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size_, prefix_,
                 "Expected broadcast from rank 0 to ", size_ - 1, ", got ", options.rootRank);
-    const at::Tensor data = on_host(tensor);
-    const Elements elements(data);
+    const at::Tensor data = on_host(tensor, tensor.scalar_type());
     const std::lock_guard<std::mutex> lock(mutex_);
-    communicator().broadcast(data.data_ptr(), elements.count, elements.dtype,
-                             static_cast<int>(options.rootRank));
-    if (!data.is_same(tensor)) {
-      tensor.copy_(data);
-    }
+    communicator().broadcast(data.data_ptr(), data.nbytes(), static_cast<int>(options.rootRank));
+    copy_back(tensor, data);
     return done(c10d::OpType::BROADCAST, tensors);
   }
 
@@ -151,92 +117,22 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
     TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_), prefix_,
                 "Expected all_gather into ", size_, " tensors, got ",
                 outputs.empty() ? 0 : outputs[0].size());
-    Outputs places;  // ranks may give parts of different sizes
-    for (int r = 0; r < size_; ++r) {
-      const at::Tensor& output = outputs[0][static_cast<size_t>(r)];
-      check_like("all_gather", input, output, /*any_size=*/r != rank_);
-      places.add(output);
+    std::vector<at::Tensor> hosted;
+    std::vector<void*> places;
+    for (const at::Tensor& output : outputs[0]) {
+      TORCH_CHECK(output.numel() == input.numel() && output.scalar_type() == input.scalar_type(),
+                  prefix_, "Expected all_gather into tensors of ", input.numel(), " ",
+                  input.dtype(), ", got ", output.numel(), " ", output.dtype());
+      hosted.push_back(on_host(output, output.scalar_type()));
+      places.push_back(hosted.back().data_ptr());
     }
-    const at::Tensor data = on_host(input);
+    const at::Tensor data = on_host(input, input.scalar_type());
     const std::lock_guard<std::mutex> lock(mutex_);
-    communicator().all_gather(data.const_data_ptr(), places.pointers(), places.counts(),
-                              Elements(data).dtype);
-    places.copy_back();
+    communicator().all_gather(data.const_data_ptr(), places.data(), data.nbytes());
+    for (size_t r = 0; r < hosted.size(); ++r) {
+      copy_back(outputs[0][r], hosted[r]);
+    }
     return done(c10d::OpType::ALLGATHER, outputs[0]);
-  }
-
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
-                                                 const c10d::AllgatherOptions& options) override {
-    TORCH_CHECK(output.is_contiguous() && output.numel() == input.numel() * size_, prefix_,
-                "Expected all_gather into one contiguous tensor of ", input.numel() * size_,
-                " elements, got ", output.numel());
-    std::vector<std::vector<at::Tensor>> outputs{output.view({size_, input.numel()}).unbind()};
-    std::vector<at::Tensor> inputs{input};
-    allgather(outputs, inputs, options);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return done(c10d::OpType::_ALLGATHER_BASE, {output});
-  }
-
-  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
-                                        std::vector<at::Tensor>& inputs,
-                                        const c10d::GatherOptions& options) override {
-    const at::Tensor& input = only("gather", inputs);
-    const std::vector<at::Tensor> wanted = outputs.empty() ? std::vector<at::Tensor>{} : outputs[0];
-    const size_t expected = options.rootRank == rank_ ? static_cast<size_t>(size_) : 0;
-    TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size_ && wanted.size() == expected,
-                prefix_, "Expected gather to rank 0 to ", size_ - 1, " into ", expected,
-                " tensors, got rank ", options.rootRank, " and ", wanted.size());
-    Outputs places;
-    for (const at::Tensor& output : wanted) {
-      check_like("gather", input, output);
-      places.add(output);
-    }
-    const at::Tensor data = on_host(input);
-    const Elements elements(data);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    communicator().gather(data.const_data_ptr(), places.pointers(), elements.count, elements.dtype,
-                          static_cast<int>(options.rootRank));
-    places.copy_back();
-    return done(c10d::OpType::GATHER, wanted);
-  }
-
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(
-      std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    const at::Tensor& output = only("reduce_scatter", outputs);
-    TORCH_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_), prefix_,
-                "Expected reduce_scatter of ", size_, " tensors, got ",
-                inputs.empty() ? 0 : inputs[0].size());
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const Reduction reduction = reducible("reduce_scatter", output, options.reduceOp);
-    std::vector<at::Tensor> data;
-    std::vector<const void*> pointers;
-    std::vector<size_t> counts;  // ranks may get parts of different sizes
-    for (int r = 0; r < size_; ++r) {
-      const at::Tensor& input = inputs[0][static_cast<size_t>(r)];
-      check_like("reduce_scatter", output, input, /*any_size=*/r != rank_);
-      pointers.push_back(data.emplace_back(on_host(input)).const_data_ptr());
-      counts.push_back(static_cast<size_t>(input.numel()));
-    }
-    Outputs place;
-    place.add(output);
-    communicator().reduce_scatter(pointers.data(), place.pointers()[0], counts.data(),
-                                  reduction.dtype, reduction.op);
-    if (reduction.divides) {
-      place.first().div_(size_);
-    }
-    place.copy_back();
-    return done(c10d::OpType::REDUCE_SCATTER, outputs);
-  }
-
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
-      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    TORCH_CHECK(input.numel() == output.numel() * size_, prefix_, "Expected reduce_scatter of ",
-                output.numel() * size_, " elements, got ", input.numel());
-    std::vector<std::vector<at::Tensor>> inputs{
-        input.contiguous().view({size_, output.numel()}).unbind()};
-    std::vector<at::Tensor> outputs{output};
-    return reduce_scatter(outputs, inputs, options);
   }
 
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
@@ -248,8 +144,6 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
   /// Collective. A tensor of `size` elements that allreduce() works on without a copy, or an
   /// ordinary one if the communicator has none.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    TORCH_CHECK(options.device().is_cpu() && size >= 0, prefix_,
-                "Expected to allocate elements on the CPU, got ", size, " on ", options.device());
     std::shared_ptr<void> memory;
     if (size_ > 1) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -262,13 +156,6 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
-  /// What to ask of the communicator, and whether its result is a sum that is to be divided.
-  struct Reduction {
-    DType dtype;
-    ReduceOp op;
-    bool divides;
-  };
-
   Communicator& communicator() {
     TORCH_CHECK(communicator_ != nullptr, prefix_,
                 "Expected a call before the process group was destroyed, got one after");
@@ -285,62 +172,16 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
     return done_;
   }
 
-  void check_tensor(const char* operation, const at::Tensor& tensor) const {
-    const bool staged = gpu_tensors_ != GpuTensors::kRefused && !tensor.is_cpu();
-    TORCH_CHECK((tensor.device().is_cpu() || staged) && tensor.layout() == at::kStrided, prefix_,
-                "Expected ", operation, " of a dense CPU tensor, got ", tensor.toString(), " on ",
-                tensor.device());
-  }
-
   const at::Tensor& only(const char* operation, const std::vector<at::Tensor>& tensors) const {
     TORCH_CHECK(tensors.size() == 1, prefix_, "Expected ", operation, " of 1 tensor, got ",
                 tensors.size());
-    check_tensor(operation, tensors[0]);
+    TORCH_CHECK(tensors[0].layout() == at::kStrided, prefix_, "Expected ", operation,
+                " of a dense tensor, got ", tensors[0].toString());
     return tensors[0];
-  }
-
-  void check_like(const char* operation, const at::Tensor& tensor, const at::Tensor& other,
-                  bool any_size = false) const {
-    check_tensor(operation, other);
-    TORCH_CHECK((any_size || other.numel() == tensor.numel()) &&
-                    other.scalar_type() == tensor.scalar_type(),
-                prefix_, "Expected ", operation, " of tensors with ", tensor.numel(), " ",
-                tensor.dtype(), ", got ", other.numel(), " ", other.dtype());
-  }
-
-  /// Memory that the communicator can sum in: the tensor itself, or a copy on the host.
-  at::Tensor summable(const at::Tensor& tensor) const {
-    // Other types have sums of our own making, for memory of the host.
-    const bool is_direct =
-        gpu_tensors_ == GpuTensors::kDirect && !tensor.is_cpu() && tensor.is_contiguous() &&
-        (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
-    if (!is_direct) {
-      return on_host(tensor);
-    }
-    // The communicator knows nothing of streams: what is to be summed must be there.
-    c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
-    return tensor;
-  }
-
-  Reduction reducible(const char* operation, const at::Tensor& tensor,
-                      const c10d::ReduceOp& reduce_op) {
-    const auto kind = static_cast<c10d::ReduceOp::RedOpType>(reduce_op);
-    const std::optional<ReduceOp> op = find_index<ReduceOp>(kReduceOps, kind);
-    TORCH_CHECK(op.has_value(), prefix_, "Expected ", operation,
-                " with SUM, AVG, PRODUCT, MIN or MAX, got c10d::ReduceOp ", static_cast<int>(kind));
-    const std::optional<DType> dtype = find_dtype(tensor.scalar_type());
-    TORCH_CHECK(dtype.has_value(), prefix_, "Expected ", operation,
-                " of float, double, half, bfloat16, int32, int64, int8, uint8 or bool, got ",
-                tensor.dtype());
-    TORCH_CHECK(is_supported(*dtype, *op), prefix_, "Expected ", operation, " ", to_string(*op),
-                " of floating point, got ", to_string(*dtype));
-    const bool divides = *op == ReduceOp::kAverage && !communicator().has_average();
-    return {*dtype, divides ? ReduceOp::kSum : *op, divides};
   }
 
   std::string name_;
   std::string prefix_;  // of messages
-  GpuTensors gpu_tensors_;
   std::unique_ptr<Communicator> communicator_;  // none after shutdown()
   mutable std::mutex mutex_;
   c10::intrusive_ptr<DoneWork> done_;
@@ -349,9 +190,8 @@ class HostBackend final : public c10d::Backend, public NoticesLostRanks {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_host_backend(const std::string& name,
-                                                    std::unique_ptr<Communicator> communicator,
-                                                    GpuTensors gpu_tensors) {
-  return c10::make_intrusive<HostBackend>(name, std::move(communicator), gpu_tensors);
+                                                    std::unique_ptr<Communicator> communicator) {
+  return c10::make_intrusive<HostBackend>(name, std::move(communicator));
 }
 
 }  // namespace ddp

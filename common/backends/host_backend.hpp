@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <array>
 #include <memory>
 #include <string>
 
@@ -11,29 +10,12 @@
 
 namespace ddp {
 
-/// LibTorch's types, by DType.
-inline constexpr std::array kScalarTypes = {at::kFloat,    at::kDouble, at::kHalf,
-                                            at::kBFloat16, at::kInt,    at::kLong,
-                                            at::kChar,     at::kByte,   at::kBool};
-
-/// c10d's operations, by ReduceOp.
-inline constexpr std::array kReduceOps = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG,
-                                          c10d::ReduceOp::PRODUCT, c10d::ReduceOp::MIN,
-                                          c10d::ReduceOp::MAX};
-
-/// What becomes of the tensors of a GPU.
-enum class GpuTensors {
-  kRefused,
-  kStaged,  ///< copied to the host and back
-  kDirect,  ///< the same, but sums of float and double are left to the communicator
-};
-
-/// What c10d, its Reducer and our ProcessGroup call. Collectives are done by the calling thread:
-/// what they return is complete, and they throw themselves. Tensors that are not contiguous are
-/// copied there and back.
+/// All-reduce (SUM and AVG), broadcast, all-gather and barrier, done by the calling thread: the
+/// work that they return is complete, and they throw themselves. Tensors on another device or with
+/// gaps are copied there and back. Sums of float16 and bfloat16 are computed in float32, sums of
+/// small integers and truth values in int64, and then rounded; AVG is of floating-point numbers.
 /// @param name as --backend has it
 c10::intrusive_ptr<c10d::Backend> make_host_backend(const std::string& name,
-                                                    std::unique_ptr<Communicator> communicator,
-                                                    GpuTensors gpu_tensors = GpuTensors::kRefused);
+                                                    std::unique_ptr<Communicator> communicator);
 
 }  // namespace ddp

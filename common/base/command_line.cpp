@@ -4,10 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <iostream>
 #include <numeric>
-#include <set>
-#include <string_view>
 #include <utility>
 
 #include "common/base/refuse.hpp"
@@ -15,18 +14,8 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kSeeHelp = ", expected what --help lists";
-
 std::string first_name(const std::string& names) {
   return names.substr(0, names.find(','));
-}
-
-std::string joined(const std::vector<std::string>& words, const std::string& last_separator) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == words.size() ? last_separator : ", ") + words[i];
-  }
-  return text;
 }
 
 /// Levenshtein's.
@@ -43,31 +32,33 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-/// In CLI11's words, on one line.
-[[noreturn]] void refuse_as_cli11_does(const CLI::ParseError& error, const std::string& hint) {
-  std::string text = error.what();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  throw UsageError(text + hint);
-}
-
-std::string in_small_letters(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
+std::string plain(const std::string& word) {
+  std::string text;
+  for (const char c : word.substr(std::min(word.find_first_not_of('-'), word.size()))) {
+    text += c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
   return text;
 }
 
 }  // namespace
 
 std::string join(const Choices& choices) {
-  return joined(choices, " or ");
+  std::string text;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
+  }
+  return text;
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  constexpr std::size_t kShortestPart = 4;
+  const std::string wanted = plain(word);
   std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
   for (const std::string& candidate : known) {
-    const std::size_t distance = edit_distance(in_small_letters(word), in_small_letters(candidate));
+    const bool is_part =
+        wanted.size() >= kShortestPart && plain(candidate).find(wanted) != std::string::npos;
+    const std::size_t distance = is_part ? 1 : edit_distance(wanted, plain(candidate));
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;
@@ -78,7 +69,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
 
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices) {
-  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+  if (std::ranges::find(choices, text) == choices.end()) {
     refuse("{}: got {}, expected {}", name, quote(text), join(choices));
   }
   return text;
@@ -92,11 +83,6 @@ std::string with_dashes(const std::string& argument) {
   return result;
 }
 
-Option& Option::excludes(const Option& other) {
-  option_->excludes(other.option_);
-  return *this;
-}
-
 Option& Option::hidden() {
   option_->group("");
   return *this;
@@ -107,43 +93,30 @@ Option& Option::repeatable() {
   return *this;
 }
 
-Option& Option::value_optional() {
-  option_->expected(0, 1);
-  return *this;
-}
-
 Option OptionGroup::value(const std::string& names, const std::string& unit,
                           const std::string& initial, const std::string& help,
                           const StoreValue& store) {
-  return Option(
-      app_.add_option_function<std::string>(
-              names,
-              [name = first_name(names), store](const std::string& given) { store(name, given); },
-              help)
-          ->option_text(unit + (initial.empty() ? "" : " (default " + initial + ")"))
-          ->type_name(unit)
-          ->group(title_));
+  const auto store_text = [name = first_name(names), unit, store](const std::string& text) {
+    if (text.empty()) {
+      refuse("{}: got \"\", expected {}", name, unit);
+    }
+    store(name, text);
+  };
+  return Option(app_.add_option_function<std::string>(names, store_text, help)
+                    ->option_text(unit + (initial.empty() ? "" : " (default " + initial + ")"))
+                    ->type_name(unit)
+                    ->group(title_));
 }
 
 Option OptionGroup::values(const std::string& names, const std::string& unit,
                            const std::string& help, const StoreValues& store) {
-  return Option(app_.add_option_function<std::vector<std::string>>(
-                        names,
-                        [name = first_name(names), store](const std::vector<std::string>& given) {
-                          store(name, given);
-                        },
-                        help)
+  const auto store_texts = [name = first_name(names),
+                            store](const std::vector<std::string>& texts) { store(name, texts); };
+  return Option(app_.add_option_function<std::vector<std::string>>(names, store_texts, help)
                     ->option_text(unit)
                     ->type_name(unit)
                     ->expected(1, -1)
                     ->group(title_));
-}
-
-Option OptionGroup::list(const std::string& names, const std::string& unit, const std::string& help,
-                         const StoreValues& store) {
-  const Option option = values(names, unit + " ...", help, store);
-  app_.get_option(first_name(names))->delimiter(',')->type_name(unit);
-  return option;
 }
 
 Option OptionGroup::text(const std::string& names, const std::string& unit, std::string& target,
@@ -161,103 +134,58 @@ Option OptionGroup::choice(const std::string& names, std::string& target, const 
 }
 
 Option OptionGroup::flag(const std::string& names, bool& target, const std::string& help) {
-  return Option(app_.add_flag(names, target, help)->group(title_));
+  return Option(app_.add_flag(names, target, help)->disable_flag_override()->group(title_));
 }
 
 CommandLine::CommandLine(const std::string& program, const std::string& description,
                          const std::string& version, const std::string& footer,
                          std::size_t column_width)
-    : app_(std::make_unique<CLI::App>(description, program)), version_(version) {
-  app_->set_version_flag("--version", version_);
+    : app_(std::make_unique<CLI::App>(description, program)) {
+  app_->set_version_flag("--version", version);
   app_->footer(footer);
   app_->get_formatter()->column_width(column_width);
 }
 
 CommandLine::~CommandLine() = default;
 
-void CommandLine::put_help_into(const std::string& title) {
-  app_->set_help_flag("-h,--help", "print this and exit")->group(title);
-  app_->set_version_flag("--version", version_, "print the versions and exit")->group(title);
-}
-
-void CommandLine::require(const std::vector<std::string>& positionals, const std::string& unless,
-                          const std::string& example) {
-  required_ = positionals;
-  for (const std::string& name : required_) {
-    app_->get_option(name)->required();
-  }
-  required_unless_ = unless;
-  example_ = example;
+void CommandLine::require(const std::string& positional) {
+  app_->get_option(positional)->required();
 }
 
 bool CommandLine::given(const std::string& name) const {
   return app_->count(name) > 0;
 }
 
-void CommandLine::refuse_unknown(const std::string& name) const {
-  constexpr std::size_t kShortestPart = 4;
-  const std::string part = name.substr(std::min(name.find_first_not_of('-'), name.size()));
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app_->get_options()) {
-    for (const std::string& long_name : option->get_lnames()) {
-      known.push_back("--" + long_name);
-    }
-  }
-  // "--epochs" for "--total-epochs" is one word too few, however many letters that is.
-  const auto longer = std::find_if(known.begin(), known.end(), [&part](const std::string& option) {
-    return part.size() >= kShortestPart && option.find(part) != std::string::npos;
-  });
-  const std::string best = longer != known.end() ? *longer : nearest(name, known);
-  refuse("unknown option {}, {}", quote(name),
-         best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
-}
-
-/// Makes the arguments such that CLI11 cannot misread them.
-std::vector<std::string> CommandLine::check_names(int argc, const char* const* argv) const {
-  std::vector<std::string> arguments;
-  std::set<const CLI::Option*> seen;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
+void CommandLine::check_names(const std::vector<std::string>& arguments) const {
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
     if (argument == "--") {
-      arguments.insert(arguments.end(), argv + i, argv + argc);
-      break;
+      return;
     }
-    if (!argument.starts_with('-')) {
-      arguments.push_back(argument);
+    if (name.size() < 2 || name[0] != '-' || std::isdigit(static_cast<unsigned char>(name[1])) ||
+        app_->get_option_no_throw(name) != nullptr) {
       continue;
     }
-    const std::size_t equals = argument.find('=');
-    std::string name = argument.substr(0, equals);
-    std::replace(name.begin(), name.end(), '_', '-');
-    const CLI::Option* const option = app_->get_option_no_throw(name);
-    if (option == nullptr) {
-      refuse_unknown(name);
-    }
-    if (!seen.insert(option).second && !option->get_trigger_on_parse()) {
-      throw UsageError(name + " was given twice, expected once");
-    }
-    if (option->get_items_expected_max() == 0) {
-      if (equals != std::string::npos) {
-        refuse("{}: got the value {}, expected none", name, quote(argument.substr(equals + 1)));
+    std::vector<std::string> known;
+    for (const CLI::Option* const option : app_->get_options()) {
+      for (const std::string& long_name : option->get_lnames()) {
+        known.push_back("--" + long_name);
       }
-      arguments.push_back(name);
-      continue;
     }
-    const bool follows = equals == std::string::npos;
-    if (follows && (i + 1 == argc || std::string_view(argv[i + 1]).starts_with("--"))) {
-      refuse("{0} has no value, expected {0} {1}", name, option->get_option_text());
-    }
-    const std::string value = follows ? argv[++i] : argument.substr(equals + 1);
-    if (value.empty()) {
-      refuse("{} is empty, expected {}", name, option->get_option_text());
-    }
-    arguments.push_back(name + "=" + value);
+    const std::string best = nearest(name, known);
+    refuse("unknown option {}, {}", quote(name),
+           best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
   }
-  return arguments;
 }
 
-void CommandLine::parse(std::vector<std::string> arguments, const std::string& hint) {
-  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+void CommandLine::parse(int argc, const char* const* argv) {
+  parse({argv + std::min(argc, 1), argv + argc});
+}
+
+void CommandLine::parse(std::vector<std::string> arguments) {
+  std::ranges::transform(arguments, arguments.begin(), with_dashes);
+  check_names(arguments);
+  std::ranges::reverse(arguments);  // CLI11 takes them from the back
   try {
     app_->parse(arguments);
   } catch (const CLI::CallForHelp&) {
@@ -266,42 +194,11 @@ void CommandLine::parse(std::vector<std::string> arguments, const std::string& h
   } catch (const CLI::CallForVersion& version) {
     std::cout << version.what() << '\n';
     throw Answered();
-  } catch (const CLI::RequiredError&) {
-    throw;  // for parse_strictly(): nobody else requires anything
-  } catch (const CLI::ExtrasError& error) {
-    if (required_.empty()) {
-      refuse_as_cli11_does(error, hint);
-    }
-    refuse("unexpected argument {}, expected only {} before the options",
-           quote(app_->remaining().front()), joined(required_, " and "));
   } catch (const CLI::ParseError& error) {
-    for (const std::string& name : required_) {
-      if (app_->count(name) > 1) {
-        throw UsageError(name + " was given twice, expected once");
-      }
-    }
-    refuse_as_cli11_does(error, hint);
+    std::string line = error.what();
+    std::ranges::replace(line, '\n', ' ');
+    throw UsageError(line + ", expected what --help lists");
   }
-}
-
-void CommandLine::parse_strictly(int argc, const char* const* argv) {
-  const std::vector<std::string> arguments = check_names(argc, argv);
-  try {
-    // Required at first, so that "--devices 0 1 50 10" leaves them their two numbers.
-    return parse(arguments, kSeeHelp);
-  } catch (const CLI::RequiredError&) {
-    if (!given(required_unless_)) {
-      std::vector<std::string> missing;
-      std::copy_if(required_.begin(), required_.end(), std::back_inserter(missing),
-                   [this](const std::string& name) { return !given(name); });
-      refuse("{} {} missing, expected e.g. \"{} {}\"", joined(missing, " and "),
-             missing.size() == 1 ? "is" : "are", app_->get_name(), example_);
-    }
-  }
-  for (const std::string& name : required_) {
-    app_->get_option(name)->required(false);
-  }
-  parse(arguments, kSeeHelp);
 }
 
 }  // namespace ddp

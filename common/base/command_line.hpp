@@ -1,11 +1,11 @@
-// common/base/command_line.hpp - what a program can be told: options in the groups of --help,
-// values that are taken strictly, mistakes in one line.
+// common/base/command_line.hpp - CLI11 with options in the groups of --help and strict values.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/parse.hpp"
@@ -23,15 +23,15 @@ using Choices = std::vector<std::string>;
 /// "a, b or c"
 std::string join(const Choices& choices);
 
-/// What `word` was probably meant to be, or an empty text: a few letters may differ, capitals and
-/// "-" for "_" do not count.
+/// The known word that `word` was probably meant to be, or an empty text. A few letters may differ;
+/// capitals and "-" for "_" do not count. "--epochs" means "--total-epochs".
 std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
 /// @return `text` @throws UsageError unless it is one of `choices`
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices);
 
-/// --help or --version was asked for, and answered on stdout: nothing is left to do.
+/// Thrown after --help or --version was answered on stdout.
 struct Answered {};
 
 /// "--world_sizes=a_b" -> "--world-sizes=a_b"; what does not start with "--" stays as it is.
@@ -42,25 +42,23 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  Option& excludes(const Option& other);
   Option& hidden();  ///< from --help
   Option& repeatable();  ///< each time it is given its value is stored
-  Option& value_optional();  ///< without a value it stores an empty text
 
  private:
   CLI::Option* option_;
 };
 
-/// Called with an option's name and what was given.
+/// Called with an option's name and its value, which is not empty.
 using StoreValue = std::function<void(const std::string& name, const std::string& text)>;
 using StoreValues =
     std::function<void(const std::string& name, const std::vector<std::string>& texts)>;
 
-/// Adds options to one group of --help. CLI11 only splits the command line: values are parsed
-/// strictly here, because its own conversion takes "010" for 8 and "nan" for a number.
+/// Adds options to one group of --help. CLI11 splits the command line; values are parsed here,
+/// because CLI11's own conversion takes "010" for 8 and "nan" for a number.
 ///
-/// `names`: "total_epochs,--total-epochs"; messages use the first. `unit` is what --help shows for
-/// the value. `initial`: the default that --help shows, or empty.
+/// `names`: "total_epochs,--total-epochs"; messages use the first. `unit` stands for the value in
+/// --help. `initial`: the default in --help, or empty.
 class OptionGroup {
  public:
   OptionGroup(CLI::App& app, std::string title) : app_(app), title_(std::move(title)) {}
@@ -70,12 +68,9 @@ class OptionGroup {
   /// "--devices 0 1"
   Option values(const std::string& names, const std::string& unit, const std::string& help,
                 const StoreValues& store);
-  /// "--stages 03,04", or "--stages 03 04"
-  Option list(const std::string& names, const std::string& unit, const std::string& help,
-              const StoreValues& store);
   Option text(const std::string& names, const std::string& unit, std::string& target,
               const std::string& initial, const std::string& help);
-  /// An empty `target`: no default to show.
+  /// `target` holds the default, if it is not empty.
   Option choice(const std::string& names, std::string& target, const Choices& choices,
                 const std::string& help);
   Option flag(const std::string& names, bool& target, const std::string& help);
@@ -113,32 +108,20 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   OptionGroup group(const std::string& title) { return {*app_, title}; }
-  /// Puts --help and --version behind the options so far, instead of first into their own group.
-  void put_help_into(const std::string& title);
-  /// These positionals must be given, unless the flag `unless` is.
-  /// @param example of their values
-  void require(const std::vector<std::string>& positionals, const std::string& unless,
-               const std::string& example);
+  void require(const std::string& positional);
   bool given(const std::string& name) const;
 
-  /// Stores all values, in the order in which the options were added.
-  /// @throws Answered
-  /// @throws UsageError with `hint` after CLI11's words
-  void parse(std::vector<std::string> arguments, const std::string& hint);
-  /// As parse(), in our words: underscores in names become dashes, "--lr -1" is a value and no
-  /// option, and what is unknown, empty or given twice is refused by name.
+  /// Stores all values, in the order in which the options were added. Underscores in names are
+  /// dashes; an unknown name is refused with the nearest known one; other mistakes in CLI11's
+  /// words.
   /// @throws Answered @throws UsageError
-  void parse_strictly(int argc, const char* const* argv);
+  void parse(int argc, const char* const* argv);
+  void parse(std::vector<std::string> arguments);
 
  private:
-  std::vector<std::string> check_names(int argc, const char* const* argv) const;
-  [[noreturn]] void refuse_unknown(const std::string& name) const;
+  void check_names(const std::vector<std::string>& arguments) const;
 
   std::unique_ptr<CLI::App> app_;
-  std::string version_;
-  std::vector<std::string> required_;
-  std::string required_unless_;
-  std::string example_;
 };
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// common/base/exit_codes.hpp - what a program's exit code means, and the errors that lead to one.
+// common/base/exit_codes.hpp - exit codes, and the errors that lead to them.
 #pragma once
 
 #include <stdexcept>
@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// Every program of the suite exits with one, so that scripts and schedulers can act on it.
+/// Exit codes of every program of the suite; scripts and schedulers act on them.
 enum class ExitCode : int {
   kDone = 0,
   kTrainingFailed = 1,

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,25 +14,34 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
-#include <thread>
 
+#include "common/base/files.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp {
 namespace {
 
-constexpr std::size_t kMostOutputBytes = std::size_t{64} << 20;  // of each stream
-
 [[noreturn]] void fail(const std::string& what, int error) {
   throw std::system_error(error, std::generic_category(), what);
 }
 
+/// A pipe whose ends a program that is started does not inherit.
+struct Pipe {
+  Pipe() {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+      fail("cannot make a pipe", errno);
+    }
+    read_end.reset(ends[0]);
+    write_end.reset(ends[1]);
+  }
+  FileDescriptor read_end;
+  FileDescriptor write_end;
+};
+
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
-  result.reserve(strings.size() + 1);
   for (std::string& text : strings) {
     result.push_back(text.data());
   }
@@ -41,19 +49,11 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-timespec to_timespec(double seconds) {
-  const double positive = std::max(seconds, 0.0);
-  const double whole = std::floor(positive);
-  return {static_cast<time_t>(whole), static_cast<long>((positive - whole) * 1e9)};
-}
-
 /// In the new process. Only async-signal-safe calls: this program may have threads.
 /// @return errno: it did not become the program
 int become(const char* program, char* const* argv, char* const* environment,
-           const StartOptions& options, const sigset_t& mask, pid_t parent) {
-  if (options.standing == Standing::kOwnGroup) {
-    setpgid(0, 0);
-  }
+           const ChildOptions& options, const sigset_t& mask, pid_t parent) {
+  setpgid(0, 0);
   if (options.parent_death_signal != 0) {
     prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
     if (getppid() != parent) {
@@ -67,9 +67,6 @@ int become(const char* program, char* const* argv, char* const* environment,
   if (options.err_fd >= 0) {
     dup2(options.err_fd, STDERR_FILENO);
   }
-  for (const int fd : options.inherited_fds) {
-    fcntl(fd, F_SETFD, 0);
-  }
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   if (options.cwd.empty() || chdir(options.cwd.c_str()) == 0) {
     execvpe(program, argv, environment);
@@ -77,49 +74,13 @@ int become(const char* program, char* const* argv, char* const* environment,
   return errno;
 }
 
-}  // namespace
-
-void FileDescriptor::reset(int fd) {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-  fd_ = fd;
-}
-
-Pipe::Pipe() {
-  std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-    fail("cannot make a pipe", errno);
-  }
-  read_end.reset(ends[0]);
-  write_end.reset(ends[1]);
-}
-
-bool is_executable(const std::string& path) {
-  struct stat status {};
-  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-         access(path.c_str(), X_OK) == 0;
-}
-
-std::optional<std::string> find_in_path(const std::string& name) {
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string candidate = folder + (folder.ends_with('/') ? "" : "/") + name;
-    if (!folder.empty() && is_executable(candidate)) {
-      return candidate;
-    }
-  }
-  return std::nullopt;
-}
-
-pid_t start_process(const std::vector<std::string>& argv, const StartOptions& options) {
-  std::vector<std::string> arguments = argv;
+/// @return the process once it runs the program
+pid_t start(std::vector<std::string> argv, ChildOptions options) {
   std::vector<std::string> variables = options.environment.value_or(std::vector<std::string>());
-  const std::vector<char*> argument_pointers = pointers(arguments);
+  const std::vector<char*> argument_pointers = pointers(argv);
   const std::vector<char*> variable_pointers = pointers(variables);
   char* const* const environment = options.environment ? variable_pointers.data() : environ;
-  const std::string& program = options.program.empty() ? argv.at(0) : options.program;
+  const std::string program = options.program.empty() ? argv.at(0) : options.program;
   sigset_t mask;
   sigemptyset(&mask);
   mask = options.signal_mask.value_or(mask);
@@ -139,13 +100,131 @@ pid_t start_process(const std::vector<std::string>& argv, const StartOptions& op
   }
   failure.write_end.close();
   int reason = 0;
-  while (read(failure.read_end.get(), &reason, sizeof(reason)) < 0 && errno == EINTR) {
-  }
+  uninterrupted([&] { return read(failure.read_end.get(), &reason, sizeof(reason)); });
   if (reason != 0) {
     waitpid(pid, nullptr, 0);
     throw CannotRun(reason, std::generic_category(), "cannot run " + program);
   }
   return pid;
+}
+
+bool has_ended(pid_t pid) {
+  siginfo_t info{};
+  return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid != 0;
+}
+
+}  // namespace
+
+void FileDescriptor::reset(int fd) {
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+  fd_ = fd;
+}
+
+Child::Child(const std::vector<std::string>& argv, const ChildOptions& options)
+    : options_(options) {
+  if (!options.capture) {
+    pid_ = start(argv, options_);
+    return;
+  }
+  Pipe out;
+  Pipe err;
+  options_.out_fd = out.write_end.get();
+  options_.err_fd = err.write_end.get();
+  pid_ = start(argv, options_);
+  out_.reset(out.read_end.release());
+  err_.reset(err.read_end.release());
+}
+
+Child::~Child() {
+  signal(SIGKILL);
+  if (!end_) {
+    waitpid(pid_, nullptr, 0);
+  }
+}
+
+void Child::signal(int signal) const {
+  if (!end_) {
+    kill(-pid_, signal);
+  }
+}
+
+std::optional<ProcessEnd> Child::poll() {
+  if (end_) {
+    return end_;
+  }
+  int status = 0;
+  const pid_t ended = uninterrupted([&] { return waitpid(pid_, &status, WNOHANG); });
+  if (ended == 0) {
+    return std::nullopt;
+  }
+  if (ended < 0) {
+    fail(fmt::format("cannot wait for process {}", pid_), errno);
+  }
+  end_ = ProcessEnd{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+                    .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  return end_;
+}
+
+/// Waits for output until then. @return false once both streams are closed
+bool Child::read_some(double until_s) {
+  std::array<pollfd, 2> streams = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
+  if (!out_.is_open() && !err_.is_open()) {
+    return false;
+  }
+  const double left_ms = std::clamp((until_s - seconds_since(start_)) * 1e3, 0.0, 1e6);
+  ::poll(streams.data(), streams.size(), static_cast<int>(left_ms) + 1);
+  for (const pollfd& stream : streams) {
+    if (stream.fd < 0 || stream.revents == 0) {
+      continue;
+    }
+    const bool is_out = stream.fd == out_.get();
+    std::array<char, 65536> buffer;
+    const ssize_t count =
+        uninterrupted([&] { return read(stream.fd, buffer.data(), buffer.size()); });
+    if (count > 0) {
+      (is_out ? result_.out : result_.err).append(buffer.data(), static_cast<size_t>(count));
+    } else {
+      (is_out ? out_ : err_).close();
+    }
+  }
+  return true;
+}
+
+bool Child::wait_for_output(const std::string& text) {
+  const auto is_there = [&] { return result_.out.find(text) != std::string::npos; };
+  while (!is_there() && seconds_since(start_) < options_.timeout_s &&
+         read_some(options_.timeout_s)) {
+  }
+  return is_there();
+}
+
+CaptureResult Child::wait() {
+  constexpr double kLookSeconds = 0.02;  // between two looks whether it has ended
+  constexpr double kLingerSeconds = 1;  // what left its group may hold the output open for ever
+  while (!has_ended(pid_)) {
+    if (!read_some(seconds_since(start_) + kLookSeconds)) {
+      usleep(1000);  // it closed its streams and lives on
+    }
+    if (!result_.timed_out && seconds_since(start_) > options_.timeout_s) {
+      result_.timed_out = true;
+      signal(SIGKILL);
+    }
+  }
+  result_.seconds = seconds_since(start_);
+  signal(SIGKILL);  // what it left behind, while its number still is its own
+  while (seconds_since(start_) < result_.seconds + kLingerSeconds &&
+         read_some(result_.seconds + kLingerSeconds)) {
+  }
+  static_cast<ProcessEnd&>(result_) = poll().value();
+  return result_;
+}
+
+CaptureResult run_captured(const std::vector<std::string>& argv, ChildOptions options) {
+  options.capture = true;
+  return Child(argv, options).wait();
 }
 
 std::vector<std::string> environment_with(
@@ -154,7 +233,7 @@ std::vector<std::string> environment_with(
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
-    const bool is_changed = changes.count(std::string(text.substr(0, text.find('=')))) > 0;
+    const bool is_changed = changes.contains(std::string(text.substr(0, text.find('='))));
     if (!is_changed && !(is_dropped && is_dropped(text))) {
       variables.emplace_back(text);
     }
@@ -167,112 +246,29 @@ std::vector<std::string> environment_with(
   return variables;
 }
 
-std::string shell_line(const std::vector<std::string>& argv) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,/:@%";
-  std::string line;
-  for (const std::string& word : argv) {
-    line += line.empty() ? "" : " ";
-    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
-      line += word;
-      continue;
-    }
-    line += '\'';
-    for (const char c : word) {
-      line += c == '\'' ? "'\\''" : std::string(1, c);
-    }
-    line += '\'';
-  }
-  return line;
+bool is_executable(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         access(path.c_str(), X_OK) == 0;
 }
 
-bool has_ended(pid_t pid) {
-  siginfo_t info = {};
-  // An error, as where somebody ignores SIGCHLD, is told by poll_process().
-  return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-         info.si_pid != 0;
-}
-
-std::optional<ProcessEnd> poll_process(pid_t pid) {
-  int status = 0;
-  rusage used{};
-  pid_t ended = 0;
-  while ((ended = wait4(pid, &status, WNOHANG, &used)) < 0) {
-    if (errno != EINTR) {
-      fail("cannot wait for process " + std::to_string(pid), errno);
+std::optional<std::string> find_in_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = folder + "/" + name;
+    if (!folder.empty() && is_executable(candidate)) {
+      return candidate;
     }
   }
-  if (ended == 0) {
-    return std::nullopt;
-  }
-  ProcessEnd end;
-  end.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  for (const timeval& time : {used.ru_utime, used.ru_stime}) {
-    end.cpu_seconds += static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  }
-  return end;
-}
-
-namespace {
-
-struct ProcessStat {
-  char state = 0;
-  pid_t parent = 0;
-};
-
-ProcessStat read_stat(pid_t pid) {
-  constexpr unsigned kExiting = 0x4;  // PF_EXITING of the kernel's sched.h
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(stat, text);
-  // "123 (a name) S parent group session terminal its-group flags ..."
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  ProcessStat found;
-  std::string skipped;
-  unsigned flags = 0;
-  fields >> found.state >> found.parent >> skipped >> skipped >> skipped >> skipped >> flags;
-  if ((flags & kExiting) != 0) {
-    found.state = 'Z';
-  }
-  return found;
-}
-
-}  // namespace
-
-char process_state(pid_t pid) {
-  return read_stat(pid).state;
-}
-
-std::vector<std::pair<pid_t, pid_t>> processes_and_parents() {
-  std::vector<std::pair<pid_t, pid_t>> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry("/proc", error), end; !error && entry != end;
-       entry.increment(error)) {
-    const pid_t pid = std::atoi(entry->path().filename().c_str());  // 0: no process
-    const ProcessStat stat = pid > 0 ? read_stat(pid) : ProcessStat();
-    if (stat.state != 0) {  // still there
-      found.emplace_back(pid, stat.parent);
-    }
-  }
-  return found;
-}
-
-std::vector<pid_t> ending_children_of(pid_t parent) {
-  std::vector<pid_t> found;
-  for (const auto& [pid, its_parent] : processes_and_parents()) {
-    if (its_parent == parent && process_state(pid) == 'Z') {
-      found.push_back(pid);
-    }
-  }
-  return found;
+  return std::nullopt;
 }
 
 std::string signal_name(int signal) {
   return fmt::format("signal {} ({})", signal, strsignal(signal));
 }
 
-BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : until_(until) {
+BlockedSignals::BlockedSignals(const std::vector<int>& signals) {
   sigemptyset(&blocked_);
   for (const int signal : signals) {
     sigaddset(&blocked_, signal);
@@ -280,119 +276,19 @@ BlockedSignals::BlockedSignals(const std::vector<int>& signals, Until until) : u
   sigprocmask(SIG_BLOCK, &blocked_, &original_);
 }
 
-BlockedSignals::~BlockedSignals() {
-  if (until_ == Until::kEnd) {
-    sigprocmask(SIG_SETMASK, &original_, nullptr);
-  }
-}
-
 siginfo_t BlockedSignals::wait(std::optional<double> seconds, int except) const {
   sigset_t signals = blocked_;
   if (except != 0) {
     sigdelset(&signals, except);
   }
-  const timespec timeout = to_timespec(seconds.value_or(0));
+  const double positive = std::max(seconds.value_or(0), 0.0);
+  const timespec timeout{static_cast<time_t>(positive),
+                         static_cast<long>((positive - std::floor(positive)) * 1e9)};
   siginfo_t info{};
   if (sigtimedwait(&signals, &info, seconds ? &timeout : nullptr) < 0) {
     info = {};
   }
   return info;
-}
-
-CapturedProcess::CapturedProcess(const std::vector<std::string>& argv,
-                                 const CaptureOptions& options)
-    : options_(options) {
-  options_.start.out_fd = out_.write_end.get();
-  options_.start.err_fd = options.merge ? out_.write_end.get() : err_.write_end.get();
-  pid_ = start_process(argv, options_.start);
-  out_.write_end.close();
-  err_.write_end.close();
-}
-
-CapturedProcess::~CapturedProcess() {
-  if (pid_ > 0) {
-    kill_all();
-    waitpid(pid_, nullptr, 0);
-  }
-}
-
-void CapturedProcess::kill_all() const {
-  kill(options_.start.standing == Standing::kOurGroup ? pid_ : -pid_, SIGKILL);
-}
-
-double CapturedProcess::elapsed_s() const {
-  return seconds_since(start_);
-}
-
-/// Waits for output until then. @return false once both streams are closed
-bool CapturedProcess::read_some(double until_s) {
-  std::array<pollfd, 2> streams = {pollfd{out_.read_end.get(), POLLIN, 0},
-                                   pollfd{err_.read_end.get(), POLLIN, 0}};
-  if (streams[0].fd < 0 && streams[1].fd < 0) {
-    return false;
-  }
-  const double left_ms = std::clamp((until_s - elapsed_s()) * 1e3, 0.0, 1e6);
-  poll(streams.data(), streams.size(), static_cast<int>(left_ms) + 1);
-  for (const pollfd& stream : streams) {
-    if (stream.fd < 0 || stream.revents == 0) {
-      continue;
-    }
-    const bool is_out = stream.fd == out_.read_end.get();
-    std::string& text = is_out ? result_.out : result_.err;
-    std::array<char, 65536> buffer;
-    const ssize_t count = read(stream.fd, buffer.data(), buffer.size());
-    if (count > 0) {
-      text.append(buffer.data(),
-                  std::min(static_cast<std::size_t>(count), kMostOutputBytes - text.size()));
-    } else if (count == 0 || errno != EINTR) {
-      (is_out ? out_ : err_).read_end.close();
-    }
-  }
-  return true;
-}
-
-bool CapturedProcess::wait_for_output(const std::string& text) {
-  while (result_.out.find(text) == std::string::npos) {
-    if (elapsed_s() > options_.timeout_s || !read_some(options_.timeout_s)) {
-      return result_.out.find(text) != std::string::npos;
-    }
-  }
-  return true;
-}
-
-CaptureResult CapturedProcess::wait() {
-  constexpr double kLookSeconds = 0.02;  // between two looks whether it has ended
-  constexpr auto kClosedSleep = std::chrono::milliseconds(1);
-  // What it leaves behind may hold its output open for ever: so long it is read.
-  constexpr double kLingerSeconds = 1;
-  std::optional<double> ended_s;
-  while (true) {
-    const bool is_open = read_some(elapsed_s() + kLookSeconds);
-    if (ended_s && (!is_open || elapsed_s() > *ended_s + kLingerSeconds)) {
-      break;
-    }
-    if (!is_open) {
-      std::this_thread::sleep_for(kClosedSleep);  // it closed its streams and lives on
-    }
-    if (!ended_s && has_ended(pid_)) {
-      ended_s = elapsed_s();
-    }
-    if (!ended_s && elapsed_s() > options_.timeout_s) {
-      result_.timed_out = true;
-      kill_all();
-    }
-  }
-  if (options_.start.standing != Standing::kOurGroup) {
-    kill_all();  // what it left behind, while its number still is its own
-  }
-  static_cast<ProcessEnd&>(result_) = poll_process(pid_).value();
-  pid_ = -1;
-  result_.seconds = *ended_s;
-  return result_;
-}
-
-CaptureResult run_captured(const std::vector<std::string>& argv, const CaptureOptions& options) {
-  return CapturedProcess(argv, options).wait();
 }
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// common/base/refuse.hpp - throws a mistake of the user's, as one line.
+// common/base/refuse.hpp - throws a user's mistake as one formatted line.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,4 @@
-// common/base/seconds_since.hpp - the time that has passed, by the clock that nobody sets, and
-// times in messages.
+// common/base/seconds_since.hpp - time that has passed, and times in messages.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,30 +1,27 @@
 #include "common/data/dataset.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <utility>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
-#include "common/data/data_files.hpp"
 
 namespace ddp {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A file of the published data: what must be in it once unpacked.
+/// A file of published data.
 struct PublishedFile {
   const char* name;
-  size_t bytes;
+  size_t bytes;  ///< unpacked
   const char* hash;
 };
 
@@ -38,63 +35,47 @@ constexpr PublishedFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
 constexpr PublishedFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
                                            "ca8383985fa2cbc620515cb4512a5b03"};
 
-/// NAME.gz if it is there, else NAME.
-fs::path packed_or_plain(const fs::path& folder, const PublishedFile& file) {
-  const fs::path packed = folder / (std::string(file.name) + ".gz");
-  return fs::exists(packed) ? packed : folder / file.name;
+/// Path of NAME.gz or NAME in the folder --data-dir, or where the datasets are installed.
+std::string find_published(const DataOptions& options, const PublishedFile& file) {
+  std::vector<std::string> folders = {options.data_dir};
+  if (options.data_dir.empty()) {
+    const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
+    folders = {bin.parent_path() / "share", "/usr/share/datasets/fashion-mnist", DDP_DATA_DIR};
+  }
+  for (const std::string& folder : folders) {
+    for (const char* const suffix : {".gz", ""}) {
+      const std::string path = fmt::format("{}/{}{}", folder, file.name, suffix);
+      if (fs::exists(path)) {
+        return path;
+      }
+    }
+  }
+  refuse("--data-dir: found no {} in {}, expected {} or {}.gz there", file.name,
+         fmt::join(folders, ", "), file.name, file.name);
 }
 
-/// The size is known, so a file that claims to be larger is never unpacked.
-std::string read_published_file(const fs::path& folder, const PublishedFile& file) {
-  const std::string path = packed_or_plain(folder, file);
+/// @return the file's bytes, unpacked
+std::string read_published(const DataOptions& options, const PublishedFile& file) {
+  const std::string path = find_published(options, file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
-  if (in == nullptr) {
-    throw UsageError(fmt::format(
-        "data file {} cannot be opened, expected {} or {}.gz in the folder that --data-dir names",
-        path, file.name, file.name));
+  std::string bytes(file.bytes + 1, '\0');  // one byte more: a larger file has another checksum
+  const int got = gzread(in.get(), bytes.data(), static_cast<unsigned>(bytes.size()));
+  if (got < 0) {
+    refuse("data file {} cannot be read or unpacked", path);
   }
-  std::array<char, size_t{1} << 16> piece;
-  std::string bytes;
-  bytes.reserve(file.bytes + piece.size());  // memory that a short file never touches
-  int got = 0;
-  while (bytes.size() <= file.bytes &&  // one more byte than expected: too much data
-         (got = gzread(in.get(), piece.data(), piece.size())) > 0) {
-    bytes.append(piece.data(), static_cast<size_t>(got));
-  }
-  if (bytes.size() != file.bytes) {
-    throw UsageError(fmt::format("data file {} holds {}, expected {} bytes unpacked", path,
-                                 got < 0 ? "damaged gzip data"
-                                 : bytes.size() > file.bytes
-                                     ? "too much data"
-                                     : fmt::format("{} bytes", bytes.size()),
-                                 file.bytes));
-  }
-  const std::string hash = Hash().update(bytes).hex();
-  if (hash != file.hash) {
-    throw UsageError(
-        fmt::format("data file {} has checksum {}, expected {}", path, hash, file.hash));
+  bytes.resize(static_cast<size_t>(got));
+  if (const std::string hash = Hash().update(bytes).hex(); hash != file.hash) {
+    refuse("data file {} holds {} bytes with checksum {}, expected {} with {}", path, got, hash,
+           file.bytes, file.hash);
   }
   return bytes;
 }
 
-/// The first candidate that has the file, else the first, so that the error names a likely place.
-fs::path find_data_dir(const Options& options, const PublishedFile& file,
-                       const std::vector<fs::path>& candidates) {
-  if (!options.data_dir.empty()) {
-    return options.data_dir;
-  }
-  const auto found = std::ranges::find_if(candidates, [&](const fs::path& folder) {
-    return fs::exists(packed_or_plain(folder, file));
-  });
-  return found == candidates.end() ? candidates.front() : *found;
-}
-
 /// y = w.x + b + 0.1 * noise for one output; for more, classes drawn from softmax(w.x + b).
-Dataset synthetic(const Options& options) {
+Dataset synthetic(const DataOptions& options) {
   constexpr double kNoise = 0.1;
   constexpr double kLogitScale = 3.0;  // sharp enough that most labels can be learned
   Dataset dataset;
-  dataset.name = "synthetic";
   dataset.layers = options.layers.empty() ? mlp_layers(20, options.hidden, 1) : options.layers;
   const int64_t in_features = dataset.layers.front();
   const int64_t out_features = dataset.layers.back();
@@ -114,67 +95,58 @@ Dataset synthetic(const Options& options) {
   } else {
     target = target + kNoise * torch::randn({size, 1}, generator);
   }
-  dataset.train = {input.narrow(0, 0, options.dataset_size),
-                   target.narrow(0, 0, options.dataset_size)};
-  dataset.test = {input.narrow(0, options.dataset_size, test_size),
-                  target.narrow(0, options.dataset_size, test_size)};
+  dataset.train = Samples{input, target}.slice(0, options.dataset_size);
+  dataset.test = Samples{input, target}.slice(options.dataset_size, size);
   return dataset;
 }
 
-/// Ten classes of images. Pixels get mean 0 and variance 1 over the training part.
-Dataset image_dataset(const std::string& name, const Samples& train, const Samples& test,
-                      const Options& options, const std::vector<int64_t>& default_hidden) {
-  const double mean = train.input.mean(torch::kFloat64).item<double>();
+/// Gives the pixels of images mean 0 and variance 1 over the training part.
+void standardize(Dataset& dataset) {
+  const torch::Tensor pixels = dataset.train.input;
+  const double mean = pixels.mean(torch::kFloat64).item<double>();
   const double deviation =
-      std::sqrt(train.input.to(torch::kFloat64).sub_(mean).square_().mean().item<double>());
-  for (const Samples& samples : {train, test}) {
-    samples.input.sub_(mean).div_(deviation);
+      std::sqrt(pixels.to(torch::kFloat64).sub_(mean).square_().mean().item<double>());
+  for (Samples* const samples : {&dataset.train, &dataset.test}) {
+    samples->input = samples->input.sub(mean).div_(deviation);
   }
-  return {.name = name,
-          .train = train,
-          .test = test,
-          .layers = mlp_layers(train.input.size(1),
-                               options.hidden.empty() ? default_hidden : options.hidden, 10),
-          .fingerprint = {}};
 }
 
-/// 1,797 8x8 images of 10 people's handwritten digits, of which every fifth is held out.
-Dataset digits(const Options& options) {
-  const fs::path folder = find_data_dir(
-      options, kDigits,
-      {fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "share", DDP_DATA_DIR});
-  read_published_file(folder, kDigits);  // which checks it
-  const DataFile file = read_data_file(folder / kDigits.name);
-  const auto copy = [](const Samples& samples) {  // that can be written to
-    return Samples{samples.input.clone(), samples.target};
-  };
-  return image_dataset("digits", copy(file.train), copy(file.test.value()), options, {128, 128});
+/// 1,797 images of handwritten digits, 8x8 pixels. Every fifth image is held out.
+Dataset digits(const DataOptions& options) {
+  read_published(options, kDigits);  // checks the file
+  Dataset dataset = load_data_file(find_published(options, kDigits), options.hidden);
+  standardize(dataset);
+  return dataset;
 }
 
-/// What follows an IDX file's header, which is big-endian numbers and checked by the file's hash.
-torch::Tensor idx_values(const fs::path& folder, const PublishedFile& file, size_t header_bytes,
-                         torch::ScalarType dtype) {
-  std::string bytes = read_published_file(folder, file);
+/// The bytes after an IDX file's header. The file's hash has checked the header.
+torch::Tensor idx_values(const DataOptions& options, const PublishedFile& file,
+                         size_t header_bytes) {
+  std::string bytes = read_published(options, file);
   const auto size = static_cast<int64_t>(bytes.size() - header_bytes);
-  return torch::from_blob(bytes.data() + header_bytes, {size}, torch::kUInt8).to(dtype);
+  return torch::from_blob(bytes.data() + header_bytes, {size}, torch::kUInt8).clone();
 }
 
-/// 60,000 + 10,000 28x28 images of clothing, the published split.
-Dataset fashion_mnist(const Options& options) {
+/// 60,000 + 10,000 images of clothing, 28x28 pixels, in the published split.
+Dataset fashion_mnist(const DataOptions& options) {
   constexpr int64_t kPixels = 784;
-  const fs::path folder = find_data_dir(options, kFashionTrainImages,
-                                        {"/usr/share/datasets/fashion-mnist", DDP_DATA_DIR});
   const auto part = [&](const PublishedFile& images, const PublishedFile& labels) {
-    return Samples{idx_values(folder, images, 16, torch::kFloat32).view({-1, kPixels}),
-                   idx_values(folder, labels, 8, torch::kInt64)};
+    const torch::Tensor pixels = idx_values(options, images, 16).view({-1, kPixels});
+    return Samples{pixels.to(torch::kFloat32), idx_values(options, labels, 8).to(torch::kInt64)};
   };
-  // Before the call, which evaluates in any order: a missing folder is told by its first file.
-  Samples train = part(kFashionTrainImages, kFashionTrainLabels);
-  Samples test = part(kFashionTestImages, kFashionTestLabels);
-  return image_dataset("fashion-mnist", std::move(train), std::move(test), options, {256, 128});
+  Dataset dataset{
+      .train = part(kFashionTrainImages, kFashionTrainLabels),
+      .test = part(kFashionTestImages, kFashionTestLabels),
+      .layers = mlp_layers(
+          kPixels, options.hidden.empty() ? std::vector<int64_t>{256, 128} : options.hidden, 10)};
+  standardize(dataset);
+  return dataset;
 }
 
-Dataset load(const Options& options) {
+Dataset load(const DataOptions& options) {
+  if (options.dataset.ends_with(".safetensors")) {
+    return load_data_file(options.dataset, options.hidden);
+  }
   if (options.dataset == "digits") {
     return digits(options);
   }
@@ -197,25 +169,13 @@ std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden
   return hidden;
 }
 
-Dataset load_dataset(const Options& options) {
+Dataset load_dataset(const DataOptions& options) {
   const torch::NoGradGuard no_grad;
-  Hash content;
-  Dataset dataset;
-  if (options.dataset.ends_with(".safetensors")) {
-    dataset = load_data_file(options, content);
-  } else {
-    dataset = load(options);
-    for (const torch::Tensor& tensor : {dataset.train.input, dataset.train.target}) {
-      content.update(tensor.const_data_ptr(), tensor.nbytes());
-    }
-  }
-  dataset.fingerprint = fmt::format("{} {}+{} samples, hash {}", dataset.name, dataset.train.size(),
-                                    dataset.test.size(), content.hex().substr(0, 16));
-  return dataset;
+  return load(options);
 }
 
 Dataset load_dataset(const std::string& name) {
-  Options options;
+  DataOptions options;
   options.dataset = name;
   return load_dataset(options);
 }

@@ -1,7 +1,5 @@
-// common/data/dataset.hpp - the data: a synthetic teacher, real images, or the user's own files.
+// common/data/dataset.hpp - the data: a synthetic teacher, images, or the user's own file.
 #pragma once
-
-#include <torch/types.h>
 
 #include <cstdint>
 #include <string>
@@ -13,23 +11,28 @@
 namespace ddp {
 
 struct Dataset {
-  std::string name;
   Samples train;
   Samples test;  ///< held out: never trained on
-  std::vector<int64_t> layers;  ///< widths of the MLP that fits, --hidden included
-  std::string fingerprint;  ///< name, sizes and a hash of the samples: equal on all ranks
+  std::vector<int64_t> layers = {};  ///< widths of the MLP that fits, --hidden included
 
   bool classification() const { return layers.back() > 1; }
 };
 
-/// The widths of an MLP.
+/// Widths of an MLP: the input, the hidden layers, the output.
 std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden,
                                 int64_t out_features);
 
-/// @throws UsageError if a file is missing, truncated or not the published one, or if the options
-/// do not fit
-Dataset load_dataset(const Options& options);
-/// The same by its name, as --dataset has it.
+/// The dataset that --dataset names.
+/// @throws UsageError if a file is missing, damaged or not the published one, or if the options
+/// do not fit the dataset
+Dataset load_dataset(const DataOptions& options);
 Dataset load_dataset(const std::string& name);
+
+/// Maps FILE.safetensors: the tensors features and labels, and test_features and test_labels if the
+/// file has them, see docs/data.md. Without a test part one of five samples is held out.
+/// @param hidden widths of the hidden layers; empty: 128, 128
+/// @return a dataset whose samples stay in the file
+/// @throws UsageError naming the file, what was found and what was expected
+Dataset load_data_file(const std::string& path, const std::vector<int64_t>& hidden);
 
 }  // namespace ddp

@@ -1,39 +1,29 @@
 #include "common/data/samples.hpp"
 
-#include <cstring>
+#include <algorithm>
+#include <type_traits>
 #include <vector>
 
 namespace ddp {
 namespace {
 
-/// to[i] = from[order[i]]. Both contiguous.
-void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
+/// to[i] = from[order[i]], for pixels from[order[i]] / 255, as torchvision's ToTensor scales them.
+/// Both tensors are contiguous.
+template <typename From, typename To>
+void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t count,
                const torch::Tensor& to) {
-  const int64_t all_rows = from.sizes().front();
-  const size_t row_bytes = all_rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(all_rows);
-  const char* const source = static_cast<const char*>(from.const_data_ptr());
-  char* target = static_cast<char*>(to.mutable_data_ptr());
-  for (int64_t i = 0; i < rows; ++i, target += row_bytes) {
-    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
-                "), got ", order[i]);
-    std::memcpy(target, source + static_cast<size_t>(order[i]) * row_bytes, row_bytes);
-  }
-}
-
-/// The same for pixels, as torchvision's ToTensor scales them.
-void scale_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
-                const torch::Tensor& to) {
-  constexpr float kWhite = 255;
-  const int64_t all_rows = from.size(0);
-  const int64_t features = from.size(1);
-  const auto* const source = from.const_data_ptr<uint8_t>();
-  auto* target = to.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < rows; ++i, target += features) {
-    TORCH_CHECK(order[i] >= 0 && order[i] < all_rows, "Expected an index in [0, ", all_rows,
-                "), got ", order[i]);
-    const uint8_t* const pixels = source + order[i] * features;
-    for (int64_t j = 0; j < features; ++j) {
-      target[j] = static_cast<float>(pixels[j]) / kWhite;
+  const int64_t rows = from.sizes().front();
+  const int64_t width = rows == 0 ? 0 : from.numel() / rows;
+  const auto* const source = from.const_data_ptr<From>();
+  auto* target = to.mutable_data_ptr<To>();
+  for (int64_t i = 0; i < count; ++i, target += width) {
+    TORCH_CHECK(order[i] >= 0 && order[i] < rows, "Expected an index in [0, ", rows, "), got ",
+                order[i]);
+    const From* const row = source + order[i] * width;
+    if constexpr (std::is_same_v<From, To>) {
+      std::copy_n(row, width, target);
+    } else {
+      std::transform(row, row + width, target, [](From value) { return To(value) / 255; });
     }
   }
 }
@@ -41,6 +31,9 @@ void scale_rows(const torch::Tensor& from, const int64_t* order, int64_t rows,
 }  // namespace
 
 Samples Samples::slice(int64_t begin, int64_t end) const {
+  if (begin == 0 && end == size()) {
+    return *this;
+  }
   if (rows.defined()) {
     return {input, target, rows.slice(0, begin, end)};
   }
@@ -59,16 +52,22 @@ Samples Samples::read() const {
 Samples Samples::room_for(int64_t size, const torch::TensorOptions& place) const {
   const auto room = [&](std::vector<int64_t> sizes, torch::ScalarType dtype) {
     sizes[0] = size;
-    return torch::empty(sizes, place.dtype(dtype == torch::kUInt8 ? torch::kFloat32 : dtype));
+    return torch::empty(sizes, place.dtype(dtype));
   };
-  return {room(input.sizes().vec(), input.scalar_type()),
+  return {room(input.sizes().vec(), torch::kFloat32),
           room(target.sizes().vec(), target.scalar_type())};
 }
 
-void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const Samples& to) {
+void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to) {
   const bool is_pixels = from.input.scalar_type() == torch::kUInt8;
-  (is_pixels ? scale_rows : copy_rows)(from.input, order, rows, to.input);
-  copy_rows(from.target, order, rows, to.target);
+  const bool is_classes = from.target.scalar_type() == torch::kInt64;
+  (is_pixels ? copy_rows<uint8_t, float> : copy_rows<float, float>)(from.input, order, count,
+                                                                    to.input);
+  (is_classes ? copy_rows<int64_t, int64_t> : copy_rows<float, float>)(from.target, order, count,
+                                                                       to.target);
+  // Autograd may have saved the old values, and notices by the version that they are gone.
+  to.input.unsafeGetTensorImpl()->bump_version();
+  to.target.unsafeGetTensorImpl()->bump_version();
 }
 
 torch::Tensor as_features(const torch::Tensor& input) {

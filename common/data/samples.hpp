@@ -1,4 +1,4 @@
-// common/data/samples.hpp - inputs and targets, wherever they are until they are read.
+// common/data/samples.hpp - inputs and targets, in memory or in a mapped file.
 #pragma once
 
 #include <torch/types.h>
@@ -7,27 +7,29 @@
 
 namespace ddp {
 
-/// Samples in host memory, or in a file that is mapped.
+/// Samples on the host, or in a file that is mapped into memory.
 struct Samples {
   torch::Tensor input;  ///< (rows, in_features) float32, or uint8 pixels, read as value / 255
   torch::Tensor target;  ///< (rows) int64 classes, or (rows, 1) float32 values
-  torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all of them
+  torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all rows
 
   int64_t size() const { return (rows.defined() ? rows : target).sizes().front(); }
   int64_t in_features() const { return input.size(1); }
-  /// Samples [begin, end) of them; nothing is read.
+  /// Samples [begin, end) as views; no sample is read.
   Samples slice(int64_t begin, int64_t end) const;
-  /// The samples as they are computed on, without `rows`: float32 on the host.
-  /// @return a view if they are that already
+  /// The samples that the model computes on: float32, without `rows`.
+  /// @return views, if the samples are float32 without `rows` already
   Samples read() const;
   /// Uninitialized memory for `size` samples as read() returns them.
   Samples room_for(int64_t size, const torch::TensorOptions& place = {}) const;
 };
 
-/// Reads rows `order[0, rows)` of the tensors into the first rows of `to`, which is of room_for().
-void gather_rows(const Samples& from, const int64_t* order, int64_t rows, const Samples& to);
+/// Reads the rows order[0], ..., order[count - 1] of `from` into the first rows of `to`, which
+/// room_for() made. To autograd it is an in-place operation on `to`.
+/// @throws c10::Error if an index is out of range
+void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to);
 
-/// uint8 as float32, value / 255; float32 as it is.
+/// uint8 pixels as float32, value / 255; float32 features as they are.
 torch::Tensor as_features(const torch::Tensor& input);
 
 }  // namespace ddp

@@ -8,16 +8,14 @@
 
 namespace ddp {
 
-/// Means over samples and over the GPUs that were looked at; memory is the largest sum over them.
 struct GpuReadings {
-  double utilisation_percent = 0;  ///< of the time in which a kernel ran
-  double power_w = 0;
-  double memory_mib = 0;
-  int gpus = 0;  ///< that were looked at
+  double utilisation_percent = 0;  ///< time in which a kernel ran, mean over samples and GPUs
+  double memory_mib = 0;  ///< largest sum over the GPUs
+  int gpus = 0;
 };
 
-/// NVML is opened at run time, so that this program needs no driver. Where there is none, or no
-/// GPU, sample() does nothing and take() returns nothing.
+/// NVML is opened at run time, so that this program needs no driver. Without a driver or a GPU
+/// take() returns nothing.
 class GpuMonitor {
  public:
   GpuMonitor();
@@ -25,18 +23,14 @@ class GpuMonitor {
   GpuMonitor(const GpuMonitor&) = delete;
   GpuMonitor& operator=(const GpuMonitor&) = delete;
 
-  /// From now on only the first `devices` of those that CUDA_VISIBLE_DEVICES leaves: what ranks
-  /// 0, 1 and so on take.
-  void watch_first(int devices) { watched_ = static_cast<size_t>(devices); }
-  /// Only this one of them.
-  void watch_one(int device) {
-    first_ = static_cast<size_t>(device);
-    watched_ = 1;
+  /// From now on only these of the devices that CUDA_VISIBLE_DEVICES leaves.
+  void watch(int first, int devices) {
+    first_ = static_cast<size_t>(first);
+    watched_ = static_cast<size_t>(devices);
   }
-  /// Reads these GPUs once; meant to be called now and then while a program runs.
-  /// @return what take() takes the means of
-  std::optional<GpuReadings> sample();
-  /// What was sampled since the last call.
+  /// Reads these GPUs once; call it now and then while a program runs.
+  void sample();
+  /// Readings since the last call.
   std::optional<GpuReadings> take();
 
  private:
@@ -44,7 +38,7 @@ class GpuMonitor {
   std::unique_ptr<Nvml> nvml_;
   size_t first_ = 0;
   size_t watched_ = SIZE_MAX;
-  GpuReadings sum_;  ///< of all samples; the memory is the largest
+  GpuReadings sum_;
   int samples_ = 0;
 };
 

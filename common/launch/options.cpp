@@ -1,11 +1,10 @@
 // common/launch/options.cpp - the command line of every stage, and the arithmetic of batch sizes.
 #include "common/launch/options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <initializer_list>
 #include <limits>
 #include <map>
 #include <set>
@@ -18,14 +17,16 @@
 #include "common/launch/network.hpp"
 
 namespace ddp {
-
 namespace {
 
-constexpr int kMaxProcesses = 1024;  // on one machine: more is a slip of the finger
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxGlobalBatch = int64_t{1} << 62;
+constexpr int kMaxProcesses = 1024;  // on one machine
+constexpr int kMaxThreads = 4096;
+constexpr int kMaxDevice = 4095;
 constexpr double kMaxBucketMib = 1 << 20;
 constexpr double kMaxLearningRate = 1e9;
 constexpr int64_t kMaxDatasetSize = 1'000'000'000'000;
-constexpr int64_t kMaxGlobalBatch = int64_t{1} << 62;  // so that twice as much is still a number
 constexpr double kMaxTimeout = 30 * 86400;  // longer overflows some clocks of the libraries below
 
 /// "128,128"
@@ -42,90 +43,52 @@ StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
   };
 }
 
-/// Also answers who types what `--speedup` is elsewhere: there it picks what here is a stage.
-StoreValue store_speedup(Options& options, const Choices& choices) {
-  return [&options, choices](const std::string& name, const std::string& text) {
-    static const std::map<std::string, const char*> kElsewhere = {
-        {"ddp", "DistributedDataParallel is stages 03_ddp_spawn, 04_ddp_launcher and 05_multinode"},
-        {"compile_ddp",
-         "stages 03_ddp_spawn, 04_ddp_launcher and 05_multinode with --speedup fused, or graph on "
-         "GPUs (LibTorch has no torch.compile)"},
-        {"dataparallel", "DataParallel is stage 02_data_parallel"},
-    };
-    if (const auto known = kElsewhere.find(text); known != kElsewhere.end()) {
-      refuse("{}: got {}, expected {}; what it means is here: {}", name, quote(text), join(choices),
-             known->second);
-    }
-    options.speedup = check_choice(name, text, choices);
-  };
-}
-
-/// "finite,weights=100"
-StoreValue store_checks(Options& options) {
-  return [&options](const std::string& name, const std::string& text) {
-    constexpr std::string_view kWeights = "weights=";
-    std::istringstream list(text + ",");
-    for (std::string check; std::getline(list, check, ',');) {
-      if (check == "finite") {
-        options.check_finite = true;
-      } else if (check.starts_with(kWeights)) {
-        options.check_weights_every =
-            parse_integer<int64_t>(name + " weights", check.substr(kWeights.size()), 1);
-      } else {
-        refuse("{}: got {}, expected finite, weights=K, or both with a comma", name, quote(text));
-      }
-    }
-  };
-}
-
 /// "536870912", "512MiB"
 StoreValue store_bytes(std::optional<int64_t>& target) {
   return [&target](const std::string& name, const std::string& text) {
-    std::string_view number = text;
-    int shift = 0;
-    for (const std::string_view unit : {"KiB", "MiB", "GiB", "TiB"}) {
-      shift += 10;
-      if (number.ends_with(unit)) {
-        number.remove_suffix(unit.size());
-        break;
-      }
+    const std::map<std::string_view, int> shifts = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const auto shift = shifts.find(std::string_view(text).substr(digits));
+    if (digits < text.size() && shift == shifts.end()) {
+      refuse("{}: got {}, expected bytes, e.g. 536870912, 512MiB or 4GiB", name, quote(text));
     }
-    shift = number.size() == text.size() ? 0 : shift;
-    try {
-      constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-      target = parse_integer<int64_t>(name, number, 1, kAny >> shift) << shift;
-    } catch (const UsageError&) {
-      refuse("{}: got {}, expected a number of bytes >= 1, e.g. 536870912, 512MiB or 4GiB", name,
-             quote(text));
-    }
+    const int bits = digits < text.size() ? shift->second : 0;
+    target = parse_integer<int64_t>(name, text.substr(0, digits), 1, kAny >> bits) << bits;
   };
 }
 
-void add_training(OptionGroup group, Options& options) {
-  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+void add_batch_size(OptionGroup& group, Options& options, const ExtraOptions& extra) {
+  group.value(
+      "--batch-size", extra.batch_finder ? "SAMPLES or auto" : "SAMPLES",
+      std::to_string(options.batch_size),
+      extra.batch_finder ? "per process and step; auto: as many as there is memory for"
+                         : "per process and step",
+      [&options, extra](const std::string& name, const std::string& text) {
+        options.find_batch = text == "auto";
+        if (options.find_batch && !extra.batch_finder) {
+          refuse("{}: got \"auto\", expected a number; 04_ddp_launcher_auto_batch finds one", name);
+        }
+        if (!options.find_batch) {
+          options.batch_size = parse_integer<int64_t>(name, text, 1);
+        }
+      });
+  group.integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
+                "samples per step over all processes, instead of --batch-size");
+  if (extra.batch_finder) {
+    group.value("--memory-limit", "BYTES", "what there is",
+                "memory of a process, for --batch-size auto on a CPU, e.g. 4GiB",
+                store_bytes(options.memory_limit_bytes));
+  }
+}
+
+void add_training(OptionGroup group, Options& options, const ExtraOptions& extra) {
   group.integer("total_epochs,--total-epochs", options.total_epochs, int64_t{0}, kAny, "",
                 "passes over the data; 0 only evaluates");
   group.integer("save_every,--save-every", options.save_every, int64_t{1}, kAny, "",
-                "epochs from one snapshot to the next");
-  group.value("--batch-size", "SAMPLES", std::to_string(options.batch_per_rank),
-              "per process and micro-batch; auto: as many as there is memory for",
-              [&options](const std::string& name, const std::string& text) {
-                options.find_batch = text == "auto";
-                if (!options.find_batch) {
-                  options.batch_per_rank = parse_integer<int64_t>(name, text, 1);
-                }
-              });
-  group.integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
-                "samples per optimizer step, over all processes and micro-batches; instead of "
-                "--batch-size, or with --batch-size auto");
-  group.integer("--accumulate", options.accumulate, int64_t{1}, kAny,
-                std::to_string(options.accumulate), "micro-batches per optimizer step");
+                "epochs between snapshots");
+  add_batch_size(group, options, extra);
   group.choice("--optimizer", options.optimizer, {"sgd", "momentum", "adam", "adamw"},
-               "what updates the weights");
-  group.choice("--lr-schedule", options.lr_schedule, {"constant", "linear"},
-               "linear: falls epoch by epoch to zero (default constant; linear for fashion-mnist)");
-  group.choice("--scale-lr", options.scale_lr, {"none", "linear", "sqrt"},
-               "what a batch that --batch-size auto found does to the learning rate");
+               "class in torch::optim; momentum: SGD with 0.9");
   group.positive("--lr", "RATE", options.learning_rate, kMaxLearningRate, "the optimizer's own",
                  "learning rate");
   group.integer("--seed", options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
@@ -134,271 +97,164 @@ void add_training(OptionGroup group, Options& options) {
   group.flag("--deterministic", options.deterministic, "only algorithms that repeat bit for bit");
 }
 
-void add_data_and_model(OptionGroup group, Options& options) {
+void add_data(OptionGroup group, Options& options) {
   const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
-  group.value("--dataset", "DATA", "synthetic",
-              "what to learn: " + join(datasets) +
-                  ", or a FILE.safetensors, which tools/to_safetensors makes",
+  group.value("--dataset", "DATA", options.dataset,
+              join(datasets) + ", or a FILE.safetensors, which tools/to_safetensors makes",
               [&options, datasets](const std::string& name, const std::string& text) {
                 options.dataset = text;
-                const bool is_known = std::ranges::find(datasets, text) != datasets.end();
-                if (!is_known && !text.ends_with(".safetensors")) {
-                  refuse(
-                      "{}: got {}, expected {}, or a FILE.safetensors (tools/to_safetensors makes "
-                      "one of a table or of images)",
-                      name, quote(text), join(datasets));
+                if (std::ranges::find(datasets, text) == datasets.end() &&
+                    !text.ends_with(".safetensors")) {
+                  refuse("{}: got {}, expected {}, or a FILE.safetensors", name, quote(text),
+                         join(datasets));
                 }
               });
   group.text("--data-dir", "PATH", options.data_dir, "where it is installed",
              "folder of the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,
                 std::to_string(options.dataset_size), "training samples, synthetic only");
-  const Option hidden =
-      group.value("--hidden", "N,N,...", "the dataset's",
-                  "widths of the hidden layers, e.g. 128,128", store_widths(options.hidden, 1));
-  group
-      .value("--layers", "N,N,...", "20,1",
-             "all widths, synthetic only; a last width of 1 is regression, more is classification",
-             store_widths(options.layers, 2))
-      .excludes(hidden);
-  group.choice("--sampler", options.sampler, {"distributed", "padded", "none"},
-               "how ranks share the data: exactly, padded to equal parts, or not at all");
-  group.flag(
-      "--verbose", options.verbose,
-      "each rank prints which samples an epoch reads first, the model its input's shape on each "
-      "device; at the end each rank says how busy it was");
+  group.value("--hidden", "N,N,...", "the dataset's", "widths of the hidden layers, e.g. 128,128",
+              store_widths(options.hidden, 1));
+  group.value("--layers", "N,N,...", "20,1",
+              "all widths, synthetic only; a last width of 1 is regression, more is classification",
+              store_widths(options.layers, 2));
 }
 
-void add_devices(OptionGroup group, Options& options) {
-  group.choice("--device", options.device, {"auto", "cpu", "cuda"}, "what computes");
+void add_devices(OptionGroup group, Options& options, const ExtraOptions& extra) {
+  group.choice("--device", options.device, {"auto", "cpu", "cuda"}, "kind of device");
   group.values("--devices,--gpus", "N... (default all)",
                "indices of the CUDA devices to use, e.g. 0 1",
                [&options](const std::string& name, const std::vector<std::string>& indices) {
-                 options.devices.clear();
                  for (const std::string& index : indices) {
-                   options.devices.push_back(parse_integer<int>(name, index, 0, 4095));
+                   options.devices.push_back(parse_integer<int>(name, index, 0, kMaxDevice));
                  }
                });
-  const bool counts = options.launch != Launch::kLauncher;
-  Option nprocs =
-      group.value("--nprocs", "N", "one per GPU, else 2",
-                  options.launch == Launch::kSpawn ? "processes to start" : "replicas, stage 02",
-                  [&options, counts](const std::string& name, const std::string& text) {
-                    if (!counts) {
-                      refuse(
-                          "{} {} is for stages 02 and 03; here the launcher decides, e.g. torchrun "
-                          "--nproc-per-node",
-                          name, text);
-                    }
-                    options.nprocs = parse_integer<int>(name, text, 1, kMaxProcesses);
-                  });
-  if (!counts) {
-    nprocs.hidden();
+  if (options.launch != Launch::kLauncher) {
+    group.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "one per GPU, else 2",
+                  "processes to start, in stage 02 replicas");
   }
-  group.value("--threads", "N", std::to_string(options.threads),
-              "CPU threads of each rank or replica; auto: its share of the cores or of a quota",
+  group.value("--threads", "N or auto", std::to_string(options.threads),
+              "CPU threads of each rank or replica; auto: its share of the cores",
               [&options](const std::string& name, const std::string& text) {
-                options.threads =
-                    text == "auto" ? kAutomaticThreads : parse_integer<int>(name, text, 1, 4096);
+                options.threads = text == "auto" ? kAutomaticThreads
+                                                 : parse_integer<int>(name, text, 1, kMaxThreads);
               });
-  group.choice("--bind", options.bind, {"none", "cores"},
-               "cores: each rank runs on its share of the cores and nowhere else");
   group.choice(
-      "--backend", options.backend, {"auto", "nccl", "gloo", "shm", "hierarchical", "mpi"},
-      "what carries the collectives; auto: nccl on GPUs, else shm on one host, hierarchical "
-      "(shm and gloo) on several with several ranks each, else gloo; mpi: under mpirun");
-  const Choices speedups = {"none", "fused", "graph"};
-  group.value("--speedup", join(speedups), options.speedup,
-              "how a step runs: autograd, by hand on preallocated storage, that in a CUDA Graph",
-              store_speedup(options, speedups));
+      "--backend", options.backend, {"auto", "nccl", "gloo", "mpi", "shm"},
+      "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo");
   group.positive("--bucket-mib", "MIB", options.bucket_mib, kMaxBucketMib, "25",
-                 "gradients that are all-reduced together; the first bucket is closed at 1 MiB");
-  group.choice("--gradient-compression", options.gradient_compression, {"none", "bf16", "fp16"},
-               "what gradients are rounded to while they travel: half the bytes, other results");
-  group.flag("--shard-optimizer", options.shard_optimizer,
-             "each rank keeps and computes its part of the optimizer only (ZeRO-1)");
-  group.value("--memory-limit", "BYTES", "what there is",
-              "resident memory of a process, for --batch-size auto on a CPU, e.g. 4GiB",
-              store_bytes(options.memory_limit_bytes));
+                 "size of the groups in which gradients are all-reduced; the first has 1 MiB");
   group.positive("--timeout", "SECONDS", options.timeout_seconds, kMaxTimeout,
                  std::to_string(static_cast<int>(options.timeout_seconds)),
                  "for the rendezvous and for every collective");
+  group.text("--interface", "NAME", options.interface, "the one towards rank 0",
+             "network interface for the collectives, e.g. ib0");
+  if (extra.graph) {
+    group.flag("--graph", options.graph, "capture the step in a CUDA graph");
+  }
+  group.flag("--no-communication", options.no_communication,
+             "for measuring only: sums over the ranks are left out, so weights drift apart");
 }
 
 void add_identity(OptionGroup group, Options& options) {
   group.integer("--rank", options.rank, 0, kMaxWorldSize - 1, "", "of this process");
   group.integer("--world-size", options.world_size, 1, kMaxWorldSize, "", "number of processes");
-  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "among this node's");
+  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "on this node");
   group.integer("--local-world-size", options.local_world_size, 1, kMaxWorldSize, "",
-                "on this node");
-  group.text("--master-addr", "HOST", options.master_addr, "", "where rank 0 serves the store");
-  group.integer("--master-port", options.master_port, 1, kMaxPort, "", "the store's TCP port");
-  group.text("--interface", "NAME", options.interface, "the one towards rank 0",
-             "network interface that carries the collectives, e.g. ib0; also DDP_INTERFACE");
-  group.flag("--dump-env", options.dump_env, "print the identity that was found, and its sources");
-  group.flag("--json", options.json, "with --dump-env: as one JSON line");
+                "processes on this node");
+  group.text("--master-addr", "HOST", options.master_addr, "",
+             "host on which rank 0 serves the store");
+  group.integer("--master-port", options.master_port, 1, kMaxPort, "", "TCP port of the store");
 }
 
 void add_output(OptionGroup group, Options& options) {
   group.text("--snapshot", "PATH", options.snapshot, options.program + ".safetensors",
-             "the one before is kept as PATH.prev");
+             "the snapshot before is kept as PATH.prev");
   group.choice("--resume", options.resume, {"restart", "auto", "never"},
-               "from the snapshot: if the launcher restarted us, if there is one, or not");
+               "restart: resume if the launcher restarted the job; auto: if there is a snapshot");
   group.text("--metrics", "PATH", options.metrics, "",
              "one JSON line per rank and step, and a summary");
-  group.text("--trace", "PATH", options.trace, "",
-             "the last steps of every rank on one time axis, as a Chrome trace: phases, and what "
-             "travelled meanwhile (on CPUs; not with --speedup graph)");
-  group.text("--tensorboard", "DIR", options.tensorboard, "",
-             "folder for event files that TensorBoard shows: loss, accuracy, learning rate, speed");
-  group.value(
-      "--check", "CHECK,...", "",
-      "finite: fail in the step in which a rank's loss or gradient is NaN or infinite (with "
-      "--speedup graph: its loss), not at the end of the epoch; weights=K: every K steps, fail if "
-      "the ranks' weights differ",
-      store_checks(options));
-  group.flag("--no-communication", options.no_communication,
-             "for measuring only: gradients stay unreduced, so the ranks' weights drift apart");
+  group.text("--trace", "PATH", options.trace, "", "a Chrome trace of each rank, by Kineto");
+  group.flag("--verbose", options.verbose,
+             "print which samples an epoch reads first, the model's input, how busy ranks are");
   group.flag("--quiet", options.quiet, "no line per epoch, and no progress bar");
 }
 
-void add_faults(OptionGroup group, Options& options) {
-  const Choices faults = {"none",       "no-set-epoch",    "no-broadcast",
-                          "no-mean",    "average-weights", "rank-0-collective",
-                          "mismatched", "uneven-inputs"};
-  Option inject =
-      group.value("--inject", "NAME", options.inject, join(faults),
-                  [&options, faults](const std::string& name, const std::string& text) {
-                    options.inject = check_choice(name, text, faults);
-                    if (options.inject != "none" && options.launch == Launch::kAlone) {
-                      refuse("{}: got {}, expected none: {} is one process; 03_ddp_spawn has ranks",
-                             name, quote(text), options.program);
-                    }
-                  });
-  if (options.launch == Launch::kAlone) {
-    inject.hidden();
-  }
+/// Answers users who type `--speedup NAME` with the program that does it.
+void add_old_spellings(OptionGroup group) {
+  group
+      .value("--speedup", "NAME", "", "",
+             [](const std::string& name, const std::string& text) {
+               const std::string fused = "03_ddp_spawn_fused";
+               const std::map<std::string, std::string> programs = {
+                   {"ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
+                   {"compile_ddp", fused},
+                   {"fused", fused},
+                   {"graph", fused + " --graph"},
+                   {"dataparallel", "02_data_parallel"}};
+               const auto program = programs.find(text);
+               refuse("{}: got {}, expected {}", name, quote(text),
+                      program == programs.end() ? "none: each way to train is a program of its own"
+                                                : "the program that does it: " + program->second);
+             })
+      .hidden();
 }
 
-void check_inject(const Options& options) {
-  if (options.inject == "none") {
-    return;
-  }
-  const bool keeps_gradients = options.inject == "average-weights";
-  for (const auto& [given, other] : std::initializer_list<std::pair<bool, std::string>>{
-           {options.find_batch, "--batch-size auto"},
-           {options.speedup != "none", "--speedup " + options.speedup},
-           {options.no_communication, "--no-communication"},
-           {keeps_gradients && options.shard_optimizer, "--shard-optimizer"},
-           {keeps_gradients && options.gradient_compression != "none",
-            "--gradient-compression " + options.gradient_compression}}) {
-    if (given) {
-      refuse("--inject {} was given with {}, expected only one of them", options.inject, other);
-    }
-  }
-}
-
-void check_batch(const Options& options, const CommandLine& line) {
-  if (options.find_batch) {
-    if (options.global_batch && line.given("--accumulate")) {
-      throw UsageError(
-          "--accumulate was given with --batch-size auto and --global-batch, expected only two of "
-          "them: it follows from the batch that is found");
-    }
-  } else if (options.global_batch && line.given("--batch-size")) {
-    throw UsageError(
-        "--batch-size was given with --global-batch, expected one of them, or --batch-size auto");
-  } else if (options.memory_limit_bytes) {
-    throw UsageError("--memory-limit was given alone, expected it with --batch-size auto");
-  }
-  if (options.scale_lr != "none" && (!options.find_batch || options.global_batch)) {
-    refuse("--scale-lr {} was given {}, expected it with --batch-size auto alone", options.scale_lr,
-           options.global_batch ? "with --global-batch, which stays what it is"
-                                : "without --batch-size auto");
-  }
-}
-
-/// What depends on more than one option.
+/// Checks that need more than one option.
 void check_together(const Options& options, const CommandLine& line) {
   for (const char* const name : {"--layers", "--dataset-size"}) {
     if (options.dataset != "synthetic" && line.given(name)) {
-      refuse("{} was given with --dataset {}, expected it only with --dataset synthetic", name,
-             options.dataset);
+      refuse("{}: got it with --dataset {}, expected --dataset synthetic", name, options.dataset);
     }
   }
-  if (options.device == "cpu" && line.given("--devices")) {
-    throw UsageError("--devices was given with --device cpu, expected CUDA devices");
+  if (!options.layers.empty() && !options.hidden.empty()) {
+    refuse("--hidden: got it with --layers, expected one of them");
   }
-  if (options.nprocs && line.given("--devices") &&
+  if (options.device == "cpu" && !options.devices.empty()) {
+    refuse("--devices: got it with --device cpu, expected CUDA devices");
+  }
+  if (options.nprocs && !options.devices.empty() &&
       options.devices.size() != static_cast<size_t>(*options.nprocs)) {
     refuse("--nprocs: got {}, expected {}, the number of --devices", *options.nprocs,
            options.devices.size());
   }
-  std::set<int> distinct(options.devices.begin(), options.devices.end());
-  if (distinct.size() != options.devices.size()) {
-    // In stage 02 too: autograd has one thread per device, and there one replica's backward would
-    // wait for the other's.
-    throw UsageError("--devices names a device twice, expected different ones");
+  if (std::set(options.devices.begin(), options.devices.end()).size() != options.devices.size()) {
+    refuse("--devices: got {}, expected different ones", fmt::join(options.devices, " "));
   }
-  if (options.check_weights_every > 0 && options.no_communication) {
-    throw UsageError(
-        "--check weights was given with --no-communication, expected only one of them: without "
-        "communication weights differ");
+  if (options.global_batch && line.given("--batch-size") && !options.find_batch) {
+    refuse("--global-batch: got it with --batch-size, expected one of them");
   }
-  check_inject(options);
-  check_batch(options, line);
-  if (!options.trace.empty() && options.speedup == "graph") {
-    throw UsageError(
-        "--trace was given with --speedup graph, expected none or fused: of what a graph repeats "
-        "the host sees no part");
+  if (options.memory_limit_bytes && !options.find_batch) {
+    refuse("--memory-limit: got it alone, expected --batch-size auto beside it");
   }
-  if (options.json && !options.dump_env) {
-    throw UsageError("--json was given alone, expected it with --dump-env");
-  }
-}
-
-std::string versions(const std::string& program) {
-#ifdef __clang__
-  const std::string compiler = __VERSION__;
-#else
-  const std::string compiler = "GCC " __VERSION__;
-#endif
-  return program + " " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION ", " + compiler;
 }
 
 }  // namespace
 
-std::string program_name(const char* argv0) {
-  constexpr std::string_view kDeleted = " (deleted)";  // replaced by a newer build since it started
-  std::error_code error;
-  std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) {
-    path = argv0 == nullptr ? "ddp" : argv0;
-  }
-  const std::string name = path.filename();
-  return name.ends_with(kDeleted) ? name.substr(0, name.size() - kDeleted.size()) : name;
+std::string program_name() {
+  return std::filesystem::read_symlink("/proc/self/exe").filename();
 }
 
-Options parse_options(int argc, const char* const* argv, Launch launch) {
+Options parse_options(int argc, const char* const* argv, Launch launch, const ExtraOptions& extra) {
   Options options;
   options.launch = launch;
-  options.program = program_name(argc > 0 ? argv[0] : nullptr);
-
+  options.program = program_name();
   CommandLine line(
-      options.program, "Trains a multi-layer perceptron.", versions(options.program),
+      options.program, "Trains a multi-layer perceptron.",
+      options.program + " " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION,
       "Dashes and underscores in option names are equal.\n"
       "Exit codes: 0 done, 1 training failed, 2 usage or environment, 3 snapshot refused,\n"
       "75 port or rendezvous (try again), 85 stopped with a good snapshot (run again).",
       44);
-  add_training(line.group("Training"), options);
-  add_data_and_model(line.group("Data and model"), options);
-  add_devices(line.group("Devices and processes"), options);
+  add_training(line.group("Training"), options, extra);
+  add_data(line.group("Data and model"), options);
+  add_devices(line.group("Devices and processes"), options, extra);
   add_identity(line.group("Identity (a launcher says it; this overrides)"), options);
   add_output(line.group("Output"), options);
-  line.put_help_into("Output");
-  add_faults(line.group("Faults on purpose, for docs/exercises"), options);
-  line.require({"total_epochs", "save_every"}, "--dump-env", "50 10");
-  line.parse_strictly(argc, argv);
+  add_old_spellings(line.group("Old spellings"));
+  line.require("total_epochs");
+  line.require("save_every");
+  line.parse(argc, argv);
   check_together(options, line);
   if (options.snapshot.empty()) {
     options.snapshot = options.program + ".safetensors";
@@ -406,30 +262,25 @@ Options parse_options(int argc, const char* const* argv, Launch launch) {
   return options;
 }
 
-int64_t resolve_global_batch(const Options& options, int world_size) {
-  int64_t micro_batches = 0;
-  int64_t samples = 0;
-  const bool overflow =
-      __builtin_mul_overflow(options.accumulate, int64_t{world_size}, &micro_batches) ||
-      __builtin_mul_overflow(options.batch_per_rank, micro_batches, &samples);
-  if (overflow || samples > kMaxGlobalBatch) {
-    refuse(
-        "--batch-size {} x --accumulate {} x {} ranks is too large, expected a product of at most "
-        "2^62",
-        options.batch_per_rank, options.accumulate, world_size);
+int64_t resolve_batch_size(const TrainOptions& options, int world_size) {
+  if (!options.global_batch) {
+    return options.batch_size;
   }
-  const int64_t global_batch = options.global_batch.value_or(samples);
-  if (global_batch % micro_batches != 0) {
-    refuse(
-        "Expected --global-batch to be a multiple of {} ({} ranks x {} micro-batches), "
-        "got {}",
-        micro_batches, world_size, options.accumulate, global_batch);
+  if (*options.global_batch % world_size != 0) {
+    refuse("--global-batch: got {}, expected a multiple of {} ranks", *options.global_batch,
+           world_size);
   }
-  return global_batch;
+  return *options.global_batch / world_size;
 }
 
-int64_t resolve_batch_per_rank(const Options& options, int world_size) {
-  return resolve_global_batch(options, world_size) / world_size / options.accumulate;
+int64_t global_batch_of(const TrainOptions& options, int world_size) {
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(options.batch_size, int64_t{world_size}, &samples) ||
+      samples > kMaxGlobalBatch) {
+    refuse("--batch-size: got {}, expected at most 2^62 samples over {} ranks", options.batch_size,
+           world_size);
+  }
+  return samples;
 }
 
 }  // namespace ddp

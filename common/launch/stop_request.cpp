@@ -3,11 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <csignal>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/standard_streams.hpp"
 
 namespace ddp {
 namespace {
@@ -24,16 +22,6 @@ void leave(int) {
   _exit(static_cast<int>(ExitCode::kTrainingFailed));
 }
 
-/// Dies as by default if nobody reads what this process prints.
-void leave_if_unread(int signal) {
-  const int error = errno;
-  if (is_unread(STDOUT_FILENO) || is_unread(STDERR_FILENO)) {
-    std::signal(signal, SIG_DFL);
-    raise(signal);  // comes when this handler has ended
-  }
-  errno = error;
-}
-
 void handle(int signal, void (*handler)(int)) {
   struct sigaction old {};
   sigaction(signal, nullptr, &old);
@@ -42,7 +30,7 @@ void handle(int signal, void (*handler)(int)) {
   }
   struct sigaction action {};
   action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;  // LibTorch's reads and writes are not to see it
+  action.sa_flags = SA_RESTART;  // no call of LibTorch sees it
   sigaction(signal, &action, nullptr);
 }
 
@@ -68,7 +56,7 @@ int stop_request() {
 }
 
 void survive_broken_connections() {
-  handle(SIGPIPE, leave_if_unread);
+  handle(SIGPIPE, SIG_IGN);
 }
 
 void exit_on_sigterm() {

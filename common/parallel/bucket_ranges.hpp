@@ -1,15 +1,13 @@
-// common/parallel/bucket_ranges.hpp - which gradients travel together, and which part of them is
-// whose. Without LibTorch, so that who only counts bytes counts the same ones.
+// common/parallel/bucket_ranges.hpp - which gradients travel together.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
-#include "common/model/flat_layout.hpp"
+#include "common/data/flat_layout.hpp"
 
 namespace ddp {
 
@@ -27,6 +25,7 @@ struct BucketSizes {
   int64_t bytes = int64_t{25} * 1024 * 1024;
   int64_t first_bytes = int64_t{1024} * 1024;
 };
+inline constexpr double kBucketMib = 25;
 
 /// --bucket-mib
 inline BucketSizes bucket_sizes(double mib) {
@@ -52,15 +51,6 @@ inline std::vector<BucketRange> bucket_ranges(const FlatLayout& layout, int64_t 
     }
   }
   return ranges;
-}
-
-/// Rank `rank`'s part of `elements`: [begin, end). Parts begin at multiples of 32 elements, so that
-/// in float32 as in half precision no line of cache belongs to two ranks.
-inline std::pair<int64_t, int64_t> part_range(int64_t elements, int rank, int world_size) {
-  constexpr int64_t kUnit = 32;
-  const int64_t units = (elements + kUnit - 1) / kUnit;
-  const int64_t part = (units + world_size - 1) / world_size * kUnit;
-  return {std::min(rank * part, elements), std::min((rank + 1) * part, elements)};
 }
 
 }  // namespace ddp

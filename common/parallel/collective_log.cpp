@@ -1,8 +1,18 @@
 #include "common/parallel/collective_log.hpp"
 
 #include <fmt/format.h>
-
+#include <fmt/ranges.h>
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <regex>
 #include <string_view>
+#include <thread>
+#include <utility>
+
+#include "common/backends/store_exchange.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp {
 namespace {
@@ -21,10 +31,8 @@ std::string CallSite::text() const {
   if (path.starts_with(source_root())) {
     path.remove_prefix(source_root().size());
   }
-  return fmt::format(
-      "{}{}",
-      line == 0 ? fmt::format("called by {}", path) : fmt::format("called at {}:{}", path, line),
-      bucket < 0 ? "" : fmt::format(", bucket {} of gradients", bucket));
+  return fmt::format("called at {}:{}{}", path, line,
+                     bucket < 0 ? "" : fmt::format(", bucket {} of gradients", bucket));
 }
 
 void CollectiveLog::begin(const char* kind, const torch::Tensor& tensor,
@@ -69,6 +77,80 @@ std::string CollectiveLog::text(uint64_t number) const {
   const Entry& one = entry(number);
   return fmt::format("{} of {} {} (collective {}), {}", one.kind, one.elements,
                      c10::getDtypeNames(one.dtype).first, number, one.site.text());
+}
+
+namespace {
+
+constexpr std::chrono::milliseconds kOthersNotice(100);
+constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
+constexpr std::chrono::seconds kStoreAnswers{1};
+
+std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool timed_out) {
+  const std::string kTimedOut = "timed out";
+  const std::vector<std::string> keys = keys_of_ranks("late", world_size);
+  store.set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
+  std::this_thread::sleep_for(kOthersNotice);
+  std::vector<int> silent;
+  if (std::ranges::any_of(keys, [&](const std::string& key) {
+        return store.check({key}) && store.get_to_str(key) == kTimedOut;
+      })) {
+    std::this_thread::sleep_for(kOthersTime);
+    for (int other = 0; other < world_size; ++other) {
+      if (!store.check({keys[static_cast<size_t>(other)]})) {
+        silent.push_back(other);
+      }
+    }
+  }
+  return silent;
+}
+
+/// What did not end, out of the text of ProcessGroupNCCL's watchdog; else all of it.
+std::string nccl_collective(const std::string& what, const std::string& timeout) {
+  static const std::regex work("timeout: WorkNCCL\\(SeqNum=\\d+, OpType=(\\w+), NumelIn=(\\d+)");
+  std::smatch match;
+  return std::regex_search(what, match, work)
+             ? fmt::format("NCCL's {} of {} elements did not end within {} s", match.str(1),
+                           match.str(2), timeout)
+             : what;
+}
+
+}  // namespace
+
+std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
+                            const LaunchEnvironment& launch, bool timed_out) {
+  std::packaged_task<std::vector<int>()> ask(
+      [store, timed_out, rank = launch.rank, world_size = launch.world_size] {
+        return ask_store(*store, rank, world_size, timed_out);
+      });
+  std::future<std::vector<int>> answer = ask.get_future();
+  try {
+    std::thread(std::move(ask)).detach();  // as no call returns from a store that is stopped
+    if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
+      return answer.get();
+    }
+  } catch (const std::exception&) {
+    return {};  // the store is gone, or no thread is to be had
+  }
+  return launch.store.is_served_by_rank_0() && launch.rank != 0 ? std::vector<int>{0}
+                                                                : std::vector<int>();
+}
+
+void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
+                           const LaunchEnvironment& launch,
+                           std::shared_ptr<const CollectiveLog> log) {
+  // A connection of its own: the other one may be in use for as long as it likes.
+  explain_thread_errors([store = store->clone(), launch, log = std::move(log),
+                         timeout = in_seconds(store->getTimeout())](const std::string& what) {
+    const std::string plain = nccl_collective(what, timeout);
+    if (plain == what) {
+      return what;
+    }
+    const std::vector<int> late = late_ranks(store, launch, /*timed_out=*/true);
+    return fmt::format(
+        "{}{}; called last: {}",
+        late.empty() ? "" : fmt::format("rank {} did not arrive: ", fmt::join(late, ", ")), plain,
+        log->last());
+  });
 }
 
 }  // namespace ddp

@@ -1,14 +1,20 @@
 // common/parallel/collective_log.hpp - the last collectives of a rank, by number, kind, size and
-// the line of the program that called them: what is said of one that does not end.
+// the line of the program that called them: what is said of one that does not end, and which ranks
+// did not come to it.
 #pragma once
 
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
+
+#include "common/launch/launch_environment.hpp"
 
 namespace ddp {
 
@@ -16,7 +22,7 @@ namespace ddp {
 /// which clang 14 lacks the builtin.
 struct CallSite {
   const char* file = "";
-  int line = 0;  ///< none: `file` is the name of a part of this library, which calls by itself
+  int line = 0;
   int bucket = -1;  ///< of gradients, if one travels
 
   static constexpr CallSite current(const char* file = __builtin_FILE(),
@@ -24,16 +30,14 @@ struct CallSite {
     return {.file = file, .line = line};
   }
   /// "called at 03_ddp_spawn/by_hand.cpp:45": relative to this project's folder if it lies there.
-  /// With a bucket: "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients". Without a line:
-  /// "called by --speedup fused".
+  /// With a bucket: "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients".
   std::string text() const;
 };
 
 /// Written by the thread that calls collectives, a few words for each, into memory that is there
 /// from the beginning; read once something failed. Numbers begin with 1 in each process group, and
-/// are the same on all ranks as long as these make the same calls. (From backend to backend they
-/// differ: over Gloo a broadcast of more than 4 MiB counts once for each piece, and a sharded
-/// optimizer collects the weights by one call for each tensor, or for each rank.)
+/// are the same on all ranks as long as these make the same calls. (Over Gloo a broadcast of more
+/// than 4 MiB counts once for each piece.)
 class CollectiveLog {
  public:
   /// @param kind lives as long as the program; "all_reduce"
@@ -65,5 +69,20 @@ class CollectiveLog {
   std::array<Entry, 64> entries_;  // more than are on their way at a time
   std::atomic<uint64_t> count_{0};
 };
+
+/// A backend says that a rank did not come in time, but not which. Whoever notices first closes its
+/// connections, which is all that the others see. So each rank that has noticed either says so at
+/// the store.
+/// @param timed_out or a connection broke, which may have other reasons
+/// @return ranks that say nothing for a moment after another rank's time was over; rank 0 if the
+/// store that it serves does not answer; none if no time was over, or the store is gone
+std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
+                            const LaunchEnvironment& launch, bool timed_out);
+
+/// Makes one line of what ProcessGroupNCCL's watchdog throws in its own thread after a timeout: the
+/// collective, the line that called it, and the late ranks.
+void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
+                           const LaunchEnvironment& launch,
+                           std::shared_ptr<const CollectiveLog> log);
 
 }  // namespace ddp

@@ -5,69 +5,101 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "common/base/worker_pool.hpp"
+
 namespace ddp {
-
-/// Splits `input` along dimension 0 into one part per device, sizes differing by at most one, and
-/// copies each part there.
-std::vector<torch::Tensor> scatter(const torch::Tensor& input,
-                                   const std::vector<torch::Device>& devices);
-
-/// A module's copies on several devices, with parameters of their own to collect gradients in.
-struct Replicas {
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;  ///< by device
-  std::vector<torch::Tensor> originals;  ///< the module's own parameters
-  std::vector<std::vector<torch::Tensor>> parameters;  ///< by device, in the order of `originals`
-};
-
-/// Note [Replicas]: DataParallel hands the weights to its replicas anew in every forward, since the
-/// optimizer has changed the original in between. On the original's own device nothing is copied:
-/// the replica's parameters share its memory, and the first replica's buffers too, so that what the
-/// forward writes there (batch norm's statistics) is kept. The replicas themselves are made in the
-/// first forward and live as long as the module: to clone a module draws random weights for every
-/// copy, only to overwrite them. So that a forward draws nothing, the generator is put back. Later
-/// forwards bring over parameters, buffers, what requires a gradient, and train() or eval(); other
-/// members of a module stay as they were cloned.
-///
-/// @param module owned by a shared_ptr, as a module holder's is
-std::shared_ptr<const Replicas> replicate(const torch::nn::Module& module,
-                                          const std::vector<torch::Device>& devices);
 
 /// Copies of `module`, one on each of the devices, that share no memory with it. Draws no random
 /// numbers.
 std::vector<std::shared_ptr<torch::nn::Module>> clone_to(const torch::nn::Module& module,
                                                          const std::vector<torch::Device>& devices);
 
-/// Calls `apply(i)` for every replica at once, each on a thread of its own that waits for the next
-/// call; the first exception is rethrown when all are done.
-void parallel_apply(size_t replicas, const std::function<void(size_t)>& apply);
-/// The same for replica i on devices[i]: there it is the current device, and the caller's current
-/// stream is the replica's, so that neither waits for the other.
-void parallel_apply(const std::vector<torch::Device>& devices,
-                    const std::function<void(size_t)>& apply);
+/// A thread for each device, on which the device and the caller's streams are current.
+class DeviceThreads {
+ public:
+  explicit DeviceThreads(std::vector<torch::Device> devices);
+  const std::vector<torch::Device>& devices() const noexcept { return devices_; }
+  /// Calls `apply(i)` for every device at once. The first exception is rethrown when all are done.
+  void run(c10::function_ref<void(size_t)> apply);
 
-/// Concatenates the replicas' outputs on `device`. Its backward does the reverse: it scatters the
-/// gradient, runs every replica's backward in parallel (left alone, autograd would run CPU replicas
-/// one after the other), and adds the replicas' gradients up, in order, into the original's.
-torch::Tensor gather(const Replicas& replicas, const std::vector<torch::Tensor>& outputs,
-                     const torch::Device& device);
+ private:
+  std::vector<torch::Device> devices_;
+  WorkerPool threads_;
+};
+
+/// The replicas of a module of any type, for DataParallel.
+///
+/// Note [Replicas]: DataParallel hands the weights to its replicas anew in every forward, since the
+/// optimizer has changed the original in between. On the original's own device nothing is copied:
+/// the replica's parameters share its memory, and so do the first replica's buffers, so that batch
+/// norm's statistics are kept. Every forward brings over parameters, buffers, what requires a
+/// gradient, and train() or eval(); other members of a module stay as they were cloned.
+class Replicas {
+ public:
+  Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch::Device> devices);
+
+  size_t size() const noexcept { return replicas_.size(); }
+  torch::nn::Module& replica(size_t i) const { return *replicas_[i]; }
+  DeviceThreads& threads() const { return *threads_; }
+
+  std::vector<torch::Tensor> scatter(const torch::Tensor& input) const;
+  void replicate();
+  torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const;
+
+ private:
+  void update(size_t i);
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<std::shared_ptr<torch::nn::Module>> replicas_;
+  std::shared_ptr<DeviceThreads> threads_;  // which the graphs of outputs hold, too
+};
 
 /// The counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp: the module must
-/// be Cloneable and map one tensor to one tensor. No gradient flows into `input`.
-/// @param  input (batch, ...) on any device
-/// @return       (batch, ...) on devices.front()
+/// be Cloneable and map one tensor to one tensor. No gradient flows into the input.
 template <typename ModuleHolder>
-torch::Tensor data_parallel(ModuleHolder& module, const torch::Tensor& input,
-                            const std::vector<torch::Device>& devices) {
-  using Module = typename ModuleHolder::ContainedType;
-  const std::vector<torch::Tensor> inputs = scatter(input, devices);
-  const std::shared_ptr<const Replicas> replicas = replicate(*module, devices);
-  std::vector<torch::Tensor> outputs(devices.size());
-  parallel_apply(devices, [&](size_t i) {
-    outputs[i] = std::dynamic_pointer_cast<Module>(replicas->modules[i])->forward(inputs[i]);
-  });
-  return gather(*replicas, outputs, devices.front());
-}
+class DataParallel {
+ public:
+  DataParallel(const ModuleHolder& module, std::vector<torch::Device> devices)
+      : replicas_(module.ptr(), std::move(devices)) {}
+
+  /// Splits `input` along dimension 0 into one part per device, sizes differing by at most one, and
+  /// copies each part there. On the device where the input is, a part is a view of it.
+  /// @param input (batch, ...)
+  std::vector<torch::Tensor> scatter(const torch::Tensor& input) const {
+    return replicas_.scatter(input);
+  }
+  /// Gives all replicas the module's weights, see Note [Replicas].
+  void replicate() { replicas_.replicate(); }
+  /// Calls forward of all replicas at once, each on a thread of its own.
+  std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
+    using Module = typename ModuleHolder::ContainedType;
+    std::vector<torch::Tensor> outputs(inputs.size());
+    replicas_.threads().run([&](size_t i) {
+      outputs[i] = dynamic_cast<Module&>(replicas_.replica(i)).forward(inputs[i]);
+    });
+    return outputs;
+  }
+  /// Concatenates the replicas' outputs on the first device. Its backward does the reverse: it
+  /// scatters the gradient, runs every replica's backward in parallel (left alone, autograd would
+  /// run CPU replicas one after the other), and adds the replicas' gradients up, in order, into the
+  /// module's.
+  /// @return (batch, ...)
+  torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const {
+    return replicas_.gather(outputs);
+  }
+
+  /// All four.
+  torch::Tensor forward(const torch::Tensor& input) {
+    const std::vector<torch::Tensor> inputs = scatter(input);
+    replicate();
+    return gather(parallel_apply(inputs));
+  }
+
+ private:
+  Replicas replicas_;
+};
 
 }  // namespace ddp

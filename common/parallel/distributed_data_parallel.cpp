@@ -4,10 +4,11 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/modules/linear.h>
 
 #include <sstream>
 #include <unordered_map>
+
+#include "common/parallel/agreement.hpp"
 
 namespace ddp {
 namespace {
@@ -30,49 +31,29 @@ std::string describe_parameters(const torch::nn::Module& module) {
 /// Compares the ranks' models first: with different ones the collectives would hang or abort.
 FlatParameters flatten_same_parameters(const torch::nn::Module& module,
                                        const ProcessGroup& process_group) {
-  process_group.verify_same("model", describe_parameters(module));
+  verify_same(process_group, "model", describe_parameters(module));
   return flatten_parameters(module, [&](int64_t numel, torch::ScalarType dtype) {
     return process_group.allocate(numel, dtype);
-  });
-}
-
-/// As if each rank had seeded its generator with another number before it made the module.
-void draw_weights(torch::nn::Module& module, uint64_t seed) {
-  torch::manual_seed(seed);
-  module.apply([](torch::nn::Module& layer) {
-    if (auto* const linear = layer.as<torch::nn::LinearImpl>()) {
-      linear->reset_parameters();
-    }
   });
 }
 
 }  // namespace
 
 GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
-                                 const DistributedDataParallelOptions& options,
-                                 const CallSite& site)
+                                 const BucketSizes& sizes, const CallSite& site)
     : process_group_(process_group),
       site_(site),
       buffers_(module.buffers()),
       flat_(flatten_same_parameters(module, process_group)),
-      buckets_(flat_, process_group, options,
-               options.leaves_sum ? GradientBuckets::Scale::kDivided  // a fault on purpose
-                                  : GradientBuckets::Scale::kDivide,
-               site),
+      buckets_(flat_, process_group, sizes, site),
       target_(std::make_shared<HookTarget>()) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const size_t parameters = buckets_.range(bucket).parameters;
-    bucket_of_.insert(bucket_of_.begin(), parameters, bucket);  // bucket 0 has the last ones
-    parameters_in_.push_back(parameters);
+    // Bucket 0 has the last parameters.
+    bucket_of_.insert(bucket_of_.begin(), buckets_.range(bucket).parameters, bucket);
   }
-  if (options.seed_of_own_weights) {  // a fault on purpose
-    draw_weights(module,
-                 *options.seed_of_own_weights + static_cast<uint64_t>(process_group.rank()));
-  } else {
-    broadcast_parameters(module);
-  }
+  broadcast_parameters(module);
   broadcast_buffers();
-  if (process_group.world_size() > 1 && !options.keeps_gradients) {
+  if (process_group.world_size() > 1) {
     add_hooks();
   }
 }
@@ -116,7 +97,7 @@ void GradientReducer::broadcast_buffers() const {
 }
 
 void GradientReducer::before_forward() {
-  if (!completes_step()) {
+  if (!synchronize_) {
     return;
   }
   {
@@ -127,13 +108,16 @@ void GradientReducer::before_forward() {
 }
 
 void GradientReducer::gradient_ready(size_t parameter) {
-  if (!completes_step()) {
+  if (!synchronize_) {
     return;
   }
   if (!in_backward_) {
     in_backward_ = true;
     next_to_start_ = 0;
-    pending_ = parameters_in_;
+    pending_.clear();
+    for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      pending_.push_back(buckets_.range(bucket).parameters);
+    }
     torch::autograd::Engine::get_default_engine().queue_callback([target = target_] {
       const std::lock_guard<std::mutex> lock(target->mutex);
       if (target->reducer != nullptr) {

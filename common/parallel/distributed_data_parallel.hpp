@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/launch/options.hpp"
-#include "common/model/flat_parameters.hpp"
+#include "common/data/flat_parameters.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 
@@ -39,7 +38,7 @@ class GradientReducer {
   /// @param site what messages about this object's collectives name as their caller
   /// @throws UsageError naming the first parameter in which a rank's model differs from rank 0's
   GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
-                  const DistributedDataParallelOptions& options, const CallSite& site);
+                  const BucketSizes& sizes, const CallSite& site);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -48,6 +47,7 @@ class GradientReducer {
   void before_forward();
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
+  void register_comm_hook(CommHook hook) { buckets_.set_hook(std::move(hook)); }
   size_t bucket_count() const { return buckets_.size(); }
 
  private:
@@ -59,8 +59,6 @@ class GradientReducer {
   };
 
   void add_hooks();
-  /// Or else backward only adds gradients up.
-  bool completes_step() const { return synchronize_ && !process_group_.is_accumulating(); }
   void gradient_ready(size_t parameter);
   void finish_backward();
   void broadcast_parameters(const torch::nn::Module& module) const;
@@ -73,7 +71,6 @@ class GradientReducer {
   FlatParameters flat_;
   GradientBuckets buckets_;  // in the order in which backward fills them
   std::vector<size_t> bucket_of_;  // each parameter
-  std::vector<size_t> parameters_in_;  // each bucket
   // What adds each parameter's gradients up, and has the hook: parameters refer to it only weakly.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
@@ -83,8 +80,7 @@ class GradientReducer {
   size_t next_to_start_ = 0;
 };
 
-/// While it lives, backward only accumulates: no communication. Put it round all but the last
-/// micro-batch of a step, in a loop without ddp::Training, which sees to that itself.
+/// While it lives, backward only adds gradients up: no communication.
 class NoSync {
  public:
   NoSync(GradientReducer& reducer, bool active)
@@ -102,24 +98,20 @@ class NoSync {
 
 /// The counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as
 /// ddp::Mlp, or a shared_ptr to a module. After loss.backward() every rank holds the mean of all
-/// ranks' gradients (with shard_optimizer, of those that it needs).
+/// ranks' gradients.
 template <typename ModuleHolder>
 class DistributedDataParallel {
  public:
-  /// `process_group` must outlive this object.
-  DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
-                          const DistributedDataParallelOptions& options = {},
-                          const CallSite& site = CallSite::current())
-      : module_(std::move(module)), reducer_(*module_, process_group, options, site) {}
-  /// Over the default group.
-  explicit DistributedDataParallel(ModuleHolder module,
-                                   const DistributedDataParallelOptions& options = {},
+  /// Collective, over the default group: every rank takes rank 0's weights.
+  /// @param bucket_mib gradients that are all-reduced together; the first bucket has 1 MiB
+  explicit DistributedDataParallel(ModuleHolder module, double bucket_mib = kBucketMib,
                                    const CallSite& site = CallSite::current())
-      : DistributedDataParallel(std::move(module), default_process_group(), options, site) {}
-  /// The same, as the command line says.
-  DistributedDataParallel(ModuleHolder module, const Options& options,
-                          const CallSite& site = CallSite::current())
-      : DistributedDataParallel(std::move(module), distributed_options(options), site) {}
+      : DistributedDataParallel(std::move(module), default_process_group(),
+                                bucket_sizes(bucket_mib), site) {}
+  /// @param process_group must outlive this object
+  DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
+                          const BucketSizes& sizes = {}, const CallSite& site = CallSite::current())
+      : module_(std::move(module)), reducer_(*module_, process_group, sizes, site) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {
@@ -127,8 +119,12 @@ class DistributedDataParallel {
     return module_->forward(std::forward<Inputs>(inputs)...);
   }
 
+  /// Put the result round all but the last micro-batch of a step.
   /// @param active false: nothing happens, so that a loop needs no second body
   [[nodiscard]] NoSync no_sync(bool active = true) { return NoSync(reducer_, active); }
+
+  /// Replaces the all-reduce of each bucket. On all ranks, between steps.
+  void register_comm_hook(CommHook hook) { reducer_.register_comm_hook(std::move(hook)); }
 
   size_t bucket_count() const { return reducer_.bucket_count(); }
 

@@ -2,54 +2,29 @@
 #pragma once
 
 #include "common/data/data_loader.hpp"
-#include "common/data/dataset.hpp"
-#include "common/launch/options.hpp"
-#include "common/parallel/process_group.hpp"
 
 namespace ddp {
 
-/// What happens when the samples cannot be divided evenly by the ranks.
-enum class Sharding {
-  kExact,  ///< some ranks have one sample less: every sample is read once
-  kPadded,  ///< as torch.utils.data.DistributedSampler: the first samples again, until all ranks
-            ///< have equally many
-};
-
-struct DistributedSamplerOptions {
-  int64_t dataset_size;
-  int num_replicas;
-  int rank;
-  uint64_t seed;
-  Sharding sharding = Sharding::kExact;
-  // Faults on purpose, see --inject.
-  bool ignores_epochs = false;  ///< every epoch has the order of epoch 0
-  int64_t samples_left_out = 0;  ///< at the end of each epoch, by this rank only
-};
-
 /// All ranks draw the same permutation and rank r takes elements r, r + world size, ...: so the
 /// ranks' batches together are what one process would read, which is why all stages train alike.
+/// Every sample is read once in an epoch; if the ranks do not divide the samples evenly, some ranks
+/// have one sample less. (torch.utils.data.DistributedSampler repeats the first samples instead.)
 class DistributedSampler : public Sampler {
  public:
-  /// The sampler of a stage: --seed, --sampler and --inject. With `--sampler none` every rank reads
-  /// all samples, as a program does that forgot its sampler.
-  /// Over the default group, or over `process_group`.
-  /// @throws UsageError if the ranks' datasets differ
-  DistributedSampler(const Dataset& dataset, const Options& options)
-      : DistributedSampler(dataset, default_process_group(), options) {}
-  DistributedSampler(const Dataset& dataset, const ProcessGroup& process_group,
-                     const Options& options);
-  /// @throws c10::Error unless 0 <= rank < num_replicas and dataset_size >= 0
-  explicit DistributedSampler(const DistributedSamplerOptions& options);
+  /// @param size of the dataset @param seed the same on all ranks
+  /// @throws c10::Error unless 0 <= rank < world_size and size >= 0
+  DistributedSampler(int64_t size, int rank, int world_size, uint64_t seed);
 
   void set_epoch(int64_t epoch) override;
   const torch::Tensor& indices() const override { return indices_; }
-  int64_t epoch_samples() const override { return epoch_samples_; }
-  int num_replicas() const override { return options_.num_replicas; }
-  int64_t unpadded_samples() const override;
+  int64_t epoch_samples() const override { return size_; }
+  int num_replicas() const override { return world_size_; }
 
  private:
-  DistributedSamplerOptions options_;
-  int64_t epoch_samples_;
+  int64_t size_;
+  int rank_;
+  int world_size_;
+  uint64_t seed_;
   torch::Tensor indices_;
 };
 

@@ -2,18 +2,13 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/cpu_share.hpp"
-#include "common/model/mlp.hpp"
-#include "common/parallel/data_parallel.hpp"
 
 namespace ddp {
 namespace {
@@ -38,29 +33,6 @@ torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
     std::memcpy(to, from + row * row_bytes, row_bytes);
   }
   return share;
-}
-
-/// On the host as a number, without operators; else on the first one's device.
-torch::Tensor mean_of(const std::vector<torch::Tensor>& losses) {
-  const torch::NoGradGuard no_grad;
-  const auto count = static_cast<double>(losses.size());
-  if (losses[0].is_cpu()) {
-    const double sum = std::accumulate(
-        losses.begin(), losses.end(), 0.0,
-        [](double before, const torch::Tensor& loss) { return before + loss.item<double>(); });
-    return at::scalar_tensor(sum / count, torch::kFloat64);
-  }
-  torch::Tensor sum = losses[0];
-  for (size_t i = 1; i < losses.size(); ++i) {
-    sum = sum + losses[i].to(sum.device());
-  }
-  return sum / count;
-}
-
-/// With a processor for each, threads do not sleep while the caller fetches a batch.
-int looks_for(size_t threads) {
-  const auto processors = static_cast<size_t>(count_processors(allowed_cores()));
-  return threads <= processors ? 10 * WorkerPool::kFewLooks : WorkerPool::kFewLooks;
 }
 
 /// Elements that stay in a core's first cache from the sum to the last copy.
@@ -103,7 +75,7 @@ void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplic
     average<Scalar>(data, begin(part), std::min(begin(part + 1), gradients[0].numel()));
   };
   if (blocks > 1) {
-    replicas.run(average_part);
+    replicas.parallel_apply(average_part);
   } else {
     average<Scalar>(data, 0, gradients[0].numel());
   }
@@ -125,9 +97,9 @@ void average_by_copies(const std::vector<torch::Tensor>& gradients) {
 
 MirroredReplicas::MirroredReplicas(std::shared_ptr<torch::nn::Module> model,
                                    std::vector<torch::Device> devices)
-    : devices_(std::move(devices)),
-      modules_(clone_to(*model, {devices_.begin() + 1, devices_.end()})),
-      threads_(devices_.size(), looks_for(devices_.size())) {
+    : threads_(std::move(devices)) {
+  const std::vector<torch::Device>& all = threads_.devices();
+  modules_ = clone_to(*model, {all.begin() + 1, all.end()});
   modules_.insert(modules_.begin(), std::move(model));
   for (const auto& replica : modules_) {
     const std::vector<torch::Tensor> parameters = replica->parameters();
@@ -138,40 +110,19 @@ MirroredReplicas::MirroredReplicas(std::shared_ptr<torch::nn::Module> model,
   }
 }
 
-void MirroredReplicas::run(c10::function_ref<void(size_t)> apply) {
-  const bool grad_enabled = torch::GradMode::is_enabled();  // thread-local, likewise the streams
-  std::vector<c10::Stream> streams;
-  if (!devices_[0].is_cpu()) {
-    for (const torch::Device& device : devices_) {
-      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    }
-  }
-  threads_.run([&](size_t i) {
-    const torch::AutoGradMode grad_mode(grad_enabled);
-    const c10::MultiStreamGuard stream_guard(streams);
-    const c10::DeviceGuard device_guard(devices_[i]);
-    apply(i);
-  });
+Batch MirroredReplicas::share(const Batch& batch, size_t i) const {
+  const torch::Device& device = threads_.devices()[i];
+  Batch share;
+  share.input = share_of(batch.input, i, size()).to(device, /*non_blocking=*/true);
+  share.target = share_of(batch.target, i, size()).to(device, /*non_blocking=*/true);
+  // 1 if the shares are equal, as of the ranks of stage 03.
+  share.weight = batch.weight * static_cast<double>(share.size() * static_cast<int64_t>(size())) /
+                 static_cast<double>(batch.size());
+  return share;
 }
 
-PerReplica MirroredReplicas::map(
-    const torch::Tensor& whole,
-    c10::function_ref<torch::Tensor(size_t, const torch::Tensor&)> apply) {
-  const auto share = [&](size_t i) {
-    return share_of(whole, i, size()).to(devices_[i], /*non_blocking=*/true);
-  };
-  // On a device's stream the copies must come before the replica's own work.
-  std::vector<torch::Tensor> shares(size());
-  for (size_t i = 0; i < size() && !whole.is_cpu(); ++i) {
-    shares[i] = share(i);
-  }
-  PerReplica result{.replicas = *this, .values = std::vector<torch::Tensor>(size())};
-  run([&](size_t i) { result.values[i] = apply(i, whole.is_cpu() ? share(i) : shares[i]); });
-  return result;
-}
-
-void MirroredReplicas::all_reduce() {
-  if (size() == 1 || paused_) {
+void MirroredReplicas::average_gradients() {
+  if (size() == 1) {
     return;
   }
   const torch::NoGradGuard no_grad;
@@ -190,21 +141,16 @@ void MirroredReplicas::all_reduce() {
   }
 }
 
-void MirroredReplicas::broadcast() {
+torch::Tensor MirroredReplicas::mean(const std::vector<torch::Tensor>& values) const {
   const torch::NoGradGuard no_grad;
-  const auto copy_all = [](const std::vector<torch::Tensor>& from,
-                           const std::vector<torch::Tensor>& to) {
-    for (size_t t = 0; t < from.size(); ++t) {
-      to[t].detach().copy_(from[t]);
-    }
-  };
-  for (size_t i = 1; i < size(); ++i) {
-    copy_all(modules_[0]->parameters(), modules_[i]->parameters());
-    copy_all(modules_[0]->buffers(), modules_[i]->buffers());
+  torch::Tensor sum = values[0].detach().to(torch::kFloat64);
+  for (size_t i = 1; i < values.size(); ++i) {
+    sum = sum + values[i].to(sum.device());
   }
+  return sum.div_(static_cast<int64_t>(values.size()));
 }
 
-void MirroredReplicas::expect_mirrored() const {
+void MirroredReplicas::expect_same_weights() const {
   const std::string expected = parameter_hash(*modules_[0]).substr(0, 16);
   for (size_t i = 1; i < size(); ++i) {
     const std::string digest = parameter_hash(*modules_[i]).substr(0, 16);
@@ -214,28 +160,6 @@ void MirroredReplicas::expect_mirrored() const {
                               i, digest, expected));
     }
   }
-}
-
-void PerReplica::backward() const {
-  replicas.run([this](size_t i) { values[i].backward(); });
-  if (completes_step) {
-    replicas.all_reduce();
-  }
-}
-
-PerReplica loss(const PerReplica& output, const Batch& batch) {
-  check_gathered(batch);
-  const auto replicas = static_cast<double>(output.values.size());
-  PerReplica losses = output.replicas.map(batch.target, [&](size_t i, const torch::Tensor& target) {
-    Batch share;
-    share.target = target;
-    share.step_samples_per_rank = batch.step_samples_per_rank / replicas;
-    return loss(output.values[i], share);
-  });
-  losses.completes_step = batch.completes_step;
-  batch.observer->add_loss(mean_of(losses.values));
-  batch.observer->begin(Phase::kBackward);
-  return losses;
 }
 
 }  // namespace ddp

@@ -17,18 +17,17 @@ struct Rendezvous {
   int port = 0;
 };
 
-/// Serves the store that `environment` names or connects to it, and waits there for all ranks.
-/// @param interface for rank 0 of several hosts, the network to serve it on; empty: what leads to
-/// the other hosts
+/// Serves the store that `launch` names or connects to it, and waits there for all ranks.
+/// @param interface for a rank 0 that publishes its address; empty: any network of its host
 /// @return this job's part of the store
 /// @throws TransientError naming the missing ranks, the port that is taken, or a host name that
 /// cannot be resolved within `timeout`
-Rendezvous rendezvous(const LaunchEnvironment& environment, const std::string& interface,
+Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
 /// This host's address for its peers: on one host loopback, which reaches no other machine, on
 /// several that of the wanted interface, or that by which it reaches the store. Collective.
-std::string address_for_peers(const LaunchEnvironment& environment, const std::string& interface,
+std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting);
 
 /// For a rank that ends because another one failed, or may have: the launcher is about to end this

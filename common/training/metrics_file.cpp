@@ -12,12 +12,11 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/uninterrupted.hpp"
-#include "common/training/step_timer.hpp"
+#include "common/base/files.hpp"
 
 namespace ddp {
 
-MetricsFile::MetricsFile(std::string path, int64_t epochs_done)
+MetricsFile::MetricsFile(std::string path)
     : path_(std::move(path)), file_(uninterrupted([this] {
         return open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
       })) {
@@ -26,12 +25,12 @@ MetricsFile::MetricsFile(std::string path, int64_t epochs_done)
     fail();
   }
   is_regular_ = S_ISREG(status.st_mode);
-  if (is_regular_) {
-    keep_epochs(epochs_done);
-  }
 }
 
 void MetricsFile::keep_epochs(int64_t epochs_done) {
+  if (!is_regular_) {
+    return;
+  }
   off_t kept_bytes = 0;
   if (epochs_done > 0) {
     std::ifstream in(path_);
@@ -54,34 +53,25 @@ void MetricsFile::keep_epochs(int64_t epochs_done) {
   }
 }
 
-void MetricsFile::append_steps(const torch::Tensor& steps) {
-  const double* const first = steps.const_data_ptr<double>();
+void MetricsFile::append_steps(int64_t epoch, const torch::Tensor& steps) {
+  const auto rows = steps.accessor<double, 3>();
   std::string lines;
-  for (int64_t step = 0; step < steps.size(1); ++step, ++steps_) {
-    for (int64_t rank = 0; rank < steps.size(0); ++rank) {
-      StepTimes times;
-      std::memcpy(static_cast<void*>(&times), first + (rank * steps.size(1) + step) * steps.size(2),
-                  sizeof(times));
-      // Ordered, so that a line reads from cause to effect. What is not finite becomes null.
-      const nlohmann::ordered_json line = {{"rank", rank},
-                                           {"epoch", static_cast<int64_t>(times.epoch)},
-                                           {"step", steps_},
-                                           {"end_ms", times.end_ms},
-                                           {"step_ms", times.step_ms},
-                                           {"data_ms", times.phase_ms[0]},
-                                           {"forward_ms", times.phase_ms[1]},
-                                           {"backward_ms", times.phase_ms[2]},
-                                           {"exposed_comm_ms", times.exposed_comm_ms},
-                                           {"optimizer_ms", times.phase_ms[3]},
-                                           {"loss", times.loss}};
+  for (int64_t step = 0; step < rows.size(1); ++step, ++steps_) {
+    for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+      const auto row = rows[rank][step];  // end_ns, step_ms and loss of a Step
+      // What is not finite becomes null.
+      const nlohmann::ordered_json line = {
+          {"rank", rank},      {"epoch", epoch},
+          {"step", steps_},    {"end_ns", static_cast<int64_t>(row[0])},
+          {"step_ms", row[1]}, {"loss", row[2]}};
       lines += line.dump() + '\n';
     }
   }
   append(lines);
 }
 
-void MetricsFile::append_summary(const nlohmann::json& summary) {
-  append(nlohmann::json{{"summary", summary}}.dump() + '\n');
+void MetricsFile::append_summary(const nlohmann::ordered_json& summary) {
+  append(nlohmann::ordered_json{{"summary", summary}}.dump() + '\n');
 }
 
 void MetricsFile::append(const std::string& lines) {

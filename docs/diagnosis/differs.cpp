@@ -1,10 +1,9 @@
-// docs/diagnosis/differs.cpp - ranks that call different collectives. docs/diagnosis.md finds out
-// which.
+// docs/diagnosis/differs.cpp - ranks call different collectives, see docs/diagnosis.md.
 #include "common/stage.hpp"
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   const torch::Device device = ddp::set_device(options, launch.rank);
   ddp::init_process_group(options, launch, device);
   const torch::Tensor seen = torch::ones({launch.rank == 0 ? 10 : 12}, device);
@@ -13,6 +12,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   }
   ddp::all_reduce(seen);
   ddp::destroy_process_group();
+  return ddp::ExitCode::kDone;
 }
 
 }  // namespace

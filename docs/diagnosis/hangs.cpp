@@ -3,7 +3,7 @@
 
 namespace {
 
-void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
+ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
   const torch::Device device = ddp::set_device(options, launch.rank);
   ddp::init_process_group(options, launch, device);
   torch::Tensor loss = torch::full({1}, launch.rank + 1.0, device);
@@ -12,6 +12,7 @@ void train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
     ddp::all_reduce(loss.div_(launch.world_size));
   }
   ddp::destroy_process_group();
+  return ddp::ExitCode::kDone;
 }
 
 }  // namespace

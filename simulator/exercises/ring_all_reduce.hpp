@@ -1,4 +1,4 @@
-// simulator/exercises/ring_all_reduce.hpp - what the exercise gives, and what it wants.
+// simulator/exercises/ring_all_reduce.hpp - the parts of a tensor, and the all-reduce to write.
 #pragma once
 
 #include <cstddef>

@@ -78,13 +78,6 @@ class Host:
     def remove_interface(self, interface):
         run("ip", "-n", self.name, "link", "del", interface)
 
-    def slow_down(self, *queue):
-        """What it sends goes at 50 Mbit/s, until speed_up(). `queue`, in tc's words, says how much waits before packets are lost."""
-        run("tc", "-n", self.name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "50mbit", "burst", "64k", *queue)
-
-    def speed_up(self):
-        run("tc", "-n", self.name, "qdisc", "del", "dev", "eth0", "root")
-
     def command(self, program):
         """`program`, a shell command, on this host. Not `ip netns exec`: it mounts /sys anew, without the cgroups."""
         setup = f"hostname {self.name}; {_own('/tmp')}; {_own('/dev/shm')}; "

@@ -11,7 +11,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -25,7 +24,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,26 +49,16 @@ struct Block {
   c10::DataPtr memory;
   size_t size;
   c10::Stream stream;  // of the allocation
-  std::vector<c10::Stream> used_on;  // others, that LibTorch has told of
 };
-
-/// What this thread launches, while it captures a graph.
-thread_local std::vector<std::function<void()>>* captured = nullptr;
 
 /// All streams of all devices. They run on the thread that waits.
 class Streams {
  public:
-  void set_order(StreamOrder order) {
+  /// @param waits_for until this moment, the stream stands; none: it goes on
+  void enqueue(const c10::Stream& stream, std::function<void()> run,
+               std::shared_ptr<Moment> waits_for = nullptr) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    order_ = order;
-  }
-  void enqueue(const c10::Stream& stream, std::function<void()> run) {
-    if (captured != nullptr) {
-      captured->push_back(std::move(run));
-      return;
-    }
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    queues_[stream].push_back({std::move(run), nullptr});
+    queues_[stream].push_back({std::move(run), std::move(waits_for)});
   }
   std::shared_ptr<Moment> record(const c10::Stream& stream) {
     auto moment = std::make_shared<Moment>(Moment{stream});
@@ -78,44 +66,39 @@ class Streams {
     return moment;
   }
   void wait(const c10::Stream& stream, std::shared_ptr<Moment> moment) {
-    check_not_captured();
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    queues_[stream].push_back({[] {}, std::move(moment)});
+    enqueue(
+        stream, [] {}, std::move(moment));
   }
   /// The host waits. @throws what an operator throws, as a GPU's errors come late
   void synchronize(const std::shared_ptr<Moment>& moment) {
-    check_not_captured();
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (!moment->reached) {
       run_others(moment->stream);
       run_until(*moment);
     }
   }
+  void synchronize_device(c10::DeviceIndex index) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    // queues_ may grow meanwhile: a map keeps iterators.
+    for (const auto& [stream, queue] : queues_) {
+      if (stream.device_index() == index) {
+        synchronize(record(stream));
+      }
+    }
+  }
   bool is_reached(const Moment& moment) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     return moment.reached;
   }
-  std::vector<c10::Stream> of_device(c10::DeviceIndex index) {
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    std::vector<c10::Stream> streams;
-    for (const auto& [stream, queue] : queues_) {
-      if (stream.device_index() == index) {
-        streams.push_back(stream);
-      }
-    }
-    return streams;
-  }
+  std::atomic<StreamOrder> order = StreamOrder::kOthersLast;
 
  private:
   struct Operation {
     std::function<void()> run;
-    std::shared_ptr<Moment> waits_for;  // none: for nothing
+    std::shared_ptr<Moment> waits_for;
     bool is_ready() const { return waits_for == nullptr || waits_for->reached; }
   };
   using Queue = std::deque<Operation>;
-  static void check_not_captured() {
-    TORCH_CHECK(captured == nullptr, "Expected nothing to wait while a graph is captured");
-  }
   struct Before {
     bool operator()(const c10::Stream& a, const c10::Stream& b) const {
       return std::pair(a.device_index(), a.id()) < std::pair(b.device_index(), b.id());
@@ -137,18 +120,16 @@ class Streams {
     }
   }
   void run_others(const c10::Stream& stream) {
-    for (bool has_run = order_ == StreamOrder::kOthersFirst; std::exchange(has_run, false);) {
+    for (bool has_run = order == StreamOrder::kOthersFirst; std::exchange(has_run, false);) {
       for (auto& [other, queue] : queues_) {
-        while (other != stream && !queue.empty() && queue.front().is_ready()) {
+        for (; other != stream && !queue.empty() && queue.front().is_ready(); has_run = true) {
           run_first(queue);
-          has_run = true;
         }
       }
     }
   }
 
   std::recursive_mutex mutex_;  // an operation may free memory, which enqueues another
-  StreamOrder order_ = StreamOrder::kOthersLast;
   std::map<c10::Stream, Queue, Before> queues_;
 };
 
@@ -172,8 +153,6 @@ c10::Stream stream_of(c10::Device device) {
   return c10::Stream(c10::Stream::UNSAFE, which,
                      current_streams[static_cast<size_t>(which.index())]);
 }
-
-std::atomic<int> timing_events = 0;
 
 void synchronize(const c10::Stream& stream) {
   streams().synchronize(streams().record(stream));
@@ -206,9 +185,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(c10::DeviceIndex index) const override {
-    for (const c10::Stream& stream : streams().of_device(index)) {
-      synchronize(stream);
-    }
+    streams().synchronize_device(index);
   }
 
   using Event = std::shared_ptr<Moment>;
@@ -217,12 +194,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return *static_cast<Event*>(event);
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex device,
-              c10::EventFlag flag) const override {
+              c10::EventFlag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "Expected an event of device ",
                 device, " to be recorded there, got ", stream);
     if (*event == nullptr) {
       *event = new Event();
-      timing_events += flag == c10::EventFlag::BACKEND_DEFAULT ? 1 : 0;
     }
     moment_of(*event) = streams().record(stream);
   }
@@ -239,35 +215,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
                 "Expected events that are over, got one before");
     return 1;
   }
-  void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override;
 };
 
 std::shared_ptr<Block>& block_of(const c10::DataPtr& pointer) {
   return *static_cast<std::shared_ptr<Block>*>(pointer.get_context());
 }
 
-void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const {
-  block_of(pointer)->used_on.push_back(stream);
-}
-
-/// What a caching allocator keeps, and tells of each device. Freed blocks are for the next one of
-/// their size and stream, but for a graph's own; what is used counts without them, as if the
-/// allocator gave them back whenever memory is short.
-struct Accounts {
-  using Key = std::tuple<c10::DeviceIndex, c10::StreamId, size_t>;
-  static Key key(const c10::Stream& stream, size_t size) {
-    return {stream.device_index(), stream.id(), size};
-  }
-  std::mutex mutex;
-  std::multimap<Key, std::shared_ptr<Block>> freed;
-  std::array<c10::CachingAllocator::Stat, kFakeDevices> used;
-  int64_t device_bytes = int64_t{1} << 62;
-  std::optional<int64_t> told_free_bytes = 0;  // none: the truth
-};
-Accounts& accounts() {
-  static auto* const all = new Accounts();
-  return *all;
-}
+std::atomic<size_t> free_bytes = 0;  // as devices tell
 
 /// A caching allocator gives freed memory to whoever comes next on the stream of the allocation,
 /// who overwrites it.
@@ -275,59 +229,28 @@ void free_block(void* context) {
   const std::unique_ptr<std::shared_ptr<Block>> owner(
       static_cast<std::shared_ptr<Block>*>(context));
   const std::shared_ptr<Block>& block = *owner;
-  for (const c10::Stream& user : block->used_on) {
-    streams().wait(block->stream, streams().record(user));
-  }
-  block->used_on.clear();
   streams().enqueue(block->stream, [block] { block->poison(); });
-  const std::lock_guard<std::mutex> lock(accounts().mutex);
-  accounts().used.at(size_t(block->stream.device_index())).decrease(block->size);
-  if (captured == nullptr) {
-    accounts().freed.emplace(Accounts::key(block->stream, block->size), block);
-  }
 }
 
 struct DeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kType, current_device);
     auto block = std::make_unique<std::shared_ptr<Block>>(
-        take(stream_of(device), std::max<size_t>(bytes, 1)));
+        std::make_shared<Block>(std::max<size_t>(bytes, 1), stream_of(device)));
     void* const data = (*block)->memory.get();
     return {data, block.release(), free_block, device};
-  }
-  static std::shared_ptr<Block> take(const c10::Stream& stream, size_t bytes) {
-    const std::lock_guard<std::mutex> lock(accounts().mutex);
-    c10::CachingAllocator::Stat& used = accounts().used.at(size_t(stream.device_index()));
-    TORCH_CHECK_WITH(OutOfMemoryError, used.current + int64_t(bytes) <= accounts().device_bytes,
-                     "fake out of memory");
-    used.increase(bytes);
-    auto freed = accounts().freed.extract(Accounts::key(stream, bytes));
-    return freed ? std::move(freed.mapped()) : std::make_shared<Block>(bytes, stream);
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "Expected device memory to be copied by operators");
   }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
-    block_of(pointer)->used_on.push_back(stream);
-  }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    const std::lock_guard<std::mutex> lock(accounts().mutex);
-    c10::CachingDeviceAllocator::DeviceStats stats;
-    stats.reserved_bytes[0] = accounts().used.at(size_t(device));
-    return stats;
-  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex device) override {
-    const std::lock_guard<std::mutex> lock(accounts().mutex);
-    accounts().used.at(size_t(device)).reset_peak();
-  }
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
-    const std::lock_guard<std::mutex> lock(accounts().mutex);
-    const int64_t all = accounts().device_bytes;
-    const int64_t unused = all - accounts().used.at(size_t(device)).current;
-    return {accounts().told_free_bytes.value_or(unused), all};
+  void resetPeakStats(c10::DeviceIndex) override {}
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    return {free_bytes, free_bytes};
   }
 } device_allocator;
 REGISTER_ALLOCATOR(kType, &device_allocator)
@@ -335,23 +258,21 @@ REGISTER_ALLOCATOR(kType, &device_allocator)
 /// Pinned memory is known by its address. A copy that is queued keeps it.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr pointer = c10::GetCPUAllocator()->allocate(bytes);
+    auto kept = std::make_unique<c10::DataPtr>(c10::GetCPUAllocator()->allocate(bytes));
+    void* const data = kept->get();
     const std::lock_guard<std::mutex> lock(mutex());
-    ranges()[pointer.get()] = bytes;
-    void* const data = pointer.get();
-    return {data, new c10::DataPtr(std::move(pointer)), release, c10::kCPU};
+    ends()[data] = static_cast<std::byte*>(data) + std::max<size_t>(bytes, 1);
+    return {data, kept.release(), release, c10::kCPU};
   }
   static void release(void* context) {
-    const std::unique_ptr<c10::DataPtr> pointer(static_cast<c10::DataPtr*>(context));
+    const std::unique_ptr<c10::DataPtr> kept(static_cast<c10::DataPtr*>(context));
     const std::lock_guard<std::mutex> lock(mutex());
-    ranges().erase(pointer->get());
+    ends().erase(kept->get());
   }
   static bool is_pinned(const void* place) {
     const std::lock_guard<std::mutex> lock(mutex());
-    auto after = ranges().upper_bound(place);
-    return after != ranges().begin() &&
-           static_cast<const std::byte*>(place) <
-               static_cast<const std::byte*>((--after)->first) + std::max<size_t>(after->second, 1);
+    const auto after = ends().upper_bound(place);
+    return after != ends().begin() && place < std::prev(after)->second;
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(to, from, bytes);
@@ -360,8 +281,8 @@ struct PinnedAllocator final : c10::Allocator {
     static std::mutex it;
     return it;
   }
-  static std::map<const void*, size_t>& ranges() {
-    static auto* const all = new std::map<const void*, size_t>();
+  static std::map<const void*, const void*>& ends() {
+    static auto* const all = new std::map<const void*, const void*>();
     return *all;
   }
 } pinned_allocator;
@@ -569,59 +490,12 @@ torch::Device fake_device(int index) {
   return {kType, static_cast<c10::DeviceIndex>(index)};
 }
 
-void set_device_memory(int64_t bytes) {
-  const std::lock_guard<std::mutex> lock(accounts().mutex);
-  accounts().device_bytes = bytes;
-  accounts().told_free_bytes.reset();
-}
-
 void set_stream_order(StreamOrder order) {
-  streams().set_order(order);
+  streams().order = order;
 }
 
 void set_free_memory(size_t bytes) {
-  const std::lock_guard<std::mutex> lock(accounts().mutex);
-  accounts().told_free_bytes = bytes;
-}
-
-int timing_events_created() {
-  return timing_events;
-}
-
-class FakeGraph : public CapturedWork {
- public:
-  FakeGraph(c10::Device device, int& replays) : device_(device), replays_(replays) {}
-  void replay() override {
-    ++replays_;
-    for (const auto& launch : launches_) {
-      streams().enqueue(stream_of(device_), launch);
-    }
-  }
-  std::vector<std::function<void()>>& launches() { return launches_; }
-
- private:
-  c10::Device device_;
-  int& replays_;
-  std::vector<std::function<void()>> launches_;
-};
-
-void FakeGraphStream::run(c10::function_ref<void()> work) {
-  const c10::Stream outer = stream_of(device_);
-  streams().wait(stream_, streams().record(outer));
-  {
-    const c10::StreamGuard guard(stream_);
-    work();
-  }
-  streams().wait(outer, streams().record(stream_));
-}
-
-std::unique_ptr<CapturedWork> FakeGraphStream::capture(c10::function_ref<void()> work) {
-  auto graph = std::make_unique<FakeGraph>(device_, replays_);
-  const c10::StreamGuard guard(stream_);
-  captured = &graph->launches();
-  work();
-  captured = nullptr;
-  return graph;
+  free_bytes = bytes;
 }
 
 }  // namespace ddp::test

@@ -3,7 +3,7 @@
 
 #include <torch/types.h>
 
-#include "common/backends/cuda_module.hpp"
+#include <cstddef>
 
 namespace ddp::test {
 
@@ -17,9 +17,7 @@ namespace ddp::test {
 /// - A copy to or from pinned memory need not be over when a call with non_blocking returns; one
 ///   of pageable memory is over, or has been set aside.
 /// - Memory is not zero when it is allocated, and what has been freed is overwritten in the order
-///   of the stream that it was allocated on. Both are NaN. The next tensor of its size gets it.
-/// - A graph repeats on the same memory what was launched while it was captured, and nothing may
-///   wait meanwhile.
+///   of the stream that it was allocated on. Both are NaN.
 /// - Every thread has a current device and current streams; an operator's tensors must be on one
 ///   device.
 /// A GPU does all this most of the time in a harmless order. This one takes the worst, and always
@@ -28,38 +26,15 @@ constexpr int kFakeDevices = 4;
 
 torch::Device fake_device(int index);
 
-/// How much each device has; as much as anybody wants at first. More throws as CUDA's allocator.
-/// From now on devices tell what is free of it.
-void set_device_memory(int64_t bytes);
-
-/// In which order streams run when one is waited for. What one of the two orders hides the other
-/// shows: something done too late, or too early.
+/// Order in which streams run when one is waited for. What one order hides, the other shows:
+/// something done too late, or too early.
 enum class StreamOrder {
   kOthersLast,  ///< only it, and what its events wait for
   kOthersFirst,  ///< before it all others, as far as events let them
 };
 void set_stream_order(StreamOrder order);
 
-/// What devices tell instead, whatever they have; 0 at first, so that no samples stay there.
+/// Free memory that devices report; 0 at first, so that no samples stay there.
 void set_free_memory(size_t bytes);
-
-/// Events that can tell the time, by all threads so far.
-int timing_events_created();
-
-/// As libddp_cuda.so's.
-class FakeGraphStream : public GraphStream {
- public:
-  explicit FakeGraphStream(const torch::Device& device)
-      : device_(device),
-        stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
-  void run(c10::function_ref<void()> work) override;
-  std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) override;
-  int replays() const { return replays_; }
-
- private:
-  torch::Device device_;
-  c10::Stream stream_;
-  int replays_ = 0;
-};
 
 }  // namespace ddp::test

@@ -23,14 +23,6 @@ int nvmlInit_v2() {
 int nvmlShutdown() {
   return 0;
 }
-int nvmlDeviceGetCount_v2(unsigned* count) {
-  *count = 2;
-  return 0;
-}
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-  *device = &devices[index];
-  return 0;
-}
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
   const bool first = std::strcmp(uuid, "GPU-05050505-0505-0505-0505-050505050505") == 0;
   const bool second = std::strcmp(uuid, "GPU-00000000-0000-0000-0000-000000000000") == 0;
@@ -41,10 +33,6 @@ int nvmlDeviceGetUtilizationRates(void* device, FakeUtilisation* utilisation) {
   const bool second = device == &devices[1];
   utilisation->gpu_percent = (second ? 60u : 40u) + (looks / 2) * 10u;
   ++looks;
-  return 0;
-}
-int nvmlDeviceGetPowerUsage(void* device, unsigned* power_mw) {
-  *power_mw = device == &devices[1] ? 300'000u : 100'000u;
   return 0;
 }
 int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The programs that bench starts, made up. Which one this is, the name says that it is started by.
 
-A step takes 1 ms with one rank and 1.25 ms with more, of which 0.15 ms are communication; rank 1 ends 0.05 ms after the others.
+A step takes 1 ms with one rank and 1.25 ms with more, of which 0.15 ms are communication; rank 1 ends 0.05 ms after rank 0.
 Each further call with the same words takes 0.01 ms longer without communication, and its limit is twice the one before.
 NAME.behaviour beside it, if there is one, is run first and may change any of that. CALLS gets a line for each start.
 """
@@ -58,18 +58,18 @@ if name == "bench_micro":
     out = next(a for a in arguments if a.startswith("--benchmark_out=")).partition("=")[2]
     with open(out, "w") as file:
         json.dump({"context": {}, "benchmarks": [
-            {"name": piece + "/manual_time", "run_name": piece + "/manual_time", "real_time": ms * 1000, "time_unit": "us"}
+            {"name": piece + "/manual_time", "run_name": piece + "/manual_time", "real_time": ms, "time_unit": "ms"}
             for piece, ms in pieces.items()] + [
             {"name": "limit", "run_name": "limit", "real_time": 0.2 * 2**calls_before, "time_unit": "ms"}]}, file)
     sys.exit()
 
 ranks = int(option("--nprocs", os.environ.get("WORLD_SIZE", 1)))
-if name.startswith("02") or option("--variant") in ("mirrored", "jit", "shard_map"):
+if name.startswith("02") or option("--variant") in ("mirrored", "jit"):
     ranks = 1  # processes
 step_ms = 1.0 if ranks == 1 else 1.1 + 0.01 * calls_before if "--no-communication" in arguments else 1.25
 moved, summary_lines = 0.5, 1
 global_batch = int(option("--global-batch"))
-steps = int(arguments[0]) * int(option("--dataset-size")) // global_batch
+steps = int(next(a for a in arguments if a.isdigit())) * int(option("--dataset-size")) // global_batch
 behaviour = os.path.join(here, name + ".behaviour")
 if os.path.exists(behaviour):
     with open(behaviour) as file:
@@ -79,7 +79,7 @@ with open(option("--metrics"), "w") as metrics:
         for rank in range(ranks):
             late_ms = 0.05 if rank == 1 else 0
             print(json.dumps({"rank": rank, "epoch": 0, "step": step, "step_ms": step_ms, "loss": 0.5,
-                              "end_ms": 5000 + (step + 1) * step_ms + late_ms}), file=metrics)
+                              "end_ns": round(1e6 * (5000 + (step + 1) * step_ms + late_ms))}), file=metrics)
     summary = {"global_batch": global_batch, "moved": moved, "peak_rss_mib": [100.0] * ranks,
                "first_step_unix_ms": int(time.time() * 1000)}
     for _ in range(summary_lines):

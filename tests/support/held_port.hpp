@@ -29,6 +29,8 @@ class HeldPort {
   HeldPort(const HeldPort&) = delete;
   HeldPort& operator=(const HeldPort&) = delete;
   const std::string& number() const { return number_; }
+  /// The kernel takes connections from now on, and nobody accepts them.
+  void listen() const { ::listen(fd_, SOMAXCONN); }
 
  private:
   int fd_;

@@ -1,17 +1,14 @@
 // tests/support/made_up_reports.hpp - runs of bench that never were, and normal noise.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/judge.hpp"
-#include "bench/pair.hpp"
 #include "bench/record.hpp"
-#include "bench/sentences.hpp"
+#include "bench/report.hpp"
 
 namespace ddp::test {
 

@@ -1,14 +1,9 @@
-// Reads the document of a report on standard input, writes its page to the file that is named, and
-// prints its screen.
+// Reads the document of a report on standard input and writes its page to the file that is named.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "bench/page.hpp"
-#include "bench/print.hpp"
-#include "bench/record.hpp"
+#include "bench/report.hpp"
 
 int main(int, char** argv) {
-  const auto document = nlohmann::ordered_json::parse(std::cin);
-  ddp::bench::write_page(argv[1], document);
-  ddp::bench::print(std::cout, ddp::bench::report_from_json(document["ddp_scaling"]));
+  ddp::bench::write_page(argv[1], nlohmann::ordered_json::parse(std::cin));
 }

@@ -9,7 +9,7 @@ namespace ddp::test {
 
 std::vector<pid_t> children_of(pid_t parent);
 
-/// Whether none of them runs any more, or stops to within so many seconds. A process that has ended
+/// True if none of them runs any more, or all stop within so many seconds. A process that has ended
 /// and that nobody has collected yet does not run.
 bool all_gone_within(const std::vector<pid_t>& pids, double seconds);
 

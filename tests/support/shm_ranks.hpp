@@ -1,31 +1,84 @@
-// tests/support/shm_ranks.hpp - ranks over shared memory as threads or as processes, and what their
-// reductions must give.
+// tests/support/shm_ranks.hpp - ranks over shared memory as threads or as processes.
 #pragma once
 
+#include <sys/mman.h>
 #include <sys/types.h>
+#include <unistd.h>
 
-#include <cstdint>
+#include <array>
+#include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/backends/shm/shm_communicator.hpp"
-#include "tests/support/rank_exchange.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
 
 namespace ddp::test {
 
-/// Runs `body` on `world_size` threads, each with its own mapping. Assertions belong after it, in
-/// the main thread; the first exception of a rank is rethrown when all have ended.
+/// Memory that children inherit. Create it before they are forked.
+class RankExchange {
+ public:
+  explicit RankExchange(int world_size) : world_size_(world_size) {
+    void* const memory =
+        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      throw std::runtime_error("no memory for the exchange");
+    }
+    board_ = new (memory) Board;
+  }
+  ~RankExchange() { munmap(board_, sizeof(Board)); }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
+
+  /// For one rank. @throws std::runtime_error if the others do not come within 20 s
+  Exchange of(int rank) {
+    return [this, rank, round = size_t{0}](const std::string& mine) mutable {
+      auto& texts = board_->texts.at(round);
+      auto& arrived = board_->arrived.at(round);
+      ++round;
+      std::strncpy(texts[static_cast<size_t>(rank)].data(), mine.c_str(), kTextBytes - 1);
+      ++arrived;
+      for (int wait = 0; arrived < world_size_; ++wait) {
+        if (wait > 20000) {
+          throw std::runtime_error("the exchange lacks ranks");
+        }
+        usleep(1000);
+      }
+      std::vector<std::string> all;
+      for (int r = 0; r < world_size_; ++r) {
+        all.emplace_back(texts[static_cast<size_t>(r)].data());
+      }
+      return all;
+    };
+  }
+
+ private:
+  static constexpr size_t kTextBytes = 1024;
+  static constexpr size_t kRounds = 4;
+  struct Board {
+    std::array<std::array<std::array<char, kTextBytes>, shm::kMaxRanks + 1>, kRounds> texts{};
+    std::array<std::atomic<int>, kRounds> arrived{};
+  };
+  int world_size_;
+  Board* board_;
+};
+
+/// Runs `body` on `world_size` threads, by run_rank_threads(), each with its own mapping.
 void run_shm_threads(int world_size, const std::function<void(shm::Communicator&)>& body);
 
-/// What became of a process.
+/// End of a process.
 struct ProcessOutcome {
-  std::string text;  ///< what its body returned, or "<type>: <message>" of what it threw
+  std::string text;  ///< what its body returned, or the message of what it threw
   int status = 0;  ///< as waitpid() gives it
 };
 
-/// Children of this process, one for each rank, that run `body` and end.
+/// Children of this process, one for each rank, that run `body` and end: with the code of the
+/// ddp::Error that it throws, 2 for a SegmentError.
 class RankProcesses {
  public:
   using Body = std::function<std::string(int rank, const Exchange& exchange)>;
@@ -35,42 +88,19 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
-  /// What a body calls to say that it got so far.
+  /// A body calls this to say that it got so far.
   static void tick(int rank);
-  /// Blocks until that rank has called tick() `times` times. @throws std::runtime_error after 60 s
-  static void await(int rank, int times);
+  /// Blocks until every rank has called tick() `times` times. @throws std::runtime_error after 60 s
   void await_all(int times) const;
   /// Kills who has not ended after 60 s.
   std::vector<ProcessOutcome> wait();
 
  private:
+  static void await(int rank, int times);
+
   std::unique_ptr<RankExchange> exchange_;
   std::vector<pid_t> pids_;
   std::vector<int> pipes_;
 };
-
-/// An element's bits, as wide as the type, in the low bits.
-using Bits = uint64_t;
-
-/// What reducing one element of every rank, in this order, must give: computed one element at a
-/// time, with the rounding of half precision done in double.
-Bits expected_reduction(DType dtype, ReduceOp op, const std::vector<Bits>& values);
-/// Equal, or both not a number: whose bits may differ.
-bool same_element(DType dtype, Bits a, Bits b);
-bool is_nan(DType dtype, Bits value);
-Bits load_element(const void* data, size_t index, size_t bytes);
-
-/// The same for every caller; different for every rank and element. Some are infinite, some NaN.
-std::vector<std::byte> rank_data(DType dtype, size_t count, int rank, uint64_t seed);
-
-extern const std::vector<DType> kAllDTypes;
-extern const std::vector<ReduceOp> kAllReduceOps;
-
-/// Gives this process, and those that it starts from now on, an empty /dev/shm of their own.
-/// @param options of a tmpfs, as "size=1m"
-/// @throws std::runtime_error unless run as root
-void own_shared_memory(const char* options = "");
-/// How many names there are in /dev/shm.
-size_t count_shared_memory_names();
 
 }  // namespace ddp::test

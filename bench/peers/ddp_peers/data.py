@@ -16,9 +16,6 @@ class Samples:
     input: torch.Tensor  # (size, in_features) float32
     target: torch.Tensor  # (size) int64 classes, or (size, 1) float32 values
 
-    def __len__(self):
-        return len(self.input)
-
     def to(self, device):
         return Samples(self.input.to(device), self.target.to(device))
 
@@ -51,7 +48,7 @@ def epoch_order(options, epoch):
 
 def step_shares(options):
     """The samples of each step of an epoch, divided by the ranks: what a sum of losses is divided by, so that the mean
-    of the ranks' gradients is that of the global batch (Note [Averaging] in common/model/mlp.hpp)."""
+    of the ranks' gradients is that of the global batch (Note [Averaging] in common/data/data_loader.hpp)."""
     size, batch = options.dataset_size, options.global_batch
     return [min(batch, size - begin) / options.processes for begin in range(0, size, batch)]
 

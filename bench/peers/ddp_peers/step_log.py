@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 import time
 
@@ -16,13 +15,6 @@ def peak_rss_mib():
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM:"))
 
 
-def process_age_ms():
-    """To the kernel's clock tick, usually 10 ms."""
-    with open("/proc/self/stat") as file:
-        start_ticks = int(file.read().rpartition(")")[2].split()[19])
-    return (time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")) * 1e3
-
-
 class StepLog:
     def __init__(self, options, rank=0, mean_over_ranks=lambda value: value):
         """@param mean_over_ranks called by all ranks at the end of an epoch: there they meet, as the stages' do"""
@@ -30,13 +22,13 @@ class StepLog:
         self.rank = rank
         self.mean_over_ranks = mean_over_ranks
         self.rows = []
-        self.startup_ms = self.first_step_unix_ms = None
+        self.first_step_unix_ms = None
 
-    # The host's clock, CLOCK_MONOTONIC, which the stages read too.
+    # The host's steady clock, CLOCK_MONOTONIC, which the stages read too.
     def _mark(self):
-        return time.perf_counter() * 1e3
+        return time.perf_counter_ns()
 
-    def _times_ms(self, marks):
+    def _times_ns(self, marks):
         return marks
 
     def _synchronize(self):
@@ -46,7 +38,7 @@ class StepLog:
         self.epoch = epoch
         self.losses = []  # (loss, samples of the step / ranks)
         self._synchronize()
-        self.begin_ms = time.perf_counter() * 1e3
+        self.begin_ns = time.perf_counter_ns()
         self.marks = [self._mark()]
 
     def end_step(self, loss, share):
@@ -54,28 +46,23 @@ class StepLog:
         @param share samples of the step / ranks"""
         self.marks.append(self._mark())
         self.losses.append((loss, share))
-        if self.startup_ms is None:
+        if self.first_step_unix_ms is None:
             self._synchronize()
-            self.startup_ms = process_age_ms()
             self.first_step_unix_ms = int(time.time() * 1e3)
 
     def end_epoch(self):
-        times_ms = self._times_ms(self.marks)
+        times_ns = self._times_ns(self.marks)
         losses = [(float(loss), share) for loss, share in self.losses]
-        for begin_ms, end_ms, (loss, _) in zip(times_ms, times_ms[1:], losses):
+        for begin_ns, end_ns, (loss, _) in zip(times_ns, times_ns[1:], losses):
             # JSON has no NaN.
-            self.rows.append({"rank": self.rank, "epoch": self.epoch, "step": len(self.rows), "step_ms": end_ms - begin_ms,
-                              "end_ms": end_ms, "loss": loss if math.isfinite(loss) else None})
+            self.rows.append({"rank": self.rank, "epoch": self.epoch, "step": len(self.rows), "end_ns": end_ns,
+                              "step_ms": (end_ns - begin_ns) / 1e6, "loss": loss if math.isfinite(loss) else None})
         samples = sum(share for _, share in losses)
         self.loss = self.mean_over_ranks(sum(loss * share for loss, share in losses) / samples)
-        if not self.options.quiet:
-            label = "GPU" if self.options.device == "cuda" else "CPU"
-            print(f"[{label}{self.rank}] Epoch {self.epoch} | Batchsize: {self.options.batch_per_rank} | "
-                  f"Steps: {len(losses)} | Loss: {self.loss:.4f}\n", end="", flush=True)
 
     def of_rank(self):
         """What report() needs of each rank."""
-        return {"rows": self.rows, "peak_rss_mib": peak_rss_mib(), "startup_ms": self.startup_ms}
+        return {"rows": self.rows, "peak_rss_mib": peak_rss_mib()}
 
     def report(self, ranks, parameters, moved, backend=None):
         """Rank 0 prints the last line and writes --metrics.
@@ -93,12 +80,11 @@ class StepLog:
         if not options.metrics:
             return
         summary = {
-            "program": options.program, "variant": options.variant.name, "software": options.software, "backend": backend,
-            "device": options.device, "world_size": options.processes, "threads": options.threads,
-            "global_batch": options.global_batch, "layers": options.layers, "parameters": parameters,
-            "epochs": options.total_epochs, "steps": len(self.rows), "warmup_steps": warmup_steps,
-            "step_ms": step_ms, "samples_per_second": samples_per_second, "moved": moved, "loss": self.loss,
-            "peak_rss_mib": [rank["peak_rss_mib"] for rank in ranks], "startup_ms": [rank["startup_ms"] for rank in ranks],
+            "program": options.program, "variant": options.variant, "backend": backend, "device": options.device,
+            "world_size": options.processes, "threads": options.threads, "global_batch": options.global_batch,
+            "layers": options.layers, "parameters": parameters, "epochs": options.total_epochs, "steps": len(self.rows),
+            "warmup_steps": warmup_steps, "step_ms": step_ms, "samples_per_second": samples_per_second, "moved": moved,
+            "loss": self.loss, "peak_rss_mib": [rank["peak_rss_mib"] for rank in ranks],
             "first_step_unix_ms": self.first_step_unix_ms,
         }
         lines = [row for rank in ranks for row in rank["rows"]] + [{"summary": summary}]
@@ -125,6 +111,6 @@ class CudaStepLog(StepLog):
 
         torch.cuda.synchronize()
 
-    def _times_ms(self, marks):
+    def _times_ns(self, marks):
         self._synchronize()
-        return [self.begin_ms + marks[0].elapsed_time(mark) for mark in marks]
+        return [self.begin_ns + round(marks[0].elapsed_time(mark) * 1e6) for mark in marks]

@@ -50,7 +50,16 @@ class CudaGraphStream : public GraphStream {
     const c10::StreamGuard guard(stream_);
     // Thread-local: NCCL's watchdog looks at its events in another thread meanwhile.
     captured->graph().capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
-    work();
+    try {
+      work();
+    } catch (...) {
+      // A stream that still captures would fail whatever is destroyed next.
+      try {
+        captured->graph().capture_end();
+      } catch (const std::exception&) {
+      }
+      throw;
+    }
     captured->graph().capture_end();
     return captured;
   }
@@ -73,8 +82,8 @@ std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options) {
-  // By Note [NCCL's timeouts]: no minute for dumps, no record of every collective to dump, and no
-  // monitor that aborts the process when NCCL's own watchdog is stuck. Who sets them wants them.
+  // When a collective does not end in time, NCCL's watchdog throws at once: no minute for dumps, no
+  // record of every collective to dump, no monitor that aborts the process. Users may set them.
   for (const char* const name :
        {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ENABLE_MONITORING"}) {

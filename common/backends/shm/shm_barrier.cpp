@@ -12,15 +12,15 @@
 #include <ctime>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/pause.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/base/worker_pool.hpp"
 
 namespace ddp::shm {
 namespace {
 
-/// How often a rank that sleeps looks whether the others live.
+/// Time from one look of a sleeping rank at whether the others live to the next.
 constexpr std::chrono::milliseconds kCheckInterval{5};
-/// How long a failed rank may take to write its reason before others stop waiting for the text.
+/// Looks at the reason that a failed rank writes, before others stop waiting for the text.
 constexpr int kReasonAttempts = 1000;
 /// Looks for a peer from one look at the clock to the next. Most waits are over before the first.
 constexpr int kLooksPerClock = 32;
@@ -40,7 +40,7 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// Whether two ranks' calls are one collective, wherever each rank's elements lie.
+/// True if two ranks' calls are one collective, wherever each rank's elements lie.
 bool same_collective(const Call& a, const Call& b) {
   return a.sequence == b.sequence && a.operation == b.operation && a.dtype == b.dtype &&
          a.reduce_op == b.reduce_op && a.root == b.root && a.count == b.count;
@@ -49,12 +49,8 @@ bool same_collective(const Call& a, const Call& b) {
 }  // namespace
 
 Barrier::Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-                 std::function<bool(int)> is_alive, std::vector<int> names)
-    : rank_(rank),
-      pages_(std::move(pages)),
-      timeout_(timeout),
-      is_alive_(std::move(is_alive)),
-      names_(std::move(names)) {
+                 std::function<bool(int)> is_alive)
+    : rank_(rank), pages_(std::move(pages)), timeout_(timeout), is_alive_(std::move(is_alive)) {
   page(rank_).pid = getpid();
 }
 
@@ -82,12 +78,13 @@ bool Barrier::begin(Call call) {
 }
 
 void Barrier::fail_mismatch(int peer) {
-  const auto says = [this](int rank) {
-    const Call& call = rank == rank_ ? call_ : page(rank).progress.calls[sequence_ % 2];
-    return fmt::format("{} calls {}", name(rank), to_string(call));
+  const int first = std::min(rank_, peer);
+  const int second = std::max(rank_, peer);
+  const auto call = [this](int rank) {
+    return to_string(page(rank).progress.calls[sequence_ % 2]);
   };
-  fail(fmt::format("{}, {}, expected the same on every rank", says(std::min(rank_, peer)),
-                   says(std::max(rank_, peer))));
+  fail(fmt::format("rank {} calls {}, rank {} calls {}, expected the same on every rank", first,
+                   call(first), second, call(second)));
 }
 
 void Barrier::meet() {
@@ -180,15 +177,6 @@ const char* Barrier::how_gone(int peer) const {
   return has_left() ? "left" : "died";  // between the two looks it may have done both
 }
 
-std::string Barrier::lost_rank() const {
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (const char* const gone = peer == rank_ ? nullptr : how_gone(peer)) {
-      return fmt::format("{} {}", name_and_pid(peer), gone);
-    }
-  }
-  return {};
-}
-
 void Barrier::check_peers() {
   throw_if_failed();
   const bool late = Clock::now() >= *deadline_;
@@ -200,12 +188,12 @@ void Barrier::check_peers() {
     // It may have arrived between the two looks.
     if (const char* const gone = how_gone(peer); gone != nullptr && !has_arrived(peer)) {
       throw_if_failed();
-      fail(fmt::format("{} {} during {}", name_and_pid(peer), gone, current()));
+      fail(fmt::format("{} {} during {}", name_and_pid(peer), gone, to_string(call_)));
     }
     missing.push_back(name_and_pid(peer));
   }
   if (late && !missing.empty()) {
-    fail(fmt::format("{}: {} did not arrive within {} s, expected all {} ranks", current(),
+    fail(fmt::format("{}: {} did not arrive within {} s, expected all {} ranks", to_string(call_),
                      fmt::join(missing, ", "), in_seconds(timeout_), world_size()));
   }
 }
@@ -234,24 +222,17 @@ void Barrier::throw_if_failed() {
     usleep(100);
   }
   if (failure.state != 2) {
-    throw Error(ExitCode::kTrainingFailed, current() + ": another rank failed");
+    throw Error(ExitCode::kTrainingFailed, to_string(call_) + ": another rank failed");
   }
   if (failure.rank == rank_) {
     throw Error(ExitCode::kTrainingFailed, failure.reason.data());
   }
-  throw Error(ExitCode::kTrainingFailed, name(failure.rank) + " failed: " + failure.reason.data());
-}
-
-std::string Barrier::name(int rank) const {
-  return fmt::format("rank {}", names_.empty() ? rank : names_[static_cast<size_t>(rank)]);
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("rank {} failed: {}", failure.rank, failure.reason.data()));
 }
 
 std::string Barrier::name_and_pid(int peer) const {
-  return fmt::format("{} (pid {})", name(peer), page(peer).pid.load());
-}
-
-std::string Barrier::current() const {
-  return to_string(call_);
+  return fmt::format("rank {} (pid {})", peer, page(peer).pid.load());
 }
 
 }  // namespace ddp::shm

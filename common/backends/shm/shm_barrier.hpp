@@ -53,10 +53,10 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 class Barrier {
  public:
   /// @param pages by rank, all zero at first; they must outlive this object
+  /// @param timeout of every wait
   /// @param is_alive false once that rank's process cannot come any more
-  /// @param names what messages call the ranks, where they are part of a larger job; empty: as is
   Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
-          std::function<bool(int rank)> is_alive, std::vector<int> names = {});
+          std::function<bool(int rank)> is_alive);
   /// Whoever still waits for this rank learns that it has left.
   ~Barrier();
   Barrier(const Barrier&) = delete;
@@ -64,19 +64,10 @@ class Barrier {
 
   /// Begins a collective: meets the others, and compares.
   /// @param call its sequence is set here
-  /// @return whether all ranks' elements lie at the same place of the same region
+  /// @return true if all ranks' elements lie at the same place of the same region
   bool begin(Call call);
   /// Meets the others again, within the collective that begin() began.
   void meet();
-
-  /// "rank 1 (pid 123) died", or "left"; empty if all others are there.
-  std::string lost_rank() const;
-
-  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
-  void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
-
-  /// @param reason one line. Marks the job as failed and throws
-  [[noreturn]] void fail(const std::string& reason);
 
   uint64_t sequence() const noexcept { return sequence_; }  ///< collectives so far
 
@@ -87,7 +78,7 @@ class Barrier {
   ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
   void wait_for_all();
-  /// @return whether it came, before this rank should sleep
+  /// @return true if it came, false if this rank should sleep
   bool spin(int peer);
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer, std::chrono::microseconds limit);
@@ -96,16 +87,15 @@ class Barrier {
   const char* how_gone(int peer) const;
   void check_peers();
   void throw_if_failed();
+  /// Marks the job as failed and throws. @param reason one line
+  [[noreturn]] void fail(const std::string& reason);
   [[noreturn]] void fail_mismatch(int peer);
-  std::string name(int rank) const;
   std::string name_and_pid(int peer) const;
-  std::string current() const;
 
   int rank_;
   std::vector<ControlPage*> pages_;
   std::chrono::milliseconds timeout_;
   std::function<bool(int)> is_alive_;
-  std::vector<int> names_;
   Call call_;
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;

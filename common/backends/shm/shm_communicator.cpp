@@ -1,23 +1,25 @@
 #include "common/backends/shm/shm_communicator.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 
 #include "common/backends/shm/shm_kernels.hpp"
 
 namespace ddp::shm {
 namespace {
 
-constexpr size_t kLineBytes = 64;
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kSlotsEnd = kControlBytes + 2 * Communicator::kSlotBytes;
-/// Of all ranks, and of one. Larger ones fall out of the caches; smaller ones meet more often.
+/// Mailboxes of all ranks, and of one. Larger ones fall out of the caches; with smaller ones ranks
+/// meet more often.
 constexpr size_t kMailboxesBytes = 32 << 20;
 constexpr size_t kLargestMailboxBytes = 4 << 20;
-/// What a rank reads of all slots together before mailboxes are faster.
+/// Bytes of all slots together up to which they are faster than mailboxes.
 constexpr size_t kSlotsReadBytes = 64 << 10;
 /// Long enough for what Segment::create() says, errors included.
 constexpr size_t kTextBytes = 512;
@@ -43,41 +45,45 @@ std::vector<ControlPage*> control_pages(const std::vector<std::byte*>& parts) {
 
 }  // namespace
 
+std::string host_identity() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return fmt::format("{} (boot id {})", name.data(), boot_id);
+}
+
 size_t Communicator::part_bytes(int world_size) {
   return kSlotsEnd + mailbox_bytes(world_size);
 }
 
-std::unique_ptr<Communicator> Communicator::connect(const Settings& settings,
+std::unique_ptr<Communicator> Communicator::connect(int rank, int world_size,
+                                                    std::chrono::milliseconds timeout,
                                                     const Exchange& exchange) {
-  std::vector<HostIdentity> identities;
-  for (const std::string& text : exchange(to_text(settings.identity))) {
-    identities.push_back(host_identity_from(text));
+  const std::vector<std::string> hosts = exchange(host_identity());
+  const auto other = std::ranges::find_if(hosts, [&](const auto& its) { return its != hosts[0]; });
+  if (other != hosts.end()) {
+    throw SeveralHosts(fmt::format("rank {} is on {}, rank 0 on {}, expected all ranks on one host",
+                                   other - hosts.begin(), *other, hosts[0]));
   }
-  if (settings.world_size > kMaxRanks) {
-    throw SegmentError(
-        fmt::format("world size is {}, expected at most {}", settings.world_size, kMaxRanks));
+  if (world_size > kMaxRanks) {
+    throw SegmentError(fmt::format("world size is {}, expected at most {}", world_size, kMaxRanks));
   }
-  const std::string stranger = first_stranger(identities);
-  if (!stranger.empty()) {
-    throw SegmentError(stranger + ", expected all ranks on one host");
-  }
-  const std::shared_ptr<Segment> segment = Segment::create(
-      exchange, settings.rank, settings.world_size, part_bytes(settings.world_size), settings.ways);
+  const std::shared_ptr<Segment> segment =
+      Segment::create(exchange, rank, world_size, part_bytes(world_size));
   auto communicator = std::make_unique<Communicator>(
-      settings.rank, segment->parts(), settings.timeout,
-      [segment](int peer) { return segment->is_held_by(peer); }, settings.names);
+      rank, segment->parts(), timeout, [segment](int peer) { return segment->is_held_by(peer); });
   communicator->barrier();
   return communicator;
 }
 
 Communicator::Communicator(int rank, const std::vector<std::byte*>& parts,
-                           std::chrono::milliseconds timeout, std::function<bool(int)> is_alive,
-                           std::vector<int> names)
+                           std::chrono::milliseconds timeout, std::function<bool(int)> is_alive)
     : ddp::Communicator(rank, static_cast<int>(parts.size())),
       own_(static_cast<size_t>(rank)),
       ranks_(parts.size()),
       parts_(parts),
-      barrier_(rank, control_pages(parts), timeout, std::move(is_alive), std::move(names)) {}
+      barrier_(rank, control_pages(parts), timeout, std::move(is_alive)) {}
 
 std::byte* Communicator::slot(size_t rank, bool next) const {
   return parts_[rank] + kControlBytes + (barrier_.sequence() + next) % 2 * kSlotBytes;
@@ -95,7 +101,7 @@ void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op
   Call call{.operation = Operation::kAllReduce, .dtype = dtype, .reduce_op = op, .count = count};
   const size_t bytes = count * element_bytes(dtype);
   if (bytes <= std::min(kSlotBytes, kSlotsReadBytes / ranks_)) {
-    kernels().stream(slot(own_, /*next=*/true), data, bytes);
+    stream(slot(own_, /*next=*/true), data, bytes);
     barrier_.begin(call);
     reduce_slots(data, count, dtype, op);
     return;
@@ -118,11 +124,12 @@ void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op
 }
 
 void Communicator::reduce_slots(void* data, size_t count, DType dtype, ReduceOp op) {
-  std::array<const void*, kMaxRanks> inputs;
+  Reduction reduction(dtype, op, count, ranks_, 1);
+  reduction.outputs[0] = data;
   for (size_t r = 0; r < ranks_; ++r) {
-    inputs[r] = r == own_ ? data : slot(r);
+    reduction.inputs[r] = r == own_ ? data : slot(r);
   }
-  kernels().reduce({dtype, op, count, {inputs.data(), ranks_}, {&data, 1}});
+  reduce(reduction);
 }
 
 void Communicator::reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype,
@@ -135,12 +142,12 @@ void Communicator::reduce_in_place(const Region& region, size_t offset, size_t c
   const auto boundary = [&](size_t stripe) {
     return std::clamp((first_line + stripe * lines_each) * kLineBytes, offset, end);
   };
-  std::array<void*, kMaxRanks> buffers;
-  for (size_t r = 0; r < ranks_; ++r) {
-    buffers[r] = region.parts[r] + boundary(own_);
-  }
   const size_t own_count = (boundary(own_ + 1) - boundary(own_)) / element_bytes(dtype);
-  kernels().reduce({dtype, op, own_count, {buffers.data(), ranks_}, {buffers.data(), ranks_}});
+  Reduction reduction(dtype, op, own_count, ranks_, ranks_);
+  for (size_t r = 0; r < ranks_; ++r) {
+    reduction.inputs[r] = reduction.outputs[r] = region.parts[r] + boundary(own_);
+  }
+  reduce(reduction);
   barrier_.meet();
 }
 
@@ -162,18 +169,17 @@ void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType
     for (size_t step = 1; step < ranks_; ++step) {
       const size_t r = (own_ + step) % ranks_;
       const auto [from, to] = range(r);
-      kernels().stream(mailbox(own_) + r * stripe_bytes, here + from, to - from);
+      stream(mailbox(own_) + r * stripe_bytes, here + from, to - from);
     }
     barrier_.meet();
     const auto [from, to] = range(own_);
-    std::array<const void*, kMaxRanks> inputs;
+    Reduction reduction(dtype, op, (to - from) / unit, ranks_, 1);
+    reduction.outputs[0] = here + from;
     for (size_t r = 0; r < ranks_; ++r) {
-      inputs[r] = r == own_ ? here + from : mailbox(r) + own_ * stripe_bytes;
+      reduction.inputs[r] = r == own_ ? here + from : mailbox(r) + own_ * stripe_bytes;
     }
-    void* output = here + from;
-    std::byte* const streamed = mailbox(own_) + own_ * stripe_bytes;
-    kernels().reduce(
-        {dtype, op, (to - from) / unit, {inputs.data(), ranks_}, {&output, 1}, streamed});
+    reduction.streamed_output = mailbox(own_) + own_ * stripe_bytes;
+    reduce(reduction);
     barrier_.meet();
     for (size_t step = 1; step < ranks_; ++step) {
       const size_t r = (own_ + step) % ranks_;
@@ -183,61 +189,32 @@ void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType
   }
 }
 
-void Communicator::broadcast(void* data, size_t count, DType dtype, int root) {
+void Communicator::broadcast(void* data, size_t bytes, int root) {
   std::array<void*, kMaxRanks> outputs{};
   outputs[static_cast<size_t>(root)] = data;
-  exchange({.operation = Operation::kBroadcast,
-            .dtype = dtype,
-            .root = static_cast<uint8_t>(root),
-            .count = count},
+  exchange({.operation = Operation::kBroadcast, .root = static_cast<uint8_t>(root), .count = bytes},
            rank() == root ? data : nullptr, outputs.data());
 }
 
-void Communicator::all_gather(const void* input, void* const* outputs, const size_t* counts,
-                              DType dtype) {
-  exchange({.operation = Operation::kAllGather,
-            .dtype = dtype,
-            .count = *std::max_element(counts, counts + ranks_)},
-           input, outputs, counts);
+void Communicator::all_gather(const void* input, void* const* outputs, size_t bytes) {
+  exchange({.operation = Operation::kAllGather, .count = bytes}, input, outputs);
 }
 
-void Communicator::gather(const void* input, void* const* outputs, size_t count, DType dtype,
-                          int root) {
-  const std::array<void*, kMaxRanks> none{};
-  exchange({.operation = Operation::kGather,
-            .dtype = dtype,
-            .root = static_cast<uint8_t>(root),
-            .count = count},
-           input, rank() == root ? outputs : none.data());
-}
-
-void Communicator::exchange(const Call& call, const void* input, void* const* outputs,
-                            const size_t* counts) {
-  const size_t unit = element_bytes(call.dtype);
-  const size_t bytes = call.count * unit;  // of the longest
+void Communicator::exchange(const Call& call, const void* input, void* const* outputs) {
+  const size_t bytes = call.count;
   const auto* const source = static_cast<const std::byte*>(input);
-  // Of rank r's bytes [begin, begin + size), those that there are.
-  const auto present = [&](size_t r, size_t begin, size_t size) {
-    const size_t all = counts == nullptr ? bytes : counts[r] * unit;
-    return std::min(begin + size, all) - std::min(begin, all);
-  };
   const auto collect = [&](size_t begin, size_t size, const auto& place_of) {
     for (size_t r = 0; r < ranks_; ++r) {
-      void* const output = outputs[r];
-      const size_t part = present(r, begin, size);
-      if (output == nullptr || part == 0) {
+      if (outputs[r] == nullptr || outputs[r] == input || size == 0) {
         continue;
       }
-      if (r != own_) {
-        std::memcpy(static_cast<std::byte*>(output) + begin, place_of(r), part);
-      } else if (output != input) {
-        std::memmove(static_cast<std::byte*>(output) + begin, source + begin, part);
-      }
+      std::memcpy(static_cast<std::byte*>(outputs[r]) + begin,
+                  r == own_ ? source + begin : place_of(r), size);
     }
   };
   if (bytes <= kSlotBytes) {
     if (source != nullptr) {
-      kernels().stream(slot(own_, /*next=*/true), source, present(own_, 0, bytes));
+      stream(slot(own_, /*next=*/true), source, bytes);
     }
     barrier_.begin(call);
     collect(0, bytes, [&](size_t r) { return slot(r); });
@@ -253,82 +230,37 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   size_t half = 0;
   for (size_t begin = 0; begin < bytes; begin += half_bytes, half = 1 - half) {
     const size_t size = std::min(half_bytes, bytes - begin);
-    if (const size_t part = present(own_, begin, size); source != nullptr && part > 0) {
-      kernels().stream(mailbox(own_) + half * half_bytes, source + begin, part);
+    if (source != nullptr) {
+      stream(mailbox(own_) + half * half_bytes, source + begin, size);
     }
     barrier_.meet();
     collect(begin, size, [&](size_t r) { return mailbox(r) + half * half_bytes; });
   }
 }
 
-void Communicator::reduce_scatter(const void* const* inputs, void* output, const size_t* counts,
-                                  DType dtype, ReduceOp op) {
-  const size_t unit = element_bytes(dtype);
-  const size_t longest = *std::max_element(counts, counts + ranks_);
-  barrier_.begin(
-      {.operation = Operation::kReduceScatter, .dtype = dtype, .reduce_op = op, .count = longest});
-  if (ranks_ == 1) {
-    if (longest > 0 && output != inputs[0]) {
-      std::memmove(output, inputs[0], longest * unit);
-    }
-    return;
+std::vector<std::string> Communicator::exchange_texts(const std::string& mine) {
+  std::array<char, kTextBytes> text{};
+  std::strncpy(text.data(), mine.c_str(), text.size() - 1);
+  std::vector<std::array<char, kTextBytes>> texts(ranks_);
+  std::array<void*, kMaxRanks> outputs;
+  std::transform(texts.begin(), texts.end(), outputs.begin(), [](auto& one) { return one.data(); });
+  all_gather(text.data(), outputs.data(), kTextBytes);
+  std::vector<std::string> result;
+  for (const auto& one : texts) {
+    result.emplace_back(one.data());
   }
-  const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / 2 / ranks_, kLineBytes);
-  size_t half = 0;
-  for (size_t begin = 0; begin < longest * unit; begin += stripe_bytes, half = 1 - half) {
-    const auto size = [&](size_t r) {
-      const size_t bytes = counts[r] * unit;
-      return std::min(begin + stripe_bytes, bytes) - std::min(begin, bytes);
-    };
-    const auto stripe = [&](size_t from, size_t to) {
-      return mailbox(from) + (half * ranks_ + to) * stripe_bytes;
-    };
-    for (size_t step = 1; step < ranks_; ++step) {
-      const size_t r = (own_ + step) % ranks_;
-      if (size(r) > 0) {
-        kernels().stream(stripe(own_, r), static_cast<const std::byte*>(inputs[r]) + begin,
-                         size(r));
-      }
-    }
-    barrier_.meet();
-    if (size(own_) == 0) {
-      continue;
-    }
-    std::array<const void*, kMaxRanks> pieces;
-    for (size_t r = 0; r < ranks_; ++r) {
-      pieces[r] = r == own_ ? static_cast<const std::byte*>(inputs[own_]) + begin : stripe(r, own_);
-    }
-    void* place = static_cast<std::byte*>(output) + begin;
-    kernels().reduce({dtype, op, size(own_) / unit, {pieces.data(), ranks_}, {&place, 1}});
-  }
+  return result;
 }
 
 std::shared_ptr<void> Communicator::allocate(size_t bytes) {
-  const auto gather_all = [&](auto mine) {
-    std::vector<decltype(mine)> all(ranks_);
-    std::array<void*, kMaxRanks> outputs{};
-    for (size_t r = 0; r < ranks_; ++r) {
-      outputs[r] = &all[r];
-    }
-    exchange({.operation = Operation::kAllGather, .count = sizeof(mine)}, &mine, outputs.data());
-    return all;
-  };
-  const std::vector<uint64_t> sizes = gather_all(static_cast<uint64_t>(bytes));
-  if (bytes == 0 || std::ranges::count(sizes, bytes) != world_size()) {
+  const std::vector<std::string> sizes = exchange_texts(std::to_string(bytes));
+  if (bytes == 0 || std::ranges::count(sizes, sizes[own_]) != world_size()) {
     return nullptr;
   }
-  const Exchange exchange_texts = [&](const std::string& mine) {
-    std::array<char, kTextBytes> text{};
-    std::strncpy(text.data(), mine.c_str(), text.size() - 1);
-    std::vector<std::string> texts;
-    for (const auto& theirs : gather_all(text)) {
-      texts.emplace_back(theirs.data());
-    }
-    return texts;
-  };
   std::shared_ptr<Segment> segment;
   try {
-    segment = Segment::create(exchange_texts, rank(), world_size(), bytes);
+    segment = Segment::create([this](const std::string& mine) { return exchange_texts(mine); },
+                              rank(), world_size(), bytes);
   } catch (const SegmentError&) {
     return nullptr;  // on all ranks: without a region the mailboxes do
   }
@@ -342,7 +274,7 @@ void Communicator::add_region(const std::vector<std::byte*>& parts, size_t bytes
 }
 
 const Communicator::Region* Communicator::find_region(const void* data, size_t bytes) const {
-  // What was freed may be somebody else's memory by now.
+  // Freed memory may be somebody else's by now.
   std::erase_if(regions_, [](const Region& region) { return region.owner.expired(); });
   for (const Region& region : regions_) {
     const auto begin = reinterpret_cast<uintptr_t>(region.parts[own_]);

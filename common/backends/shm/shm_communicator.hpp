@@ -4,14 +4,23 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/backends/shm/communicator.hpp"
 #include "common/backends/shm/shm_barrier.hpp"
-#include "common/backends/shm/shm_host.hpp"
 #include "common/backends/shm/shm_segment.hpp"
 
 namespace ddp::shm {
+
+/// This host's name and the id of its last start: two hosts may both be called localhost.
+std::string host_identity();
+
+/// The ranks are on several hosts.
+class SeveralHosts : public SegmentError {
+ public:
+  using SegmentError::SegmentError;
+};
 
 /// Note [How data moves]
 /// Each rank's part of the shared memory is a control page, two slots and a mailbox.
@@ -28,42 +37,27 @@ class Communicator : public ddp::Communicator {
  public:
   static constexpr size_t kSlotBytes = 8192;
 
-  struct Settings {
-    int rank = 0;
-    int world_size = 1;
-    std::chrono::milliseconds timeout{120000};  ///< of every wait for another rank
-    HostIdentity identity = read_host_identity();
-    std::vector<Sharing> ways = {Sharing::kDescriptor, Sharing::kName};
-    std::vector<int> names = {};  ///< what messages call the ranks; empty: as they are
-  };
-
   /// Collective. Blocks until all ranks are there.
-  /// @throws SegmentError on all ranks alike: not on one host, too many, or unable to share memory
-  static std::unique_ptr<Communicator> connect(const Settings& settings, const Exchange& exchange);
+  /// @param timeout of every wait for another rank
+  /// @throws SeveralHosts, or SegmentError if there are too many ranks or they cannot share memory;
+  /// on all ranks alike
+  static std::unique_ptr<Communicator> connect(int rank, int world_size,
+                                               std::chrono::milliseconds timeout,
+                                               const Exchange& exchange);
 
   /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero
   Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
-               std::function<bool(int)> is_alive, std::vector<int> names = {});
+               std::function<bool(int)> is_alive);
   static size_t part_bytes(int world_size);
-
-  std::chrono::milliseconds timeout() const noexcept { return barrier_.timeout(); }
-  /// For the waits that follow, of this rank alone.
-  void set_timeout(std::chrono::milliseconds timeout) noexcept { barrier_.set_timeout(timeout); }
 
   // Calls that differ between the ranks are refused: see Barrier.
 
   void barrier() override;
   void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) override;
-  void broadcast(void* data, size_t count, DType dtype, int root) override;
-  void all_gather(const void* input, void* const* outputs, const size_t* counts,
-                  DType dtype) override;
-  void gather(const void* input, void* const* outputs, size_t count, DType dtype,
-              int root) override;
-  void reduce_scatter(const void* const* inputs, void* output, const size_t* counts, DType dtype,
-                      ReduceOp op) override;
+  void broadcast(void* data, size_t bytes, int root) override;
+  void all_gather(const void* input, void* const* outputs, size_t bytes) override;
 
   bool has_average() const noexcept override { return true; }
-  std::string lost_rank() const override { return barrier_.lost_rank(); }
   /// @return nullptr on all ranks if their sizes differ or there is no memory to share
   std::shared_ptr<void> allocate(size_t bytes) override;
   /// Makes memory that is shared already known as a region. @param parts by rank
@@ -79,18 +73,18 @@ class Communicator : public ddp::Communicator {
   };
 
   const Region* find_region(const void* data, size_t bytes) const;
-  /// Of the collective that began last, or of the one that begins next: nobody reads that slot any
-  /// more, since all have begun the one between.
+  /// Slot of the collective that began last, or of the one that begins next: nobody reads that one
+  /// any more, since all have begun the collective between.
   std::byte* slot(size_t rank, bool next = false) const;
   std::byte* mailbox(size_t rank) const;
 
   void reduce_slots(void* data, size_t count, DType dtype, ReduceOp op);
   void reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype, ReduceOp op);
   void reduce_through_mailboxes(std::byte* data, size_t count, DType dtype, ReduceOp op);
-  /// Sends the elements of `input` (if not null) to whoever reads: outputs[r] receives rank r's.
-  /// @param counts elements of each rank, none above `call.count`; null: as many as that
-  void exchange(const Call& call, const void* input, void* const* outputs,
-                const size_t* counts = nullptr);
+  /// Sends the `call.count` bytes of `input` (if not null) to whoever reads: outputs[r] (if not
+  /// null) receives rank r's.
+  void exchange(const Call& call, const void* input, void* const* outputs);
+  std::vector<std::string> exchange_texts(const std::string& mine);
 
   size_t own_;  // rank and world size, as indices
   size_t ranks_;

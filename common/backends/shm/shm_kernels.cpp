@@ -1,57 +1,164 @@
+// Reductions and copies, line of cache by line of cache, and element by element at the ends of a
+// buffer.
 #include "common/backends/shm/shm_kernels.hpp"
 
-#include <type_traits>
-
-#include "common/base/instruction_set.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-// The thread sanitizer sees no stores past the caches: there they are ordinary ones.
-#if defined(__SANITIZE_THREAD__)
-#define DDP_SHM_PLAIN_STORES
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define DDP_SHM_PLAIN_STORES
-#endif
-#endif
-
-// The same source once per instruction set: see Note [Instruction sets].
-
-#define DDP_SHM_LEVEL 0
-#define DDP_SHM_NAME "portable"
-#define DDP_SHM_NAMESPACE portable
-#define DDP_SHM_TARGET
-#include "common/backends/shm/shm_kernels_body.hpp"
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
 
 #if defined(__x86_64__)
-#define DDP_SHM_LEVEL 256
-#define DDP_SHM_NAME "avx2"
-#define DDP_SHM_NAMESPACE avx2
-#define DDP_SHM_TARGET __attribute__((target("avx2,f16c,prfchw")))
-#include "common/backends/shm/shm_kernels_body.hpp"
-
-#define DDP_SHM_LEVEL 512
-#define DDP_SHM_NAME "avx512"
-#define DDP_SHM_NAMESPACE avx512
-#define DDP_SHM_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prfchw")))
-#include "common/backends/shm/shm_kernels_body.hpp"
+#include <emmintrin.h>
 #endif
+
+// Note [Instruction sets]: the compiler makes one copy of a kernel for each of these instruction
+// sets, and the processor decides at the start of the program which one is called. Everything that
+// a kernel calls is inlined, or it would not be part of the copy. Clang 14 knows no such levels;
+// the thread sanitizer is not there yet when the decision is made, and sees no stores past the
+// caches.
+#if !defined(__x86_64__) || defined(__clang__) || defined(__SANITIZE_THREAD__)
+#define DDP_KERNEL
+#else
+#define DDP_KERNEL [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
+#endif
+#define DDP_INLINE [[gnu::always_inline]] inline
 
 namespace ddp::shm {
+namespace {
 
-std::vector<const Kernels*> all_kernels() {
+constexpr size_t kPrefetchBytes = 1024;
+
+/// One register with AVX-512, two with AVX2, four with SSE2 or NEON.
+template <typename T>
+using Line [[gnu::vector_size(kLineBytes)]] = T;
+
+/// The line comes over once, instead of first to be read and then to be owned.
+DDP_INLINE void prefetch_to_write(const char* address) {
 #if defined(__x86_64__)
-  return usable_kernels({&portable::kKernels, &avx2::kKernels, &avx512::kKernels});
+  asm volatile("prefetchw %0" : : "m"(*address));  // a processor that lacks it does nothing
 #else
-  return usable_kernels({&portable::kKernels});
+  __builtin_prefetch(address, 1);
 #endif
 }
 
-const Kernels& kernels() {
-  static const Kernels& best = *all_kernels().back();
-  return best;
+template <typename Unit>
+DDP_INLINE void write_past_caches(void* to, const Unit& line) {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+  __m128i parts[4];
+  std::memcpy(parts, &line, kLineBytes);
+  for (int i = 0; i < 4; ++i) {
+    _mm_stream_si128(static_cast<__m128i*>(to) + i, parts[i]);
+  }
+#else
+  std::memcpy(to, &line, kLineBytes);
+#endif
+}
+
+/// Such stores are ordered by nothing else, not even by the release store that follows.
+DDP_INLINE void order_writes_past_caches() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+/// @tparam Unit T, or a line of them
+template <typename Unit, typename T, ReduceOp kOp>
+DDP_INLINE void reduce_unit(const Reduction& places, size_t input_count, size_t output_count,
+                            size_t offset) {
+  Unit result;
+  std::memcpy(&result, static_cast<const char*>(places.inputs[0]) + offset, sizeof(Unit));
+  for (size_t i = 1; i < input_count; ++i) {
+    Unit other;
+    std::memcpy(&other, static_cast<const char*>(places.inputs[i]) + offset, sizeof(Unit));
+    result = result + other;
+  }
+  if constexpr (kOp == ReduceOp::kAverage) {
+    result = result / static_cast<T>(input_count);
+  }
+  for (size_t i = 0; i < output_count; ++i) {
+    std::memcpy(static_cast<char*>(places.outputs[i]) + offset, &result, sizeof(Unit));
+  }
+  char* const streamed_output = static_cast<char*>(places.streamed_output);
+  if (streamed_output != nullptr && sizeof(Unit) == kLineBytes) {
+    write_past_caches(streamed_output + offset, result);
+  } else if (streamed_output != nullptr) {
+    std::memcpy(streamed_output + offset, &result, sizeof(Unit));
+  }
+}
+
+template <typename T, ReduceOp kOp>
+DDP_INLINE void reduce_units(const Reduction& reduction, size_t input_count, size_t output_count) {
+  // A copy, because the compiler must assume that what is written changes the caller's.
+  Reduction places(reduction.dtype, reduction.op, reduction.count, input_count, output_count);
+  std::copy_n(reduction.inputs.begin(), input_count, places.inputs.begin());
+  std::copy_n(reduction.outputs.begin(), output_count, places.outputs.begin());
+  places.streamed_output = reduction.streamed_output;
+  const size_t bytes = places.count * sizeof(T);
+  size_t begin = 0;
+  if (output_count > 1) {
+    // Only whole lines are written to others' memory, where all begin at the same place in a line.
+    const size_t in_line = reinterpret_cast<uintptr_t>(places.outputs[0]) % kLineBytes;
+    begin = std::min(in_line == 0 ? 0 : kLineBytes - in_line, bytes);
+  }
+  size_t offset = 0;
+  for (; offset < begin; offset += sizeof(T)) {
+    reduce_unit<T, T, kOp>(places, input_count, output_count, offset);
+  }
+  for (; offset + kLineBytes <= bytes; offset += kLineBytes) {
+    for (size_t i = 0; output_count > 1 && i < output_count; ++i) {
+      prefetch_to_write(static_cast<char*>(places.outputs[i]) + offset + kPrefetchBytes);
+    }
+    reduce_unit<Line<T>, T, kOp>(places, input_count, output_count, offset);
+  }
+  for (; offset < bytes; offset += sizeof(T)) {
+    reduce_unit<T, T, kOp>(places, input_count, output_count, offset);
+  }
+  order_writes_past_caches();
+}
+
+/// With what the compiler knows of the most frequent case, two ranks.
+template <typename T, ReduceOp kOp>
+DDP_INLINE void reduce_elements(const Reduction& reduction) {
+  if (reduction.input_count == 2 && reduction.output_count == 2) {
+    reduce_units<T, kOp>(reduction, 2, 2);
+  } else if (reduction.input_count == 2 && reduction.output_count == 1) {
+    reduce_units<T, kOp>(reduction, 2, 1);
+  } else {
+    reduce_units<T, kOp>(reduction, reduction.input_count, reduction.output_count);
+  }
+}
+
+template <typename T>
+DDP_INLINE void reduce_floats(const Reduction& reduction) {
+  reduction.op == ReduceOp::kAverage ? reduce_elements<T, ReduceOp::kAverage>(reduction)
+                                     : reduce_elements<T, ReduceOp::kSum>(reduction);
+}
+
+}  // namespace
+
+DDP_KERNEL void reduce(const Reduction& reduction) {
+  if (reduction.dtype == DType::kFloat32) {
+    reduce_floats<float>(reduction);
+  } else if (reduction.dtype == DType::kFloat64) {
+    reduce_floats<double>(reduction);
+  } else {
+    reduce_elements<uint64_t, ReduceOp::kSum>(reduction);  // unsigned, which wraps by definition
+  }
+}
+
+DDP_KERNEL void stream(void* to, const void* from, size_t bytes) {
+  auto* const target = static_cast<char*>(to);
+  const auto* const source = static_cast<const char*>(from);
+  size_t offset = 0;
+  for (; offset + kLineBytes <= bytes; offset += kLineBytes) {
+    Line<char> line;
+    std::memcpy(&line, source + offset, kLineBytes);
+    write_past_caches(target + offset, line);
+  }
+  if (offset < bytes) {  // nothing may be at null
+    std::memcpy(target + offset, source + offset, bytes - offset);
+  }
+  order_writes_past_caches();
 }
 
 }  // namespace ddp::shm

@@ -2,88 +2,38 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <sstream>
 
-#include "common/base/byte_lock.hpp"
-#include "common/base/private_file.hpp"
+#include "common/base/files.hpp"
 
 namespace ddp::shm {
 namespace {
 
-constexpr const char* kFolder = "/dev/shm";
-constexpr const char* kNamePrefix = "ddp-cpp-";
-constexpr int kNameAttempts = 16;
 constexpr int kMadvPopulateWrite = 23;  // newer than the C library's headers may be
-
-std::string mebibytes(size_t bytes) {
-  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
-}
 
 std::string because(int error) {
   return fmt::format(" ({})", std::strerror(error));
 }
 
-/// The lock on byte 0 says that the name is in use. Whoever removes stale names takes it first, so
-/// a name that was removed between its creation and the lock is given up here.
-int create_named(std::string& name) {
-  for (int attempt = 0; attempt < kNameAttempts; ++attempt) {
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof(random), 0) != sizeof(random)) {
-      return -1;
-    }
-    const std::string candidate = fmt::format("/{}{:016x}", kNamePrefix, random);
-    const int fd = shm_open(candidate.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-    if (fd < 0 && errno == EEXIST) {
-      continue;
-    }
-    if (fd < 0) {
-      return -1;
-    }
-    struct stat status {};
-    if (try_byte_lock(fd, 0) && fstat(fd, &status) == 0 && status.st_nlink > 0) {
-      name = candidate;
-      return fd;
-    }
-    shm_unlink(candidate.c_str());
-    close(fd);
-  }
-  errno = EEXIST;
-  return -1;
+/// A lock of an open file on one of its bytes.
+struct flock lock_of_byte(int byte) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = byte;
+  lock.l_len = 1;
+  return lock;
 }
 
 }  // namespace
-
-int remove_stale_names() {
-  int removed = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(kFolder, error)) {
-    const std::string file = entry.path().filename().string();
-    if (file.rfind(kNamePrefix, 0) != 0) {
-      continue;
-    }
-    const int fd = open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    struct stat status {};
-    if (fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-        status.st_uid == geteuid() && try_byte_lock(fd, 0)) {
-      removed += unlink(entry.path().c_str()) == 0;
-    }
-    if (fd >= 0) {
-      close(fd);
-    }
-  }
-  return removed;
-}
 
 Segment::Segment(int world_size, size_t part_bytes) : world_size_(world_size) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -92,9 +42,6 @@ Segment::Segment(int world_size, size_t part_bytes) : world_size_(world_size) {
 }
 
 Segment::~Segment() {
-  if (!name_.empty()) {
-    shm_unlink(name_.c_str());
-  }
   if (base_ != nullptr) {
     munmap(base_, total_bytes_);
   }
@@ -112,122 +59,84 @@ std::vector<std::byte*> Segment::parts() const {
 }
 
 bool Segment::is_held_by(int rank) const {
-  return is_byte_locked(fd_, rank, /*if_unknown=*/true);
+  struct flock lock = lock_of_byte(rank);
+  return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-std::string Segment::create_file(Sharing way) {
+std::string Segment::make_memory() {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < total_bytes_) {
     // The kernel would send SIGXFSZ.
-    return fmt::format(
-        "!cannot make {} of shared memory: the limit of a file's size (ulimit -f) is {}",
-        mebibytes(total_bytes_), mebibytes(limit.rlim_cur));
+    return fmt::format("!cannot make {} MiB of shared memory: ulimit -f allows files of {} MiB",
+                       total_bytes_ >> 20, limit.rlim_cur >> 20);
   }
-  if (way == Sharing::kName) {
-    remove_stale_names();
-  }
-  fd_ = way == Sharing::kDescriptor ? create_nameless_file() : create_named(name_);
+  fd_ = memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   struct stat status {};
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(total_bytes_)) != 0 ||
       fstat(fd_, &status) != 0) {
-    const char* what =
-        way == Sharing::kDescriptor ? "nameless shared memory" : "a file in /dev/shm";
-    return fmt::format("!cannot make {}{}", what, because(errno));
+    return "!cannot make shared memory" + because(errno);
   }
-  if (way == Sharing::kDescriptor) {
-    // Another process that shortened it would be our SIGBUS.
-    fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-  }
-  return fmt::format("{} {} {} {} {}", getpid(), fd_, status.st_dev, status.st_ino, name_);
+  // Another process that shortened it would be our SIGBUS.
+  fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  return fmt::format("{} {} {} {}", getpid(), fd_, status.st_dev, status.st_ino);
 }
 
-std::string Segment::reserve(int rank) const {
-  const off_t begin = static_cast<off_t>(stride_bytes_) * rank;
-  int result = 0;
-  do {
-    result = fallocate(fd_, 0, begin, static_cast<off_t>(stride_bytes_));
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) {
-    return "";
-  }
-  std::string problem =
-      fmt::format("cannot reserve {} of shared memory{}", mebibytes(stride_bytes_), because(errno));
-  struct statvfs space {};
-  if (!name_.empty() && statvfs(kFolder, &space) == 0) {
-    problem += fmt::format("; {} has {} free", kFolder, mebibytes(space.f_bavail * space.f_frsize));
-  }
-  return problem;
-}
-
-std::string Segment::attach(const std::string& offer, int rank) {
-  if (offer.empty() || offer[0] == '!') {
-    return offer.substr(offer.empty() ? 0 : 1);
-  }
+std::string Segment::open_memory(const std::string& offer) {
   std::istringstream fields(offer);
   long pid = 0;
   int fd = -1;
   dev_t device = 0;
   ino_t inode = 0;
-  std::string name;
-  fields >> pid >> fd >> device >> inode >> name;
+  fields >> pid >> fd >> device >> inode;
+  const std::string path = fmt::format("/proc/{}/fd/{}", pid, fd);
+  fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat status {};
   if (fd_ < 0) {
-    const std::string path = name.empty() ? fmt::format("/proc/{}/fd/{}", pid, fd) : kFolder + name;
-    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC | (name.empty() ? 0 : O_NOFOLLOW));
-    struct stat status {};
-    if (fd_ < 0) {
-      return fmt::format("cannot open {}{}", path, because(errno));
-    }
-    if (fstat(fd_, &status) != 0 || status.st_dev != device || status.st_ino != inode) {
-      return path + " is not rank 0's memory: the processes see different process numbers";
-    }
-    if (status.st_uid != geteuid()) {
-      return fmt::format("{} belongs to user {}, expected user {}", path, status.st_uid, geteuid());
-    }
+    return fmt::format("cannot open {}{}", path, because(errno));
   }
-  name_ = name;  // for reserve()'s message; only rank 0 removes it
+  if (fstat(fd_, &status) != 0 || status.st_dev != device || status.st_ino != inode) {
+    return path + " is not rank 0's memory: the processes see different process numbers";
+  }
+  return "";
+}
+
+std::string Segment::map_and_reserve(int rank) {
   void* const mapped = mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (mapped == MAP_FAILED) {
-    return fmt::format("cannot map {} of shared memory{}", mebibytes(total_bytes_), because(errno));
+    return "cannot map shared memory" + because(errno);
   }
   base_ = static_cast<std::byte*>(mapped);
-  std::string problem = reserve(rank);
-  if (rank != 0) {
-    name_.clear();
+  const auto size = static_cast<off_t>(stride_bytes_);
+  if (uninterrupted([&] { return fallocate(fd_, 0, size * rank, size); }) != 0) {
+    return fmt::format("cannot reserve {} bytes of shared memory{}", size, because(errno));
   }
-  // Rank 0's named file is locked already; to lock it again is no error.
-  if (problem.empty() && !try_byte_lock(fd_, rank)) {
-    problem = "cannot lock its part of the shared memory" + because(errno);
+  struct flock lock = lock_of_byte(rank);
+  if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
+    return "cannot lock its part of the shared memory" + because(errno);
   }
-  return problem;
+  return "";
 }
 
 std::shared_ptr<Segment> Segment::create(const Exchange& exchange, int rank, int world_size,
-                                         size_t part_bytes, const std::vector<Sharing>& ways) {
-  std::string problems;
-  for (const Sharing way : ways) {
-    const std::shared_ptr<Segment> segment(new Segment(world_size, part_bytes));
-    const std::string offer = exchange(rank == 0 ? segment->create_file(way) : "").at(0);
-    const std::vector<std::string> outcomes = exchange(segment->attach(offer, rank));
-    if (!segment->name_.empty()) {
-      shm_unlink(segment->name_.c_str());
-      segment->name_.clear();
-    }
-    std::string problem;
-    for (size_t r = 0; r < outcomes.size() && problem.empty(); ++r) {
-      if (!outcomes[r].empty()) {
-        problem = "rank " + std::to_string(r) + " " + outcomes[r];
-      }
-    }
-    if (problem.empty()) {
-      // Page tables now, so that no step takes a fault; older kernels fill them at first use.
-      madvise(segment->base_, segment->total_bytes_, kMadvPopulateWrite);
-      return segment;
-    }
-    if (problems.find(problem) == std::string::npos) {
-      problems += (problems.empty() ? "" : "; ") + problem;
+                                         size_t part_bytes) {
+  const std::shared_ptr<Segment> segment(new Segment(world_size, part_bytes));
+  const std::string offer = exchange(rank == 0 ? segment->make_memory() : "").at(0);
+  std::string problem;
+  if (offer.starts_with("!")) {
+    problem = rank == 0 ? offer.substr(1) : "";
+  } else {
+    problem = rank == 0 ? "" : segment->open_memory(offer);
+    problem = problem.empty() ? segment->map_and_reserve(rank) : problem;
+  }
+  const std::vector<std::string> problems = exchange(problem);
+  for (size_t r = 0; r < problems.size(); ++r) {
+    if (!problems[r].empty()) {
+      throw SegmentError(fmt::format("rank {} {}", r, problems[r]));
     }
   }
-  throw SegmentError(problems);
+  // Page tables now, so that no step takes a fault; older kernels fill them at first use.
+  madvise(segment->base_, segment->total_bytes_, kMadvPopulateWrite);
+  return segment;
 }
 
 }  // namespace ddp::shm

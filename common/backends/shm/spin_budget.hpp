@@ -41,7 +41,8 @@ class SpinBudget {
   static constexpr int64_t kBriefly_ns = 2'000;
 
  private:
-  // Of a full spin. Wake-ups take 5 us where processors stay awake, 100 us in virtual machines.
+  // Limits of a full spin. Wake-ups take 5 us where processors stay awake, 100 us in virtual
+  // machines.
   static constexpr int64_t kShortest_ns = 100'000;
   static constexpr int64_t kLongest_ns = 1'000'000;
   static constexpr int64_t kMostSpins = 16;  ///< that may be left, after however long a time

@@ -1,0 +1,157 @@
+#include "common/base/files.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
+
+namespace ddp {
+
+NextFile::NextFile(const std::string& what, const std::string& path, size_t bytes)
+    : what_(what),
+      path_(path),
+      bytes_(bytes),
+      // A process that was killed leaves such a file; the next one of that number takes it over.
+      temporary_(fmt::format("{}.tmp.{}", path, getpid())) {
+  file_.reset(uninterrupted([this] {
+    return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+  }));
+  if (!file_.is_open()) {
+    fail(errno);
+  }
+}
+
+NextFile::~NextFile() {
+  if (!in_place_) {
+    unlink(temporary_.c_str());
+  }
+}
+
+void NextFile::write(std::string_view bytes) {
+  overwrite(end_, bytes);
+  end_ += static_cast<off_t>(bytes.size());
+}
+
+void NextFile::overwrite(off_t position, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written =
+        uninterrupted([&] { return pwrite(file_.get(), bytes.data(), bytes.size(), position); });
+    if (written <= 0) {
+      fail(written < 0 ? errno : EIO);
+    }
+    bytes.remove_prefix(static_cast<size_t>(written));
+    position += written;
+  }
+}
+
+void NextFile::take_place(bool keep_old) {
+  if (uninterrupted([this] { return fsync(file_.get()); }) != 0) {
+    fail(errno);
+  }
+  if (keep_old) {
+    keep_old_file();
+  }
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail(errno);
+  }
+  in_place_ = true;
+  sync_folder();
+}
+
+void NextFile::fail(int error) const {
+  const bool lacks_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  throw Error(ExitCode::kTrainingFailed,
+              fmt::format("{} {} cannot be written: {}{}", what_, path_, std::strerror(error),
+                          lacks_room ? fmt::format(", expected room for {} bytes", bytes_) : ""));
+}
+
+/// Gives the old file a second name before it loses its own: there is always a file at `path`.
+void NextFile::keep_old_file() const {
+  const std::string previous = path_ + ".prev";
+  unlink(previous.c_str());
+  // Without links on this file system there is a moment without a file at `path`.
+  if (link(path_.c_str(), previous.c_str()) != 0 && errno != ENOENT &&
+      rename(path_.c_str(), previous.c_str()) != 0) {
+    fail(errno);
+  }
+}
+
+void NextFile::sync_folder() const {
+  const std::string folder = std::filesystem::path(path_).parent_path();
+  const FileDescriptor opened(
+      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // A folder that may be written but not read cannot be synced, nor one of some file systems.
+  if (opened.is_open() && uninterrupted([&] { return fsync(opened.get()); }) != 0 &&
+      errno != EINVAL) {
+    fail(errno);
+  }
+}
+
+namespace {
+
+const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+}  // namespace
+
+void expect_random_reads(const void* data, size_t bytes) {
+  if (bytes / kPageBytes <= static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 2) {
+    return;  // it fits, and is read sooner with what lies beside
+  }
+  const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
+  madvise(static_cast<char*>(const_cast<void*>(data)) - before, before + bytes, MADV_RANDOM);
+}
+
+MappedFile::MappedFile(const std::string& path) {
+  // Without waiting for the other end, if it is a pipe.
+  const FileDescriptor file(
+      uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
+  struct stat status {};
+  if (!file.is_open() || fstat(file.get(), &status) != 0) {
+    refuse("data file {} cannot be opened: {}", path, std::strerror(errno));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    refuse("data file {} is no regular file, expected one", path);
+  }
+  if (status.st_size == 0) {
+    refuse("data file {} holds 0 bytes, expected data", path);
+  }
+  const auto size = static_cast<size_t>(status.st_size);
+  void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) {
+    refuse("data file {} of {} bytes cannot be mapped: {}", path, size, std::strerror(errno));
+  }
+  bytes_ = {static_cast<const char*>(memory), size};
+}
+
+MappedFile::~MappedFile() {
+  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+ScratchFolder::ScratchFolder(const std::string& name) {
+  const char* const tmpdir = std::getenv("TMPDIR");
+  path_ =
+      std::string(tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir) + "/" + name + "-XXXXXX";
+  if (mkdtemp(path_.data()) == nullptr) {
+    throw Error(ExitCode::kTrainingFailed, "cannot make a temporary folder " + path_ + ": " +
+                                               std::generic_category().message(errno));
+  }
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace ddp

@@ -1,0 +1,93 @@
+// common/base/files.hpp - files that are written whole, mapped, or gone with their owner.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "common/base/process.hpp"
+
+namespace ddp {
+
+/// Repeats `call` while it returns a negative number and errno is EINTR. @return its result
+template <typename Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) {
+    result = call();
+  }
+  return result;
+}
+
+/// The next version of the file at a path, in the same folder until it takes its place.
+class NextFile {
+ public:
+  /// @param what it is, "snapshot", and `bytes` that will be written: for messages
+  /// @throws Error (1), as all of it does, with the path and the reason
+  NextFile(const std::string& what, const std::string& path, size_t bytes);
+  ~NextFile();
+  NextFile(const NextFile&) = delete;
+  NextFile& operator=(const NextFile&) = delete;
+
+  /// Path of the file until it takes its place.
+  const std::string& temporary() const { return temporary_; }
+  void write(std::string_view bytes);
+  void overwrite(off_t position, std::string_view bytes);
+  /// The file is on disk when it returns.
+  /// @param keep_old the file that is there becomes PATH.prev
+  void take_place(bool keep_old);
+
+ private:
+  /// @param error an errno
+  [[noreturn]] void fail(int error) const;
+  void keep_old_file() const;
+  void sync_folder() const;
+
+  const std::string what_;
+  const std::string path_;
+  const size_t bytes_;
+  std::string temporary_;
+  FileDescriptor file_;
+  off_t end_ = 0;
+  bool in_place_ = false;
+};
+
+/// Turns read-ahead off for mapped memory that is larger than half of the machine's and is read in
+/// random order: the pages read ahead would be dropped before their turn.
+void expect_random_reads(const void* data, size_t bytes);
+
+/// Read-only view of a file. The pages belong to the system's cache: all processes of a machine
+/// share them, and the kernel drops them when memory is short. A file that is truncated meanwhile
+/// ends the process (SIGBUS).
+class MappedFile {
+ public:
+  /// @throws UsageError naming the file if it cannot be read, is empty or no regular file
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  std::string_view bytes_;
+};
+
+class ScratchFolder {
+ public:
+  /// Below TMPDIR, else /tmp, with mode 0700. @throws Error (1) if it cannot be made
+  explicit ScratchFolder(const std::string& name);
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,136 @@
+// common/base/worker_pool.hpp - threads that wait for the next piece of work.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ddp {
+
+/// What a processor does between two looks at memory that others write.
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Threads that live as long as training, because a step takes microseconds. They spin briefly
+/// before they sleep in the kernel, because a wake-up costs more than the spin.
+class WorkerPool {
+ public:
+  /// Looks for work before a thread sleeps: about 10 us. More would hurt where processors are few.
+  static constexpr int kFewLooks = 500;
+
+  /// @param size threads that work at a time, the caller of run() included
+  /// @param at_start what each new thread calls first; threads that call ATen's operators need
+  /// at::init_num_threads, or each of them computes with all cores
+  /// @throws std::system_error if a thread cannot be started; none is left then
+  explicit WorkerPool(size_t size, void (*at_start)() = nullptr, int looks = kFewLooks)
+      : looks_(looks) {
+    try {
+      for (size_t i = 1; i < size; ++i) {
+        threads_.emplace_back([this, i, at_start] {
+          if (at_start != nullptr) {
+            at_start();
+          }
+          work(i);
+        });
+      }
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  ~WorkerPool() { stop(); }
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  size_t size() const noexcept { return threads_.size() + 1; }
+
+  /// Calls `task(i)` for i in [0, size()), each on a thread of its own, 0 on the caller's. Returns
+  /// when all are done, and rethrows the first exception. Does not allocate.
+  template <typename Task>
+  void run(const Task& task) {
+    task_ = &task;
+    call_task_ = [](const void* called, size_t i) { (*static_cast<const Task*>(called))(i); };
+    if (!threads_.empty()) {
+      busy_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+      round_.fetch_add(1, std::memory_order_release);
+      round_.notify_all();
+    }
+    call(0);
+    for (uint32_t busy = busy_.load(std::memory_order_acquire); busy != 0;) {
+      busy = wait_for_change(busy_, busy);
+    }
+    if (first_exception_) {
+      std::rethrow_exception(std::exchange(first_exception_, nullptr));
+    }
+  }
+
+ private:
+  void stop() {
+    stop_ = true;
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  void work(size_t index) {
+    uint32_t round = 0;
+    while (true) {
+      round = wait_for_change(round_, round);
+      if (stop_) {
+        return;
+      }
+      call(index);
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        busy_.notify_one();
+      }
+    }
+  }
+
+  void call(size_t index) {
+    try {
+      call_task_(task_, index);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!first_exception_) {
+        first_exception_ = std::current_exception();
+      }
+    }
+  }
+
+  /// @return the value, once it is another than `old`
+  uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) const {
+    for (int i = 0; i < looks_; ++i) {
+      const uint32_t now = value.load(std::memory_order_acquire);
+      if (now != old) {
+        return now;
+      }
+      pause_briefly();
+    }
+    value.wait(old, std::memory_order_acquire);
+    return value.load(std::memory_order_acquire);
+  }
+
+  const int looks_;
+  const void* task_ = nullptr;
+  void (*call_task_)(const void* task, size_t index) = nullptr;
+  std::atomic<uint32_t> round_{0};  // increases when there is work
+  std::atomic<uint32_t> busy_{0};  // threads of this round that are not done
+  bool stop_ = false;
+  std::mutex mutex_;  // of the exception
+  std::exception_ptr first_exception_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ddp

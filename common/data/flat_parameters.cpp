@@ -1,0 +1,129 @@
+#include "common/data/flat_parameters.hpp"
+
+#include <torch/nn/utils/convert_parameters.h>
+
+#include <cstring>
+#include <unordered_set>
+
+#include "common/base/hash.hpp"
+#include "common/data/flat_layout.hpp"
+
+namespace ddp {
+namespace {
+
+/// A tensor on `storage`, no autograd view: in-place operations on it concern nobody else.
+torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes) {
+  return torch::empty({0}, flat.options())
+      .set_(flat.storage(), flat.storage_offset() + offset, sizes);
+}
+
+}  // namespace
+
+void FlatParameters::rebind_grad(size_t index) const {
+  torch::Tensor& current = parameters[index].mutable_grad();
+  const torch::Tensor& view = grad_views[index];
+  if (current.is_same(view)) {
+    return;
+  }
+  if (!current.defined()) {
+    view.zero_();
+  } else if (current.is_cpu() && current.is_contiguous() && current.dtype() == view.dtype() &&
+             current.sizes() == view.sizes()) {
+    // Once per parameter and step: an operator takes ten times as long for a small gradient.
+    std::memmove(view.mutable_data_ptr(), current.const_data_ptr(), view.nbytes());
+  } else {
+    view.copy_(current.detach());
+  }
+  current = view;
+}
+
+void FlatParameters::rebind_grads() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    rebind_grad(i);
+  }
+}
+
+std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> trainable;
+  std::unordered_set<const torch::TensorImpl*> seen;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      trainable.push_back(parameter);
+    }
+  }
+  return trainable;
+}
+
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients) {
+  const torch::NoGradGuard no_grad;
+  FlatParameters flat;
+  flat.parameters = trainable_parameters(module);
+  FlatLayout layout;
+  for (const torch::Tensor& parameter : flat.parameters) {
+    const torch::Tensor& front = flat.parameters.front();
+    TORCH_CHECK(
+        parameter.options().type_equal(front.options()) && parameter.device() == front.device(),
+        "Expected all trainable parameters to be ", front.toString(), " on ", front.device(),
+        ", got ", parameter.toString(), " on ", parameter.device());
+    layout.add(parameter.numel(), static_cast<int64_t>(parameter.element_size()));
+  }
+  flat.offsets = layout.offsets;
+  const int64_t total = layout.total;
+  TORCH_CHECK(total > 0, "Expected a module with parameters that require a gradient, got none");
+
+  const torch::Tensor& first = flat.parameters.front();
+  const auto laid_out = [&](const auto& tensor_of) {
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      const torch::Tensor tensor = tensor_of(flat.parameters[i]);
+      if (!tensor.defined() || !tensor_of(first).defined() ||
+          !tensor.storage().is_alias_of(tensor_of(first).storage()) ||
+          tensor.storage_offset() != flat.offsets[i] || !tensor.is_contiguous()) {
+        return false;
+      }
+    }
+    return tensor_of(first).storage().nbytes() == static_cast<size_t>(total * first.element_size());
+  };
+
+  const torch::TensorOptions plain = first.options().requires_grad(false);
+  if (laid_out([](const torch::Tensor& parameter) { return parameter.detach(); })) {
+    flat.data = on_storage(first.detach(), 0, {total});
+  } else {
+    flat.data = torch::zeros({total}, plain);
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      const torch::Tensor view = on_storage(flat.data, flat.offsets[i], flat.parameters[i].sizes());
+      view.copy_(flat.parameters[i]);
+      flat.parameters[i].set_data(view);
+    }
+  }
+  if (laid_out([](const torch::Tensor& parameter) { return parameter.grad(); })) {
+    flat.grad = on_storage(first.grad(), 0, {total});
+  } else {
+    flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
+                                   : torch::empty({total}, plain);
+    flat.grad.zero_();
+  }
+  for (size_t i = 0; i < flat.parameters.size(); ++i) {
+    flat.grad_views.push_back(on_storage(flat.grad, flat.offsets[i], flat.parameters[i].sizes()));
+  }
+  flat.rebind_grads();
+  return flat;
+}
+
+torch::Tensor parameter_vector(const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  return torch::nn::utils::parameters_to_vector(module.parameters())
+      .to(torch::kCPU, torch::kFloat64);
+}
+
+std::string parameter_hash(const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  Hash hash;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    const torch::Tensor host = parameter.detach().to(torch::kCPU).contiguous();
+    hash.update(host.const_data_ptr(), host.nbytes());
+  }
+  return hash.hex();
+}
+
+}  // namespace ddp

@@ -1,0 +1,49 @@
+// common/data/flat_parameters.hpp - a module's parameters in one tensor, its gradients in another.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// With one tensor for all gradients a communication bucket is a range: an all-reduce needs no copy
+/// into a buffer of its own.
+struct FlatParameters {
+  torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
+  torch::Tensor grad;  ///< (total) likewise, of the gradients: see rebind_grad()
+  std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
+  std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
+  std::vector<torch::Tensor> grad_views;  ///< of `grad`, one per parameter, in its shape
+
+  /// Makes parameter `index`'s .grad() its view of `grad` again if backward or zero_grad() replaced
+  /// it, as stock optimizers have it; keeps its value, which is zero if there is none.
+  void rebind_grad(size_t index) const;
+  /// The same for all.
+  void rebind_grads() const;
+};
+
+/// The parameters that require a gradient, in order. One that has several names (tied weights) is
+/// there once, in the place of its first.
+std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module);
+
+/// (numel) elements on the module's device, whose values do not matter.
+using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
+
+/// Moves the parameters (and zeroed gradients) into flat storage, or finds them there from an
+/// earlier call.
+/// @param allocate_gradients where new gradients' storage comes from; empty: from LibTorch
+/// @throws c10::Error unless all trainable parameters have one dtype and one device
+FlatParameters flatten_parameters(const torch::nn::Module& module,
+                                  const AllocateFunction& allocate_gradients = {});
+
+/// All parameters, frozen ones too, in order: (total) float64, on the host.
+torch::Tensor parameter_vector(const torch::nn::Module& module);
+
+/// Hash of the parameters' bytes in order, without gaps: 32 hex digits. Equal hash, equal bits.
+std::string parameter_hash(const torch::nn::Module& module);
+
+}  // namespace ddp

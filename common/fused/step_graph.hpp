@@ -1,0 +1,43 @@
+// common/fused/step_graph.hpp - a training step as a CUDA graph.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <utility>
+
+#include "common/backends/cuda_module.hpp"
+
+namespace ddp {
+
+/// Captures what a step launches on a GPU and repeats it: the CPU launches one graph instead of
+/// some 30 kernels. A graph repeats the same operations on the same memory. If the step has
+/// collectives, destroy the graph before the process group, whose connections it uses.
+class StepGraph {
+ public:
+  /// @param stream from cuda_module()->make_graph_stream()
+  explicit StepGraph(std::unique_ptr<GraphStream> stream) : stream_(std::move(stream)) {}
+
+  /// Executes the step: the first three times as it is, then as a graph.
+  void run(c10::function_ref<void()> step) {
+    if (eager_steps_ < kEagerSteps) {
+      ++eager_steps_;
+      stream_->run(step);
+    } else {
+      if (graph_ == nullptr) {
+        graph_ = stream_->capture(step);
+      }
+      graph_->replay();
+    }
+  }
+
+ private:
+  /// Enough for every library to have made its handles and chosen its kernels.
+  static constexpr int kEagerSteps = 3;
+
+  std::unique_ptr<GraphStream> stream_;
+  int eager_steps_ = 0;
+  std::unique_ptr<CapturedWork> graph_;
+};
+
+}  // namespace ddp

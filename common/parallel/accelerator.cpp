@@ -1,0 +1,33 @@
+#include "common/parallel/accelerator.hpp"
+
+#include <iostream>
+#include <string>
+
+#include "common/backends/device.hpp"
+
+namespace ddp {
+
+Accelerator::Accelerator(const Options& options, const LaunchEnvironment& launch)
+    : bucket_mib_(options.bucket_mib) {
+  init_process_group(options, launch, set_device(options, launch.local_rank));
+}
+
+void Accelerator::print(std::string_view text) const {
+  if (is_main_process()) {
+    std::cout << std::string(text) + "\n" << std::flush;
+  }
+}
+
+torch::Tensor Accelerator::reduce_mean(const torch::Tensor& tensor) const {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor mean = tensor.detach().to(device()).clone();
+  group().all_reduce(mean);
+  return mean.div_(group().world_size());
+}
+
+void Accelerator::end_training(const torch::nn::Module& model) const {
+  expect_same_weights(model);
+  destroy_process_group();
+}
+
+}  // namespace ddp

@@ -1,0 +1,63 @@
+// common/parallel/accelerator.hpp - what a program of one device needs to train on many, in Hugging
+// Face Accelerate's words.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+#include <string_view>
+
+#include "common/data/data_loader.hpp"
+#include "common/launch/options.hpp"
+#include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/distributed_sampler.hpp"
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+/// Device, process group, DistributedSampler and DistributedDataParallel of one rank:
+///
+///     ddp::Accelerator accelerator(options, launch);
+///     ddp::DistributedSampler sampler = accelerator.prepare_sampler(samples, seed);
+///     auto parallel_model = accelerator.prepare_model(model);
+///     ...
+///     accelerator.backward(loss);
+class Accelerator {
+ public:
+  /// Collective. Takes the device of launch.local_rank and makes the default process group.
+  /// @throws Error as set_device() and init_process_group()
+  Accelerator(const Options& options, const LaunchEnvironment& launch);
+
+  const torch::Device& device() const { return group().device(); }
+  bool is_main_process() const { return group().rank() == 0; }
+  /// Prints `text` and the end of the line, on rank 0 only.
+  void print(std::string_view text) const;
+
+  /// This rank's part of the samples, in another order in every epoch.
+  DistributedSampler prepare_sampler(int64_t samples, uint64_t seed) const {
+    return {samples, group().rank(), group().world_size(), seed};
+  }
+  /// Collective. Moves the model to the device and wraps it, with rank 0's weights. An optimizer
+  /// that has the model's parameters keeps them.
+  /// @throws UsageError, on all ranks, if their models differ
+  template <typename ModuleHolder>
+  std::unique_ptr<DistributedDataParallel<ModuleHolder>> prepare_model(ModuleHolder model) const {
+    model->to(device());
+    return std::make_unique<DistributedDataParallel<ModuleHolder>>(std::move(model), bucket_mib_);
+  }
+
+  /// Collective: the gradients become their mean over the ranks.
+  static void backward(const torch::Tensor& loss) { loss.backward(); }
+  /// Collective. @return the mean of the ranks' `tensor`, in memory of its own
+  torch::Tensor reduce_mean(const torch::Tensor& tensor) const;
+
+  /// Collective. Compares the ranks' weights and leaves the process group.
+  void end_training(const torch::nn::Module& model) const;
+
+ private:
+  static const ProcessGroup& group() { return default_process_group(); }
+
+  double bucket_mib_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,145 @@
+#include "common/parallel/agreement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/backends/store_exchange.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/parallel/rendezvous.hpp"
+
+namespace ddp {
+namespace {
+
+const std::string kSame = "same";
+
+/// A key of the store that is new at each call, and the same on all ranks that call alike: texts of
+/// an earlier exchange are still there.
+std::string exchange_key(const ProcessGroup& process_group, const std::string& topic) {
+  return fmt::format(
+      "{}/{}", topic,
+      process_group.store()->add(fmt::format("{}/count/{}", topic, process_group.rank()), 1));
+}
+
+/// The first line in which two texts differ: {ours, theirs}.
+std::pair<std::string, std::string> first_difference(const std::string& ours,
+                                                     const std::string& theirs) {
+  const auto differs = std::ranges::mismatch(ours, theirs).in1;
+  const size_t begin = std::string(ours.begin(), differs).rfind('\n') + 1;  // npos + 1 is 0
+  const auto line = [begin](const std::string& text) {
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  return {line(ours), line(theirs)};
+}
+
+/// Rank 0 compares and all end with its words: a rank that agrees with it must not go on to wait
+/// for one that has left.
+/// @return kSame, or the exit code and the message: the objection, or the ranks that gave no text
+std::string compare(
+    c10d::Store& store, const std::vector<std::string>& keys, const std::string& topic,
+    const std::function<std::string(const std::vector<std::string>& texts)>& objection) {
+  const auto refusal = [](ExitCode code, const std::string& what) {
+    return fmt::format("{} {}", static_cast<int>(code), what);
+  };
+  try {
+    wait_for_ranks(store, keys, "the comparison of " + topic, store.getTimeout());
+  } catch (const TransientError& error) {
+    return refusal(error.code(), error.what());
+  }
+  std::vector<std::string> texts;
+  for (const std::string& key : keys) {
+    texts.push_back(store.get_to_str(key));
+  }
+  const std::string found = objection(texts);
+  return found.empty() ? kSame : refusal(ExitCode::kUsage, found);
+}
+
+/// On the other ranks. @throws TransientError naming rank 0 if it does not set `key` in time
+std::string of_rank_0(c10d::Store& store, const std::string& key, const std::string& topic) {
+  // Rank 0 may itself wait for another rank for as long, which it then names.
+  constexpr std::chrono::seconds kLonger{5};
+  try {
+    store.wait({key}, store.getTimeout() + kLonger);
+  } catch (const c10::DistStoreError&) {
+    throw TransientError(
+        fmt::format("within {} s rank 0 did not tell the other ranks about {}, expected it to",
+                    in_seconds(store.getTimeout()), topic));
+  }
+  return store.get_to_str(key);
+}
+
+}  // namespace
+
+void verify_same(const ProcessGroup& process_group, const std::string& topic,
+                 const std::string& text) {
+  verify(process_group, topic, text, [&](const std::vector<std::string>& texts) -> std::string {
+    const auto other = std::ranges::find_if(texts, [&](const auto& its) { return its != text; });
+    if (other == texts.end()) {
+      return "";
+    }
+    const auto [theirs, ours] = first_difference(*other, text);
+    return fmt::format(R"({}: rank {} has "{}", rank 0 has "{}", expected the same)", topic,
+                       other - texts.begin(), theirs, ours);
+  });
+}
+
+void verify(const ProcessGroup& process_group, const std::string& topic, const std::string& text,
+            const std::function<std::string(const std::vector<std::string>& texts)>& objection) {
+  const int rank = process_group.rank();
+  c10d::Store& store = *process_group.store();
+  std::string verdict;
+  try {
+    const std::string key = exchange_key(process_group, topic);
+    const std::vector<std::string> keys = keys_of_ranks(key, process_group.world_size());
+    const std::string verdict_key = key + "/verdict";
+    store.set(keys[static_cast<size_t>(rank)], text);
+    if (rank == 0) {
+      verdict = compare(store, keys, topic, objection);
+      store.set(verdict_key, verdict);
+    } else {
+      verdict = of_rank_0(store, verdict_key, topic);
+    }
+  } catch (const c10::DistNetworkError&) {
+    wait_for_launcher();
+    throw TransientError(
+        fmt::format("the store went away during the comparison of {}, expected rank 0 (or the "
+                    "launcher's agent) to serve it",
+                    topic));
+  }
+  if (verdict == kSame) {
+    return;
+  }
+  let_others_read(store, topic, rank, process_group.world_size(), store.getTimeout());
+  const std::string what = verdict.substr(verdict.find(' ') + 1);
+  if (static_cast<ExitCode>(std::stoi(verdict)) == ExitCode::kUsage) {
+    throw UsageError(what);
+  }
+  throw TransientError(what);
+}
+
+std::string share(const ProcessGroup& process_group, const std::string& topic,
+                  const std::string& text) {
+  const std::string key = exchange_key(process_group, topic);
+  if (process_group.rank() == 0) {
+    process_group.store()->set(key, text);
+  }
+  return process_group.rank() == 0 ? text : of_rank_0(*process_group.store(), key, topic);
+}
+
+std::string shared_device(const std::vector<std::string>& devices) {
+  for (size_t rank = 1; rank < devices.size(); ++rank) {
+    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
+    const auto first = std::find(devices.begin(), here, *here);
+    if (first != here && !here->empty()) {
+      return fmt::format(
+          "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
+          "all devices of its node, or one of its own (--gpus-per-task=1)",
+          first - devices.begin(), rank, *here);
+    }
+  }
+  return "";
+}
+
+}  // namespace ddp

@@ -1,0 +1,94 @@
+#include "common/training/step_clock.hpp"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kWarmupSteps = 20;
+
+double to_ns(std::chrono::steady_clock::time_point moment) {
+  return std::chrono::duration<double, std::nano>(moment.time_since_epoch()).count();
+}
+
+}  // namespace
+
+StepClock::StepClock(const torch::Device& device) : device_(device) {
+  begin_epoch();
+}
+
+void StepClock::begin_epoch() {
+  epoch_count_ = 0;
+  epoch_steps_.clear();
+  if (!device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl device(device_.type());
+    device.synchronizeDevice(device_.index());
+    losses_.clear();
+    if (events_.empty()) {
+      events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+    events_.front().record(device.getStream(device_));
+  }
+  last_end_ = Clock::now();
+}
+
+void StepClock::end_step(const torch::Tensor& loss) {
+  ++epoch_count_;
+  if (device_.is_cpu()) {
+    const Clock::time_point now = Clock::now();
+    record(to_ns(now), std::chrono::duration<double, std::milli>(now - last_end_).count(),
+           loss.item<double>());
+    last_end_ = now;
+  } else {
+    const auto index = static_cast<size_t>(epoch_count_);
+    if (events_.size() <= index) {
+      events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+    events_[index].record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    losses_.push_back(loss.detach().clone());  // a graph's next replay overwrites the loss
+  }
+  if (!first_end_) {
+    if (!device_.is_cpu()) {
+      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    }
+    first_end_ = std::chrono::system_clock::now();
+  }
+}
+
+const std::vector<Step>& StepClock::epoch_steps() {
+  if (epoch_steps_.empty() && !losses_.empty()) {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    const torch::Tensor losses = torch::stack(losses_).to(torch::kCPU, torch::kFloat64);
+    double end_ns = to_ns(last_end_);
+    for (size_t i = 0; i < losses_.size(); ++i) {
+      const double step_ms = events_[i].elapsedTime(events_[i + 1]);
+      end_ns += step_ms * 1e6;
+      record(end_ns, step_ms, losses.const_data_ptr<double>()[i]);
+    }
+  }
+  return epoch_steps_;
+}
+
+void StepClock::record(double end_ns, double step_ms, double loss) {
+  epoch_steps_.push_back({end_ns, step_ms, loss});
+  all_ms_.push_back(static_cast<float>(step_ms));
+}
+
+int64_t StepClock::warmup_steps() const {
+  return std::min(kWarmupSteps, steps() / 2);
+}
+
+double StepClock::median_ms() const {
+  std::vector<float> sorted(all_ms_.begin() + warmup_steps(), all_ms_.end());
+  if (sorted.empty()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  std::ranges::sort(sorted);
+  return (static_cast<double>(sorted[(sorted.size() - 1) / 2]) + sorted[sorted.size() / 2]) / 2;
+}
+
+}  // namespace ddp

@@ -1,0 +1,91 @@
+#include "common/training/trace.hpp"
+
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
+
+namespace ddp {
+namespace {
+
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+std::string path_of_rank(const std::string& path, int rank, int world_size) {
+  if (world_size == 1) {
+    return path;
+  }
+  const std::filesystem::path file(path);
+  const std::string name =
+      fmt::format("{}.rank{}{}", file.stem().native(), rank, file.extension().native());
+  return (file.parent_path() / name).native();
+}
+
+}  // namespace
+
+Trace::Trace(const std::string& path, int rank, int world_size, bool with_cuda)
+    : path_(path_of_rank(path, rank, world_size)), with_cuda_(with_cuda) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path_, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    // The profiler replaces what is there.
+    refuse("--trace: got {}, expected a regular file, or a new name", quote(path_));
+  }
+  // On a machine without GPUs the profiler prints an error of the CUDA runtime.
+  setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+}
+
+Trace::~Trace() {
+  if (running_) {
+    profiler::disableProfiler();
+  }
+}
+
+void Trace::start() {
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (with_cuda_) {
+    activities.insert(ActivityType::CUDA);
+  }
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  running_ = true;
+}
+
+void Trace::end_step() {
+  ++steps_;
+  if (steps_ == kWarmupSteps) {
+    start();
+  } else if (steps_ == kWarmupSteps + kSteps) {
+    stop();
+  }
+}
+
+void Trace::finish() {
+  if (running_) {
+    stop();
+  } else if (steps_ < kWarmupSteps) {
+    std::cerr << fmt::format("note: --trace: got {} steps, expected more than {}, the warm-up\n",
+                             steps_, kWarmupSteps);
+  }
+}
+
+void Trace::stop() {
+  running_ = false;
+  profiler::disableProfiler()->save(path_);
+  std::error_code error;
+  if (std::filesystem::file_size(path_, error) == 0 || error) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("--trace: cannot write {}, expected a writable file", path_));
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,344 @@
+// What training prints and what --metrics holds is so, and the log changes nothing. The real
+// programs, and a loop of LibTorch's own calls beside them.
+#include "common/training/log.hpp"
+
+#include <fmt/format.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/convert_parameters.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/base/files.hpp"
+#include "common/data/dataset.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::test::contains;
+using ddp::test::Program;
+using ddp::test::RunResult;
+using nlohmann::json;
+
+/// A folder in which programs run and leave their files.
+class Folder {
+ public:
+  Program start(const std::string& line) const {
+    ddp::test::RunOptions options;
+    options.cwd = folder_.path();
+    options.timeout_seconds = 120;
+    return Program(ddp::test::words(DDP_BIN_DIR "/" + line), options);
+  }
+  RunResult run(const std::string& line, int exit_code = 0) const {
+    RunResult result = start(line).wait();
+    INFO(line << "\n" << result.out << result.err);
+    REQUIRE(result.exit_code == exit_code);
+    return result;
+  }
+  std::string file(const std::string& name) const { return fs::path(folder_.path()) / name; }
+
+ private:
+  ddp::ScratchFolder folder_{"ddp-log"};
+};
+
+struct Metrics {
+  std::vector<json> rows;
+  json summary;  // null if there is none
+};
+
+/// Fails the test unless every line is whole, epochs ascend, each rank has each step once, and
+/// nothing comes after the summary.
+Metrics read_metrics(const std::string& path, int64_t ranks) {
+  Metrics metrics;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    INFO(path << ": " << line);
+    REQUIRE((!in.eof() && metrics.summary.is_null()));
+    const json parsed = json::parse(line);
+    if (parsed.contains("summary")) {
+      metrics.summary = parsed["summary"];
+      continue;
+    }
+    const auto count = static_cast<int64_t>(metrics.rows.size());
+    CHECK(parsed["rank"] == count % ranks);
+    CHECK(parsed["step"] == count / ranks);
+    CHECK((count == 0 || parsed["epoch"] >= metrics.rows.back()["epoch"]));
+    metrics.rows.push_back(parsed);
+  }
+  CHECK(metrics.rows.size() % static_cast<size_t>(ranks) == 0);
+  return metrics;
+}
+
+/// Values of a rank, step by step.
+std::vector<double> column(const Metrics& metrics, int64_t rank, const char* name) {
+  std::vector<double> values;
+  for (const json& row : metrics.rows) {
+    if (row["rank"] == rank) {
+      values.push_back(row[name]);
+    }
+  }
+  return values;
+}
+
+/// @param warmup values at the beginning that do not count
+double median(std::vector<double> values, int64_t warmup) {
+  values.erase(values.begin(), values.begin() + warmup);
+  std::ranges::sort(values);
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+ddp::Options small_run() {
+  ddp::Options options;
+  options.quiet = true;
+  options.dataset_size = 64;
+  options.total_epochs = 2;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("each rank prints each epoch, and rank 0 the last line", "[log]") {
+  struct Case {
+    const char* line;
+    int ranks;
+    const char* sizes;
+    const char* accuracy;
+  };
+  for (const auto& [line, ranks, sizes, accuracy] :
+       {Case{"01_single_gpu 3 9 --dataset-size 100", 1, R"(Batchsize: 32 \| Steps: 4)", ""},
+        Case{"02_data_parallel 3 9 --nprocs 2 --dataset digits --batch-size 64", 1,
+             R"(Batchsize: 64 \| Steps: 23)", R"(accuracy [01]\.\d{4} \| )"},
+        Case{"03_ddp_spawn 3 9 --nprocs 2 --global-batch 40 --dataset-size 100", 2,
+             R"(Batchsize: 20 \| Steps: 3)", ""}}) {
+    const RunResult result = Folder().run(line);
+    INFO(line << "\n" << result.out);
+    std::string rest = result.out;
+    for (int i = 0; i < 3 * ranks; ++i) {  // the ranks' lines in any order
+      const std::regex epoch(fmt::format(R"(\[CPU{}\] Epoch {} \| {} \| Loss: \d+\.\d{{4}}\n)",
+                                         i % ranks, i / ranks, sizes));
+      std::smatch match;
+      REQUIRE(std::regex_search(rest, match, epoch));
+      rest.erase(static_cast<size_t>(match.position()), static_cast<size_t>(match.length()));
+    }
+    const std::regex last(
+        fmt::format(R"(moved \d+\.\d+ \| loss \d+\.\d{{4}} \| {}digest [0-9a-f]{{16}} \| )"
+                    R"(step \d+\.\d{{3}} ms \| \d+ samples/s\n)",
+                    accuracy));
+    CHECK(std::regex_match(rest, last));
+    CHECK(result.err.empty());
+  }
+}
+
+TEST_CASE("--verbose: what each rank reads, the shape it sees, and how busy it was", "[log]") {
+  const RunResult result = Folder().run("03_ddp_spawn 1 9 --nprocs 2 --dataset-size 64 --verbose");
+  INFO(result.out << result.err);
+  for (const std::string rank : {"0", "1"}) {
+    const std::regex reads("\\[CPU" + rank + R"(\] epoch 0 reads (\d+, ){8}\.\.\.\n)");
+    CHECK(std::regex_search(result.out, reads));
+    CHECK(contains(result.err, "[CPU" + rank + "] busy "));
+  }
+  CHECK(contains(result.out, "In model: input [32, 20] on cpu\n"));
+}
+
+TEST_CASE("the printed loss is the mean over the ranks", "[log]") {
+  const Folder folder;
+  const RunResult result = folder.run("03_ddp_spawn 3 9 --nprocs 2 --layers 20,16,4 --metrics m");
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  double most_apart = 0;
+  for (size_t epoch = 0; epoch < 3; ++epoch) {
+    double sums[2] = {0, 0};
+    for (const json& row : metrics.rows) {
+      sums[row["rank"].get<int>()] += row["epoch"] == epoch ? row["loss"].get<double>() : 0;
+    }
+    most_apart = std::max(most_apart, std::abs(sums[0] - sums[1]) / 32);
+    const double mean = (sums[0] + sums[1]) / 64;  // 32 steps of equal sizes
+    for (const char rank : {'0', '1'}) {
+      std::smatch match;
+      REQUIRE(std::regex_search(
+          result.out, match,
+          std::regex(fmt::format(R"(\[CPU{}\] Epoch {} \|.* Loss: (\S+)\n)", rank, epoch))));
+      INFO("epoch " << epoch << ", mean " << mean << ": " << match[0]);
+      CHECK(std::abs(std::stod(match[1]) - mean) <= 0.5001e-4);
+    }
+  }
+  CHECK(most_apart > 6e-4);  // else one rank's loss would pass for the mean
+}
+
+TEST_CASE("the printed step is the slowest rank's median without warm-up", "[log]") {
+  const Folder folder;
+  // Without communication no rank waits for another, and their steps differ.
+  const RunResult result = folder.run(
+      "03_ddp_spawn 2 9 --nprocs 2 --dataset-size 2560 --no-communication --quiet --metrics m");
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  REQUIRE(metrics.rows.size() == 2 * 80);
+  const double slowest = std::max(median(column(metrics, 0, "step_ms"), 20),
+                                  median(column(metrics, 1, "step_ms"), 20));
+  CHECK(metrics.summary["step_ms"].get<double>() == Approx(slowest).epsilon(1e-5));
+  CHECK(metrics.summary["warmup_steps"] == 20);
+  CHECK(metrics.summary["communicates"] == false);
+  CHECK(contains(result.out, fmt::format("| step {:.3f} ms | {:.0f} samples/s",
+                                         metrics.summary["step_ms"].get<double>(),
+                                         metrics.summary["samples_per_second"].get<double>())));
+  CHECK(metrics.summary["samples_per_second"].get<double>() ==
+        Approx(64e3 / slowest).epsilon(1e-5));
+}
+
+TEST_CASE("steps end on a clock that the ranks share", "[log]") {
+  const Folder folder;
+  folder.run("03_ddp_spawn 2 9 --nprocs 2 --quiet --metrics m");
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  for (const int64_t rank : {0, 1}) {
+    const std::vector<double> end_ns = column(metrics, rank, "end_ns");
+    const std::vector<double> others_ns = column(metrics, 1 - rank, "end_ns");
+    const std::vector<double> step_ms = column(metrics, rank, "step_ms");
+    for (size_t step = 1; step < end_ns.size(); ++step) {
+      INFO("rank " << rank << ", step " << step);
+      // The gradients of a step need both ranks, which have then ended the step before.
+      CHECK(end_ns[step] > others_ns[step - 1]);
+      CHECK(end_ns[step] - end_ns[step - 1] >= step_ms[step] * 1e6 - 2);
+    }
+  }
+}
+
+TEST_CASE("the summary says how the run was made, and of each rank what is of a rank", "[log]") {
+  const Folder folder;
+  folder.run(
+      "03_ddp_spawn 3 9 --nprocs 2 --backend gloo --dataset digits --global-batch 100 "
+      "--optimizer momentum --metrics m");
+  const json summary = read_metrics(folder.file("m"), 2).summary;
+  INFO(summary.dump(1));
+  const json expected = {{"program", "03_ddp_spawn"},
+                         {"launcher", "spawn"},
+                         {"backend", "gloo"},
+                         {"device", "cpu"},
+                         {"dataset", "digits"},
+                         {"world_size", 2},
+                         {"nodes", 1},
+                         {"batch_size", 50},
+                         {"global_batch", 100},
+                         {"optimizer", "momentum"},
+                         {"learning_rate", 0.02},
+                         {"threads", 1},
+                         {"epochs", 3},
+                         {"steps", 45},
+                         {"communicates", true},
+                         {"peak_device_mib", json::array()}};
+  for (const auto& [name, value] : expected.items()) {
+    CHECK(summary[name] == value);
+  }
+  for (const char* const name : {"parameters", "moved", "loss", "accuracy", "first_step_unix_ms"}) {
+    CHECK(summary[name].get<double>() > 0);
+  }
+  for (const char* const name : {"peak_rss_mib", "startup_ms"}) {
+    REQUIRE(summary[name].size() == 2);
+    CHECK(summary[name][1].get<double>() > 0);
+  }
+}
+
+TEST_CASE("--metrics of a resumed run is one run's, whatever stood after the snapshot", "[log]") {
+  const Folder folder;
+  Program first = folder.start("03_ddp_spawn 1000000 1000000 --nprocs 2 --metrics m --snapshot s");
+  REQUIRE(first.wait_for_output("Epoch 3 "));
+  kill(first.pid(), SIGTERM);
+  REQUIRE(first.wait().exit_code == 85);
+  const Metrics before = read_metrics(folder.file("m"), 2);
+  REQUIRE(!before.rows.empty());
+  CHECK(before.summary.is_null());
+  // As if it had gone on for a step and then been killed while it wrote.
+  json later = before.rows.back();
+  const int64_t epochs_done = later["epoch"].get<int64_t>() + 1;
+  later["epoch"] = epochs_done;
+  std::ofstream(folder.file("m"), std::ios::app) << later.dump() << "\n{\"rank\":0,\"ep";
+  for (int i = 0; i < 2; ++i) {  // the second time from the same snapshot, after a whole run
+    folder.run(
+        fmt::format("03_ddp_spawn {} 1000000 --nprocs 2 --metrics m --snapshot s --quiet "
+                    "--resume auto",
+                    epochs_done + 2));
+    const Metrics all = read_metrics(folder.file("m"), 2);
+    CHECK(all.rows.size() == before.rows.size() + 2 * 2 * 32);
+    CHECK(std::equal(before.rows.begin(), before.rows.end(), all.rows.begin()));
+    CHECK(all.summary["steps"] == all.rows.size() / 2);
+  }
+}
+
+TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps its steps", "[log]") {
+  const Folder folder;
+  folder.run("03_ddp_spawn 1 1 --nprocs 2 --snapshot s");
+  const std::string good(ddp::MappedFile(folder.file("s")).bytes());
+  const RunResult result =
+      folder.run("03_ddp_spawn 3 1 --nprocs 2 --lr 5 --metrics m --snapshot s --resume never", 1);
+  CHECK(contains(result.err, "diverged in epoch 0"));
+  CHECK_FALSE(contains(result.out, "moved"));
+  CHECK(ddp::MappedFile(folder.file("s")).bytes() == good);
+  const Metrics metrics = read_metrics(folder.file("m"), 2);
+  CHECK((metrics.rows.size() == 2 * 32 && metrics.summary.is_null()));
+}
+
+TEST_CASE("--metrics that takes nothing is an error", "[log]") {
+  CHECK(contains(Folder().run("01_single_gpu 1 9 --metrics /dev/full", 1).err,
+                 "--metrics: cannot write /dev/full (No space left on device)"));
+}
+
+TEST_CASE("a loss or a weight that is not finite ends the run", "[log]") {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const ddp::Options options = small_run();
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler(dataset.train.size(), 1);
+  const ddp::DataLoader loader(dataset.train, sampler, 32);
+  for (const auto& [loss, weight, ends] :
+       {std::tuple(1.0, 1.0, false), std::tuple(kNaN, 1.0, true), std::tuple(1.0, kNaN, true),
+        std::tuple(1.0, -kInfinity, true), std::tuple(kInfinity, 1.0, true)}) {
+    const ddp::Mlp model(dataset.layers);
+    ddp::Log log(options, *model);
+    log.step(torch::ones({}));
+    model->parameters().front().detach().view(-1)[0] = weight;
+    const torch::Tensor epoch_loss = torch::full({}, loss, torch::kFloat64);
+    std::string said;
+    try {
+      log.epoch(0, loader, epoch_loss);
+    } catch (const std::exception& error) {
+      said = error.what();
+    }
+    INFO("loss " << loss << ", weight " << weight << ": " << said);
+    CHECK(contains(said, "diverged in epoch 0") == ends);
+    CHECK(said.empty() != ends);
+  }
+}
+
+TEST_CASE("a loop of LibTorch's own calls, without the log, moves as far as the stage", "[log]") {
+  const ddp::Options options = small_run();
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  ddp::RandomSampler sampler(dataset.train.size(), options.seed);
+  ddp::DataLoader loader(dataset.train, sampler, 32);
+  torch::manual_seed(options.seed);
+  torch::nn::Sequential model(torch::nn::Linear(20, 1));
+  const auto weights = [&] { return torch::nn::utils::parameters_to_vector(model->parameters()); };
+  const torch::Tensor initial = weights().detach().clone();
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
+    sampler.set_epoch(epoch);
+    for (const ddp::Batch& batch : loader) {
+      optimizer.zero_grad();
+      torch::mse_loss(model->forward(batch.input), batch.target).backward();
+      optimizer.step();
+    }
+  }
+  const RunResult stage = Folder().run("01_single_gpu 2 9 --dataset-size 64");
+  std::smatch match;
+  REQUIRE(std::regex_search(stage.out, match, std::regex("moved (\\S+)")));
+  CHECK(std::stod(match[1]) == Approx((weights() - initial).norm().item<double>()).epsilon(1e-4));
+}

@@ -1,0 +1,38 @@
+// tests/support/rank_threads.hpp - ranks that are threads of the test.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ddp::test {
+
+/// Runs `body(rank)` on `world_size` threads. Assertions belong after it, in the main thread; the
+/// first exception of a rank is rethrown when all have ended.
+inline void run_rank_threads(int world_size, const std::function<void(int rank)>& body) {
+  std::exception_ptr first_exception;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!first_exception) {
+          first_exception = std::current_exception();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (first_exception) {
+    std::rethrow_exception(first_exception);
+  }
+}
+
+}  // namespace ddp::test
