@@ -3,7 +3,7 @@
 //
 //   run:  build/bin/02_data_parallel 50 10 --nprocs 2
 //
-// New here: devices instead of device, and the four parts of a forward pass over several devices.
+// New here: several devices, and the four parts of a forward pass over them.
 
 #include "common/stage.hpp"
 
@@ -34,8 +34,8 @@ ddp::ExitCode train(const ddp::Options& options) {
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
       optimizer->zero_grad();
-      // On GPUs every step copies the inputs and all weights to the other devices, and the outputs
-      // back. CPU replicas share the weights' memory, and only the outputs are copied.
+      // On GPUs every step copies inputs and all weights to the other devices, and outputs and
+      // gradients back. CPU replicas share the weights' memory, and only outputs are copied.
       const std::vector<torch::Tensor> inputs = parallel_model.scatter(batch.input);
       parallel_model.replicate();
       const std::vector<torch::Tensor> outputs = parallel_model.parallel_apply(inputs);
@@ -46,14 +46,14 @@ ddp::ExitCode train(const ddp::Options& options) {
       log.step(loss);
     }
     const torch::Tensor epoch_loss = log.epoch_loss();
-    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: N | Loss: ...
     stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
     if (stopping || (epoch + 1) % options.save_every == 0) {
       ddp::save_snapshot(options, epoch + 1, *model, *optimizer);
     }
   }
 
-  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  // 5. Report. At the same --global-batch `moved` agrees to 1e-4 in all stages.
   const bool done = epoch >= options.total_epochs;
   if (done) {
     log.report(ddp::evaluate(*model, dataset.test));
@@ -64,5 +64,5 @@ ddp::ExitCode train(const ddp::Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run_alone(argc, argv, train);
+  return ddp::run_alone(argc, argv, train);  // reads the options, prints errors
 }

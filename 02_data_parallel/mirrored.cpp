@@ -54,14 +54,14 @@ ddp::ExitCode train(const ddp::Options& options) {
       log.step(replicas.mean(losses));
     }
     const torch::Tensor epoch_loss = log.epoch_loss();
-    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: 64 | Loss: ...
+    log.epoch(epoch, loader, epoch_loss);  // [CPU0] Epoch 0 | Batchsize: 32 | Steps: N | Loss: ...
     stopping = ddp::stop_requested();  // SIGTERM, SIGUSR1 or SIGUSR2 came
     if (stopping || (epoch + 1) % options.save_every == 0) {
       ddp::save_snapshot(options, epoch + 1, *model, *optimizers[0]);
     }
   }
 
-  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  // 5. Report. At the same --global-batch `moved` agrees to 1e-4 in all stages.
   const bool done = epoch >= options.total_epochs;
   replicas.expect_same_weights();
   if (done) {
@@ -73,5 +73,5 @@ ddp::ExitCode train(const ddp::Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run_alone(argc, argv, train);
+  return ddp::run_alone(argc, argv, train);  // reads the options, prints errors
 }

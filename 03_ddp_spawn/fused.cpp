@@ -23,7 +23,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
                                   options.seed);
   ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model. collective: ddp::allocate gives memory that the ranks share, if the backend has such.
+  // 3. Model. Its parameters become views of fused->weights(). collective: ddp::allocate
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers);
   model->to(device);
@@ -45,7 +45,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
     sampler.set_epoch(epoch);  // another order
     for (const ddp::Batch& batch : loader) {
       fused->load(batch);
-      // A graph repeats whole batches. The last batch of an epoch may be smaller, on all ranks.
+      // A graph repeats whole batches; a smaller last batch takes the ordinary step.
       const bool is_whole = batch.size() == options.batch_size && batch.weight == 1;
       graph.has_value() && is_whole ? graph->run(step) : step();
       log.step(fused->loss());
@@ -53,7 +53,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
     const torch::Tensor epoch_loss = log.epoch_loss();
     ddp::all_reduce(epoch_loss);  // collective: the sum over the ranks
     epoch_loss.div_(launch.world_size);
-    // collective: after the last epoch the log reads all ranks' step times
+    // collective: the log reads all ranks' step times
     log.epoch(epoch, loader, epoch_loss);
     stopping = ddp::stop_requested();  // collective: all ranks stop, or none
     if (launch.rank == 0 && (stopping || (epoch + 1) % options.save_every == 0)) {
@@ -62,7 +62,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
   }
   graph.reset();  // before the process group whose connections it uses
 
-  // 5. Report. With the same --global-batch the weights move as far in every stage, or it is wrong.
+  // 5. Report. At the same --global-batch `moved` agrees to 1e-4 in all stages.
   const bool done = epoch >= options.total_epochs;
   ddp::expect_same_weights(*model);  // collective
   if (done && launch.rank == 0) {

@@ -2,7 +2,7 @@
 //
 //   run:  mpirun -np 2 build/bin/04_ddp_launcher_auto_batch 50 10 --batch-size auto
 //
-// New here: a step of several micro-batches. Only the last one averages gradients, by no_sync().
+// New here: a step of several micro-batches. no_sync() keeps all but the last from communicating.
 
 #include "common/stage.hpp"
 
@@ -21,10 +21,11 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
   const auto optimizer = ddp::make_optimizer(model->parameters(), options);
 
   // Find the largest batch. collective: all ranks take the smallest of their sizes.
+  // At most the rank's part of a --global-batch, else of all samples.
   const int64_t of_rank = (size - 1) / launch.world_size + 1;
   const int64_t most = options.global_batch ? options.batch_size : of_rank;
   const int64_t micro_batch = ddp::find_batch_size(options, most, device, [&](int64_t samples) {
-    const auto no_sync = parallel_model.no_sync();
+    const auto no_sync = parallel_model.no_sync();  // while it lives, backward stays local
     optimizer->zero_grad();
     ddp::DataLoader loader(dataset.train, sampler, samples, device);
     const ddp::Batch& batch = *loader.begin();

@@ -23,7 +23,8 @@ constexpr int64_t kGlobalBatch = 64;  // over all ranks, so that any number of t
 void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples) {
   // 1. Device and ranks.
   const torch::Device device = ddp::set_device(launch.local_rank);
-  ddp::init_process_group(launch, device, {.settings = "samples " + std::to_string(samples)});
+  const std::string settings = "samples " + std::to_string(samples);
+  ddp::init_process_group(launch, device, {.settings = settings});  // collective
 
   // 2. Data: every rank reads its own part.
   TORCH_CHECK(kGlobalBatch % launch.world_size == 0, "Expected a number of ranks that divides ",
@@ -40,7 +41,7 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
                        nn::Flatten(), nn::Linear(16 * 7 * 7, 10));
   model->to(device);
   const torch::Tensor initial = nn::utils::parameters_to_vector(model->parameters()).detach();
-  ddp::DistributedDataParallel parallel_model(model);
+  ddp::DistributedDataParallel parallel_model(model);  // collective
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 
   // 4. Train.
@@ -50,9 +51,9 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
     for (const ddp::Batch& batch : loader) {
       optimizer.zero_grad();
       const torch::Tensor output = parallel_model.forward(batch.input);
-      // The weight is 1, but in the last step, where ranks may have unequally many samples.
+      // The weight is 1, except in the last step, where ranks may have unequally many samples.
       const torch::Tensor loss = nn::functional::cross_entropy(output, batch.target) * batch.weight;
-      loss.backward();
+      loss.backward();  // collective
       optimizer.step();
       epoch_loss += loss.detach();
     }
@@ -65,18 +66,18 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
   }
 
   // 5. Save on rank 0 alone. The rename and the barrier keep everybody from reading half a file.
-  ddp::expect_same_weights(*model);
+  ddp::expect_same_weights(*model);  // collective
   const std::string file = "your_model.pt";
   if (launch.rank == 0) {
     torch::save(model, file + ".tmp");
     std::filesystem::rename(file + ".tmp", file);
   }
-  ddp::barrier();
+  ddp::barrier();  // collective
   torch::load(model, file, device);  // the device is Python's map_location
   const torch::Tensor weights = nn::utils::parameters_to_vector(model->parameters()).detach();
   std::cout << c10::str("[rank ", launch.rank, "] moved ",
                         (weights - initial).norm().item<double>(), " | as ", file, " has it\n");
-  ddp::destroy_process_group();
+  ddp::destroy_process_group();  // collective
 }
 
 }  // namespace
