@@ -27,7 +27,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
   torch::manual_seed(options.seed);
   ddp::Mlp model(dataset.layers);
   model->to(device);
-  const auto fused = ddp::make_fused_mlp(model, options.batch_size, options.threads, ddp::allocate);
+  const auto fused = ddp::make_fused_mlp(model, loader.max_batch(), options.threads, ddp::allocate);
   ddp::broadcast(fused->weights());  // collective: rank 0's weights
   const auto step = [&] {
     fused->forward();
@@ -46,7 +46,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
     for (const ddp::Batch& batch : loader) {
       fused->load(batch);
       // A graph repeats whole batches; a smaller last batch takes the ordinary step.
-      const bool is_whole = batch.size() == options.batch_size && batch.weight == 1;
+      const bool is_whole = batch.size() == loader.max_batch() && batch.weight == 1;
       graph.has_value() && is_whole ? graph->run(step) : step();
       log.step(fused->loss());
     }

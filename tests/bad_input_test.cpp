@@ -62,6 +62,8 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"03_ddp_spawn 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
            {"01_single_gpu 5 1 --snapshot no/such/folder/x", {"--snapshot", "no/such/folder/x"}},
            {"03_ddp_spawn 5 1 --nprocs 1 --snapshot .", {"--snapshot", "\".\""}},
+           {"01_single_gpu 5 1 --snapshot /dev/full", {"--snapshot", "/dev/full"}},
+           {"03_ddp_spawn 5 1 --nprocs 2 --rank 0 --world-size 1", {"--rank: got 0"}},
            {"01_single_gpu 5 1 --metrics no/such/m", {"--metrics", "no/such/m"}},
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
            {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},

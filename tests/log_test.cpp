@@ -40,7 +40,7 @@ class Folder {
     ddp::test::RunOptions options;
     options.cwd = folder_.path();
     options.timeout_seconds = 120;
-    return Program(ddp::test::words(DDP_BIN_DIR "/" + line), options);
+    return Program({"/bin/sh", "-c", "exec " DDP_BIN_DIR "/" + line}, options);
   }
   RunResult run(const std::string& line, int exit_code = 0) const {
     RunResult result = start(line).wait();
@@ -287,9 +287,10 @@ TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps it
   CHECK((metrics.rows.size() == 2 * 32 && metrics.summary.is_null()));
 }
 
-TEST_CASE("--metrics that takes nothing is an error", "[log]") {
+TEST_CASE("--metrics or a stdout that takes nothing is an error", "[log]") {
   CHECK(contains(Folder().run("01_single_gpu 1 9 --metrics /dev/full", 1).err,
                  "--metrics: cannot write /dev/full (No space left on device)"));
+  CHECK(contains(Folder().run("01_single_gpu 1 9 > /dev/full", 1).err, "cannot write to stdout"));
 }
 
 TEST_CASE("a loss or a weight that is not finite ends the run", "[log]") {

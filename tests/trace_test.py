@@ -21,11 +21,11 @@ class Trace(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def run_stage(self, line):
+    def run_stage(self, line, code=0):
         """What it prints, without times."""
         result = subprocess.run([BIN / line.split()[0], *line.split()[1:]], cwd=self.folder, capture_output=True, text=True, timeout=120,
                                 stdin=subprocess.DEVNULL, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.returncode, code, result.stderr)
         return result.stdout.split(" | step ")[0]
 
     def events(self, name):
@@ -50,6 +50,10 @@ class Trace(unittest.TestCase):
 
     def test_one_process_writes_one_file(self):
         self.run_stage("01_single_gpu 1 9 --trace t.json")
+        self.assertTrue(self.events("t.json"))
+
+    def test_a_run_that_ends_early_writes_its_steps(self):
+        self.run_stage("01_single_gpu 1 9 --lr 1e9 --dataset-size 640 --trace t.json", code=1)  # ends after 20 steps
         self.assertTrue(self.events("t.json"))
 
 

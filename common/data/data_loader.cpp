@@ -69,6 +69,10 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_s
   reserve(std::min(batch_size, sampler.indices().size(0)));
 }
 
+int64_t DataLoader::max_batch() const {
+  return std::min(batch_size_, (sampler_.epoch_samples() - 1) / sampler_.num_replicas() + 1);
+}
+
 int64_t DataLoader::steps() const {
   const int64_t samples = sampler_.epoch_samples();
   return samples / samples_per_step() + (samples % samples_per_step() == 0 ? 0 : 1);

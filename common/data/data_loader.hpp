@@ -81,6 +81,8 @@ class DataLoader {
   DataLoader& operator=(const DataLoader&) = delete;
 
   int64_t batch_size() const noexcept { return batch_size_; }
+  /// Samples of the largest batch: fewer than batch_size() if there are fewer samples.
+  int64_t max_batch() const;
   /// Samples of a whole step, over all processes.
   int64_t samples_per_step() const { return batch_size_ * sampler_.num_replicas(); }
   /// Steps of an epoch, the same in all processes.

@@ -133,6 +133,10 @@ void check_output_files(const OutputOptions& options) {
       refuse("{}: got {}, expected a file in an existing, writable folder", name, quote(path));
     }
   }
+  std::error_code error;
+  if (fs::exists(options.snapshot, error) && !fs::is_regular_file(options.snapshot, error)) {
+    refuse("--snapshot: got {}, expected a regular file, or a new name", quote(options.snapshot));
+  }
 }
 
 /// True if the reader of this process's standard output is gone, as mpirun's end of the pipe.
@@ -181,6 +185,9 @@ int guarded(const std::function<int(std::string& who)>& body) {
     code = report(failure_of(std::current_exception()));
   }
   std::cout << std::flush;
+  if (!std::cout && code == 0) {
+    code = report({ExitCode::kTrainingFailed, "cannot write to stdout, expected room for it"});
+  }
   speaker.explain = {};
   for (const auto& action : std::exchange(train_end_actions, {})) {
     action();

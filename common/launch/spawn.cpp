@@ -188,6 +188,10 @@ int start_and_wait(int argc, char** argv, const ExtraOptions& extra) {
   const Options options = parse_options(argc, argv, Launch::kSpawn, extra);
   internal::refuse_several(options.program, read_launch_environment(options),
                            "starts its own processes");
+  if (options.rank) {
+    refuse("--rank: got {}, expected none: {} numbers its processes itself", *options.rank,
+           options.program);
+  }
   const int world_size = processes_to_start(options);
   resolve_batch_size(options, world_size);
   // Requests wait until a rank has loaded its libraries: remember_user_signals() hears them.

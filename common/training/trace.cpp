@@ -44,8 +44,12 @@ Trace::Trace(const std::string& path, int rank, int world_size, bool with_cuda)
 }
 
 Trace::~Trace() {
-  if (running_) {
-    profiler::disableProfiler();
+  try {
+    if (running_) {
+      stop();  // the run ended early
+    }
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
   }
 }
 
