@@ -58,6 +58,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"ddp-env", {"PMI_SIZE", "RANK, WORLD_SIZE"}, {{"PMI_SIZE", "2"}}},
            {"03_ddp_spawn 5 1 --nprocs 2 --global-batch 3", {"--global-batch"}},
            {"03_ddp_spawn_fused 5 1 --graph --device cpu --nprocs 1", {"--graph", "cpu"}},
+           {"03_ddp_spawn_fused 5 1 --optimizer adam --nprocs 1", {"--optimizer", "adam"}},
            {"02_data_parallel 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
            {"03_ddp_spawn 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
            {"01_single_gpu 5 1 --snapshot no/such/folder/x", {"--snapshot", "no/such/folder/x"}},

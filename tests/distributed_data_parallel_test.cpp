@@ -462,6 +462,32 @@ TEST_CASE("a different model on one rank is refused by name, before any collecti
   }
 }
 
+TEST_CASE("after a backward that threw the next one gives the mean, and no_sync() nests", "[ddp]") {
+  run_ranks(2, [](ProcessGroup& group) {
+    Linear model(1, 1);
+    const torch::Tensor buffer = model->register_buffer("own", torch::zeros({1}));
+    DistributedDataParallel wrap(model, group);
+    const auto gradient = [&] {
+      model->zero_grad();
+      wrap.forward(torch::full({1, 1}, group.rank() + 1.0)).sum().backward();
+      return model->weight.grad().item<double>();
+    };
+    const auto id = model->weight.register_hook([](const auto&) { throw std::runtime_error(""); });
+    try {
+      gradient();
+    } catch (const std::runtime_error&) {
+      model->weight.remove_hook(id);
+    }
+    TORCH_CHECK(gradient() == 1.5);
+    buffer.fill_(group.rank());
+    const ddp::NoSync outer = wrap.no_sync();
+    for (const bool active : {true, false}) {
+      const ddp::NoSync inner = wrap.no_sync(active);
+      TORCH_CHECK(gradient() == group.rank() + 1.0 && buffer.item<int>() == group.rank());
+    }
+  });
+}
+
 TEST_CASE("a model outlives its wrap, and can be wrapped again", "[ddp]") {
   run_ranks(2, [](ProcessGroup& group) {
     Linear model(1, 1);

@@ -153,6 +153,8 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
            {kOpenMpi, "openmpi 1/2 1/2 0/1 +0 tcp @127.0.0.1 openmpi/2096300033/0"},
            {mpi_round, "openmpi 2/4 1/2 0/2 +0 tcp @n1 openmpi/2096300033/0"},
            {kSlurm, "slurm 2/3 0/1 1/2 +0 tcp @n1 slurm/12.0/0"},
+           {with(kSlurm, "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)"),
+            "slurm 2/4 0/2 1/2 +0 tcp @n1 slurm/12.0/0"},
            {with(kSlurm, "MASTER_ADDR=n1-ib MASTER_PORT=29500 SLURM_STEP_NODELIST=unknown"),
             "slurm 2/3 0/1 1/2 +0 tcp @n1-ib slurm/12.0/0"},
            {kSlurmOneNode, "slurm 2/3 2/3 0/1 +0 tcp @127.0.0.1 slurm/12.0/0"},

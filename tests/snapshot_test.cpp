@@ -5,6 +5,10 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -263,7 +267,6 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::Options options = options_in(folder, "adam");
   Training(options).save(1);
-  Training(options).save(2);
   CHECK(refusal(options).empty());
   using Change = std::pair<const char*, std::function<void(ddp::Options&)>>;
   for (const auto& [name, change] : {
@@ -271,6 +274,7 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
            Change{"optimizer", [](ddp::Options& other) { other.optimizer = "adamw"; }},
            Change{"lr", [](ddp::Options& other) { other.learning_rate = 0.5; }},
            Change{"global-batch", [](ddp::Options& other) { other.batch_size = 4; }},
+           Change{"dataset \"synthetic\"", [](ddp::Options& other) { other.dataset = "digits"; }},
            Change{"dataset-size", [](ddp::Options& other) { other.dataset_size = 21; }},
            Change{"layer0.weight",
                   [](ddp::Options& other) {
@@ -286,6 +290,30 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
     INFO(name << ": " << refusal(other));
     CHECK(contains(refusal(other), name));
   }
+  ddp::Options other = options;
+  other.seed = 7;
+  Training(other).save(2);
+  CHECK(contains(refusal(options), "has seed"));
+}
+
+TEST_CASE("buffers are kept", "[snapshot]") {
+  const ddp::ScratchFolder folder("ddp-snapshot");
+  torch::nn::BatchNorm1d norm(2);
+  norm->running_mean.fill_(7);
+  ddp::save_snapshot(options_in(folder), 1, *norm);
+  norm->running_mean.zero_();
+  ddp::load_snapshot(options_in(folder), *norm);
+  CHECK(norm->running_mean.eq(7).all().item<bool>());
+}
+
+TEST_CASE("optimizers are torch::optim's, with the settings that are promised", "[snapshot]") {
+  const ddp::ScratchFolder folder("ddp-snapshot");
+  const auto settings = [&](const std::string& name) {
+    return ddp::make_optimizer({torch::ones({1})}, options_in(folder, name))->defaults().clone();
+  };
+  CHECK(dynamic_cast<torch::optim::SGDOptions&>(*settings("momentum")).momentum() == 0.9);
+  CHECK(dynamic_cast<torch::optim::AdamOptions&>(*settings("adam")).lr() == 0.001);
+  CHECK(dynamic_cast<torch::optim::AdamWOptions&>(*settings("adamw")).lr() == 0.001);
 }
 
 TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[snapshot]") {

@@ -36,20 +36,20 @@ class Trace(unittest.TestCase):
 
     def test_ranks_on_one_clock(self):
         for backend in "gloo", "shm":
-            stage = f"03_ddp_spawn 1 9 --quiet --nprocs 2 --backend {backend}"
+            stage = f"03_ddp_spawn 1 9 --quiet --nprocs 2 --backend {backend} --bucket-mib 1e-6"
             self.assertEqual(self.run_stage(f"{stage} --trace t.json"), self.run_stage(stage))
             begins = []
             for rank in range(2):
                 events = self.events(f"t.rank{rank}.json")
                 self.assertIn("aten::addmm", {event["name"] for event in events})
-                begins.append(sorted(event["ts"] for event in events if event["name"] == "all_reduce")[:15])
+                begins.append(sorted(event["ts"] for event in events if event["name"] == "all_reduce")[:30:2])
                 self.assertEqual(len(begins[rank]), 15)
-            # One all-reduce a step: no rank begins it before the other one has begun that of the step before.
+            # Two all-reduces a step, one for each parameter: no rank begins the first before the other one has begun that of the step before.
             for one, other in (begins, begins[::-1]):
                 self.assertTrue(all(later > earlier for later, earlier in zip(one[1:], other)), begins)
 
     def test_one_process_writes_one_file(self):
-        self.run_stage("01_single_gpu 1 9 --trace t.json")
+        self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json")
         self.assertTrue(self.events("t.json"))
 
     def test_a_run_that_ends_early_writes_its_steps(self):
