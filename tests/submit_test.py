@@ -366,7 +366,7 @@ class Local(Case):
 
     def test_killed(self):
         """Its program ends too, and the same call again, or resubmit, runs what has not run."""
-        for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0", "1")):
+        for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0")):
             self.setUp()
             process = self.start_local(self.WAITS, "--sweep", "x=1,2")
             self.wait_for(self.out / "job-0-x-1/ready")
