@@ -67,17 +67,17 @@ if [[ $name == 0[45]_* || $name == bench ]] || ((nodes > 1)); then
     [[ $name == bench ]] || set -- "${step[@]}" "$@"
 fi
 
-# In the background, so that bash handles signals at once. srun passes them to all tasks.
 # shellcheck disable=SC2317 # the traps call it
 forward() {
     forwarded=1
-    kill "-$1" "$child" 2>/dev/null || true
+    [[ -z ${!:-} ]] || kill "-$1" "$!" 2>/dev/null || true
 }
-"$@" &
-child=$!
 trap 'forward USR1' USR1
 trap 'forward USR2' USR2
 trap 'forward TERM' TERM
+# In the background, so that bash handles signals at once. srun passes them to all tasks.
+"$@" &
+child=$!
 while :; do
     forwarded=0
     code=0
