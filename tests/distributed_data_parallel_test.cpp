@@ -3,10 +3,13 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -207,7 +210,7 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
     });
     const auto ours = of_ranks(world_size, backend, [&](ProcessGroup& group) {
       RandomModel model = make_model(seed);
-      DistributedDataParallel wrap(model, group, BucketSizes{bucket_bytes, bucket_bytes});
+      DistributedDataParallel wrap(model, group, {.buckets = {bucket_bytes, bucket_bytes}});
       const auto forward = [&](auto&&... inputs) { return wrap.forward(inputs...); };
       return train(model, to_none, [&](int step) {
         for (int m = 0; m < micro_batches; ++m) {
@@ -277,8 +280,9 @@ TEST_CASE("two wraps with an optimizer each share a process group: a GAN", "[ddp
       INFO(backend << ", bucket bytes " << bytes);
       const auto weights = of_ranks(3, backend, [&](ProcessGroup& group) {
         const Gan gan = make_gan();
-        DistributedDataParallel generator(gan.generator, group, BucketSizes{bytes, bytes});
-        DistributedDataParallel discriminator(gan.discriminator, group, BucketSizes{bytes, bytes});
+        DistributedDataParallel generator(gan.generator, group, {.buckets = {bytes, bytes}});
+        DistributedDataParallel discriminator(gan.discriminator, group,
+                                              {.buckets = {bytes, bytes}});
         return train(gan, generator, discriminator, {group.rank()});
       });
       check_all(weights, expected, 1e-5);
@@ -293,7 +297,7 @@ TEST_CASE("a hook takes the place of each bucket's all-reduce", "[hook]") {
       INFO(backend << ", bucket bytes " << bytes);
       const auto results = of_ranks(3, backend, [&](ProcessGroup& group) {
         Linear model = seeded(1, [] { return Linear(5, 4); });
-        DistributedDataParallel wrap(model, group, BucketSizes{bytes, bytes});
+        DistributedDataParallel wrap(model, group, {.buckets = {bytes, bytes}});
         TORCH_CHECK(wrap.bucket_count() == (bytes == 1 ? 2 : 1), wrap.bucket_count());
         wrap.register_comm_hook([&](const ProcessGroup& of_hook, const torch::Tensor& bucket) {
           ++calls;
@@ -505,4 +509,291 @@ TEST_CASE("a model outlives its wrap, and can be wrapped again", "[ddp]") {
     const double alone = gradient([&](const auto& input) { return model->forward(input); });
     TORCH_CHECK(alone == own, "Expected the rank's own, got ", alone);
   });
+}
+
+namespace {
+
+/// On one to three ranks, over each backend.
+void on_any_ranks(const std::function<void(ProcessGroup&)>& body) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int world_size : {1, 2, 3}) {
+      INFO(backend << ", world size " << world_size);
+      CHECK_NOTHROW(run_ranks(world_size, body, backend));
+    }
+  }
+}
+
+Linear one_weight() {
+  return Linear(torch::nn::LinearOptions(1, 1).bias(false));
+}
+
+/// @return what `call` throws, or nothing
+template <typename Exception, typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// A layer whose forward runs again in backward, as in torch.utils.checkpoint.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, Linear layer,
+                               const torch::Tensor& input) {
+    context->saved_data["input"] = input.detach();
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer.get());
+    const torch::NoGradGuard no_grad;
+    return layer->forward(input);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto& layer = *reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    const torch::AutoGradMode with_grad(true);
+    const torch::Tensor input = context->saved_data["input"].toTensor().requires_grad_();
+    layer.forward(input).backward(gradients[0]);
+    return {torch::Tensor(), input.grad()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a mean of float16 gradients is finite where their sum is not", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Linear model = one_weight();
+    model->to(torch::kHalf);
+    DistributedDataParallel wrap(model, group);
+    wrap.forward(torch::full({1, 1}, 40000.0 - 4000 * group.rank(), torch::kHalf)).backward();
+    const double expected = 40000.0 - 2000 * (group.world_size() - 1);
+    const double mean = model->weight.grad().item<double>();
+    TORCH_CHECK(std::abs(mean - expected) <= 64, "Expected ", expected, ", got ", mean);
+  });
+}
+
+TEST_CASE("a layer that is frozen in mid-training stays where it is", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Sequential model(Linear(3, 4), torch::nn::Tanh(), Linear(4, 2));
+    DistributedDataParallel wrap(model, group);
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.1));
+    const auto step = [&] {
+      sgd.zero_grad();
+      wrap.forward(torch::randn({4, 3})).square().sum().backward();
+      sgd.step();
+      adamw.step();
+    };
+    step();
+    for (torch::Tensor& parameter : model[0]->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    const torch::Tensor frozen = ddp::parameter_vector(*model[0]);
+    const torch::Tensor other = ddp::parameter_vector(*model[2]);
+    step();
+    step();
+    TORCH_CHECK(torch::equal(ddp::parameter_vector(*model[0]), frozen), "the frozen layer moved");
+    TORCH_CHECK(!torch::equal(ddp::parameter_vector(*model[2]), other), "the other layer stays");
+  });
+}
+
+TEST_CASE("an embedding with sparse gradients learns as with dense ones", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    const auto train = [&](bool sparse) {
+      torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(sparse));
+      torch::nn::init::ones_(model->weight);
+      DistributedDataParallel wrap(model, group);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        const torch::Tensor rows = torch::tensor({group.rank(), 1, 1}, torch::kLong);
+        wrap.forward(rows).square().sum().backward();
+        optimizer.step();
+      }
+      return ddp::parameter_vector(*model);
+    };
+    TORCH_CHECK(close(train(true), train(false), 1e-6), "Expected the weights of dense gradients");
+  });
+}
+
+TEST_CASE("channels_last weights and gradients stay so", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    torch::nn::Conv2d model(torch::nn::Conv2dOptions(4, 3, 2));
+    const auto gradient = [&](const auto& forward) {
+      model->zero_grad();
+      forward(torch::full({1, 4, 5, 5}, group.rank() + 1.0)).square().sum().backward();
+      return model->weight.grad().clone();
+    };
+    model->weight.set_data(model->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    torch::nn::init::constant_(model->weight, 0.5);
+    torch::nn::init::constant_(model->bias, 0.25);
+    torch::Tensor mean =
+        gradient([&](const auto& input) { return model->forward(input); }) / group.world_size();
+    group.all_reduce(mean);
+    DistributedDataParallel wrap(model, group);
+    const torch::Tensor averaged = gradient([&](const auto& input) { return wrap.forward(input); });
+    for (const torch::Tensor& tensor : {model->weight, model->weight.grad()}) {
+      TORCH_CHECK(tensor.is_contiguous(at::MemoryFormat::ChannelsLast), tensor.strides());
+    }
+    TORCH_CHECK(torch::allclose(averaged, mean), "Expected the mean, got ", averaged);
+  });
+}
+
+TEST_CASE("buffers are rank 0's in every forward, two of them before a backward", "[models]") {
+  for (const bool broadcast_buffers : {true, false}) {
+    on_any_ranks([&](ProcessGroup& group) {
+      const auto norm = [] { return torch::nn::BatchNorm1d(3); };
+      Sequential model(norm(), norm());
+      model->to(torch::kFloat64);
+      DistributedDataParallel wrap(model, group, {.broadcast_buffers = broadcast_buffers});
+      const auto input = [](int rank, int step) { return input_of(rank, step, 3); };
+      const torch::Tensor first = wrap.forward(input(group.rank(), 0));
+      const torch::Tensor second = wrap.forward(input(group.rank(), 1));
+      (first + second).square().sum().backward();
+      model->eval();
+      wrap.forward(input(group.rank(), 2));
+      Sequential expected(norm(), norm());
+      expected->to(torch::kFloat64);
+      for (const int step : {0, 1}) {
+        expected->forward(input(broadcast_buffers ? 0 : group.rank(), step));
+      }
+      for (size_t i = 0; i < expected->buffers().size(); ++i) {
+        TORCH_CHECK(torch::allclose(model->buffers()[i], expected->buffers()[i]), "buffer ", i);
+      }
+    });
+  }
+}
+
+TEST_CASE("what would not be averaged is refused by name", "[models]") {
+  const auto refusals = [](int world_size) {
+    std::vector<std::string> messages;
+    run_ranks(world_size, [&](ProcessGroup& group) {
+      const auto forward_after = [&](const auto& change) {
+        Linear model(2, 1);
+        model->bias.set_requires_grad(false);
+        DistributedDataParallel wrap(model, group);
+        change(*model);
+        return message_of<ddp::UsageError>([&] {
+          wrap.forward(torch::ones({1, 2}, model->weight.options()));
+        });
+      };
+      const std::vector<std::string> own = {
+          forward_after([](auto& model) { model.to(torch::kFloat64); }),
+          forward_after([](auto& model) { model.bias.set_requires_grad(true); }),
+          forward_after([](auto&) {}), message_of<ddp::UsageError>([&] {
+            const Linear part(2, 1);
+            const DistributedDataParallel inner(part, group);
+            const DistributedDataParallel outer(Sequential(Linear(2, 2), part), group);
+          }),
+          message_of<c10::Error>([&] {
+            Linear model(2, 1);
+            DistributedDataParallel wrap(model, group);
+            wrap.forward(torch::ones({1, 2}))
+                .square()
+                .sum()
+                .backward({}, {}, /*create_graph=*/true);
+          })};
+      if (group.rank() == 0) {
+        messages = own;
+      }
+    });
+    return messages;
+  };
+  CHECK(refusals(1)[3].starts_with("parameter 1.weight belongs to another"));
+  const std::vector<std::string> of_two = refusals(2);
+  CHECK(of_two[0].starts_with("parameter weight was moved to another device or type"));
+  CHECK(of_two[1].starts_with("parameter bias was frozen when the model was wrapped"));
+  CHECK(of_two[2].empty());
+  CHECK(of_two[3] == refusals(1)[3]);
+  CHECK(of_two[4].find("create_graph=false, got a gradient of parameter") != std::string::npos);
+}
+
+TEST_CASE("a backward that threw leaves nothing behind", "[models]") {
+  for (const bool through_wrap : {true, false}) {
+    on_any_ranks([&](ProcessGroup& group) {
+      Linear model(1, 1);  // the bias's gradient comes first
+      DistributedDataParallel wrap(model, group, {.buckets = {1, 1}});
+      int started = 0;
+      int finished = 0;
+      wrap.register_comm_hook([&](const ProcessGroup& of_hook, const torch::Tensor& bucket) {
+        ++started;
+        const std::vector<torch::Tensor> sum{bucket.clone()};
+        of_hook.all_reduce(sum[0]);
+        return [&of_hook, &finished, bucket, sum] {
+          ++finished;
+          bucket.copy_(sum[0] / of_hook.world_size());
+        };
+      });
+      const auto backward = [&] {
+        model->zero_grad();
+        const torch::Tensor input = torch::full({1, 1}, group.rank() + 1.0);
+        (through_wrap ? wrap.forward(input) : model->forward(input)).sum().backward();
+      };
+      const auto id = model->weight.register_hook([](const auto&) { throw std::domain_error(""); });
+      TORCH_CHECK(message_of<std::domain_error>(backward).empty());
+      model->weight.remove_hook(id);
+      backward();
+      TORCH_CHECK(finished == started, "Expected ", started, " buckets to end, got ", finished);
+      const double mean = model->weight.grad().item<double>();
+      TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
+    });
+  }
+}
+
+TEST_CASE("a forward within a backward disturbs nothing", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Linear first(2, 2);
+    Linear second(2, 1);
+    DistributedDataParallel wrap(Sequential(first, second), group, {.buckets = {1, 1}});
+    const torch::Tensor hidden = first->forward(torch::ones({1, 2}));
+    hidden.register_hook([&](const torch::Tensor&) {
+      const torch::NoGradGuard no_grad;
+      wrap.forward(torch::ones({1, 2}));
+    });
+    (second->forward(hidden).sum() * (group.rank() + 1)).backward();
+    const double mean = second->bias.grad().item<double>();
+    TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
+  });
+}
+
+TEST_CASE("a backward within a backward: each parameter once", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Linear first(2, 2);
+    Linear inside(2, 2);
+    DistributedDataParallel wrap(Sequential(first, inside), group, {.buckets = {1, 1}});
+    const auto backward = [&](bool also_outside) {
+      const torch::Tensor hidden = first->forward(torch::ones({1, 2}));
+      torch::Tensor output = Checkpoint::apply(inside, hidden);
+      if (also_outside) {
+        output = output + inside->forward(hidden);
+      }
+      (output.sum() * (group.rank() + 1)).backward();
+    };
+    backward(false);
+    const double mean = inside->bias.grad()[0].item<double>();
+    TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
+    const std::string refusal = message_of<c10::Error>([&] { backward(true); });
+    TORCH_CHECK((refusal.find("of parameter 1.") != std::string::npos) == (group.world_size() > 1),
+                refusal);
+  });
+}
+
+TEST_CASE("ranks whose wraps have other options are refused", "[models]") {
+  for (const bool other_buckets : {true, false}) {
+    std::vector<std::string> messages(2);
+    run_ranks(2, [&](ProcessGroup& group) {
+      ddp::DistributedDataParallelOptions options;
+      if (group.rank() == 1) {
+        options.buckets.bytes = other_buckets ? 7 : options.buckets.bytes;
+        options.broadcast_buffers = other_buckets;
+      }
+      messages[static_cast<size_t>(group.rank())] = message_of<ddp::UsageError>(
+          [&] { DistributedDataParallel wrap(one_weight(), group, options); });
+    });
+    CHECK(messages[0] == (other_buckets
+                              ? "model: rank 1 has \"bucket bytes 1048576 and 7\", rank 0 has "
+                                "\"bucket bytes 1048576 and 26214400\", expected the same"
+                              : "model: rank 1 has \"broadcast_buffers 0\", rank 0 has "
+                                "\"broadcast_buffers 1\", expected the same"));
+    CHECK(messages[1] == messages[0]);
+  }
 }

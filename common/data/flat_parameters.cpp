@@ -12,9 +12,18 @@ namespace ddp {
 namespace {
 
 /// A tensor on `storage`, no autograd view: in-place operations on it concern nobody else.
-torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes) {
+torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes,
+                         at::IntArrayRef strides = {}) {
   return torch::empty({0}, flat.options())
-      .set_(flat.storage(), flat.storage_offset() + offset, sizes);
+      .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
+}
+
+/// In the strides of `like` (channels_last, say) if these leave no gaps.
+torch::Tensor on_storage_like(const torch::Tensor& flat, int64_t offset,
+                              const torch::Tensor& like) {
+  return like.is_non_overlapping_and_dense()
+             ? on_storage(flat, offset, like.sizes(), like.strides())
+             : on_storage(flat, offset, like.sizes());
 }
 
 }  // namespace
@@ -27,8 +36,10 @@ void FlatParameters::rebind_grad(size_t index) const {
   }
   if (!current.defined()) {
     view.zero_();
-  } else if (current.is_cpu() && current.is_contiguous() && current.dtype() == view.dtype() &&
-             current.sizes() == view.sizes()) {
+  } else if (current.is_sparse()) {
+    view.copy_(current.detach().to_dense());
+  } else if (current.is_cpu() && current.strides() == view.strides() &&
+             current.dtype() == view.dtype() && current.sizes() == view.sizes()) {
     // Once per parameter and step: an operator takes ten times as long for a small gradient.
     std::memmove(view.mutable_data_ptr(), current.const_data_ptr(), view.nbytes());
   } else {
@@ -78,7 +89,8 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
       const torch::Tensor tensor = tensor_of(flat.parameters[i]);
       if (!tensor.defined() || !tensor_of(first).defined() ||
           !tensor.storage().is_alias_of(tensor_of(first).storage()) ||
-          tensor.storage_offset() != flat.offsets[i] || !tensor.is_contiguous()) {
+          tensor.storage_offset() != flat.offsets[i] || !tensor.is_non_overlapping_and_dense() ||
+          tensor.strides() != flat.parameters[i].strides()) {
         return false;
       }
     }
@@ -91,7 +103,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   } else {
     flat.data = torch::zeros({total}, plain);
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      const torch::Tensor view = on_storage(flat.data, flat.offsets[i], flat.parameters[i].sizes());
+      const torch::Tensor view = on_storage_like(flat.data, flat.offsets[i], flat.parameters[i]);
       view.copy_(flat.parameters[i]);
       flat.parameters[i].set_data(view);
     }
@@ -104,7 +116,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
     flat.grad.zero_();
   }
   for (size_t i = 0; i < flat.parameters.size(); ++i) {
-    flat.grad_views.push_back(on_storage(flat.grad, flat.offsets[i], flat.parameters[i].sizes()));
+    flat.grad_views.push_back(on_storage_like(flat.grad, flat.offsets[i], flat.parameters[i]));
   }
   flat.rebind_grads();
   return flat;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,13 @@
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
+
+struct DistributedDataParallelOptions {
+  BucketSizes buckets = {};
+  /// Every forward gives all ranks rank 0's buffers: batch norm's statistics, say. false: each rank
+  /// has its own, after they began with rank 0's.
+  bool broadcast_buffers = true;
+};
 
 /// The engine behind DistributedDataParallel, for a module of any type.
 ///
@@ -27,7 +36,9 @@ namespace ddp {
 /// holds, from micro-batches before or another loss, and zero if it has none. Afterwards, with
 /// several ranks, every parameter has a gradient on every rank, be it zero: optimizers, which pass
 /// over parameters without one, do the same on all ranks. But at least one parameter must take part
-/// in every synchronised backward on every rank: the first hook is what starts the work.
+/// in every synchronised backward on every rank: the first hook is what starts the work. A zero is
+/// not nothing to an optimizer with momentum or weight decay: the parameter moves on. A parameter
+/// that was frozen (requires_grad=false on all ranks) has no gradient and stays where it is.
 ///
 /// Several reducers may share a process group, and a backward (a GAN's generator learns through the
 /// discriminator), as long as their buckets fill up in the same order on all ranks: not if ranks
@@ -36,14 +47,17 @@ class GradientReducer {
  public:
   /// Broadcasts rank 0's parameters and buffers.
   /// @param site what messages about this object's collectives name as their caller
-  /// @throws UsageError naming the first parameter in which a rank's model differs from rank 0's
+  /// @throws UsageError naming the first parameter in which a rank's model or options differ from
+  /// rank 0's, or one that another living reducer has
   GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
-                  const BucketSizes& sizes, const CallSite& site);
+                  const DistributedDataParallelOptions& options, const CallSite& site);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// Broadcasts rank 0's buffers: batch norm's statistics, say.
+  /// Collective, unless in no_sync(). Broadcasts rank 0's buffers.
+  /// @throws UsageError naming a parameter that would not be averaged: it was moved to another
+  /// device or type, or unfrozen, since this object was made
   void before_forward();
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
@@ -58,24 +72,32 @@ class GradientReducer {
     GradientReducer* reducer;  // none: it is gone
   };
 
+  const std::string& name_of(const torch::Tensor& parameter) const;
   void add_hooks();
   void gradient_ready(size_t parameter);
   void finish_backward();
-  void broadcast_parameters(const torch::nn::Module& module) const;
+  /// @throws as before_forward()
+  void expect_hooks() const;
+  void broadcast_parameters() const;
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;
   CallSite site_;
   bool synchronize_ = true;
-  std::vector<torch::Tensor> buffers_;  // the model's, which are no parameters
+  std::shared_ptr<void> taken_;  // the parameters, by this reducer
+  std::vector<torch::Tensor> frozen_;  // parameters that required no gradient
+  std::vector<std::vector<torch::Tensor>> buffers_;  // those of one type and device together
+  std::unordered_map<const torch::TensorImpl*, std::string> names_;
   FlatParameters flat_;
   GradientBuckets buckets_;  // in the order in which backward fills them
   std::vector<size_t> bucket_of_;  // each parameter
   // What adds each parameter's gradients up, and has the hook: parameters refer to it only weakly.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
+  bool broadcasts_buffers_;  // in every forward
   std::shared_ptr<HookTarget> target_;  // whose mutex is for what follows
-  bool in_backward_ = false;
+  std::weak_ptr<void> backward_;  // expires when the backward ends, by an exception too
+  std::vector<bool> ready_;  // parameters whose gradient is there
   std::vector<size_t> pending_;  // parameters in each bucket whose gradient is not there yet
   size_t next_to_start_ = 0;
 };
@@ -107,11 +129,12 @@ class DistributedDataParallel {
   explicit DistributedDataParallel(ModuleHolder module, double bucket_mib = kBucketMib,
                                    const CallSite& site = CallSite::current())
       : DistributedDataParallel(std::move(module), default_process_group(),
-                                bucket_sizes(bucket_mib), site) {}
+                                {.buckets = bucket_sizes(bucket_mib)}, site) {}
   /// @param process_group must outlive this object
   DistributedDataParallel(ModuleHolder module, const ProcessGroup& process_group,
-                          const BucketSizes& sizes = {}, const CallSite& site = CallSite::current())
-      : module_(std::move(module)), reducer_(*module_, process_group, sizes, site) {}
+                          const DistributedDataParallelOptions& options = {},
+                          const CallSite& site = CallSite::current())
+      : module_(std::move(module)), reducer_(*module_, process_group, options, site) {}
 
   template <typename... Inputs>
   auto forward(Inputs&&... inputs) {

@@ -21,6 +21,7 @@ GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup&
     : process_group_(process_group),
       // NCCL's AVG multiplies before it adds: other bits, and a sum that NVSwitch cannot do.
       backend_divides_(process_group.backend_name() == "shm"),
+      divides_before_(!backend_divides_ && flat.grad.scalar_type() == torch::kHalf),
       site_(site) {
   for (const BucketRange& range :
        bucket_ranges(FlatLayout{flat.offsets, flat.grad.numel()},
@@ -40,6 +41,9 @@ void GradientBuckets::start(size_t index) {
     bucket.finish_hook = hook_(process_group_, bucket.gradients.front());
     return;
   }
+  if (divides_before_ && process_group_.all_reduces()) {
+    bucket.gradients.front().div_(process_group_.world_size());
+  }
   bucket.work = process_group_.start_all_reduce(
       bucket.gradients, backend_divides_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, site_);
 }
@@ -55,7 +59,7 @@ void GradientBuckets::finish() {
       continue;
     }
     process_group_.wait(std::exchange(bucket.work, {}));
-    if (!backend_divides_ && process_group_.all_reduces()) {
+    if (!backend_divides_ && !divides_before_ && process_group_.all_reduces()) {
       bucket.gradients.front().div_(process_group_.world_size());
     }
   }

@@ -51,6 +51,7 @@ class GradientBuckets {
 
   const ProcessGroup& process_group_;
   bool backend_divides_;  // while it adds, which saves a pass over the gradients
+  bool divides_before_;  // the sum of float16 may be infinite where the mean is not
   CommHook hook_;  // empty: an all-reduce
   CallSite site_;
   std::vector<Bucket> buckets_;

@@ -36,7 +36,8 @@ torch::Tensor train_on_ranks(const Options& options, int world_size,
     }
     DistributedSampler sampler(dataset.train.size(), rank, world_size, options.seed);
     DataLoader loader(dataset.train, sampler, options.batch_size, process_group.device());
-    DistributedDataParallel parallel_model(model, process_group, bucket_sizes(options.bucket_mib));
+    DistributedDataParallel parallel_model(model, process_group,
+                                           {.buckets = bucket_sizes(options.bucket_mib)});
     const auto optimizer = make_optimizer(model->parameters(), options);
     for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
       sampler.set_epoch(epoch);
