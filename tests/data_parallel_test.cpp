@@ -31,15 +31,16 @@ std::vector<int64_t> indices_of(int64_t size, int rank, int world_size, int64_t 
 
 /// Has all that a replica must follow; its weight has two names and is used twice.
 struct NormalizedImpl : torch::nn::Cloneable<NormalizedImpl> {
-  NormalizedImpl() { reset(); }
+  explicit NormalizedImpl(bool its_ties = true) : ties(its_ties) { reset(); }
   void reset() override {
     linear = register_module("linear", torch::nn::Linear(4, 4));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
-    again = register_parameter("again", linear->weight);
+    again = register_parameter("again", ties ? linear->weight : torch::ones({4, 4}));
   }
   torch::Tensor forward(const torch::Tensor& input) {
     return norm->forward(torch::tanh(torch::linear(linear->forward(input), again)));
   }
+  bool ties;
   torch::nn::Linear linear{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
   torch::Tensor again;
@@ -185,7 +186,7 @@ TEST_CASE("an exception in a replica's thread reaches the caller", "[data_parall
 }
 
 TEST_CASE("mirrored replicas begin as their model and are found when they differ", "[mirrored]") {
-  Normalized model;
+  Normalized model(/*its_ties=*/false);
   model->to(torch::kFloat64);
   model->linear->bias.set_requires_grad(false);
   const torch::Tensor before = random_state();
@@ -199,4 +200,34 @@ TEST_CASE("mirrored replicas begin as their model and are found when they differ
   replicas[1].linear->weight[0][0] += 0x1p-40;
   CHECK_THROWS_WITH(replicas.expect_same_weights(),
                     Catch::Matchers::Contains("weights of replica 1 have digest"));
+}
+
+TEST_CASE("mirrored gradients of float16 have a mean where their sum is infinite", "[mirrored]") {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
+    Normalized model(/*its_ties=*/false);
+    model->to(dtype);
+    ddp::Mirrored replicas(model, cpus(3));
+    for (size_t i = 0; i < 3; ++i) {
+      for (torch::Tensor& parameter : replicas.module(i).parameters()) {
+        parameter.mutable_grad() =
+            torch::full_like(parameter.detach(), 32768 * (i == 0 ? 0.5 : 1.25));
+      }
+    }
+    replicas.average_gradients();
+    for (size_t i = 0; i < 3; ++i) {
+      CHECK(replicas[i].linear->weight.grad().eq(32768).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("no device, a GPU twice, and mirrored ties are refused", "[data_parallel][mirrored]") {
+  const auto refused = [](const std::vector<torch::Device>& devices, const char* says) {
+    CHECK_THROWS_WITH(ddp::DataParallel(Normalized(), devices), Catch::Matchers::Contains(says));
+    CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), devices), Catch::Matchers::Contains(says));
+  };
+  const torch::Device gpu(torch::kCUDA, 0);
+  refused({}, "Expected at least one device, got none");
+  refused({gpu, gpu}, "Expected each device once, got cuda:0 twice");
+  CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), cpus(2)),
+                    Catch::Matchers::Contains("without tied parameters, got 4"));
 }

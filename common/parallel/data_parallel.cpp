@@ -102,6 +102,11 @@ DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
     : devices_(std::move(devices)),
       threads_(devices_.size(), at::init_num_threads, looks_for(devices_.size())) {
   TORCH_CHECK(!devices_.empty(), "Expected at least one device, got none");
+  for (auto device = devices_.begin(); device != devices_.end(); ++device) {
+    // Autograd has one thread for a device, and backward would wait in it for itself.
+    TORCH_CHECK(device->is_cpu() || std::find(devices_.begin(), device, *device) == device,
+                "Expected each device once, got ", *device, " twice");
+  }
 }
 
 void DeviceThreads::run(c10::function_ref<void(size_t)> apply) {
@@ -122,8 +127,8 @@ void DeviceThreads::run(c10::function_ref<void(size_t)> apply) {
 
 Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch::Device> devices)
     : module_(std::move(module)),
-      replicas_(clone_to(*module_, devices)),
-      threads_(std::make_shared<DeviceThreads>(std::move(devices))) {}
+      threads_(std::make_shared<DeviceThreads>(std::move(devices))),
+      replicas_(clone_to(*module_, threads_->devices())) {}
 
 std::vector<torch::Tensor> Replicas::scatter(const torch::Tensor& input) const {
   return split_over(input, threads_->devices());

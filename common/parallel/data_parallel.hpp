@@ -53,8 +53,8 @@ class Replicas {
   void update(size_t i);
 
   std::shared_ptr<torch::nn::Module> module_;
-  std::vector<std::shared_ptr<torch::nn::Module>> replicas_;
   std::shared_ptr<DeviceThreads> threads_;  // which the graphs of outputs hold, too
+  std::vector<std::shared_ptr<torch::nn::Module>> replicas_;
 };
 
 /// The counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp: the module must

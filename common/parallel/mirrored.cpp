@@ -2,6 +2,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -81,15 +82,15 @@ void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplic
   }
 }
 
-/// On devices that have no NCCL: by way of the first one.
+/// On devices that have no NCCL: by way of the first one. Halves are added up in float32.
 void average_by_copies(const std::vector<torch::Tensor>& gradients) {
-  torch::Tensor sum = gradients[0];
+  torch::Tensor sum = gradients[0].to(at::toOpMathType(gradients[0].scalar_type()));
   for (size_t i = 1; i < gradients.size(); ++i) {
     sum.add_(gradients[i].to(sum.device(), /*non_blocking=*/true));
   }
   sum.div_(static_cast<int64_t>(gradients.size()));
-  for (size_t i = 1; i < gradients.size(); ++i) {
-    gradients[i].copy_(sum, /*non_blocking=*/true);
+  for (const torch::Tensor& gradient : gradients) {
+    gradient.copy_(sum, /*non_blocking=*/true);
   }
 }
 
@@ -107,6 +108,9 @@ MirroredReplicas::MirroredReplicas(std::shared_ptr<torch::nn::Module> model,
       parameters[p].set_requires_grad(modules_[0]->parameters()[p].requires_grad());
     }
     flat_.push_back(flatten_parameters(*replica));
+    TORCH_CHECK(flat_.back().parameters.size() == flat_[0].parameters.size(),
+                "Expected a model without tied parameters, got ", flat_[0].parameters.size(),
+                " parameters and a clone with ", flat_.back().parameters.size());
   }
 }
 
@@ -131,7 +135,7 @@ void MirroredReplicas::average_gradients() {
     flat.rebind_grads();
     gradients.push_back(flat.grad);
   }
-  if (gradients[0].is_cpu()) {
+  if (gradients[0].is_cpu() && static_cast<size_t>(gradients[0].element_size()) >= sizeof(float)) {
     AT_DISPATCH_FLOATING_TYPES(gradients[0].scalar_type(), "average_on_host",
                                [&] { average_on_host<scalar_t>(gradients, *this); });
   } else if (gradients[0].is_cuda()) {

@@ -26,7 +26,8 @@ namespace ddp {
 /// Buffers (batch norm's statistics, say) are each replica's own.
 class MirroredReplicas {
  public:
-  /// @param model on devices.front(), where it is the first replica; Cloneable
+  /// @param model on devices.front(), where it is the first replica; Cloneable, without tied
+  /// parameters, since LibTorch's clone() unties them
   MirroredReplicas(std::shared_ptr<torch::nn::Module> model, std::vector<torch::Device> devices);
   MirroredReplicas(const MirroredReplicas&) = delete;
   MirroredReplicas& operator=(const MirroredReplicas&) = delete;
