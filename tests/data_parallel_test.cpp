@@ -97,6 +97,16 @@ TEST_CASE("ranks read every sample once, in the order of one process", "[sampler
   CHECK_THROWS_AS(ddp::DistributedSampler(10, 3, 3, 7), c10::Error);
 }
 
+TEST_CASE("shuffle=false keeps the dataset's order, shared out", "[sampler]") {
+  for (const int rank : {0, 1, 2}) {
+    ddp::DistributedSampler sampler(8, rank, 3, /*seed=*/7, /*shuffle=*/false);
+    for (const int64_t epoch : {0, 5}) {
+      sampler.set_epoch(epoch);
+      CHECK(torch::equal(sampler.indices(), torch::arange(rank, 8, 3)));
+    }
+  }
+}
+
 TEST_CASE("DataParallel computes what the module computes, with fewer samples than devices, too",
           "[data_parallel]") {
   for (const size_t devices : {1U, 2U, 3U, 5U}) {

@@ -96,6 +96,23 @@ TEST_CASE("the ranks' batches together are the batch of one process, in the last
   CHECK(next == order.end());
 }
 
+TEST_CASE("drop_last leaves a step out in which a batch is not whole", "[loader]") {
+  for (const int64_t size : {7, 8, 15, 16, 17}) {
+    for (const int rank : {0, 1}) {
+      RankSampler sampler(size, rank, 2);
+      ddp::DataLoader loader(numbered(size), sampler, /*batch_size=*/4, torch::kCPU,
+                             /*drop_last=*/true);
+      int64_t steps = 0;
+      for (const ddp::Batch& batch : loader) {
+        CHECK((batch.size() == 4 && batch.weight == 1));
+        ++steps;
+      }
+      CHECK(steps == size / 8);
+      CHECK(loader.steps() == steps);
+    }
+  }
+}
+
 TEST_CASE("a batch takes no memory, and one that was overwritten has no gradient", "[loader]") {
   const ddp::Samples samples{torch::randn({64, 3}), torch::randn({64, 1})};
   ddp::RandomSampler sampler(64, /*seed=*/1);

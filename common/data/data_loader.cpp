@@ -51,11 +51,12 @@ void RandomSampler::set_epoch(int64_t epoch) {
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_size,
-                       const torch::Device& device)
+                       const torch::Device& device, bool drop_last)
     : samples_(samples),
       sampler_(sampler),
       batch_size_(batch_size),
       device_(device),
+      drop_last_(drop_last),
       is_resident_(fits_on(device, samples)) {
   TORCH_CHECK(batch_size >= 1, "Expected batch_size >= 1, got ", batch_size);
   samples_.input = samples_.input.contiguous();
@@ -75,7 +76,7 @@ int64_t DataLoader::max_batch() const {
 
 int64_t DataLoader::steps() const {
   const int64_t samples = sampler_.epoch_samples();
-  return samples / samples_per_step() + (samples % samples_per_step() == 0 ? 0 : 1);
+  return samples / samples_per_step() + (drop_last_ || samples % samples_per_step() == 0 ? 0 : 1);
 }
 
 void DataLoader::reserve(int64_t samples) {

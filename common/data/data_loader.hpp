@@ -75,8 +75,10 @@ class DataLoader {
   /// @param sampler must outlive the loader
   /// @param batch_size samples per process and step
   /// @param device where the batches are
+  /// @param drop_last leaves an epoch's last step out if its batches are not whole, for models that
+  /// cannot learn from one sample (batch norm)
   DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_size,
-             const torch::Device& device = torch::kCPU);
+             const torch::Device& device = torch::kCPU, bool drop_last = false);
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
@@ -133,6 +135,7 @@ class DataLoader {
   Sampler& sampler_;
   const int64_t batch_size_;
   const torch::Device device_;
+  const bool drop_last_;
   const bool is_resident_;  ///< the samples are on the device
   std::optional<c10::Stream> copy_stream_;
   std::vector<Slot> slots_;

@@ -12,8 +12,9 @@ namespace ddp {
 class DistributedSampler : public Sampler {
  public:
   /// @param size of the dataset @param seed the same on all ranks
+  /// @param shuffle false: every epoch has the dataset's own order
   /// @throws c10::Error unless 0 <= rank < world_size and size >= 0
-  DistributedSampler(int64_t size, int rank, int world_size, uint64_t seed);
+  DistributedSampler(int64_t size, int rank, int world_size, uint64_t seed, bool shuffle = true);
 
   void set_epoch(int64_t epoch) override;
   const torch::Tensor& indices() const override { return indices_; }
@@ -25,6 +26,7 @@ class DistributedSampler : public Sampler {
   int rank_;
   int world_size_;
   uint64_t seed_;
+  bool shuffle_;
   torch::Tensor indices_;
 };
 
