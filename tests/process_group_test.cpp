@@ -42,6 +42,17 @@ Options plain() {
   return options;
 }
 
+/// @return what `call` throws, or nothing
+template <typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
 std::vector<torch::Device> on_cpu(size_t ranks) {
   return std::vector<torch::Device>(ranks, torch::kCPU);
 }
@@ -433,6 +444,123 @@ TEST_CASE("collectives: elements of any rank, type and stride", "[collectives]")
           },
           backend);
     }
+  }
+}
+
+TEST_CASE("reduce_scatter and MAX; a message from rank to rank over Gloo", "[collectives]") {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int world_size : {1, 2, 3}) {
+      run_ranks(
+          world_size,
+          [&](ProcessGroup& group) {
+            const int rank = group.rank();
+            const torch::Tensor input = torch::arange(24).view({3, 2, 4}).transpose(0, 1) + rank;
+            const torch::Tensor rows =
+                torch::stack(std::vector<torch::Tensor>(static_cast<size_t>(world_size), input));
+            const torch::Tensor own = group.reduce_scatter(rows + 10 * rank);
+            TORCH_CHECK(own.eq((input - rank) * world_size + 11 * world_size * (world_size - 1) / 2)
+                            .all()
+                            .item<bool>(),
+                        "got ", own);
+            TORCH_CHECK(message_of([&] {
+                          group.reduce_scatter(torch::ones({7, 2}));
+                        }).find("one for each rank, got a tensor of [7, 2]") != std::string::npos);
+            const torch::Tensor number = torch::tensor(rank);
+            group.all_reduce(number, c10d::ReduceOp::MAX);
+            TORCH_CHECK(number.item<int>() == world_size - 1);
+            std::vector<torch::Tensor> gaps{torch::zeros({4, 2}).t()};
+            TORCH_CHECK(message_of([&] {
+                          group.start_all_reduce(gaps);
+                        }).find("contiguous tensor, got strides [1, 2]") != std::string::npos);
+            if (world_size == 1) {
+              return;
+            }
+            const torch::Tensor message = torch::full({3, 5}, -1.0).t();
+            if (backend == "shm") {
+              TORCH_CHECK(message_of([&] {
+                            group.send(message, 0);
+                          }).find("Backend shm does not") != std::string::npos);
+            } else if (rank == 0) {
+              group.send(torch::arange(15.0).view({3, 5}).t(), world_size - 1);
+            } else if (rank == world_size - 1) {
+              group.recv(message, 0);
+              TORCH_CHECK(torch::equal(message, torch::arange(15.0).view({3, 5}).t()), message);
+            }
+          },
+          backend);
+    }
+  }
+}
+
+TEST_CASE("groups of some ranks, two at once, and what their wraps average", "[groups]") {
+  for (const std::string backend : {"gloo", "shm"}) {
+    run_ranks(
+        4,
+        [](ProcessGroup& group) {
+          const std::vector<std::vector<int>> members = {{0, 2}, {3, 1}, {2, 1, 0}};
+          std::vector<std::unique_ptr<ProcessGroup>> groups;
+          for (const auto& ranks : members) {
+            groups.push_back(group.subgroup(ranks));
+          }
+          for (size_t g = 0; g < members.size(); ++g) {
+            const auto own = std::ranges::find(members[g], group.rank());
+            TORCH_CHECK((groups[g] == nullptr) == (own == members[g].end()));
+            if (groups[g] == nullptr) {
+              continue;
+            }
+            TORCH_CHECK(groups[g]->rank() == own - members[g].begin() &&
+                        groups[g]->world_size() == std::ssize(members[g]));
+            const torch::Tensor from_first = torch::tensor(group.rank());
+            groups[g]->broadcast(from_first);
+            TORCH_CHECK(from_first.item<int>() == members[g].front());
+            torch::nn::Linear model(1, 1);
+            ddp::DistributedDataParallel wrap(model, *groups[g]);
+            wrap(torch::full({1, 1}, static_cast<float>(group.rank()))).sum().backward();
+            double mean = 0;
+            for (const int rank : members[g]) {
+              mean += static_cast<double>(rank) / static_cast<double>(members[g].size());
+            }
+            TORCH_CHECK(model->weight.grad().item<double>() == mean, "Expected ", mean, ", got ",
+                        model->weight.grad());
+          }
+          for (const std::vector<int>& ranks : {std::vector<int>{1, 4}, {1, 1}, {-1}}) {
+            TORCH_CHECK(message_of([&] {
+                          group.subgroup(ranks);
+                        }).find("expected each of 0 to 3 at most once") != std::string::npos);
+          }
+          TORCH_CHECK(message_of([&] {
+                        group.subgroup({group.rank()});
+                      }).find(R"(rank 1 has "1", rank 0 has "0", expected the same)") !=
+                      std::string::npos);
+        },
+        backend);
+  }
+}
+
+TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
+  for (const Kind kind : {Kind::kFile, Kind::kTcp, Kind::kAgentTcp}) {
+    const std::vector<Options> options(3, plain());
+    std::atomic<int> sums = 0;
+    const auto messages = meet(
+        options,
+        [&](const ProcessGroup& first, const Options& own) {
+          ddp::LaunchEnvironment launch = first.launch();
+          for (const std::string backend : {"shm", "gloo"}) {
+            ddp::destroy_process_group();
+            ddp::init_process_group(launch, torch::kCPU, {.backend = backend});
+            const torch::Tensor sum = torch::tensor(launch.rank + 1);
+            ddp::all_reduce(sum);
+            sums += sum.item<int>();
+            // A second one beside the default group.
+            const auto all = ddp::new_group({0, 1, 2});
+            all->all_reduce(sum);
+            sums += sum.item<int>();
+          }
+          TORCH_CHECK(own.backend == "gloo");
+        },
+        kind);
+    CHECK(messages == std::vector<std::string>(3));
+    CHECK(sums == 2 * 3 * (6 + 18));
   }
 }
 

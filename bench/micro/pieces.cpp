@@ -5,7 +5,6 @@
 #include "bench/micro/suites.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
-#include "common/data/flat_parameters.hpp"
 #include "common/data/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/gradient_buckets.hpp"
@@ -73,10 +72,8 @@ class Step {
     model_ = Mlp(dataset_.layers);
     model_->to(ranks.device());
     if (ranks.size() > 1) {  // the gradients lie where the backend sums them without a copy
-      flat_ = flatten_parameters(*model_, [&ranks](int64_t numel, torch::ScalarType dtype) {
-        return ranks.group().allocate(numel, dtype);
-      });
-      buckets_.emplace(flat_, ranks.group(), bucket_sizes(options.bucket_mib), CallSite::current());
+      buckets_.emplace(model_->parameters(), ranks.group(), bucket_sizes(options.bucket_mib),
+                       CallSite::current());
     }
     optimizer_ = make_optimizer(model_->parameters(), options);
   }
@@ -133,9 +130,13 @@ class Step {
   Piece all_reduce() {
     const auto check_mean = [this] {
       const double mean = (ranks_.size() + 1) / 2.0;
-      return flat_.grad.sub(mean).abs().max().item<double>() < 1e-6
-                 ? ""
-                 : "all_reduce: got wrong gradients, expected the mean of all ranks' gradients";
+      for (const torch::Tensor& parameter : buckets_->parameters()) {
+        // Written so that NaN fails.
+        if (!(parameter.grad().sub(mean).abs().max().item<double>() < 1e-6)) {
+          return "all_reduce: got wrong gradients, expected the mean of all ranks' gradients";
+        }
+      }
+      return "";
     };
     return {.run =
                 [this] {
@@ -144,7 +145,13 @@ class Step {
                   }
                   buckets_->finish();
                 },
-            .prepare = [this] { flat_.grad.fill_(ranks_.rank() + 1); },
+            .prepare =
+                [this] {
+                  for (size_t i = 0; i < buckets_->parameters().size(); ++i) {
+                    buckets_->collect(i);
+                    buckets_->parameters()[i].grad().fill_(ranks_.rank() + 1);
+                  }
+                },
             .check = check_mean};
   }
 
@@ -161,7 +168,6 @@ class Step {
   DataLoader::Iterator next_;
   int64_t steps_ = 0;  ///< of this epoch
   Mlp model_{nullptr};
-  FlatParameters flat_;
   std::optional<GradientBuckets> buckets_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor loss_;

@@ -74,23 +74,21 @@ class HostBackend final : public c10d::Backend {
                                            const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = only("all_reduce", tensors);
     const auto op = static_cast<c10d::ReduceOp::RedOpType>(options.reduceOp);
-    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG, prefix_,
-                "Expected all_reduce with SUM or AVG, got c10d::ReduceOp ", static_cast<int>(op));
+    const ReduceOp reduce_op = reduce_op_of(op);
     const at::ScalarType type = summed_type(tensor.scalar_type());
     TORCH_CHECK(type == at::kFloat || type == at::kDouble ||
-                    (type == at::kLong && op == c10d::ReduceOp::SUM),
-                prefix_, "Expected all_reduce ", op == c10d::ReduceOp::SUM ? "sum" : "average",
-                " of ", op == c10d::ReduceOp::SUM ? "real" : "floating-point", " numbers, got ",
+                    (type == at::kLong && reduce_op != ReduceOp::kAverage),
+                prefix_, "Expected all_reduce of ",
+                reduce_op == ReduceOp::kAverage ? "floating-point" : "real", " numbers, got ",
                 tensor.dtype());
     const at::Tensor data = on_host(tensor, type);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool averages = op == c10d::ReduceOp::AVG;
-    const bool divides = averages && !communicator().has_average();
+    const bool divides = reduce_op == ReduceOp::kAverage && !communicator().has_average();
     communicator().all_reduce(data.data_ptr(), static_cast<size_t>(data.numel()),
                               type == at::kFloat    ? DType::kFloat32
                               : type == at::kDouble ? DType::kFloat64
                                                     : DType::kInt64,
-                              averages && !divides ? ReduceOp::kAverage : ReduceOp::kSum);
+                              divides ? ReduceOp::kSum : reduce_op);
     if (divides) {
       data.div_(size_);
     }
@@ -156,6 +154,22 @@ class HostBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
+  ReduceOp reduce_op_of(c10d::ReduceOp::RedOpType op) const {
+    switch (op) {
+      case c10d::ReduceOp::SUM:
+        return ReduceOp::kSum;
+      case c10d::ReduceOp::AVG:
+        return ReduceOp::kAverage;
+      case c10d::ReduceOp::MAX:
+        return ReduceOp::kMax;
+      case c10d::ReduceOp::MIN:
+        return ReduceOp::kMin;
+      default:
+        TORCH_CHECK(false, prefix_, "Expected all_reduce with SUM, AVG, MAX or MIN, got ",
+                    "c10d::ReduceOp ", static_cast<int>(op));
+    }
+  }
+
   Communicator& communicator() {
     TORCH_CHECK(communicator_ != nullptr, prefix_,
                 "Expected a call before the process group was destroyed, got one after");

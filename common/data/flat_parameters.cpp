@@ -6,51 +6,52 @@
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
-#include "common/data/flat_layout.hpp"
 
 namespace ddp {
 namespace {
 
-/// A tensor on `storage`, no autograd view: in-place operations on it concern nobody else.
 torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes,
                          at::IntArrayRef strides = {}) {
   return torch::empty({0}, flat.options())
       .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
 }
 
-/// In the strides of `like` (channels_last, say) if these leave no gaps.
-torch::Tensor on_storage_like(const torch::Tensor& flat, int64_t offset,
-                              const torch::Tensor& like) {
+}  // namespace
+
+torch::Tensor view_like(const torch::Tensor& flat, int64_t offset, const torch::Tensor& like) {
   return like.is_non_overlapping_and_dense()
              ? on_storage(flat, offset, like.sizes(), like.strides())
              : on_storage(flat, offset, like.sizes());
 }
 
-}  // namespace
+int64_t padded_elements(const torch::Tensor& tensor) {
+  constexpr int64_t kLineBytes = 64;
+  const int64_t line = kLineBytes / static_cast<int64_t>(tensor.element_size());
+  return (tensor.numel() + line - 1) / line * line;
+}
 
-void FlatParameters::rebind_grad(size_t index) const {
-  torch::Tensor& current = parameters[index].mutable_grad();
-  const torch::Tensor& view = grad_views[index];
-  if (current.is_same(view)) {
+void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place) {
+  torch::Tensor& current = parameter.mutable_grad();
+  if (current.is_same(place)) {
     return;
   }
   if (!current.defined()) {
-    view.zero_();
+    place.zero_();
   } else if (current.is_sparse()) {
-    view.copy_(current.detach().to_dense());
-  } else if (current.is_cpu() && current.strides() == view.strides() &&
-             current.dtype() == view.dtype() && current.sizes() == view.sizes()) {
+    place.copy_(current.detach().to_dense());
+  } else if (current.is_cpu() && current.strides() == place.strides() &&
+             current.dtype() == place.dtype() && current.sizes() == place.sizes()) {
     // Once per parameter and step: an operator takes ten times as long for a small gradient.
-    std::memmove(view.mutable_data_ptr(), current.const_data_ptr(), view.nbytes());
+    std::memmove(place.mutable_data_ptr(), current.const_data_ptr(), place.nbytes());
   } else {
-    view.copy_(current.detach());
+    place.copy_(current.detach());
   }
-  current = view;
+  current = place;
 }
 
 void FlatParameters::rebind_grads() const {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    rebind_grad(i);
+    move_gradient(parameters[i], grad_views[i]);
   }
 }
 
@@ -70,17 +71,16 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   const torch::NoGradGuard no_grad;
   FlatParameters flat;
   flat.parameters = trainable_parameters(module);
-  FlatLayout layout;
+  int64_t total = 0;
   for (const torch::Tensor& parameter : flat.parameters) {
     const torch::Tensor& front = flat.parameters.front();
     TORCH_CHECK(
         parameter.options().type_equal(front.options()) && parameter.device() == front.device(),
         "Expected all trainable parameters to be ", front.toString(), " on ", front.device(),
         ", got ", parameter.toString(), " on ", parameter.device());
-    layout.add(parameter.numel(), static_cast<int64_t>(parameter.element_size()));
+    flat.offsets.push_back(total);
+    total += padded_elements(parameter);
   }
-  flat.offsets = layout.offsets;
-  const int64_t total = layout.total;
   TORCH_CHECK(total > 0, "Expected a module with parameters that require a gradient, got none");
 
   const torch::Tensor& first = flat.parameters.front();
@@ -103,7 +103,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   } else {
     flat.data = torch::zeros({total}, plain);
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      const torch::Tensor view = on_storage_like(flat.data, flat.offsets[i], flat.parameters[i]);
+      const torch::Tensor view = view_like(flat.data, flat.offsets[i], flat.parameters[i]);
       view.copy_(flat.parameters[i]);
       flat.parameters[i].set_data(view);
     }
@@ -116,7 +116,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
     flat.grad.zero_();
   }
   for (size_t i = 0; i < flat.parameters.size(); ++i) {
-    flat.grad_views.push_back(on_storage_like(flat.grad, flat.offsets[i], flat.parameters[i]));
+    flat.grad_views.push_back(view_like(flat.grad, flat.offsets[i], flat.parameters[i]));
   }
   flat.rebind_grads();
   return flat;

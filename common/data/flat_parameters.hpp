@@ -10,21 +10,31 @@
 
 namespace ddp {
 
-/// With one tensor for all gradients a communication bucket is a range: an all-reduce needs no copy
-/// into a buffer of its own.
+/// With one tensor for all gradients an all-reduce needs no copy into a buffer of its own.
 struct FlatParameters {
   torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
-  torch::Tensor grad;  ///< (total) likewise, of the gradients: see rebind_grad()
+  torch::Tensor grad;  ///< (total) likewise, of the gradients: see rebind_grads()
   std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
   std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
   std::vector<torch::Tensor> grad_views;  ///< of `grad`, one per parameter, in its shape
 
-  /// Makes parameter `index`'s .grad() its view of `grad` again if backward or zero_grad() replaced
-  /// it, as stock optimizers have it; keeps its value, which is zero if there is none.
-  void rebind_grad(size_t index) const;
-  /// The same for all.
+  /// move_gradient() of every parameter to its view.
   void rebind_grads() const;
 };
+
+/// Makes `place` the parameter's .grad() again if backward or zero_grad() replaced it, as stock
+/// optimizers have it; keeps its value, which is zero if there is none.
+/// @param place as view_like() makes it
+void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place);
+
+/// A tensor in `flat`'s memory from element `offset` on, in the shape of `like`, and in its strides
+/// (channels_last, say) if these leave no gaps. No autograd view: in-place operations on it concern
+/// nobody else.
+torch::Tensor view_like(const torch::Tensor& flat, int64_t offset, const torch::Tensor& like);
+
+/// Elements of a tensor and of the gap behind it: the next one begins with a line of cache, which
+/// is also the widest vector.
+int64_t padded_elements(const torch::Tensor& tensor);
 
 /// The parameters that require a gradient, in order. One that has several names (tied weights) is
 /// there once, in the place of its first.

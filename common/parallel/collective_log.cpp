@@ -37,37 +37,38 @@ std::string CallSite::text() const {
 
 void CollectiveLog::begin(const char* kind, const torch::Tensor& tensor,
                           const CallSite& site) noexcept {
-  const uint64_t number = count_.load(std::memory_order_relaxed) + 1;
-  entries_[number % entries_.size()] = {.kind = kind,
-                                        .elements = tensor.numel(),
-                                        .dtype = tensor.scalar_type(),
-                                        .site = site,
-                                        .work = nullptr};
-  count_.store(number, std::memory_order_release);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  entries_[++count_ % entries_.size()] = {.kind = kind,
+                                          .elements = tensor.numel(),
+                                          .dtype = tensor.scalar_type(),
+                                          .site = site,
+                                          .work = nullptr};
 }
 
 void CollectiveLog::started(const c10d::Work* work) noexcept {
-  entries_[count_.load(std::memory_order_relaxed) % entries_.size()].work = work;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  entries_[count_ % entries_.size()].work = work;
 }
 
 std::string CollectiveLog::of(const c10d::Work& work) const {
-  const uint64_t last = count_.load(std::memory_order_acquire);
+  const std::lock_guard<std::mutex> lock(mutex_);
   // From the newest, as an older one's memory may be in use again.
-  for (uint64_t number = last; number > 0 && number + entries_.size() > last; --number) {
+  for (uint64_t number = count_; number > 0 && number + entries_.size() > count_; --number) {
     if (entry(number).work == &work) {
       return text(number);
     }
   }
-  return text(last);
+  return text(count_);
 }
 
 std::string CollectiveLog::last() const {
-  return text(count_.load(std::memory_order_acquire));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return text(count_);
 }
 
 std::string CollectiveLog::last_call() const {
-  const uint64_t number = count_.load(std::memory_order_acquire);
-  return number == 0 ? "" : fmt::format("collective {}, {}", number, entry(number).site.text());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return count_ == 0 ? "" : fmt::format("collective {}, {}", count_, entry(count_).site.text());
 }
 
 std::string CollectiveLog::text(uint64_t number) const {

@@ -8,9 +8,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -35,9 +35,9 @@ struct CallSite {
 };
 
 /// Written by the thread that calls collectives, a few words for each, into memory that is there
-/// from the beginning; read once something failed. Numbers begin with 1 in each process group, and
-/// are the same on all ranks as long as these make the same calls. (Over Gloo a broadcast of more
-/// than 4 MiB counts once for each piece.)
+/// from the beginning; read from any thread once something failed. Numbers begin with 1 in each
+/// process group, and are the same on all ranks as long as these make the same calls. (Over Gloo a
+/// broadcast of more than 4 MiB counts once for each piece.)
 class CollectiveLog {
  public:
   /// @param kind lives as long as the program; "all_reduce"
@@ -48,10 +48,10 @@ class CollectiveLog {
   /// "all_reduce of 1024 float32 (collective 37), called at 03_ddp_spawn/by_hand.cpp:45": the
   /// collective that `work` is of, or the last one if it is of none.
   std::string of(const c10d::Work& work) const;
-  /// The last one; empty if there was none. From any thread, as the one that calls stands still.
+  /// The last one; empty if there was none.
   std::string last() const;
   /// "collective 37, called at 03_ddp_spawn/by_hand.cpp:45": the same for a message that says
-  /// already what was called. From any thread, likewise.
+  /// already what was called.
   std::string last_call() const;
 
  private:
@@ -63,11 +63,13 @@ class CollectiveLog {
     const c10d::Work* work = nullptr;  // compared only
   };
 
+  // What follows is under the lock: NCCL's watchdog reads while the host goes on.
   const Entry& entry(uint64_t number) const { return entries_[number % entries_.size()]; }
   std::string text(uint64_t number) const;
 
+  mutable std::mutex mutex_;
   std::array<Entry, 64> entries_;  // more than are on their way at a time
-  std::atomic<uint64_t> count_{0};
+  uint64_t count_ = 0;
 };
 
 /// A backend says that a rank did not come in time, but not which. Whoever notices first closes its

@@ -27,6 +27,18 @@ std::vector<torch::Tensor> split_over(const torch::Tensor& input,
   return parts;
 }
 
+/// A node of a graph, held by shared_ptr, or from LibTorch 2.15 on by intrusive_ptr.
+template <typename Node>
+auto make_node() {
+  using Pointer =
+      decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::Tensor&>()));
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<Node>(new Node(), [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Node>();
+  }
+}
+
 /// What autograd calls when the gradient of the gathered output is known.
 struct GatherBackward : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
@@ -196,8 +208,7 @@ torch::Tensor Replicas::gather(const std::vector<torch::Tensor>& outputs) const 
     }
   }
   if (!originals.empty()) {
-    const auto node =
-        std::shared_ptr<GatherBackward>(new GatherBackward(), torch::autograd::deleteNode);
+    const auto node = make_node<GatherBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(originals));
     node->threads = threads_;
     node->parameters = std::move(parameters);

@@ -10,8 +10,10 @@
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/data/flat_parameters.hpp"
 #include "common/parallel/agreement.hpp"
 
 namespace ddp {
@@ -37,6 +39,22 @@ std::string describe(const torch::nn::Module& module,
   }
   return text.str();
 }
+
+/// Calls `action` before a node of a graph runs, the first time.
+class OnceBefore : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OnceBefore(std::function<void()> action) : action_(std::move(action)) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    if (const auto action = std::exchange(action_, {})) {
+      action();
+    }
+    return gradients;
+  }
+
+ private:
+  std::function<void()> action_;
+};
 
 /// Two reducers of one parameter would each add its gradient up, in the same memory at a time.
 /// @return while it lives, the module's parameters are taken
@@ -67,13 +85,25 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module) {
 }
 
 /// Compares the ranks' models first: with different ones the collectives would hang or abort.
-FlatParameters flatten_same_parameters(const torch::nn::Module& module,
-                                       const ProcessGroup& process_group,
-                                       const DistributedDataParallelOptions& options) {
+/// @return the parameters that are averaged: none if there is one rank
+/// @throws UsageError naming one that is not on the group's device, or if there are none
+std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
+                                           const ProcessGroup& process_group,
+                                           const DistributedDataParallelOptions& options) {
   verify_same(process_group, "model", describe(module, options));
-  return flatten_parameters(module, [&](int64_t numel, torch::ScalarType dtype) {
-    return process_group.allocate(numel, dtype);
-  });
+  std::vector<torch::Tensor> parameters = trainable_parameters(module);
+  if (parameters.empty()) {
+    throw UsageError("got a module none of whose parameters requires a gradient, expected one");
+  }
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().device().type() != process_group.device().type()) {
+      throw UsageError(
+          fmt::format("parameter {} is on {}, expected the process group's {}: move "
+                      "the model there first, then wrap it",
+                      item.key(), item.value().device().str(), process_group.device().str()));
+    }
+  }
+  return process_group.world_size() == 1 ? std::vector<torch::Tensor>() : parameters;
 }
 
 }  // namespace
@@ -84,14 +114,10 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     : process_group_(process_group),
       site_(site),
       taken_(take_parameters(module)),
-      flat_(flatten_same_parameters(module, process_group, options)),
-      buckets_(flat_, process_group, options.buckets, site),
+      buckets_(same_parameters(module, process_group, options), process_group, options.buckets,
+               site),
       broadcasts_buffers_(options.broadcast_buffers),
       target_(std::make_shared<HookTarget>()) {
-  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    // Bucket 0 has the last parameters.
-    bucket_of_.insert(bucket_of_.begin(), buckets_.range(bucket).parameters, bucket);
-  }
   for (const torch::Tensor& buffer : module.buffers()) {
     const auto like = std::ranges::find_if(buffers_, [&](const auto& others) {
       return others.front().options().type_equal(buffer.options()) &&
@@ -106,7 +132,9 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     }
   }
   if (process_group.world_size() > 1) {
-    broadcast_parameters();
+    for (const torch::Tensor& parameter : module.parameters()) {
+      process_group.broadcast(parameter.detach(), /*root=*/0, site);
+    }
     broadcast_buffers();
     add_hooks();
   }
@@ -118,8 +146,8 @@ const std::string& GradientReducer::name_of(const torch::Tensor& parameter) cons
 
 void GradientReducer::add_hooks() {
   target_->reducer = this;
-  for (size_t i = 0; i < flat_.parameters.size(); ++i) {
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(flat_.parameters[i]));
+  for (size_t i = 0; i < buckets_.parameters().size(); ++i) {
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(buckets_.parameters()[i]));
     accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
         [target = target_, i](const torch::autograd::variable_list& outputs,
                               const torch::autograd::variable_list&) {
@@ -136,13 +164,6 @@ GradientReducer::~GradientReducer() {
   const std::lock_guard<std::mutex> lock(target_->mutex);
   // The hooks stay: another thread may be going through them. They end with the accumulators.
   target_->reducer = nullptr;
-}
-
-void GradientReducer::broadcast_parameters() const {
-  process_group_.broadcast(flat_.data, /*root=*/0, site_);
-  for (const torch::Tensor& parameter : frozen_) {
-    process_group_.broadcast(parameter.detach(), /*root=*/0, site_);
-  }
 }
 
 void GradientReducer::broadcast_buffers() const {
@@ -168,6 +189,10 @@ void GradientReducer::before_forward() {
     return;
   }
   expect_hooks();
+  if (!torch::autograd::get_current_node()) {  // else within a backward
+    const std::lock_guard<std::mutex> lock(target_->mutex);
+    backward_.reset();  // one that threw, and whose graph is still there
+  }
   if (broadcasts_buffers_) {
     broadcast_buffers();
   }
@@ -175,11 +200,12 @@ void GradientReducer::before_forward() {
 
 void GradientReducer::expect_hooks() const {
   for (size_t i = 0; i < accumulators_.size(); ++i) {
-    if (torch::autograd::impl::try_get_grad_accumulator(flat_.parameters[i]) != accumulators_[i]) {
+    if (torch::autograd::impl::try_get_grad_accumulator(buckets_.parameters()[i]) !=
+        accumulators_[i]) {
       throw UsageError(fmt::format(
           "parameter {} was moved to another device or type after the model was wrapped, expected "
           "it to stay: move the model first, then wrap it",
-          name_of(flat_.parameters[i])));
+          name_of(buckets_.parameters()[i])));
     }
   }
   for (const torch::Tensor& parameter : frozen_) {
@@ -198,53 +224,92 @@ void GradientReducer::gradient_ready(size_t parameter) {
   }
   if (backward_.expired()) {
     buckets_.finish();  // of a backward that threw: their sums may still be on their way
-    const auto token = std::make_shared<char>();
-    backward_ = token;
+    const auto running = std::make_shared<char>();
+    backward_ = running;
     next_to_start_ = 0;
-    ready_.assign(flat_.parameters.size(), false);
+    ready_.assign(buckets_.parameters().size(), false);
     pending_.clear();
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-      pending_.push_back(buckets_.range(bucket).parameters);
+      pending_.push_back(buckets_.parameters_of(bucket).size());
     }
-    torch::autograd::Engine::get_default_engine().queue_callback([target = target_, token] {
-      const std::lock_guard<std::mutex> lock(target->mutex);
-      if (target->reducer != nullptr) {
-        target->reducer->finish_backward();
-      }
-    });
+    arrivals_.clear();
+    finish_at_end(target_, running);
   }
   TORCH_CHECK(!ready_[parameter], "Expected one gradient of parameter ",
-              name_of(flat_.parameters[parameter]),
+              name_of(buckets_.parameters()[parameter]),
               " in a backward, got a second one: it is used inside and outside of a nested "
               "backward (activation checkpointing)");
   ready_[parameter] = true;
-  TORCH_CHECK(!flat_.parameters[parameter].grad().requires_grad(),
+  TORCH_CHECK(!buckets_.parameters()[parameter].grad().requires_grad(),
               "Expected backward with create_graph=false, got a gradient of parameter ",
-              name_of(flat_.parameters[parameter]),
+              name_of(buckets_.parameters()[parameter]),
               " that has a graph; torch::autograd::grad() gives one");
-  // zero_grad() of a stock optimizer drops gradients; backward then makes new ones elsewhere.
-  flat_.rebind_grad(parameter);
-  --pending_[bucket_of_[parameter]];
+  buckets_.collect(parameter);
+  if (!reordered_) {
+    arrivals_.push_back(static_cast<int64_t>(parameter));
+  }
+  --pending_[buckets_.bucket_of(parameter)];
   while (next_to_start_ < buckets_.size() && pending_[next_to_start_] == 0) {
     buckets_.start(next_to_start_++);
   }
 }
 
+// Note [Nested backward]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Activation checkpointing runs a backward within a node of another one. A callback is queued for
+// the backward that runs, which may be the inner one, and the buckets are to be finished when the
+// outer one ends: else each checkpoint would all-reduce all of them, on ranks that use different
+// layers a different number of times. When a callback runs, its own nodes are done. So a node that
+// runs is the outer backward's, and its next node can queue the callback there.
+void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
+                                    const std::shared_ptr<void>& running) {
+  torch::autograd::Engine::get_default_engine().queue_callback([target, running] {
+    if (const auto outer = torch::autograd::get_current_node()) {
+      for (const torch::autograd::Edge& edge : outer->next_edges()) {
+        // A leaf's node lives on: it would collect one hook in each step.
+        if (edge.is_valid() &&
+            dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()) == nullptr) {
+          edge.function->add_pre_hook(
+              std::make_unique<OnceBefore>([target, running] { finish_at_end(target, running); }));
+          return;
+        }
+      }
+    }
+    const std::lock_guard<std::mutex> lock(target->mutex);
+    if (target->reducer != nullptr) {
+      target->reducer->finish_backward();
+    }
+  });
+}
+
 void GradientReducer::finish_backward() {
   backward_.reset();
   for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
-    if (pending_[next_to_start_] > 0) {
-      const BucketRange& range = buckets_.range(next_to_start_);
-      for (size_t i = range.first_parameter; i < range.first_parameter + range.parameters; ++i) {
-        if (flat_.parameters[i]
-                .requires_grad()) {  // not frozen since: see Note [Unused parameters]
-          flat_.rebind_grad(i);
-        }
+    for (const size_t parameter : buckets_.parameters_of(next_to_start_)) {
+      // A frozen one keeps no gradient: see Note [Unused parameters].
+      if (!ready_[parameter] && buckets_.parameters()[parameter].requires_grad()) {
+        buckets_.collect(parameter);
       }
     }
     buckets_.start(next_to_start_);
   }
   buckets_.finish();
+  if (!std::exchange(reordered_, true)) {
+    reorder_buckets();
+  }
+}
+
+void GradientReducer::reorder_buckets() {
+  for (size_t parameter = ready_.size(); parameter-- > 0;) {
+    if (!ready_[parameter]) {
+      arrivals_.push_back(static_cast<int64_t>(parameter));
+    }
+  }
+  const torch::Tensor order = torch::tensor(arrivals_, torch::kInt64).to(process_group_.device());
+  process_group_.broadcast(order, /*root=*/0, site_);
+  const torch::Tensor on_host = order.to(torch::kCPU);
+  const auto* const begin = on_host.const_data_ptr<int64_t>();
+  buckets_.reorder({begin, begin + on_host.numel()});
 }
 
 }  // namespace ddp

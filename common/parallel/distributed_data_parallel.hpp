@@ -1,6 +1,7 @@
 // common/parallel/distributed_data_parallel.hpp - averages gradients over ranks during backward.
 #pragma once
 
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -11,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/data/flat_parameters.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/parallel/process_group.hpp"
 
@@ -26,11 +26,12 @@ struct DistributedDataParallelOptions {
 
 /// The engine behind DistributedDataParallel, for a module of any type.
 ///
-/// Parameters and gradients live in flat storage (see FlatParameters). A bucket is a range of it.
-/// Backward produces gradients roughly in reverse order of the parameters, so buckets are filled
-/// from the end; a hook on each parameter counts, and the last gradient of a bucket starts its
-/// all-reduce. All ranks start buckets in the same order. When backward is through, buckets that
-/// are not full are started too, all are waited for, and the sums become means.
+/// A hook on each parameter moves its gradient into a bucket and counts, and the last gradient of a
+/// bucket starts its all-reduce. Backward makes gradients roughly in reverse order of the
+/// parameters, so buckets begin with the last one; after the first backward they are laid out in
+/// the order in which rank 0's gradients came. All ranks start buckets in the same order. When
+/// backward is through, buckets that are not full are started too, all are waited for, and the sums
+/// become means. Alone, a rank does nothing of this.
 ///
 /// Note [Unused parameters]: one that takes no part in a backward contributes what its gradient
 /// holds, from micro-batches before or another loss, and zero if it has none. Afterwards, with
@@ -44,6 +45,10 @@ struct DistributedDataParallelOptions {
 /// discriminator), as long as their buckets fill up in the same order on all ranks: not if ranks
 /// use different parameters of several reducers in one backward.
 class GradientReducer {
+  /// A shared_ptr, or from LibTorch 2.15 on an intrusive_ptr.
+  using AccumulatorPointer =
+      decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::Tensor&>()));
+
  public:
   /// Broadcasts rank 0's parameters and buffers.
   /// @param site what messages about this object's collectives name as their caller
@@ -75,10 +80,14 @@ class GradientReducer {
   const std::string& name_of(const torch::Tensor& parameter) const;
   void add_hooks();
   void gradient_ready(size_t parameter);
+  /// Calls finish_backward() when the backward that runs has ended, the outermost one.
+  /// @param running kept until then, unless the backward throws
+  static void finish_at_end(const std::shared_ptr<HookTarget>& target,
+                            const std::shared_ptr<void>& running);
   void finish_backward();
+  void reorder_buckets();
   /// @throws as before_forward()
   void expect_hooks() const;
-  void broadcast_parameters() const;
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;
@@ -88,11 +97,9 @@ class GradientReducer {
   std::vector<torch::Tensor> frozen_;  // parameters that required no gradient
   std::vector<std::vector<torch::Tensor>> buffers_;  // those of one type and device together
   std::unordered_map<const torch::TensorImpl*, std::string> names_;
-  FlatParameters flat_;
-  GradientBuckets buckets_;  // in the order in which backward fills them
-  std::vector<size_t> bucket_of_;  // each parameter
+  GradientBuckets buckets_;
   // What adds each parameter's gradients up, and has the hook: parameters refer to it only weakly.
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<AccumulatorPointer> accumulators_;
 
   bool broadcasts_buffers_;  // in every forward
   std::shared_ptr<HookTarget> target_;  // whose mutex is for what follows
@@ -100,6 +107,8 @@ class GradientReducer {
   std::vector<bool> ready_;  // parameters whose gradient is there
   std::vector<size_t> pending_;  // parameters in each bucket whose gradient is not there yet
   size_t next_to_start_ = 0;
+  bool reordered_ = false;
+  std::vector<int64_t> arrivals_;  // parameters, in the order of a backward's gradients
 };
 
 /// While it lives, backward only adds gradients up: no communication.
@@ -141,6 +150,13 @@ class DistributedDataParallel {
     reducer_.before_forward();
     return module_->forward(std::forward<Inputs>(inputs)...);
   }
+  template <typename... Inputs>
+  auto operator()(Inputs&&... inputs) {
+    return forward(std::forward<Inputs>(inputs)...);
+  }
+  /// For all but forward: parallel_model->parameters().
+  auto* operator->() const { return module_.get(); }
+  const ModuleHolder& module() const noexcept { return module_; }
 
   /// Put the result round all but the last micro-batch of a step.
   /// @param active false: nothing happens, so that a loop needs no second body

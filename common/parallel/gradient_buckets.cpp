@@ -1,9 +1,44 @@
 #include "common/parallel/gradient_buckets.hpp"
 
 #include <memory>
-#include <utility>
+#include <numeric>
+
+#include "common/data/flat_parameters.hpp"
 
 namespace ddp {
+
+std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>& parameters,
+                                                const std::vector<size_t>& order,
+                                                const BucketSizes& sizes) {
+  struct Open {
+    torch::ScalarType dtype;
+    std::vector<size_t> members;
+    int64_t bytes = 0;
+    int64_t limit;
+  };
+  std::vector<Open> open;
+  std::vector<std::vector<size_t>> buckets;
+  for (const size_t index : order) {
+    const torch::Tensor& parameter = parameters[index];
+    auto bucket = std::ranges::find(open, parameter.scalar_type(), &Open::dtype);
+    if (bucket == open.end()) {
+      open.push_back({.dtype = parameter.scalar_type(), .members = {}, .limit = sizes.first_bytes});
+      bucket = open.end() - 1;
+    }
+    bucket->members.push_back(index);
+    bucket->bytes += static_cast<int64_t>(parameter.nbytes());
+    if (bucket->bytes >= bucket->limit) {
+      buckets.push_back(std::move(bucket->members));
+      *bucket = {.dtype = parameter.scalar_type(), .members = {}, .limit = sizes.bytes};
+    }
+  }
+  for (Open& bucket : open) {
+    if (!bucket.members.empty()) {
+      buckets.push_back(std::move(bucket.members));
+    }
+  }
+  return buckets;
+}
 
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
                                          const torch::Tensor& gradients) {
@@ -16,20 +51,80 @@ std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
   };
 }
 
-GradientBuckets::GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
-                                 const BucketSizes& sizes, const CallSite& site)
+GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
+                                 const ProcessGroup& process_group, const BucketSizes& sizes,
+                                 const CallSite& site)
     : process_group_(process_group),
       // NCCL's AVG multiplies before it adds: other bits, and a sum that NVSwitch cannot do.
       backend_divides_(process_group.backend_name() == "shm"),
-      divides_before_(!backend_divides_ && flat.grad.scalar_type() == torch::kHalf),
-      site_(site) {
-  for (const BucketRange& range :
-       bucket_ranges(FlatLayout{flat.offsets, flat.grad.numel()},
-                     static_cast<int64_t>(flat.grad.element_size()), sizes)) {
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.range = range;
-    bucket.gradients = {flat.grad.slice(0, range.begin, range.end)};
+      sizes_(sizes),
+      site_(site),
+      parameters_(std::move(parameters)),
+      places_(parameters_.size()),
+      bucket_of_(parameters_.size()) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::pair<torch::ScalarType, int64_t>> totals;
+  for (const torch::Tensor& parameter : parameters_) {
+    auto total =
+        std::ranges::find(totals, parameter.scalar_type(), [](auto& t) { return t.first; });
+    if (total == totals.end()) {
+      total = totals.emplace(total, parameter.scalar_type(), 0);
+    }
+    total->second += padded_elements(parameter);
   }
+  for (const auto& [dtype, elements] : totals) {
+    memory_.push_back(process_group.allocate(elements, dtype).zero_());
+  }
+  std::vector<size_t> backwards(parameters_.size());
+  std::iota(backwards.rbegin(), backwards.rend(), 0);
+  lay_out(backwards);
+}
+
+void GradientBuckets::lay_out(const std::vector<size_t>& order) {
+  buckets_.clear();
+  std::vector<int64_t> ends(memory_.size());
+  for (std::vector<size_t>& members : assign_buckets(parameters_, order, sizes_)) {
+    const auto memory = std::ranges::find(memory_, parameters_[members[0]].scalar_type(),
+                                          [](const auto& m) { return m.scalar_type(); });
+    int64_t& end = ends[static_cast<size_t>(memory - memory_.begin())];
+    const int64_t begin = end;
+    for (const size_t index : members) {
+      places_[index] = view_like(*memory, end, parameters_[index]);
+      bucket_of_[index] = buckets_.size();
+      end += padded_elements(parameters_[index]);
+    }
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.parameters = std::move(members);
+    bucket.gradients = {memory->slice(0, begin, end)};
+  }
+}
+
+void GradientBuckets::reorder(const std::vector<size_t>& order) {
+  const torch::NoGradGuard no_grad;
+  const std::vector<torch::Tensor> before = places_;
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& place : places_) {
+    values.push_back(place.clone());
+  }
+  lay_out(order);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    places_[i].copy_(values[i]);
+    torch::Tensor& gradient = parameters_[i].mutable_grad();
+    gradient = gradient.is_same(before[i]) ? places_[i] : gradient;
+  }
+}
+
+void GradientBuckets::collect(size_t parameter) const {
+  move_gradient(parameters_[parameter], places_[parameter]);
+}
+
+GradientBuckets::Division GradientBuckets::division(const Bucket& bucket) const {
+  if (backend_divides_) {
+    return Division::kInBackend;
+  }
+  // The sum of float16 gradients may be infinite where their mean is not.
+  return bucket.gradients.front().scalar_type() == torch::kHalf ? Division::kBeforeSum
+                                                                : Division::kAfterSum;
 }
 
 void GradientBuckets::start(size_t index) {
@@ -41,7 +136,7 @@ void GradientBuckets::start(size_t index) {
     bucket.finish_hook = hook_(process_group_, bucket.gradients.front());
     return;
   }
-  if (divides_before_ && process_group_.all_reduces()) {
+  if (division(bucket) == Division::kBeforeSum && process_group_.all_reduces()) {
     bucket.gradients.front().div_(process_group_.world_size());
   }
   bucket.work = process_group_.start_all_reduce(
@@ -59,7 +154,7 @@ void GradientBuckets::finish() {
       continue;
     }
     process_group_.wait(std::exchange(bucket.work, {}));
-    if (!backend_divides_ && !divides_before_ && process_group_.all_reduces()) {
+    if (division(bucket) == Division::kAfterSum && process_group_.all_reduces()) {
       bucket.gradients.front().div_(process_group_.world_size());
     }
   }

@@ -3,17 +3,42 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
-#include "common/data/flat_parameters.hpp"
-#include "common/parallel/bucket_ranges.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
 
+/// Gradients are reduced in buckets of about this size: large enough to use the network well, small
+/// enough that the first one starts early. The first is smaller, having nothing to overlap with.
+struct BucketSizes {
+  int64_t bytes = int64_t{25} * 1024 * 1024;
+  int64_t first_bytes = int64_t{1024} * 1024;
+};
+inline constexpr double kBucketMib = 25;
+
+/// --bucket-mib
+inline BucketSizes bucket_sizes(double mib) {
+  BucketSizes sizes;
+  sizes.bytes = std::max<int64_t>(1, std::llround(mib * 1024 * 1024));
+  sizes.first_bytes = std::min(sizes.first_bytes, sizes.bytes);
+  return sizes;
+}
+
+/// Parameters whose gradients travel together: each bucket is of one dtype, and is closed when it
+/// has reached its size. As c10d::compute_bucket_assignment_by_size(), but in the order of closing.
+/// @param order parameters, by index, as their gradients come
+std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>& parameters,
+                                                const std::vector<size_t>& order,
+                                                const BucketSizes& sizes);
+
 /// Turns one bucket's gradients into what all ranks are to have, as torch's register_comm_hook().
-/// @param gradients (elements of the bucket) this rank's own, a range of the flat gradients
+/// @param gradients (elements of the bucket) this rank's own
 /// @return waits for what was started, and leaves the result in `gradients`
 using CommHook = std::function<std::function<void()>(const ProcessGroup& process_group,
                                                      const torch::Tensor& gradients)>;
@@ -22,38 +47,58 @@ using CommHook = std::function<std::function<void()>(const ProcessGroup& process
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
                                          const torch::Tensor& gradients);
 
-/// Turns every rank's gradients into their mean, bucket by bucket. Every rank must start the same
-/// buckets in the same order.
+/// Turns every rank's gradients into their mean, bucket by bucket. A bucket is a range of one
+/// tensor for each dtype, so that it travels without a copy. Every rank must start the same buckets
+/// in the same order.
 class GradientBuckets {
  public:
-  /// @param flat its gradients must stay where they are; `process_group` must outlive this object
+  /// Collective. Begins with the last parameter, whose gradient backward makes first.
+  /// @param parameters on the device of `process_group`, which must outlive this object
   /// @param site what messages name as the caller
-  GradientBuckets(const FlatParameters& flat, const ProcessGroup& process_group,
+  GradientBuckets(std::vector<torch::Tensor> parameters, const ProcessGroup& process_group,
                   const BucketSizes& sizes, const CallSite& site);
 
   size_t size() const noexcept { return buckets_.size(); }
-  const BucketRange& range(size_t bucket) const { return buckets_[bucket].range; }
+  /// By index; one is in the bucket bucket_of().
+  const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
+  const std::vector<size_t>& parameters_of(size_t bucket) const {
+    return buckets_[bucket].parameters;
+  }
+  size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
 
-  /// The gradients in this range are there.
+  /// Moves the parameter's gradient to its place in the bucket: zero if there is none. Backward
+  /// makes new gradients elsewhere when a stock optimizer's zero_grad() has dropped them.
+  void collect(size_t parameter) const;
+  /// The gradients of this bucket are there.
   void start(size_t bucket);
   /// Waits for all buckets that were started.
   void finish();
+  /// Makes other buckets of the same parameters, between steps. Gradients keep their values.
+  void reorder(const std::vector<size_t>& order);
 
  private:
   struct Bucket {
-    BucketRange range;
-    std::vector<torch::Tensor> gradients;  // one: a range of the flat ones
+    std::vector<size_t> parameters;
+    std::vector<torch::Tensor> gradients;  // one: all of the bucket
     ProcessGroup::Work work;
     std::function<void()> finish_hook;
     bool started = false;
   };
+  enum class Division { kInBackend, kBeforeSum, kAfterSum };
+
+  Division division(const Bucket& bucket) const;
+  void lay_out(const std::vector<size_t>& order);
 
   const ProcessGroup& process_group_;
   bool backend_divides_;  // while it adds, which saves a pass over the gradients
-  bool divides_before_;  // the sum of float16 may be infinite where the mean is not
+  BucketSizes sizes_;
   CommHook hook_;  // empty: an all-reduce
   CallSite site_;
+  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> memory_;  // all gradients of one dtype
+  std::vector<torch::Tensor> places_;  // each parameter's gradient, in its shape and strides
+  std::vector<size_t> bucket_of_;
   std::vector<Bucket> buckets_;
 };
 

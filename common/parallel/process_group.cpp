@@ -21,6 +21,7 @@
 #include "common/launch/hardware.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
+#include "common/launch/stop_request.hpp"
 #include "common/parallel/agreement.hpp"
 #include "common/parallel/collective_log.hpp"
 #include "common/parallel/rendezvous.hpp"
@@ -67,13 +68,54 @@ thread_local std::unique_ptr<ProcessGroup> default_group;
 
 ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
                            c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
-                           std::shared_ptr<CollectiveLog> log, bool all_reduces)
+                           std::shared_ptr<CollectiveLog> log, bool all_reduces,
+                           std::string address)
     : launch_(std::move(launch)),
       store_(std::move(store)),
       group_(std::move(group)),
       device_(device),
       log_(std::move(log)),
-      all_reduces_(all_reduces) {}
+      all_reduces_(all_reduces),
+      address_(std::move(address)) {}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ranks) const {
+  const std::string name = fmt::format(
+      "group/{}", store_->add(fmt::format("groups/{}", rank()), 1));  // the same on all ranks
+  verify_same(*this, "ranks of a group", fmt::format("{}", fmt::join(ranks, " ")));
+  for (auto member = ranks.begin(); member != ranks.end(); ++member) {
+    if (*member < 0 || *member >= world_size() ||
+        std::find(ranks.begin(), member, *member) != member) {
+      throw UsageError(
+          fmt::format("ranks of a group: got {}, expected each of 0 to {} at most once",
+                      fmt::join(ranks, " "), world_size() - 1));
+    }
+  }
+  const auto own = std::ranges::find(ranks, rank());
+  if (own == ranks.end()) {
+    return nullptr;
+  }
+  if (backend_name() == "mpi") {
+    throw UsageError(
+        "ranks of a group: got --backend mpi, which connects all ranks of its world, expected shm, "
+        "gloo or nccl");
+  }
+  LaunchEnvironment launch = launch_;
+  launch.rank = static_cast<int>(own - ranks.begin());
+  launch.world_size = static_cast<int>(ranks.size());
+  launch.store.kind = ranks.front() == 0 ? launch.store.kind : StoreLocation::Kind::kNone;
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
+  attach_backend(
+      *group, device_,
+      make_backend(backend_name(), c10::make_intrusive<c10d::PrefixStore>("backend", store),
+                   {.rank = launch.rank,
+                    .world_size = launch.world_size,
+                    .device = device_,
+                    .timeout = store_->getTimeout(),
+                    .address = address_}));
+  return std::make_unique<ProcessGroup>(launch, store, group, device_,
+                                        std::make_shared<CollectiveLog>(), all_reduces_, address_);
+}
 
 template <typename Collective>
 ProcessGroup::Work ProcessGroup::start(const char* kind, const torch::Tensor& tensor,
@@ -101,16 +143,19 @@ void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& 
   tensor.copy_(copy);
 }
 
-void ProcessGroup::all_reduce(const torch::Tensor& tensor, const CallSite& site) const {
+void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op,
+                              const CallSite& site) const {
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
     std::vector<torch::Tensor> one{whole};
-    wait(start_all_reduce(one, c10d::ReduceOp::SUM, site));
+    wait(start_all_reduce(one, op, site));
   });
 }
 
 ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensor,
                                                   c10d::ReduceOp::RedOpType op,
                                                   const CallSite& site) const {
+  TORCH_CHECK(tensor.front().is_contiguous(),
+              "Expected all_reduce of a contiguous tensor, got strides ", tensor.front().strides());
   if (!all_reduces_) {
     return {};
   }
@@ -186,6 +231,42 @@ torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSi
   return torch::stack(output[0]);
 }
 
+torch::Tensor ProcessGroup::reduce_scatter(const torch::Tensor& input, c10d::ReduceOp::RedOpType op,
+                                           const CallSite& site) const {
+  const torch::NoGradGuard no_grad;
+  TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(), "Expected reduce_scatter of ",
+              world_size(), " rows, one for each rank, got a tensor of ", input.sizes());
+  if (!backend_name().starts_with("nccl")) {  // on the host it is an all-reduce, in Gloo too
+    const torch::Tensor rows = input.clone(at::MemoryFormat::Contiguous);
+    all_reduce(rows, op, site);
+    return rows[rank()].clone();
+  }
+  torch::Tensor rows = input.contiguous();
+  torch::Tensor own = torch::empty_like(rows[0]);
+  wait(start("reduce_scatter", input, site, [&](c10d::Backend& backend) {
+    return backend._reduce_scatter_base(own, rows, {.reduceOp = op});
+  }));
+  return own;
+}
+
+// What is sent is waited for by the work itself: a wait of Gloo's with a time of its own would give
+// the message up.
+void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
+  std::vector<torch::Tensor> one{tensor.detach().contiguous()};
+  start("send", tensor, site, [&](c10d::Backend& backend) {
+    return backend.send(one, to, /*tag=*/0);
+  })->wait();
+}
+
+void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
+  on_contiguous(tensor, [&](const torch::Tensor& whole) {
+    std::vector<torch::Tensor> one{whole};
+    start("recv", whole, site, [&](c10d::Backend& backend) {
+      return backend.recv(one, from, /*tag=*/0);
+    })->wait();
+  });
+}
+
 void ProcessGroup::barrier(const CallSite& site) const {
   // No c10d barrier: NCCL's would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
@@ -208,7 +289,9 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
                     const c10::intrusive_ptr<c10d::Backend>& backend) {
   using Type = c10d::ProcessGroup::BackendType;
   const std::string name = backend->getBackendName();
-  const Type type = name == "nccl" ? Type::NCCL : name == "gloo" ? Type::GLOO : Type::CUSTOM;
+  const Type type = name.starts_with("nccl") ? Type::NCCL
+                    : name == "gloo"         ? Type::GLOO
+                                             : Type::CUSTOM;
   group.setBackend(device.type(), type, backend);
   group.setDefaultBackend(type);
   group.setGroupName("world");
@@ -232,12 +315,16 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
     // NCCL chooses by itself; "=" asks for this very name, not for all that begin with it.
     setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
   }
+  if (launch.world_size > 1) {
+    survive_broken_connections();
+  }
   const Rendezvous meeting = rendezvous(launch, interface, timeout);
   const auto group =
       c10::make_intrusive<c10d::ProcessGroup>(meeting.store, launch.rank, launch.world_size);
   const auto log = std::make_shared<CollectiveLog>();
+  const std::string address = address_for_peers(launch, interface, meeting);
   auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, group, device, log,
-                                                      options.all_reduces);
+                                                      options.all_reduces, address);
   verify_same(
       *process_group, "settings",
       fmt::format("version {}\nworld size {}\ndevice {}\n{}", DDP_VERSION, launch.world_size,
@@ -250,7 +337,7 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
                                        .world_size = launch.world_size,
                                        .device = device,
                                        .timeout = timeout,
-                                       .address = address_for_peers(launch, interface, meeting)};
+                                       .address = address};
   attach_backend(
       *group, device,
       make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", meeting.store),

@@ -27,10 +27,11 @@ class ProcessGroup {
   using Work = c10::intrusive_ptr<c10d::Work>;
 
   /// @param all_reduces false: all_reduce() leaves tensors as they are, for --no-communication
+  /// @param address of this host, where the ranks of a subgroup() reach it
   ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
                c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
                std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>(),
-               bool all_reduces = true);
+               bool all_reduces = true, std::string address = "127.0.0.1");
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
@@ -41,8 +42,17 @@ class ProcessGroup {
   std::string backend_name() const { return group_->getDefaultBackend()->getBackendName(); }
   bool all_reduces() const noexcept { return all_reduces_; }
 
+  /// Collective over this group: every rank calls it, whether it is among `ranks` or not.
+  /// @param ranks of this group; the first is rank 0 of the new one. With the same backend
+  /// @return null on a rank that is not among them. Its messages number ranks as the new group does
+  /// @throws UsageError if the ranks differ between ranks, or one is there twice or not at all; or
+  /// over MPI, which connects all ranks of its world
+  std::unique_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks) const;
+
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
-  void all_reduce(const torch::Tensor& tensor, const CallSite& site = CallSite::current()) const;
+  /// @param op SUM, MAX or MIN
+  void all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
+                  const CallSite& site = CallSite::current()) const;
   /// The same without waiting: hand the result to wait() before reading the tensor.
   /// @param tensor of one contiguous tensor, a vector as c10d takes it
   /// @param op SUM, or AVG over shm, which divides while it adds
@@ -57,6 +67,17 @@ class ProcessGroup {
   /// @return (world_size, ...): row r is rank r's `tensor`
   torch::Tensor all_gather(const torch::Tensor& tensor,
                            const CallSite& site = CallSite::current()) const;
+  /// Sums rank by rank what the ranks have for this one. @param input (world_size, ...): row r is
+  /// for rank r @param op SUM, MAX or MIN @return (...)
+  torch::Tensor reduce_scatter(const torch::Tensor& input,
+                               c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
+                               const CallSite& site = CallSite::current()) const;
+  /// Sends `tensor` to one rank, which calls recv(). Over Gloo and NCCL.
+  /// @throws c10::Error naming a backend that cannot
+  void send(const torch::Tensor& tensor, int to, const CallSite& site = CallSite::current()) const;
+  /// Waits for what rank `from` sends. @param tensor of the same size and type, in place
+  void recv(const torch::Tensor& tensor, int from,
+            const CallSite& site = CallSite::current()) const;
   /// Returns when all ranks are here, on GPUs too.
   void barrier(const CallSite& site = CallSite::current()) const;
 
@@ -84,6 +105,7 @@ class ProcessGroup {
   torch::Device device_;
   std::shared_ptr<CollectiveLog> log_;  // which the backend's threads read, too
   bool all_reduces_;
+  std::string address_;
 };
 
 /// For init_process_group() of a program without Options.
@@ -101,6 +123,10 @@ struct ProcessGroupOptions {
 /// @throws TransientError naming the missing ranks, the port that is taken or a host name that
 /// stays unknown
 /// @throws UsageError if the ranks' settings differ or two have one GPU
+///
+/// May be called again once the group before was destroyed. Works in any main(), where SIGPIPE is
+/// ignored from then on; run_rank() and spawn() add that an error is one line and an exit code, and
+/// that no rank outlives its launcher.
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device);
 void init_process_group(const LaunchEnvironment& launch, const torch::Device& device,
@@ -116,13 +142,19 @@ const ProcessGroup* find_default_process_group();
 const ProcessGroup& default_process_group();
 
 /// Sums `tensor` over the ranks of the default group, in place.
-inline void all_reduce(const torch::Tensor& tensor, const CallSite& site = CallSite::current()) {
-  default_process_group().all_reduce(tensor, site);
+inline void all_reduce(const torch::Tensor& tensor,
+                       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
+                       const CallSite& site = CallSite::current()) {
+  default_process_group().all_reduce(tensor, op, site);
 }
 /// Copies the root's `tensor` to all ranks of the default group, in place.
 inline void broadcast(const torch::Tensor& tensor, int root = 0,
                       const CallSite& site = CallSite::current()) {
   default_process_group().broadcast(tensor, root, site);
+}
+/// Collective over the default group: a group of some of its ranks, see ProcessGroup::subgroup().
+inline std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
+  return default_process_group().subgroup(ranks);
 }
 inline void barrier(const CallSite& site = CallSite::current()) {
   default_process_group().barrier(site);

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -158,16 +159,35 @@ void meet(c10d::Store& store, const std::string& event, int rank, int world_size
   wait_for_ranks(store, keys, event, store.getTimeout());
 }
 
+/// The store at which this process met the others first, and the number of meetings there: rank 0
+/// may still serve it, and the keys of the meetings before are still there. One per thread, since
+/// in tests a rank is a thread.
+struct Met {
+  StoreLocation at;
+  Rendezvous first;
+  int meetings = 0;
+};
+thread_local std::optional<Met> met;
+
+bool is_same_place(const StoreLocation& one, const StoreLocation& other) {
+  return one.kind == other.kind && one.host == other.host && one.port == other.port &&
+         one.file == other.file && one.prefix == other.prefix;
+}
+
 }  // namespace
 
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout) {
-  Rendezvous meeting = open_store(launch, interface, timeout);
-  // Whatever fails here, the others are to hear of it from its line and not from the store's end.
-  at_train_end([store = meeting.store] {});
+  if (launch.store.kind == Kind::kNone || !met || !is_same_place(met->at, launch.store)) {
+    met.reset();
+    met = {.at = launch.store, .first = open_store(launch, interface, timeout)};
+    // Whatever fails here, the others are to hear of it from its line and not from the store's end.
+    at_train_end([store = met->first.store] { met.reset(); });
+  }
+  Rendezvous meeting = met->first;
   const std::string& prefix = launch.store.prefix;
-  meeting.store =
-      c10::make_intrusive<c10d::PrefixStore>(prefix.empty() ? "ddp" : prefix, meeting.store);
+  meeting.store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("{}/{}", prefix.empty() ? "ddp" : prefix, met->meetings++), meeting.store);
   meeting.store->setTimeout(timeout);
   try {
     if (meeting.store->add(fmt::format("processes/{}", launch.rank), 1) > 1) {

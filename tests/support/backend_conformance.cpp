@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <limits>
 #include <vector>
 
 #include "common/backends/backend.hpp"
@@ -32,6 +33,7 @@ int BackendConformance::run() {
   rounded_sums();
   broadcasts();
   all_gathers();
+  extremes();
   if (promises_.average) {
     averages();
   }
@@ -140,6 +142,33 @@ void BackendConformance::averages() {
   expect("average of large halves",
          all_reduce(torch::full({33}, 40000, torch::kFloat16), c10d::ReduceOp::AVG),
          torch::full({33}, 40000, torch::kFloat16));
+}
+
+void BackendConformance::extremes() {
+  for (const torch::ScalarType dtype : kSummed) {
+    for (const int64_t count : kCounts) {
+      std::vector<torch::Tensor> all;
+      for (int rank = 0; rank < world_size_; ++rank) {
+        all.push_back(contribution(rank, torch::kInt64, count) - (dtype == torch::kUInt8 ? 0 : 6));
+      }
+      const torch::Tensor own = all[static_cast<size_t>(rank_)].to(dtype);
+      expect("maximum", all_reduce(own.clone(), c10d::ReduceOp::MAX),
+             torch::stack(all).amax(0).to(dtype));
+      expect("minimum", all_reduce(own.clone(), c10d::ReduceOp::MIN),
+             torch::stack(all).amin(0).to(dtype));
+    }
+  }
+  if (promises_.nan) {
+    for (const int64_t count : {1, 16, 17, 70001}) {
+      for (const auto op : {c10d::ReduceOp::MAX, c10d::ReduceOp::MIN}) {
+        torch::Tensor own = torch::zeros({count});
+        if (rank_ == count % world_size_) {
+          own.fill_(std::numeric_limits<float>::quiet_NaN());
+        }
+        TORCH_CHECK(all_reduce(own, op).isnan().all().item<bool>(), "a rank's NaN is lost");
+      }
+    }
+  }
 }
 
 void BackendConformance::broadcasts() {

@@ -15,6 +15,7 @@ struct Promises {
   bool average = true;  ///< ReduceOp AVG
   bool strided = true;  ///< tensors with gaps
   bool bool_sum = true;  ///< of truth values: "any"
+  bool nan = false;  ///< MAX and MIN are NaN if an input is
 };
 
 /// Every collective of every type and of odd sizes. Every rank knows what every rank contributes,
@@ -30,6 +31,7 @@ class BackendConformance {
   void sums();
   void rounded_sums();
   void averages();
+  void extremes();
   void broadcasts();
   void all_gathers();
   void strided();

@@ -62,14 +62,15 @@ class MpiCommunicator : public Communicator {
 
   void barrier() override { expect_success("MPI_Barrier", MPI_Barrier(world_)); }
 
-  void all_reduce(void* data, size_t count, DType dtype, ReduceOp) override {
+  void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) override {
+    const MPI_Op mpi_op = op == ReduceOp::kMax ? MPI_MAX : op == ReduceOp::kMin ? MPI_MIN : MPI_SUM;
     const MPI_Datatype type = dtype == DType::kFloat32   ? MPI_FLOAT
                               : dtype == DType::kFloat64 ? MPI_DOUBLE
                                                          : MPI_INT64_T;
     in_pieces(count, kMostElements, [&](size_t begin, int piece) {
       std::byte* const place = static_cast<std::byte*>(data) + begin * element_bytes(dtype);
       expect_success("MPI_Allreduce",
-                     MPI_Allreduce(MPI_IN_PLACE, place, piece, type, MPI_SUM, world_));
+                     MPI_Allreduce(MPI_IN_PLACE, place, piece, type, mpi_op, world_));
     });
   }
 

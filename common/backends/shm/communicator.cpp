@@ -12,12 +12,12 @@ size_t element_bytes(DType dtype) {
 
 std::string to_string(const Call& call) {
   static constexpr std::array kTypes = {"float32", "float64", "int64", "bytes"};
+  static constexpr std::array kOps = {"sum", "average", "maximum", "minimum"};
   const std::string elements =
       fmt::format("of {} {}", uint64_t{call.count}, kTypes[static_cast<size_t>(call.dtype)]);
   switch (call.operation) {
     case Operation::kAllReduce:
-      return fmt::format("all_reduce {} {}", call.reduce_op == ReduceOp::kSum ? "sum" : "average",
-                         elements);
+      return fmt::format("all_reduce {} {}", kOps[static_cast<size_t>(call.reduce_op)], elements);
     case Operation::kBroadcast:
       return fmt::format("broadcast from rank {} {}", int{call.root}, elements);
     case Operation::kAllGather:

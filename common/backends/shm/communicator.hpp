@@ -17,7 +17,7 @@ enum class DType : uint8_t {
   kByte,  ///< what is only moved
 };
 
-enum class ReduceOp : uint8_t { kSum, kAverage };
+enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin };
 
 enum class Operation : uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather };
 

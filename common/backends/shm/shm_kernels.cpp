@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -70,7 +71,13 @@ DDP_INLINE void reduce_unit(const Reduction& places, size_t input_count, size_t 
   for (size_t i = 1; i < input_count; ++i) {
     Unit other;
     std::memcpy(&other, static_cast<const char*>(places.inputs[i]) + offset, sizeof(Unit));
-    result = result + other;
+    if constexpr (kOp == ReduceOp::kMax) {
+      result = (other > result) | (other != other) ? other : result;
+    } else if constexpr (kOp == ReduceOp::kMin) {
+      result = (other < result) | (other != other) ? other : result;
+    } else {
+      result = result + other;
+    }
   }
   if constexpr (kOp == ReduceOp::kAverage) {
     result = result / static_cast<T>(input_count);
@@ -128,21 +135,29 @@ DDP_INLINE void reduce_elements(const Reduction& reduction) {
   }
 }
 
-template <typename T>
-DDP_INLINE void reduce_floats(const Reduction& reduction) {
-  reduction.op == ReduceOp::kAverage ? reduce_elements<T, ReduceOp::kAverage>(reduction)
-                                     : reduce_elements<T, ReduceOp::kSum>(reduction);
+/// @tparam Sum wraps where T must not
+template <typename T, typename Sum = T>
+DDP_INLINE void reduce_by(const Reduction& reduction) {
+  if (reduction.op == ReduceOp::kSum) {
+    reduce_elements<Sum, ReduceOp::kSum>(reduction);
+  } else if (reduction.op == ReduceOp::kMax) {
+    reduce_elements<T, ReduceOp::kMax>(reduction);
+  } else if (reduction.op == ReduceOp::kMin) {
+    reduce_elements<T, ReduceOp::kMin>(reduction);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    reduce_elements<T, ReduceOp::kAverage>(reduction);
+  }
 }
 
 }  // namespace
 
 DDP_KERNEL void reduce(const Reduction& reduction) {
   if (reduction.dtype == DType::kFloat32) {
-    reduce_floats<float>(reduction);
+    reduce_by<float>(reduction);
   } else if (reduction.dtype == DType::kFloat64) {
-    reduce_floats<double>(reduction);
+    reduce_by<double>(reduction);
   } else {
-    reduce_elements<uint64_t, ReduceOp::kSum>(reduction);  // unsigned, which wraps by definition
+    reduce_by<int64_t, uint64_t>(reduction);  // unsigned, which wraps by definition
   }
 }
 

@@ -14,7 +14,7 @@ inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kLineBytes = 64;
 
 /// outputs[...][i] = inputs[0][i] + inputs[1][i] + ..., in the order of the inputs; the average is
-/// that divided by the number of inputs.
+/// that divided by the number of inputs. The maximum and the minimum are NaN if an input is.
 struct Reduction {
   /// The places follow, and are not zero until then: a small reduction takes less time.
   Reduction(DType its_dtype, ReduceOp its_op, size_t its_count, size_t ranks, size_t places)

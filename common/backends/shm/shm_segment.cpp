@@ -134,8 +134,9 @@ std::shared_ptr<Segment> Segment::create(const Exchange& exchange, int rank, int
       throw SegmentError(fmt::format("rank {} {}", r, problems[r]));
     }
   }
-  // Page tables now, so that no step takes a fault; older kernels fill them at first use.
-  madvise(segment->base_, segment->total_bytes_, kMadvPopulateWrite);
+  // Page tables of the own part now, so that no step takes a fault; older kernels fill them at
+  // first use. Of the others' parts this rank touches no more than its stripe.
+  madvise(segment->part(rank), segment->stride_bytes_, kMadvPopulateWrite);
   return segment;
 }
 

@@ -1,0 +1,85 @@
+#include "common/parallel/sync_batch_norm.hpp"
+
+#include <ATen/OpMathType.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <numeric>
+
+namespace ddp {
+namespace {
+
+/// The sum over ranks. Every rank's loss depends on it, so its gradient is their sum.
+struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& tensor, const ProcessGroup* group) {
+    context->saved_data["group"] = reinterpret_cast<int64_t>(group);
+    const torch::Tensor sum = tensor.clone();
+    group->all_reduce(sum);
+    return sum;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto* const group =
+        reinterpret_cast<const ProcessGroup*>(context->saved_data["group"].toInt());
+    const torch::Tensor sum = gradients[0].clone(at::MemoryFormat::Contiguous);
+    group->all_reduce(sum);
+    return {sum, torch::Tensor()};
+  }
+};
+
+}  // namespace
+
+void SyncBatchNormImpl::_check_input_dim(const torch::Tensor& input) {
+  TORCH_CHECK(input.dim() >= 2 && input.size(1) == options.num_features(),
+              "Expected an input of (batch, ", options.num_features(), ", ...), got ",
+              input.sizes());
+}
+
+torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
+  _check_input_dim(input);
+  if (!is_training()) {
+    return torch::batch_norm(input, weight, bias, running_mean, running_var,
+                             /*training=*/!running_mean.defined(), /*momentum=*/0, options.eps(),
+                             /*cudnn_enabled=*/true);
+  }
+  const ProcessGroup* const group =
+      process_group_ == nullptr ? &default_process_group() : process_group_;
+  const int64_t features = options.num_features();
+  std::vector<int64_t> others(static_cast<size_t>(input.dim()) - 1);  // dimensions
+  std::iota(others.begin() + 1, others.end(), 2);
+  std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
+  shape[1] = features;
+
+  // Halves are added up in float32.
+  const torch::Tensor x = input.to(at::toOpMathType(input.scalar_type()));
+  const torch::Tensor own_count =
+      torch::full({1}, static_cast<double>(x.numel() / features), x.options());
+  const torch::Tensor sums = SumOverRanks::apply(torch::cat({x.sum(others), own_count}), group);
+  const torch::Tensor count = sums.detach()[features];
+  const torch::Tensor mean = sums.narrow(0, 0, features) / count;
+  const torch::Tensor centred = x - mean.view(shape);
+  // The squares of the centred values, since large means would cancel.
+  const torch::Tensor variance = SumOverRanks::apply(centred.square().sum(others), group) / count;
+  torch::Tensor result = centred * (variance + options.eps()).rsqrt().view(shape);
+  if (weight.defined()) {
+    result = result * weight.view(shape) + bias.view(shape);
+  }
+  update_running_stats(mean.detach(), variance.detach(), count);
+  return result.to(input.scalar_type());
+}
+
+void SyncBatchNormImpl::update_running_stats(const torch::Tensor& mean,
+                                             const torch::Tensor& variance,
+                                             const torch::Tensor& count) {
+  if (!running_mean.defined()) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  num_batches_tracked += 1;
+  const double momentum = options.momentum().has_value() ? *options.momentum()
+                                                         : 1.0 / num_batches_tracked.item<double>();
+  running_mean.lerp_(mean.to(running_mean.scalar_type()), momentum);
+  running_var.lerp_((variance * (count / (count - 1))).to(running_var.scalar_type()), momentum);
+}
+
+}  // namespace ddp

@@ -1,0 +1,38 @@
+// common/parallel/sync_batch_norm.hpp - batch norm over the batches of all ranks together.
+#pragma once
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+#include "common/parallel/process_group.hpp"
+
+namespace ddp {
+
+/// The counterpart of torch.nn.SyncBatchNorm. While training, it normalises with the mean and the
+/// variance of the global batch, so that ranks train as one process with BatchNorm does. The ranks'
+/// batches may differ in size. Like DistributedDataParallel it averages losses: a rank's loss is to
+/// be its part of the mean, see Note [Averaging].
+class SyncBatchNormImpl
+    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  /// @param process_group null: the default group of the time of each forward()
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
+                             const ProcessGroup* process_group = nullptr)
+      : NormImplBase(its_options), process_group_(process_group) {}
+  explicit SyncBatchNormImpl(int64_t num_features)
+      : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
+
+  /// Collective while training, and so is the backward: two all-reduces each.
+  /// @param input (batch, num_features, ...) @return the same shape and type
+  torch::Tensor forward(const torch::Tensor& input);
+
+ private:
+  void _check_input_dim(const torch::Tensor& input) override;
+  void update_running_stats(const torch::Tensor& mean, const torch::Tensor& variance,
+                            const torch::Tensor& count);
+
+  const ProcessGroup* process_group_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+}  // namespace ddp
