@@ -169,7 +169,7 @@ TEST_CASE("names, choices and combinations are refused by name") {
                          {"--optimizer Adam", "expected sgd, momentum, adam or adamw"},
                          {"--device gpu", "auto, cpu or cuda"},
                          {"--resume yes", "restart, auto or never"},
-                         {"--backend hierarchical", "auto, nccl, gloo, mpi or shm"},
+                         {"--backend hierarchical", "auto, nccl, nccl-legacy, gloo, mpi or shm"},
                          {"--dataset mnist", "synthetic, digits or fashion-mnist"},
                          {"--layers 20", "at least 2 widths"},
                          {"--layers 1,0", "--layers"},

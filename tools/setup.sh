@@ -6,6 +6,7 @@
 # bench: what ./bench/run.sh needs, the stages and the benchmark. all (the default): also the tests, and what only they need.
 # Each step first looks whether anything is left to do, so that a second run takes seconds.
 # LIBTORCH=/path uses a LibTorch that is already there; no .venv/ is made then.
+# LIBTORCH_VERSION=2.15.0 installs that one instead of the pinned one, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
 set -euo pipefail
 
@@ -52,6 +53,12 @@ caller_dir=$PWD
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv=$root/.venv
+if [[ -n ${LIBTORCH_VERSION:-} ]]; then
+    venv=$root/.venv-$LIBTORCH_VERSION
+    # With the CUDA headers of the version that this torch brings.
+    sed "s/^torch==.*/torch==$LIBTORCH_VERSION/; s/^\(nvidia-[a-z-]*\)==.*/\1/" requirements.txt >"$venv.txt"
+    requirements[0]=$venv.txt
+fi
 # Where .venv/ is, and the hashes of the files whose requirements are in it. An installation that did not end has none.
 stamp=$venv/.requirements-installed
 
@@ -195,6 +202,9 @@ if [[ -n ${LIBTORCH:-} ]]; then
     say "LibTorch: $LIBTORCH, no .venv is made"
 else
     install_venv
+    if [[ -n ${LIBTORCH_VERSION:-} ]]; then
+        LIBTORCH=$(echo "$venv"/lib/python3.*/site-packages/torch)
+    fi
 fi
 build
 say "Set up in $SECONDS s"

@@ -56,8 +56,8 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
   if (name == "auto" && device.is_cuda()) {
     return "nccl";
   }
-  if (name == "nccl" && !device.is_cuda()) {
-    throw UsageError("--backend nccl: got device " + device.str() +
+  if (name.starts_with("nccl") && !device.is_cuda()) {
+    throw UsageError("--backend " + name + ": got device " + device.str() +
                      ", expected a CUDA device; use --backend shm or gloo");
   }
   if (name == "shm" && !device.is_cpu()) {
@@ -108,8 +108,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
   if (name == "mpi") {
     return make_host_backend("mpi", need_mpi_module().connect(options.rank, options.world_size));
   }
-  TORCH_CHECK(name == "nccl", "Expected backend auto, shm, gloo, mpi or nccl, got ", name);
-  return cuda_module()->make_nccl_backend(store, options);
+  TORCH_CHECK(name.starts_with("nccl"),
+              "Expected backend auto, shm, gloo, mpi, nccl or nccl-legacy, got ", name);
+  return cuda_module()->make_nccl_backend(name, store, options);
 }
 
 }  // namespace ddp

@@ -33,8 +33,10 @@ class GraphStream {
 /// CPU run pays neither the second nor the 300 MB of loading CUDA, and one binary serves both kinds
 /// of machine.
 struct CudaModule {
+  /// @param name "nccl" or "nccl-legacy" @throws UsageError if LibTorch has no such backend
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
-      const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
+      const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
+      const BackendOptions& options);
   std::unique_ptr<GraphStream> (*make_graph_stream)(const torch::Device& device);
   /// NCCL within one process: tensors of one size, each on another device, become their mean. On
   /// the current stream of each.

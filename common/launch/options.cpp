@@ -140,7 +140,7 @@ void add_devices(OptionGroup group, Options& options, const ExtraOptions& extra)
                                                  : parse_integer<int>(name, text, 1, kMaxThreads);
               });
   group.choice(
-      "--backend", options.backend, {"auto", "nccl", "gloo", "mpi", "shm"},
+      "--backend", options.backend, {"auto", "nccl", "nccl-legacy", "gloo", "mpi", "shm"},
       "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo");
   group.positive("--bucket-mib", "MIB", options.bucket_mib, kMaxBucketMib, "25",
                  "size of the groups in which gradients are all-reduced; the first has 1 MiB");

@@ -47,7 +47,7 @@ struct DeviceOptions {
   std::vector<int> devices;  ///< CUDA device indices to use; empty: all
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank, in stage 02 of each replica
-  std::string backend = "auto";  ///< "auto", "nccl", "gloo", "mpi" or "shm"
+  std::string backend = "auto";  ///< "auto", "nccl", "nccl-legacy", "gloo", "mpi" or "shm"
   double bucket_mib = 25;  ///< size of the groups in which gradients are all-reduced
   double timeout_seconds = 600;  ///< for the rendezvous and for every collective
   std::string interface;  ///< network interface for the collectives; empty: the one to rank 0

@@ -12,11 +12,24 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <cstdlib>
+#include <type_traits>
+
+#if __has_include(<torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>)
+#include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
+#define DDP_NCCL c10d::nccl2::ProcessGroupNCCL
+#else
+#define DDP_NCCL c10d::ProcessGroupNCCL
+#endif
 
 #include "common/backends/cuda_module.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {
+
+/// What LibTorch itself calls "nccl": since 2.15 a new class, and the one before is "nccl-legacy".
+using Nccl = DDP_NCCL;
+using LegacyNccl = c10d::ProcessGroupNCCL;
 
 class CudaGraphWork : public CapturedWork {
  public:
@@ -80,19 +93,28 @@ std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
   return std::make_unique<CudaGraphStream>(device);
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
+                                                    const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options) {
+  if (name == "nccl-legacy" && std::is_same_v<Nccl, LegacyNccl>) {
+    throw UsageError("--backend nccl-legacy: this LibTorch has one backend of NCCL, expected nccl");
+  }
   // When a collective does not end in time, NCCL's watchdog throws at once: no minute for dumps, no
   // record of every collective to dump, no monitor that aborts the process. Users may set them.
-  for (const char* const name :
+  for (const char* const variable :
        {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ENABLE_MONITORING"}) {
-    setenv(name, "0", /*overwrite=*/0);
+    setenv(variable, "0", /*overwrite=*/0);
   }
   const auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
   nccl_options->timeout = options.timeout;
-  const auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-      store, options.rank, options.world_size, nccl_options);
+  c10::intrusive_ptr<c10d::Backend> backend;
+  if (name == "nccl") {
+    backend = c10::make_intrusive<Nccl>(store, options.rank, options.world_size, nccl_options);
+  } else {
+    backend =
+        c10::make_intrusive<LegacyNccl>(store, options.rank, options.world_size, nccl_options);
+  }
   // Bound to its device: barriers and lazy initialisation never have to guess one.
   backend->setBoundDeviceId(options.device);
   backend->eagerConnectSingleDevice(options.device);
