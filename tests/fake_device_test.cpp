@@ -1,11 +1,14 @@
 // What can be tested of GPUs without one, on Note [The fake device]: a wrong device, a stream that
 // does not wait, a host that waits too early or not at all. (The loader's copies: data_test.cpp.)
 #include <c10/core/StreamGuard.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <array>
 #include <barrier>
 #include <memory>
+#include <stdexcept>
 
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/mirrored.hpp"
@@ -226,6 +229,50 @@ TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of the
               .le(1e-6)
               .all()
               .item<bool>());
+  }
+}
+
+TEST_CASE("the wrap on streams: buffers, several types, and a backward that threw", "[fake]") {
+  for (const StreamOrder order : kBothOrders) {
+    INFO("order " << static_cast<int>(order));
+    ddp::test::set_stream_order(order);
+    ddp::test::run_ranks(
+        kRanks,
+        [](ddp::ProcessGroup& group) {
+          const torch::Device& device = group.device();
+          torch::nn::Linear single(2, 1);
+          torch::nn::Linear half(2, 1);
+          const torch::Tensor buffer =
+              single->register_buffer("own", torch::full({3}, static_cast<float>(group.rank())));
+          torch::nn::Sequential model(single, half);
+          model->to(device);
+          half->to(torch::kHalf);
+          ddp::DistributedDataParallel wrap(single, group);
+          ddp::DistributedDataParallel wrap_of_half(half, group);
+          const auto backward = [&] {
+            model->zero_grad();
+            wrap.forward(torch::full({1, 2}, group.rank() + 1.0, device)).sum().backward();
+            const auto large = torch::full({1, 2}, 20000.0 * (group.rank() + 1), torch::kHalf);
+            wrap_of_half.forward(large.to(device)).sum().backward();
+          };
+          const auto id = single->weight.register_hook(
+              [](const torch::Tensor&) { throw std::domain_error("on purpose"); });
+          bool threw = false;
+          try {
+            backward();
+          } catch (const std::domain_error&) {
+            threw = true;
+          }
+          TORCH_CHECK(threw, "Expected the hook's exception");
+          single->weight.remove_hook(id);
+          buffer.fill_(group.rank() + 5);
+          backward();
+          TORCH_CHECK(single->weight.grad().cpu().eq(2).all().item<bool>(), single->weight.grad());
+          TORCH_CHECK(half->weight.grad().cpu().sub(40000).abs().le(64).all().item<bool>(),
+                      "the mean of float16 gradients is ", half->weight.grad().cpu());
+          TORCH_CHECK(buffer.cpu().eq(5).all().item<bool>(), buffer.cpu());
+        },
+        by_streams());
   }
 }
 

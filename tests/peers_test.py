@@ -7,10 +7,12 @@ Exit code 0 if every check holds, else 1. The checks run two at a time: most of 
 
 import concurrent.futures
 import functools
+import importlib.metadata
 import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -218,6 +220,8 @@ def check_install():
         for file in ("install.sh", "requirements-pytorch.txt"):
             shutil.copy(PEERS / file, peers)
         (root / ".venv").symlink_to(sys.prefix)
+        pinned = peers / "requirements-pytorch.txt"  # with LIBTORCH_VERSION another one is there
+        pinned.write_text(re.sub("^torch==.*", f"torch=={importlib.metadata.version('torch')}", pinned.read_text(), flags=re.M))
         make_wheel(wheels, "1.1")
         requirements = peers / "requirements-tiny.txt"
         requirements.write_text("# what the peer needs\ntiny-peer==2.0  # pinned\n")

@@ -156,6 +156,9 @@ void end_with_launcher(const LaunchEnvironment& environment) {
                                                          // one another, and train on
     }
   }
+  if (environment.world_size > 1) {
+    survive_broken_connections();
+  }
   if (environment.launcher == "slurm") {
     exit_on_sigterm();
   }
