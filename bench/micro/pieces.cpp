@@ -148,8 +148,9 @@ class Step {
             .prepare =
                 [this] {
                   for (size_t i = 0; i < buckets_->parameters().size(); ++i) {
+                    const torch::Tensor& parameter = buckets_->parameters()[i];
+                    parameter.mutable_grad() = torch::full_like(parameter, ranks_.rank() + 1);
                     buckets_->collect(i);
-                    buckets_->parameters()[i].grad().fill_(ranks_.rank() + 1);
                   }
                 },
             .check = check_mean};

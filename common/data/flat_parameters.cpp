@@ -30,15 +30,22 @@ int64_t padded_elements(const torch::Tensor& tensor) {
   return (tensor.numel() + line - 1) / line * line;
 }
 
-void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place) {
+void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place,
+                   const torch::Tensor& divisor) {
   torch::Tensor& current = parameter.mutable_grad();
-  if (current.is_same(place)) {
-    return;
-  }
   if (!current.defined()) {
     place.zero_();
+  } else if (current.is_same(place)) {
+    if (divisor.defined()) {
+      place.div_(divisor);
+    }
+    return;
   } else if (current.is_sparse()) {
-    place.copy_(current.detach().to_dense());
+    const torch::Tensor dense = current.detach().to_dense();
+    place.copy_(divisor.defined() ? dense.div_(divisor) : dense);
+  } else if (divisor.defined()) {
+    torch::Tensor quotient = place;
+    at::div_out(quotient, current.detach(), divisor);
   } else if (current.is_cpu() && current.strides() == place.strides() &&
              current.dtype() == place.dtype() && current.sizes() == place.sizes()) {
     // Once per parameter and step: an operator takes ten times as long for a small gradient.

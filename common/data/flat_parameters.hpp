@@ -25,7 +25,9 @@ struct FlatParameters {
 /// Makes `place` the parameter's .grad() again if backward or zero_grad() replaced it, as stock
 /// optimizers have it; keeps its value, which is zero if there is none.
 /// @param place as view_like() makes it
-void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place);
+/// @param divisor () by which the value is divided; undefined: one
+void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place,
+                   const torch::Tensor& divisor = {});
 
 /// A tensor in `flat`'s memory from element `offset` on, in the shape of `like`, and in its strides
 /// (channels_last, say) if these leave no gaps. No autograd view: in-place operations on it concern

@@ -63,6 +63,9 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
       places_(parameters_.size()),
       bucket_of_(parameters_.size()) {
   const torch::NoGradGuard no_grad;
+  if (!backend_divides_ && process_group.all_reduces()) {
+    divisor_ = torch::scalar_tensor(process_group.world_size(), torch::kFloat64);
+  }
   std::vector<std::pair<torch::ScalarType, int64_t>> totals;
   for (const torch::Tensor& parameter : parameters_) {
     auto total =
@@ -115,16 +118,8 @@ void GradientBuckets::reorder(const std::vector<size_t>& order) {
 }
 
 void GradientBuckets::collect(size_t parameter) const {
-  move_gradient(parameters_[parameter], places_[parameter]);
-}
-
-GradientBuckets::Division GradientBuckets::division(const Bucket& bucket) const {
-  if (backend_divides_) {
-    return Division::kInBackend;
-  }
-  // The sum of float16 gradients may be infinite where their mean is not.
-  return bucket.gradients.front().scalar_type() == torch::kHalf ? Division::kBeforeSum
-                                                                : Division::kAfterSum;
+  const torch::NoGradGuard no_grad;
+  move_gradient(parameters_[parameter], places_[parameter], hook_ ? torch::Tensor() : divisor_);
 }
 
 void GradientBuckets::start(size_t index) {
@@ -135,9 +130,6 @@ void GradientBuckets::start(size_t index) {
   if (hook_) {
     bucket.finish_hook = hook_(process_group_, bucket.gradients.front());
     return;
-  }
-  if (division(bucket) == Division::kBeforeSum && process_group_.all_reduces()) {
-    bucket.gradients.front().div_(process_group_.world_size());
   }
   bucket.work = process_group_.start_all_reduce(
       bucket.gradients, backend_divides_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, site_);
@@ -154,9 +146,6 @@ void GradientBuckets::finish() {
       continue;
     }
     process_group_.wait(std::exchange(bucket.work, {}));
-    if (division(bucket) == Division::kAfterSum && process_group_.all_reduces()) {
-      bucket.gradients.front().div_(process_group_.world_size());
-    }
   }
 }
 

@@ -67,8 +67,9 @@ class GradientBuckets {
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
 
-  /// Moves the parameter's gradient to its place in the bucket: zero if there is none. Backward
-  /// makes new gradients elsewhere when a stock optimizer's zero_grad() has dropped them.
+  /// Moves the parameter's gradient to its place in the bucket, once before each start(): zero if
+  /// there is none. Backward makes new gradients elsewhere when a stock optimizer's zero_grad() has
+  /// dropped them.
   void collect(size_t parameter) const;
   /// The gradients of this bucket are there.
   void start(size_t bucket);
@@ -85,13 +86,12 @@ class GradientBuckets {
     std::function<void()> finish_hook;
     bool started = false;
   };
-  enum class Division { kInBackend, kBeforeSum, kAfterSum };
 
-  Division division(const Bucket& bucket) const;
   void lay_out(const std::vector<size_t>& order);
 
   const ProcessGroup& process_group_;
-  bool backend_divides_;  // while it adds, which saves a pass over the gradients
+  bool backend_divides_;  // while it adds
+  torch::Tensor divisor_;  // () unless it does; before the sum, which may be infinite in float16
   BucketSizes sizes_;
   CommHook hook_;  // empty: an all-reduce
   CallSite site_;
