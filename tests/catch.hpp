@@ -1,6 +1,7 @@
 // tests/catch.hpp - Catch2, whichever major version the system has. Use only what both have.
 #pragma once
 
+#include <exception>
 #include <string>
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -14,6 +15,17 @@ namespace ddp::test {
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+/// @return what `call` throws, or nothing
+template <typename Exception = std::exception, typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace ddp::test

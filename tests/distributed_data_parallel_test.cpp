@@ -33,6 +33,8 @@ namespace {
 using ddp::BucketSizes;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
+using ddp::test::contains;
+using ddp::test::message_of;
 using ddp::test::run_ranks;
 using torch::nn::Linear;
 using torch::nn::Sequential;
@@ -67,8 +69,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 /// A stack of linear layers of random widths in float64. By the seed's bits there are layers that
 /// no forward uses (1), frozen ones (2), parameters and layers with two names that are used twice
-/// (4), layers that only some forwards use (8), layers of bfloat16 or float16 (16), batch norms
-/// with their buffers (32), and layers that are computed again in backward (64).
+/// (4), layers that only some forwards use (8), layers of float32, bfloat16 or float16 (16), batch
+/// norms with their buffers (32), and layers that are computed again in backward (64).
 struct RandomModelImpl : torch::nn::Module {
   explicit RandomModelImpl(uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -104,7 +106,8 @@ struct RandomModelImpl : torch::nn::Module {
     to(torch::kFloat64);
     for (Linear& layer : layers) {
       if (has(16)) {
-        layer->to(random() % 2 != 0 ? torch::kBFloat16 : torch::kHalf);
+        const auto types = {torch::kFloat32, torch::kBFloat16, torch::kHalf};
+        layer->to(types.begin()[random() % types.size()]);
         is_rounded = true;
       }
     }
@@ -165,6 +168,7 @@ torch::Tensor gradients(const torch::nn::Module& module) {
   std::vector<torch::Tensor> all;
   for (const torch::Tensor& parameter : module.parameters()) {
     const torch::Tensor& gradient = parameter.grad();
+    TORCH_CHECK(!gradient.defined() || gradient.dtype() == parameter.dtype(), gradient.dtype());
     all.push_back((gradient.defined() ? gradient.detach() : torch::zeros_like(parameter))
                       .flatten()
                       .to(torch::kFloat64));
@@ -400,29 +404,8 @@ TEST_CASE("bf16_compress_hook() gives the mean to bfloat16's precision", "[hook]
   }
 }
 
-TEST_CASE("buckets are those of torch: 1 MiB first, then 25, of one type each", "[buckets]") {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<torch::Tensor> parameters;
-    std::vector<size_t> order;
-    for (size_t i = 0; i < 60; ++i) {
-      const auto dtype = seed % 2 == 0 || random() % 3 != 0 ? torch::kFloat32 : torch::kBFloat16;
-      parameters.push_back(torch::empty({1 + static_cast<int64_t>(random() % (1 << 20))}, dtype));
-      order.push_back(i);
-    }
-    const auto theirs = std::get<0>(c10d::compute_bucket_assignment_by_size(
-        parameters, {static_cast<size_t>(1) << 20, static_cast<size_t>(25) << 20}));
-    auto ours = ddp::assign_buckets(parameters, order, ddp::bucket_sizes(ddp::kBucketMib));
-    INFO("seed " << seed);
-    CHECK(ours.size() > 2);
-    for (const auto& bucket : ours) {
-      CHECK(std::ranges::all_of(bucket, [&](size_t i) {
-        return parameters[i].dtype() == parameters[bucket.front()].dtype();
-      }));
-    }
-    std::ranges::sort(ours, {}, [](const auto& bucket) { return bucket.front(); });
-    CHECK(ours == theirs);
-  }
+TEST_CASE("--bucket-mib: the first bucket has 1 MiB, or less", "[buckets]") {
+  CHECK(ddp::bucket_sizes(3).first_bytes == 1 << 20);
   CHECK(ddp::bucket_sizes(0.25).first_bytes == 262144);
   CHECK(ddp::bucket_sizes(1e-9).bytes == 1);
 }
@@ -473,7 +456,8 @@ TEST_CASE("all ranks start from rank 0's parameters and buffers", "[ddp]") {
             0);
 }
 
-TEST_CASE("a different model on one rank is refused by name, before any collective", "[ddp]") {
+TEST_CASE("a different model or option on one rank is refused by name, before any collective",
+          "[ddp]") {
   const auto changed = [](const std::function<void(torch::nn::LinearImpl&)>& change) {
     Linear model(3, 2);
     change(*model);
@@ -491,6 +475,7 @@ TEST_CASE("a different model on one rank is refused by name, before any collecti
     Linear first;  // rank 0's
     Linear second;
     const char* says;
+    ddp::DistributedDataParallelOptions options = {};  // rank 1's
   };
   const std::vector<Case> cases = {
       {Linear(3, 2), Linear(2, 3), R"("weight [3, 2] float", rank 0 has "weight [2, 3] float")"},
@@ -505,22 +490,29 @@ TEST_CASE("a different model on one rank is refused by name, before any collecti
       {Linear(3, 2), changed([](auto& model) { model.weight.set_requires_grad(false); }),
        R"("weight [2, 3] float frozen", rank 0 has "weight [2, 3] float")"},
       {with_buffer(torch::ones({4})), with_buffer(torch::ones({4}, torch::kLong)),
-       R"("mean [4] long int buffer", rank 0 has "mean [4] float buffer")"}};
-  for (const auto& [first, second, says] : cases) {
+       R"("mean [4] long int buffer", rank 0 has "mean [4] float buffer")"},
+      {Linear(3, 2),
+       Linear(3, 2),
+       R"("bucket bytes 1048576 and 7", rank 0 has "bucket bytes 1048576 and 26214400")",
+       {.buckets = {.bytes = 7}}},
+      {Linear(3, 2),
+       Linear(3, 2),
+       R"("broadcast_buffers 0", rank 0 has "broadcast_buffers 1")",
+       {.broadcast_buffers = false}}};
+  for (const auto& [first, second, says, options] : cases) {
     std::vector<std::string> messages(2);
-    run_ranks(2, [&, first = first, second = second](ProcessGroup& group) {
-      try {
-        DistributedDataParallel wrap(group.rank() == 0 ? first : second, group);
-      } catch (const ddp::UsageError& error) {
-        messages[static_cast<size_t>(group.rank())] = error.what();
-      }
+    run_ranks(2, [&, first = first, second = second, options = options](ProcessGroup& group) {
+      messages[static_cast<size_t>(group.rank())] = message_of<ddp::UsageError>([&] {
+        group.rank() == 0 ? DistributedDataParallel(first, group)
+                          : DistributedDataParallel(second, group, options);
+      });
     });
     const std::string expected = fmt::format("model: rank 1 has {}, expected the same", says);
     CHECK(messages == std::vector<std::string>{expected, expected});
   }
 }
 
-TEST_CASE("after a backward that threw the next one gives the mean, and no_sync() nests", "[ddp]") {
+TEST_CASE("no_sync() nests", "[ddp]") {
   run_ranks(2, [](ProcessGroup& group) {
     Linear model(1, 1);
     const torch::Tensor buffer = model->register_buffer("own", torch::zeros({1}));
@@ -530,13 +522,6 @@ TEST_CASE("after a backward that threw the next one gives the mean, and no_sync(
       wrap.forward(torch::full({1, 1}, group.rank() + 1.0)).sum().backward();
       return model->weight.grad().item<double>();
     };
-    const auto id = model->weight.register_hook([](const auto&) { throw std::runtime_error(""); });
-    try {
-      gradient();
-    } catch (const std::runtime_error&) {
-      model->weight.remove_hook(id);
-    }
-    TORCH_CHECK(gradient() == 1.5);
     buffer.fill_(group.rank());
     const ddp::NoSync outer = wrap.no_sync();
     for (const bool active : {true, false}) {
@@ -581,15 +566,16 @@ Linear one_weight() {
   return Linear(torch::nn::LinearOptions(1, 1).bias(false));
 }
 
-/// @return what `call` throws, or nothing
-template <typename Exception, typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "";
+/// The mean, as without a hook, and counts.
+ddp::CommHook mean_hook(int& started, int& finished) {
+  return [&](const ProcessGroup& group, const torch::Tensor& bucket) {
+    ++started;
+    group.all_reduce(bucket);
+    return [&, bucket] {
+      ++finished;
+      bucket.div_(group.world_size());
+    };
+  };
 }
 
 }  // namespace
@@ -739,7 +725,7 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
   CHECK(of_two[1].starts_with("parameter bias was frozen when the model was wrapped"));
   CHECK(of_two[2].empty());
   CHECK(of_two[3] == refusals(1)[3]);
-  CHECK(of_two[4].find("create_graph=false, got a gradient of parameter") != std::string::npos);
+  CHECK(contains(of_two[4], "create_graph=false, got a gradient of parameter"));
 }
 
 TEST_CASE("a backward that threw leaves nothing behind", "[models]") {
@@ -749,15 +735,7 @@ TEST_CASE("a backward that threw leaves nothing behind", "[models]") {
       DistributedDataParallel wrap(model, group, {.buckets = {1, 1}});
       int started = 0;
       int finished = 0;
-      wrap.register_comm_hook([&](const ProcessGroup& of_hook, const torch::Tensor& bucket) {
-        ++started;
-        const std::vector<torch::Tensor> sum{bucket.clone()};
-        of_hook.all_reduce(sum[0]);
-        return [&of_hook, &finished, bucket, sum] {
-          ++finished;
-          bucket.copy_(sum[0] / of_hook.world_size());
-        };
-      });
+      wrap.register_comm_hook(mean_hook(started, finished));
       const auto backward = [&] {
         model->zero_grad();
         const torch::Tensor input = torch::full({1, 1}, group.rank() + 1.0);
@@ -796,11 +774,8 @@ TEST_CASE("a backward within a backward: each parameter once", "[models]") {
     Linear inside(2, 2);
     DistributedDataParallel wrap(Sequential(first, inside), group, {.buckets = {1, 1}});
     int started = 0;
-    wrap.register_comm_hook([&](const ProcessGroup& of_hook, const torch::Tensor& bucket) {
-      ++started;
-      of_hook.all_reduce(bucket);
-      return [&of_hook, bucket] { bucket.div_(of_hook.world_size()); };
-    });
+    int finished = 0;
+    wrap.register_comm_hook(mean_hook(started, finished));
     const auto backward = [&](bool also_outside) {
       const torch::Tensor hidden = first->forward(torch::ones({1, 2}));
       torch::Tensor output = Checkpoint::apply(inside, hidden);
@@ -814,63 +789,11 @@ TEST_CASE("a backward within a backward: each parameter once", "[models]") {
     TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
     TORCH_CHECK(started == (group.world_size() > 1 ? 4 : 0), "each bucket once, got ", started);
     const std::string refusal = message_of<c10::Error>([&] { backward(true); });
-    TORCH_CHECK((refusal.find("of parameter 1.") != std::string::npos) == (group.world_size() > 1),
-                refusal);
+    TORCH_CHECK(contains(refusal, "of parameter 1.") == (group.world_size() > 1), refusal);
   });
 }
 
-TEST_CASE("ranks whose wraps have other options are refused", "[models]") {
-  for (const bool other_buckets : {true, false}) {
-    std::vector<std::string> messages(2);
-    run_ranks(2, [&](ProcessGroup& group) {
-      ddp::DistributedDataParallelOptions options;
-      if (group.rank() == 1) {
-        options.buckets.bytes = other_buckets ? 7 : options.buckets.bytes;
-        options.broadcast_buffers = other_buckets;
-      }
-      messages[static_cast<size_t>(group.rank())] = message_of<ddp::UsageError>(
-          [&] { DistributedDataParallel wrap(one_weight(), group, options); });
-    });
-    CHECK(messages[0] == (other_buckets
-                              ? "model: rank 1 has \"bucket bytes 1048576 and 7\", rank 0 has "
-                                "\"bucket bytes 1048576 and 26214400\", expected the same"
-                              : "model: rank 1 has \"broadcast_buffers 0\", rank 0 has "
-                                "\"broadcast_buffers 1\", expected the same"));
-    CHECK(messages[1] == messages[0]);
-  }
-}
-
-TEST_CASE("a model of several types: each parameter gets its mean, in its own type", "[models]") {
-  for (const int64_t bytes : {int64_t{1}, int64_t{1} << 30}) {
-    on_any_ranks([&](ProcessGroup& group) {
-      Sequential model(Linear(2, 2), Linear(2, 2), Linear(2, 2), Linear(2, 2));
-      const std::vector<torch::ScalarType> types = {torch::kFloat32, torch::kBFloat16,
-                                                    torch::kFloat64, torch::kHalf};
-      for (size_t i = 0; i < types.size(); ++i) {
-        model[i]->to(types[i]);
-      }
-      DistributedDataParallel wrap(model, group, {.buckets = {bytes, bytes}});
-      for (int step = 0; step < 3; ++step) {
-        model->zero_grad();
-        torch::Tensor loss = torch::zeros({});
-        for (const torch::Tensor& parameter : model->parameters()) {
-          loss = loss + (parameter.sum() * (group.rank() + 1)).to(torch::kFloat32);
-        }
-        loss.backward();
-        for (const torch::Tensor& parameter : model->parameters()) {
-          const double mean = (group.world_size() + 1) / 2.0;
-          const auto size = parameter.element_size();
-          const double rounding = std::pow(2.0, size == 8 ? -50 : size == 4 ? -21 : -6);
-          TORCH_CHECK(parameter.grad().sub(mean).abs().le(rounding).all().item<bool>() &&
-                          parameter.grad().dtype() == parameter.dtype(),
-                      "Expected the mean, got ", parameter.grad());
-        }
-      }
-    });
-  }
-}
-
-TEST_CASE("buckets are laid out anew in the order in which rank 0's gradients came", "[buckets]") {
+TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "[buckets]") {
   for (const std::string backend : {"gloo", "shm"}) {
     const auto results = of_ranks(2, backend, [&](ProcessGroup& group) {
       // Registered in another order than used, and on rank 1 used in another one than on rank 0.
@@ -886,7 +809,6 @@ TEST_CASE("buckets are laid out anew in the order in which rank 0's gradients ca
       });
       const std::vector<size_t> used =
           group.rank() == 0 ? std::vector<size_t>{2, 0, 3} : std::vector<size_t>{0, 3, 2};
-      std::vector<torch::Tensor> values;
       for (int step = 0; step < 2; ++step) {
         seen.clear();
         model->zero_grad();
@@ -925,23 +847,17 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
     bool of_images;
     std::optional<double> momentum;
   };
+  /// Two steps. @return the last output and input gradient, and the first rows' output in eval mode
   const auto train = [](auto& model, const auto& forward, const torch::Tensor& first,
                         const torch::Tensor& second, double share) {
-    torch::Tensor input;
     torch::optim::SGD optimizer(model->parameters(), 0.1);
+    torch::Tensor input;
     torch::Tensor output;
     for (const torch::Tensor& rows : {first, second}) {
       input = rows.detach().clone().requires_grad_();
       output = forward(input);
       optimizer.zero_grad();
-      ((output - 0.5).pow(3) * torch::arange(1, 3)
-                                   .view({1, 2})
-                                   .expand({input.size(0), 2})
-                                   .reshape(input.dim() == 4 ? std::vector<int64_t>{-1, 2, 1, 1}
-                                                             : std::vector<int64_t>{-1, 2}))
-          .sum()
-          .mul(share)
-          .backward();
+      (output - 0.5).pow(3).sum().mul(share).backward();
       optimizer.step();
     }
     model->eval();
@@ -959,33 +875,29 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
         return torch::cat(all);
       };
       const auto own = [&](int step) { return rows_of(group.rank(), step, of_images); };
-      std::vector<torch::Tensor> expected;
-      std::vector<torch::Tensor> expected_buffers;
-      torch::Tensor expected_weights;
-      const auto alone = [&](auto model) {
-        model->to(torch::kFloat64);
-        expected = train(
-            model, [&](const auto& x) { return model->forward(x); }, whole(0), whole(1), 1);
-        expected_buffers = model->buffers();
-        expected_weights = ddp::parameter_vector(*model);
-      };
-      of_images ? alone(torch::nn::BatchNorm2d(options)) : alone(torch::nn::BatchNorm1d(options));
       ddp::SyncBatchNorm model(options, &group);
       model->to(torch::kFloat64);
       DistributedDataParallel wrap(model, group);
       // The wrap divides by the number of ranks.
       const auto results = train(
           model, [&](const auto& x) { return wrap(x); }, own(0), own(1), ranks);
-      const int64_t begin = (5 + group.rank()) * group.rank() / 2;  // 3 + 4 + ...
-      for (size_t i = 0; i < results.size(); ++i) {
-        const torch::Tensor slice = expected[i].narrow(0, begin, 3 + group.rank());
-        TORCH_CHECK(torch::allclose(results[i], slice, 1e-7, 1e-7), "result ", i, ": got ",
-                    results[i], ", expected ", slice);
-      }
-      for (size_t i = 0; i < expected_buffers.size(); ++i) {
-        TORCH_CHECK(torch::allclose(model->buffers()[i], expected_buffers[i]), "buffer ", i);
-      }
-      TORCH_CHECK(close(ddp::parameter_vector(*model), expected_weights, 1e-7));
+      const auto compare = [&](auto alone) {
+        alone->to(torch::kFloat64);
+        const auto expected = train(
+            alone, [&](const auto& x) { return alone->forward(x); }, whole(0), whole(1), 1);
+        const int64_t begin = (5 + group.rank()) * group.rank() / 2;  // 3 + 4 + ...
+        for (size_t i = 0; i < results.size(); ++i) {
+          const torch::Tensor slice = expected[i].narrow(0, begin, 3 + group.rank());
+          TORCH_CHECK(torch::allclose(results[i], slice, 1e-7, 1e-7), "result ", i, ": got ",
+                      results[i], ", expected ", slice);
+        }
+        for (size_t i = 0; i < alone->buffers().size(); ++i) {
+          TORCH_CHECK(torch::allclose(model->buffers()[i], alone->buffers()[i]), "buffer ", i);
+        }
+        TORCH_CHECK(close(ddp::parameter_vector(*model), ddp::parameter_vector(*alone), 1e-7));
+      };
+      of_images ? compare(torch::nn::BatchNorm2d(options))
+                : compare(torch::nn::BatchNorm1d(options));
       TORCH_CHECK(!message_of<c10::Error>([&] { model->forward(torch::ones({2, 3})); }).empty());
     });
   }

@@ -33,25 +33,22 @@ int64_t padded_elements(const torch::Tensor& tensor) {
 void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place,
                    const torch::Tensor& divisor) {
   torch::Tensor& current = parameter.mutable_grad();
+  torch::Tensor target = place;
+  if (current.defined() && current.is_sparse()) {
+    current = current.to_dense();
+  }
   if (!current.defined()) {
-    place.zero_();
-  } else if (current.is_same(place)) {
-    if (divisor.defined()) {
-      place.div_(divisor);
-    }
-    return;
-  } else if (current.is_sparse()) {
-    const torch::Tensor dense = current.detach().to_dense();
-    place.copy_(divisor.defined() ? dense.div_(divisor) : dense);
+    target.zero_();
   } else if (divisor.defined()) {
-    torch::Tensor quotient = place;
-    at::div_out(quotient, current.detach(), divisor);
+    at::div_out(target, current.detach(), divisor);
+  } else if (current.is_same(place)) {
+    return;
   } else if (current.is_cpu() && current.strides() == place.strides() &&
              current.dtype() == place.dtype() && current.sizes() == place.sizes()) {
     // Once per parameter and step: an operator takes ten times as long for a small gradient.
-    std::memmove(place.mutable_data_ptr(), current.const_data_ptr(), place.nbytes());
+    std::memmove(target.mutable_data_ptr(), current.const_data_ptr(), target.nbytes());
   } else {
-    place.copy_(current.detach());
+    target.copy_(current.detach());
   }
   current = place;
 }

@@ -4,12 +4,13 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/tensor_flatten.h>
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cstdint>
 #include <sstream>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
@@ -61,25 +62,20 @@ class OnceBefore : public torch::autograd::FunctionPreHook {
 /// @throws UsageError naming one that is taken already
 std::shared_ptr<void> take_parameters(const torch::nn::Module& module) {
   static std::mutex mutex;
-  static std::unordered_set<const torch::TensorImpl*> taken;
-  using Parameters = std::unordered_set<const torch::TensorImpl*>;
-  const std::shared_ptr<Parameters> own(new Parameters, [](Parameters* parameters) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    for (const torch::TensorImpl* const parameter : *parameters) {
-      taken.erase(parameter);
-    }
-    delete parameters;
-  });
+  static std::unordered_map<const torch::TensorImpl*, std::weak_ptr<void>> owners;
   const std::lock_guard<std::mutex> lock(mutex);
+  std::erase_if(owners, [](const auto& entry) { return entry.second.expired(); });
+  const auto own = std::make_shared<char>();
   for (const auto& item : module.named_parameters()) {
-    const torch::TensorImpl* const parameter = item.value().unsafeGetTensorImpl();
-    if (!own->contains(parameter) && !taken.insert(parameter).second) {
+    std::weak_ptr<void>& owner = owners[item.value().unsafeGetTensorImpl()];
+    const auto other = owner.lock();
+    if (other != nullptr && other != own) {
       throw UsageError(fmt::format(
           "parameter {} belongs to another DistributedDataParallel, expected one at a time: wrap "
           "the whole model, once",
           item.key()));
     }
-    own->insert(parameter);
+    owner = own;
   }
   return own;
 }
@@ -95,12 +91,15 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
   if (parameters.empty()) {
     throw UsageError("got a module none of whose parameters requires a gradient, expected one");
   }
+  const torch::Device& expected = process_group.device();
   for (const auto& item : module.named_parameters()) {
-    if (item.value().device().type() != process_group.device().type()) {
+    const torch::Device device = item.value().device();
+    if (device.type() != expected.type() ||
+        (expected.has_index() && device.index() != expected.index())) {
       throw UsageError(
           fmt::format("parameter {} is on {}, expected the process group's {}: move "
                       "the model there first, then wrap it",
-                      item.key(), item.value().device().str(), process_group.device().str()));
+                      item.key(), device.str(), expected.str()));
     }
   }
   return process_group.world_size() == 1 ? std::vector<torch::Tensor>() : parameters;
@@ -114,17 +113,11 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     : process_group_(process_group),
       site_(site),
       taken_(take_parameters(module)),
+      buffers_(module.buffers()),
       buckets_(same_parameters(module, process_group, options), process_group, options.buckets,
                site),
       broadcasts_buffers_(options.broadcast_buffers),
       target_(std::make_shared<HookTarget>()) {
-  for (const torch::Tensor& buffer : module.buffers()) {
-    const auto like = std::ranges::find_if(buffers_, [&](const auto& others) {
-      return others.front().options().type_equal(buffer.options()) &&
-             others.front().device() == buffer.device();
-    });
-    (like == buffers_.end() ? buffers_.emplace_back() : *like).push_back(buffer);
-  }
   for (const auto& item : module.named_parameters()) {
     names_.emplace(item.value().unsafeGetTensorImpl(), item.key());
     if (!item.value().requires_grad()) {
@@ -168,18 +161,16 @@ GradientReducer::~GradientReducer() {
 
 void GradientReducer::broadcast_buffers() const {
   const torch::NoGradGuard no_grad;
-  for (const std::vector<torch::Tensor>& buffers : buffers_) {
-    std::vector<torch::Tensor> flattened;
-    for (const torch::Tensor& buffer : buffers) {
-      flattened.push_back(buffer.reshape(-1));
-    }
-    const torch::Tensor message = torch::cat(flattened);
+  for (const auto& of_one_type : torch::utils::take_tensors(buffers_, SIZE_MAX)) {
+    const torch::Tensor message = at::flatten_dense_tensors(of_one_type.tensors);
     process_group_.broadcast(message, /*root=*/0, site_);
-    for (int64_t i = 0, begin = 0; process_group_.rank() != 0 && i < std::ssize(buffers); ++i) {
-      const torch::Tensor& buffer = buffers[static_cast<size_t>(i)];
+    if (process_group_.rank() == 0) {
+      continue;
+    }
+    const auto values = at::unflatten_dense_tensors(message, of_one_type.tensors);
+    for (size_t i = 0; i < values.size(); ++i) {
       // Past the version counter: a backward that is still to come may have saved the buffer.
-      buffer.variable_data().copy_(message.narrow(0, begin, buffer.numel()).view(buffer.sizes()));
-      begin += buffer.numel();
+      of_one_type.tensors[i].variable_data().copy_(values[i]);
     }
   }
 }
@@ -188,7 +179,7 @@ void GradientReducer::before_forward() {
   if (!synchronize_ || process_group_.world_size() == 1) {
     return;
   }
-  expect_hooks();
+  expect_unchanged();
   if (!torch::autograd::get_current_node()) {  // else within a backward
     const std::lock_guard<std::mutex> lock(target_->mutex);
     backward_.reset();  // one that threw, and whose graph is still there
@@ -198,7 +189,7 @@ void GradientReducer::before_forward() {
   }
 }
 
-void GradientReducer::expect_hooks() const {
+void GradientReducer::expect_unchanged() const {
   for (size_t i = 0; i < accumulators_.size(); ++i) {
     if (torch::autograd::impl::try_get_grad_accumulator(buckets_.parameters()[i]) !=
         accumulators_[i]) {
@@ -232,7 +223,7 @@ void GradientReducer::gradient_ready(size_t parameter) {
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       pending_.push_back(buckets_.parameters_of(bucket).size());
     }
-    arrivals_.clear();
+    ready_order_.clear();
     finish_at_end(target_, running);
   }
   TORCH_CHECK(!ready_[parameter], "Expected one gradient of parameter ",
@@ -245,8 +236,8 @@ void GradientReducer::gradient_ready(size_t parameter) {
               name_of(buckets_.parameters()[parameter]),
               " that has a graph; torch::autograd::grad() gives one");
   buckets_.collect(parameter);
-  if (!reordered_) {
-    arrivals_.push_back(static_cast<int64_t>(parameter));
+  if (!rebuilt_) {
+    ready_order_.push_back(static_cast<int64_t>(parameter));
   }
   --pending_[buckets_.bucket_of(parameter)];
   while (next_to_start_ < buckets_.size() && pending_[next_to_start_] == 0) {
@@ -256,11 +247,12 @@ void GradientReducer::gradient_ready(size_t parameter) {
 
 // Note [Nested backward]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// Activation checkpointing runs a backward within a node of another one. A callback is queued for
-// the backward that runs, which may be the inner one, and the buckets are to be finished when the
-// outer one ends: else each checkpoint would all-reduce all of them, on ranks that use different
-// layers a different number of times. When a callback runs, its own nodes are done. So a node that
-// runs is the outer backward's, and its next node can queue the callback there.
+// Activation checkpointing runs a backward within a node of another one. The buckets are to be
+// finished when the outer one ends: else each checkpoint would all-reduce all of them, and ranks
+// that use different layers would do so a different number of times. But queue_callback() takes a
+// callback for the innermost backward that runs. When the callback is called and a node is still
+// running, that node belongs to an outer backward: a hook before the next node queues the callback
+// again, there.
 void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
                                     const std::shared_ptr<void>& running) {
   torch::autograd::Engine::get_default_engine().queue_callback([target, running] {
@@ -294,22 +286,23 @@ void GradientReducer::finish_backward() {
     buckets_.start(next_to_start_);
   }
   buckets_.finish();
-  if (!std::exchange(reordered_, true)) {
-    reorder_buckets();
+  if (!std::exchange(rebuilt_, true)) {
+    rebuild_buckets();
   }
 }
 
-void GradientReducer::reorder_buckets() {
+void GradientReducer::rebuild_buckets() {
   for (size_t parameter = ready_.size(); parameter-- > 0;) {
     if (!ready_[parameter]) {
-      arrivals_.push_back(static_cast<int64_t>(parameter));
+      ready_order_.push_back(static_cast<int64_t>(parameter));
     }
   }
-  const torch::Tensor order = torch::tensor(arrivals_, torch::kInt64).to(process_group_.device());
+  const torch::Tensor order =
+      torch::tensor(ready_order_, torch::kInt64).to(process_group_.device());
   process_group_.broadcast(order, /*root=*/0, site_);
   const torch::Tensor on_host = order.to(torch::kCPU);
   const auto* const begin = on_host.const_data_ptr<int64_t>();
-  buckets_.reorder({begin, begin + on_host.numel()});
+  buckets_.rebuild({begin, begin + on_host.numel()});
 }
 
 }  // namespace ddp

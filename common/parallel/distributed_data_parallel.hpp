@@ -85,9 +85,9 @@ class GradientReducer {
   static void finish_at_end(const std::shared_ptr<HookTarget>& target,
                             const std::shared_ptr<void>& running);
   void finish_backward();
-  void reorder_buckets();
+  void rebuild_buckets();
   /// @throws as before_forward()
-  void expect_hooks() const;
+  void expect_unchanged() const;
   void broadcast_buffers() const;
 
   const ProcessGroup& process_group_;
@@ -95,7 +95,7 @@ class GradientReducer {
   bool synchronize_ = true;
   std::shared_ptr<void> taken_;  // the parameters, by this reducer
   std::vector<torch::Tensor> frozen_;  // parameters that required no gradient
-  std::vector<std::vector<torch::Tensor>> buffers_;  // those of one type and device together
+  std::vector<torch::Tensor> buffers_;
   std::unordered_map<const torch::TensorImpl*, std::string> names_;
   GradientBuckets buckets_;
   // What adds each parameter's gradients up, and has the hook: parameters refer to it only weakly.
@@ -107,8 +107,8 @@ class GradientReducer {
   std::vector<bool> ready_;  // parameters whose gradient is there
   std::vector<size_t> pending_;  // parameters in each bucket whose gradient is not there yet
   size_t next_to_start_ = 0;
-  bool reordered_ = false;
-  std::vector<int64_t> arrivals_;  // parameters, in the order of a backward's gradients
+  bool rebuilt_ = false;
+  std::vector<int64_t> ready_order_;  // parameters, in the order of a backward's gradients
 };
 
 /// While it lives, backward only adds gradients up: no communication.

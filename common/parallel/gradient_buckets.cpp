@@ -1,44 +1,41 @@
 #include "common/parallel/gradient_buckets.hpp"
 
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
 #include <memory>
 #include <numeric>
+#include <ranges>
+#include <tuple>
 
 #include "common/data/flat_parameters.hpp"
 
 namespace ddp {
 
+namespace {
+
+/// Parameters whose gradients travel together, by index: each bucket is of one dtype, and the first
+/// of each dtype is smaller. Buckets stand in the order in which they fill up.
+/// @param order parameters, by index, as their gradients come
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>& parameters,
                                                 const std::vector<size_t>& order,
                                                 const BucketSizes& sizes) {
-  struct Open {
-    torch::ScalarType dtype;
-    std::vector<size_t> members;
-    int64_t bytes = 0;
-    int64_t limit;
-  };
-  std::vector<Open> open;
-  std::vector<std::vector<size_t>> buckets;
-  for (const size_t index : order) {
-    const torch::Tensor& parameter = parameters[index];
-    auto bucket = std::ranges::find(open, parameter.scalar_type(), &Open::dtype);
-    if (bucket == open.end()) {
-      open.push_back({.dtype = parameter.scalar_type(), .members = {}, .limit = sizes.first_bytes});
-      bucket = open.end() - 1;
-    }
-    bucket->members.push_back(index);
-    bucket->bytes += static_cast<int64_t>(parameter.nbytes());
-    if (bucket->bytes >= bucket->limit) {
-      buckets.push_back(std::move(bucket->members));
-      *bucket = {.dtype = parameter.scalar_type(), .members = {}, .limit = sizes.bytes};
-    }
+  if (order.empty()) {
+    return {};
   }
-  for (Open& bucket : open) {
-    if (!bucket.members.empty()) {
-      buckets.push_back(std::move(bucket.members));
-    }
+  std::vector<torch::Tensor> ordered;
+  for (const size_t index : order) {
+    ordered.push_back(parameters[index]);
+  }
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
+      ordered, {static_cast<size_t>(sizes.first_bytes), static_cast<size_t>(sizes.bytes)}));
+  std::ranges::sort(buckets, {}, [](const auto& bucket) { return bucket.back(); });
+  for (size_t& index : buckets | std::views::join) {
+    index = order[index];
   }
   return buckets;
 }
+
+}  // namespace
 
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
                                          const torch::Tensor& gradients) {
@@ -60,7 +57,7 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
       sizes_(sizes),
       site_(site),
       parameters_(std::move(parameters)),
-      places_(parameters_.size()),
+      bucket_views_(parameters_.size()),
       bucket_of_(parameters_.size()) {
   const torch::NoGradGuard no_grad;
   if (!backend_divides_ && process_group.all_reduces()) {
@@ -92,7 +89,7 @@ void GradientBuckets::lay_out(const std::vector<size_t>& order) {
     int64_t& end = ends[static_cast<size_t>(memory - memory_.begin())];
     const int64_t begin = end;
     for (const size_t index : members) {
-      places_[index] = view_like(*memory, end, parameters_[index]);
+      bucket_views_[index] = view_like(*memory, end, parameters_[index]);
       bucket_of_[index] = buckets_.size();
       end += padded_elements(parameters_[index]);
     }
@@ -102,24 +99,25 @@ void GradientBuckets::lay_out(const std::vector<size_t>& order) {
   }
 }
 
-void GradientBuckets::reorder(const std::vector<size_t>& order) {
+void GradientBuckets::rebuild(const std::vector<size_t>& order) {
   const torch::NoGradGuard no_grad;
-  const std::vector<torch::Tensor> before = places_;
+  const std::vector<torch::Tensor> before = bucket_views_;
   std::vector<torch::Tensor> values;
-  for (const torch::Tensor& place : places_) {
+  for (const torch::Tensor& place : bucket_views_) {
     values.push_back(place.clone());
   }
   lay_out(order);
-  for (size_t i = 0; i < places_.size(); ++i) {
-    places_[i].copy_(values[i]);
+  for (size_t i = 0; i < bucket_views_.size(); ++i) {
+    bucket_views_[i].copy_(values[i]);
     torch::Tensor& gradient = parameters_[i].mutable_grad();
-    gradient = gradient.is_same(before[i]) ? places_[i] : gradient;
+    gradient = gradient.is_same(before[i]) ? bucket_views_[i] : gradient;
   }
 }
 
 void GradientBuckets::collect(size_t parameter) const {
   const torch::NoGradGuard no_grad;
-  move_gradient(parameters_[parameter], places_[parameter], hook_ ? torch::Tensor() : divisor_);
+  move_gradient(parameters_[parameter], bucket_views_[parameter],
+                hook_ ? torch::Tensor() : divisor_);
 }
 
 void GradientBuckets::start(size_t index) {

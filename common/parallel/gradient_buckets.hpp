@@ -30,13 +30,6 @@ inline BucketSizes bucket_sizes(double mib) {
   return sizes;
 }
 
-/// Parameters whose gradients travel together: each bucket is of one dtype, and is closed when it
-/// has reached its size. As c10d::compute_bucket_assignment_by_size(), but in the order of closing.
-/// @param order parameters, by index, as their gradients come
-std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>& parameters,
-                                                const std::vector<size_t>& order,
-                                                const BucketSizes& sizes);
-
 /// Turns one bucket's gradients into what all ranks are to have, as torch's register_comm_hook().
 /// @param gradients (elements of the bucket) this rank's own
 /// @return waits for what was started, and leaves the result in `gradients`
@@ -76,7 +69,7 @@ class GradientBuckets {
   /// Waits for all buckets that were started.
   void finish();
   /// Makes other buckets of the same parameters, between steps. Gradients keep their values.
-  void reorder(const std::vector<size_t>& order);
+  void rebuild(const std::vector<size_t>& order);
 
  private:
   struct Bucket {
@@ -90,14 +83,15 @@ class GradientBuckets {
   void lay_out(const std::vector<size_t>& order);
 
   const ProcessGroup& process_group_;
-  bool backend_divides_;  // while it adds
-  torch::Tensor divisor_;  // () unless it does; before the sum, which may be infinite in float16
+  bool backend_divides_;  // while it adds; else gradients are divided before, since a sum could
+                          // overflow float16
+  torch::Tensor divisor_;  // () the world size, or undefined
   BucketSizes sizes_;
   CommHook hook_;  // empty: an all-reduce
   CallSite site_;
   std::vector<torch::Tensor> parameters_;
   std::vector<torch::Tensor> memory_;  // all gradients of one dtype
-  std::vector<torch::Tensor> places_;  // each parameter's gradient, in its shape and strides
+  std::vector<torch::Tensor> bucket_views_;  // each parameter's gradient, in its shape and strides
   std::vector<size_t> bucket_of_;
   std::vector<Bucket> buckets_;
 };

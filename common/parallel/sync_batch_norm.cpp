@@ -3,8 +3,6 @@
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <numeric>
-
 namespace ddp {
 namespace {
 
@@ -45,41 +43,33 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const ProcessGroup* const group =
       process_group_ == nullptr ? &default_process_group() : process_group_;
   const int64_t features = options.num_features();
-  std::vector<int64_t> others(static_cast<size_t>(input.dim()) - 1);  // dimensions
-  std::iota(others.begin() + 1, others.end(), 2);
-  std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
-  shape[1] = features;
-
-  // Halves are added up in float32.
-  const torch::Tensor x = input.to(at::toOpMathType(input.scalar_type()));
+  // With the features last, what each of them has one of is broadcast. Halves are added up in
+  // float32.
+  const torch::Tensor x =
+      input.to(at::toOpMathType(input.scalar_type())).transpose(1, input.dim() - 1);
   const torch::Tensor own_count =
       torch::full({1}, static_cast<double>(x.numel() / features), x.options());
-  const torch::Tensor sums = SumOverRanks::apply(torch::cat({x.sum(others), own_count}), group);
+  const torch::Tensor sums =
+      SumOverRanks::apply(torch::cat({x.sum_to_size({features}), own_count}), group);
   const torch::Tensor count = sums.detach()[features];
   const torch::Tensor mean = sums.narrow(0, 0, features) / count;
-  const torch::Tensor centred = x - mean.view(shape);
+  const torch::Tensor centred = x - mean;
   // The squares of the centred values, since large means would cancel.
-  const torch::Tensor variance = SumOverRanks::apply(centred.square().sum(others), group) / count;
-  torch::Tensor result = centred * (variance + options.eps()).rsqrt().view(shape);
+  const torch::Tensor variance =
+      SumOverRanks::apply(centred.square().sum_to_size({features}), group) / count;
+  torch::Tensor result = centred * (variance + options.eps()).rsqrt();
   if (weight.defined()) {
-    result = result * weight.view(shape) + bias.view(shape);
+    result = result * weight + bias;
   }
-  update_running_stats(mean.detach(), variance.detach(), count);
-  return result.to(input.scalar_type());
-}
-
-void SyncBatchNormImpl::update_running_stats(const torch::Tensor& mean,
-                                             const torch::Tensor& variance,
-                                             const torch::Tensor& count) {
-  if (!running_mean.defined()) {
-    return;
+  if (running_mean.defined()) {
+    const torch::NoGradGuard no_grad;
+    num_batches_tracked += 1;
+    const double momentum = options.momentum().value_or(1.0 / num_batches_tracked.item<double>());
+    const torch::Tensor unbiased = variance * (count / (count - 1));
+    running_mean.lerp_(mean.to(running_mean.scalar_type()), momentum);
+    running_var.lerp_(unbiased.to(running_var.scalar_type()), momentum);
   }
-  const torch::NoGradGuard no_grad;
-  num_batches_tracked += 1;
-  const double momentum = options.momentum().has_value() ? *options.momentum()
-                                                         : 1.0 / num_batches_tracked.item<double>();
-  running_mean.lerp_(mean.to(running_mean.scalar_type()), momentum);
-  running_var.lerp_((variance * (count / (count - 1))).to(running_var.scalar_type()), momentum);
+  return result.transpose(1, input.dim() - 1).to(input.scalar_type());
 }
 
 }  // namespace ddp

@@ -28,8 +28,6 @@ class SyncBatchNormImpl
 
  private:
   void _check_input_dim(const torch::Tensor& input) override;
-  void update_running_stats(const torch::Tensor& mean, const torch::Tensor& variance,
-                            const torch::Tensor& count);
 
   const ProcessGroup* process_group_;
 };
