@@ -3,6 +3,7 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
@@ -612,8 +613,26 @@ TEST_CASE("a layer that is frozen in mid-training stays where it is", "[models]"
     const torch::Tensor other = ddp::parameter_vector(*model[2]);
     step();
     step();
+    TORCH_CHECK(!model[0]->parameters()[0].grad().defined(), "the frozen layer has a gradient");
     TORCH_CHECK(torch::equal(ddp::parameter_vector(*model[0]), frozen), "the frozen layer moved");
     TORCH_CHECK(!torch::equal(ddp::parameter_vector(*model[2]), other), "the other layer stays");
+  });
+}
+
+TEST_CASE("a gradient that a frozen layer has kept stays as it is", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Linear frozen(2, 2);
+    Linear head(2, 1);
+    DistributedDataParallel wrap(Sequential(frozen, head), group);
+    const auto backward = [&] {
+      head->zero_grad();
+      wrap.forward(torch::full({1, 2}, group.rank() + 1.0)).sum().backward();
+    };
+    backward();
+    frozen->weight.set_requires_grad(false);
+    const torch::Tensor before = frozen->weight.grad().clone();
+    backward();
+    TORCH_CHECK(torch::allclose(frozen->weight.grad(), before), frozen->weight.grad());
   });
 }
 
@@ -820,6 +839,8 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
       }
       std::vector<int64_t> order;
       for (const torch::Tensor& bucket : seen) {
+        const torch::Tensor gap = bucket.slice(0, 4);  // behind a gradient of 2 or 4 elements
+        TORCH_CHECK(gap.eq(0).all().item<bool>(), "values in the gap: ", bucket);
         for (size_t i = 0; i < 8; ++i) {
           if (bucket.is_alias_of(model->parameters()[i].grad()) &&
               bucket.data_ptr() == model->parameters()[i].grad().data_ptr()) {
@@ -857,7 +878,10 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
       input = rows.detach().clone().requires_grad_();
       output = forward(input);
       optimizer.zero_grad();
-      (output - 0.5).pow(3).sum().mul(share).backward();
+      // With a gradient penalty, that is second derivatives.
+      const torch::Tensor slope = torch::autograd::grad(
+          {output.pow(3).sum()}, {input}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      ((output - 0.5).pow(3).sum() + 0.1 * slope.square().sum()).mul(share).backward();
       optimizer.step();
     }
     model->eval();
@@ -894,11 +918,21 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
         for (size_t i = 0; i < alone->buffers().size(); ++i) {
           TORCH_CHECK(torch::allclose(model->buffers()[i], alone->buffers()[i]), "buffer ", i);
         }
-        TORCH_CHECK(close(ddp::parameter_vector(*model), ddp::parameter_vector(*alone), 1e-7));
+        const torch::Tensor weights = ddp::parameter_vector(*alone);
+        TORCH_CHECK(torch::allclose(ddp::parameter_vector(*model), weights, 1e-7, 1e-7),
+                    "weights: got ", ddp::parameter_vector(*model), ", expected ", weights);
       };
       of_images ? compare(torch::nn::BatchNorm2d(options))
                 : compare(torch::nn::BatchNorm1d(options));
-      TORCH_CHECK(!message_of<c10::Error>([&] { model->forward(torch::ones({2, 3})); }).empty());
+      TORCH_CHECK(contains(message_of([&] {
+                             model->forward(torch::ones({2, 3}));
+                           }),
+                           "Expected an input of (batch, 2, ...), got [2, 3]"));
+      model->train();
+      TORCH_CHECK(contains(message_of([&] {
+                             model->forward(torch::ones({group.rank() == 0, 2}));
+                           }),
+                           "got one"));
     });
   }
 }

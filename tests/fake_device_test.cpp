@@ -8,6 +8,7 @@
 #include <array>
 #include <barrier>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 
 #include "common/parallel/data_parallel.hpp"
@@ -142,10 +143,12 @@ class StreamBackend : public c10d::Backend {
 };
 
 ddp::test::Connect by_streams() {
-  return [meeting = std::make_shared<Meeting>()](int rank, const auto&) {
+  return [meeting = std::make_shared<Meeting>()](int rank) {
     const torch::Device device = fake_device(rank + 1);
     enter(device);
-    return ddp::test::Connection{device, c10::make_intrusive<StreamBackend>(rank, device, meeting)};
+    return ddp::test::Connection{device, [=](const auto&, int, int) {
+                                   return c10::make_intrusive<StreamBackend>(rank, device, meeting);
+                                 }};
   };
 }
 
@@ -270,7 +273,7 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
   }
 }
 
-TEST_CASE("barrier() holds the host until the stream is there", "[fake]") {
+TEST_CASE("barrier() and the end of a group hold the host until the stream is there", "[fake]") {
   for (const StreamOrder order : kBothOrders) {
     ddp::test::set_stream_order(order);
     ddp::test::run_ranks(
@@ -281,6 +284,12 @@ TEST_CASE("barrier() holds the host until the stream is there", "[fake]") {
           TORCH_CHECK(on_host.eq(0).all().item<bool>(), "the copy did not wait for its turn");
           process_group.barrier();
           TORCH_CHECK(on_host.eq(5).all().item<bool>(), "barrier() returned before the copy");
+          std::vector<int> ranks(kRanks);
+          std::iota(ranks.begin(), ranks.end(), 0);
+          auto group = process_group.subgroup(ranks);
+          on_host.copy_(torch::full({4}, 6.0F, process_group.device()), /*non_blocking=*/true);
+          group.reset();
+          TORCH_CHECK(on_host.eq(6).all().item<bool>(), "the group ended before the copy");
         },
         by_streams());
   }

@@ -19,6 +19,7 @@
 #include "common/launch/network.hpp"
 #include "common/parallel/agreement.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/sync_batch_norm.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
@@ -547,6 +548,21 @@ TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
     CHECK(messages == std::vector<std::string>(3));
     CHECK(sums == 2 * 3 * (6 + 18));
   }
+}
+
+TEST_CASE("SyncBatchNorm has the default group in autograd's threads, too", "[default_group]") {
+  std::atomic<int> right = 0;
+  const auto normalise = [&](const ProcessGroup& group, const Options&) {
+    ddp::SyncBatchNorm model(1);
+    const auto forward = [&] {
+      const torch::Tensor output = model->forward(torch::full({1, 1}, 2.0 * group.rank()));
+      right += std::abs(output.item<double>() - (group.rank() * 2 - 1)) < 1e-4;
+    };
+    forward();
+    std::thread(forward).join();
+  };
+  CHECK(meet(std::vector<Options>(2, plain()), normalise) == std::vector<std::string>(2));
+  CHECK(right == 4);
 }
 
 TEST_CASE("weights that differ in one bit are found, and with --no-communication not looked for",

@@ -29,6 +29,10 @@ class GraphStream {
   virtual std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) = 0;
 };
 
+/// What ends the process when NCCL's watchdog of LibTorch 2.15 gives up.
+inline constexpr const char* kNcclWatchdog =
+    "NCCL's watchdog: a collective did not end in time, or a rank is gone";
+
 /// The functions of libddp_cuda.so. It is opened at run time, where a GPU will be used, so that a
 /// CPU run pays neither the second nor the 300 MB of loading CUDA, and one binary serves both kinds
 /// of machine.

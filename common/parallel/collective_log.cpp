@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/backends/cuda_module.hpp"
 #include "common/backends/store_exchange.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/spawn.hpp"
@@ -143,7 +144,7 @@ void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
   explain_thread_errors([store = store->clone(), launch, log = std::move(log),
                          timeout = in_seconds(store->getTimeout())](const std::string& what) {
     const std::string plain = nccl_collective(what, timeout);
-    if (plain == what) {
+    if (plain == what && what != kNcclWatchdog) {
       return what;
     }
     const std::vector<int> late = late_ranks(store, launch, /*timed_out=*/true);

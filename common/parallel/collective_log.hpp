@@ -81,7 +81,7 @@ class CollectiveLog {
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out);
 
-/// Makes one line of what ProcessGroupNCCL's watchdog throws in its own thread after a timeout: the
+/// Makes one line of what NCCL's watchdog throws in its own thread after a timeout: the
 /// collective, the line that called it, and the late ranks.
 void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
                            const LaunchEnvironment& launch,

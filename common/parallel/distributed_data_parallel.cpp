@@ -277,10 +277,15 @@ void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
 void GradientReducer::finish_backward() {
   backward_.reset();
   for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
-    for (const size_t parameter : buckets_.parameters_of(next_to_start_)) {
-      // A frozen one keeps no gradient: see Note [Unused parameters].
-      if (!ready_[parameter] && buckets_.parameters()[parameter].requires_grad()) {
-        buckets_.collect(parameter);
+    for (const size_t i : buckets_.parameters_of(next_to_start_)) {
+      if (ready_[i]) {
+        continue;
+      }
+      const torch::Tensor& parameter = buckets_.parameters()[i];
+      const bool has_none = !parameter.requires_grad() && !parameter.grad().defined();
+      buckets_.collect(i);
+      if (has_none) {  // see Note [Unused parameters]
+        parameter.mutable_grad().reset();
       }
     }
     buckets_.start(next_to_start_);

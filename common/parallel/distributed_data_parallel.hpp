@@ -39,7 +39,9 @@ struct DistributedDataParallelOptions {
 /// over parameters without one, do the same on all ranks. But at least one parameter must take part
 /// in every synchronised backward on every rank: the first hook is what starts the work. A zero is
 /// not nothing to an optimizer with momentum or weight decay: the parameter moves on. A parameter
-/// that was frozen (requires_grad=false on all ranks) has no gradient and stays where it is.
+/// that was frozen (requires_grad=false on all ranks) gets no gradient and stays where it is.
+/// Ranks that differ in which parameters take part start buckets at different times: no other
+/// collective of the group may come within their backward, as SyncBatchNorm's would.
 ///
 /// Several reducers may share a process group, and a backward (a GAN's generator learns through the
 /// discriminator), as long as their buckets fill up in the same order on all ranks: not if ranks

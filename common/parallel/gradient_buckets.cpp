@@ -107,6 +107,9 @@ void GradientBuckets::rebuild(const std::vector<size_t>& order) {
     values.push_back(place.clone());
   }
   lay_out(order);
+  for (const torch::Tensor& memory : memory_) {
+    memory.zero_();  // the gaps, which travel too
+  }
   for (size_t i = 0; i < bucket_views_.size(); ++i) {
     bucket_views_[i].copy_(values[i]);
     torch::Tensor& gradient = parameters_[i].mutable_grad();

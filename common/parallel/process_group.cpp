@@ -68,15 +68,24 @@ thread_local std::unique_ptr<ProcessGroup> default_group;
 
 ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
                            c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
-                           std::shared_ptr<CollectiveLog> log, bool all_reduces,
-                           std::string address)
+                           std::shared_ptr<CollectiveLog> log, bool all_reduces, Connect connect)
     : launch_(std::move(launch)),
       store_(std::move(store)),
       group_(std::move(group)),
       device_(device),
       log_(std::move(log)),
       all_reduces_(all_reduces),
-      address_(std::move(address)) {}
+      connect_(std::move(connect)) {}
+
+ProcessGroup::~ProcessGroup() {
+  if (is_subgroup_ && !device_.is_cpu() && std::uncaught_exceptions() == 0) {
+    try {  // else NCCL's destructor aborts what is on its way
+      c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+      group_->getDefaultBackend()->shutdown();
+    } catch (const std::exception&) {  // the next call for the device meets it again
+    }
+  }
+}
 
 std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ranks) const {
   const std::string name = fmt::format(
@@ -90,14 +99,17 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
                       fmt::join(ranks, " "), world_size() - 1));
     }
   }
-  const auto own = std::ranges::find(ranks, rank());
-  if (own == ranks.end()) {
-    return nullptr;
-  }
   if (backend_name() == "mpi") {
     throw UsageError(
         "ranks of a group: got --backend mpi, which connects all ranks of its world, expected shm, "
         "gloo or nccl");
+  }
+  if (device_.is_cuda()) {
+    explain_thread_errors({});  // it would take ranks outside of a group for late ones
+  }
+  const auto own = std::ranges::find(ranks, rank());
+  if (own == ranks.end()) {
+    return nullptr;
   }
   LaunchEnvironment launch = launch_;
   launch.rank = static_cast<int>(own - ranks.begin());
@@ -105,16 +117,11 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
   launch.store.kind = ranks.front() == 0 ? launch.store.kind : StoreLocation::Kind::kNone;
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
-  attach_backend(
-      *group, device_,
-      make_backend(backend_name(), c10::make_intrusive<c10d::PrefixStore>("backend", store),
-                   {.rank = launch.rank,
-                    .world_size = launch.world_size,
-                    .device = device_,
-                    .timeout = store_->getTimeout(),
-                    .address = address_}));
-  return std::make_unique<ProcessGroup>(launch, store, group, device_,
-                                        std::make_shared<CollectiveLog>(), all_reduces_, address_);
+  attach_backend(*group, device_, connect_(store, launch.rank, launch.world_size));
+  auto subgroup = std::make_unique<ProcessGroup>(
+      launch, store, group, device_, std::make_shared<CollectiveLog>(), all_reduces_, connect_);
+  subgroup->is_subgroup_ = true;
+  return subgroup;
 }
 
 template <typename Collective>
@@ -249,8 +256,8 @@ torch::Tensor ProcessGroup::reduce_scatter(const torch::Tensor& input, c10d::Red
   return own;
 }
 
-// What is sent is waited for by the work itself: a wait of Gloo's with a time of its own would give
-// the message up.
+// Not by wait(), which asks Gloo's work again and again with a short time: work of a send gives the
+// message up when such a time has passed.
 void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
   std::vector<torch::Tensor> one{tensor.detach().contiguous()};
   start("send", tensor, site, [&](c10d::Backend& backend) {
@@ -322,9 +329,18 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
   const auto group =
       c10::make_intrusive<c10d::ProcessGroup>(meeting.store, launch.rank, launch.world_size);
   const auto log = std::make_shared<CollectiveLog>();
-  const std::string address = address_for_peers(launch, interface, meeting);
+  const auto connect = [name, device, timeout,
+                        address = address_for_peers(launch, interface, meeting)](
+                           const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+    return make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+                        {.rank = rank,
+                         .world_size = world_size,
+                         .device = device,
+                         .timeout = timeout,
+                         .address = address});
+  };
   auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, group, device, log,
-                                                      options.all_reduces, address);
+                                                      options.all_reduces, connect);
   verify_same(
       *process_group, "settings",
       fmt::format("version {}\nworld size {}\ndevice {}\n{}", DDP_VERSION, launch.world_size,
@@ -333,15 +349,7 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
     verify(*process_group, "devices", cuda_device_uuid(device.index()), shared_device);
     explain_nccl_timeouts(meeting.store, launch, log);
   }
-  const BackendOptions backend_options{.rank = launch.rank,
-                                       .world_size = launch.world_size,
-                                       .device = device,
-                                       .timeout = timeout,
-                                       .address = address};
-  attach_backend(
-      *group, device,
-      make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", meeting.store),
-                   backend_options));
+  attach_backend(*group, device, connect(meeting.store, launch.rank, launch.world_size));
   // The others notice its end, and an error is to be said before.
   at_train_end([group] {});
   return process_group;

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,13 +26,18 @@ namespace ddp {
 class ProcessGroup {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
+  /// Makes a backend of ranks that meet at `store`.
+  using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
 
   /// @param all_reduces false: all_reduce() leaves tensors as they are, for --no-communication
-  /// @param address of this host, where the ranks of a subgroup() reach it
+  /// @param connect for subgroup()
   ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
                c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
                std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>(),
-               bool all_reduces = true, std::string address = "127.0.0.1");
+               bool all_reduces = true, Connect connect = {});
+  /// On a GPU, a subgroup waits for its collectives.
+  ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
@@ -105,7 +111,8 @@ class ProcessGroup {
   torch::Device device_;
   std::shared_ptr<CollectiveLog> log_;  // which the backend's threads read, too
   bool all_reduces_;
-  std::string address_;
+  Connect connect_;
+  bool is_subgroup_ = false;
 };
 
 /// For init_process_group() of a program without Options.

@@ -19,9 +19,8 @@ struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto* const group =
         reinterpret_cast<const ProcessGroup*>(context->saved_data["group"].toInt());
-    const torch::Tensor sum = gradients[0].clone(at::MemoryFormat::Contiguous);
-    group->all_reduce(sum);
-    return {sum, torch::Tensor()};
+    // By the function itself, which has a derivative in turn.
+    return {SumOverRanks::apply(gradients[0].contiguous(), group), torch::Tensor()};
   }
 };
 
@@ -40,6 +39,10 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
                              /*training=*/!running_mean.defined(), /*momentum=*/0, options.eps(),
                              /*cudnn_enabled=*/true);
   }
+  // There is one per thread, and in backward, for a checkpoint, this may be one of autograd's.
+  if (uses_default_group_ && find_default_process_group() != nullptr) {
+    process_group_ = find_default_process_group();
+  }
   const ProcessGroup* const group =
       process_group_ == nullptr ? &default_process_group() : process_group_;
   const int64_t features = options.num_features();
@@ -52,6 +55,8 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const torch::Tensor sums =
       SumOverRanks::apply(torch::cat({x.sum_to_size({features}), own_count}), group);
   const torch::Tensor count = sums.detach()[features];
+  TORCH_CHECK(!count.is_cpu() || count.item<double>() > 1,  // a GPU is not waited for
+              "Expected more than one value of each feature on all ranks together, got one");
   const torch::Tensor mean = sums.narrow(0, 0, features) / count;
   const torch::Tensor centred = x - mean;
   // The squares of the centred values, since large means would cancel.
@@ -65,7 +70,7 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
     const torch::NoGradGuard no_grad;
     num_batches_tracked += 1;
     const double momentum = options.momentum().value_or(1.0 / num_batches_tracked.item<double>());
-    const torch::Tensor unbiased = variance * (count / (count - 1));
+    const torch::Tensor unbiased = variance * (count / (count - 1).clamp_min(1));
     running_mean.lerp_(mean.to(running_mean.scalar_type()), momentum);
     running_var.lerp_(unbiased.to(running_var.scalar_type()), momentum);
   }

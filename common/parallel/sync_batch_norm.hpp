@@ -10,26 +10,30 @@ namespace ddp {
 
 /// The counterpart of torch.nn.SyncBatchNorm. While training, it normalises with the mean and the
 /// variance of the global batch, so that ranks train as one process with BatchNorm does. The ranks'
-/// batches may differ in size. Like DistributedDataParallel it averages losses: a rank's loss is to
-/// be its part of the mean, see Note [Averaging].
+/// batches may differ in size. As with DistributedDataParallel, a rank's loss is weighted: Note
+/// [Averaging] in data_loader.hpp.
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   /// @param process_group null: the default group of the time of each forward()
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
                              const ProcessGroup* process_group = nullptr)
-      : NormImplBase(its_options), process_group_(process_group) {}
+      : NormImplBase(its_options),
+        process_group_(process_group),
+        uses_default_group_(process_group == nullptr) {}
   explicit SyncBatchNormImpl(int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 
   /// Collective while training, and so is the backward: two all-reduces each.
   /// @param input (batch, num_features, ...) @return the same shape and type
+  /// @throws c10::Error on the CPU if there is one value of each feature on all ranks together
   torch::Tensor forward(const torch::Tensor& input);
 
  private:
   void _check_input_dim(const torch::Tensor& input) override;
 
   const ProcessGroup* process_group_;
+  bool uses_default_group_;
 };
 TORCH_MODULE(SyncBatchNorm);
 

@@ -37,12 +37,12 @@ inline LaunchEnvironment rank_of(int rank, int world_size, const StoreLocation& 
   return launch;
 }
 
-/// How a rank is connected, and what it computes on.
+/// What a rank computes on, and how it is connected.
 struct Connection {
   torch::Device device;
-  c10::intrusive_ptr<c10d::Backend> backend;
+  ProcessGroup::Connect connect;
 };
-using Connect = std::function<Connection(int rank, const c10::intrusive_ptr<c10d::Store>& store)>;
+using Connect = std::function<Connection(int rank)>;
 
 /// Runs `body(process_group)` on `world_size` threads. Without a rendezvous, which costs more than
 /// most bodies. On the main thread, where Catch's assertions belong.
@@ -51,9 +51,11 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_threads(world_size, [&](int rank) {
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
-    const Connection connection = connect(rank, store);
-    attach_backend(*group, connection.device, connection.backend);
-    ProcessGroup process_group(rank_of(rank, world_size), store, group, connection.device);
+    const Connection own = connect(rank);
+    attach_backend(*group, own.device, own.connect(store, rank, world_size));
+    ProcessGroup process_group(rank_of(rank, world_size), store, group, own.device,
+                               std::make_shared<CollectiveLog>(), /*all_reduces=*/true,
+                               own.connect);
     body(process_group);
     process_group.barrier();
   });
@@ -63,12 +65,12 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
 /// The same on the CPU. @param backend_name "gloo" or "shm"
 inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
                       const std::string& backend_name = "gloo") {
-  run_ranks(world_size, body, [&](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
-    const BackendOptions options{rank, world_size, torch::kCPU, std::chrono::seconds(30),
-                                 "127.0.0.1"};
-    const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(backend_name, store);
-    return Connection{torch::kCPU, make_backend(backend_name, prefixed, options)};
-  });
+  const auto make = [&](const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                        int its_world_size) {
+    return make_backend(backend_name, c10::make_intrusive<c10d::PrefixStore>(backend_name, store),
+                        {rank, its_world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
+  };
+  run_ranks(world_size, body, [&](int) { return Connection{torch::kCPU, make}; });
 }
 
 }  // namespace ddp::test

@@ -11,10 +11,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <torch/headeronly/version.h>
+
 #include <cstdlib>
+#include <exception>
+#include <stdexcept>
 #include <type_traits>
 
-#if __has_include(<torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>)
+// What LibTorch itself calls "nccl": since 2.15 a new class, and the one before is "nccl-legacy".
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
 #define DDP_NCCL c10d::nccl2::ProcessGroupNCCL
 #else
@@ -27,9 +32,23 @@
 namespace ddp {
 namespace {
 
-/// What LibTorch itself calls "nccl": since 2.15 a new class, and the one before is "nccl-legacy".
 using Nccl = DDP_NCCL;
 using LegacyNccl = c10d::ProcessGroupNCCL;
+
+/// The watchdog of the older class throws in its thread, which ends the process with one line. That
+/// of the new one would end it without.
+template <typename Backend>
+void say_why_watchdog_ends(Backend& backend) {
+  if constexpr (!std::is_same_v<Backend, LegacyNccl>) {
+    backend.registerAbortHook(/*hook_id=*/0, [] {
+      try {
+        throw std::runtime_error(kNcclWatchdog);
+      } catch (...) {
+        std::terminate();  // whose handler reports what is being handled
+      }
+    });
+  }
+}
 
 class CudaGraphWork : public CapturedWork {
  public:
@@ -110,7 +129,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
   nccl_options->timeout = options.timeout;
   c10::intrusive_ptr<c10d::Backend> backend;
   if (name == "nccl") {
-    backend = c10::make_intrusive<Nccl>(store, options.rank, options.world_size, nccl_options);
+    const auto nccl =
+        c10::make_intrusive<Nccl>(store, options.rank, options.world_size, nccl_options);
+    say_why_watchdog_ends(*nccl);
+    backend = nccl;
   } else {
     backend =
         c10::make_intrusive<LegacyNccl>(store, options.rank, options.world_size, nccl_options);
