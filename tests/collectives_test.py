@@ -73,7 +73,7 @@ class Lab(unittest.TestCase):
         for name in ("all_gather", "reduce_scatter", "all_to_all", "send_recv"):
             self.check(name, 3, "--backend", "gloo", said="backend gloo")
         for op in OPS:
-            self.check("all_reduce", 2, "--op", op, op=op, said="backend shm" if op in ("sum", "mean") else "backend gloo")
+            self.check("all_reduce", 2, "--op", op, op=op, said="backend gloo" if op == "product" else "backend shm")
         self.check("all_reduce", 1, size=1)
 
     def test_large_tensors_keep_their_owners_apart_and_a_barrier_waits(self):
@@ -91,7 +91,7 @@ class Lab(unittest.TestCase):
             "gather --root 3 --nprocs 3": "--root: got 3, expected 0 to 2",
             "all_reduce --backend mpi": "--backend: got mpi, expected mpirun to start the ranks",
             "scatter --backend shm": "--backend: got shm, expected gloo: it alone has scatter here",
-            "all_reduce --op max --backend shm": "expected gloo: it alone has all_reduce with --op max here",
+            "all_reduce --op product --backend shm": "expected gloo: it alone has all_reduce with --op product here",
             "all_reduce --nprocs 17": "--nprocs: got \"17\", expected an integer from 1 to 16",
         }.items():
             result = run(*arguments.split())

@@ -113,7 +113,7 @@ LabOptions parse_lab_options(int argc, char** argv) {
     refuse("--op: got {}, expected none: {} computes nothing", options.op, name);
   }
   options.op = options.op.empty() ? "sum" : options.op;
-  if (options.collective.only_gloo() || (options.op != "sum" && options.op != "mean")) {
+  if (options.collective.only_gloo() || options.op == "product") {
     if (options.backend != "auto" && options.backend != "gloo") {
       refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
              options.collective.only_gloo() ? "" : " with --op " + options.op);

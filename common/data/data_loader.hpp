@@ -14,7 +14,7 @@ namespace ddp {
 
 /// The samples of one step of one process.
 struct Batch {
-  torch::Tensor input;  ///< (samples, in_features) float32, on the loader's device
+  torch::Tensor input;  ///< (samples, ...) float32, on the loader's device
   torch::Tensor target;  ///< (samples) int64 or (samples, 1) float32, on the loader's device
   /// Weight of this batch's mean loss in the mean over ranks, see Note [Averaging]: 1 for a whole
   /// batch.

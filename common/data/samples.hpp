@@ -9,7 +9,7 @@ namespace ddp {
 
 /// Samples on the host, or in a file that is mapped into memory.
 struct Samples {
-  torch::Tensor input;  ///< (rows, in_features) float32, or uint8 pixels, read as value / 255
+  torch::Tensor input;  ///< (rows, ...) float32, or uint8 pixels, read as value / 255
   torch::Tensor target;  ///< (rows) int64 classes, or (rows, 1) float32 values
   torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all rows
 

@@ -23,7 +23,8 @@ constexpr int64_t kGlobalBatch = 64;  // over all ranks, so that any number of t
 void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples) {
   // 1. Device and ranks.
   const torch::Device device = ddp::set_device(launch.local_rank);
-  const std::string settings = "samples " + std::to_string(samples);
+  const std::string settings =
+      "epochs " + std::to_string(epochs) + "\nsamples " + std::to_string(samples);
   ddp::init_process_group(launch, device, {.settings = settings});  // collective
 
   // 2. Data: every rank reads its own part.
@@ -51,8 +52,11 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
     for (const ddp::Batch& batch : loader) {
       optimizer.zero_grad();
       const torch::Tensor output = parallel_model.forward(batch.input);
-      // The weight is 1, except in the last step, where ranks may have unequally many samples.
-      const torch::Tensor loss = nn::functional::cross_entropy(output, batch.target) * batch.weight;
+      // The weight is 1, except in the last step, where ranks may have unequally many samples, or
+      // none, of which a mean would be NaN.
+      const torch::Tensor loss =
+          batch.size() == 0 ? output.sum()
+                            : nn::functional::cross_entropy(output, batch.target) * batch.weight;
       loss.backward();  // collective
       optimizer.step();
       epoch_loss += loss.detach();
