@@ -17,9 +17,9 @@ constexpr double kWarmupSeconds = 0.05;
 constexpr std::int64_t kLeastTimedSteps = 20;
 constexpr std::int64_t kMostTimedSteps = 2000;
 constexpr std::int64_t kLeastWarmupSteps = 20;  // the stages' own warm-up
-constexpr std::int64_t kLargestWidth = 1'000'000;  // or batch
+constexpr std::int64_t kLargestWidth = 1'000'000;  // limit for batches too
 
-/// Rough time of a step on a CPU, to choose how many steps are timed.
+/// Rough time of a step on a CPU, for the number of timed steps.
 double expected_step_seconds(const Model& model) {
   constexpr double kOverheadSeconds = 40e-6;
   constexpr double kFlopPerSecond = 100e9;
@@ -71,7 +71,7 @@ Model find_model(const std::string& name) {
   }
   text >> model.batch;
   const auto in_range = [](std::int64_t number) { return number >= 1 && number <= kLargestWidth; };
-  // One spelling for one model: no sign, blank or leading zero, and nothing after it.
+  // A single spelling per model: no sign, blank, leading zero or further text.
   const std::string spelling = fmt::format("{}@{}", fmt::join(model.layers, "-"), model.batch);
   if (model.layers.size() < 2 || !std::ranges::all_of(model.layers, in_range) ||
       !in_range(model.batch) || name != spelling) {

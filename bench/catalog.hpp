@@ -1,4 +1,4 @@
-// bench/catalog.hpp - the models, stages and peers that bench knows by name.
+// bench/catalog.hpp - models, stages and peers by name.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,22 @@
 
 namespace ddp::bench {
 
-/// The program that all others are compared with.
+/// Program that all others are compared with.
 inline constexpr const char* kBaseline = "01_single_gpu";
-/// Without autograd, as frameworks that compile a step.
+/// Program without autograd, for comparison with frameworks that compile a step.
 inline constexpr const char* kFused = "03_ddp_spawn_fused";
 
-/// What is trained: a multilayer perceptron on synthetic data.
+/// Training task: a multilayer perceptron on synthetic data.
 struct Model {
   std::string name;  ///< "M", or "64-256-256-10@32"
   std::vector<std::int64_t> layers;  ///< widths: input, hidden layers, output
   std::int64_t batch = 0;  ///< samples per rank
 
   std::int64_t parameters() const;
-  /// Multiplications and additions in forward and backward of one sample.
+  /// Multiplications and additions for forward and backward of a sample.
   double flop_per_sample() const;
-  /// Timed steps of one run: about 0.12 s on a core of a recent processor. The same for every
-  /// program, so that all programs give equally many samples.
+  /// Timed steps of a run: about 0.12 s on a core of a recent processor. The number is the same for
+  /// all programs.
   std::int64_t timed_steps() const;
   /// Warm-up steps before the timed steps.
   std::int64_t warmup_steps() const;
@@ -32,7 +32,7 @@ struct Model {
 /// @throws UsageError for any other name
 Model find_model(const std::string& name);
 
-/// Who starts a program's processes.
+/// Way in which a program's processes are started.
 enum class Start {
   kAlone,  ///< one process
   kReplicas,  ///< one process, --nprocs replicas of the model
@@ -40,30 +40,30 @@ enum class Start {
   kLauncher,  ///< torchrun, mpirun or srun
 };
 
-/// A stage's program.
+/// Program of a stage.
 struct Program {
   std::string name;  ///< "03_ddp_spawn_by_hand"
   std::string stage;  ///< its folder, "03_ddp_spawn"
   std::string variant;  ///< "main", or the other source in the folder
   Start start = Start::kAlone;
 
-  /// `word` is its name, or the number of its stage.
+  /// True if `word` is its name or the number of its stage.
   bool is_named(const std::string& word) const { return word == name || word == name.substr(0, 2); }
 };
 const std::vector<Program>& known_programs();
-/// @throws std::out_of_range for a name that is not there
+/// @throws std::out_of_range for an unknown name
 const Program& find_program(const std::string& name);
 
-/// One way in which another framework takes part. See bench/peers/README.md.
+/// Variant of another framework. See bench/peers/README.md.
 struct Peer {
   std::string name;  ///< "pytorch"
   std::string variant;  ///< "tuned"
-  Start start = Start::kSpawn;  ///< kAlone: with all threads
+  Start start = Start::kSpawn;  ///< kAlone: one process with all threads
   bool on_gpus = true;
   bool slow_start = false;  ///< takes tens of seconds to start
-  std::string backend = "";  ///< empty: PyTorch's on this device; "auto": the stages'
+  std::string backend = "";  ///< empty: PyTorch's default; "auto": the stages' default
 };
-/// The peer that is built beside the stages; the others are Python.
+/// Peer that is built with the stages; the other peers are Python programs.
 inline constexpr const char* kBuiltPeer = "c10d";
 const std::vector<Peer>& known_peers();
 

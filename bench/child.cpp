@@ -26,8 +26,8 @@ constexpr double kTickSeconds = 0.5;
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
 
-/// Beginnings of the variables by which launchers speak to one process of a job. srun's tasks see
-/// all GPUs of their node, as in slurm/job.sh.
+/// Beginnings of variables that launchers set for a process of a job. srun's tasks see all GPUs of
+/// their node, as in slurm/job.sh.
 constexpr std::string_view kIdentity[] = {"RANK=",
                                           "LOCAL_RANK=",
                                           "WORLD_SIZE=",
@@ -58,7 +58,7 @@ constexpr std::string_view kIdentity[] = {"RANK=",
                                           "SLURM_TRES_BIND="};
 
 bool is_identity(std::string_view variable) {
-  // Of mpirun, if it started bench; else the user configures Open MPI with them.
+  // If mpirun started bench, OMPI_* are mpirun's; else they are the user's settings.
   if (variable.starts_with("OMPI_") && std::getenv("OMPI_COMM_WORLD_RANK") != nullptr) {
     return true;
   }
@@ -81,8 +81,8 @@ FileDescriptor open_output(const std::string& path) {
   return FileDescriptor(fd);
 }
 
-/// Kills what a command left behind. A killed process's children come to this process, so they are
-/// seen in the next round.
+/// Kills processes that a command left behind. The children of a killed process become children of
+/// this process, so the next round finds them.
 void end_leftovers() {
   for (int round = 0; round < 500; ++round) {
     std::ifstream children("/proc/thread-self/children");
@@ -123,8 +123,8 @@ void watch(Child& child, double timeout_s, Session& session, ChildResult& result
   result.seconds = seconds_since(start);
 }
 
-/// Launchers wrap a program's error in pages of their own: the first line that speaks of an error
-/// counts, else the last line.
+/// First line of `err` that has an error, else the last line: launchers print pages of text around
+/// a program's error.
 std::string reason_in(const std::string& err) {
   std::istringstream lines(err);
   std::string reason;
@@ -158,8 +158,8 @@ ChildResult run_child(const Command& command, Session& session) {
     result.interrupted = true;
     return result;
   }
-  // Orphans come to this process instead of init: torchrun gives each worker a session of its own,
-  // where a signal to the process group does not reach.
+  // Orphans become children of this process instead of init's: torchrun gives each worker its own
+  // session, which a signal to the process group does not reach.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const std::string out_path = session.scratch.path() + "/stdout";
   const std::string err_path = session.scratch.path() + "/stderr";

@@ -1,4 +1,4 @@
-// bench/child.hpp - runs one command with a time limit, and leaves no process behind.
+// bench/child.hpp - runs a command with a time limit, and leaves no process behind.
 #pragma once
 
 #include <csignal>
@@ -13,11 +13,11 @@
 
 namespace ddp::bench {
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a question that is asked between two pieces of work. They
-/// stay blocked in this process; children get the mask that bench was started with.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Between two pieces of work it answers if a
+/// signal came. Children get the original signal mask.
 class Interrupts {
  public:
-  Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // ignored, it would make exit codes vanish
+  Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
 
   /// True from the first signal on.
   bool requested() {
@@ -39,7 +39,7 @@ class Interrupts {
   bool requested_ = false;
 };
 
-/// What all runs share.
+/// State that all runs share.
 struct Session {
   Interrupts interrupts;
   ScratchFolder scratch{"ddp-bench"};
@@ -51,7 +51,7 @@ struct Command {
   std::vector<std::string> argv;
   double timeout_s = 120;
   std::string cwd = "";  ///< empty: this process's
-  std::map<std::string, std::optional<std::string>> env = {};  ///< on top of this process's
+  std::map<std::string, std::optional<std::string>> env = {};  ///< added to this process's
 };
 
 struct ChildResult : ProcessEnd {
@@ -63,13 +63,13 @@ struct ChildResult : ProcessEnd {
   std::string err;
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }
-  /// How it ended, and the line of its standard error that most likely tells why. Never empty.
+  /// Description of its end, with the most informative line of its standard error. Never empty.
   std::string failure() const;
 };
 
-/// Runs the command in a process group of its own, without the variables by which launchers tell a
-/// process its rank. At its timeout or on an interrupt the group gets SIGTERM; a few seconds later
-/// all of its descendants get SIGKILL.
+/// Runs the command in a process group of its own, without launchers' variables for ranks. At its
+/// timeout or on an interrupt the group gets SIGTERM. A few seconds later all its descendants get
+/// SIGKILL.
 ChildResult run_child(const Command& command, Session& session);
 
 }  // namespace ddp::bench

@@ -11,9 +11,9 @@
 namespace ddp::bench {
 namespace {
 
-/// The same for all runs, because an epoch's first step is longer.
+/// Equal for all runs, because an epoch's first step is longer.
 constexpr std::int64_t kStepsPerEpoch = 16;
-/// Few enough that the rounding of sums in another order does not grow.
+/// Few steps, so that rounding differences by another order of sums do not grow.
 constexpr std::int64_t kParitySteps = 48;
 
 Length length_of(std::int64_t global_batch, std::int64_t steps) {
@@ -28,15 +28,15 @@ int environment_number(const char* name, int otherwise) {
   return number > 0 ? number : otherwise;
 }
 
-/// As slurm/job.sh, on some of the nodes of the job.
+/// srun command as in slurm/job.sh, on some of the nodes of the job.
 std::vector<std::string> srun_command(const Run& run, const Plan& plan) {
   const int nodes = environment_number("SLURM_JOB_NUM_NODES", 1);
   if (nodes < run.nodes) {
     refuse("SLURM_JOB_NUM_NODES: got {}, expected at least {}", nodes, run.nodes);
   }
   const int per_node = run.world_size / run.nodes;
-  // The first nodes of the job: bench runs on the first one, where rank 0 writes the metrics. The
-  // scratch folder that bench is in exists on that node only.
+  // From the first node of the job on, where bench runs: rank 0 writes the metrics to bench's
+  // scratch folder, which is on that node only.
   const char* const here = std::getenv("SLURMD_NODENAME");
   const bool stays_here = run.nodes == 1 && here != nullptr;
   std::vector<std::string> argv = {plan.launchers.at("srun"),
@@ -77,7 +77,7 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
             "--no-python"};
   }
   if (run.launcher == "mpirun") {
-    // Unbound, as the other launchers start them: Gloo's threads would share the rank's only core.
+    // Unbound, as under the other launchers: else Gloo's threads would share the rank's only core.
     std::vector<std::string> argv = {plan.launchers.at("mpirun"), "--oversubscribe", "--bind-to",
                                      "none"};
     if (geteuid() == 0) {
@@ -103,7 +103,7 @@ std::vector<std::string> command_line(const Entry& entry, const Plan& plan, cons
   } else {
     append({plan.settings.stage_dir + (run.kind == "peer" ? "/peer_" : "/") + entry.program});
   }
-  // It saves only at the end: training is what is measured.
+  // Saves only at the end, because training is measured.
   const std::string epochs = std::to_string(length.epochs);
   append({epochs, epochs, "--global-batch", std::to_string(length.global_batch), "--layers",
           fmt::format("{}", fmt::join(run.layers, ",")), "--dataset-size",

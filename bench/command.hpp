@@ -14,19 +14,19 @@ struct Length {
   std::int64_t global_batch = 0;
   std::int64_t dataset_size = 0;  ///< whole batches
   std::int64_t epochs = 0;
-  std::int64_t timed_steps = 0;  ///< the last steps
+  std::int64_t timed_steps = 0;  ///< the last steps of the run
 };
 
-/// Length of the run whose weights are compared.
+/// Length of the run for the comparison of weights.
 Length parity_length(const Entry& entry);
 Length timed_length(const Entry& entry, const Settings& settings);
 
-/// Command that starts the processes; empty if the program does that itself.
+/// Launcher's command; empty if the program starts its processes itself.
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 
-/// The whole command, launcher included.
-/// @param folder for metrics.jsonl and the snapshot
+/// Whole command, launcher included.
+/// @param folder folder for metrics.jsonl and the snapshot
 std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
                                       const std::string& folder);
 

@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// As the library's own reporter writes it.
+/// `context` as the library's own reporter writes it.
 Json library_context() {
   std::ostringstream text;
   benchmark::JSONReporter reporter;
@@ -49,7 +49,7 @@ Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
 
 Json google_benchmark_document(const Report& report) {
   Json context = library_context();
-  context["library_build_type"] = "release";  // of what is measured, not of the system's library
+  context["library_build_type"] = "release";  // of the programs, not of the system's library
   Json benchmarks = Json::array();
   for (std::size_t family = 0; family < report.runs.size(); ++family) {
     const Run& run = report.runs[family];

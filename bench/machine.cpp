@@ -37,7 +37,7 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-/// The checkout's own environment first: its torchrun belongs to the LibTorch that was built with.
+/// Finds torchrun, first in the checkout's own environment, because it fits this build's LibTorch.
 std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
   for (fs::path folder = stage_dir; folder != folder.parent_path(); folder = folder.parent_path()) {
     const std::string candidate = folder / ".venv" / "bin" / "torchrun";
@@ -48,7 +48,7 @@ std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
   return find_in_path("torchrun");
 }
 
-/// The value of the first line "key: value" of a file, or "unknown".
+/// Value of the first line "key: value" of a file, or "unknown".
 std::string value_of(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -122,7 +122,7 @@ void find_launchers(Plan& plan) {
     if (name == "srun" && !has_allocation) {
       missing = "there is no allocation (SLURM_JOB_ID is not set)";
     } else if (name == "mpirun" && path) {
-      // The stages know the identity of Open MPI's processes only.
+      // The stages do not support the variables of other MPIs.
       const std::string version = ask({*path, "--version"});
       const bool is_open_mpi = version.find("Open MPI") != std::string::npos ||
                                version.find("OpenRTE") != std::string::npos;

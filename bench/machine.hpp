@@ -1,4 +1,4 @@
-// bench/machine.hpp - where and with what the numbers are made.
+// bench/machine.hpp - describes the machine and the software of a report.
 #pragma once
 
 #include "bench/child.hpp"
@@ -7,16 +7,16 @@
 
 namespace ddp::bench {
 
-/// Fills plan.launchers with those that were asked for, or else that are there, and says in
-/// plan.not_run which are missing.
-/// @throws UsageError if one that was asked for is missing
+/// Fills plan.launchers with the wanted launchers, or else with all that are installed, and adds
+/// missing launchers to plan.not_run.
+/// @throws UsageError if a wanted launcher is missing
 void find_launchers(Plan& plan);
 
-/// Installs what the peers need, unless it is there, and fills in plan.pythons.
+/// Installs the peers' packages if they are missing, and fills plan.pythons.
 /// @throws UsageError naming a peer that cannot be installed, and why
 void install_peers(Plan& plan, Session& session);
 
-/// Lines of a program's source without blank lines and comments; nothing if it is not there.
+/// Lines of a program's source without blank lines and comments; nothing without the source.
 std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir);
 
 /// Fills report.machine, software, settings and not_run.

@@ -1,4 +1,4 @@
-// bench: runs the stages and says which is how fast. This file is in the order of the work.
+// bench: runs the stages and compares their speed.
 
 #include <algorithm>
 #include <fstream>

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A step of one rank.
+/// Step of a rank.
 struct Row {
   double step_ms;
   std::int64_t end_ns;  ///< on the host's steady clock
@@ -37,7 +37,7 @@ void read_summary(const json& summary, Metrics& metrics) {
   }
 }
 
-/// @return the rows; the summary is in `metrics`
+/// @return the rows; fills `metrics` from the summary
 Steps read_lines(std::ifstream& file, Metrics& metrics) {
   Steps steps;
   bool has_summary = false;

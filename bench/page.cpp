@@ -6,13 +6,13 @@
 
 namespace ddp::bench {
 
-// In the program itself, so that the page needs no other file: see page_assets.cpp.in.
+// Part of the program, so that it needs no other file: see page_assets.cpp.in.
 extern const char* const kPageTemplate;
 extern const char* const kChartLibrary;  ///< with its copyright notices
 
 namespace {
 
-/// Text for a <script> element: no "<" is left that could end it.
+/// Text for a <script> element, without "<", which could end it.
 std::string inlined(const nlohmann::ordered_json& document) {
   std::string text;
   for (const char c :

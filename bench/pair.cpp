@@ -7,7 +7,7 @@
 namespace ddp::bench {
 namespace {
 
-/// Samples per second of a over those of b, in each block that both ran in.
+/// Ratio of samples per second, a / b, in each block with launches of both.
 std::vector<double> speed_ratios(const Run& a, const Run& b) {
   std::map<int, double> b_ms;
   for (const Repetition& repetition : b.repetitions) {
@@ -67,7 +67,7 @@ void fill_times(Run& run) {
   }
 }
 
-/// "baseline", and the speed-up that follows from it.
+/// Adds the comparison "baseline", and sets speed-up and efficiency.
 void compare_with_baseline(Run& run, Report& report) {
   const Run* const baseline = report.baseline_of(run);
   if (!run.has_speed() || baseline == nullptr) {
@@ -102,7 +102,7 @@ void compare_within(const Workload& runs, Report& report) {
   }
 }
 
-/// No other run of its framework, transport and number of cores is faster.
+/// True if no other run of its framework, transport and number of cores is faster.
 bool is_best_of_its_kind(const Run& peer, const Workload& runs) {
   return std::ranges::none_of(runs, [&](const Run* other) {
     return other->kind == "peer" && other->has_speed() && other->stage == peer.stage &&
@@ -176,7 +176,7 @@ void pair(Report& report) {
   report.comparisons.clear();
   std::ranges::for_each(report.runs, fill_times);
   for (const Run& run : report.runs) {
-    const Run* const original =  // of "NAME/control"
+    const Run* const original =  // "NAME" for "NAME/control"
         run.kind == "control" ? report.find(run.name.substr(0, run.name.rfind('/'))) : nullptr;
     if (original != nullptr && run.has_speed() && original->has_speed()) {
       add_comparison("control", run, *original, report);

@@ -13,17 +13,17 @@
 namespace ddp::bench {
 namespace {
 
-/// Shapes and ranks that decide how long a piece takes.
+/// Shapes and ranks on which the time of a piece depends.
 struct Shapes {
   std::vector<std::int64_t> layers;
-  std::int64_t batch = 0;  ///< samples of a rank
+  std::int64_t batch = 0;  ///< samples per rank
   int world_size = 1;
   int threads = 1;
   std::string backend;
   auto operator<=>(const Shapes&) const = default;
 };
 
-/// Stage 02's replicas share one process, and peers, by_hand and fused have other pieces.
+/// Nothing for stage 02 (replicas in a process), and for peers, by_hand and fused (other pieces).
 std::optional<Shapes> shapes_of(const Run& run) {
   if (run.kind == "peer" || run.stage == "02_data_parallel" || run.variant == "by_hand" ||
       run.variant == "fused" || run.nodes > 1) {
@@ -54,7 +54,7 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
 
 using PieceTimes = std::map<std::string, double>;  // milliseconds by the piece's name
 
-/// The first entry of a piece counts; its name stands before the first slash.
+/// Reads the first entry of each piece. Its name is the text before the first slash.
 PieceTimes read_times(const std::string& path) {
   PieceTimes times_ms;
   const auto document = nlohmann::json::parse(std::ifstream(path));
@@ -67,7 +67,7 @@ PieceTimes read_times(const std::string& path) {
   return times_ms;
 }
 
-/// Each piece's median over the calls, since a launch may be slow as a whole.
+/// Sets each piece to its median over the calls, because a whole launch may be slow.
 void fill(const std::vector<PieceTimes>& calls, Run& run) {
   const auto take = [&](const char* name, std::optional<double>& target) {
     std::vector<double> times_ms;

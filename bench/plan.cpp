@@ -27,20 +27,20 @@ namespace {
 constexpr int kRepetitionsOfSlowStarts = 6;
 
 enum Ranks { kOne, kThreads, kLargest, kAll };  // kThreads: one rank with as many threads
-enum Models { kEach, kHeaviest };  // kHeaviest: the one with the most arithmetic in a step
-/// kOnce: another line runs the same step, so this one only shows that it works.
+enum Models { kEach, kHeaviest };  // kHeaviest: the model with the most arithmetic in a step
+/// kOnce: another line times the same step, so this line only shows that the program works.
 enum Times { kRepeated, kOnce, kWithFull, kOnceWithFull };
 
 struct Line {
   const char* program;
-  const char* launcher;  ///< "": every launcher that is there
-  const char* backend;  ///< "": the device's first
+  const char* launcher;  ///< "": every installed launcher
+  const char* backend;  ///< "": the device's default
   Ranks ranks;
   Models models;
   Times times;
 };
 
-/// What runs when no stage, launcher or backend is named.
+/// Plan if no stage, launcher or backend is named.
 // clang-format off
 constexpr Line kDefaultPlan[] = {
   {kBaseline,                     "none",   "none", kOne,     kEach,     kRepeated},
@@ -138,7 +138,7 @@ class Planner {
     }
   }
 
-  /// The world sizes, and the ranks that srun starts on several nodes.
+  /// World sizes, and numbers of ranks under srun on several nodes.
   std::vector<int> numbers_of_ranks() const {
     std::vector<int> numbers = world_sizes_;
     for (const int nodes : settings_.nodes) {
@@ -163,7 +163,7 @@ class Planner {
     return !on_cpu() ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
   }
 
-  /// A global batch that every number of ranks divides.
+  /// Global batch that every number of ranks divides.
   std::int64_t common_batch() const {
     std::int64_t multiple = 1;
     for (const int ranks : numbers_of_ranks()) {
@@ -191,7 +191,7 @@ class Planner {
     return entry;
   }
 
-  /// @param size number of ranks or replicas; with `all_threads` of one process's threads
+  /// @param size number of ranks or replicas, or with `all_threads` of threads of a single process
   void add(Entry entry, int size, bool all_threads = false) {
     Run& run = entry.run;
     run.world_size = all_threads ? 1 : size;
@@ -212,7 +212,7 @@ class Planner {
     }
   }
 
-  /// A program's runs under one launcher over one backend.
+  /// Adds a program's runs under a launcher over a backend.
   void add_program(const Program& program, const std::string& launcher, const std::string& backend,
                    const std::vector<int>& sizes, int repetitions, bool all_threads = false) {
     Entry entry = make_entry(program.stage, program.variant, program.start, launcher, backend);
@@ -227,7 +227,7 @@ class Planner {
     }
   }
 
-  /// Launchers that are there and start this program.
+  /// Installed launchers that can start this program.
   std::vector<std::string> launchers_of(const Program& program) const {
     if (program.start == Start::kAlone || program.start == Start::kReplicas) {
       return {"none"};
@@ -280,7 +280,7 @@ class Planner {
             (settings_.stages.empty() || std::ranges::any_of(settings_.stages, names_it)));
   }
 
-  /// Everything that the options admit.
+  /// Adds all runs that fit the options.
   void add_named_stages() {
     const int repetitions = settings_.most_repetitions();
     const Program& baseline = find_program(kBaseline);
@@ -308,7 +308,7 @@ class Planner {
     }
   }
 
-  /// True if the peer takes part; says why not, if it was asked for.
+  /// True if the peer takes part; else adds the reason to the report, if the user asked for it.
   bool takes_part(const Peer& peer) {
     const bool alone = peer.start == Start::kAlone;
     const bool too_slow = peer.slow_start && !settings_.full &&
@@ -350,8 +350,8 @@ class Planner {
     add(entry, largest(), peer.start == Start::kAlone);
   }
 
-  /// A framework over Gloo is compared with stage 03 over Gloo, and JAX's compiled step with the
-  /// stage's step without autograd.
+  /// Adds stage 03 over Gloo for comparison with frameworks over Gloo, and the step without
+  /// autograd for comparison with JAX's compiled step.
   void add_stages_beside_peers() {
     const int repetitions = settings_.most_repetitions();
     if (plan_.pythons.empty() || !on_cpu()) {
@@ -413,7 +413,7 @@ class Planner {
     plan_.entries.push_back(std::move(entry));
   }
 
-  /// Stage 01, and the stage with the most ranks, of each model and scaling once more.
+  /// Adds a second run of stage 01 and of the stage with the most ranks, per model and scaling.
   void add_controls() {
     std::map<std::pair<std::string, std::string>, Entry> most_ranks;  // by model and scaling
     for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
@@ -430,8 +430,8 @@ class Planner {
     }
   }
 
-  /// For each stage with the class DistributedDataParallel, and the fused one, that is repeated as
-  /// often as any, but by_hand.
+  /// Adds runs without communication for stages that are repeated and use DistributedDataParallel,
+  /// and for the fused stage; not for by_hand.
   void add_runs_without_communication() {
     for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
       const bool is_there = std::ranges::any_of(plan_.entries, [&](const Entry& other) {
@@ -450,18 +450,18 @@ class Planner {
   std::string heaviest_model_;
   int units_ = 1;  ///< GPUs, or cores
   std::vector<int> world_sizes_;  ///< ascending
-  // What is being added.
+  // Model and scaling of the runs that are being added.
   const Model* model_ = nullptr;
   std::string scaling_;
 };
 
-/// Seen from the folder that bench was started in, if it lies there.
+/// Path relative to the current folder, if it lies there.
 std::string from_here(const std::string& path) {
   const std::string here = std::filesystem::current_path().string() + "/";
   return path.starts_with(here) ? path.substr(here.size()) : path;
 }
 
-/// As a shell takes it. A peer's Python is what install.sh prints.
+/// Command for a shell. For a peer's Python it calls install.sh.
 std::string shown_command(const Entry& entry, const Plan& plan) {
   std::vector<std::string> argv =
       command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER");

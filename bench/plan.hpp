@@ -1,4 +1,4 @@
-// bench/plan.hpp - what is run, why, and how often.
+// bench/plan.hpp - the runs of a report, and the number of their repetitions.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace ddp::bench {
 
-/// Kind of a run that never stands in a report: another entry's command without gradient exchange.
+/// Kind of a run that is not in the report: an entry's command without gradient exchange.
 inline constexpr const char* kNoCommunication = "no comm";
 
-/// One row of the plan: one command, which is run once to compare weights, then timed.
+/// Row of the plan: a command that is run once to compare weights, then timed.
 struct Entry {
-  Run run;  ///< its description; run_plan() fills in the measurements
+  Run run;  ///< description; run_plan() adds the measurements
   Start start = Start::kAlone;
   std::string program;  ///< a stage's program, or a peer's name
   std::string original;  ///< name of the run that a control or a run without communication repeats
@@ -26,34 +26,34 @@ struct Entry {
   std::int64_t parity_batch = 0;  ///< global batch of the parity run, the same at all world sizes
   int repetitions = 1;
 
-  /// Processes that write metrics.
+  /// Number of processes that write metrics.
   int processes() const {
     return start == Start::kAlone || start == Start::kReplicas ? 1 : run.world_size;
   }
 };
 
-/// True if only launcher and backend may differ: without communication such runs take equally long.
+/// True if at most launcher and backend differ: without communication such runs are equally fast.
 bool compute_the_same(const Run& a, const Run& b);
 
 struct Plan {
   Settings settings;  ///< with "auto" resolved in `device`
-  /// Stage 01 comes before the entries that are compared with it, an original before its
-  /// repetition.
+  /// Stage 01 comes before the entries that are compared with it, and an original before its
+  /// control.
   std::vector<Entry> entries;
   std::map<std::string, std::string> launchers;  ///< name: path
   std::map<std::string, std::string> pythons;  ///< interpreter by peer
   std::vector<NotRun> not_run;
-  std::vector<std::string> notes;  ///< about what runs, for the screen
+  std::vector<std::string> notes;  ///< notes about the runs, for the screen
 };
 
-/// Looks for programs and launchers, trains nothing.
-/// @throws UsageError if something that the user named is not there
+/// Makes the plan from the installed programs and launchers.
+/// @throws UsageError if a program or launcher that the user named is missing
 Plan make_plan(Settings settings);
 
-/// Names for --benchmark_list_tests.
+/// Prints names, for --benchmark_list_tests.
 void list_benchmarks(std::ostream& out, const Plan& plan);
 
-/// A table, and the commands: --dry-run.
+/// Prints a table and the commands, for --dry-run.
 void print_plan(std::ostream& out, const Plan& plan);
 
 }  // namespace ddp::bench

@@ -12,15 +12,15 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-/// At most `width` bytes, with "..." in place of the rest, and without the line breaks and escape
-/// sequences that a program's error may hold.
+/// At most `width` bytes of `text`, with "..." for the rest. Replaces line breaks and escape
+/// sequences, which a program's error may have.
 std::string shorten(std::string text, std::size_t width) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 
-/// Three significant digits, at most four behind the point: "0.0412", "1.23", "1230"; "-" for
+/// Three significant digits, with at most four after the point: "0.0412", "1.23", "1230"; "-" for
 /// nothing.
 std::string significant(std::optional<double> value) {
   if (!value || !std::isfinite(*value)) {
@@ -57,7 +57,7 @@ std::string speedup(const Run& run) {
                           : ratio(*run.speedup);
 }
 
-/// "2", or "1x2" for one rank with two threads.
+/// "2", or "1x2" for a rank with two threads.
 std::string ranks(const Run& run) {
   return run.threads == 1 ? std::to_string(run.world_size)
                           : fmt::format("{}x{}", run.world_size, run.threads);
@@ -67,17 +67,17 @@ std::string dash_for_none(const std::string& name) {
   return name == "none" ? "-" : name;
 }
 
-/// A table whose columns are as wide as their widest cell.
+/// Table with columns as wide as their widest cell.
 class Table {
  public:
   explicit Table(Cells titles) : rows_{{std::move(titles), ""}} {}
 
-  /// @param text stands in place of the cells that are missing
+  /// @param text printed in place of missing cells
   void add(Cells cells, std::string text = "") {
     rows_.push_back({std::move(cells), std::move(text)});
   }
 
-  /// @param left number of columns that are aligned to the left
+  /// @param left number of left-aligned columns
   void print(std::ostream& out, std::size_t left) const {
     std::vector<std::size_t> widths(rows_.front().cells.size());
     for (const Row& row : rows_) {
@@ -109,7 +109,7 @@ class Table {
   std::vector<Row> rows_;
 };
 
-/// A text in lines that are broken between words.
+/// Prints a text in lines that break between words.
 void print_wrapped(std::ostream& out, const std::string& first_indent, const std::string& text) {
   std::string line = first_indent;
   const std::string indent(first_indent.size(), ' ');
@@ -154,7 +154,7 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   table.print(out, 3);
 }
 
-/// The run whose pieces are shown: the fastest stage with pieces, if possible with several ranks.
+/// Run to show in pieces: the fastest stage with pieces, if possible with several ranks.
 const Run* run_in_pieces(const Workload& runs) {
   const auto has_pieces = [](const Run& run) { return run.pieces_ms.backward.has_value(); };
   const Run* const several =
@@ -193,7 +193,7 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
   }
 }
 
-/// "Not run: mpirun (not installed); nccl (no GPU)."
+/// Prints "Not run: mpirun (not installed); nccl (no GPU)."
 void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   if (not_run.empty()) {
     return;
@@ -204,7 +204,7 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   }
   const std::string text = fmt::format("Not run: {}.", fmt::join(names, "; "));
   print_wrapped(out, "",
-                shorten(text, 2 * kScreenWidth - 30));  // two lines, one of them broken early
+                shorten(text, 2 * kScreenWidth - 30));  // two lines with room for an early break
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// bench/progress.hpp - how far the work is, on standard error.
+// bench/progress.hpp - the progress of the work, on standard error.
 #pragma once
 
 #include <chrono>
@@ -6,17 +6,17 @@
 
 namespace ddp::bench {
 
-/// A bar on a terminal, elsewhere a line now and then.
+/// Draws a bar on a terminal; elsewhere prints a line now and then.
 class Progress {
  public:
   Progress();
 
-  /// @param runs launches to come; the time left is estimated as if they took equally long
+  /// @param runs number of launches; the estimate of the time left assumes equally long launches
   void begin(int runs);
-  /// @param what is running now
+  /// @param what name of the current work
   void start(const std::string& what);
   void finish() { ++done_; }
-  void clear();  ///< takes the bar away
+  void clear();  ///< removes the bar
   /// Prints a line above the bar.
   void note(const std::string& line);
 

@@ -8,7 +8,7 @@ using Json = nlohmann::ordered_json;
 
 namespace nlohmann {
 
-/// No value is null, and so is a number that is not finite, which JSON cannot express.
+/// Writes null for no value, and for numbers that are not finite, which JSON does not have.
 template <typename T>
 struct adl_serializer<std::optional<T>> {
   static void to_json(Json& json, const std::optional<T>& value) {
@@ -24,7 +24,7 @@ struct adl_serializer<std::optional<T>> {
 
 namespace ddp::bench {
 
-// The half of NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE that writes, for ordered_json, which 3.11 lacks.
+// Writer part of NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE for ordered_json, which 3.11 lacks.
 #define DDP_JSON_FIELDS(Type, ...)                                           \
   static void to_json(Json& nlohmann_json_j, const Type& nlohmann_json_t) {  \
     NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__)) \

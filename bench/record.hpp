@@ -1,7 +1,7 @@
-// bench/record.hpp - the record of a report: the JSON object "ddp_scaling", field by field.
+// bench/record.hpp - a report: the JSON object "ddp_scaling", field by field.
 //
-// run_plan() fills what was measured, pair() and judge() what follows from it, write_sentences()
-// the words. The screen, the page and the document read nothing else.
+// run_plan() adds the measurements, pair() and judge() the comparisons, write_sentences() the
+// sentences. The screen, the page and the document read nothing else.
 #pragma once
 
 #include <cstdint>
@@ -16,38 +16,38 @@ namespace ddp::bench {
 
 inline constexpr int kSchemaVersion = 3;
 
-/// One launch of a run's program, as it was timed.
+/// Timed launch of a run's program.
 struct Repetition {
-  int block = 0;  ///< launches with the same block were run close together in time, and are paired
+  int block = 0;  ///< launches of a block ran close together in time, and are paired
   std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
   std::vector<double> samples_ms;  ///< the job's timed steps in order, without warm-up
-  std::optional<double> median_ms;  ///< of samples_ms
+  std::optional<double> median_ms;  ///< median of samples_ms
   std::optional<double> no_comm_median_ms;  ///< the same command with --no-communication
   std::optional<double> startup_ms;  ///< from the start of the command to the end of its first step
 };
 
-/// Comparison of the final weights with stage 01's, on the same data with the same global batch.
+/// Comparison with stage 01's final weights, on the same data with the same global batch.
 struct Parity {
   std::optional<double> moved;  ///< |w - w0| in float64
-  std::optional<double> reference_moved;  ///< stage 01's
+  std::optional<double> reference_moved;  ///< `moved` of stage 01
   bool ok = false;
 };
 
-/// Parts of a step, each timed alone by bench_micro at the run's shapes with as many ranks at work.
+/// Parts of a step, each timed alone by bench_micro, at the run's shapes and number of ranks.
 struct Pieces {
   std::optional<double> data, forward, backward, update, all_reduce;  ///< ms
 };
 
-/// GPUs during the last launch, with its start-up.
+/// Use of the GPUs during the last launch, start-up included.
 struct GpuUsage {
   double utilisation_percent = 0;
   double memory_mib = 0;
 };
 
-/// One row of the screen. With an error or without parity it has no speed.
+/// Row of the screen. With an error or without parity it has no speed.
 struct Run {
   std::string name;  ///< unique: "M/weak/03_ddp_spawn/spawn/shm/ranks:2"
-  std::string kind = "stage";  ///< "stage", "peer", or "control": an equal command once more
+  std::string kind = "stage";  ///< "stage", "peer", or "control": a second run of the same command
   std::string stage;  ///< the stage's folder, or the peer's name
   std::string variant = "main";  ///< "main", "by_hand", ..., or the peer's variant
   std::string launcher = "none";  ///< "none", "spawn", "torchrun", "mpirun", "srun"
@@ -59,10 +59,10 @@ struct Run {
   std::string scaling = "weak";
   int nodes = 1;
   int world_size = 1;  ///< ranks; replicas in stage 02, and in a peer of one process
-  int threads = 1;  ///< of each process
+  int threads = 1;  ///< threads of each process
   std::int64_t global_batch = 0;  ///< samples in a step, over all ranks
   std::vector<Repetition> repetitions;
-  Distribution step_ms;  ///< of all repetitions' steps
+  Distribution step_ms;  ///< steps of all repetitions
   std::optional<double> samples_per_second;  ///< global_batch / median step
   std::optional<double> speedup;  ///< samples per second over stage 01's, from paired launches
   std::optional<Interval> speedup_ci95;
@@ -70,22 +70,22 @@ struct Run {
   Pieces pieces_ms;
   std::optional<double> exposed_comm_ms;  ///< step minus the step without communication, paired
   std::optional<Interval> exposed_comm_ci95_ms;
-  std::optional<double> limit_ms;  ///< the step's bare matrix products, replayed by out= operations
-  std::optional<double> peak_rss_mib;  ///< of all ranks together
-  std::optional<double> startup_ms;  ///< median of the repetitions'
+  std::optional<double> limit_ms;  ///< lower limit of the step: its bare matrix products
+  std::optional<double> peak_rss_mib;  ///< sum over all ranks
+  std::optional<double> startup_ms;  ///< median of the repetitions
   std::optional<std::int64_t> lines_of_code;  ///< the program's source, without blanks and comments
   std::optional<GpuUsage> gpu;
   Parity parity;
   std::optional<std::string> error;
 
   bool has_speed() const { return !error && parity.ok && samples_per_second.has_value(); }
-  /// Cores at work at the same time.
+  /// Number of cores at work at the same time.
   int cores() const { return world_size * threads; }
-  /// "03_ddp_spawn", "03_ddp_spawn_by_hand"; of a peer "jax jit".
+  /// "03_ddp_spawn", "03_ddp_spawn_by_hand"; for a peer "jax jit".
   std::string program() const;
   /// True if its ranks are processes.
   bool is_distributed() const { return kind != "peer" && launcher != "none"; }
-  /// True for stage 01 with one thread, which the others of its model are measured against.
+  /// True for stage 01 with one thread, the reference for the other runs of its model.
   bool is_baseline() const {
     return kind == "stage" && stage == "01_single_gpu" && variant == "main" && threads == 1;
   }
@@ -102,17 +102,17 @@ struct Comparison {
   std::optional<double> ratio;  ///< Hodges and Lehmann's estimate on the logarithms
   std::optional<Interval> ci95;
   std::size_t pairs = 0;
-  /// True if the interval excludes 1 by more than equal commands of this session differed by.
+  /// True if the interval is farther from 1 than the differences between equal commands.
   bool significant = false;
 };
 
 struct Sentence {
   std::string code;  ///< "fastest", "ranks", "threads", "peers", "controls"
-  std::vector<std::string> runs;  ///< names of the runs that it is about
+  std::vector<std::string> runs;  ///< names of its runs
   std::string text;
 };
 
-/// Something that a reader may miss, and the reason.
+/// Missing part of a report, and the reason.
 struct NotRun {
   std::string what;
   std::string reason;
@@ -120,7 +120,7 @@ struct NotRun {
 
 struct Report {
   int schema_version = kSchemaVersion;
-  // Objects that readers show as they are: machine.cpp names their fields.
+  // Shown as they are; machine.cpp names their fields.
   nlohmann::ordered_json machine = nlohmann::ordered_json::object();
   nlohmann::ordered_json software = nlohmann::ordered_json::object();
   nlohmann::ordered_json settings = nlohmann::ordered_json::object();
@@ -130,13 +130,13 @@ struct Report {
   std::vector<NotRun> not_run;
   bool partial = false;  ///< interrupted
 
-  /// The run of that name; nullptr if there is none.
+  /// Run of that name; nullptr if there is none.
   const Run* find(const std::string& name) const;
-  /// Stage 01's run of the same work; nullptr without one that has a speed.
+  /// Stage 01's run of the same work; nullptr if it has no speed.
   const Run* baseline_of(const Run& run) const;
 };
 
-/// The object ddp_scaling. @param samples false: leaves samples_ms empty, most of the size
+/// JSON object "ddp_scaling". @param samples false: leaves samples_ms empty, most of the size
 nlohmann::ordered_json to_json(const Report& report, bool samples = true);
 
 }  // namespace ddp::bench

@@ -1,4 +1,4 @@
-// bench/report.hpp - what becomes of measured runs: pair, judge, write sentences, print, page.
+// bench/report.hpp - turns measured runs into a report: pair, judge, sentences, screen, page.
 #pragma once
 
 #include <cstddef>
@@ -17,62 +17,62 @@ namespace ddp::bench {
 using Workload = std::vector<const Run*>;
 std::vector<Workload> workloads(const Report& report);
 
-/// Timed runs of stages. Runs with too few repetitions for an interval are passed over, unless all
-/// of the workload have so few.
+/// Timed runs of stages with enough repetitions for an interval, or all timed runs if none of the
+/// workload has enough.
 Workload contenders(const Workload& runs);
 
-/// The contender with the most samples per second, of those that `wanted` admits.
+/// Contender with the most samples per second among the runs for which `wanted` is true.
 /// @return nullptr for none
 const Run* fastest_stage(
     const Workload& runs,
     const std::function<bool(const Run&)>& wanted = [](const Run&) { return true; });
 
 /// Fills every run's speeds and report.comparisons, from the repetitions:
-///   control   an equal command once more, and its original
+///   control   a second run of the same command, and its original
 ///   baseline  each run, and stage 01 with one thread
 ///   best      the fastest stage's run, and each other contender
-///   threads   the fastest ranks, and one process with as many threads
-///   peer      the fastest stage's run on the same cores with the same global batch, and the best
-///             of each framework and transport; the same for stages over that transport
-/// A run with an error or without parity has no speed and is compared with nothing.
+///   threads   the fastest ranks, and a single process with as many threads
+///   peer      the fastest stage's run, and the best run of each framework and transport, on the
+///             same cores with the same global batch; also with stages over that transport only
+/// A run with an error or without parity has no speed and is not compared.
 void pair(Report& report);
 
-/// The most that equal commands of the kind of `run` differed by, a factor >= 1: the farthest end
-/// of the controls' intervals, of the same model, scaling and device. The kinds are one process on
-/// one core, and several cores at work: ranks that wait for each other are disturbed far more.
-/// @return nothing without a control that has an interval
+/// Largest difference between equal commands of the kind of `run`, a factor >= 1: the farthest end
+/// of the controls' intervals, for the same model, scaling and device. There are two kinds, one
+/// process on one core, and several cores at work: ranks that wait for each other are disturbed far
+/// more. @return nothing without a control that has an interval
 std::optional<double> control_factor(const Report& report, const Run& run);
 
-/// Sets `significant` of report.comparisons: the whole interval is farther from 1 than the control
-/// factors of both runs. Without a control for each of them nothing is significant.
+/// Sets `significant` in report.comparisons if the whole interval is farther from 1 than the
+/// control factors of both runs. Without controls for both runs a comparison is not significant.
 void judge(Report& report);
 
 /// Fills report.sentences from report.comparisons, after judge(). A sentence claims a difference
-/// only where a comparison is significant; every number in it is the ratio of a comparison.
-///   fastest   the stage's run with the most samples/s, and those not significantly slower
-///   ranks     the fastest stage of each world size against one process
-///   threads   ranks against threads of one process, on the same cores
+/// only if a comparison is significant; its numbers are ratios of comparisons.
+///   fastest   the stage's run with the most samples/s, and runs that are not significantly slower
+///   ranks     the fastest stage of each world size against a single process
+///   threads   ranks against threads of a single process, on the same cores
 ///   peers     our fastest stage against each framework, and both over the same transport
-///   controls  how far equal commands differed
+///   controls  differences between equal commands
 void write_sentences(Report& report);
 
-/// The widest line that print() writes.
+/// Width of the widest line of print().
 inline constexpr std::size_t kScreenWidth = 100;
 
-/// At most 45 lines for a default report. A run without speed says why in its own line.
+/// Prints at most 45 lines for the default plan. The line of a run without speed has the reason.
 void print(std::ostream& out, const Report& report);
 
-/// Writes one file with the report, its plots and the script that draws them. It needs neither
-/// network nor server: it opens from a file:// address.
-/// @param document with the object "ddp_scaling"
+/// Writes a file with the report, its plots and the script that draws them. The page needs no
+/// network and no server.
+/// @param document JSON with the object "ddp_scaling"
 /// @throws Error naming the file
 void write_page(const std::string& file, const nlohmann::ordered_json& document);
 
-/// Google Benchmark's name of a run is its own with this suffix: one iteration, timed by hand.
+/// Suffix of names for Google Benchmark: one iteration, timed by hand.
 inline constexpr const char* kBenchmarkSuffix = "/iterations:1/manual_time";
 
-/// `context` and `benchmarks` as the library writes them: every repetition of a run is an iteration
-/// whose time is the median step. compare.py pairs them by name and tests them by ranks.
+/// `context` and `benchmarks` in the library's format: every repetition of a run is an iteration,
+/// with the median step as its time. compare.py pairs iterations by name and compares their ranks.
 nlohmann::ordered_json google_benchmark_document(const Report& report);
 
 }  // namespace ddp::bench

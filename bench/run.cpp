@@ -19,7 +19,7 @@
 namespace ddp::bench {
 namespace {
 
-constexpr int kMaxAttempts = 3;  // at runs that end with exit code 75, "try again later"
+constexpr int kMaxAttempts = 3;  // for runs that end with exit code 75, "try again later"
 
 /// "2026-01-02T03:04:05Z"
 std::string format_utc(std::time_t seconds) {
@@ -29,7 +29,7 @@ std::string format_utc(std::time_t seconds) {
   return {text.data(), std::strftime(text.data(), text.size(), "%FT%TZ", &date)};
 }
 
-/// Result of one launch.
+/// Result of a launch.
 struct Launch {
   Metrics metrics;
   std::string error;  ///< empty: none
@@ -39,15 +39,15 @@ struct Launch {
   std::optional<GpuUsage> gpu;
 };
 
-/// Runs the entry's command, again where it asks for that, in a folder that is empty before each
-/// attempt: nothing of another run can be read by mistake.
+/// Runs the entry's command, again if it ends with exit code 75. The folder is empty before each
+/// attempt, so that files of another run cannot be read by mistake.
 ChildResult run_command(const Entry& entry, const Length& length, const Plan& plan,
                         const std::string& folder, Session& session) {
   Command command = {.argv = command_line(entry, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
                      .cwd = folder};
   if (entry.run.launcher != "srun") {  // the scratch folder is on this node only
-    // What torchrun leaves behind goes with it, and torch.compile finds what it compiled before.
+    // Files that torchrun leaves behind are deleted, and torch.compile finds its earlier results.
     command.env["TMPDIR"] = session.scratch.path();
   }
   session.progress.start(entry.run.name);
@@ -66,7 +66,7 @@ ChildResult run_command(const Entry& entry, const Length& length, const Plan& pl
   return child;
 }
 
-/// @throws Error unless the program trained what it was told to
+/// @throws Error unless the program trained as told
 void check_metrics(const Metrics& metrics, const Length& length) {
   std::string error;
   if (metrics.global_batch != length.global_batch) {
@@ -100,7 +100,7 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   } catch (const Error& error) {
     result.error = error.what();
   }
-  // The clock of the day may have been set meanwhile.
+  // The wall clock may have been set meanwhile.
   const double startup_ms = result.metrics.first_step_unix_ms - child.start_unix_ms;
   if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {
     result.startup_ms = startup_ms;
@@ -153,7 +153,7 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
   }
 }
 
-/// The timed steps are the last steps, the same number in each run.
+/// Takes the last `timed_steps` steps.
 Repetition make_repetition(const Launch& launched, int block, std::int64_t timed_steps) {
   const std::vector<double>& steps_ms = launched.metrics.steps_ms;
   Repetition repetition;
@@ -180,7 +180,7 @@ void time_once(const Entry& entry, int block, const Plan& plan, Session& session
   run.gpu = launched.gpu;
 }
 
-/// Copies the times of runs without communication to all runs that compute the same.
+/// Copies the times of runs without communication to all runs with the same computation.
 void hand_over_without_communication(std::vector<Run>& runs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     for (Run& run : runs) {
@@ -209,7 +209,7 @@ int count_launches(const Plan& plan) {
 }
 
 void run_plan(const Plan& plan, Session& session, Report& report) {
-  std::vector<Run> runs;  // as plan.entries
+  std::vector<Run> runs;  // in the order of plan.entries
   std::ranges::transform(plan.entries, std::back_inserter(runs), &Entry::run);
   check_parity(plan, session, runs);
   std::vector<std::size_t> order(runs.size());
@@ -229,7 +229,7 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
   report.partial = session.interrupts.requested();
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].kind == kNoCommunication) {
-      const Run* const original = report.find(plan.entries[i].original);  // which came before it
+      const Run* const original = report.find(plan.entries[i].original);  // it comes before
       if (runs[i].error && !original->error) {
         report.not_run.push_back({runs[i].name, *runs[i].error});
       }

@@ -1,4 +1,4 @@
-// bench/run.hpp - measures a plan: whole programs, and the parts of their steps.
+// bench/run.hpp - measures the runs of a plan, and the parts of their steps.
 #pragma once
 
 #include "bench/child.hpp"
@@ -7,22 +7,21 @@
 
 namespace ddp::bench {
 
-/// Launches that run_plan() makes at most.
+/// Largest number of launches of run_plan().
 int count_launches(const Plan& plan);
 
-/// Fills report.runs. First every command trains once with the same data, seed and global batch:
-/// what does not end on stage 01's weights gets an error and is not timed. Then come blocks of
-/// timed runs: in each block every command runs once, in an order drawn from the seed, so that two
-/// runs of one block lie close together in time and are a pair. An interrupt leaves a partial
-/// report.
+/// Fills report.runs. First every command trains once with the same data, seed and global batch. If
+/// it does not end on stage 01's weights, it gets an error and is not timed. Then come blocks of
+/// timed runs. In each block every command runs once, in a random order from the seed. Two runs of
+/// a block are close together in time, and make a pair. An interrupt leaves a partial report.
 void run_plan(const Plan& plan, Session& session, Report& report);
 
-/// Calls of bench_micro that measure_pieces() makes: three (with one repetition one) for each
-/// shape, batch per rank, number of ranks and of threads, and backend among stages 01 and 03 to 05.
+/// Number of calls of bench_micro in measure_pieces(): three (with a single repetition one) for
+/// each combination of shape, batch per rank, ranks, threads and backend in stages 01 and 03 to 05.
 int count_piece_calls(const Plan& plan);
 
-/// Fills pieces_ms and limit_ms of the runs. What bench_micro cannot measure stays empty, and
-/// report.not_run says why.
+/// Fills pieces_ms and limit_ms of the runs. If bench_micro fails, they stay empty, and
+/// report.not_run gives the reason.
 void measure_pieces(const Plan& plan, Session& session, Report& report);
 
 }  // namespace ddp::bench

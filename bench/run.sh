@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs the benchmark; arguments go to build/bin/bench (see its --help).
-# Unless --json or --html says otherwise, the results go to report.json and report.html in the checkout.
+# Without --json and --html the results go to report.json and report.html in the checkout.
 set -euo pipefail
 
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -18,12 +18,12 @@ std::string times(double ratio) {
   return fmt::format("{:.{}f}x", ratio, decimals);
 }
 
-/// With a star where it is not significant.
+/// Ratio, with a star if it is not significant.
 std::string starred(const Comparison& comparison) {
   return times(*comparison.ratio) + (comparison.significant ? "" : "*");
 }
 
-/// The name as its makers write it.
+/// Official spelling of a name.
 std::string proper_name(const std::string& name) {
   static const std::map<std::string, std::string> names = {{"pytorch", "PyTorch"},
                                                            {"accelerate", "Accelerate"},
@@ -61,7 +61,7 @@ std::string label(const Run& run) {
          (run.backend != "none" ? " on " + ranks_of(run) : manner(run));
 }
 
-/// Collects the sentences. Each is a list with a part for each workload.
+/// Collects the sentences. Each sentence is a list with a part for each workload.
 class Sentences {
  public:
   explicit Sentences(const Report& report) : report_(report), workloads_(workloads(report)) {}
@@ -208,7 +208,7 @@ class Sentences {
     for (const Run* peer : peers) {
       Comparisons own = comparisons;
       std::erase_if(own, [&](const Comparison* other) { return other->b != peer->name; });
-      const Comparison& first = *own.front();  // our fastest; the last: over the same transport
+      const Comparison& first = *own.front();  // our fastest; own.back() is over the same transport
       mention(a_of(first));
       mention(*peer);
       ours = program(a_of(first)) + manner(a_of(first));
@@ -246,7 +246,7 @@ class Sentences {
   const Report& report_;
   std::vector<Workload> workloads_;
   std::vector<Sentence> sentences_;
-  Sentence sentence_;  ///< that is being written
+  Sentence sentence_;  ///< the current sentence
 };
 
 }  // namespace

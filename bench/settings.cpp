@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kDescription =
     "Runs the stages at several world sizes, checks that they train to the same weights, measures\n"
-    "them in interleaved blocks, and prints which is how fast.";
+    "them in interleaved blocks, and compares their speed.";
 
 constexpr const char* kFooter =
     "Google Benchmark's flags --benchmark_filter, _list_tests, _repetitions, _format=json, _out\n"
@@ -27,8 +27,8 @@ constexpr const char* kFooter =
 
 constexpr const char* kStandardOutput = "-";  // as a file's name
 
-/// A list in which a name that was given twice stands once. A later list replaces an earlier one.
-/// @param choices empty: any name
+/// Adds a list of names, without duplicates. A later list replaces an earlier list.
+/// @param choices allowed names; empty: all
 void add_names(OptionGroup& group, const char* name, std::vector<std::string>& target,
                const Choices& choices, const char* help) {
   const auto store = [&target, choices](const std::string& option, const std::string& text) {
@@ -45,7 +45,7 @@ void add_names(OptionGroup& group, const char* name, std::vector<std::string>& t
   group.value(name, "NAMES", "", help, store).repeatable();
 }
 
-/// An ascending list. A later list replaces an earlier one.
+/// Adds an ascending list of numbers. A later list replaces an earlier list.
 void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target, int most,
                  const char* help) {
   const auto store = [&target, most](const std::string& option, const std::string& text) {
@@ -61,16 +61,16 @@ void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target,
 
 void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_names(group, "--stages", settings.stages, {},
-            "programs, or numbers: 03 is all of stage 03 but 03_ddp_spawn_fused;\n"
-            "01 always takes part");
+            "programs, or numbers of stages: 03 is stage 03 without\n"
+            "03_ddp_spawn_fused. 01 always takes part");
   add_numbers(group, "--world-sizes", settings.world_sizes, 4096,
               "ranks, or replicas in stage 02 (default: powers of two up\n"
               "to all cores, at most 4, or to all GPUs)");
   add_names(group, "--backends", settings.backends, {"shm", "gloo", "mpi", "nccl"},
-            "shm, gloo, mpi, nccl (default: shm on CPUs, where the plan has\n"
-            "gloo too; nccl on GPUs)");
+            "shm, gloo, mpi, nccl (default: shm and some gloo on CPUs,\n"
+            "nccl on GPUs)");
   add_names(group, "--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},
-            "spawn, torchrun, mpirun, srun (default: those that are there)");
+            "spawn, torchrun, mpirun, srun (default: all that are installed)");
   add_names(group, "--models", settings.models, {},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
             "L 1024-1024-1024-1024 b64, or 64-256-256-10@32\n"
@@ -80,46 +80,44 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
             "batch at all world sizes (default: weak)");
   add_names(group, "--peers", settings.peers,
             {"pytorch", "accelerate", "tensorflow", "jax", "c10d"},
-            "pytorch, accelerate, tensorflow, jax (installed when first\n"
-            "asked for), c10d (PyTorch's engine in our loop)");
+            "pytorch, accelerate, tensorflow, jax (installed at first use),\n"
+            "c10d (PyTorch's engine in our loop)");
   add_numbers(group, "--nodes", settings.nodes, 65536,
-              "nodes of the allocation, for srun: each has as many ranks\n"
-              "as the largest of --world-sizes");
+              "nodes for srun; ranks per node: the largest --world-sizes");
   group.integer("--global-batch", settings.global_batch, std::int64_t{1},
                 std::int64_t{1'000'000'000}, "", "samples per step in strong scaling");
-  group.choice("--device", settings.device, {"auto", "cpu", "cuda"}, "where the ranks compute");
+  group.choice("--device", settings.device, {"auto", "cpu", "cuda"}, "device of the ranks");
   group.integer("--seed", settings.seed, std::uint64_t{0}, UINT64_MAX, "42",
-                "of weights, data and the order of runs");
+                "seed of weights, data and the order of runs");
   group.text("--benchmark-filter", "REGEX", settings.filter, "",
-             "runs whose names match, and stage 01");
+             "only runs with matching names, and stage 01");
 }
 
 void add_how_it_is_measured(OptionGroup group, Settings& settings) {
   group.integer("--steps", settings.steps, std::int64_t{1}, std::int64_t{10'000'000}, "by model",
-                "timed steps of each run");
+                "number of timed steps of each run");
   group.integer("--repetitions,--benchmark-repetitions", settings.repetitions, 1, 1000, "6",
-                "of each run; with --quick 1, with --full 15");
-  group.flag("--quick", settings.quick, "half a minute: one repetition, no intervals");
+                "runs of each command; with --quick 1, with --full 15");
+  group.flag("--quick", settings.quick, "one repetition, no intervals (half a minute)");
   group.flag("--full", settings.full,
-             "a quarter of an hour: all models, launchers and\n"
-             "variants, 15 repetitions");
-  group.positive("--timeout", "SECONDS", settings.timeout_s, 1e7, "300", "for one run");
+             "all models, launchers and variants, 15 repetitions\n"
+             "(a quarter of an hour)");
+  group.positive("--timeout", "SECONDS", settings.timeout_s, 1e7, "300", "time limit of a run");
 }
 
 void add_output(OptionGroup group, Settings& settings) {
-  // Repeatable, because bench/run.sh gives files that the user's replace.
+  // Repeatable, because the user's files replace the files from bench/run.sh.
   group
       .value("--json,--benchmark-out", "[FILE]", "",
-             "the report as one JSON document, to standard output\n"
-             "without FILE",
+             "write the report as JSON, to standard output without FILE",
              [&settings](const auto&, const auto& file) {
                settings.json_on_stdout = file == kStandardOutput;
                settings.json_file = settings.json_on_stdout ? "" : file;
              })
       .repeatable();
-  group.text("--html", "FILE", settings.html_file, "", "the report as one page with plots")
+  group.text("--html", "FILE", settings.html_file, "", "write the report as a page with plots")
       .repeatable();
-  group.flag("--no-samples", settings.no_samples, "leave the single steps out of the document");
+  group.flag("--no-samples", settings.no_samples, "leave single steps out of the JSON document");
   group.flag("--dry-run", settings.dry_run, "print the plan and its commands, run nothing");
 }
 
@@ -139,7 +137,7 @@ void add_hidden(OptionGroup group, Settings& settings) {
   group.text("--peers-dir", "FOLDER", settings.peers_dir, "", "").hidden();
 }
 
-/// @throws UsageError unless a file can be made there
+/// @throws UsageError unless `file` can be written
 void check_output(const char* name, const std::string& file) {
   if (file.empty()) {
     return;
@@ -167,7 +165,7 @@ void check_together(const Settings& settings) {
   }
 }
 
-/// The arguments, where --json without a file names standard output.
+/// Arguments with standard output as the file of a --json without file.
 std::vector<std::string> with_json_file(const Settings& settings) {
   std::vector<std::string> arguments = settings.arguments;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -189,8 +187,8 @@ Settings parse_settings(int argc, const char* const* argv) {
   CommandLine line("bench", kDescription,
                    fmt::format("bench " DDP_VERSION ", schema version {}", kSchemaVersion), kFooter,
                    32);
-  add_what_is_compared(line.group("What is compared"), settings);
-  add_how_it_is_measured(line.group("How it is measured"), settings);
+  add_what_is_compared(line.group("Runs to compare"), settings);
+  add_how_it_is_measured(line.group("Measurement"), settings);
   add_output(line.group("Output"), settings);
   add_hidden(line.group("Hidden"), settings);
   line.parse(with_json_file(settings));

@@ -16,40 +16,40 @@ bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) 
 }
 
 struct Settings {
-  // What is compared. An empty list: the plan's default.
-  std::vector<std::string> stages;  ///< programs, or numbers: "03" is all of stage 03
+  // Runs to compare. An empty list: the plan's default.
+  std::vector<std::string> stages;  ///< programs, or numbers of stages, "03"
   std::vector<int> world_sizes;  ///< ascending
   std::vector<std::string> backends;  ///< "shm", "gloo", "mpi", "nccl"
   std::vector<std::string> launchers;  ///< "spawn", "torchrun", "mpirun", "srun"
   std::vector<std::string> models;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
   std::vector<std::string> peers;
-  std::vector<int> nodes = {1};  ///< on which srun starts the ranks, ascending
-  std::optional<std::int64_t> global_batch;  ///< of strong scaling
+  std::vector<int> nodes = {1};  ///< numbers of nodes for srun, ascending
+  std::optional<std::int64_t> global_batch;  ///< for strong scaling
   std::string device = "auto";
   std::uint64_t seed = 42;
-  std::string filter;  ///< a regular expression for names of runs
+  std::string filter;  ///< regular expression for names of runs
 
-  // How it is measured.
+  // Measurement.
   std::optional<std::int64_t> steps;  ///< timed steps of each run
   std::optional<int> repetitions;
   bool quick = false;
   bool full = false;
-  double timeout_s = 300;  ///< for one run
+  double timeout_s = 300;  ///< limit for a run
 
-  // What is written.
+  // Output.
   bool dry_run = false;
   bool list_only = false;
   bool json_on_stdout = false;  ///< stdout then holds nothing else
   std::string json_file;  ///< empty: none
   std::string html_file;  ///< empty: none
-  bool no_samples = false;  ///< leave single steps out of the document
+  bool no_samples = false;  ///< true: the document has no single steps
 
   std::string stage_dir;
   std::string peers_dir;
-  std::vector<std::string> arguments;  ///< as given
+  std::vector<std::string> arguments;  ///< the command line
 
-  /// True if something of the plan was named: all that the options admit is then timed alike.
+  /// True if the user named stages, launchers or backends: then all runs repeat equally often.
   bool by_name() const { return !stages.empty() || !launchers.empty() || !backends.empty(); }
   int most_repetitions() const { return repetitions.value_or(quick ? 1 : full ? 15 : 6); }
 };

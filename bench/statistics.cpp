@@ -20,10 +20,10 @@ double percentile_of_sorted(const std::vector<double>& sorted, double q) {
   return sorted[below] + weight * (sorted[above] - sorted[below]);
 }
 
-/// How many of the sorted means of pairs lie beyond each end of a 95 % interval: the largest sum
-/// of positive signed ranks that `n` symmetric values stay within in at most 2.5 % of all cases.
+/// Number of sorted means of pairs beyond each end of a 95 % interval: the largest sum that the
+/// positive signed ranks of `n` symmetric values do not exceed in at most 2.5 % of all cases.
 std::size_t means_outside(std::size_t n) {
-  std::vector<double> share_with_sum = {1};  // of all choices of signs, by the sum of the positive
+  std::vector<double> share_with_sum = {1};  // share of all choices of signs, by their sum
   for (std::size_t rank = 1; rank <= n; ++rank) {
     std::vector<double> next(share_with_sum.size() + rank);
     for (std::size_t sum = 0; sum < share_with_sum.size(); ++sum) {
@@ -70,7 +70,7 @@ std::optional<PairedEstimate> paired_difference(const std::vector<double>& diffe
   if (n == 0 || !all_finite(differences)) {
     return std::nullopt;
   }
-  std::vector<double> means;  // of pairs
+  std::vector<double> means;  // means of pairs
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = 0; j <= i; ++j) {
       means.push_back((differences[i] + differences[j]) / 2);

@@ -1,4 +1,4 @@
-// bench/statistics.hpp - medians, percentiles, intervals, and whether two trainings agree.
+// bench/statistics.hpp - medians, percentiles, intervals, and the parity of two trainings.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,17 @@
 
 namespace ddp::bench {
 
-/// With fewer samples a spread would describe luck more than the program, so none is given.
+/// Fewer samples have no spread, which would depend on chance more than on the program.
 inline constexpr std::size_t kMinSamplesForSpread = 5;
 
-/// With fewer pairs not even the whole range is a 95 % interval: five pairs lie on one side by
-/// chance once in 2^4 times.
+/// Fewer pairs have no 95 % interval: five pairs lie on the same side by chance once in 2^4 times.
 inline constexpr std::size_t kMinPairsForInterval = 6;
 
-/// Largest difference between the ends of two trainings, relative to the reference.
+/// Largest allowed difference between `moved` of two trainings, relative to the reference.
 inline constexpr double kParityTolerance = 1e-4;
 
-/// Without samples, or with a sample that is not finite, nothing is set but `n`. Fewer than
-/// kMinSamplesForSpread samples set the median only.
+/// Median and percentiles. Without samples, or with a sample that is not finite, only `n` is set.
+/// Fewer than kMinSamplesForSpread samples have only a median.
 struct Distribution {
   std::optional<double> median;
   std::optional<double> p10;
@@ -31,27 +30,27 @@ struct Interval {
   double high = 0;
 };
 
-/// Linear interpolation between the closest ranks, as numpy's default.
+/// Percentile with linear interpolation between the closest ranks, as numpy's default.
 /// @param q in [0, 1]
 /// @return nothing for no values or for a value that is not finite
 std::optional<double> percentile(std::vector<double> values, double q);
 std::optional<double> median(const std::vector<double>& values);
 Distribution summarize(const std::vector<double>& values);
 
-/// Typical difference of pairs, from one value per block.
+/// Typical difference of pairs, from a value per block.
 struct PairedEstimate {
   double value = 0;
   std::optional<Interval> ci95;  ///< nothing for fewer than kMinPairsForInterval values
 };
 
-/// Hodges and Lehmann's estimate (the median of the means of all pairs of values, each value with
-/// itself too) and its 95 % interval by Wilcoxon's signed ranks. They assume a symmetric
-/// distribution and no other shape: a launch in six that takes twice as long moves them little.
-/// tests/statistics_test.cpp counts how often the interval holds the truth.
+/// Hodges and Lehmann's estimate, the median of the means of all pairs of values, pairs of a value
+/// with itself included, and its 95 % interval by Wilcoxon's signed ranks. They only assume a
+/// symmetric distribution. If a launch in six takes twice as long, they change little.
+/// tests/statistics_test.cpp counts how often the interval holds the true value.
 /// @return nothing for no values or for a value that is not finite
 std::optional<PairedEstimate> paired_difference(const std::vector<double>& differences);
 
-/// The same on the logarithms of ratios.
+/// The same for ratios, by their logarithms.
 /// @return nothing for no ratios or for a ratio that is not a positive number
 std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios);
 

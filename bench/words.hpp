@@ -17,7 +17,7 @@ inline std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-/// One line for a POSIX shell; words without a single quote in them.
+/// Line for a POSIX shell. Words must not have single quotes.
 inline std::string shell_line(const std::vector<std::string>& words) {
   constexpr const char* kPlain =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-";

@@ -2,9 +2,9 @@
 #
 #   LIBTORCH (cache or environment)   folder with include/ and lib/; default: the wheel in .venv
 #
-# Defines LibTorch_VERSION, the target LibTorch::cpu, and, when libtorch_cuda.so and the headers of CUDA and NCCL are there (the toolkit's or
-# those of the NVIDIA wheels next to torch), LibTorch::cuda and LibTorch_CUDA_VERSION_MAJOR (else 0). nvcc
-# is never needed: the suite has no kernels of its own.
+# Defines LibTorch_VERSION, LibTorch_CUDA_VERSION_MAJOR (0 without CUDA) and the target LibTorch::cpu. LibTorch::cuda is defined too if
+# libtorch_cuda.so and the headers of CUDA and NCCL are found, in the toolkit or in the NVIDIA wheels next to torch. nvcc is never needed:
+# the suite has no kernels of its own.
 
 if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
   set(LIBTORCH "$ENV{LIBTORCH}")
@@ -19,7 +19,7 @@ endif()
 
 find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/Backend.hpp
           HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
-# Of the fmt that it brings along, which common/fmt.cpp compiles.
+# LibTorch's copy of fmt, which common/fmt.cpp compiles.
 find_path(LibTorch_FMT_INCLUDE_DIR fmt/format-inl.h HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
 find_library(LibTorch_C10_LIBRARY c10 HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
@@ -57,7 +57,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
   find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS "${_libtorch_lib}" NO_DEFAULT_PATH)
   file(GLOB _nvidia_wheels "${_site_packages}/nvidia/*/include")
-  # The runtime's headers include those of two other packages, the compiler's and CCCL's.
+  # The runtime's headers include headers of two other packages, the compiler's and CCCL's.
   set(_cuda_headers CUDA cuda_runtime_api.h CUDA_CRT crt/host_config.h CUDA_CCCL nv/target NCCL nccl.h)
   set(_cuda_include_dirs "")
   while(_cuda_headers)
@@ -75,7 +75,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
 
   set(LibTorch_CUDA_VERSION_MAJOR 0)
   if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND NOT _cuda_headers_missing)
-    # What LibTorch was built for it says itself, as a wheel or as an archive; headers of a toolkit may be of another version.
+    # Wheels and archives of LibTorch say their CUDA version. The headers of a toolkit may have another version.
     file(STRINGS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h" _cuda REGEX "define CUDART_VERSION +[0-9]+")
     string(REGEX MATCH "[0-9]+$" _cuda "${_cuda}")
     math(EXPR LibTorch_CUDA_VERSION_MAJOR "${_cuda} / 1000")
@@ -90,7 +90,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_include_directories(LibTorch::cuda SYSTEM INTERFACE ${_cuda_include_dirs})
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)
-    # --no-as-needed: what registers CUDA with LibTorch are static initializers that no symbol refers to.
+    # --no-as-needed: static initializers register CUDA with LibTorch, and no symbol refers to them.
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
       -Wl,--no-as-needed "${LibTorch_CUDA_LIBRARY}" "${LibTorch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
   endif()

@@ -1,6 +1,6 @@
-# leave_out(<test> <label> <reason> [MISSING]): stands where a test cannot run on this machine, so that it is not left out in silence.
-# ctest counts it as skipped, and tests/skipped.sh says why. MISSING: the reason is that something is not there which tools/setup.sh
-# installs; then it fails, since nobody would look at a skip that must never be.
+# leave_out(<test> <label> <reason> [MISSING]): stands for a test that cannot run on this machine. ctest counts it as skipped, and
+# tests/skipped.sh says why. MISSING: the test lacks something that tools/setup.sh installs. Then it fails, because nobody would
+# notice the skip.
 function(leave_out name label reason)
   if("MISSING" IN_LIST ARGN)
     add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "cannot run: ${name}: ${reason}")

@@ -1,22 +1,22 @@
 # LibTorch's headers cost seconds in every source; ccache makes the second build free.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers are cached only when told that their time stamps do not matter.
+  # ccache keeps precompiled headers only if it ignores their time stamps.
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE_PROGRAM}")
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
-# Warnings are a target that our own code links; nothing is global, so system headers stay out of it.
+# Warnings are a target that our own code links, not global, so they do not apply to system headers.
 add_library(ddp_warnings INTERFACE)
 target_compile_options(ddp_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
-# A class that keeps types of its own source out of its header is right, though it stands in a unity build's second file.
+# A class may have members of types from its own source file, which this warning forbids in unity builds.
 target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage)
 # g++ 12 warns about overlapping copies in any `"literal" + std::string` (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(ddp_warnings INTERFACE -Wno-restrict)
 endif()
-# Off for a user, whose compiler may know warnings that ours does not; on in continuous integration.
+# Off for users, because other compilers may have other warnings; on in continuous integration.
 set(warnings_as_errors OFF)
 if(DEFINED ENV{CI})
   set(warnings_as_errors ON)

@@ -1,9 +1,9 @@
-// common/fmt.cpp - the functions of LibTorch's fmt, of which it brings the headers alone.
+// common/fmt.cpp - functions of fmt, because LibTorch has only fmt's headers.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
 namespace detail {
-// Those that fmt/format.h declares to be elsewhere.
+// Functions that fmt/format.h only declares.
 template FMT_API auto thousands_sep_impl<char>(locale_ref) -> thousands_sep_result<char>;
 template FMT_API auto decimal_point_impl(locale_ref) -> char;
 template FMT_API auto dragonbox::to_decimal(float) noexcept -> dragonbox::decimal_fp<float>;

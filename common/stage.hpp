@@ -1,5 +1,5 @@
-// common/stage.hpp - the one include of every stage: what it needs of LibTorch, and what LibTorch
-// lacks of PyTorch. With other layers or optimizers, include <torch/torch.h> too.
+// common/stage.hpp - the include of every stage: LibTorch, and the parts of PyTorch that LibTorch
+// lacks. For other layers or optimizers, include <torch/torch.h> too.
 #pragma once
 
 #include "common/backends/device.hpp"  // set_device

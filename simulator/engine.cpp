@@ -1,4 +1,4 @@
-// simulator/engine.cpp - the ranks' clocks, and who meets whom.
+// simulator/engine.cpp - the ranks' clocks, and their collectives and messages.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -19,16 +19,16 @@
 
 namespace ddp::sim {
 
-/// One rank's part of a collective, or its end of a message.
+/// A rank's part of a collective, or its end of a message.
 struct Call {
   Kind kind = Kind::kBarrier;
   int64_t bytes = 0;
-  int other = 0;  ///< the root of a broadcast, the other rank of a message
+  int other = 0;  ///< root of a broadcast, or the other rank of a message
   std::string name{};
-  std::vector<float> values{};  ///< of a send, and of its recv once it is done
-  std::span<float> target{};  ///< of a recv
+  std::vector<float> values{};  ///< values of a send, and of its recv once it is done
+  std::span<float> target{};  ///< for a recv: memory for the values
   double issued_us = 0;
-  std::optional<double> end_us{};  ///< once it is done
+  std::optional<double> end_us{};  ///< set once it is done
   bool is_waited_for = false;
 
   bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
@@ -47,10 +47,10 @@ struct Call {
 
 namespace {
 
-/// Thrown through a rank's program when no rank can go on.
+/// Thrown through a rank's program to end it when no rank can go on.
 struct Cancelled {};
 
-/// One direction of a rank's link: what waits for it, and since when it is free.
+/// Direction of a rank's link: the calls that wait for it, and the time since which it is free.
 struct Lane {
   std::deque<Call*> queue;
   double free_us = 0;
@@ -62,7 +62,7 @@ struct Rank {
   Lane out;
   Lane in;
   double now_us = 0;
-  Call* awaited = nullptr;  ///< what it waits for
+  Call* awaited = nullptr;  ///< call that the rank waits for
   bool has_returned = false;
   RankRecord record;
   std::binary_semaphore may_run{0};
@@ -72,11 +72,11 @@ struct Rank {
 };
 
 class Engine;
-thread_local Engine* engine = nullptr;  // of the rank that is this thread
+thread_local Engine* engine = nullptr;  // engine of this thread's rank
 thread_local int own_index = 0;
 
-/// Ranks are threads of which one runs at a time: always the first that can, until it waits for
-/// something that has no end yet. Their times do not depend on that order.
+/// Runs ranks as threads, one at a time: always the first rank that can go on, until it waits for a
+/// call that has no end yet. The ranks' times do not depend on that order.
 class Engine {
  public:
   Engine(int nprocs, const Network& costs, const std::map<std::string, double>& given)
@@ -92,7 +92,7 @@ class Engine {
       next->may_run.release();
       turn_is_over_.acquire();
     }
-    is_cancelled_ = true;  // those that wait for ever
+    is_cancelled_ = true;  // ends ranks that wait for ever
     for (Rank& one : ranks) {
       one.may_run.release();
       one.thread.join();
@@ -136,7 +136,7 @@ class Engine {
     if (added.kind != Kind::kSend) {
       self.in.queue.push_back(&added);
     }
-    // Those meet who stand at the head of their lanes, until nobody does.
+    // Finishes calls at the heads of lanes as long as calls meet.
     for (bool any = true; any;) {
       any = meet_in_collective();
       for (int sender = 0; sender < world_size(); ++sender) {
@@ -215,7 +215,7 @@ class Engine {
     }
   }
 
-  /// @return whether a collective was next on every rank, and the same
+  /// @return true if the same collective was next on every rank
   bool meet_in_collective() {
     double begin_us = 0;
     std::vector<Call*> calls;
@@ -235,7 +235,7 @@ class Engine {
     return true;
   }
 
-  /// @return whether what `sender` sends next is what its receiver receives next
+  /// @return true if the next call of `sender` is a send and its receiver's next call is the recv
   bool meet_in_message(int sender) {
     Rank& from = rank(sender);
     Call* const sent = from.out.head();

@@ -1,4 +1,4 @@
-// simulator/network.hpp - what a message and a collective cost.
+// simulator/network.hpp - cost of messages and collectives.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ enum class Kind : uint8_t {
 /// "all_reduce"
 const char* to_string(Kind kind);
 
-/// What a rank sends.
+/// Messages and bytes that a rank sends.
 struct Traffic {
   int64_t messages = 0;
   double bytes = 0;
 };
 
-/// Note [Cost of a collective]: all are rings. Of n ranks, with B bytes as simulator.hpp has them,
-/// a rank sends at most
+/// Note [Cost of a collective]: all collectives are rings. With n ranks and B bytes, as defined in
+/// simulator.hpp, a rank sends at most
 ///   all_reduce       2 (n - 1) messages   2 (n - 1) / n B bytes
 ///   reduce_scatter   n - 1                (n - 1) / n B
 ///   all_gather       n - 1                (n - 1) B

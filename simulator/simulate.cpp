@@ -15,7 +15,7 @@
 namespace ddp::sim {
 namespace {
 
-constexpr int kColumns = 72;  ///< of a lane
+constexpr int kColumns = 72;  ///< width of a lane
 
 struct SimulatorOptions {
   std::string program;
@@ -28,14 +28,14 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
   SimulatorOptions options;
   options.program = program_name();
   options.nprocs = nprocs;
-  CommandLine line(options.program, "Runs a schedule on simulated ranks: docs/simulator.md.",
+  CommandLine line(options.program, "Simulates a schedule of ranks: docs/learn/simulator.md.",
                    options.program + " " DDP_VERSION,
-                   "Exit codes: 0 every target is met, 1 one is not or a rank failed, 2 usage.",
-                   36);
+                   "Exit codes: 0 targets met, 1 target missed or rank failed, 2 usage.", 36);
   OptionGroup group = line.group("Options");
-  group.integer<int, int>("--nprocs", options.nprocs, 1, 1024, std::to_string(nprocs), "ranks");
+  group.integer<int, int>("--nprocs", options.nprocs, 1, 1024, std::to_string(nprocs),
+                          "number of ranks");
   group
-      .value("--set", "NAME=NUMBER", "", "one of the program's own parameters",
+      .value("--set", "NAME=NUMBER", "", "set a parameter of the program",
              [&](const auto& option, const auto& text) {
                const std::size_t equals = text.find('=');
                if (equals == 0 || equals == std::string::npos) {
@@ -46,15 +46,15 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
              })
       .repeatable();
   group.positive("--alpha-us", "US", options.network.alpha_us, 1e9, "10",
-                 "of a message before its first byte");
+                 "fixed time of a message");
   group.positive("--beta-us-per-mib", "US", options.network.beta_us_per_mib, 1e9, "100",
-                 "of its bytes");
+                 "time of a MiB");
   line.parse(argc, argv);
   return options;
 }
 
-/// A letter for each equal part of the time, for what the rank did in the middle of it: small for
-/// computing, capital for communication.
+/// Draws a lane: for each equal part of the time, the letter of the rank's work in the middle of
+/// that part. Small letters are computing, capitals are communication.
 std::string draw_lane(const std::vector<Span>& spans, int (*to_case)(int), double step,
                       std::set<std::string>& legend) {
   std::string lane(static_cast<std::size_t>(kColumns), ' ');

@@ -1,4 +1,4 @@
-// simulator/targets.hpp - "step_us <= 900": what a simulated run must keep.
+// simulator/targets.hpp - targets of a simulated run: "step_us <= 900".
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace ddp::sim {
 struct RankRecord;
 struct Simulation;
 
-/// A number of a finished run, of the rank that has most.
+/// Number of a finished run: the largest value of the ranks.
 struct Quantity {
   const char* name;
   double (*of_rank)(const RankRecord& rank);
@@ -20,7 +20,7 @@ struct Target {
   std::string relation;  ///< "<=", ">=" or "=="
   double bound;
 
-  /// To a millionth of a millionth: a sum in another order rounds otherwise.
+  /// Compares with a tolerance of 1e-12, because sums in another order round differently.
   bool is_met(const Simulation& simulation) const;
   /// "step_us <= 900"
   std::string text() const;
@@ -30,8 +30,8 @@ Target operator<=(const Quantity& quantity, double bound);
 Target operator>=(const Quantity& quantity, double bound);
 Target operator==(const Quantity& quantity, double bound);
 
-extern const Quantity step_us;  ///< when the rank has ended
-extern const Quantity waited_us;  ///< for what nothing hid
+extern const Quantity step_us;  ///< end of the rank
+extern const Quantity waited_us;  ///< time of the rank's waits
 extern const Quantity messages;
 extern const Quantity sent_bytes;
 

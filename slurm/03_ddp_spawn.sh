@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 03 on one node: the program starts one process per GPU itself; without GPUs --ntasks-per-node processes.
+# Stage 03 on a node: the program starts a process per GPU itself; without GPUs --ntasks-per-node processes.
 #
 #   sbatch slurm/03_ddp_spawn.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/03_ddp_spawn.sh 50 10 --dataset digits

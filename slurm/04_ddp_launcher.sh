@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 04 on one node: srun starts one process per GPU; without GPUs --ntasks-per-node processes.
+# Stage 04 on a node: srun starts a process per GPU; without GPUs --ntasks-per-node processes.
 #
 #   sbatch slurm/04_ddp_launcher.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/04_ddp_launcher.sh 50 10 --dataset digits

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 05 on all nodes of the job: srun starts one process per GPU; without GPUs --ntasks-per-node processes on each node.
+# Stage 05 on all nodes of the job: srun starts a process per GPU; without GPUs --ntasks-per-node processes on each node.
 #
 #   sbatch slurm/05_multinode.sh
 #   sbatch --nodes=4 --gpus-per-node=8 --cpus-per-gpu=4 slurm/05_multinode.sh 50 10 --dataset digits

@@ -10,7 +10,7 @@
 #SBATCH --ntasks-per-node=2
 stage=bench
 
-# Numbers of nodes and, on one node, of tasks.
+# Numbers of nodes, and numbers of tasks on a single node.
 nodes=${SLURM_JOB_NUM_NODES:-1}
 per_node=${SLURM_GPUS_ON_NODE:-${SLURM_NTASKS_PER_NODE:-1}}
 node_counts=() world_sizes=(1)

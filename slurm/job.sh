@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The body of every Slurm job here. It runs a command, under srun where the command needs a launcher, passes signals on to it,
-# and has Slurm start the job again where the command asks for that (exit codes 75 and 85).
+# Body of every Slurm job here. It runs a command, under srun if the command needs a launcher, and passes signals on to it.
+# If the command asks for another start (exit codes 75 and 85), it has Slurm start the job again.
 #
 #   sbatch --nodes=2 --ntasks-per-node=2 slurm/job.sh "$PWD/build/bin/05_multinode" 50 10
 #
@@ -23,21 +23,21 @@ elif [[ ! -x $1 ]]; then
     die "$1 is not there, expected a build: tools/setup.sh bench"
 fi
 
-# A batch script is in no step, but sbatch may have been called in one and copies that step's variables.
+# A batch script is in no step. If sbatch was called in a step, it has copied the step's variables.
 [[ -z ${SLURM_STEP_ID:-} ]] || unset SLURM_STEPID "${!SLURM_STEP_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
-# Every task sees all GPUs of its job on its node, and its local rank picks one. (With --gpu-bind=none instead, Slurm 22.05
-# leaves CUDA_VISIBLE_DEVICES unset, and where a site hides no devices the tasks would use GPUs of other jobs.)
+# Every task sees all GPUs of its job on its node, and its local rank picks a GPU. With --gpu-bind=none instead, Slurm 22.05
+# leaves CUDA_VISIBLE_DEVICES unset: on sites that hide no devices, tasks would use GPUs of other jobs.
 unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND
-# The tasks get the whole environment of this script, also where the site's default is --export=NONE.
+# The tasks get the whole environment of this script, even if the site's default is --export=NONE.
 unset SRUN_EXPORT_ENV
 export SLURM_EXPORT_ENV=ALL
 
-# One task per GPU; without GPUs, what --ntasks and --ntasks-per-node say.
+# A task per GPU; without GPUs, as many as --ntasks and --ntasks-per-node say.
 nodes=${SLURM_JOB_NUM_NODES:-1}
 gpus=${SLURM_GPUS_ON_NODE:-0}
 per_node=${SLURM_NTASKS_PER_NODE:-1}
 tasks=${SLURM_NTASKS:-$((nodes * per_node))}
-# One task that fails ends the others. One that ends too early leaves them a minute.
+# A task that fails ends the other tasks. If a task ends early, the others have a minute.
 step=(srun --kill-on-bad-exit=1 --wait=60)
 if ((gpus > 0)); then
     per_node=$gpus
@@ -54,7 +54,7 @@ if [[ $name == 0[1-5]_* ]]; then
 fi
 # Stages 01 to 03 start their processes themselves, and the benchmark calls srun itself.
 if [[ $name == 0[45]_* || $name == bench ]] || ((nodes > 1)); then
-    # The job has CPUs for --ntasks-per-node tasks, and GPUs may ask for more tasks than that.
+    # The job has CPUs for --ntasks-per-node tasks, and there may be more GPUs.
     cpus=${SLURM_CPUS_PER_TASK:-}
     on_node=${SLURM_CPUS_ON_NODE:-0}
     if ((on_node > 0 && per_node * ${cpus:-1} > on_node)); then
@@ -82,7 +82,7 @@ while :; do
     forwarded=0
     code=0
     wait "$child" || code=$?
-    ((forwarded)) || break # else a signal to this shell ended the waiting
+    ((forwarded)) || break # a forwarded signal ends `wait` early
 done
 
 case $code in
@@ -91,10 +91,10 @@ case $code in
     *) most=0 ;;
 esac
 job=$SLURM_JOB_ID
-# The number of an array's last task is the whole array's too.
+# The last task of an array has the whole array's job id.
 [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 restarts=${SLURM_RESTART_COUNT:-0}
-# A job that was cancelled is not RUNNING any more, and stays cancelled.
+# A cancelled job is not RUNNING any more, and stays cancelled.
 if ((restarts < most)) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
     say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most $most times)"
     ! scontrol requeue "$job" || exit "$code"

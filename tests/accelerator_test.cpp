@@ -1,4 +1,4 @@
-// What the accelerator adds to the calls that it stands for, on several ranks.
+// The accelerator's own part, on several ranks.
 #include "common/parallel/accelerator.hpp"
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace {
 
 using ddp::Accelerator;
 
-/// Ranks that are threads, each with an accelerator.
+/// Runs ranks as threads, each with an accelerator.
 void accelerate(int world_size, const std::function<void(const Accelerator&)>& body) {
   const ddp::ScratchFolder folder("ddp-accelerator");
   const ddp::StoreLocation store{.kind = ddp::StoreLocation::Kind::kFile,
@@ -25,7 +25,7 @@ void accelerate(int world_size, const std::function<void(const Accelerator&)>& b
                                  .file = folder.path() + "/store",
                                  .prefix = ""};
   ddp::test::run_threads(world_size, [&](int rank) {
-    ddp::Options options;  // as long as the accelerator
+    ddp::Options options;  // must outlive the accelerator
     options.program = "accelerator_test";
     options.device = "cpu";
     options.timeout_seconds = 30;

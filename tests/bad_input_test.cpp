@@ -1,5 +1,5 @@
-// A mistake is answered by one line on stderr, exit code 2, at once, and nothing is written. The
-// command line is held by options_test, the variables of launchers by launch_environment_test.
+// A mistake gives one line on stderr and exit code 2, at once, and no file is written. For the
+// command line see options_test, for launchers' variables launch_environment_test.
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -17,14 +17,14 @@ using ddp::test::RunOptions;
 using ddp::test::RunResult;
 using Variables = std::map<std::string, std::optional<std::string>>;
 
-/// The program by its path, and what follows it on the command line.
+/// Words of a command line, with the program's path.
 std::vector<std::string> command(const std::string& line) {
   std::vector<std::string> argv = ddp::test::words(line);
   argv.front() = std::string(DDP_BIN_DIR) + "/" + argv.front();
   return argv;
 }
 
-/// It ended with `exit_code` and one line, which has all these `parts`.
+/// Checks that a program ended with `exit_code` and one line that has all `parts`.
 void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts) {
   INFO("stdout: " << result.out.substr(0, 1000) << "\nstderr: " << result.err);
   CHECK(result.exit_code == exit_code);
@@ -69,7 +69,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
            {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},
            {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
-           // Names of hosts may come late: this one is asked for until --timeout.
+           // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {
     RunOptions options;

@@ -1,4 +1,4 @@
-// --batch-size auto: the search, the account of memory, and training in micro-batches.
+// --batch-size auto: the search, the counting of memory, and training in micro-batches.
 #include "common/training/batch_finder.hpp"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ ddp::test::RunResult run(const std::string& line) {
       ddp::test::words(line + " 2 9 --quiet --layers 1024,1024,10 --dataset-size 4096"), options);
 }
 
-/// How far the weights of a run to its end moved.
+/// `moved` of a run that ended well.
 double moved(const ddp::test::RunResult& result) {
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
@@ -77,10 +77,10 @@ TEST_CASE("trials stay within --memory-limit, and what follows is free of it", "
   const auto find = [&](double mib, int64_t most) {
     options.memory_limit_bytes = static_cast<int64_t>((ddp::peak_rss_mib() + mib) * kMib);
     return ddp::find_batch_size(options, most, torch::kCPU, [](int64_t samples) {
-      static_cast<void>(torch::empty({samples, 1 << 18}));  // a MiB each
+      static_cast<void>(torch::empty({samples, 1 << 18}));  // a MiB per sample
     });
   };
-  // So much is left below the limit, and a little more: the peak was more than what is in use.
+  // At least so much is left below the limit: the peak was more than the memory in use.
   CHECK(find(40, 1000) == 32);
   CHECK(find(40, 20) == 20);
   CHECK_THROWS_WITH(find(-1e3, 1000), Catch::Contains("no memory for one sample"));
@@ -97,7 +97,7 @@ TEST_CASE("with the batch that was found a step of many ends on stage 03's weigh
   const std::string step = " --global-batch 4096";
   const double reference = moved(run(DDP_BIN_DIR "/03_ddp_spawn --nprocs 2" + step));
   for (const std::string launcher : {"", "mpirun --oversubscribe -np 2 "}) {
-    // The first limit with room for a sample has no room for a rank's 2,048, which take 40 MiB.
+    // The first limit with room for a sample has no room for a rank's 2,048 samples of 40 MiB.
     ddp::test::RunResult result;
     for (int limit_mib = 100; limit_mib < 1000 && result.exit_code != 0; limit_mib += 20) {
       result = run(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs bench on programs that are made up, and once on the real ones.
+"""Runs bench on made-up programs, and once on the real programs.
 
 usage: bench_test.py FOLDER_OF_PROGRAMS [unittest options]
 """
@@ -55,7 +55,7 @@ class Fakes(unittest.TestCase):
         return result
 
     def measure(self, *arguments, code=0):
-        """@return the object ddp_scaling; the document is all of standard output"""
+        """@return the object ddp_scaling; standard output is only the document"""
         result = self.run_bench(*arguments, "--json")
         self.assertEqual(result.returncode, code, result.stderr)
         self.document = json.loads(result.stdout)
@@ -67,7 +67,7 @@ class Fakes(unittest.TestCase):
         return [line for line in file.read_text().splitlines() if line.startswith(name)] if file.exists() else []
 
     def refused(self, *arguments):
-        """@return the one line that says why"""
+        """@return the error line"""
         result = self.run_bench(*arguments)
         self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
         self.assertRegex(result.stderr, r"\Abench: error: [^\n]+\n\Z")
@@ -75,7 +75,7 @@ class Fakes(unittest.TestCase):
 
 
 def run_of(report, stage, world_size=None, kind="stage", **fields):
-    """The one run with that."""
+    """The run with these fields."""
     found = [run for run in report["runs"] if run["stage"] == stage and run["kind"] == kind
              and world_size in (None, run["world_size"]) and all(run[name] == value for name, value in fields.items())]
     assert len(found) == 1, [run["name"] for run in found]
@@ -92,7 +92,7 @@ class Measuring(Fakes):
         self.assertEqual(len(run["repetitions"]), 6)
         for repetition in run["repetitions"]:
             self.assertEqual(len(repetition["samples_ms"]), 20)
-            self.assertAlmostEqual(repetition["samples_ms"][0], 1.25, places=3)  # not the first step, which is longer
+            self.assertAlmostEqual(repetition["samples_ms"][0], 1.25, places=3)  # without the first step, which is longer
             self.assertAlmostEqual(repetition["no_comm_median_ms"], 1.1 + 0.01 * repetition["block"], places=3)
             self.assertRegex(repetition["started"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
         self.assertEqual([repetition["block"] for repetition in run["repetitions"]], list(range(6)))
@@ -105,7 +105,7 @@ class Measuring(Fakes):
         self.assertEqual(run["peak_rss_mib"], 200)
         self.assertTrue(0 < run["startup_ms"] < 60000)
         self.assertEqual(run["pieces_ms"], {"data": 0.01, "forward": 0.3, "backward": 0.5, "update": 0.1, "all_reduce": 0.2})
-        self.assertEqual(run["limit_ms"], 0.4)  # of 0.2, 0.4 and 0.8
+        self.assertEqual(run["limit_ms"], 0.4)  # median of 0.2, 0.4 and 0.8
         micro = [line.partition(" --benchmark")[0].partition("--layers ")[2] for line in self.calls("bench_micro")]
         self.assertEqual(sorted(micro), [f"20,1 --batch {options}" for options in (
             "32 --nprocs 1 --threads 1 --device cpu", "32 --nprocs 2 --threads 1 --device cpu --backend shm",
@@ -209,7 +209,7 @@ class Measuring(Fakes):
 
 class Failing(Fakes):
     def failed(self, message, *arguments, tries=1):
-        """One run fails with that message and has no speed; the others have one."""
+        """Checks that a run fails with that message and has no speed, and that the other runs have a speed."""
         scaling = self.measure(*SMALL, "--repetitions", "2", *arguments, code=1)
         run = run_of(scaling, "03_ddp_spawn", 2)
         self.assertRegex(run["error"], message)
@@ -228,7 +228,7 @@ class Failing(Fakes):
         self.assertIn({"what": "T/weak/03_ddp_spawn/spawn/shm/ranks:2/no_communication", "reason": "exit code 3"}, scaling["not_run"])
 
     def test_what_has_no_speed(self):
-        table = [  # what 03_ddp_spawn does, its error, how often it is started
+        table = [  # behaviour of 03_ddp_spawn, its error, number of its starts
             ("moved = 0.5 * (1 + 2e-4)", "parity: moved 0.5001, stage 01 moved 0.5", 1),
             ("moved = None", "its weights are not numbers", 1),
             ("print('page of a launcher\\nx: error: no memory\\nmore', file=sys.stderr); sys.exit(3)", "^exit code 3: x: error: no memory$", 1),
@@ -236,7 +236,7 @@ class Failing(Fakes):
             ("summary_lines = 0", "the last line is no summary", 1),
             ("global_batch = 7", "it trained with a global batch of 7, expected 64", 1),
             ("steps = 5 if steps > 64 else steps", "it made 5 steps, expected at least 20", 4),
-            # Both of the equal commands fail; the run without communication does not.
+            # Both equal commands fail; the run without communication does not.
             ("steps > 64 and '--no-comm' not in ' '.join(arguments) and sys.exit('x: error: late')", "x: error: late", 5)]
         for behaviour, message, tries in table:
             with self.subTest(behaviour):
@@ -387,7 +387,7 @@ class Options(Fakes):
         result = self.run_bench(*SMALL, "--benchmark_repetitions=1", "--benchmark_format=json", "--benchmark_out=b.json",
                                 "--benchmark_out_format=json")
         self.assertEqual(json.loads(result.stdout), json.loads((self.root / "b.json").read_text()))
-        # As bench/run.sh calls it: the last one counts.
+        # As bench/run.sh calls it: the last file counts.
         result = self.run_bench("--json", "no.json", *SMALL, "--repetitions", "1", "--json")
         json.loads(result.stdout)
         self.assertFalse((self.root / "no.json").exists())
@@ -425,7 +425,7 @@ class Real(unittest.TestCase):
                                  "--repetitions", "2", "--steps", "50", "--json"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         scaling = json.loads(result.stdout)["ddp_scaling"]
-        page = (pathlib.Path(__file__).parent.parent / "docs/bench.md").read_text()
+        page = (pathlib.Path(__file__).parent.parent / "docs/reference/bench.md").read_text()
         one_liner = re.search(r"\.venv/bin/python -c '([^']+)'", page)[1]
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "report.json").write_text(result.stdout)

@@ -1,4 +1,4 @@
-// tests/catch.hpp - Catch2, whichever major version the system has. Use only what both have.
+// tests/catch.hpp - Catch2, version 2 or 3. Use only features of both.
 #pragma once
 
 #include <exception>
@@ -17,7 +17,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// @return what `call` throws, or nothing
+/// @return the exception of `call`, or nothing
 template <typename Exception = std::exception, typename Call>
 std::string message_of(const Call& call) {
   try {

@@ -1,6 +1,6 @@
-// tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case that
-// returned before its first assertion fails, and so does a program when no test case fits its
-// arguments: neither has tested anything.
+// tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case without an
+// assertion fails, and so does a program if no test case fits its arguments: they have tested
+// nothing.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -37,7 +37,7 @@ CATCH_REGISTER_LISTENER(EmptyTestCases)
 }  // namespace
 
 int main(int argc, char** argv) {
-  // As on a machine without GPUs: `--device auto` would take one.
+  // Hides GPUs, because `--device auto` would use them.
   if (std::none_of(argv, argv + argc,
                    [](const std::string_view word) { return word.find("[gpu]") != word.npos; })) {
     setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The lab, tools/collectives.cpp: what every rank has after each collective, computed here once more, and what it says of a bad command.
+"""The lab, tools/collectives.cpp: every rank's tensor after each collective, computed here again, and errors for bad commands.
 
 usage: collectives_test.py PROGRAM Lab|Mpi
 """
@@ -25,7 +25,7 @@ def tensor(rank, count, step=10):
 
 
 def columns(row):
-    """The two tensors of a row of the table, or the words in their place."""
+    """Both tensors of a row of the table, or the words in their place."""
     return [[float(word) for word in cell[1:-1].replace("|", " ").split()] if cell.startswith("[") else cell
             for cell in re.findall(r"\[[^]]*\]|\(left undefined\)|-(?= |$)", row)]
 
@@ -35,7 +35,7 @@ def table(output):
 
 
 def expected(name, ranks, size, root=0, op="sum"):
-    """What is before and after, by rank."""
+    """Tensors before and after, by rank."""
     own = [tensor(rank, size) for rank in range(ranks)]
     whole = [tensor(rank, size * ranks) for rank in range(ranks)]
     part = [[whole[rank][size * other:size * (other + 1)] for other in range(ranks)] for rank in range(ranks)]

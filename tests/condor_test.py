@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""submit on a real HTCondor pool: the example, two nodes, exit code 85, text that arrives as it is, and a killed submission.
+"""submit on a real HTCondor pool: the example, two nodes, exit code 85, unchanged text, and a killed submission.
 
 usage: condor_test.py BUILD_FOLDER [TEST...]     as root; see tests/clusters/condor_fixture.py
 """
@@ -39,7 +39,7 @@ def ranks_of(program):
 
 
 class Pool(unittest.TestCase):
-    """Everything is alice's."""
+    """All files belong to alice."""
 
     def setUp(self):
         self.folder = pool.home / self.id().rpartition(".")[2]
@@ -81,7 +81,7 @@ class Pool(unittest.TestCase):
         return pool.path(job["folder"]).joinpath(name.format(**job)).read_text()
 
     def test_the_example(self):
-        """condor/settings.yaml as it is."""
+        """Submits condor/settings.yaml unchanged."""
         settings, out = CHECKOUT / "condor/settings.yaml", CHECKOUT / "out/condor"
         self.tool("--settings-file", settings, "--", "5", "1", "--dataset", "digits", "--nprocs", "2")
         job, = self.wait_for("done", out=out)
@@ -91,8 +91,8 @@ class Pool(unittest.TestCase):
         self.assertIn("moved ", self.tool("logs", "0", "--settings-file", settings, "--lines", "1"))
 
     def test_two_nodes_stopped_in_the_middle(self):
-        """One rank is asked to stop: all leave with 85, HTCondor starts them again, and they end on the unbroken run's bits."""
-        epochs = "200"  # its output comes in blocks of some 60
+        """A rank is asked to stop: all ranks end with 85, HTCondor starts them again, and they end on the unbroken run's bits."""
+        epochs = "200"  # the output comes in blocks of some 60 epochs
         training = [epochs, epochs, "--layers", "64,64,10", "--dataset-size", "1024", "--global-batch", "64", "--optimizer", "adam"]
         expected = stages.spawned(BIN, 2, workload=training)
         self.submit(BIN / "05_multinode", "--nodes", "2", "--", *training)
@@ -109,7 +109,7 @@ class Pool(unittest.TestCase):
         text = output.read_text()
         self.assertEqual(stages.last_line(text), expected, text[-1000:])
         again = [int(epoch) for epoch in re.findall(r"^\[CPU0\] Epoch (\d+) ", text, re.MULTILINE)]
-        # HTCondor begins the output anew: the second start went on where the first one stopped.
+        # HTCondor overwrites the output: the second start went on where the first start stopped.
         self.assertGreater(again[0], 2)
         self.assertEqual(again, list(range(again[0], int(epochs))))
 

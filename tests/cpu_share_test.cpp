@@ -1,4 +1,4 @@
-// How many threads a rank computes with.
+// Number of threads of a rank.
 #include "common/launch/hardware.hpp"
 
 #include "tests/catch.hpp"
@@ -18,7 +18,7 @@ TEST_CASE("ranks divide the cores of their node") {
   CHECK(ddp::share_of_cores(7, 16, local(1)) == 7);
   CHECK(ddp::share_of_cores(7, 16, local(2)) == 3);
   CHECK(ddp::share_of_cores(2, 2, local(20)) == 1);
-  // Open MPI and Slurm have bound the rank already, or have not.
+  // Open MPI and Slurm may have bound the rank, or not.
   for (const char* const launcher : {"openmpi", "slurm"}) {
     CHECK(ddp::share_of_cores(2, 8, local(4, launcher)) == 2);
     CHECK(ddp::share_of_cores(8, 8, local(4, launcher)) == 2);

@@ -1,5 +1,5 @@
-// The user's own data in safetensors files: samples that are read, files that are refused, and how
-// little of a large file is read.
+// The user's own data in safetensors files: samples, refused files, and the small part of a large
+// file that is read.
 #include <unistd.h>
 
 #include <filesystem>
@@ -29,7 +29,7 @@ struct Folder : ddp::ScratchFolder {
   }
 };
 
-/// The message that refuses the file, which must be one line and name the file.
+/// Message that refuses the file. It must be one line and name the file.
 std::string refusal(const std::string& path) {
   try {
     ddp::load_dataset(path);
@@ -43,13 +43,13 @@ std::string refusal(const std::string& path) {
   return "loaded";
 }
 
-/// Loads a file of these tensors.
+/// Writes a file with `tensors` and loads it.
 ddp::Dataset load(const Folder& folder, const Tensors& tensors) {
   ddp::write_tensor_file(folder.path() + "/a.safetensors", {{}, tensors});
   return ddp::load_dataset(folder.path() + "/a.safetensors");
 }
 
-/// A file as others write it. Without `pad` the header has a multiple of 8 bytes.
+/// Bytes of a file by another writer. Without `pad` the header has a multiple of 8 bytes.
 std::string safetensors(const json& header, const std::string& data, const std::string& pad = "") {
   std::string text = header.dump();
   text += std::string((8 - text.size() % 8) % 8, ' ') + pad;
@@ -114,7 +114,7 @@ TEST_CASE("a file that others wrote: any order and alignment, nothing that is wr
   const std::string data(40, '\0');
   const json good = {{"features", entry("F32", {2, 3}, 16, 40)},
                      {"labels", entry("F32", {2, 1}, 8, 16)},
-                     {"ids", entry("U32", {2}, 0, 8)}};  // of a kind that is not known here
+                     {"ids", entry("U32", {2}, 0, 8)}};  // an unknown type
   const auto changed = [&](const std::string& name, const json& other) {
     json header = good;
     header[name] = other;
@@ -154,7 +154,7 @@ TEST_CASE("labels that are no classes, values that are no numbers, parts that do
   };
   const std::vector<Case> cases = {
       {features, labels, {}, {}, "loaded"},
-      {features, labels, features, labels + 1, "loaded"},  // a class that training never shows
+      {features, labels, features, labels + 1, "loaded"},  // a class that training does not have
       {features, {}, {}, {}, "has no tensor labels, expected features and labels"},
       {{}, labels, {}, {}, "has no tensor features"},
       {features, labels, {}, labels, "has no tensor test_features"},
@@ -199,7 +199,7 @@ TEST_CASE("a fifth of every class is held out, in whatever order the classes are
 
 TEST_CASE("of a file larger than memory a batch reads its samples, and nothing else",
           "[large][measured]") {
-  // Holes: the file takes no room, and its pages are read as zeros.
+  // A sparse file: it takes no room, and its pages are read as zeros.
   const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   constexpr int64_t kFeatures = 1 << 14;
   constexpr int64_t kRowBytes = kFeatures * int64_t{sizeof(float)};
@@ -221,7 +221,7 @@ TEST_CASE("of a file larger than memory a batch reads its samples, and nothing e
   const double before_mib = resident_file_mib();
   ddp::gather_rows(dataset.train, order.const_data_ptr<int64_t>(), kReadRows, batch);
   const double grown_mib = resident_file_mib() - before_mib;
-  // A row that begins within a page ends within another.
+  // A row that begins within a page ends in another page.
   const double expected_mib = static_cast<double>(kReadRows * (kRowBytes + page_bytes)) / (1 << 20);
   INFO(grown_mib << " MiB, expected " << expected_mib);
   CHECK(grown_mib > 0.5 * expected_mib);

@@ -1,4 +1,4 @@
-// How samples are shared out: over ranks by DistributedSampler, over the devices of one process by
+// Shares of samples: over ranks by DistributedSampler, over the devices of one process by
 // DataParallel and Mirrored.
 #include "common/parallel/data_parallel.hpp"
 
@@ -29,7 +29,7 @@ std::vector<int64_t> indices_of(int64_t size, int rank, int world_size, int64_t 
   return {begin, begin + sampler.indices().numel()};
 }
 
-/// Has all that a replica must follow; its weight has two names and is used twice.
+/// Model with all parts that replicas must follow; its weight has two names and is used twice.
 struct NormalizedImpl : torch::nn::Cloneable<NormalizedImpl> {
   explicit NormalizedImpl(bool its_ties = true) : ties(its_ties) { reset(); }
   void reset() override {
@@ -51,14 +51,14 @@ torch::Tensor random_state() {
   return at::detail::getDefaultCPUGenerator().get_state();
 }
 
-/// A model of its own with the same weights.
+/// Another model with the same weights.
 template <typename ModuleHolder>
 ModuleHolder copy_of(const ModuleHolder& model) {
   return ModuleHolder(
       std::dynamic_pointer_cast<typename ModuleHolder::ContainedType>(model->clone()));
 }
 
-/// Written so that NaN fails.
+/// True if all elements are close; false for NaN.
 bool close(const torch::Tensor& a, const torch::Tensor& b) {
   return a.sizes() == b.sizes() && (a - b).abs().le(1e-6 + 1e-5 * b.abs()).all().item<bool>();
 }
@@ -76,7 +76,7 @@ TEST_CASE("ranks read every sample once, in the order of one process", "[sampler
     for (int world_size = 1; world_size <= 9; ++world_size) {
       for (const int64_t epoch : {0, 3}) {
         INFO("size " << size << ", world size " << world_size << ", epoch " << epoch);
-        // As Python's torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).
+        // Python's torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).
         at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(7 + epoch));
         const torch::Tensor order = torch::randperm(size, generator, torch::kInt64);
         std::vector<int64_t> dealt(static_cast<size_t>(size), -1);
@@ -116,7 +116,7 @@ TEST_CASE("DataParallel computes what the module computes, with fewer samples th
       ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
       ddp::Mlp alone = copy_of(model);
       ddp::DataParallel parallel_model(model, cpus(devices));
-      for (int step = 0; step < 2; ++step) {  // gradients add up, weights change in between
+      for (int step = 0; step < 2; ++step) {  // gradients accumulate, weights change in between
         const torch::Tensor input = torch::randn({batch, 4});
         const torch::Tensor output = parallel_model.forward(input);
         const torch::Tensor expected = alone->forward(input);
@@ -147,8 +147,8 @@ TEST_CASE("replicas draw no random numbers and follow their model", "[data_paral
   };
   train_once();
   {
-    // Each half is normalized by itself, and what the first replica learns of the data is kept.
-    Normalized halves;  // no clone(), which would untie the weights
+    // Each half is normalized by itself, and the first replica's statistics are kept.
+    Normalized halves;  // not by clone(), which would untie the weights
     for (size_t p = 0; p < halves->parameters().size(); ++p) {
       halves->parameters()[p].detach().copy_(model->parameters()[p].detach());
     }
@@ -160,7 +160,7 @@ TEST_CASE("replicas draw no random numbers and follow their model", "[data_paral
     CHECK(close(model->norm->running_mean, mean));
     CHECK(model->norm->num_batches_tracked.item<int64_t>() == 1);
   }
-  ddp::flatten_parameters(*model);  // other memory
+  ddp::flatten_parameters(*model);  // moves the parameters to new memory
   model->norm->weight.set_requires_grad(false);
   model->norm->running_mean.fill_(3);
   train_once();

@@ -30,7 +30,7 @@ ddp::Samples numbered(int64_t size) {
   return {torch::arange(size).to(torch::kFloat32).unsqueeze(1), torch::arange(size)};
 }
 
-/// Every world_size-th sample of the common order.
+/// Reads every world_size-th sample of the common order.
 class RankSampler : public ddp::RandomSampler {
  public:
   RankSampler(int64_t size, int rank, int world_size)
@@ -141,7 +141,7 @@ TEST_CASE("a device gets the host's batches, though the host runs ahead", "[load
   const auto batches_on = [&](const torch::Device& where) {
     ddp::RandomSampler sampler(53, /*seed=*/1);
     ddp::DataLoader loader(samples, sampler, 8, where);
-    ++loader.begin();  // an epoch that is given up while a copy is under way
+    ++loader.begin();  // an epoch that is left while a copy runs
     std::vector<torch::Tensor> kept;
     for (const int64_t epoch : {0, 1}) {
       sampler.set_epoch(epoch);

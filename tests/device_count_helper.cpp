@@ -1,4 +1,4 @@
-// tests/device_count_helper.cpp - prints how many GPUs this process may use, and their UUIDs.
+// tests/device_count_helper.cpp - prints the number of GPUs of this process, and their UUIDs.
 #include <iostream>
 
 #include "common/launch/hardware.hpp"

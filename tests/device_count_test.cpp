@@ -1,5 +1,5 @@
-// How many GPUs a process may use, with a driver that only pretends. HTCondor and Slurm say which
-// in CUDA_VISIBLE_DEVICES, by index or by UUID; only the driver may read that.
+// Number of GPUs of a process, with a fake driver. HTCondor and Slurm give GPUs by
+// CUDA_VISIBLE_DEVICES, as indices or UUIDs; only the driver may read that.
 #include <map>
 #include <string>
 #include <vector>
@@ -42,14 +42,14 @@ TEST_CASE("what CUDA_VISIBLE_DEVICES names, the driver counts") {
   for (const char* const none : {"", "NoDevFiles"}) {
     CHECK(devices({{"CUDA_VISIBLE_DEVICES", none}}) == "0\n");
   }
-  // A driver that is there and does not work is no GPU.
+  // A broken driver counts as no GPU.
   CHECK(devices({{"CUDA_VISIBLE_DEVICES", "0"}, {"FAKE_DRIVER_FAILS", "803"}}) == "0\n");
-  // Tests but those of GPUs run as on a machine without one.
+  // All tests but the GPU tests run as on a machine without GPUs.
   CHECK(devices({}) == "0\n");
 }
 
 TEST_CASE("on a second node a rank takes the device of its local rank", "[stage]") {
-  // Two nodes with 8 GPUs each, and the first rank of the second.
+  // Two nodes with 8 GPUs each, and the first rank of the second node.
   const RunResult run = stage("05_multinode", {{"CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7"},
                                                {"RANK", "8"},
                                                {"WORLD_SIZE", "16"},
@@ -57,7 +57,7 @@ TEST_CASE("on a second node a rank takes the device of its local rank", "[stage]
                                                {"LOCAL_WORLD_SIZE", "8"},
                                                {"MASTER_ADDR", "127.0.0.1"},
                                                {"MASTER_PORT", "1"}});
-  // It goes on to a device that the driver only pretends to have.
+  // It fails later, because the device is fake.
   CHECK(run.exit_code != 0);
   CHECK(contains(run.err, "[rank 8] "));
   CHECK_FALSE(contains(run.err, "no device of its own"));
@@ -73,7 +73,7 @@ TEST_CASE("a process to which its launcher shows one device uses that", "[stage]
   CHECK_FALSE(contains(launched.err, "no device of its own"));
   const std::string no_device = "local rank 1 has no device of its own";
   CHECK(contains(stage("05_multinode", variables, "--devices 0").err, no_device));
-  // The ranks that stage 03 starts see the same one.
+  // All ranks that stage 03 starts see the same device.
   variables["DDP_LAUNCHER"] = "spawn";
   variables["DDP_STORE_FILE"] = "/nowhere";
   CHECK(contains(stage("03_ddp_spawn", variables, "--nprocs 2").err, no_device));

@@ -1,5 +1,5 @@
-// The wrap: its gradients are those of c10d::Reducer, the engine of Python's DDP, and of one
-// process, for any model, bucket size and backend.
+// The wrapper: its gradients equal the gradients of c10d::Reducer, the engine of Python's DDP, and
+// of a single process, for any model, bucket size and backend.
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ using ddp::test::run_ranks;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-/// torch::manual_seed() is for the whole process, and ranks are threads.
+/// Calls `make` with a seed, under a lock, because ranks are threads with the same generator.
 template <typename Make>
 auto seeded(uint64_t seed, const Make& make) {
   static std::mutex mutex;
@@ -49,7 +49,7 @@ auto seeded(uint64_t seed, const Make& make) {
   return make();
 }
 
-/// A layer whose forward runs again in backward, as in torch.utils.checkpoint.
+/// Runs a layer's forward again in backward, like torch.utils.checkpoint.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, Linear layer,
                                const torch::Tensor& input) {
@@ -68,10 +68,10 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 };
 
-/// A stack of linear layers of random widths in float64. By the seed's bits there are layers that
-/// no forward uses (1), frozen ones (2), parameters and layers with two names that are used twice
-/// (4), layers that only some forwards use (8), layers of float32, bfloat16 or float16 (16), batch
-/// norms with their buffers (32), and layers that are computed again in backward (64).
+/// Stack of linear layers of random widths in float64. The seed's bits add layers that no forward
+/// uses (1), frozen layers (2), parameters and layers with two names that are used twice (4),
+/// layers that only some forwards use (8), layers of float32, bfloat16 or float16 (16), batch norms
+/// with their buffers (32), and layers that are computed again in backward (64).
 struct RandomModelImpl : torch::nn::Module {
   explicit RandomModelImpl(uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -148,15 +148,15 @@ RandomModel make_model(uint64_t seed) {
   return seeded(seed, [&] { return RandomModel(seed); });
 }
 
-/// Different for every rank, micro-batch and element, so that no mix-up goes unnoticed.
+/// Input that is different for every rank, micro-batch and element, so that mix-ups are noticed.
 torch::Tensor input_of(int rank, int micro_batch, int64_t in_features) {
   at::Generator generator =
       at::detail::createCPUGenerator(static_cast<uint64_t>(1000 * rank + micro_batch + 1));
   return torch::randn({4, in_features}, generator, torch::kFloat64);
 }
 
-/// The loss of a rank's micro-batch. Which optional layers it uses differs between ranks, too.
-/// @param forward the model's, or the wrap's
+/// Loss of a rank's micro-batch. The used optional layers differ between ranks, too.
+/// @param forward forward of the model or of the wrapper
 template <typename Forward>
 torch::Tensor loss_of(const Forward& forward, int64_t in_features, int step, int rank,
                       int micro_batch) {
@@ -164,7 +164,7 @@ torch::Tensor loss_of(const Forward& forward, int64_t in_features, int step, int
   return forward(input_of(rank, micro_batch, in_features), random).square().mean();
 }
 
-/// The gradients in order; a parameter without one counts as zero.
+/// Gradients in order, with zeros for parameters without a gradient.
 torch::Tensor gradients(const torch::nn::Module& module) {
   std::vector<torch::Tensor> all;
   for (const torch::Tensor& parameter : module.parameters()) {
@@ -177,12 +177,12 @@ torch::Tensor gradients(const torch::nn::Module& module) {
   return torch::cat(all);
 }
 
-/// Written so that NaN fails.
+/// True if all elements are close; false for NaN.
 bool close(const torch::Tensor& a, const torch::Tensor& b, double tolerance) {
   return a.sizes() == b.sizes() && (a - b).abs().le(tolerance).all().item<bool>();
 }
 
-/// What a rank leaves behind for the main thread. @return one of each rank
+/// Runs `body` on ranks. @return the tensor of each rank
 template <typename Body>
 std::vector<torch::Tensor> of_ranks(int world_size, const std::string& backend, const Body& body) {
   std::vector<torch::Tensor> results(static_cast<size_t>(world_size));
@@ -195,7 +195,7 @@ std::vector<torch::Tensor> of_ranks(int world_size, const std::string& backend, 
   return results;
 }
 
-/// All ranks have the same bits, which are nearly the expected ones.
+/// Checks that all ranks have the same bits, close to the expected values.
 void check_all(const std::vector<torch::Tensor>& of_ranks, const torch::Tensor& expected,
                double tolerance) {
   for (const torch::Tensor& of_rank : of_ranks) {
@@ -228,8 +228,8 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
     const int micro_batches = 1 + static_cast<int>(seed / 16 % 3);
     const int64_t bucket_bytes = std::vector<int64_t>{1, 64, 256, 1 << 30}[seed / 3 % 4];
     const bool to_none = world_size > 1 && seed / 2 % 2 != 0;
-    const bool no_sync = seed / 5 % 2 != 0;  // else every micro-batch's backward communicates
-    /// Four steps. @return the first step's gradients and the last one's weights
+    const bool no_sync = seed / 5 % 2 != 0;  // false: every micro-batch's backward communicates
+    /// Makes four steps. @return the first step's gradients and the last step's weights
     const auto train = [&](RandomModel& model, bool sets_to_none, const auto& backward) {
       const auto optimizer = optimizer_of(seed / 4 % 4, ddp::trainable_parameters(*model));
       torch::Tensor first;
@@ -239,7 +239,7 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
         first = step == 0 ? gradients(*model) : first;
         optimizer->step();
       }
-      // Optimizers make more of a rounding than a test can tell from an error.
+      // Optimizers enlarge rounding so much that weights cannot be compared.
       return model->is_rounded ? first : torch::cat({first, ddp::parameter_vector(*model)});
     };
     INFO(backend << ", seed " << seed << ", world size " << world_size << ", " << micro_batches
@@ -301,7 +301,7 @@ TEST_CASE("two wraps with an optimizer each share a process group: a GAN", "[ddp
     Sequential generator{Linear(3, 5), torch::nn::Tanh(), Linear(5, 2)};
     Sequential discriminator{Linear(2, 6), torch::nn::Tanh(), Linear(6, 1)};
   };
-  /// @param ranks whose batches are read @return the weights
+  /// @param ranks ranks of the batches to read @return the weights
   const auto train = [](const Gan& gan, auto&& generator, auto&& discriminator,
                         const std::vector<int>& ranks) {
     torch::optim::SGD first(gan.generator->parameters(), 0.1);
@@ -319,7 +319,7 @@ TEST_CASE("two wraps with an optimizer each share a process group: a GAN", "[ddp
       }
       second.step();
       first.zero_grad();
-      for (const int rank : ranks) {  // through both
+      for (const int rank : ranks) {  // through both models
         const torch::Tensor fake = generator.forward(input(rank, 200 + step, 3));
         (discriminator.forward(fake) - 1).square().mean().div(std::ssize(ranks)).backward();
       }
@@ -396,7 +396,7 @@ TEST_CASE("bf16_compress_hook() gives the mean to bfloat16's precision", "[hook]
         wrap.forward(input(group.rank())).sum().backward();
         return gradients(*model);
       });
-      // Each rank's part is rounded once, and after each addition the sum.
+      // Each rank's part is rounded once, and the sum after each addition.
       const torch::Tensor rounding = magnitude * (2 * world_size * 0x1p-8);
       CHECK((results[0] - exact).abs().le(rounding).all().item<bool>());
       CHECK_FALSE(close(results[0], exact, 1e-6));
@@ -435,7 +435,7 @@ TEST_CASE("a step's communication allocates nothing over shm", "[buckets][alloca
         }
       },
       "shm");
-  CHECK(counted < 50);  // the barrier's, once in 100 steps
+  CHECK(counted < 50);  // in 100 steps: only the barrier allocates
 }
 
 TEST_CASE("all ranks start from rank 0's parameters and buffers", "[ddp]") {
@@ -473,10 +473,10 @@ TEST_CASE("a different model or option on one rank is refused by name, before an
     });
   };
   struct Case {
-    Linear first;  // rank 0's
+    Linear first;  // model of rank 0
     Linear second;
     const char* says;
-    ddp::DistributedDataParallelOptions options = {};  // rank 1's
+    ddp::DistributedDataParallelOptions options = {};  // options of rank 1
   };
   const std::vector<Case> cases = {
       {Linear(3, 2), Linear(2, 3), R"("weight [3, 2] float", rank 0 has "weight [2, 3] float")"},
@@ -553,7 +553,7 @@ TEST_CASE("a model outlives its wrap, and can be wrapped again", "[ddp]") {
 
 namespace {
 
-/// On one to three ranks, over each backend.
+/// Runs `body` on one to three ranks, over each backend.
 void on_any_ranks(const std::function<void(ProcessGroup&)>& body) {
   for (const std::string backend : {"gloo", "shm"}) {
     for (const int world_size : {1, 2, 3}) {
@@ -567,7 +567,7 @@ Linear one_weight() {
   return Linear(torch::nn::LinearOptions(1, 1).bias(false));
 }
 
-/// The mean, as without a hook, and counts.
+/// Hook that computes the mean, as without a hook, and counts.
 ddp::CommHook mean_hook(int& started, int& finished) {
   return [&](const ProcessGroup& group, const torch::Tensor& bucket) {
     ++started;
@@ -815,7 +815,7 @@ TEST_CASE("a backward within a backward: each parameter once", "[models]") {
 TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "[buckets]") {
   for (const std::string backend : {"gloo", "shm"}) {
     const auto results = of_ranks(2, backend, [&](ProcessGroup& group) {
-      // Registered in another order than used, and on rank 1 used in another one than on rank 0.
+      // The order of registration differs from the order of use, which differs between ranks.
       std::vector<Linear> layers = {Linear(torch::nn::LinearOptions(2, 2).bias(false)),
                                     Linear(2, 2), Linear(2, 2), Linear(2, 2)};
       Sequential model(layers[0], layers[1], layers[2], layers[3]);
@@ -851,13 +851,13 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
       }
       return torch::tensor(order, torch::kInt64);
     });
-    // Layer 3, 0, 2, each bias first; last what was not used.
+    // Layers 3, 0, 2, each bias first; unused parameters last.
     check_all(results, torch::tensor({6, 5, 0, 4, 3, 2, 1}, torch::kInt64), 0);
   }
 }
 
 TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward", "[models]") {
-  /// Ranks have 3, 4, 5, ... of its rows. The mean is far from zero.
+  /// Input; ranks have 3, 4, 5, ... of its rows. The mean is far from zero.
   const auto rows_of = [](int rank, int step, bool of_images) {
     at::Generator generator =
         at::detail::createCPUGenerator(static_cast<uint64_t>(100 * step + rank));
@@ -869,7 +869,7 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
     bool of_images;
     std::optional<double> momentum;
   };
-  /// Two steps. @return the last output and input gradient, and the first rows' output in eval mode
+  /// Makes two steps. @return the last output and input gradient, and the first rows in eval mode
   const auto train = [](auto& model, const auto& forward, const torch::Tensor& first,
                         const torch::Tensor& second, double share) {
     torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -879,7 +879,7 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
       input = rows.detach().clone().requires_grad_();
       output = forward(input);
       optimizer.zero_grad();
-      // With a gradient penalty, that is second derivatives.
+      // A gradient penalty, which needs second derivatives.
       const torch::Tensor slope = torch::autograd::grad(
           {output.pow(3).sum()}, {input}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
       ((output - 0.5).pow(3).sum() + 0.1 * slope.square().sum()).mul(share).backward();
@@ -903,7 +903,7 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
       ddp::SyncBatchNorm model(options, &group);
       model->to(torch::kFloat64);
       DistributedDataParallel wrap(model, group);
-      // The wrap divides by the number of ranks.
+      // The wrapper divides by the number of ranks.
       const auto results = train(
           model, [&](const auto& x) { return wrap(x); }, own(0), own(1), ranks);
       const auto compare = [&](auto alone) {

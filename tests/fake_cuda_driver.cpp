@@ -1,5 +1,5 @@
-// tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts what CUDA_VISIBLE_DEVICES names, of eight
-// devices. Its version is FAKE_DRIVER_VERSION, what cuInit() says FAKE_DRIVER_FAILS.
+// tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in CUDA_VISIBLE_DEVICES, out
+// of eight. FAKE_DRIVER_VERSION is its version, FAKE_DRIVER_FAILS the result of cuInit().
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -10,7 +10,7 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr int kInvalidDevice = 101;
 
-/// As the real one: up to the first that is no device.
+/// Devices up to the first name that is no device, as in the real driver.
 std::vector<std::string> visible_devices() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::istringstream names(visible == nullptr ? "0,1,2,3,4,5,6,7" : visible);
@@ -43,7 +43,7 @@ extern "C" int cuDeviceGet(int* device, int index) {
   return kSuccess;
 }
 
-/// Of device 3 03030303-..., of GPU-8932f937... 8932f937-....
+/// UUID 03030303-... for device 3, and 8932f937-... for GPU-8932f937....
 extern "C" int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   const std::vector<std::string> devices = visible_devices();
   if (device < 0 || static_cast<size_t>(device) >= devices.size()) {

@@ -1,5 +1,5 @@
-// What can be tested of GPUs without one, on Note [The fake device]: a wrong device, a stream that
-// does not wait, a host that waits too early or not at all. (The loader's copies: data_test.cpp.)
+// Tests of GPU code without GPUs, on Note [The fake device]: a wrong device, a stream that does not
+// wait, a host that waits too early or not at all. For the loader's copies see data_test.cpp.
 #include <c10/core/StreamGuard.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -31,7 +31,7 @@ c10::impl::VirtualGuardImpl guard_of(const torch::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
 
-/// Another stream than the current one.
+/// New stream, different from the current stream.
 c10::Stream new_stream(const torch::Device& device) {
   return guard_of(device).getStreamFromGlobalPool(device);
 }
@@ -41,7 +41,7 @@ torch::Tensor pinned(const torch::Tensor& tensor) {
   return copy.copy_(tensor);
 }
 
-/// Not the default ones, device 0 and its stream 0: they would hide much.
+/// Makes another device and stream current: device 0 and its stream 0 would hide faults.
 void enter(const torch::Device& device) {
   guard_of(device).setDevice(device);
   guard_of(device).exchangeStream(new_stream(device));
@@ -51,8 +51,8 @@ std::vector<torch::Device> fake_devices() {
   return {fake_device(1), fake_device(2), fake_device(3)};
 }
 
-/// Rows have 64 bytes, so that a part of a batch is aligned alike whether or not it is a copy:
-/// matrix products' last bits depend on that.
+/// Rows have 64 bytes, so that a part of a batch is aligned like its copy: the last bits of matrix
+/// products depend on the alignment.
 ddp::Options small_options() {
   ddp::Options options;
   options.layers = {16, 16, 16};
@@ -64,15 +64,15 @@ ddp::Options small_options() {
   return options;
 }
 
-/// Where ranks that are threads show each other their tensors, and since when those are ready.
+/// Tensors that ranks, as threads, show each other, with the events since which they are ready.
 struct Meeting {
   std::barrier<> barrier{kRanks};
   std::array<torch::Tensor, kRanks> tensors;
   std::array<std::array<std::shared_ptr<c10::Event>, kRanks>, 2> ready;
 };
 
-/// As NCCL: collectives run on a stream of their own, which waits for the caller's, and wait()
-/// makes only the caller's stream wait for them.
+/// Backend like NCCL: collectives run on their own stream, which waits for the caller's stream.
+/// wait() makes only the caller's stream wait for them.
 class StreamBackend : public c10d::Backend {
  public:
   StreamBackend(int rank, const torch::Device& device, std::shared_ptr<Meeting> meeting)
@@ -111,8 +111,8 @@ class StreamBackend : public c10d::Backend {
     event->record(stream);
     return event;
   }
-  /// On the device: goes on when every rank has come to this moment. The threads meet only to show
-  /// each other their events.
+  /// Lets the stream go on when every rank's stream has come to this moment. The threads meet only
+  /// to show each other their events.
   void meet(size_t moment) {
     auto& ready = meeting_->ready.at(moment);
     ready.at(static_cast<size_t>(rank_)) = record(stream_);
@@ -133,7 +133,7 @@ class StreamBackend : public c10d::Backend {
       all.push_back(of_rank.to(tensor.device(), /*non_blocking=*/true));
     }
     const torch::Tensor result = combine(all);
-    meet(1);  // nobody reads this rank's any more
+    meet(1);  // no rank reads this rank's tensor any more
     tensor.copy_(result, /*non_blocking=*/true);
     return c10::make_intrusive<StreamWork>(record(stream_));
   }
@@ -152,7 +152,7 @@ ddp::test::Connect by_streams() {
   };
 }
 
-/// One step of stage 02, of a batch of 7. @return its gradients
+/// Makes a step of stage 02 on a batch of 7. @return its gradients
 torch::Tensor step_on(const std::vector<torch::Device>& devices, bool mirrored) {
   torch::manual_seed(4);
   ddp::Mlp model(std::vector<int64_t>{16, 16, 16});
@@ -303,9 +303,9 @@ TEST_CASE("the clock of a device reads the steps when the epoch is over", "[fake
   const torch::Tensor source = pinned(torch::zeros({}));
   for (int epoch = 0; epoch < 2; ++epoch) {
     clock.begin_epoch();
-    clock.end_step(torch::full({}, 1.5F, device));  // the very first of a run is waited for
+    clock.end_step(torch::full({}, 1.5F, device));  // the clock waits for the first step of a run
     clock.end_step(torch::empty({}, device).copy_(source, /*non_blocking=*/true));
-    source.fill_(4.0F + static_cast<float>(epoch));  // seen by the copy: nothing has waited
+    source.fill_(4.0F + static_cast<float>(epoch));  // the copy sees it, because nothing has waited
     CHECK(clock.steps_in_epoch() == 2);
     const std::vector<ddp::Step> steps = clock.epoch_steps();
     REQUIRE(steps.size() == 2);

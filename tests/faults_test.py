@@ -30,17 +30,17 @@ import stages  # noqa: E402
 BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
 SEED = int(os.environ.get("DDP_TEST_SEED", time.time_ns() % 10**6))
 RANKS = 3
-EPOCHS = 150  # of few milliseconds each: most of a run is left when the fault comes
+EPOCHS = 150  # a few milliseconds each, so that most of a run is left when the fault comes
 ENDLESS = 10**6
 WORKLOAD = ["5", "--dataset-size", "512", "--optimizer", "adam", "--device", "cpu", "--snapshot", "s", "--resume", "auto"]
-HANG_SECONDS = 120  # nothing here takes so long, also on a busy machine
-# Promised of a machine with nothing else to do: seconds from kill -9 of a rank to the end of all, the launcher's too; from kill -9 of
-# the launcher to the last rank's end; from a training's last line to its end; from --timeout to the end of all when a rank stands still.
+HANG_SECONDS = 120  # longer than any step here, also on a busy machine
+# Promises on an idle machine, in seconds: from kill -9 of a rank to the end of all processes, the launcher too; from kill -9 of the
+# launcher to the last rank's end; from a training's last line to its end; from --timeout to the end of all when a rank stands still.
 RANK_GONE_S = {"spawn": 2, "mpirun": 3, "torchrun": 5}
 LAUNCHER_GONE_S = 2
 ENDED_S = 2
 STOPPED_GONE_S = 2
-# So much more is allowed, since a test runs beside others. Ranks that nobody ends are still noticed: they wait for --timeout, or train on.
+# Added to the promises, because other tests run too. Ranks that are not ended are noticed: they wait for --timeout, or train on.
 BUSY_S = 8
 MARK = "DDP_TEST_RUN"  # a variable of all processes of a run, to find them by
 PROGRAM = {"spawn": "03_ddp_spawn", "torchrun": "04_ddp_launcher", "mpirun": "04_ddp_launcher"}
@@ -68,7 +68,7 @@ def command(launcher, *options, ranks=RANKS, epochs=EPOCHS):
 
 
 class Run:
-    """A training under a launcher, in a session of its own; its output goes to files. What is left of it is killed at the end."""
+    """Training under a launcher, in a session of its own, with output to files. Its remaining processes are killed at the end."""
 
     def __init__(self, folder, argv, variables=None):
         self.mark = f"{os.getpid()}.{next(numbers)}"
@@ -90,7 +90,7 @@ class Run:
             time.sleep(0.01)
 
     def processes(self):
-        """Those of the run that still run, the launcher's too, by process id: their variables."""
+        """Variables of the run's living processes, the launcher's too, by process id."""
         found = {}
         for process in pathlib.Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -120,13 +120,13 @@ class Run:
             time.sleep(0.01)
 
     def wait_for_epoch(self, epoch):
-        """@return True if it got there, and trains on"""
+        """@return True if it has reached the epoch and trains on"""
         line = f"[CPU0] Epoch {epoch} |".encode()
         self.wait_until(lambda: line in self.out.read_bytes() or self.launcher.poll() is not None, line)
         return self.launcher.poll() is None
 
     def wait(self):
-        """Until none is left. Returns the exit code."""
+        """Waits until no process is left. @return the exit code"""
         self.wait_until(lambda: self.launcher.poll() is not None, "the launcher's end")
         self.wait_until(lambda: not self.processes(), f"the end of {self.processes()}")
         return self.launcher.returncode
@@ -135,12 +135,12 @@ class Run:
         return f"{self.out.read_text(errors='replace')[-2000:]}\n{self.err.read_text(errors='replace')}"
 
     def errors(self):
-        """Lines on stderr that are no launcher's chatter."""
+        """Lines on stderr, without launchers' messages."""
         return [line for line in self.err.read_text(errors="replace").splitlines() if ": error: " in line]
 
 
 def finish(folder, launcher, *options, ranks=RANKS):
-    """Runs to the end, from the snapshot if it is there. Returns the digest."""
+    """Runs to the end, from the snapshot if it is there. @return the digest"""
     goes_on = any(pathlib.Path(folder, name).exists() for name in ("s", "s.prev"))
     with Run(folder, command(launcher, *options, ranks=ranks)) as run:
         code = run.wait()
@@ -156,7 +156,7 @@ def unbroken_digest(backend, ranks=RANKS):
 
 
 def in_training(folder, launcher, options, chance, epochs=EPOCHS):
-    """A run at a random moment, with time before its end; started again where it was too fast."""
+    """Run at a random moment before its end; starts again if the run was too fast."""
     for _ in range(20):
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(Run(folder, command(launcher, *options, epochs=epochs)))
@@ -174,7 +174,7 @@ def backend_of(number):
 
 
 def names_killed(launcher, rank, run):
-    """True if a line says which rank was killed."""
+    """True if a line names the killed rank."""
     text = run.err.read_text(errors="replace") + run.out.read_text(errors="replace")
     named = {"spawn": rf"03_ddp_spawn: error: rank {rank} was killed by signal 9 \(Killed\)\n",
              "mpirun": rf"process rank {rank} with PID \d+ on node \S+ exited on\s+signal 9",
@@ -201,7 +201,7 @@ def check_killed_rank(launcher, number, chance):
 
 
 def check_killed_launcher(launcher, number, chance):
-    """Every other time while it starts. Ranks that nobody ends would train on."""
+    """Kills the launcher, every second time during the start. Ranks that are not ended would train on."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--backend", backend_of(number // 2)]
         starts = number % 2 == 1
@@ -234,12 +234,12 @@ def check_restarted_rank(*_):
 
 
 def check_stopped_rank(launcher, number, chance):
-    """Kept still, not ended: only a clock can tell. The others name it."""
+    """Stops a rank without ending it, which only a timeout can notice. The other ranks name it."""
     timeout_s, backend = 3, backend_of(number)
-    gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # whose ranks ask at the store who is late
+    gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # over Gloo ranks ask the store for late ranks
     rank = chance.randrange(RANKS)
     with tempfile.TemporaryDirectory() as folder:
-        # Whole starts of three LibTorch fit into the timeout on a machine that has nothing else to do.
+        # Three processes load LibTorch within the timeout on an idle machine.
         with in_training(folder, launcher, ["--backend", backend, "--timeout", str(timeout_s)], chance) as run:
             ranks = run.ranks()
             begin = time.monotonic()
@@ -248,7 +248,7 @@ def check_stopped_rank(launcher, number, chance):
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
             check_gone(begin, gone_s,
                        f"{launcher} over {backend}: a rank is stopped, the others gone after (timeout {timeout_s} s)", run)
-            if launcher == "torchrun":  # asks it to end, which it does not hear, and would kill it after 30 s
+            if launcher == "torchrun":  # its SIGTERM has no effect on a stopped rank, and SIGKILL comes after 30 s
                 os.kill(ranks[rank], signal.SIGCONT)
             code = run.wait()
             errors = run.errors()
@@ -258,7 +258,7 @@ def check_stopped_rank(launcher, number, chance):
 
 
 def check_told_cause(launcher, number, chance):
-    """A save of rank 0 finds the disk full: it says why, before any other rank says anything."""
+    """Rank 0 finds the disk full at a save, and prints the reason before other ranks print anything."""
     ranks = chance.randrange(2, 5)
     with tempfile.TemporaryDirectory() as folder:
         variables = {"LD_PRELOAD": str(BIN.parent / "lib/libfaulty_calls.so"), "DDP_FAULT_FOLDER": os.path.realpath(folder),
@@ -272,7 +272,7 @@ def check_told_cause(launcher, number, chance):
 
 
 def check_agent_gone(*_):
-    """A rank of torchrun whose agent was killed before the rank could ask to end with it, does not wait for a store that nobody serves."""
+    """A rank of torchrun does not wait for a missing store, if its agent was killed before the rank's prctl()."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -284,7 +284,7 @@ def check_agent_gone(*_):
 
 
 def check_starts(launcher, number, _):
-    """What a training leaves: nothing, and soon."""
+    """A training leaves no process and no file behind, and ends soon."""
     with tempfile.TemporaryDirectory() as folder:
         with Run(folder, command(launcher, "--backend", backend_of(number), epochs=1)) as run:
             run.wait_until(lambda: b"moved " in run.out.read_bytes() or run.launcher.poll() is not None, "the last line")

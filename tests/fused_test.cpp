@@ -1,5 +1,5 @@
 // The step without autograd: its kernels against float64, the whole step against autograd, no
-// allocation, and when a CUDA graph is captured.
+// allocation, and the capture of a CUDA graph.
 #include <sys/resource.h>
 #include <torch/nn/module.h>
 
@@ -28,7 +28,7 @@ using Widths = std::vector<int64_t>;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// A matrix whose rows have room up to the next block, and NaN there, which must not spread.
+/// Copy of a matrix with rows up to the next block, filled with NaN, which must not spread.
 torch::Tensor with_room(const torch::Tensor& matrix) {
   const int64_t columns = (matrix.size(1) + kBlock - 1) / kBlock * kBlock;
   torch::Tensor roomy = torch::full({matrix.size(0), columns}, kNan);
@@ -54,7 +54,7 @@ Batch random_batch(const Widths& widths, int64_t samples) {
   return batch;
 }
 
-/// No unit of a hidden layer is so close to 0 that rounding decides whether ReLU lets it through.
+/// True if no hidden unit is so close to 0 that rounding decides about its ReLU.
 bool is_clear_of_zero(const std::vector<torch::Tensor>& parameters, const torch::Tensor& input) {
   const torch::NoGradGuard no_grad;
   torch::Tensor activation = input.to(torch::kFloat64);
@@ -69,7 +69,7 @@ bool is_clear_of_zero(const std::vector<torch::Tensor>& parameters, const torch:
   return true;
 }
 
-/// A batch for which hand-written and autograd's gradients can be compared.
+/// Batch for which hand-written gradients can be compared with autograd's.
 Batch clear_batch(const ddp::Mlp& model, const Widths& widths, int64_t samples) {
   for (int tries = 0; tries < 300; ++tries) {
     const Batch batch = random_batch(widths, samples);
@@ -80,7 +80,7 @@ Batch clear_batch(const ddp::Mlp& model, const Widths& widths, int64_t samples) 
   throw std::runtime_error("no batch keeps clear of zero");
 }
 
-/// By our kernels with 1 and with 3 threads, and by what runs on a GPU, here on the CPU.
+/// Our kernels with 1 and with 3 threads, and the GPU's implementation, here on the CPU.
 std::vector<std::unique_ptr<FusedMlp>> all_of(const ddp::Mlp& model, int64_t batch_size) {
   const ddp::FlatParameters flat = ddp::flatten_parameters(*model);
   std::vector<std::unique_ptr<FusedMlp>> all;
@@ -109,7 +109,7 @@ std::pair<double, std::vector<torch::Tensor>> by_autograd(const ddp::Mlp& model,
   return {loss.item<double>(), gradients};
 }
 
-/// The model's gradients are these, relative to the largest of each parameter. NaN fails.
+/// True if the model's gradients are `expected`, relative to each parameter's largest, without NaN.
 bool gradients_are(const ddp::Mlp& model, const std::vector<torch::Tensor>& expected,
                    double relative = 3e-6) {
   const std::vector<torch::Tensor> parameters = model->parameters();
@@ -128,7 +128,7 @@ int64_t minor_faults() {
   return usage.ru_minflt;
 }
 
-/// Notes what a StepGraph does, on a CPU.
+/// Counts calls of a StepGraph, on a CPU.
 struct Notes {
   int runs = 0;
   int captures = 0;
@@ -185,7 +185,7 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
       product.bias = has_bias ? bias.const_data_ptr<float>() : nullptr;
       product.relu = repetition % 3 == 1;
       const bool is_backward = repetition % 3 == 2;
-      // Laid out as c, with room.
+      // In the layout of c, with room.
       const torch::Tensor laid_out = torch::randn({rows * (columns + 3) + kBlock});
       product.activations = is_backward ? laid_out.const_data_ptr<float>() : nullptr;
       const int64_t middle = rows / 2 / kTileRows * kTileRows;
@@ -199,7 +199,7 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
               .unsqueeze(1)
               .expand({rows, columns});
       torch::Tensor expected = start + a64.matmul(b64);
-      // Rounding errors are as large as the terms are.
+      // Rounding errors grow with the terms.
       const torch::Tensor bound = 1e-6 * (start.abs() + a64.abs().matmul(b64.abs())) + 1e-30;
       if (product.relu) {
         expected = expected.relu();
@@ -211,7 +211,7 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
       }
       INFO(rows << " x " << columns << ", depth " << depth);
       const torch::Tensor error = (wide.narrow(1, 0, columns) - expected).abs();
-      CHECK(error.le(bound).all().item<bool>());  // so that NaN fails
+      CHECK(error.le(bound).all().item<bool>());  // fails for NaN
       CHECK(wide.narrow(1, columns, 3).eq(7).all().item<bool>());
     }
   }
@@ -242,7 +242,7 @@ TEST_CASE("hand-written gradients are autograd's, for any MLP, batch and weight"
       const auto [loss, gradients] = by_autograd(model, batch);
       for (const auto& fused : all) {
         for (const torch::Tensor& parameter : model->parameters()) {
-          parameter.grad().fill_(kNan);  // all of it is to be replaced, and no gap
+          parameter.grad().fill_(kNan);  // all of it must be replaced
         }
         differentiate(*fused, batch);
         CHECK(gradients_are(model, gradients));
@@ -273,7 +273,7 @@ TEST_CASE("the gradient check notices NaN and a wrong element", "[fused]") {
 }
 
 TEST_CASE("training by fused steps ends on torch::optim::SGD's weights", "[fused]") {
-  at::set_num_threads(1);  // as set_device() does: ours and OpenMP's would wait for each other
+  at::set_num_threads(1);  // as in set_device(): our threads and OpenMP's would wait for each other
   for (const Widths& widths : {Widths{20, 1}, Widths{12, 30, 17, 5}, Widths{784, 512, 10}}) {
     torch::manual_seed(5);
     const ddp::Mlp start(widths);
@@ -342,7 +342,7 @@ TEST_CASE("what the step cannot compute is refused", "[fused]") {
   ddp::Mlp doubles(widths);
   doubles->to(torch::kFloat64);
   CHECK_THROWS_AS(ddp::make_fused_mlp(doubles, 4), c10::Error);
-  // The middle layer; the first bias; the last layer, which leaves a chain that fits.
+  // The middle layer; the first bias; the last layer, without which the other layers fit together.
   for (const std::vector<size_t>& frozen : std::vector<std::vector<size_t>>{{2, 3}, {1}, {4, 5}}) {
     ddp::Mlp partly(Widths{6, 8, 8, 3});
     for (const size_t index : frozen) {
@@ -373,7 +373,7 @@ TEST_CASE("a fused step allocates nothing and touches no new page", "[fused][all
       CHECK(minor_faults() - faults == 0);
     }
   }
-  // The counter counts.
+  // The counter works.
   const uint64_t before = ddp::test::allocations();
   const torch::Tensor tensor = torch::empty({1000});
   CHECK(ddp::test::allocations() - before >= 2);  // its description and its memory

@@ -1,4 +1,4 @@
-// Headers of safetensors files are read or refused as the corpus says; libFuzzer tries others.
+// Headers of safetensors files from the corpus are read or refused; libFuzzer tries other headers.
 #include <fstream>
 #include <string>
 
@@ -8,8 +8,8 @@ namespace ddp::test {
 
 /// Reads a file with eight bytes of data and a right checksum, as a snapshot and as data.
 /// @param tensors the header after its metadata: R"("t":{"dtype":"F64","shape":[1],...}})"
-/// @return whether it is a snapshot @throws what is neither a read file nor a ddp::Error of one
-/// line
+/// @return true if it is a snapshot @throws unless the file is read or refused by a ddp::Error of
+/// one line
 bool reads_header(const std::string& tensors);  // in safetensors_fuzz.cpp
 
 }  // namespace ddp::test

@@ -1,4 +1,4 @@
-// LibTorch's Gloo as this library starts it, and waits that notice what it forgets.
+// LibTorch's Gloo as this library starts it, and waits that notice broken connections.
 #include <chrono>
 #include <future>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

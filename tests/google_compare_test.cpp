@@ -1,4 +1,4 @@
-// Google Benchmark's own compare.py reads two reports and finds what lies between them.
+// Google Benchmark's own compare.py reads two reports and finds their difference.
 #include <fstream>
 
 #include "bench/report.hpp"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The first run on a machine with GPUs: programs train there as on the CPU. What tests/gpu.sh starts, see docs/gpus.md."""
+"""The first run on a machine with GPUs: programs train there as on the CPU. tests/gpu.sh starts it, see docs/guides/build.md."""
 
 import argparse
 import ctypes
@@ -19,14 +19,14 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST_DEVICES = 8
 RUN_S, TIMEOUT_S = 120, 30  # no run takes so long; --timeout of the stages, so that NCCL cannot hang for longer
-# What a launcher told this script is not meant for the ranks that it starts.
+# Variables of this script's launcher, which its own ranks must not get.
 LAUNCHER = re.compile(r"SLURM_|PMI|OMPI_|TORCHELASTIC_|_CONDOR_|DDP_|GROUP_|MASTER_|(LOCAL_)?(RANK|WORLD_SIZE)$")
 MOVED = re.compile(r"^(?:\[rank 0\] )?moved (\S+) \|", re.MULTILINE)
 YOUR_MODEL, FASHION = ROOT / "build/tests/outside/build/your_model", pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
 class Failed(Exception):
-    """A check does not hold: one line."""
+    """Message of a failed check, in one line."""
 
 
 def last_line(text):
@@ -53,7 +53,7 @@ class FirstRun:
         torch = importlib.util.find_spec("torch")
         self.libtorch = os.environ.get("LIBTORCH") or (os.path.dirname(torch.origin) if torch else "")
         plain = {name: value for name, value in os.environ.items() if not LAUNCHER.match(name)}
-        for carried in ["system"], ["system", "compiler"]:  # the latter only on a machine whose own libraries are older
+        for carried in ["system"], ["system", "compiler"]:  # "compiler" only if the machine has older libraries
             path = [f"{self.libtorch}/lib", *(f"{ROOT}/build/lib/{folder}" for folder in carried), plain.get("LD_LIBRARY_PATH", "")]
             self.environment = {**plain, "LD_LIBRARY_PATH": ":".join(filter(None, path))}
             try:
@@ -64,7 +64,7 @@ class FirstRun:
         raise Failed(f'01_single_gpu does not start with LIBTORCH="{self.libtorch}", expected the version that it was built with: {reason}')
 
     def run(self, commands, environments=None):
-        """Runs them at the same time, until all have ended. @return what the first one wrote"""
+        """Runs commands at the same time, until all have ended. @return output of the first command"""
         jobs, deadline = [], time.monotonic() + RUN_S
         line = shlex.join(map(str, commands[0])).replace(f"{ROOT}/", "")
         try:
@@ -96,19 +96,21 @@ class FirstRun:
         return float(found[1])
 
     def train(self, program, world_size, *options, device=None):
-        """@return how far the weights moved"""
+        """@return `moved` of the program's last line"""
         command = [ROOT / "build/bin" / program, "3", "3", "--dataset", "digits", "--global-batch", 24 * world_size,
                    "--device", device or self.device, "--snapshot", "s", *options]
         if program.startswith("01"):
             return self.moved([command])
         command += ["--timeout", TIMEOUT_S]
-        if not program.startswith("04"):
+        if program.startswith(("02", "03")):
             return self.moved([[*command, "--nprocs", world_size]])
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
-            command += ["--world-size", world_size, "--local-world-size", world_size, "--master-addr", "127.0.0.1",
-                        "--master-port", held.getsockname()[1]]
-        return self.moved([[*command, "--rank", rank, "--local-rank", rank] for rank in range(world_size)])
+            command += ["--world-size", world_size, "--master-addr", "127.0.0.1", "--master-port", held.getsockname()[1]]
+        if program.startswith("05"):  # a node for each rank, all with this machine's first device
+            return self.moved([[*command, "--rank", rank, "--local-rank", 0, "--local-world-size", 1] for rank in range(world_size)],
+                              [{"NCCL_HOSTID": str(rank), "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"} for rank in range(world_size)])
+        return self.moved([[*command, "--rank", rank, "--local-rank", rank, "--local-world-size", world_size] for rank in range(world_size)])
 
     def parity(self, program, world_size, *options):
         if world_size not in self.expected:
@@ -148,6 +150,8 @@ class FirstRun:
                 self.check(f"{program} over {backend}, {size} ranks", self.parity, program, size, "--backend", backend)
             if self.device == "cuda":
                 self.check(f"03_ddp_spawn_fused --graph, {size} ranks", self.parity, "03_ddp_spawn_fused", size, "--graph")
+        for size in 2, 4:
+            self.check(f"05_multinode, {size} ranks on one device", self.parity, "05_multinode", size, "--interface", "lo")
         if YOUR_MODEL.exists() and FASHION.is_dir():
             self.check("your_model", self.your_model)
         if self.device == "cuda" and (ROOT / "build/tests/parity_test").exists():
@@ -155,10 +159,10 @@ class FirstRun:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="tests/gpu.sh", epilog="Exit codes: 0 every check passed, 1 one did not, 2 nothing could be run. "
-                                     "LIBTORCH=/path where python3 has no torch. gpu.sh pack FOLDER collects what must travel.")
-    parser.add_argument("file", nargs="?", default="gpu-results.json", type=pathlib.Path, help="for the results (default gpu-results.json)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: two ranks over shm")
+    parser = argparse.ArgumentParser(prog="tests/gpu.sh", epilog="Exit codes: 0 every check passed, 1 a check failed, 2 nothing could be run. "
+                                     "LIBTORCH=/path if python3 has no torch. gpu.sh pack FOLDER collects the files to copy.")
+    parser.add_argument("file", nargs="?", default="gpu-results.json", type=pathlib.Path, help="file for the results (default gpu-results.json)")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="kind of device; cpu: two ranks over shm (default cuda)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ddp-gpu-") as scratch:
         try:

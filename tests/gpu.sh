@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The first run on a machine with GPUs, of a build that was made elsewhere (docs/gpus.md):
+# The first run on a machine with GPUs, of a build that was made elsewhere (docs/guides/build.md):
 #
-#   tests/gpu.sh pack FOLDER [BUILD]    collects in FOLDER what must travel there
-#   tests/gpu.sh [OPTIONS]              runs all checks there; --help says more
+#   tests/gpu.sh pack FOLDER [BUILD]    collects the necessary files in FOLDER, to copy it there
+#   tests/gpu.sh [OPTIONS]              runs all checks there; see --help
 set -euo pipefail
 
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +12,7 @@ die() {
     exit 2
 }
 
-# The shared libraries that FILE itself names, but for LibTorch's and glibc's: "name path" a line.
+# Prints the shared libraries that FILE itself names, without LibTorch's and glibc's: "name path" per line.
 libraries_of() {
     local name
     while read -r name; do
@@ -35,7 +35,7 @@ pack() {
         [[ -e $file ]] || die "pack: found no $file in $build, expected it built: ninja benchmark ddp_cuda parity_test"
         strip -o "$to/build/$file" "$file"
         while read -r name path; do
-            # The compiler's own are used only where the machine's are older.
+            # The compiler's libraries are used only if the machine has older libraries.
             case $name in libstdc++* | libgcc*) name=compiler/$name ;; *) name=system/$name ;; esac
             cp -L "$path" "$to/build/lib/$name"
         done < <(libraries_of "$file")
@@ -49,7 +49,7 @@ if [[ ${1:-} == pack ]]; then
     (($# == 2 || $# == 3)) || die "pack: got $(($# - 1)) arguments, expected the folder to make and perhaps that of the build"
     pack "${@:2}"
 else
-    # torch and Python are those of the environment.
+    # torch and Python from the environment.
     [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
     exec python3 -B "$root/tests/gpu.py" "$@"
 fi

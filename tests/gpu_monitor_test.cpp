@@ -1,4 +1,4 @@
-// NVML as it is used, with libraries of NVML and of the driver whose answers are known.
+// The GPU monitor, with fake libraries of NVML and of the driver.
 #include "common/launch/gpu_monitor.hpp"
 
 #include <cstdlib>
@@ -6,14 +6,14 @@
 #include "tests/catch.hpp"
 
 TEST_CASE("GPU usage is that of the GPUs that a run uses, the mean over samples and GPUs") {
-  setenv("CUDA_VISIBLE_DEVICES", "0,5", /*overwrite=*/1);  // NVML has them the other way round
+  setenv("CUDA_VISIBLE_DEVICES", "0,5", /*overwrite=*/1);  // NVML's order is the reverse
   ddp::GpuMonitor monitor;
   CHECK(!monitor.take());
   monitor.sample();
   monitor.sample();
   const auto all = monitor.take();
   REQUIRE(all);
-  // 60 and 40 % at the first look, 70 and 50 % at the second.
+  // 60 and 40 % in the first sample, 70 and 50 % in the second.
   CHECK(all->utilisation_percent == Approx(55));
   CHECK(all->memory_mib == Approx(3072));
   CHECK(all->gpus == 2);

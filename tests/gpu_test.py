@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tests/gpu.sh on the CPU, as on another machine: a packed build, LibTorch elsewhere, and what they were made from out of sight.
+"""tests/gpu.sh on the CPU, as on another machine: a packed build, LibTorch elsewhere, and without the files they were made from.
 
 usage: gpu_test.py BUILD_DIR LIBTORCH PYTHON [unittest options]     PYTHON: the one that LIBTORCH was installed for
 """
@@ -33,7 +33,7 @@ class Carried(unittest.TestCase):
         subprocess.run([ROOT / "tests/gpu.sh", "pack", cls.folder / "packed", BUILD], check=True)
 
     def run_there(self, **environment):
-        """Only root can put empty folders over what must not be used; another user's test finds it all in its old place."""
+        """Hides files that must not be used. Only root can mount empty folders over them; for other users they stay visible."""
         words = [self.folder / "packed/tests/gpu.sh", "--device", "cpu", self.folder / "results.json"]
         if os.geteuid() == 0:
             hidden = [path for path in (SITE_PACKAGES, ROOT, BUILD) if path == ROOT or ROOT not in path.parents]

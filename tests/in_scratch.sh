@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a test with a TMPDIR of its own, of which nothing stays: torchrun, Open MPI and a test that fails leave folders behind.
+# Runs a test with its own TMPDIR, and removes it: torchrun, Open MPI and failed tests leave folders behind.
 set -euo pipefail
 
 TMPDIR=$(mktemp -d)

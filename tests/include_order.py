@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the order of the folders of common/: a file includes from its own folder or from those below it.
+"""Checks the order of the folders of common/: a file includes only from its own folder and from folders below it.
 
 usage: include_order.py [ROOT]
 Also: every folder of common/ is in the order, and stage.hpp is all that a stage's main.cpp includes of common/.
@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-# From the bottom to the top; what a name on a line may use stands on the lines before it.
+# From the bottom to the top: a folder may use the folders on earlier lines.
 ORDERS = {"common": ["base", "launch", "backends", "data", "fused", "parallel", "training"]}
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
 WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]

@@ -1,4 +1,4 @@
-// Who am I: each launcher's good environment, and missing, malformed or contradictory variables.
+// Each launcher's environment, and missing, malformed or contradictory variables.
 #include "common/launch/launch_environment.hpp"
 
 #include <fmt/format.h>
@@ -34,7 +34,7 @@ Variables variables(const std::string& line) {
   return found;
 }
 
-// What each launcher really sets.
+// Variables that each launcher really sets.
 const Variables kTorchrun = variables(
     "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 "
     "MASTER_ADDR=n1 MASTER_PORT=29400 TORCHELASTIC_RUN_ID=job7 TORCHELASTIC_RESTART_COUNT=2 "
@@ -79,7 +79,7 @@ ddp::LaunchEnvironment read(const Variables& all, const ddp::IdentityOptions& op
       });
 }
 
-/// Launcher, rank, local rank, node, restarts, and the store.
+/// Launcher, rank, local rank, node, restarts, and the store, as text.
 std::string identity(const Variables& all) {
   const ddp::LaunchEnvironment found = read(all);
   const char* const kinds[] = {"none", "file", "tcp", "agent_tcp", "shared_file"};
@@ -90,7 +90,7 @@ std::string identity(const Variables& all) {
                      found.store.prefix);
 }
 
-/// Refused as usage error, in one line that names `name`.
+/// Checks that variables are refused as usage error, in one line with `name`.
 void check_refused(const Variables& all, const std::string& name,
                    const ddp::IdentityOptions& options = {}) {
   std::string message = "(accepted)";
@@ -110,7 +110,7 @@ void check_refused(const Variables& all, const std::string& name,
   CHECK(message.find('\n') == std::string::npos);
 }
 
-/// A scontrol that knows this step's hosts.
+/// Fake scontrol that knows this step's hosts.
 class FakeScontrol {
  public:
   FakeScontrol() {
@@ -191,7 +191,7 @@ TEST_CASE("launchers nest, and the innermost decides") {
   CHECK(found.local_rank == 1);
   CHECK(found.store.host == "localhost");
   CHECK(found.store.port == 29500);
-  // torchrun's agent serves only at the address it announced itself.
+  // torchrun's agent serves only at its own address.
   ddp::IdentityOptions elsewhere;
   elsewhere.master_addr = "n2";
   CHECK(read(kTorchrun, elsewhere).store.kind == Kind::kTcp);

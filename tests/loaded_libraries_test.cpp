@@ -1,5 +1,5 @@
-// What a run on the CPU loads: no library of CUDA, NCCL or MPI, however many are installed. The
-// dynamic linker itself says what every process of a run has opened.
+// A run on the CPU loads no library of CUDA, NCCL or MPI, even if they are installed. The dynamic
+// linker lists the libraries of every process of a run.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -16,12 +16,12 @@ namespace fs = std::filesystem;
 using Argv = std::vector<std::string>;
 
 struct Loaded {
-  std::set<std::string> names;  ///< of files, without their folders
+  std::set<std::string> names;  ///< file names, without folders
   int processes = 0;
 };
 
-/// Runs a program on a machine that pretends to have a CUDA driver.
-/// @param argv its name, and options
+/// Runs a program with a fake CUDA driver.
+/// @param argv the program's name, and options
 Loaded libraries_of(const Argv& argv, bool must_succeed = true) {
   const ddp::ScratchFolder folder("ddp-libraries");
   ddp::test::RunOptions options;
@@ -53,8 +53,8 @@ Loaded libraries_of(const Argv& argv, bool must_succeed = true) {
   return loaded;
 }
 
-/// Those that have no business in a run on the CPU. (libcudart is not among them: PyTorch's
-/// libtorch_cpu.so itself is linked to it.)
+/// Libraries that a run on the CPU must not load. libcudart is allowed, because PyTorch's
+/// libtorch_cpu.so itself is linked to it.
 Argv unwanted_in(const Loaded& loaded) {
   static const std::regex unwanted(
       "lib(ddp_cuda|ddp_mpi|torch_cuda|c10_cuda|cuda|nvidia|nccl|cudnn|cublas|mpi|open-rte|"
@@ -78,14 +78,14 @@ TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
         "03_ddp_spawn 1 1 --device cpu --nprocs 2",
         "03_ddp_spawn_fused 1 1 --device cpu --nprocs 2 --backend gloo",
         "04_ddp_launcher 1 1 --device cpu",
-        // What it runs is above; mpirun would be asked for its version.
+        // Not with mpirun, which bench would ask for its version.
         "bench --dry-run --device cpu --stages 01_single_gpu --launchers spawn --models T",
         "ddp-env"}) {
     const Argv argv = ddp::test::words(line);
     const Loaded loaded = libraries_of(argv);
     INFO(line);
     CHECK(unwanted_in(loaded) == Argv{});
-    // It was seen at all, with all its processes.
+    // The run was seen, with all its processes.
     const bool uses_torch = argv.front() != "bench" && argv.front() != "ddp-env";
     CHECK(has(loaded, "libtorch_cpu.so") == uses_torch);
     const bool spawns = line.starts_with("03_");
@@ -93,7 +93,7 @@ TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
   }
 }
 
-// The other way round, so that it is known to see them.
+// The reverse, so that the test is known to see these libraries.
 
 TEST_CASE("--backend mpi loads MPI", "[mpi]") {
   const Loaded loaded =
@@ -103,7 +103,7 @@ TEST_CASE("--backend mpi loads MPI", "[mpi]") {
 }
 
 TEST_CASE("--device cuda loads CUDA", "[cuda]") {
-  // It fails then, since the driver only pretends to have a device.
+  // It fails later, because the device is fake.
   const Loaded loaded = libraries_of({"01_single_gpu", "1", "1", "--device", "cuda"}, false);
   CHECK(has(loaded, "libddp_cuda.so"));
   CHECK(has(loaded, "libtorch_cuda.so"));

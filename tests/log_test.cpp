@@ -1,5 +1,5 @@
-// What training prints and what --metrics holds is so, and the log changes nothing. The real
-// programs, and a loop of LibTorch's own calls beside them.
+// The printed lines and --metrics are right, and the log does not change the training: the real
+// programs, and a loop of LibTorch's own calls.
 #include "common/training/log.hpp"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ using ddp::test::Program;
 using ddp::test::RunResult;
 using nlohmann::json;
 
-/// A folder in which programs run and leave their files.
+/// Folder in which programs run and leave their files.
 class Folder {
  public:
   Program start(const std::string& line) const {
@@ -93,7 +93,7 @@ std::vector<double> column(const Metrics& metrics, int64_t rank, const char* nam
   return values;
 }
 
-/// @param warmup values at the beginning that do not count
+/// @param warmup number of values at the beginning to leave out
 double median(std::vector<double> values, int64_t warmup) {
   values.erase(values.begin(), values.begin() + warmup);
   std::ranges::sort(values);
@@ -126,7 +126,7 @@ TEST_CASE("each rank prints each epoch, and rank 0 the last line", "[log]") {
     const RunResult result = Folder().run(line);
     INFO(line << "\n" << result.out);
     std::string rest = result.out;
-    for (int i = 0; i < 3 * ranks; ++i) {  // the ranks' lines in any order
+    for (int i = 0; i < 3 * ranks; ++i) {  // ranks print in any order
       const std::regex epoch(fmt::format(R"(\[CPU{}\] Epoch {} \| {} \| Loss: \d+\.\d{{4}}\n)",
                                          i % ranks, i / ranks, sizes));
       std::smatch match;
@@ -175,17 +175,17 @@ TEST_CASE("the printed loss is the mean over the ranks", "[log]") {
       CHECK(std::abs(std::stod(match[1]) - mean) <= 0.5001e-4);
     }
   }
-  CHECK(most_apart > 6e-4);  // else one rank's loss would pass for the mean
+  CHECK(most_apart > 6e-4);  // so a rank's own loss is not taken for the mean
 }
 
 TEST_CASE("the printed step is the slowest rank's median without warm-up", "[log]") {
   const Folder folder;
-  // Without communication no rank waits for another, and their steps differ.
+  // Without communication the ranks do not wait for each other, and their steps differ.
   const RunResult result = folder.run(
       "03_ddp_spawn 1 9 --nprocs 2 --global-batch 2 --lr 0.001 --dataset-size 2560 "
       "--no-communication --quiet --metrics m");
   const Metrics metrics = read_metrics(folder.file("m"), 2);
-  REQUIRE(metrics.rows.size() == 2 * 1280);  // more than are gathered at once
+  REQUIRE(metrics.rows.size() == 2 * 1280);  // more than one gather
   const double slowest = std::max(median(column(metrics, 0, "step_ms"), 20),
                                   median(column(metrics, 1, "step_ms"), 20));
   CHECK(metrics.summary["step_ms"].get<double>() == Approx(slowest).epsilon(1e-5));
@@ -207,7 +207,7 @@ TEST_CASE("steps end on a clock that the ranks share", "[log]") {
     const std::vector<double> step_ms = column(metrics, rank, "step_ms");
     for (size_t step = 1; step < end_ns.size(); ++step) {
       INFO("rank " << rank << ", step " << step);
-      // The gradients of a step need both ranks, which have then ended the step before.
+      // The gradients of a step need both ranks, which must have ended the step before.
       CHECK(end_ns[step] > others_ns[step - 1]);
       CHECK(end_ns[step] - end_ns[step - 1] >= step_ms[step] * 1e6 - 2);
     }
@@ -230,7 +230,7 @@ TEST_CASE("the summary says how the run was made, and of each rank what is of a 
                          {"world_size", 2},
                          {"nodes", 1},
                          {"batch_size", 1000},
-                         {"global_batch", 1437},  // an epoch has no more
+                         {"global_batch", 1437},  // all samples of an epoch
                          {"optimizer", "momentum"},
                          {"learning_rate", 0.02},
                          {"threads", 1},
@@ -262,7 +262,7 @@ TEST_CASE("--metrics of a resumed run is one run's, whatever stood after the sna
   const Metrics before = read_metrics(folder.file("m"), 2);
   REQUIRE(!before.rows.empty());
   CHECK(before.summary.is_null());
-  // As if it had gone on for a step and then been killed while it wrote.
+  // As if it had made another step and then been killed while it wrote.
   json later = before.rows.back();
   const int64_t epochs_done = later["epoch"].get<int64_t>() + 1;
   later["epoch"] = epochs_done;

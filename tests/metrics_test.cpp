@@ -1,4 +1,4 @@
-// The rows that a program writes with --metrics become the steps of the job.
+// The rows of a program's --metrics become the steps of the job.
 #include "bench/metrics.hpp"
 
 #include <cmath>
@@ -51,8 +51,8 @@ TEST_CASE("One rank's steps are the job's, and the summary says what they were f
 }
 
 TEST_CASE("A step ends with the last rank and begins where the one before ended") {
-  // Rank 1 comes out of step 0 late: its own step is longer, and so is rank 0's next one, which
-  // waits for it. The job's steps add up to the wall clock.
+  // Rank 1 ends step 0 late, so its own step is longer, and so is rank 0's next step, which waits
+  // for rank 1. The job's steps add up to the wall time.
   const std::string rows = row(0, 0, 10, 2) + row(1, 0, 11, 3) + row(0, 1, 14, 4) +
                            row(1, 1, 14, 3) + row(0, 2, 16, 2) + row(1, 2, 16.5, 2.5);
   check_steps(read(rows + kSummary, 2), {3, 3, 2.5});

@@ -1,5 +1,5 @@
-// bench_micro: the names it reports, the slowest rank's time, no time for a wrong sum, the bare
-// products against autograd, and mistakes on the command line.
+// bench_micro: the names of its benchmarks, the slowest rank's time, no time for a wrong sum, the
+// bare products against autograd, and mistakes on the command line.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ std::vector<std::string> command(const std::string& text) {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-/// @return the benchmarks that it reports
+/// @return the benchmarks in bench_micro's output
 nlohmann::json run_micro(const std::string& text) {
   const ddp::ScratchFolder folder("ddp-micro");
   const std::string out = folder.path() + "/out.json";
@@ -53,7 +53,7 @@ std::string short_name(const nlohmann::json& run) {
 
 constexpr double kMinSeconds = 0.02;
 
-/// Runs `body` on threads that are ranks.
+/// Runs `body` on ranks, as threads.
 void on_ranks(int count, const std::function<void(const Ranks& ranks)>& body) {
   ddp::test::run_ranks(
       count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, &group, kMinSeconds)); });
@@ -97,7 +97,7 @@ TEST_CASE("pieces: what a step is made of, in milliseconds, and the products' fl
       CHECK(run.at("real_time").get<double>() > 0);
     }
     CHECK(got == names);
-    // Two products of the first layer, three of the second.
+    // Two products for the first layer, three for the second layer.
     const nlohmann::json& limit = runs.front();
     const double flops = 2.0 * 32 * (2 * 64 * 128 + 3 * 128 * 10);
     CHECK(limit.at("flops") == flops);
@@ -142,10 +142,10 @@ TEST_CASE("all ranks repeat equally often, and the slowest one counts", "[micro]
     };
     seconds[rank] = ranks.measure({.run = run, .prepare = [&] { sleep_on_rank_1(50); }});
   });
-  CHECK(runs[0] >= 2 * 5 + 1 + 10);  // warm-ups, and a tenth of what is timed before that
+  CHECK(runs[0] >= 2 * 5 + 1 + 10);  // warm-ups, and a tenth of the timed runs before those
   CHECK(runs == std::vector<int>(3, runs[0]));
   CHECK(seconds[0] >= 0.003);
-  CHECK(seconds[0] < 0.03);  // waiting for the rank that prepares is no part of it
+  CHECK(seconds[0] < 0.03);  // without the wait for the rank that prepares
   CHECK(seconds == std::vector<double>(3, seconds[0]));
 }
 
@@ -189,7 +189,7 @@ TEST_CASE("no wrong sum is timed, and all ranks end", "[micro]") {
     return errors;
   };
   CHECK(errors_of(1'000'000) == std::vector<std::string>{"none", "none"});
-  for (const int first : {1, 21}) {  // at once, and when it is timed
+  for (const int first : {1, 21}) {  // at once, and in a timed run
     CHECK(errors_of(first) ==
           std::vector<std::string>{
               "",

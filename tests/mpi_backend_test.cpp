@@ -16,7 +16,7 @@ using ddp::test::RunResult;
 
 const std::string kBin = std::string(DDP_BIN_DIR) + "/";
 
-/// Where programs run, and what Open MPI keeps of a session until it is over.
+/// Folder for programs, and for Open MPI's files of a session.
 const std::string& folder() {
   static const ddp::ScratchFolder scratch("ddp-mpi");
   return scratch.path();
@@ -59,7 +59,7 @@ std::string problem(const std::string& launcher, int rank, int world_size,
   return "";
 }
 
-/// The digest of the weights that a successful run prints.
+/// Digest of the weights that a successful run prints.
 std::string digest(const RunResult& result) {
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
@@ -119,7 +119,7 @@ TEST_CASE("two ranks of a stage train to the bits of shm, in every run", "[stage
 }
 
 TEST_CASE("a build without MPI says so", "[stage]") {
-  // Programs look for modules beside their own folder.
+  // Programs look for modules in lib beside their own folder.
   const std::string program = folder() + "/bin/04_ddp_launcher";
   std::filesystem::create_directory(folder() + "/bin");
   std::filesystem::copy_file(kBin + "04_ddp_launcher", program);

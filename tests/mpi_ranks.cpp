@@ -1,4 +1,4 @@
-// One rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT.
+// A rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT.
 #include <chrono>
 #include <csignal>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Addresses that peers are told, and ports. Several hosts are in two_hosts_test.py.
+// Addresses for peers, and ports. For several hosts see two_hosts_test.py.
 #include "common/launch/network.hpp"
 
 #include <netinet/in.h>

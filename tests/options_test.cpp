@@ -1,4 +1,4 @@
-// The command line: what is accepted, what is refused and by which name, and batch arithmetic.
+// The command line: accepted and refused options, names in errors, and batch arithmetic.
 #include "common/launch/options.hpp"
 
 #include <fmt/ranges.h>
@@ -34,7 +34,7 @@ ddp::Options parse_line(const std::string& line, Launch launch = Launch::kSpawn,
   return parse(words("50 10 " + line), launch, extra);
 }
 
-/// Refused as usage error, in one line with this `part`.
+/// Checks that a line is refused as usage error, in one line with `part`.
 void check_refused(const std::vector<std::string>& arguments, const std::string& part,
                    Launch launch = Launch::kSpawn, const ExtraOptions& extra = {}) {
   std::string message = "(accepted)";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stage 03 with a model, a loss and an optimizer of LibTorch's own trains: any number of ranks ends on the same weights.
+"""Stage 03 trains a model with a loss and an optimizer of LibTorch: any number of ranks ends on the same weights.
 
 usage: own_model_test.py write STAGE_03 OUT | run PROGRAM
 """
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-# Lines of the stage, and what a reader writes in their place. 20 features are an image of 4 x 5 pixels.
+# Lines of the stage, and a reader's lines in their place. 20 features are an image of 4 x 5 pixels.
 OWN = {
     '#include "common/stage.hpp"\n': '#include "common/stage.hpp"\n#include <torch/torch.h>\n',
     "  ddp::Mlp model(dataset.layers, options.verbose);\n":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the page of reports: it says what the document says, and needs nothing else.
+"""Checks the page of reports: it shows the document's content, and needs no other file.
 
 usage: page_test.py PAGE_MAKER NODE [unittest options]
 """
@@ -19,7 +19,7 @@ HOSTILE = 'x</script><script>alert(1)</script><img src=x onerror="alert(2)"><!--
 
 
 def make_run(model, stage, world_size, speedup, variant="main", kind="stage", threads=1, **more):
-    """A run of a report; its median step follows from its speed-up."""
+    """Run of a report; its median step follows from its speed-up."""
     layers, batch, step = {"T": ([20, 1], 32, 0.04), "M": ([784, 512, 512, 10], 64, 4.0)}[model]
     cores = world_size * threads
     median = step * cores / speedup
@@ -51,7 +51,7 @@ def without_speed(run, **more):
 
 
 def default_report():
-    """As large as a default run's: two models, ten rows each, five sentences of two lines."""
+    """Report of the size of a default run's: two models, ten rows each, five sentences of two lines."""
     runs = []
     for model in "TM":
         runs += [make_run(model, "01_single_gpu", 1, 1.0), make_run(model, "01_single_gpu", 1, 1.7, threads=2)]
@@ -70,7 +70,7 @@ def default_report():
 
 
 def show(document, workload=""):
-    """@return what the page's script makes, and the page itself"""
+    """@return the output of the page's script, and the page itself"""
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder) / "page.html"
         made = subprocess.run([PAGE_MAKER, page], input=json.dumps(document), capture_output=True, text=True)

@@ -41,7 +41,7 @@ struct Outcome {
 /// The words of `line`, with torchrun and the programs of this build by their paths.
 std::vector<std::string> command(const std::string& line) {
   std::vector<std::string> words = ddp::test::words(line);
-  // Of the build that this program lies in, which may have been carried here: see tests/gpu.sh.
+  // The folder beside this program, because tests/gpu.sh may have copied the build.
   const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "bin";
   for (std::string& word : words) {
     const fs::path program = bin / word;
@@ -58,7 +58,7 @@ std::string mpirun(int world_size) {
   return "mpirun --oversubscribe -np " + std::to_string(world_size) + " ";
 }
 
-/// What a program says that has trained to its end.
+/// Result of a program that has trained to its end.
 Outcome outcome_of(const RunResult& result) {
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
@@ -73,7 +73,7 @@ Outcome outcome_of(const RunResult& result) {
           .out = result.out};
 }
 
-/// Where programs run, and their snapshot lies.
+/// Folder for programs and their snapshot.
 class Folder {
  public:
   std::string file(const std::string& name = "s") const { return folder_.path() + "/" + name; }
@@ -87,7 +87,7 @@ class Folder {
     return Program(command(line + " --snapshot s"), options);
   }
 
-  /// Trains from the beginning. The file of the run before is gone first: nothing old can be read.
+  /// Trains from the beginning, after removing the snapshot of an earlier run.
   Outcome run(const std::string& line) const {
     INFO(line);
     fs::remove(file());
@@ -95,7 +95,7 @@ class Folder {
     return with_weights(outcome_of(start(line).wait()));
   }
 
-  /// As ranks of one host that no launcher started.
+  /// Runs ranks on this host without a launcher.
   Outcome run_ranks(const std::string& line, int world_size) const {
     INFO(line);
     fs::remove(file());
@@ -116,7 +116,7 @@ class Folder {
     return outcome;
   }
 
-  /// Goes on from the snapshot, if it is there.
+  /// Resumes from the snapshot, if it is there.
   Outcome resume(const std::string& line) const {
     INFO(line);
     return outcome_of(start(line + " --resume auto").wait());
@@ -133,7 +133,7 @@ class Folder {
   ddp::ScratchFolder folder_{"ddp-parity"};
 };
 
-/// Not `difference > bound`: NaN must fail.
+/// Not by `difference > bound`, because NaN must fail.
 bool agrees(double value, double reference, double relative) {
   return std::abs(value - reference) <= relative * std::abs(reference);
 }
@@ -147,7 +147,7 @@ bool agrees(const Outcome& a, const Outcome& b) {
          });
 }
 
-/// Workloads whose last step of an epoch has fewer samples than the others.
+/// Workloads with fewer samples in the last step of an epoch.
 const std::vector<std::string> kWorkloads = {
     " 4 4 --global-batch 48",
     " 2 2 --global-batch 48 --dataset digits --lr 0.05",
@@ -156,8 +156,8 @@ const std::vector<std::string> kWorkloads = {
     " 2 2 --global-batch 48 --dataset digits --optimizer adam",
     " 2 2 --global-batch 48 --dataset digits --optimizer adamw --deterministic"};
 
-/// Stops a run of very many epochs, whose snapshot is then the signal's, and lets it go on.
-/// @param who gets the signal: the program, one of its ranks, or each of them
+/// Stops a run of very many epochs by a signal, which saves a snapshot, and resumes it.
+/// @param who receiver of the signal: the program, one of its ranks, or each of them
 void check_that_a_stopped_run_goes_on(const std::string& program, int signal, int exit_code,
                                       const std::string& who = "program") {
   const Folder folder;
@@ -244,7 +244,7 @@ TEST_CASE("fused, a run ends on stage 01's weights, and on the same bits each ti
   const Folder folder;
   for (const std::string& workload : kWorkloads) {
     if (contains(workload, "--optimizer")) {
-      continue;  // it has SGD alone
+      continue;  // it has only SGD
     }
     const Outcome reference = folder.run("01_single_gpu" + workload);
     for (const std::string ranks : {"1", "2", "4"}) {
@@ -262,8 +262,8 @@ TEST_CASE(
     "under a launcher stages 04 and 05 end on stage 03's bits at world size 2, and on stage "
     "01's weights",
     "[launcher]") {
-  // What the tests on Slurm and HTCondor train too (tests/clusters/stages.py): so all launchers are
-  // compared with each other.
+  // The same workload as on Slurm and HTCondor (tests/clusters/stages.py), so that all launchers
+  // are compared with each other.
   const std::string workload = "4 2 --dataset digits --global-batch 64";
   const Folder folder;
   const Outcome reference = folder.run("01_single_gpu " + workload);
@@ -320,8 +320,8 @@ TEST_CASE("likewise under torchrun, which passes SIGTERM on and says itself that
   check_that_a_stopped_run_goes_on(torchrun(2) + "04_ddp_launcher", SIGTERM, 1);
 }
 
-// Each processor and each stage rounds in its own way, and 4,690 steps enlarge that: twelve runs of
-// stages 01 to 03 with three instruction sets ended between 0.8853 and 0.8880.
+// Each processor and each stage rounds differently, and 4,690 steps enlarge the differences: twelve
+// runs of stages 01 to 03 with three instruction sets ended between 0.8853 and 0.8880.
 TEST_CASE("fashion-mnist: 0.88 within 10 epochs, in every stage", "[fashion]") {
   const Folder folder;
   const std::string options =

@@ -1,4 +1,4 @@
-"""Tests bench/peers: what a peer trains is what the stages train, its metrics keep the contract, and it ends cleanly.
+"""Tests bench/peers: a peer trains like the stages, its metrics keep the contract, and it ends cleanly.
 
 usage: peers_test.py BIN_DIR SOURCE_DIR [--frameworks]
 With --frameworks the peers that install.sh has installed beside the project's environment.
@@ -26,11 +26,11 @@ BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:3])
 PEERS = SOURCE_DIR / "bench" / "peers"
 PYTORCH = [sys.executable, "-B", str(PEERS / "pytorch.py")]
 REDUCER = [str(BIN_DIR / "peer_c10d")]
-TIMEOUT_S = 240  # for one command; a machine that does much else is slow
+TIMEOUT_S = 240  # for a command, on a busy machine
 TOLERANCE = 1e-4
 GLOBAL_BATCH = 64
 EPOCHS = 4
-# S ends its epochs with a step of one sample: with two ranks, one of them has none.
+# S ends its epochs with a step of one sample, so one of two ranks has no sample.
 WORKLOADS = {"T": ["--layers", "20,1", "--dataset-size", "640"],
              "S": ["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1), "--lr", "0.05"]}
 
@@ -45,13 +45,13 @@ def run(command, timeout_s=TIMEOUT_S, **more):
 
 
 def arguments(workload, folder, seed=42):
-    """As bench gives them."""
+    """Options in bench's order."""
     return [str(EPOCHS), str(EPOCHS), "--global-batch", str(GLOBAL_BATCH), *WORKLOADS[workload], "--seed", str(seed),
             "--threads", "1", "--device", "cpu", "--metrics", f"{folder}/metrics"]
 
 
 def without_snapshot(folder):
-    """What bench tells the stages and peer_c10d besides."""
+    """Further options of bench for the stages and peer_c10d."""
     return ["--quiet", "--resume", "never", "--snapshot", f"{folder}/snapshot"]
 
 
@@ -63,7 +63,7 @@ def read_metrics(folder):
 
 @functools.cache
 def stage_run(workload, seed=42):
-    """(losses of the steps, summary) of stage 01"""
+    """@return losses of the steps, and summary, of stage 01"""
     with tempfile.TemporaryDirectory() as folder:
         result = run([str(BIN_DIR / "01_single_gpu"), *arguments(workload, folder, seed), *without_snapshot(folder)])
         check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
@@ -112,7 +112,7 @@ def check_losses(rows, of_steps):
 
 
 def check_parity(program, variant, workload, processes, *options, chatty=False):
-    """@param chatty the framework itself writes notes to stderr"""
+    """@param chatty True if the framework itself writes notes to stderr"""
     of_steps, stage = stage_run(workload)
     ranks = 1 if variant in ("mirrored", "jit") else processes  # replicas are in one process
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def check_bad_arguments():
         (["1", "1", "--lr", "nan"], "--lr", "'nan'"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
-    for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has torch alone
+    for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         result = run([sys.executable, "-B", str(PEERS / f"{name}.py"), "1", "1"])
         check_one_line(result, 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
     result = run([sys.executable, "-B", str(PEERS / "jax.py"), "1", "1", "--device", "cuda"])
@@ -166,7 +166,7 @@ def check_bad_arguments():
 
 
 def check_diverging_weights():
-    """The weights stop being numbers: exit code 1, on one line, and no metrics."""
+    """Weights become NaN: exit code 1, one line, and no metrics."""
     with tempfile.TemporaryDirectory() as folder:
         result = run([*PYTORCH, *arguments("T", folder), "--lr", "1e30"])
         check_one_line(result, 1, "the weights moved by")
@@ -201,7 +201,7 @@ def check_unequal_weights():
 
 
 def make_wheel(folder, version):
-    """The smallest package that pip can install."""
+    """Smallest package that pip can install."""
     info = f"tiny_peer-{version}.dist-info"
     with zipfile.ZipFile(folder / f"tiny_peer-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tiny_peer.py", f"VERSION = '{version}'\n")
@@ -211,7 +211,7 @@ def make_wheel(folder, version):
 
 
 def check_install():
-    """In a checkout of its own, with a package from a folder instead of the internet."""
+    """Installs in another checkout, with a package from a folder instead of the internet."""
     with tempfile.TemporaryDirectory() as name:
         root = pathlib.Path(name) / "a checkout"
         peers, wheels = root / "bench" / "peers", root / "wheels"
@@ -220,7 +220,7 @@ def check_install():
         for file in ("install.sh", "requirements-pytorch.txt"):
             shutil.copy(PEERS / file, peers)
         (root / ".venv").symlink_to(sys.prefix)
-        pinned = peers / "requirements-pytorch.txt"  # with LIBTORCH_VERSION another one is there
+        pinned = peers / "requirements-pytorch.txt"  # LIBTORCH_VERSION installs another version
         pinned.write_text(re.sub("^torch==.*", f"torch=={importlib.metadata.version('torch')}", pinned.read_text(), flags=re.M))
         make_wheel(wheels, "1.1")
         requirements = peers / "requirements-tiny.txt"
@@ -233,7 +233,7 @@ def check_install():
 
         own = f"{root}/.venv-peers/tiny/bin/python"
         check(install("pytorch") == (0, f"{root}/.venv/bin/python", ""), f"the project's own: {install('pytorch')}")
-        # What cannot be had: one line of ours, and never an environment that passes for whole.
+        # A package that is not available gives one line, and never an environment that looks complete.
         for words, expected in ((["tiny"], 1), (["absent"], 2), ([], 2)):
             code, out, err = install(*words)
             check((code, out) == (expected, "") and err.splitlines()[-1].startswith("install.sh: "),
@@ -247,7 +247,7 @@ def check_install():
 
 
 def framework_cases():
-    # The longest first. S ends its epochs with a step in which only one rank has a sample.
+    # The longest run first. S ends its epochs with a step in which only one rank has a sample.
     for name, variants in (("tensorflow", {1: "mirrored", 2: "mirrored"}), ("accelerate", {1: "ddp", 2: "ddp"}),
                            ("jax", {1: "jit", 2: "jit"})):
         result = run([str(PEERS / "install.sh"), name])
@@ -259,7 +259,7 @@ def framework_cases():
 
 
 def project_cases():
-    # The long ones first, so that both cores are busy to the end.
+    # Long runs first, so that both cores are busy to the end.
     yield "compiled, S, 2 ranks", functools.partial(check_parity, PYTORCH, "compiled", "S", 2, chatty=True)
     yield "bad arguments", check_bad_arguments
     yield "install.sh", check_install

@@ -1,5 +1,5 @@
-// How ranks become a process group and compare what they were told; what its collectives compute,
-// and what is said of a rank that does not come.
+// Ranks form a process group and compare their settings; results of its collectives, and messages
+// about a rank that does not come.
 #include "common/parallel/process_group.hpp"
 
 #include <fmt/format.h>
@@ -48,9 +48,9 @@ std::vector<torch::Device> on_cpu(size_t ranks) {
   return std::vector<torch::Device>(ranks, torch::kCPU);
 }
 
-/// Ranks that are threads, and meet as processes do, each with options and a device of its own.
-/// @param kind of the store: a file, rank 0's, or an agent's
-/// @return what each threw, after its exit code: "75: no store"; "other: text" if it has none
+/// Runs ranks as threads that meet like processes, each with its own options and device.
+/// @param kind kind of the store: a file, rank 0's, or an agent's
+/// @return exit code and error of each rank: "75: no store", or "other: text" without exit code
 std::vector<std::string> meet(const std::vector<Options>& options,
                               const std::vector<torch::Device>& devices,
                               const std::function<void(const ProcessGroup&, const Options&)>& body,
@@ -93,7 +93,7 @@ std::vector<std::string> meet(const std::vector<Options>& options,
   return meet(options, on_cpu(options.size()), body, kind);
 }
 
-/// Stage 04 on the CPU, as somebody starts it by hand.
+/// Starts a rank of stage 04 on the CPU, as by hand.
 std::unique_ptr<ddp::test::Program> start_rank(
     const std::string& folder, const std::string& port, int rank, const std::string& arguments,
     const std::map<std::string, std::string>& variables = {}) {
@@ -146,7 +146,7 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
     std::vector<Options> options(3, plain());
     make(options[2]);
     std::vector<torch::Device> devices = on_cpu(3);
-    if (named == "device cpu") {  // of a rank that found no GPU
+    if (named == "device cpu") {  // a rank without GPU
       devices = {torch::Device("cuda:0"), torch::Device("cuda:1"), torch::kCPU};
     }
     std::atomic<bool> connected = false;
@@ -177,7 +177,7 @@ TEST_CASE("texts are compared by all ranks alike, and anew each time", "[setting
   run_ranks(4, [&](ProcessGroup& group) {
     for (const std::string text : {"first", "second"}) {
       if (group.rank() == 1 && text == "second") {
-        // The others are there first, and only the text of before is in the store.
+        // The other ranks come first, when the store has only the earlier text of this rank.
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
       ddp::verify_same(group, "model", text);
@@ -237,7 +237,7 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
 
 TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]") {
   struct Case {
-    std::vector<std::string> ranks;  // arguments of the first ones that are started; "": it is not
+    std::vector<std::string> ranks;  // arguments by rank; "": the rank is not started
     enum { kFree, kSilent, kAgent } port;
     int exit_code;
     std::string says;
@@ -288,7 +288,7 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
   const ddp::test::HeldPort port;
   std::vector<std::unique_ptr<ddp::test::Program>> programs;
   for (const int rank : {1, 1, 0}) {
-    // Until it is stopped: whoever comes when a run is over meets nobody.
+    // Runs until it is stopped, so that each rank finds the run.
     programs.push_back(start_rank(folder.path(), port.number(), rank, "1000000 1000000 --quiet"));
   }
   size_t refused = programs.size();
@@ -312,7 +312,7 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
 
 TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
           "[lost][stage]") {
-  int forgotten = 0;  // else Gloo tells it: the peer's message came after the connection's end
+  int forgotten = 0;  // messages that Gloo forgets; else it reports the broken connection itself
   for (const std::string message : {"501", "502", "503", "504"}) {
     const ddp::ScratchFolder folder("ddp-process-group");
     const ddp::test::HeldPort port;
@@ -410,7 +410,7 @@ TEST_CASE("collectives: elements of any rank, type and stride", "[collectives]")
                 sum += of_rank(rank);
               }
               const torch::Tensor memory = torch::full({2, 3, 8}, -1, dtype);
-              const torch::Tensor tensor = memory.slice(2, 0, 8, 2);  // with gaps
+              const torch::Tensor tensor = memory.slice(2, 0, 8, 2);  // has gaps
               const auto expect = [&](const torch::Tensor& expected) {
                 TORCH_CHECK(torch::equal(tensor, expected), "Expected ", expected, ", got ",
                             tensor);
@@ -538,7 +538,7 @@ TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
             const torch::Tensor sum = torch::tensor(launch.rank + 1);
             ddp::all_reduce(sum);
             sums += sum.item<int>();
-            // A second one beside the default group.
+            // A second group beside the default group.
             const auto all = ddp::new_group({0, 1, 2});
             all->all_reduce(sum);
             sums += sum.item<int>();
@@ -605,6 +605,6 @@ TEST_CASE("a collective is told by kind, size, number and the line that called i
     log.started(i == 1 ? early.get() : i == 60 ? late.get() : nullptr);
   }
   CHECK(log.of(*late) == "broadcast of 120 float16 (collective 60), called at mine.cpp:7");
-  CHECK(contains(log.of(*early), "(collective 70)"));  // forgotten: the last one
+  CHECK(contains(log.of(*early), "(collective 70)"));  // unknown: the last collective
   CHECK(log.last_call() == "collective 70, called at mine.cpp:7");
 }

@@ -1,4 +1,4 @@
-// Starting a program: what it gets, how its end is told, and that nothing of it is left.
+// Starting a program: its environment, its end, and that no process of it is left.
 #include "common/base/process.hpp"
 
 #include <unistd.h>
@@ -75,7 +75,7 @@ TEST_CASE("at the timeout its whole group is killed, and what it said until then
   CHECK(result.timed_out);
   CHECK(result.signal == SIGKILL);
   CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
-  // The streams are closed long before the end, and a request to end would be ignored.
+  // A program that closes its streams long before its end, and a program that ignores SIGTERM.
   CHECK(shell("exec >&- 2>&-; sleep 1000", {.timeout_s = 0.5}).timed_out);
   CHECK(shell("trap '' TERM; while :; do sleep 1; done", {.timeout_s = 0.5}).timed_out);
 }

@@ -22,7 +22,7 @@ from ddp_peers.data import GatherLoader, load_samples  # noqa: E402
 from ddp_peers.mlp import Mlp, loss_of  # noqa: E402
 
 EPOCHS, WORLD_SIZE = 5, 2
-# An epoch ends with a step of one sample, which only one rank has.
+# An epoch ends with a step of a single sample on one rank.
 OPTIONS = Namespace(layers=[64, 128, 128, 10], dataset_size=1441, seed=42, processes=WORLD_SIZE, global_batch=32, batch_per_rank=16,
                     learning_rate=0.1)
 
@@ -66,7 +66,7 @@ def main():
     for name, weight in theirs.items():
         difference = (ours[name] - weight).abs().max().item()
         moved = (weight - initial[name]).abs().max().item()
-        # `not <=`: NaN fails. A weight that never moved would agree for the wrong reason.
+        # `not <=`, so that NaN fails. All weights must have moved, or they would agree without training.
         bad = not difference <= 1e-5 or not moved > 1e-3
         failed |= bad
         print(f"{name}: largest difference {difference:.2e}, moved {moved:.2e}{' FAILED' if bad else ''}")

@@ -1,5 +1,5 @@
-// libFuzzer's entry, docs/reliability.md: whatever a safetensors file's header says, it is read or
-// refused. The test `fuzz` calls it too.
+// libFuzzer's entry, see tests/README.md: a safetensors file with any header is read or refused.
+// The test `fuzz` calls it too.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -13,11 +13,11 @@
 namespace ddp::test {
 namespace {
 
-/// @return true: it was read; false: it was refused
+/// @return true if it was read, false if it was refused
 /// @throws std::logic_error if the refusal is not one short line
 template <typename Read>
 bool reads(const Read& read) {
-  constexpr size_t kMostMessage = 4096;  // a line may quote much, but not all of the input
+  constexpr size_t kMostMessage = 4096;  // a line must not quote all of the input
   try {
     read();
     return true;
@@ -43,7 +43,7 @@ bool reads_header(const std::string& tensors) {
   const std::string bytes(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
   static const ScratchFolder folder("ddp-fuzz");
   const std::string path = folder.path() + "/fuzzed.safetensors";
-  std::filesystem::remove(path);  // a file that is written over would be flushed to the disk
+  std::filesystem::remove(path);  // overwriting the file would flush it to the disk
   std::ofstream(path, std::ios::binary) << bytes << header << data;
   reads([&] { map_tensor_file(path, {"t"}); });
   return reads([&] { parse_tensor_file(path, bytes + header + data); });

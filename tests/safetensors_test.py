@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What common/data/tensor_file writes is what the safetensors library reads.
+"""The safetensors library reads the files of common/data/tensor_file.
 
 usage: tests/safetensors_test.py DATA_TEST
 """

@@ -1,5 +1,4 @@
-// From measured steps to speeds, comparisons, verdicts and sentences, into the record and onto the
-// screen.
+// Speeds, comparisons, verdicts and sentences from measured steps, in the record and on the screen.
 #include "bench/report.hpp"
 
 #include <limits>
@@ -21,7 +20,7 @@ using ddp::test::make_run;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// Repetitions around `step_ms`, a little apart from block to block and from run to run.
+/// Adds repetitions around `step_ms`, with small differences between blocks and between runs.
 void time_run(Run& run, double step_ms, int repetitions, double spread) {
   static int calls = 0;
   ++calls;
@@ -30,7 +29,7 @@ void time_run(Run& run, double step_ms, int repetitions, double spread) {
   }
 }
 
-/// What a default run with peers measures, on one model.
+/// Run of a default plan with peers, and its step.
 struct Timed {
   Run run;
   double step_ms;
@@ -91,13 +90,13 @@ TEST_CASE("speeds follow from launches of the same block", "[pair]") {
   Run alone = make_run("01_single_gpu");
   Run ranks = make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
   for (int block = 0; block < 6; ++block) {
-    const double slower = 1 + block;  // the machine, for both
+    const double slower = 1 + block;  // the machine is slower, for both
     add_repetition(alone, block, 2 * slower);
     add_repetition(ranks, 5 - block, 2.5 * (6 - block));
     ranks.repetitions.back().no_comm_median_ms = 2.5 * (6 - block) - 0.5;
     ranks.repetitions.back().startup_ms = 600 + block;
   }
-  add_repetition(ranks, 7, 1e6);  // alone in its block
+  add_repetition(ranks, 7, 1e6);  // without a pair in its block
   Report report;
   report.runs = {alone, ranks};
   pair(report);
@@ -135,7 +134,7 @@ TEST_CASE("what fails or trains another way has no speed and is compared with no
     for (const Sentence& sentence : report.sentences) {
       CHECK(std::ranges::find(sentence.runs, failed.name) == sentence.runs.end());
     }
-    CHECK(report.runs[1].speedup.has_value() == (which != 0));  // without its baseline
+    CHECK(report.runs[1].speedup.has_value() == (which != 0));  // the baseline is missing
   }
 }
 
@@ -185,7 +184,7 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
                  "2 ranks over shm beat one process with 2 threads cannot be told (1.1"));
   CHECK(contains(said["peers"], "x* as fast as PyTorch compiled over Gloo (both over Gloo: 1."));
   CHECK(*comparison(report, "peer", "gloo", "pytorch_compiled").ratio == Approx(1.1).epsilon(0.02));
-  CHECK(std::ranges::count(said["peers"], '*') == 5);  // each ratio, and what it means
+  CHECK(std::ranges::count(said["peers"], '*') == 5);  // at each ratio, and at their explanation
   CHECK(said["controls"].size() > 0);
 }
 
@@ -209,9 +208,9 @@ TEST_CASE("with several models there are five sentences, and every number is a r
           "[sentences]") {
   std::vector<Timed> runs = default_runs("T");
   for (Timed& timed : runs) {
-    timed.step_ms *= timed.run.cores() > 1 ? 3 : 1;  // where neither ranks nor threads help
+    timed.step_ms *= timed.run.cores() > 1 ? 3 : 1;  // neither ranks nor threads help
   }
-  runs[1].step_ms = 9.3;  // threads less badly
+  runs[1].step_ms = 9.3;  // threads slow it down less
   for (Timed& timed : default_runs("L")) {
     timed.run.scaling = "strong";
     runs.push_back(timed);
@@ -283,7 +282,7 @@ TEST_CASE("the record has what is known, and null for the rest", "[record]") {
   CHECK(to_json(report, /*samples=*/false)["runs"][3]["repetitions"][0]["samples_ms"].empty());
 }
 
-/// The lines of the screen.
+/// Lines of the screen.
 std::vector<std::string> screen_of(const Report& report) {
   std::stringstream out;
   print(out, report);

@@ -1,4 +1,4 @@
-// The shared-memory backend as c10d and the stages see it.
+// The shared-memory backend through c10d and the stages.
 #include <sys/resource.h>
 
 #include <array>
@@ -43,12 +43,12 @@ bool mapped_as_shared(const torch::Tensor& tensor) {
   return false;
 }
 
-/// Programs in a folder of their own, as no launcher has started them.
+/// Runs programs in a folder of their own, without a launcher's variables.
 class Runs {
  public:
   RunResult run(const Argv& argv) const { return run_program(argv, options()); }
 
-  /// Starts two ranks of stage 04. @param wrappers what starts each
+  /// Starts two ranks of stage 04. @param wrappers command in front of each rank
   void start_pair(const Argv& arguments, const std::array<Argv, 2>& wrappers = {}) {
     for (const int rank : {0, 1}) {
       Argv argv = wrappers[static_cast<size_t>(rank)];
@@ -66,7 +66,7 @@ class Runs {
   }
   std::vector<RunResult> wait() const { return {programs_[0]->wait(), programs_[1]->wait()}; }
 
-  /// The backend that the summary in m.jsonl names.
+  /// Backend in the summary of m.jsonl.
   std::string backend_used() const {
     std::ifstream file(folder_.path() + "/m.jsonl");
     const std::string text(std::istreambuf_iterator<char>(file), {});

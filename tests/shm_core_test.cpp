@@ -1,5 +1,5 @@
 // The collectives over shared memory, on plain memory: sums and means against a reference, every
-// element of random sequences, and how ranks wait for one another.
+// element of random sequences, and waits between ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,14 +34,14 @@ constexpr std::array kKinds = {
     Kind{DType::kFloat64, ReduceOp::kSum}, Kind{DType::kFloat64, ReduceOp::kAverage},
     Kind{DType::kInt64, ReduceOp::kSum}};
 
-/// Two ranks that compute, meet, and wait as Barrier does, on a time of their own.
+/// Two ranks that compute, meet, and wait like Barrier, on a simulated clock.
 class TwoRanks {
  public:
-  /// @param wake_up_ns from a peer's arrival until a sleeper runs
+  /// @param wake_up_ns time from a peer's arrival until a sleeping rank runs
   TwoRanks(int64_t compute_ns, int64_t wake_up_ns)
       : compute_ns_(compute_ns), wake_up_ns_(wake_up_ns) {}
 
-  /// @param late_ns how much longer the ranks in turns compute @return how often a rank slept
+  /// @param late_ns extra compute time, for the ranks in turns @return number of sleeps
   int steps(int count, int64_t late_ns = 0) {
     int sleeps = 0;
     for (int step = 0; step < count; ++step) {
@@ -56,24 +56,24 @@ class TwoRanks {
         now_ns_[first] = arrival_ns;
         continue;
       }
-      budget_[first].spun_in_vain(limit_ns);
+      budget_[first].spin_failed(limit_ns);
       budget_[first].woken_after(wake_up_ns_);
-      vain_ns_[first] += limit_ns;
+      failed_ns_[first] += limit_ns;
       now_ns_[first] = arrival_ns + wake_up_ns_;
       ++sleeps;
     }
     return sleeps;
   }
   int64_t now_ns() const { return now_ns_[0]; }
-  double vain_share(size_t rank) const {
-    return static_cast<double>(vain_ns_[rank]) / static_cast<double>(now_ns_[rank]);
+  double failed_share(size_t rank) const {
+    return static_cast<double>(failed_ns_[rank]) / static_cast<double>(now_ns_[rank]);
   }
 
  private:
   int64_t compute_ns_;
   int64_t wake_up_ns_;
   std::array<int64_t, 2> now_ns_{1'000'000'000, 1'000'000'000};
-  std::array<int64_t, 2> vain_ns_{};
+  std::array<int64_t, 2> failed_ns_{};
   std::array<ddp::shm::SpinBudget, 2> budget_;
   std::mt19937 random_{1};
 };
@@ -99,7 +99,7 @@ Bytes data_of(DType dtype, size_t count, int rank) {
   });
 }
 
-/// The first element that is not the sum, or mean, of `inputs` in their order, or "".
+/// First element that is not the sum, or mean, of `inputs` in their order, or "".
 std::string first_wrong(const Kind& kind, size_t count, const std::vector<Bytes>& inputs,
                         const std::byte* result) {
   return with_type(kind.dtype, [&](auto got) -> std::string {
@@ -160,10 +160,10 @@ TEST_CASE("ranks that wake up slowly fall into step again, and do not keep each 
   CAPTURE(compute_ns, wake_up_ns);
   TwoRanks ranks(compute_ns, wake_up_ns);
   CHECK(ranks.steps(1000) <= 5);
-  // As when another program takes the one or the other processor in every step, for longer than a
-  // spin, but not so long that time brings back what spins cost.
+  // As if another program took a processor in every step, for longer than a spin, but too short
+  // for the budget to grow again.
   CHECK(ranks.steps(200, 2 * wake_up_ns + 300'000) >= 150);
-  // What was spent comes back within 32 spins of at most 1 ms, in which every step may sleep.
+  // The budget grows again within 32 spins of at most 1 ms, in which every step may sleep.
   const int64_t disturbed_until_ns = ranks.now_ns();
   while (ranks.now_ns() < disturbed_until_ns + 32'000'000) {
     ranks.steps(1);
@@ -174,10 +174,10 @@ TEST_CASE("ranks that wake up slowly fall into step again, and do not keep each 
 TEST_CASE("spins that find nobody take one part in 32 of the time") {
   TwoRanks ranks(100'000, 50'000);
   ranks.steps(20'000, GENERATE(500'000, 3'000'000));
-  // And the short look of every wait.
+  // Includes the brief spin of every wait.
   for (const size_t rank : {0U, 1U}) {
-    CHECK(ranks.vain_share(rank) <= 1.0 / 32 + 2'000.0 / 600'000);
-    CHECK(ranks.vain_share(rank) > 1.0 / 64);
+    CHECK(ranks.failed_share(rank) <= 1.0 / 32 + 2'000.0 / 600'000);
+    CHECK(ranks.failed_share(rank) > 1.0 / 64);
   }
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("a wait of seconds takes no processor") {
       cpu_seconds = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
     }
   });
-  CHECK(cpu_seconds < 0.5);  // for the start, and for 400 looks whether the other lives
+  CHECK(cpu_seconds < 0.5);  // for the start, and for 400 checks that the other rank lives
 }
 
 TEST_CASE("a reduction writes every output from any place in a line, and nothing beside") {
@@ -209,7 +209,7 @@ TEST_CASE("a reduction writes every output from any place in a line, and nothing
           for (size_t i = 0; i < input_count; ++i) {
             reduction.inputs[i] = buffers.emplace_back(inputs[i], shift).data();
           }
-          // To one place that is aligned to nothing, and past the caches; then to all in place.
+          // To an unaligned place, and past the caches; then to all inputs in place.
           const Guarded output(inputs[0], 3);
           const Guarded streamed(inputs[0], 0);
           reduction.outputs[0] = output.data();
@@ -238,7 +238,7 @@ TEST_CASE("a reduction writes every output from any place in a line, and nothing
 
 TEST_CASE("all_reduce of every size, in private memory and in place, has the same bits") {
   constexpr size_t kMailbox = (4 << 20) / 4;
-  // None, one more and one less than a line, a slot, a mailbox; and two mailboxes.
+  // Nothing; one more and one less than a line, a slot, a mailbox; and two mailboxes.
   const std::vector<size_t> counts = {0,    1,    15,   16,   17,     1023,         1024,
                                       1025, 2047, 2048, 2049, 100003, kMailbox + 1, 2 * kMailbox};
   const int world_size = GENERATE(1, 2, 3, 8);
@@ -247,7 +247,7 @@ TEST_CASE("all_reduce of every size, in private memory and in place, has the sam
     for (const size_t count : counts) {
       inputs.push_back(all_ranks_data(kind.dtype, count, world_size));
     }
-    // By rank: for each count what came through mailboxes, and what was reduced in place.
+    // By rank: for each count the result through mailboxes, and the result in place.
     std::vector<std::vector<Bytes>> results(static_cast<size_t>(world_size));
     run_shm_threads(world_size, [&](Communicator& communicator) {
       const auto rank = static_cast<size_t>(communicator.rank());
@@ -290,7 +290,7 @@ TEST_CASE("regions: different sizes, different places, and memory that outlives 
     const bool refused = communicator.allocate(own == 0 ? 100 : 101) == nullptr &&
                          communicator.allocate(0) == nullptr;
     const auto region = communicator.allocate(2 * inputs[own].size());
-    // Rank 1's tensor lies somewhere else in the region: not to be reduced in place.
+    // Rank 1's tensor has another place in the region, so it cannot be reduced in place.
     std::byte* const memory =
         static_cast<std::byte*>(region.get()) + (own == 0 ? 0 : inputs[own].size());
     std::copy(inputs[own].begin(), inputs[own].end(), memory);

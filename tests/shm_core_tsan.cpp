@@ -1,9 +1,9 @@
 // The collectives over shared memory under the thread sanitizer: ranks are threads on one mapping,
-// so that the sanitizer sees every access to it and knows which is ordered before which. Compiled
-// with all of the sources it uses, and with nothing else.
+// so that the sanitizer sees every access to it and their order. Compiled only with the sources
+// that it uses.
 //
 //   shm_core_tsan          must be silent
-//   shm_core_tsan --race   skips one meeting: the sanitizer must report it, or it sees nothing
+//   shm_core_tsan --race   skips a meeting: the sanitizer must report it
 #include <sys/mman.h>
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 
 using ddp::shm::Communicator;
 
-/// One mapping with a part for each rank, as long as the object lives.
+/// Mapping with a part for each rank.
 class SharedParts {
  public:
   SharedParts(int world_size, size_t bytes)
@@ -51,11 +51,11 @@ size_t round_to_page(size_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-/// A collective with one meeting too few: a rank stores with one kernel into its
-/// mailbox, and another loads from there with another kernel.
+/// Collective without one of its meetings: a rank stores into its mailbox with one kernel, and
+/// another rank loads from there with another kernel.
 void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here) {
-  // Side by side, but ordered by nothing: a rank that came late would, by seeing how far the other
-  // is, be ordered after it.
+  // At the same time without order: a late rank that reads the other's progress would be ordered
+  // after it.
   here.fetch_add(1, std::memory_order_relaxed);
   while (here.load(std::memory_order_relaxed) < 2) {
     std::this_thread::yield();

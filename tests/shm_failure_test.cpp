@@ -1,5 +1,4 @@
-// Ranks over shared memory that disagree, stop, leave or are killed. Ranks are
-// processes here.
+// Ranks over shared memory that disagree, stop, leave or are killed. Ranks are processes here.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +24,7 @@ using ddp::test::contains;
 using ddp::test::ProcessOutcome;
 using ddp::test::RankProcesses;
 
-/// Longer than any test waits: what ends before was noticed.
+/// Timeout longer than any test: if a rank ends earlier, it has noticed the fault.
 constexpr std::chrono::minutes kLong{10};
 
 void all_reduce(Communicator& communicator, size_t count, DType dtype = DType::kFloat32,
@@ -34,7 +33,7 @@ void all_reduce(Communicator& communicator, size_t count, DType dtype = DType::k
   communicator.all_reduce(data.data(), count, dtype, op);
 }
 
-/// Runs `body` on connected ranks, processes of their own.
+/// Runs `body` on connected ranks, as processes.
 std::vector<ProcessOutcome> run_connected(
     int world_size, const std::function<std::string(Communicator& communicator)>& body) {
   RankProcesses ranks(world_size, [&](int rank, const Exchange& exchange) {
@@ -55,7 +54,7 @@ std::string reduce_for_ever(int rank, int world_size, const Exchange& exchange) 
   }
 }
 
-/// True if a rank ended with that code and one line in which `part` stands.
+/// True if a rank ended with `code` and one line with `part`.
 bool failed_with(const ProcessOutcome& outcome, const std::string& part, int code = 1) {
   return outcome.status == code << 8 && contains(outcome.text, part) &&
          !contains(outcome.text, "\n");
@@ -151,7 +150,7 @@ TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
 
 TEST_CASE("ranks that do not see rank 0's process cannot share memory, and both say why") {
   RankProcesses ranks(2, [](int rank, const Exchange& exchange) {
-    // As in a pid namespace of its own, where rank 0's number is another process.
+    // As in another pid namespace, in which rank 0's pid is another process.
     const Exchange elsewhere = [&](const std::string& mine) {
       std::vector<std::string> texts = exchange(mine);
       const size_t blank = texts[0].find(' ');

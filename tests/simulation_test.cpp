@@ -1,4 +1,4 @@
-// Reports of launches that never were, whose truth is known: how often do they say what is not so?
+// Reports of simulated launches with known speeds: frequency of false claims.
 #include <regex>
 
 #include "tests/catch.hpp"
@@ -12,17 +12,17 @@ using ddp::test::NormalNoise;
 constexpr int kReports = 1000;
 constexpr int kMostFalse = kReports / 20;
 
-/// How launches take their time.
+/// Distribution of launches' times.
 struct World {
-  double effect = 1;  ///< a step of every run but stage 01 and the fastest takes so many times more
+  double effect = 1;  ///< factor on the step of all runs but stage 01 and the fastest
   double noise = 0.01;  ///< standard deviation of a launch's logarithm
   bool has_slow_mode = false;  ///< one launch in six of several ranks takes twice as long
-  double drift = 0;  ///< by so much the machine grows slower in each block
+  double drift = 0;  ///< the machine grows slower by this share in each block
   int blocks = 9;
 };
 
-/// Ranks that are as fast as one process, two other ways to run them, threads, and a peer. All are
-/// equal but for the effect.
+/// One process, ranks in three variants, threads, and a peer. All are equally fast but for the
+/// effect.
 std::vector<Run> make_runs() {
   const Run alone = ddp::test::make_run("01_single_gpu");
   const Run ranks =
@@ -42,17 +42,17 @@ std::vector<Run> make_runs() {
       ddp::test::control_of(ranks)};
 }
 
-/// @return of kReports those that ...
+/// Number of reports, out of kReports, that ...
 struct Counts {
   int significant = 0;  ///< call any difference significant
   int excluded = 0;  ///< have an interval that excludes 1
-  int claims = 0;  ///< claim any in a sentence
-  int wrong_way = 0;  ///< call the slower one the faster, or one of two equal ones
+  int claims = 0;  ///< claim any difference in a sentence
+  int wrong_way = 0;  ///< call a run significantly faster that is slower or equal
   int found = 0;  ///< find that by_hand is slower than the fastest
   int missed_fastest = 0;  ///< name another run as the fastest and do not name the fastest with it
 };
 
-/// A ratio of speeds without a star, or ranks that help or do not.
+/// True if a sentence has a ratio without a star, or says that ranks help or do not help.
 bool claims_anything(const Report& report) {
   static const std::regex claim("[0-9]x as |[0-9]x\\)|shm help|do not help");
   static const std::regex unknown("whether [^)]*\\)");
@@ -61,7 +61,7 @@ bool claims_anything(const Report& report) {
   });
 }
 
-/// All but stage 01 with one thread and the fastest, with their controls.
+/// True for all runs but stage 01 with one thread and the fastest, and their controls.
 bool is_affected(const Run& run, const std::string& fastest) {
   return run.cores() > 1 && !run.name.starts_with(fastest);
 }
@@ -78,7 +78,7 @@ Counts simulate(const World& world) {
     std::vector<Run*> order;
     std::ranges::transform(report.runs, std::back_inserter(order), [](Run& run) { return &run; });
     for (int block = 0; block < world.blocks; ++block) {
-      // Not std::ranges::shuffle, whose order is the library's choice.
+      // Not by std::ranges::shuffle, because its order depends on the library.
       for (std::size_t left = order.size(); left > 1; --left) {
         std::swap(order[left - 1], order[engine() % left]);
       }
@@ -137,7 +137,7 @@ TEST_CASE("where there is no effect, one in twenty reports at most claims one", 
   CAPTURE(world.blocks, world.noise);
   CHECK(counts.significant <= kMostFalse);
   CHECK(counts.claims <= kMostFalse);
-  CHECK(counts.excluded > kMostFalse);  // of ten intervals one is often wrong: controls are needed
+  CHECK(counts.excluded > kMostFalse);  // one of ten intervals is often wrong: hence controls
 }
 
 TEST_CASE("an effect of 5 % is found, and never called the other way round", "[simulation]") {
@@ -147,7 +147,7 @@ TEST_CASE("an effect of 5 % is found, and never called the other way round", "[s
   CHECK(counts.claims > 0.8 * kReports);
   CHECK(counts.wrong_way <= kMostFalse);
   CHECK(counts.missed_fastest <= kMostFalse);
-  world.noise = 0.08;  // too noisy to be found, which is no reason to say the opposite
+  world.noise = 0.08;  // the effect is not found, but the opposite must not be claimed
   counts = simulate(world);
   CHECK(counts.wrong_way <= kMostFalse);
   CHECK(counts.missed_fastest <= kMostFalse);

@@ -1,4 +1,4 @@
-// The simulator of ranks: times that were computed by hand, deadlocks, mistakes, and its programs.
+// The simulator of ranks: times computed by hand, deadlocks, mistakes, and its programs.
 #include "simulator/simulator.hpp"
 
 #include <cmath>
@@ -20,7 +20,7 @@ using ddp::test::run_program;
 constexpr int64_t kMib = 1 << 20;
 const Network kNetwork{.alpha_us = 10, .beta_us_per_mib = 100};
 
-/// Equal but for the rounding of a few additions.
+/// Requires equal times, apart from the rounding of a few additions.
 void require_us(double us, double expected) {
   REQUIRE(us == Approx(expected).epsilon(1e-12).margin(1e-9));
 }
@@ -63,7 +63,7 @@ TEST_CASE("compute and communication overlap until wait()") {
       2);
   const RankRecord& rank = simulation.ranks[1];
   require_us(rank.end_us, 300 + 220 + 50);
-  require_us(rank.waited_us(), 220);  // for the second alone
+  require_us(rank.waited_us(), 220);  // only for the second
   REQUIRE(rank.communication.size() == 2);
   require_us(rank.communication[0].begin_us, 100);
   require_us(rank.communication[0].end_us, 220);

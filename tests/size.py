@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the size of the repository: lines of code, words of Markdown, files, seconds of the suite.
+"""Holds the size of the repository: lines of code, words and pages of Markdown, files, seconds of the suite.
 
     tests/size.py               counts, and fails where a number is over its limit
     tests/size.py --seconds N   says how long the suite took beside its limit; fails nothing, since machines differ
@@ -16,6 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMITS = pathlib.Path("tests/size_limits.json")
 CODE = re.compile(r"\.(cpp|hpp|c|h|py|sh|js|css|html|cmake|in)$|(^|/)CMakeLists\.txt$")
+CHAPTER = re.compile(r"0\d_\w+/README\.md$")
 
 
 def git(*arguments):
@@ -28,13 +29,17 @@ def is_code(name, text):
 
 def count(texts):
     """@param texts by name, of all files. @return the numbers that have limits"""
-    sizes = {"product_lines": 0, "test_lines": 0, "markdown_words": 0, "files": len(texts)}
+    sizes = {"product_lines": 0, "test_lines": 0, "markdown_words": 0, "readme_lines": 0, "chapter_lines": 0, "docs_pages": 0, "files": len(texts)}
     for name, text in texts.items():
         if is_code(name, text):
             side = "test_lines" if name.startswith("tests/") else "product_lines"
             sizes[side] += sum(1 for line in text.splitlines() if line.strip())
         elif name.endswith(".md"):
             sizes["markdown_words"] += len(text.split())
+            sizes["docs_pages"] += name.startswith("docs/")
+            lines = "readme_lines" if name == "README.md" else "chapter_lines" if CHAPTER.match(name) else None
+            if lines:
+                sizes[lines] = max(sizes[lines], len(text.splitlines()))
     return sizes
 
 
@@ -43,8 +48,9 @@ def over(sizes, limits):
 
 
 def self_test():
-    sizes = count({"a.cpp": "x\n\n  \ny\n", "tool": "#!/bin/sh\n", "tests/b.py": "z\n", "c.md": "one two\nthree", "data": "no\n"})
-    assert sizes == {"product_lines": 3, "test_lines": 1, "markdown_words": 3, "files": 5}, sizes
+    sizes = count({"a.cpp": "x\n\n  \ny\n", "tool": "#!/bin/sh\n", "tests/b.py": "z\n", "README.md": "one two\nthree", "data": "no\n",
+                   "01_a/README.md": "\n", "02_b/README.md": "\n\n", "docs/a/b.md": ""})
+    assert sizes == {"product_lines": 3, "test_lines": 1, "markdown_words": 3, "readme_lines": 2, "chapter_lines": 2, "docs_pages": 1, "files": 8}, sizes
     assert not over(sizes, sizes) and len(over(sizes, {**sizes, "files": 4})) == 1
 
 

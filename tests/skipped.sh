@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says which tests the last run of ctest left out, and why: tests/skipped.sh BUILD_DIR
+# Lists the tests that the last run of ctest left out, with reasons: tests/skipped.sh BUILD_DIR
 set -euo pipefail
 
 mapfile -t reasons < <(sed -n 's/^skipped: //p' "$1/Testing/Temporary/LastTest.log")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A test that cannot run is counted, with its reason; one that must be able to run fails: cmake/leave_out.cmake, tests/skipped.sh.
+"""Counts tests that cannot run, with reasons; tests that must be able to run fail: cmake/leave_out.cmake, tests/skipped.sh.
 
 usage: skips_test.py CMAKE CTEST
 """
@@ -13,13 +13,13 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CMAKE, CTEST = sys.argv.pop(1), sys.argv.pop(1)
-# Ways of Catch2, unittest and pytest to leave a test without a word in ctest's summary.
+# Ways of Catch2, unittest and pytest to skip a test without a trace in ctest's summary.
 SILENT = re.compile(r"\b(?:GTEST_)?SKIP\(|\bskipTest\b|\bSkipTest\b|unittest\.skip|pytest\.(?:skip|mark\.skip|importorskip)|WARN\(.skipped")
 
 
 class Skips(unittest.TestCase):
     def run_tests(self, *lines):
-        """ctest's exit code and what it says, of a project with these tests beside one that passes; and what skipped.sh says."""
+        """@return ctest's exit code and output, for a project with these tests and a test that passes; and skipped.sh's output"""
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "CMakeLists.txt").write_text("\n".join([
                 "cmake_minimum_required(VERSION 3.25)", "project(skips LANGUAGES NONE)", "enable_testing()",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The batch scripts as any user can try them: `srun` and `scontrol` are stubs that write down how they are called.
+"""The batch scripts without Slurm: `srun` and `scontrol` are stubs that record their calls.
 tests/slurm_test.py has a real Slurm.
 
 usage: slurm_scripts_test.py [TEST...]
@@ -17,7 +17,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGE = "05_multinode"
-# Runs one task; says which variables and words it got.
+# Runs a task, and records its variables and words.
 SRUN = """#!/bin/bash
 printf '%s\\0' "$@" >"$STUB/step"
 env -0 >"$STUB/env"
@@ -54,7 +54,7 @@ class Scripts(unittest.TestCase):
         self.script(self.checkout / "build/bin" / name, f"#!/bin/bash\n{text}\n")
 
     def start(self, name, *arguments, **variables):
-        """As slurmd does: a copy of the script, elsewhere."""
+        """Runs a copy of the script in another folder, like slurmd."""
         script = self.stub / "slurm_script"
         shutil.copy(self.checkout / "slurm" / f"{name}.sh", script)
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_", "DDP_"))}
@@ -64,7 +64,7 @@ class Scripts(unittest.TestCase):
         return subprocess.Popen([script, *arguments], env=environment, cwd=self.stub, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def run_script(self, name, *arguments, code=0, **variables):
-        """What it said; the rest is in files."""
+        """Its output; other results are in files."""
         for file in ("step", "env", "argv", "changes"):
             (self.stub / file).unlink(missing_ok=True)
         process = self.start(name, *arguments, **variables)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The batch scripts and submit on a real Slurm cluster of two nodes: run to the end, broken off and started again.
+"""The batch scripts and submit on a real Slurm cluster of two nodes: whole runs, and runs that are interrupted and resumed.
 
 usage: slurm_test.py BUILD_DIR [TEST...]     as root; see tests/clusters/slurm_fixture.py
 """
@@ -27,14 +27,14 @@ BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"
 FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 JOB_SECONDS = 300
-# Long enough to be broken off on any machine; saved by itself only at the end.
+# Long enough to be interrupted on any machine; saves by itself only at the end.
 LONG = ["--layers", "64,64,10", "--dataset-size", "1024", "--global-batch", "64", "--optimizer", "adam"]
 
 cluster = None
 
 
 class Job:
-    """A batch job, by its id."""
+    """Batch job."""
 
     def __init__(self, name):
         self.id = name
@@ -65,13 +65,13 @@ class Job:
         return self.wait_for(lambda: self.state() in FINAL_STATES)
 
     def wait_for_restart(self):
-        """Until Slurm has queued it again, and at last starts it: by itself it does that after two minutes."""
+        """Waits until Slurm has queued the job again, then has it started: by itself Slurm waits two minutes."""
         self.wait_for(lambda: self.facts()["Restarts"] == "1" and self.state() == "PENDING" and not cluster.processes_on_nodes())
-        time.sleep(2)  # the controller hears of it a little later
+        time.sleep(2)  # for the controller
         run("scontrol", "update", f"JobId={self.id}", "StartTime=now", "TimeLimit=10")
 
     def finished(self):
-        """Waits for its success. Returns moved and digest."""
+        """Waits for its success. @return moved and digest"""
         if self.wait().state() != "COMPLETED":
             raise AssertionError(f"job {self.id} is {self.state()}, exit code {self.exit_code()}; it wrote:\n{self.output}")
         return last_line(self.output)
@@ -90,7 +90,7 @@ def ranks_of(program):
         with contextlib.suppress(OSError):
             if process.name.isdigit() and os.readlink(process / "exe") == str(BIN / program):
                 environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
-                if environment:  # none of one that ends just now
+                if environment:  # empty for a process that is ending
                     ranks[int(environment["SLURM_PROCID"])] = int(process.name)
     return ranks
 
@@ -124,7 +124,7 @@ class Case(unittest.TestCase):
 
 class Scripts(Case):
     def test_every_script_ends_on_the_same_weights(self):
-        """World size 2: bit for bit, however the two processes were started and wherever they are. World size 4: to 1e-4."""
+        """World size 2: the same bits, for all launchers and nodes. World size 4: to 1e-4."""
         digits = stages.WORKLOAD
         jobs = {"spawn": sbatch("03_ddp_spawn", *digits), "one node": sbatch("04_ddp_launcher", *digits),
                 "two nodes": sbatch("05_multinode", *digits, options=["--ntasks-per-node=1"]), "four": sbatch("05_multinode", *digits)}
@@ -141,7 +141,7 @@ class Scripts(Case):
         self.assertTrue(four.output.endswith("05_multinode: exit code 0\n"), four.output)
 
     def test_four_nodes_of_eight_gpus(self):
-        """32 tasks that find themselves, though the job has CPUs for two on each node only."""
+        """32 tasks find their ranks, although the job has CPUs for only two on each node."""
         checkout = self.folder / "a checkout"
         shutil.copytree(ROOT / "slurm", checkout / "slurm")
         self.program(f"exec {BIN}/ddp-env --json", "a checkout/build/bin/05_multinode")
@@ -155,7 +155,7 @@ class Scripts(Case):
             self.assertEqual("tasks share" in job.output, tasks == 32, job.output)
 
     def test_the_benchmark(self):
-        """One node, then two, in one report."""
+        """A report has runs on one node, and on two nodes."""
         job = sbatch("bench", "--models", "T", "--steps", "50", "--repetitions", "1", folder=self.folder).wait()
         self.assertEqual(job.state(), "COMPLETED", job.output)
         runs = json.loads((self.folder / f"bench-{job.id}.json").read_text())["ddp_scaling"]["runs"]
@@ -172,7 +172,7 @@ class Stops(Case):
         expected = sbatch(*words, options=["--ntasks-per-node=1"], folder=self.folder / "unbroken").finished()
         job = sbatch(*words, options=["--ntasks-per-node=1", "--time=1", "--signal=B:USR1@10"], folder=self.folder)
         job.wait_for(lambda: "Epoch 0 " in job.output)
-        # The signal comes after 20 to 50 s. A fast machine would be done by then: the ranks pause until they have it.
+        # The signal comes after 20 to 50 s. The ranks are paused until then, because a fast machine would be done.
         ranks = ranks_of("05_multinode").values()
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
@@ -182,12 +182,12 @@ class Stops(Case):
         job.wait_for_restart()
         self.assertEqual(job.finished(), expected)
         self.assertEqual(job.output.count("exit code 85, asking Slurm to start the job again (1 of at most 100 times)"), 1)
-        for epoch in range(self.EPOCHS):  # none left out, none twice
+        for epoch in range(self.EPOCHS):  # each exactly once
             self.assertEqual(job.output.count(f"[CPU0] Epoch {epoch} |"), 1, epoch)
         self.assertEqual(*((self.folder / name / "05_multinode.safetensors").read_bytes() for name in (".", "unbroken")))
 
     def test_a_killed_rank(self):
-        """The others end with it, and a second job ends on the bits of a run that nothing disturbed."""
+        """The other ranks end too, and a second job ends on the bits of an undisturbed run."""
         (self.folder / "unbroken").mkdir()
         words = ["05_multinode", "100", "5", *LONG]
         expected = sbatch(*words, folder=self.folder / "unbroken").finished()
@@ -214,7 +214,7 @@ class Stops(Case):
 
 
 class Submit(Case):
-    """The tool, where a real Slurm answers."""
+    """submit with a real Slurm."""
 
     def tool(self, *arguments, code=0, path=""):
         result = subprocess.run([ROOT / "tools/submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True,

@@ -1,5 +1,5 @@
-// A snapshot is whole or found damaged, whatever happens to it and to its save, and a run that goes
-// on from it ends on the bits of an unbroken run.
+// A snapshot is whole, or the damage is found, whatever happens to the file and to its save. A
+// resumed run ends on the bits of an unbroken run.
 #include "common/training/snapshot.hpp"
 
 #include <fmt/format.h>
@@ -60,7 +60,7 @@ void damage(const fs::path& path) {
   write(path, bytes);
 }
 
-/// What stderr gets while `body` runs.
+/// Text on stderr while `body` runs.
 std::string stderr_of(const std::function<void()>& body) {
   std::ostringstream said;
   std::streambuf* const before = std::cerr.rdbuf(said.rdbuf());
@@ -81,10 +81,10 @@ ddp::Options options_in(const ddp::ScratchFolder& folder, const std::string& opt
   return options;
 }
 
-/// A training of this process that any number of epochs can be asked of.
+/// Training within this process, epoch by epoch.
 class Training {
  public:
-  /// @param weights_seed the snapshot's weights must replace those that it draws
+  /// @param weights_seed seed of the first weights, which the snapshot must replace
   explicit Training(const ddp::Options& options, uint64_t weights_seed = 1)
       : options_(options), dataset_(ddp::load_dataset(options)) {
     torch::manual_seed(weights_seed);
@@ -104,7 +104,7 @@ class Training {
       }
     }
   }
-  /// Writes `epochs_done`, which all weights and moments are set to.
+  /// Saves a snapshot in which all weights and moments are `epochs_done`.
   void save_filled(int64_t epochs_done) {
     const torch::NoGradGuard no_grad;
     for (const torch::Tensor& tensor : tensors()) {
@@ -112,8 +112,8 @@ class Training {
     }
     save(epochs_done);
   }
-  /// @return epochs done, -1 if the snapshot is refused, -2 if it does not hold what save_filled()
-  /// wrote for so many
+  /// Loads a snapshot of save_filled().
+  /// @return epochs done, -1 if the snapshot is refused, -2 if it has other values
   int64_t load_filled() {
     int64_t epochs_done = -1;
     stderr_of([&] {
@@ -149,7 +149,7 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-/// The message of a load that is refused with exit code 3; empty if it is not.
+/// Message of a load that is refused with exit code 3; empty if it is not refused.
 std::string refusal(const ddp::Options& options) {
   try {
     Training(options).load();
@@ -199,7 +199,7 @@ TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one", "[s
       const ddp::ScratchFolder folder("ddp-snapshot");
       const ddp::Options options = options_in(folder, optimizer);
       Training unbroken(options);
-      CHECK(unbroken.load() == 0);  // there is none yet
+      CHECK(unbroken.load() == 0);  // no snapshot yet
       unbroken.train(0, stop);
       unbroken.save(stop);
       unbroken.train(stop, kEpochs);
@@ -351,12 +351,12 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
       if (WIFSIGNALED(status)) {
         CHECK((fault == "kill" && (left == 2 || left == 3)));
       } else if (code == kReported) {
-        CHECK((fault != "short" && (left == 2 || left == 3)));  // at the last call it is in place
+        CHECK((fault != "short" && (left == 2 || left == 3)));  // 3: after the last call
       } else {
         CHECK((code == kSaved || code == kNotReached));
         CHECK(left == 3);
       }
-      // The next save goes on as if nothing had been.
+      // The next save works as usual.
       training.save_filled(4);
       CHECK(training.load_filled() == 4);
       CHECK((code != kNotReached || at > 5));

@@ -1,5 +1,5 @@
-// tests/spawn_helper.cpp - a stage without training: each rank does what RANK<r> (or ALL) in the
-// environment says.
+// tests/spawn_helper.cpp - a stage without training: each rank acts as the variable RANK<r> or ALL
+// says.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ void say(const ddp::LaunchEnvironment& rank, const std::string& text) {
   std::cout << "rank " + std::to_string(rank.rank) + " " + text + "\n" << std::flush;
 }
 
-/// As training does: ends its step, "saves", asks to be run again.
+/// Acts like training: ends its step, "saves", asks to be run again.
 ExitCode stop_when_asked(const ddp::LaunchEnvironment& rank) {
   ddp::watch_for_stop_request();
   say(rank, "ready");
@@ -45,7 +45,7 @@ ExitCode stop_when_asked(const ddp::LaunchEnvironment& rank) {
   return ExitCode::kRunAgain;
 }
 
-/// Each adds a byte to the store's file, and waits until it holds as many as there are ranks.
+/// Adds a byte to the store's file, and waits until it has a byte of each rank.
 void meet(const ddp::LaunchEnvironment& rank) {
   std::ofstream(rank.store.file, std::ios::app) << 'r' << std::flush;
   while (std::ifstream(rank.store.file, std::ios::ate).tellg() < rank.world_size) {

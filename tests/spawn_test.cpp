@@ -24,10 +24,10 @@ using ddp::test::RunResult;
 using ddp::test::words;
 using Variables = std::map<std::string, std::optional<std::string>>;
 
-constexpr double kGoneSeconds = 20;  // much more than it takes, also on a busy machine
+constexpr double kGoneSeconds = 20;  // much more than needed, also on a busy machine
 
 RunOptions environment(Variables variables) {
-  // Whatever started the tests must not look like the launcher of the program.
+  // The launcher of the tests must not look like the program's launcher.
   for (const std::string& name :
        words("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE SLURM_STEP_ID DDP_LAUNCHER "
              "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE TORCHELASTIC_RUN_ID PMIX_RANK")) {
@@ -38,7 +38,7 @@ RunOptions environment(Variables variables) {
   return options;
 }
 
-/// spawn_helper lies next to this program.
+/// Path of spawn_helper, beside this program.
 std::vector<std::string> command(const std::string& more = "") {
   std::vector<std::string> argv = words("helper 1 1 --device cpu " + more);
   argv[0] = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "spawn_helper";

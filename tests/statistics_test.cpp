@@ -1,4 +1,4 @@
-// Medians, percentiles, intervals and the parity check, fed with too little and with NaN.
+// Medians, percentiles, intervals and the parity check, also with too few values and with NaN.
 #include "bench/statistics.hpp"
 
 #include <cmath>
@@ -78,11 +78,11 @@ TEST_CASE("the estimate of pairs is the median of their means, its interval that
     CHECK(few.has_value() == (n > 0));
     CHECK_FALSE((few && few->ci95));
   }
-  // Of six the 95 % interval is the range: 2 / 2^6 lies beyond.
+  // With six values the 95 % interval is the range: 2 / 2^6 lies beyond.
   const PairedEstimate six = paired_difference({1, 2, 4, 8, 16, 32}).value();
   CHECK(six.ci95->low == 1);
   CHECK(six.ci95->high == 32);
-  // Nine values: 5 of the 45 means are left out on each side, as tables of the test say.
+  // With nine values, 5 of the 45 means are left out on each side, as in tables of the test.
   const PairedEstimate nine = paired_difference(one_to(9)).value();
   CHECK(nine.value == 5);
   CHECK(nine.ci95->low == 2.5);
@@ -95,8 +95,8 @@ TEST_CASE("the estimate of pairs is the median of their means, its interval that
   }
 }
 
-/// How often of 1,000 times the interval of `n` pairs holds the truth, 0. @param draw one
-/// difference
+/// Number of times, out of 1,000, that the interval of `n` pairs holds the true value, 0.
+/// @param draw draws a difference
 template <typename Draw>
 int times_covered(int n, Draw draw) {
   int covered = 0;
@@ -121,14 +121,14 @@ TEST_CASE("the interval of pairs holds the truth as often as it says", "[statist
   for (const int n : {6, 9, 15}) {
     CAPTURE(n);
     CHECK(times_covered(n, [&](int) { return normal(); }) >= 935);
-    // One launch in six of either command is slow, by up to a factor of two.
+    // A launch in six of either command is slow, by up to a factor of two.
     CHECK(times_covered(n, [&](int) {
             const double a = is_slow() ? 0.7 : 0;
             const double b = is_slow() ? 0.7 : 0;
             return a - b + 0.05 * normal();
           }) >= 935);
-    // The machine grows slower from block to block, which both feel alike, and the order in a
-    // block is drawn.
+    // The machine grows slower from block to block, equally for both commands, and the order in a
+    // block is random.
     CHECK(times_covered(n, [&](int block) {
             const double drift = 0.02 * block;
             return (is_slow() ? drift : 0) - (is_slow() ? drift : 0) + 0.05 * normal();

@@ -1,4 +1,4 @@
-// How ranks that share only a store exchange texts.
+// Exchange of texts between ranks that share only a store.
 #include <chrono>
 #include <future>
 #include <string>
@@ -35,6 +35,6 @@ TEST_CASE("rank 0 goes last when all end") {
   CHECK(first.wait_for(milliseconds(50)) == std::future_status::timeout);
   ddp::let_others_read(*store, "settings", 1, 2, std::chrono::seconds(30));
   first.get();
-  // One that was killed reads nothing.
+  // A killed rank reads nothing.
   ddp::let_others_read(*store, "other", 0, 2, milliseconds(50));
 }

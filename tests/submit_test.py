@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/submit, with a scheduler that is one script: sbatch, squeue, scancel, condor_submit, condor_q and condor_rm in a folder of PATH.
+"""tools/submit with a fake scheduler: a script as sbatch, squeue, scancel, condor_submit, condor_q and condor_rm in a folder of PATH.
 tests/slurm_test.py and tests/condor_test.py have real ones.
 
 usage: submit_test.py [TEST...]
@@ -28,7 +28,7 @@ submit_module = sys.modules["submit"] = importlib.util.module_from_spec(importli
 loader.exec_module(submit_module)
 TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
 
-# A job is a file, named by its id: the tag, state and reason. `fault` in the same folder holds what goes wrong, once:
+# A job is a file with its id as name: tag, state and reason. `fault` in the same folder names a fault that happens once:
 #   COMMAND killed-before | killed-after | refused | lost-answer | no-answer
 SCHEDULER = """#!{python} -IS
 import os, pathlib, re, signal, sys, time
@@ -55,7 +55,7 @@ if name in ("sbatch", "condor_submit"):
     text = " ".join(sys.argv) if name == "sbatch" else pathlib.Path(sys.argv[-1]).read_text()
     if fault == "killed-after":
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(0.3)  # a scheduler that is slow
+        time.sleep(0.3)  # a slow scheduler
     number = str(100 + len((stub / "calls").read_text().splitlines()))
     (stub / number).write_text(re.search(r'(?:--comment=|SubmitTag = ")(\\w+)', text)[1] + "|PENDING|None")
     print(number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
@@ -95,7 +95,7 @@ class Case(unittest.TestCase):
         return path
 
     def start(self, *arguments):
-        """Its process id. It is a fork of this process: Python takes longer to start than submit needs."""
+        """Starts submit as a fork of this process, because Python's start takes longer than submit. @return its process id"""
         pid = os.fork()
         if pid == 0:
             for number, name in ((1, "stdout"), (2, "stderr")):
@@ -118,7 +118,7 @@ class Case(unittest.TestCase):
         return out, err
 
     def submit(self, *arguments, code=0):
-        """What it wrote, to standard output or, with another exit code than 0, to standard error: one line."""
+        """Its standard output or, if the exit code is not 0, its line on standard error."""
         out, err = self.wait(self.start(*arguments), code)
         if code > 0:
             self.assertRegex(err, r"\Asubmit: .*\n\Z")
@@ -129,7 +129,7 @@ class Case(unittest.TestCase):
         return json.loads(self.submit(action, "--json", self.out, code=code))
 
     def submitted(self):
-        """Jobs that the scheduler has been given."""
+        """Jobs in the scheduler."""
         return sorted(path.name for path in self.stub.glob("[0-9]*"))
 
     def change(self, number, state, reason="None"):
@@ -245,7 +245,7 @@ class Schedulers(Case):
                 self.assertEqual(self.submit("logs", "0", self.out, "--lines", "1"), f"==> {output}\ntwo\\x1b\n")
 
     def test_killed_at_any_moment(self):
-        """No job is lost, none is submitted twice, whichever call comes next."""
+        """No job is lost and no job is submitted twice, whatever call comes next."""
         faults = {"slurm": ("squeue killed-before", "sbatch killed-before", "sbatch killed-after"),
                   "condor": ("condor_q killed-before", "condor_submit killed-before", "condor_submit killed-after")}
         following = itertools.cycle(("the same", "status", "resubmit", "the same"))
@@ -262,7 +262,7 @@ class Schedulers(Case):
                     jobs = self.jobs("list")
                     self.assertEqual([job["state"] for job in jobs], ["pending"] * 2)
                     self.assertEqual((len(jobs), sorted(job["id"] for job in jobs)), (2, self.submitted()))
-        self.submit(*words)  # once more on purpose
+        self.submit(*words)  # a second submission on purpose
         self.assertEqual(len(self.submitted()), 4)
 
     def test_refused_unanswered_and_answered_too_late(self):
@@ -347,11 +347,11 @@ class Local(Case):
         self.wait(self.start("resubmit", "0", self.out), 1)
         self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")], [("failed", "Exec format error")])
 
-    # It takes a while to stop, and whoever starts it again has to wait for that.
+    # It takes a while to stop, and the next start has to wait for that.
     WAITS = "trap 'sleep 0.5; echo end >>starts; exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
 
     def test_cancelled(self):
-        """From elsewhere: that job alone. By Ctrl-C: nothing is lost, and resubmit goes on."""
+        """`cancel` stops only that job. Ctrl-C loses no job, and resubmit goes on."""
         process = self.start_local(self.WAITS, "--sweep", "x=1,2,3")
         self.wait_for(self.out / "job-0-x-1/ready")
         self.assertEqual([job["state"] for job in self.jobs()], ["running", "new", "new"])
@@ -365,7 +365,7 @@ class Local(Case):
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
 
     def test_killed(self):
-        """Its program ends too, and the same call again, or resubmit, runs what has not run."""
+        """Its program ends too. The same call again, or resubmit, runs the remaining jobs."""
         for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0")):
             self.setUp()
             process = self.start_local(self.WAITS, "--sweep", "x=1,2")

@@ -40,7 +40,7 @@ class ToSafetensors(unittest.TestCase):
         os.chdir(self.folder)
 
     def run_tool(self, line):
-        """Within this process, which has loaded what the tool loads."""
+        """Runs the tool within this process, which has loaded its modules."""
         said, wrong, code = io.StringIO(), io.StringIO(), 0
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
             sys.argv = [str(TOOL), *line.split()]
@@ -101,7 +101,7 @@ class ToSafetensors(unittest.TestCase):
         written = self.convert("t.csv o.safetensors --test test.csv")
         for name, expected in {"features": features, "labels": LABELS, "test_features": features[30:], "test_labels": LABELS[30:]}.items():
             numpy.testing.assert_array_equal(written[name], expected)
-        self.assertNotIn(self.digest("o.safetensors"), digests)  # nothing is held out of these
+        self.assertNotIn(self.digest("o.safetensors"), digests)  # no sample is held out
 
     def test_images_are_what_a_viewer_shows(self):
         gray = Image.fromarray(PIXELS[0])
@@ -181,7 +181,7 @@ class ToSafetensors(unittest.TestCase):
                 self.check_refused(line, *parts)
         done = self.run_tool("f no/such/o.safetensors")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
-        # As a command, whichever Python comes first; and a file that others can read.
+        # As a command, with any Python first in PATH; other users can read the file.
         done = subprocess.run([TOOL, "f", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "o.safetensors: 1 samples of 4 x 5 uint8, classes 0 to 0; none held out: a stage does so with a fifth\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--trace: one Chrome trace a rank, with operators and collectives by name, on one clock.
+"""--trace: a Chrome trace per rank, with operators and collectives by name, on the same clock.
 
 usage: tests/trace_test.py BUILD_DIR
 """
@@ -22,7 +22,7 @@ class Trace(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_stage(self, line, code=0):
-        """What it prints, without times."""
+        """Its output, without times."""
         result = subprocess.run([BIN / line.split()[0], *line.split()[1:]], cwd=self.folder, capture_output=True, text=True, timeout=120,
                                 stdin=subprocess.DEVNULL, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         self.assertEqual(result.returncode, code, result.stderr)
@@ -44,7 +44,7 @@ class Trace(unittest.TestCase):
                 self.assertIn("aten::addmm", {event["name"] for event in events})
                 begins.append(sorted(event["ts"] for event in events if event["name"] == "all_reduce")[:30:2])
                 self.assertEqual(len(begins[rank]), 15)
-            # Two all-reduces a step, one for each parameter: no rank begins the first before the other one has begun that of the step before.
+            # Two all-reduces per step, one per parameter. A rank begins a step's first only after the other rank has begun the step before.
             for one, other in (begins, begins[::-1]):
                 self.assertTrue(all(later > earlier for later, earlier in zip(one[1:], other)), begins)
 

@@ -22,7 +22,7 @@ from namespaces import run  # noqa: E402
 from stages import WORKLOAD, agrees, last_line  # noqa: E402
 
 BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
-SHARED = pathlib.Path("/var/tmp/home")  # the same folder on both hosts, as home directories are
+SHARED = pathlib.Path("/var/tmp/home")  # shared by both hosts, like home directories
 RUN_SECONDS = 180
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -31,14 +31,14 @@ expected = {}
 
 
 def start(host, *words, **variables):
-    """A command on a host; its output is read when it is waited for."""
+    """Starts a command on a host. Its output is read at the wait."""
     command = host.command("exec " + shlex.join(map(str, words)))
     return subprocess.Popen(command, cwd=SHARED, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
 
 def finish(*programs):
-    """Waits for all. Returns their exit codes and all they wrote on stdout and stderr."""
+    """Waits for all commands. @return their exit codes and outputs"""
     try:
         texts = [program.communicate(timeout=RUN_SECONDS) for program in programs]
     finally:
@@ -48,14 +48,14 @@ def finish(*programs):
 
 
 def listening(host):
-    """Addresses and ports that somebody on the host listens at, as the kernel writes them."""
+    """Addresses and ports of listening programs on the host, in the kernel's form."""
     text = run("nsenter", f"--net=/run/netns/{host.name}", "cat", "/proc/net/tcp", "/proc/net/tcp6")
     return [line.split()[1] for line in text.splitlines() if len(line.split()) > 3 and line.split()[3] == "0A"]
 
 
 class TwoHosts(unittest.TestCase):
     def check(self, codes, out, err, ranks):
-        """All ranks of both hosts, in one world, on the weights of 03_ddp_spawn."""
+        """Checks that all ranks of both hosts are in one world, and end on the weights of 03_ddp_spawn."""
         self.assertEqual(codes, [0] * len(codes), out + err)
         for rank in range(ranks):
             self.assertEqual(len(re.findall(rf"^\[CPU{rank}\] Epoch ", out, re.MULTILINE)), int(WORKLOAD[0]), out + err)
@@ -67,7 +67,7 @@ class TwoHosts(unittest.TestCase):
             self.assertEqual(listening(host), [])
 
     def ranks(self, *arguments, **variables):
-        """Started by hand, one on each host, over Gloo."""
+        """Ranks started by hand, one on each host, over Gloo."""
         return [start(host, BIN / "05_multinode", *arguments, "--backend", "gloo", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
                       LOCAL_WORLD_SIZE="1", MASTER_ADDR=hosts[0].ipv4, MASTER_PORT="29621", **variables) for rank, host in enumerate(hosts)]
 
@@ -94,14 +94,14 @@ class Torchrun(TwoHosts):
 
 
 class Mpirun(TwoHosts):
-    """Started on the first host. What Open MPI would do by ssh, entering the other host does here."""
+    """mpirun on the first host. It enters the other host by a script instead of ssh."""
 
     @classmethod
     def setUpClass(cls):
         cls.agent = SHARED / "agent"
         enter = shlex.join(hosts[1].command("")[:-1])
         setup = shlex.quote(hosts[1].command("")[-1])
-        # `agent HOST COMMAND...`: as ssh does, all words together are the command of a shell there.
+        # `agent HOST COMMAND...`: like ssh, it runs all words together as a shell command there.
         cls.agent.write_text(f"#!/bin/bash\n[[ $1 == {hosts[1].name} ]] || {{ echo \"agent: no host $1\" >&2; exit 1; }}\nshift\n"
                              f"exec {enter} {setup}\"$*\"\n")
         cls.agent.chmod(0o755)
@@ -126,7 +126,7 @@ class Mpirun(TwoHosts):
         self.check(*self.mpirun(2, f"[{hosts[0].ipv6}]"), 2)
 
     def test_no_ipv4_at_all(self):
-        """Open MPI's own daemons too talk over IPv6, which they do only when told to."""
+        """Open MPI's daemons also use IPv6, which needs an option."""
         for host in hosts:
             run("ip", "-n", host.name, "addr", "del", f"{host.ipv4}/24", "dev", "eth0")
         try:
@@ -137,7 +137,7 @@ class Mpirun(TwoHosts):
 
 
 class NamedNetwork(TwoHosts):
-    """Ranks by hand, one on each host, between which there are two networks."""
+    """Ranks by hand, one on each host, with two networks between the hosts."""
 
     def setUp(self):
         for host in hosts:
@@ -145,7 +145,7 @@ class NamedNetwork(TwoHosts):
             self.addCleanup(host.remove_interface, "fast0")
 
     def addresses_in_use(self, **variables):
-        """Those at host2's end of Gloo's connections while the two train. (The store's are IPv6 sockets, in another table.)"""
+        """Addresses of Gloo's connections at host2 during training. The store's sockets are IPv6, in another table."""
         ranks = self.ranks("1000000", "1000000", **variables)
         try:
             self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
@@ -164,10 +164,10 @@ class NamedNetwork(TwoHosts):
 
 
 class FaultyNetwork(TwoHosts):
-    """Ranks by hand, whose network is cut."""
+    """Ranks by hand, with a network that is cut."""
 
     def test_cut(self):
-        """Each side names the rank on the other."""
+        """Each side names the rank on the other side."""
         ranks = self.ranks("1000000", "1000000", "--timeout", "4")
         self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
         begin = time.monotonic()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What shows a run while it trains: the bar on a terminal, and TensorBoard's files by tools/tensorboard.
+"""A run's progress: the bar on a terminal, and TensorBoard's files by tools/tensorboard.
 
 usage: tests/watching_test.py STAGES [unittest's arguments]
 """
@@ -29,7 +29,7 @@ BAR = r"epoch \d+/\d+ \[#*\.*\] step \d+, \d+\.\d steps/s"
 
 
 def as_displayed(text):
-    """The lines that a terminal shows in the end: the bar is taken back by a return and an erasure."""
+    """Lines that a terminal shows in the end: a return and an erasure remove the bar."""
     return [line.rsplit("\r\x1b[K", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
 
 
@@ -40,7 +40,7 @@ class Watching(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def on_terminal(self, *command, stop_at=None, term="xterm"):
-        """What a terminal gets, and the exit code. @param stop_at a regular expression: then it is asked to stop"""
+        """Runs a program on a terminal. @return output, exit code @param stop_at regular expression: stops the run there"""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
         process = subprocess.Popen([STAGES / command[0], *command[1:]], cwd=self.folder, stdout=slave, stderr=slave, stdin=subprocess.DEVNULL,
@@ -83,7 +83,7 @@ class Watching(unittest.TestCase):
         return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
     def check_events(self, out):
-        """TensorBoard shows what was printed and what --metrics holds."""
+        """TensorBoard shows the printed values and the values of --metrics."""
         scalars, (*rows, summary) = self.read_events(), [json.loads(line) for line in (self.folder / "m").read_text().splitlines()]
         printed = re.findall(r"\[CPU0\].* Loss: (\S+)", out)
         steps = summary["summary"]["steps"] // len(printed)

@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WORK = ["2", "2113"]  # 34 steps an epoch, of which one rank has no sample in the last
+WORK = ["2", "2113"]  # 34 steps per epoch; in the last step one rank has no sample
 
 
 def run(*command, **options):
@@ -25,7 +25,7 @@ class YourModel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         build_dir, cmake, _, flags = ARGUMENTS
-        # Always the same folder, so that ccache knows what it compiles.
+        # Always the same folder, so that ccache finds earlier objects.
         folder = pathlib.Path(build_dir).resolve() / "tests" / "outside"
         shutil.rmtree(folder, ignore_errors=True)
         cls.prefix = folder / "prefix"
@@ -77,6 +77,6 @@ class YourModel(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    ARGUMENTS = [sys.argv.pop(1) for _ in range(3)] + [" ".join(sys.argv[1:])]  # CMake drops flags that are none
+    ARGUMENTS = [sys.argv.pop(1) for _ in range(3)] + [" ".join(sys.argv[1:])]  # CMake drops empty flags
     del sys.argv[1:]
     unittest.main()

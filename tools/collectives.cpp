@@ -1,4 +1,4 @@
-// collectives - the lab: runs one collective over a few ranks and prints every rank's tensor before
+// collectives - the lab: runs a collective over a few ranks and prints every rank's tensor before
 // and after it.
 //
 //   run:  build/bin/collectives all_reduce --nprocs 3
@@ -24,13 +24,13 @@
 namespace ddp {
 namespace {
 
-constexpr int kMaxRanks = 16;  // a terminal still shows their tensors
+constexpr int kMaxRanks = 16;  // a terminal has room for their tensors
 constexpr int64_t kMaxSize = 64;
 
 enum : unsigned {
   kRoot = 1,
   kOp = 2,
-  kOnlyGloo = 4,  // our own backends have the collectives that DistributedDataParallel needs
+  kOnlyGloo = 4,  // our own backends have only the collectives for DistributedDataParallel
 };
 
 struct Collective {
@@ -78,7 +78,7 @@ LabOptions parse_lab_options(int argc, char** argv) {
   }
   const Choices ops = {"sum", "mean", "product", "min", "max"};
   CommandLine line(options.program,
-                   "Runs one collective over a few ranks and prints every rank's tensor before and "
+                   "Runs a collective over a few ranks and prints every rank's tensor before and "
                    "after it.",
                    "collectives " DDP_VERSION,
                    "Examples: collectives all_reduce --nprocs 3; collectives gather --root 1;\n"
@@ -91,16 +91,16 @@ LabOptions parse_lab_options(int argc, char** argv) {
       "collective,--collective", "NAME", "", join(names),
       [&](const auto&, const auto& text) { name = check_choice("collective", text, names); });
   group.integer<std::optional<int>, int>("--nprocs", options.nprocs, 1, kMaxRanks, "2",
-                                         "ranks; under a launcher those that it started");
+                                         "number of ranks; a launcher gives its own number");
   group.choice("--backend", options.backend, {"auto", "shm", "gloo", "mpi"},
-               "library for the collective; auto: as the stages, gloo where only gloo has it");
+               "library for the collective; auto: as in the stages, or gloo if only gloo has it");
   group.integer<int64_t, int64_t>("--size", options.size, 1, kMaxSize, "2",
-                                  "elements of a rank's tensor, or of each of its parts");
+                                  "elements of a rank's tensor, or of each part of it");
   group.integer<std::optional<int>, int>(
       "--root", options.root, 0, kMaxRanks - 1, "0",
-      "the rank that gives or gets; of broadcast, reduce, gather, scatter");
+      "rank that sends or receives, for broadcast, reduce, gather, scatter");
   group.value(
-      "--op", "NAME", "sum", "of all_reduce, reduce, reduce_scatter: " + join(ops),
+      "--op", "NAME", "sum", "for all_reduce, reduce, reduce_scatter: " + join(ops),
       [&](const auto& option, const auto& text) { options.op = check_choice(option, text, ops); });
   line.require("collective");
   line.parse(argc, argv);
@@ -123,7 +123,7 @@ LabOptions parse_lab_options(int argc, char** argv) {
   return options;
 }
 
-/// @throws UsageError if the world is not what the command line says or is not one for it
+/// @throws UsageError if the world does not fit the command line
 void check_world(const LabOptions& options, int world_size, const std::string& launcher) {
   if (world_size != options.nprocs.value_or(world_size)) {
     refuse("--nprocs: got {}, expected {}, what {} started", *options.nprocs, world_size, launcher);
@@ -141,8 +141,8 @@ void check_world(const LabOptions& options, int world_size, const std::string& l
   }
 }
 
-/// What a rank has before and after, as words: elements, with a bar between those of different
-/// ranks, or a remark in the place of a tensor.
+/// Texts of a rank's tensor before and after: elements, with a bar between the parts of different
+/// ranks, or a remark in place of a tensor.
 struct BeforeAndAfter {
   std::string before;
   std::string after;
@@ -161,7 +161,7 @@ std::string as_text(const torch::Tensor& tensor, int64_t part) {
   return text;
 }
 
-/// A rank of the job, and the tensors that it begins with.
+/// Runs the collective on a rank.
 class Lab {
  public:
   Lab(const LabOptions& options, const ProcessGroup& group)
@@ -178,7 +178,7 @@ class Lab {
     }
     const int64_t size = options_.size;
     const bool is_root = rank_ == root_;
-    // Elements of as many ranks, where each rank gives or gets a part of the tensor.
+    // Such a tensor has a part for each rank.
     const bool gives_parts =
         name_ == "reduce_scatter" || name_ == "all_to_all" || (name_ == "scatter" && is_root);
     const bool gets_parts =
@@ -200,8 +200,8 @@ class Lab {
   }
 
  private:
-  /// Rank 0 has 1 2 3, rank 1 has 11 12 13: each number tells whose it was. In steps of 100 where
-  /// 10 would not do.
+  /// First values: rank 0 has 1 2 3, rank 1 has 11 12 13, so each number shows its rank. With more
+  /// values the ranks differ by 100.
   torch::Tensor values(int64_t count) const {
     int64_t step = 10;
     while (step < options_.size * world_size_) {
@@ -210,7 +210,7 @@ class Lab {
     return torch::arange(1, count + 1, torch::kFloat) + static_cast<double>(step * rank_);
   }
 
-  /// @param after is `before` where the collective works in place
+  /// @param after `before` if the collective works in place
   void call(const torch::Tensor& before, const torch::Tensor& after) const {
     c10d::ProcessGroup& group = *group_.c10d_group();
     const auto op = options_.op == "product" ? c10d::ReduceOp::PRODUCT
@@ -220,7 +220,7 @@ class Lab {
     const bool is_root = rank_ == root_;
     std::vector<torch::Tensor> whole{before};
     std::vector<torch::Tensor> result{after};
-    std::vector<std::vector<torch::Tensor>> parts;  // of all ranks; on the root, where there is one
+    std::vector<std::vector<torch::Tensor>> parts;  // a part for each rank
     if (name_ == "all_gather" || (name_ == "gather" && is_root)) {
       parts.push_back(after.chunk(world_size_));
     } else if (name_ == "reduce_scatter" || (name_ == "scatter" && is_root)) {
@@ -244,19 +244,19 @@ class Lab {
       std::vector<int64_t> equal_parts;
       torch::Tensor output = after;
       torch::Tensor input = before;
-      // The backend itself: the name of the group's own function depends on the version.
+      // By the backend, because the name of the group's function depends on LibTorch's version.
       group.getDefaultBackend()->alltoall_base(output, input, equal_parts, equal_parts)->wait();
-    } else if (world_size_ == 1) {  // send_recv to itself, which no backend carries
+    } else if (world_size_ == 1) {  // send_recv to itself, which no backend can do
       after.copy_(before);
     } else {
-      // Both are started before either is waited for: with all ranks in send() none would receive.
+      // Starts both before waiting: if all ranks waited in send(), no rank would receive.
       const auto sent = group.send(whole, (rank_ + 1) % world_size_, /*tag=*/0);
       group.recv(result, (rank_ + world_size_ - 1) % world_size_, /*tag=*/0)->wait();
       sent->wait();
     }
   }
 
-  /// Each rank counts itself in the store before, and reads the count after.
+  /// Counts this rank in the store before the barrier, and reads the count after it.
   BeforeAndAfter barrier() const {
     const std::string key = "lab/barrier";
     group_.store()->add(key, 1);
@@ -273,7 +273,7 @@ class Lab {
   int root_;
 };
 
-/// A column of the table: "[ 1  2 | 11 12]", numbers as wide as the widest one.
+/// Column of the table: "[ 1  2 | 11 12]", with numbers of equal width.
 std::vector<std::string> column(const std::string& title, const std::vector<std::string>& texts) {
   const auto words_of = [](const std::string& text) {
     std::istringstream stream(text);

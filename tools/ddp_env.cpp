@@ -1,5 +1,4 @@
-// ddp-env - prints which rank this process is and which variables say so. Start it as you would
-// start a stage.
+// ddp-env - prints the rank of this process and the variables that say so. Start it like a stage.
 #include <iostream>
 
 #include "common/base/command_line.hpp"
@@ -18,7 +17,7 @@ int main(int argc, char** argv) {
         "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
         "Exit codes: 0 found, 2 the environment contradicts itself.",
         30);
-    line.group("Options").flag("--json", json, "one JSON line");
+    line.group("Options").flag("--json", json, "print a JSON line");
     line.parse(argc, argv);
     std::cout << ddp::describe(ddp::read_launch_environment(), json);
     return static_cast<int>(ddp::ExitCode::kDone);

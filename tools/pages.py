@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Keeps the pages true: runs the commands of their console blocks, compares what they print, and follows their links.
+"""Keeps the pages true: runs the commands of their console blocks, compares what they print, follows links, looks options up in --help.
 
     tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
     tools/pages.py --write [PAGE...]   puts what the commands print into the pages
 
 In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
-CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. What is not to be run stands in a
-```sh block. The wildcards:
+CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. Commands that must not run stand in a
+```sh block. Wildcards:
 
     ...           a line of its own: any lines; within a line: any text
     12.3 ms       any number: times, rates and memory, which have one of the units in UNIT
@@ -33,8 +33,8 @@ LOG_LINE = re.compile(r"\[\w+?(\d+)\] Epoch (\d+) .*")
 
 
 def pages():
-    """Every page, those of the course first, in the order in which they are read; but the exercises, which tests/exercises_test.py runs."""
-    return [page for pattern in ("README.md", "*/README.md", "*/*/README.md", "docs/*.md") for page in sorted(ROOT.glob(pattern))
+    """Every page, the course first."""
+    return [page for pattern in ("README.md", "*/README.md", "bench/peers/README.md", "docs/**/*.md") for page in sorted(ROOT.glob(pattern))
             if not page.relative_to(ROOT).parts[0].startswith((".", "build"))]
 
 
@@ -50,7 +50,7 @@ def same_number(expected, got, after):
 
 
 def same_line(expected, got):
-    """Whether a line is what a page shows, but for wildcards and the number of blanks."""
+    """True if a line is equal to a page's line, apart from wildcards and the number of blanks."""
     expected, got = " ".join(expected.split()), " ".join(got.split())
     pattern = f"({NUMBER.pattern})".join(".*".join(map(re.escape, text.split("..."))) for text in NUMBER.split(expected))
     match = re.fullmatch(pattern, got)
@@ -59,7 +59,7 @@ def same_line(expected, got):
 
 
 def differences(expected, got):
-    """What a page shows and the command did not print, and the other way round. @param expected lines; none: nothing is compared"""
+    """Lines of a page that the command did not print, and the other way round. @param expected lines; empty: no comparison"""
     left, missing = [line for line in got if line.strip()], []
     for line in (line for line in expected if line.strip() not in ("", "...")):
         found = next((other for other in left if same_line(line, other)), None)
@@ -71,7 +71,7 @@ def differences(expected, got):
 
 
 def commands(block):
-    """The commands of a console block, each with the lines below it."""
+    """Commands of a console block, each with the lines below it."""
     result = []
     for line in re.sub(r"\\\n\s*", "", block).splitlines():
         if line.startswith("$ "):
@@ -82,7 +82,7 @@ def commands(block):
 
 
 def refreshed(block, printed):
-    """The block with what its commands print; as many lines after `...` as before, ranks in order."""
+    """The block with its commands' output; as many lines after `...` as before, ranks in order."""
     text = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]
     for index, (command, expected) in enumerate(commands(block)):
         got = printed[command][1].splitlines()
@@ -97,8 +97,8 @@ def refreshed(block, printed):
 
 
 def run(script, folder, environment, timeout_s=TIMEOUT_S):
-    """Runs a script of bash, of which no process stays behind. @return its exit code, and what it printed"""
-    # A session of its own, which can be killed as a whole; and no pipe, which would wait for what it leaves in the background.
+    """Runs a script of bash, and leaves no process behind. @return its exit code and its output"""
+    # A session of its own can be killed as a whole. A pipe would wait for processes in the background.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(["bash", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, start_new_session=True)
@@ -126,7 +126,7 @@ def checkout():
 
 
 def run_pages(chosen, is_write):
-    """Complaints about the outputs on these pages. A command that several pages show runs once."""
+    """Complaints about the outputs on these pages. A command on several pages runs once."""
     complaints, printed = [], {}
     with checkout() as (folder, environment):
         for page in chosen:
@@ -148,7 +148,7 @@ def run_pages(chosen, is_write):
 
 
 def anchors(page):
-    """As GitHub makes them of headings."""
+    """Anchors that GitHub makes of headings."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
 
 
@@ -163,6 +163,18 @@ def wrong_links(page):
             yield f"{page.relative_to(ROOT)}: {link}: there is no such file"
         elif anchor and anchor not in anchors(target):
             yield f"{page.relative_to(ROOT)}: {link}: there is no such heading"
+
+
+def unknown_options(page, helps):
+    """Options that the page gives to a program and its --help lacks. @param helps text of --help by program, filled here"""
+    for program, words in re.findall(r"\b((?:build/bin|tools)/[\w-]+)\b(?!\.py)([^`|;&\n]*(?:\\\\\n[^`|;&\n]*)*)", page.read_text()):
+        own = re.split(r" -- |   ", words)[0]  # the rest is for another program, or a comment
+        options = set(re.findall(r"(?<=\s)--(?!benchmark)[a-z][\w-]*", own))
+        if options and (ROOT / program).is_file():
+            if program not in helps:
+                helps[program] = subprocess.run([ROOT / program, "--help"], capture_output=True, text=True, check=True).stdout.replace("_", "-")
+            yield from (f"{page.relative_to(ROOT)}: {program} {option}: there is no such option" for option in sorted(options)
+                        if not re.search(rf"(?<![\w-]){option.replace('_', '-')}\b(?!-)", helps[program]))
 
 
 def rewrite(update, tool, description, arguments=None, other_complaints=list):
@@ -185,12 +197,13 @@ def rewrite(update, tool, description, arguments=None, other_complaints=list):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
+    parser.add_argument("--write", action="store_true", help="write the commands' output into the pages")
     parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="PAGE", help="default: all")
     options = parser.parse_args(arguments)
-    chosen = [page.resolve() for page in options.pages] or pages()
-    linked = chosen if options.pages else [*chosen, *sorted(ROOT.glob("docs/exercises/[0-9]*.md"))]
-    complaints = [complaint for page in linked for complaint in wrong_links(page)] + run_pages(chosen, options.write)
+    chosen, helps = [page.resolve() for page in options.pages] or pages(), {}
+    complaints = [complaint for page in chosen for complaint in (*wrong_links(page), *unknown_options(page, helps))]
+    # tests/exercises_test.py runs the commands of the exercises.
+    complaints += run_pages([page for page in chosen if page.parent.name != "exercises"], options.write)
     print(*complaints, sep="\n", end="\n" if complaints else "")
     return 1 if complaints else 0
 

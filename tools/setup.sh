@@ -3,10 +3,10 @@
 #
 #   tools/setup.sh [bench|all]
 #
-# bench: what ./bench/run.sh needs, the stages and the benchmark. all (the default): also the tests, and what only they need.
-# Each step first looks whether anything is left to do, so that a second run takes seconds.
-# LIBTORCH=/path uses a LibTorch that is already there; no .venv/ is made then.
-# LIBTORCH_VERSION=2.15.0 installs that one instead of the pinned one, into .venv-2.15.0/, and builds with it.
+# bench: the stages and the benchmark, for ./bench/run.sh. all (the default): also the tests and their packages.
+# Steps that are already done are skipped, so a second run takes seconds.
+# LIBTORCH=/path uses an existing LibTorch instead of .venv/.
+# LIBTORCH_VERSION=2.15.0 installs that version instead of the pinned version, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
 set -euo pipefail
 
@@ -24,7 +24,7 @@ case ${1:-all} in
     bench) ;;
     all)
         packages+=(
-            # the tests' data, their framework, Google Benchmark's compare.py, what reads the scripts, what runs the page's
+            # test data, Catch2, Google Benchmark's compare.py, shellcheck for scripts, Node for the report's page
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
             # clusters of Slurm and HTCondor
             slurm-wlm debootstrap iproute2
@@ -38,7 +38,7 @@ case ${1:-all} in
         exit 2
         ;;
 esac
-# What .venv/ needs while it is being installed: 5 GB, and the downloads beside it.
+# Disk space to install .venv/: 5 GB, and the downloads.
 venv_mb=8000
 
 say() { printf '==> %s\n' "$*"; }
@@ -55,17 +55,17 @@ cd "$root"
 venv=$root/.venv
 if [[ -n ${LIBTORCH_VERSION:-} ]]; then
     venv=$root/.venv-$LIBTORCH_VERSION
-    # With the CUDA headers of the version that this torch brings.
+    # With CUDA headers in the version of this torch.
     sed "s/^torch==.*/torch==$LIBTORCH_VERSION/; s/^\(nvidia-[a-z-]*\)==.*/\1/" requirements.txt >"$venv.txt"
     requirements[0]=$venv.txt
 fi
-# Where .venv/ is, and the hashes of the files whose requirements are in it. An installation that did not end has none.
+# Written at the end of an installation: the path of .venv/, and the hashes of its requirements files.
 stamp=$venv/.requirements-installed
 
 install_packages() {
     local installed missing=() package command as_root=()
     if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-        # Another distribution: its packages have other names, so only the tools can be checked.
+        # Other distributions have other names for packages, so only tools can be checked.
         for command in g++ cmake ninja git python3; do
             command -v "$command" >/dev/null ||
                 die 2 "no $command and no apt-get here; expected what Debian calls: ${packages[*]}"
@@ -73,7 +73,7 @@ install_packages() {
         say "System packages: not Debian or Ubuntu, trusting that the libraries are there"
         return
     fi
-    # dpkg-query fails when it does not know a package, which is no error here.
+    # dpkg-query fails for unknown packages, which is no error here.
     installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null || true)
     for package in "${packages[@]}"; do
         grep -qxF "installed $package" <<<"$installed" || missing+=("$package")
@@ -92,9 +92,9 @@ install_packages() {
                 "as root: apt-get update && apt-get ${install[*]}"
     fi
     say "System packages: installing ${missing[*]}"
-    # The lock: a machine just started often runs its own updates.
+    # Waits for apt's lock, because a machine often runs its own updates after its start.
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
-    # One repository of many out of reach fails the update, but need not matter: the installation decides.
+    # A failed update may not matter, for example if one of many repositories is out of reach.
     "${apt[@]}" update </dev/null || true
     "${apt[@]}" "${install[@]}" </dev/null ||
         die 1 "apt-get could not install: ${missing[*]} (its reason stands above; run this again when it is gone)"
@@ -102,7 +102,7 @@ install_packages() {
 
 find_python() {
     local candidate
-    # Not the one of an activated .venv, which cannot make itself anew. Python 3.10 to 3.13: what the requirements have wheels for.
+    # Not the Python of .venv, which is replaced. The requirements have wheels for Python 3.10 to 3.13.
     for candidate in $(type -ap python3 python3.13 python3.12 python3.11 python3.10 || true); do
         if [[ $candidate != "$venv"/* ]] && "$candidate" -I -c "import ensurepip, sys, venv
 sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null; then
@@ -117,7 +117,7 @@ wanted_stamp() { printf '%s\n' "$venv" && sha256sum "${requirements[@]}"; }
 
 install_venv() {
     local python free file arguments=()
-    # The first line too: scripts in .venv/bin hold their own path, so a checkout that was moved needs another one.
+    # The stamp has the path, because scripts in .venv/bin have it too: a moved checkout needs a new .venv.
     if [[ -e $stamp ]] && grep -qxF "$venv" "$stamp" && "$venv/bin/python" -I -c 'import pip' 2>/dev/null; then
         if [[ -z $(wanted_stamp | grep -vxFf "$stamp" || true) ]]; then
             say "LibTorch: .venv is up to date"
@@ -127,14 +127,14 @@ install_venv() {
     else
         python=$(find_python) ||
             die 2 "no Python for .venv: expected python3 from 3.10 to 3.13 with the venv module, found $(python3 --version 2>&1 || true)"
-        # .venv may be a link to a larger disk: empty it, keep the link.
+        # Empties .venv instead of removing it, because it may be a link to a larger disk.
         mkdir -p "$venv"
         find "$venv/" -mindepth 1 -delete
         free=$(df -Pm "$venv/" | awk 'NR == 2 { print $4 }')
         ((free >= venv_mb)) ||
             die 2 "not enough disk space for LibTorch: $((free / 1000)) GB free in $venv, expected $((venv_mb / 1000)) GB;" \
                 "free some, link .venv to a larger disk, or set LIBTORCH=/path"
-        # pip keeps a second copy of the downloads in its cache; without room for that it has to do without.
+        # pip's cache holds a second copy of the downloads, if there is room.
         ((free >= venv_mb + 3000)) || export PIP_NO_CACHE_DIR=1
         say "LibTorch: installing ${requirements[*]} into .venv: about 3 GB to download, 5 GB on disk, 1 to 5 minutes"
         "$python" -I -m venv "$venv" || die 1 "$python could not create $venv (its reason stands above)"
@@ -145,11 +145,11 @@ install_venv() {
     done
     [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
-    # -I: a PYTHONPATH set for other programs must not count as installed here. TMPDIR: /tmp may be a small memory disk.
-    # --no-compile: of torch's seven thousand Python files few are ever used.
+    # -I ignores PYTHONPATH, which may have packages of other programs. TMPDIR: /tmp may be a small memory disk.
+    # --no-compile: few of torch's seven thousand Python files are used.
     TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
         "${arguments[@]}" </dev/null || {
-        # No network, no such version: what was there still works.
+        # After a failure, for example without network, the old installation still works.
         [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
     }
@@ -162,13 +162,13 @@ install_venv() {
 
 build() {
     local key jobs memory configure=(cmake --preset release "-DLIBTORCH=${LIBTORCH:-}")
-    # CMake keeps the paths it once found, so another LibTorch or a moved checkout starts a new cache.
-    # The objects stay; Ninja compiles again only what really changed.
+    # CMake's cache keeps paths, so another LibTorch or a moved checkout starts a new cache.
+    # Object files stay: Ninja compiles only changed sources.
     key="$root"$'\n'"${LIBTORCH:-$(cd "$venv" && echo "$PWD"/lib/python3.*)}"
     if [[ -e build/CMakeCache.txt && (! -e build/.setup-key || $(<build/.setup-key) != "$key") ]]; then
         rm -rf build/CMakeCache.txt build/CMakeFiles build/.setup-key
     fi
-    # What was once configured with tests stays so, and only less of it is built.
+    # A build with tests stays configured with tests; `bench` builds only a part of it.
     if [[ $tests == ON || ! -e build/CMakeCache.txt ]]; then
         configure+=("-DBUILD_TESTING=$tests")
     fi
@@ -183,7 +183,7 @@ build() {
         die 1 "the build failed (its reason stands above)"
 }
 
-# One setup at a time; the checkout itself is the lock. A file system without locks does without.
+# One setup at a time; the checkout itself is the lock, if its file system has locks.
 exec 9<"$root"
 if ! flock -n 9; then
     say "Waiting for another setup in this checkout"

@@ -2,7 +2,7 @@
 """Keeps what the stages promise about each other: short files, small diffs, and pages that show exactly those.
 
 Below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file, against the one that it builds on, which has TEXT in one of
-its changed lines. A stage's README shows each of its hunks once. Below `<!-- excerpt FILE -->` stands code of that file. Without --check,
+its changed lines. Below `<!-- excerpt FILE -->` stands code of that file. Without --check,
 rewrites the hunks; with it, changes nothing and fails if a page is out of date. Either way fails if a diff is over its budget, or a stage too
 long or has a preprocessor conditional.
 """
@@ -14,7 +14,7 @@ import sys
 from pages import ROOT, rewrite
 
 MAX_LINES = 70
-# file, the file it builds on, budget in changed lines that are neither blank nor comment. Without a budget, the page shows the hunks it likes.
+# file, the file it builds on, budget in changed lines that are neither blank nor comment.
 DIFFS = [
     ("02_data_parallel/main.cpp", "01_single_gpu/main.cpp", 10),
     ("02_data_parallel/mirrored.cpp", "02_data_parallel/main.cpp", None),
@@ -42,10 +42,6 @@ def is_code(line):
     return bool(line.strip()) and not line.strip().startswith("//")
 
 
-def code_lines(path):
-    return sum(map(is_code, lines_of(path)))
-
-
 def changed_code_lines(after, before=None):
     diff = list(difflib.unified_diff(lines_of(before or BUILDS_ON[after]), lines_of(after), n=0, lineterm=""))[2:]
     return sum(1 for line in diff if line[0] in "+-" and is_code(line[1:]))
@@ -68,7 +64,7 @@ def hunks(after):
 
 def update_page(path, page):
     """What the page's text should be, and complaints."""
-    name, complaints, shown = path.relative_to(ROOT), [], []
+    name, complaints = path.relative_to(ROOT), []
 
     def block(match):
         marker, after, text = match.groups()
@@ -76,14 +72,9 @@ def update_page(path, page):
         if len(found) != 1:
             complaints.append(f"{name}: {marker.strip()}: {len(found)} hunks change a line with that text, expected 1")
             return match[0]
-        shown.append(found[0])
         return f"{marker}```diff\n{found[0]}\n```\n"
 
     expected = HUNK.sub(block, page)
-    for after, _, budget in DIFFS:
-        if budget is not None and name.parts[0] == after.split("/")[0]:
-            complaints += [f"{name}: shows this hunk of {after} {shown.count(hunk)} times, expected once:\n{hunk}"
-                           for hunk in hunks(after) if shown.count(hunk) != 1]
     for source, code in EXCERPT.findall(page):
         # Indentation aside: a page shows code without that of what surrounds it.
         if "\n".join(map(str.strip, code.splitlines())) not in "\n".join(map(str.strip, lines_of(source))):

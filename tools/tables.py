@@ -6,13 +6,12 @@
 
 A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up to the next blank line. KIND:
 
-    course              lines of code, changed lines and model M's step of each stage, with two ranks from 02 on
     beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
-    scaling T,M         every program with these models, on all cores: step, speed-up over stage 01, efficiency
-    pieces              where a step of the stages' main programs goes, and the step's bare matrix products
+    scaling T,M[:NAME,NAME,...]     programs (default: all) with these models, on all cores: step, speed-up over stage 01, efficiency
+    pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and efficiency, two columns for each of these models
+    pieces MODEL        where a step of the stages' main programs goes, and the step's bare matrix products
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
-    sentences CODE      what the report says: fastest, ranks, threads, peers or controls
     origin              where, from which commit and by which command it was measured
 
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
@@ -22,12 +21,11 @@ import gzip
 import json
 import re
 import sys
+import textwrap
 
 from pages import ROOT, rewrite
-from stage_diffs import BUILDS_ON, changed_code_lines, code_lines
 
 TABLE = re.compile(r"(<!-- table: (\w+)(?: (\S+))? (results/\S+) -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
-STAGES = ("01_single_gpu", "02_data_parallel", "03_ddp_spawn", "04_ddp_launcher", "05_multinode")
 PIECES = ("data", "forward", "backward", "update", "all_reduce")
 
 
@@ -76,15 +74,6 @@ def fastest(report, name, ranks, model):
     return min(exact or found, key=lambda run: run["step_ms"]["median"], default=None)
 
 
-def course(report, _):
-    rows = []
-    for ranks, stage in zip((1, 2, 2, 2, 2), STAGES):
-        run, source = fastest(report, stage, ranks, "M"), f"{stage}/main.cpp"
-        rows.append([f"[{stage}]({stage})", code_lines(source), changed_code_lines(source) if source in BUILDS_ON else None,
-                     run and run["step_ms"]["median"], run and run["samples_per_second"]])
-    return table(["stage", "lines of code", "changed", "step of M, ms", "samples/s"], rows)
-
-
 def beside(report, programs):
     rows = []
     for model in "TM":
@@ -98,19 +87,32 @@ def beside(report, programs):
     return table(["model: program", "ranks", "backend", "samples in a step", "step, ms", "samples/s", "speed-up over stage 01"], rows)
 
 
-def scaling(report, models):
+def scaling(report, argument):
+    models, _, programs = argument.partition(":")
     return table(["model: program", "launcher", "backend", "ranks", "step, ms", "samples/s", "speed-up", "efficiency"], [
         [f"{run['model']}: {name_of(run)}", "-" if run["launcher"] == "none" else run["launcher"], transport_of(run), ranks_of(run),
          run["step_ms"]["median"], run["samples_per_second"], show(run["speedup"], run["speedup_ci95"]), run["efficiency"]]
-        for run in runs_of(report, kind="stage") if run["model"] in models.split(",") and (run["world_size"] > 1 or "01" in run["stage"])])
+        for run in runs_of(report, kind="stage") if run["model"] in models.split(",") and (run["world_size"] > 1 or "01" in run["stage"])
+        and (not programs or name_of(run) in programs.split(","))])
 
 
-def pieces(report, _):
+def pays(report, argument):
+    rows, (models, _, programs) = {}, argument.partition(":")
+    for run in (run for run in runs_of(report) if run["stage"] in programs.split(",")):
+        rows.setdefault((name_of(run), ranks_of(run), transport_of(run)), {})[run["model"]] = run
+    columns = [(model, field) for model in models.split(",") for field in ("step, ms", "efficiency")]
+    return table(["program", "ranks", "transport", *(f"{model}: {field}" for model, field in columns)], [
+        [*key, *((run["step_ms"]["median"] if field == "step, ms" else run["efficiency"]) for model, field in columns for run in [found[model]])]
+        for key, found in rows.items() if all(model in found for model in models.split(","))])
+
+
+def pieces(report, model):
     return table(["model: program", "ranks", *(name.replace("_", "-") for name in PIECES), "sum, ms", "step, ms", "exposed, ms", "limit, ms"], [
         [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["backend"] != "none" else ""), ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
          sum(run["pieces_ms"][name] or 0 for name in PIECES), run["step_ms"]["median"],
          show(run["exposed_comm_ms"], run["exposed_comm_ci95_ms"]), run["limit_ms"]]
-        for run in runs_of(report, kind="stage", variant="main") if run["pieces_ms"]["forward"] is not None])
+        for run in runs_of(report, kind="stage", variant="main", model=model)
+        if run["pieces_ms"]["forward"] is not None and (run["world_size"] > 1 or "01" in run["stage"])])
 
 
 def peers(report, model):
@@ -124,14 +126,11 @@ def peers(report, model):
     return table(["framework", "ranks", "transport", "step, ms", "lines", "memory, MiB", "ours", "step, ms", "our speed / its"], rows)
 
 
-def sentences(report, code):
-    return "\n".join(f"* {sentence['text']}" for sentence in report["sentences"] if sentence["code"] == code)
-
-
 def origin(report, _):
     machine, software, settings = report["machine"], report["software"], report["settings"]
-    return (f"{machine['cpu_model']}, {machine['cores']} cores, LibTorch {software['libtorch']}, commit {software['git_commit']}, "
-            f"up to {settings['repetitions']} launches of each program: `{settings['command']}`")
+    return textwrap.fill(
+        f"{machine['cpu_model']}, {machine['cores']} cores, LibTorch {software['libtorch']}, commit {software['git_commit']}, "
+        f"up to {settings['repetitions']} launches of each program: `{settings['command']}`", 100, break_long_words=False, break_on_hyphens=False)
 
 
 def update_page(page, text):
@@ -141,8 +140,7 @@ def update_page(page, text):
     def filled(match):
         marker, kind, argument, file, _ = match.groups()
         try:
-            return marker + {"course": course, "beside": beside, "scaling": scaling, "pieces": pieces, "peers": peers, "sentences": sentences,
-                             "origin": origin}[kind](load(ROOT / file), argument)
+            return marker + {"beside": beside, "scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
         except (OSError, KeyError, ValueError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]

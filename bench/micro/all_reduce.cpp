@@ -9,8 +9,8 @@ Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes) {
   constexpr int64_t kSize = 160;  // about a tenth of a millisecond on one core
   const torch::Tensor values =
       group.allocate(bytes / static_cast<int64_t>(sizeof(float)), torch::kFloat32);
-  // Small whole numbers that differ from element to element and from rank to rank: their sum is
-  // exact in any order, and no two mistakes look alike.
+  // Small whole numbers that differ between elements and between ranks. Their sum is exact in any
+  // order, and different faults give different sums.
   const int64_t ranks = group.world_size();
   const torch::Tensor pattern = torch::arange(values.numel(), values.options()) % kPattern;
   const torch::Tensor own = pattern + (group.rank() + 1);
@@ -25,7 +25,7 @@ Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes) {
               },
           .check =
               [=, &group] {
-                return torch::equal(values, sum)  // false for what is not a number
+                return torch::equal(values, sum)  // false for NaN
                            ? ""
                            : fmt::format(
                                  "all_reduce: got a wrong sum of {} bytes over {}, "
@@ -45,7 +45,7 @@ void run_all_reduces(const MicroOptions& options, const Ranks& ranks) {
                     const double n = ranks.size();
                     counters["bytes"] = size;
                     counters["algorithm_bandwidth"] = Counter(size, Counter::kIsRate);
-                    // What each rank must send and receive at least, whatever the algorithm.
+                    // Bytes that each rank must send and receive at least, by any algorithm.
                     counters["bus_bandwidth"] = Counter(size * 2 * (n - 1) / n, Counter::kIsRate);
                     return all_reduce_piece(ranks.group(), bytes);
                   });

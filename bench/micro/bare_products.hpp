@@ -1,4 +1,4 @@
-// bench/micro/bare_products.hpp - what a training step cannot do without.
+// bench/micro/bare_products.hpp - matrix products of a step: a lower limit for its time.
 #pragma once
 
 #include <torch/types.h>
@@ -7,18 +7,18 @@
 
 namespace ddp::micro {
 
-/// The matrix products of one training step of an MLP and nothing else: forward X W^T, backward
-/// dW = dY^T X of each layer and dX = dY W of all but the first. LibTorch's own out= operations on
-/// preallocated tensors: no step that uses this library's products takes less.
+/// Matrix products of a training step of an MLP and nothing else: forward X W^T, backward dW = dY^T
+/// X for each layer and dX = dY W for all layers but the first. By LibTorch's own out= operations
+/// on preallocated tensors: a step with LibTorch's products cannot take less.
 class BareProducts {
  public:
-  /// @param weights of each layer, (out_features, in_features)
+  /// @param weights weight of each layer, (out_features, in_features)
   /// @param input (batch, in_features of the first layer)
   /// @param output_gradient (batch, out_features of the last layer)
   BareProducts(const std::vector<torch::Tensor>& weights, const torch::Tensor& input,
                const torch::Tensor& output_gradient);
   void run();
-  double flops() const { return flops_; }  ///< multiplications and additions of one run()
+  double flops() const { return flops_; }  ///< multiplications and additions of a run()
   const torch::Tensor& weight_gradient(size_t layer) const { return layers_[layer].weight_grad; }
 
  private:

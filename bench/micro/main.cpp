@@ -1,5 +1,5 @@
-// bench_micro: Google Benchmark for all-reduces and for the pieces of a training step, with as many
-// ranks as wanted at work at the same time.
+// bench_micro: Google Benchmark for all-reduces and for the pieces of a training step, with several
+// ranks at work at the same time.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

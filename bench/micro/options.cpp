@@ -31,30 +31,30 @@ std::vector<int64_t> parse_bytes(const std::string& name, const std::string& tex
   return sizes;
 }
 
-/// @param for_stage gets the options that the stages' own parser reads
+/// @param for_stage receives the options for the stages' own parser
 void add_options(CommandLine& line, MicroOptions& options, std::vector<std::string>& for_stage) {
   const auto forward = [&for_stage](const std::string& name, const std::string& text) {
     for_stage.push_back(name + "=" + text);
   };
-  OptionGroup what = line.group("What is measured");
+  OptionGroup what = line.group("Benchmarks");
   what.choice("--suite", options.suite, kSuites,
-              "all-reduces of many sizes, or the pieces of a training step");
+              "all_reduce: all-reduces of many sizes; pieces: parts of a step");
   what.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "2",
-               "ranks, all at work at the same time");
+               "number of ranks at work at the same time");
   what.value("--backend,--backends", "NAME", "auto", "library for the collectives", forward);
-  what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "all_reduce: sizes of the tensors",
+  what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "sizes of the tensors, for all_reduce",
              [&options](const std::string& name, const std::string& text) {
                options.bytes = parse_bytes(name, text);
              });
-  what.value("--layers", "N,N,...", "20,1", "pieces: features of the model's layers", forward);
-  what.value("--batch-size,--batch", "N", "32", "pieces: samples per rank and step", forward);
+  what.value("--layers", "N,N,...", "20,1", "widths of the model's layers, for pieces", forward);
+  what.value("--batch-size,--batch", "N", "32", "samples per rank and step, for pieces", forward);
 
-  OptionGroup how = line.group("How it is measured");
-  how.value("--device", "auto, cpu or cuda", "auto", "where the ranks compute", forward);
+  OptionGroup how = line.group("Measurement");
+  how.value("--device", "auto, cpu or cuda", "auto", "device of the ranks", forward);
   how.value("--threads", "N", "1", "CPU threads of each rank", forward);
   how.positive("--min-seconds,--benchmark-min-time", "SECONDS", options.min_seconds, kMaxSeconds,
-               "0.2", "how long each benchmark is repeated");
-  how.value("--timeout", "SECONDS", "600", "for the rendezvous and every collective", forward);
+               "0.2", "minimum time of each benchmark");
+  how.value("--timeout", "SECONDS", "600", "limit for the rendezvous and each collective", forward);
 }
 
 void check_together(const CommandLine& line, const MicroOptions& options) {

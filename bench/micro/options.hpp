@@ -12,10 +12,10 @@ namespace ddp::micro {
 
 struct MicroOptions {
   std::string suite;  ///< "all_reduce" or "pieces"
-  std::optional<int> nprocs;  ///< none: as many as the launcher started, else two
-  /// Sizes of the all-reduces, from where latency counts to where bandwidth does.
+  std::optional<int> nprocs;  ///< unset: the processes of the launcher, else two
+  /// Sizes of the all-reduces, from latency-bound to bandwidth-bound.
   std::vector<int64_t> bytes = {4, 64, 1024, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
-  double min_seconds = 0.2;  ///< each benchmark is repeated for so long
+  double min_seconds = 0.2;  ///< time of each benchmark
   std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, "--benchmark_out=FILE"
   Options stage;  ///< a stage's options: layers, batch, device, threads, backend, timeout
 };

@@ -59,7 +59,7 @@ Piece limit(const std::vector<int64_t>& layers, int64_t batch, const torch::Devi
   return {.run = [products] { products->run(); }};
 }
 
-/// Stage 03's step on one rank, in parts.
+/// Stage 03's step on a rank, in parts.
 class Step {
  public:
   Step(const Options& options, const Ranks& ranks)
@@ -71,7 +71,7 @@ class Step {
     torch::manual_seed(options.seed);
     model_ = Mlp(dataset_.layers);
     model_->to(ranks.device());
-    if (ranks.size() > 1) {  // the gradients lie where the backend sums them without a copy
+    if (ranks.size() > 1) {  // puts gradients in memory that the backend sums without a copy
       buckets_.emplace(model_->parameters(), ranks.group(), bucket_sizes(options.bucket_mib),
                        CallSite::current());
     }
@@ -126,12 +126,12 @@ class Step {
             .check = check_moved};
   }
 
-  /// With several ranks.
+  /// All-reduce of the gradients, with several ranks.
   Piece all_reduce() {
     const auto check_mean = [this] {
       const double mean = (ranks_.size() + 1) / 2.0;
       for (const torch::Tensor& parameter : buckets_->parameters()) {
-        // Written so that NaN fails.
+        // Negated, so that NaN fails.
         if (!(parameter.grad().sub(mean).abs().max().item<double>() < 1e-6)) {
           return "all_reduce: got wrong gradients, expected the mean of all ranks' gradients";
         }
@@ -167,7 +167,7 @@ class Step {
   DistributedSampler sampler_;
   DataLoader loader_;
   DataLoader::Iterator next_;
-  int64_t steps_ = 0;  ///< of this epoch
+  int64_t steps_ = 0;  ///< number of steps of this epoch
   Mlp model_{nullptr};
   std::optional<GradientBuckets> buckets_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
@@ -185,7 +185,7 @@ void run_pieces(const MicroOptions& micro_options, const Ranks& ranks) {
   const auto add = [&](const std::string& name, const Piece& piece) {
     add_benchmark(name, benchmark::kMillisecond, ranks, [piece](auto&) { return piece; });
   };
-  // First, because --benchmark_format=csv takes its columns from the first one's counters.
+  // First, because --benchmark_format=csv takes its columns from the first benchmark's counters.
   add_benchmark("limit", benchmark::kMillisecond, ranks, [&](benchmark::UserCounters& counters) {
     return limit(step.layers(), options.batch_size, ranks.device(), counters);
   });

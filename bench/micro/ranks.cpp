@@ -25,10 +25,10 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-/// Note [Start]: a backend's own barrier lets the ranks go some ten microseconds apart, which is
-/// more than a whole small all-reduce. So on one host, where they share a clock, the ranks agree on
-/// a moment a little later and start then. By that time the backend's threads sleep again, as they
-/// do when a step's gradients are ready.
+/// Note [Start]: after a backend's own barrier the ranks start some ten microseconds apart, which
+/// is more than a whole small all-reduce. So on one host, with a common clock, the ranks agree on a
+/// moment a little later and start then. By that time the backend's threads sleep again, as they do
+/// when a step's gradients are ready.
 void Ranks::line_up() const {
   constexpr auto kLater = std::chrono::microseconds(100);
   synchronize();
@@ -54,7 +54,7 @@ void Ranks::synchronize() const {
 }
 
 std::vector<double> Ranks::repeat_queued(const Piece& piece, int64_t times) const {
-  constexpr int64_t kQueued = 10;  // runs between two meetings of the ranks
+  constexpr int64_t kQueued = 10;  // number of runs between two meetings of the ranks
   const c10::impl::VirtualGuardImpl guard(device_.type());
   const auto record = [&](std::deque<c10::Event>& events) {
     events.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -101,7 +101,7 @@ double Ranks::largest(double value) const {
 void Ranks::agree_that_right(const Piece& piece) const {
   const std::string wrong = piece.check();
   if (largest(wrong.empty() ? 0 : 1) > 0) {
-    // A rank without a message ends in silence: another rank has the message.
+    // A rank with an empty message prints nothing, because another rank has the message.
     throw Error(ExitCode::kTrainingFailed, wrong);
   }
 }
@@ -112,8 +112,8 @@ double Ranks::measure(const Piece& piece) const {
   constexpr double kMost = 10'000;
   repeat(piece, kWarmups);
   agree_that_right(piece);
-  // Preparing and lining up take time too. A rank that repeated once less would leave the others
-  // waiting, so they agree on the slowest rank's time.
+  // prepare() and line_up() take time too. All ranks must repeat equally often, or some would wait
+  // for ever. So they use the slowest rank's time.
   const Clock::time_point begin = Clock::now();
   repeat(piece, kWarmups);
   const double once = largest(seconds_since(begin) / kWarmups);

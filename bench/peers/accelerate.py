@@ -28,16 +28,16 @@ def train(options, device, samples, model, log):
 
     accelerator = Accelerator(
         cpu=device.type == "cpu",
-        dataloader_config=DataLoaderConfiguration(even_batches=False),  # or the last batches repeat samples
+        dataloader_config=DataLoaderConfiguration(even_batches=False),  # else the last batches repeat samples
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)])
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, fused=True)
     dataset = WholeBatches(samples.input, samples.target)
     generator = torch.Generator()
     loader = DataLoader(dataset, batch_size=options.batch_per_rank, sampler=RandomSampler(dataset, generator=generator),
                         pin_memory=device.type == "cuda", collate_fn=tuple)
-    # Batch k goes to rank k mod n: a step's samples are the stages'.
+    # Batch k goes to rank k mod n, so a step has the same samples as in the stages.
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    empty = samples.input[:0].to(device), samples.target[:0].to(device)  # for a rank that has one batch less
+    empty = samples.input[:0].to(device), samples.target[:0].to(device)  # for a rank with one batch less
 
     for epoch in range(options.total_epochs):
         generator.manual_seed((options.seed + epoch) % 2**64)

@@ -2,8 +2,8 @@
 //
 //   run:  build/bin/peer_c10d 50 10 --nprocs 2
 //
-// Model, data, optimizer, processes and backends are the stage's, so that a difference in speed is
-// the engine's. See bench/peers/README.md for what a peer is.
+// Model, data, optimizer, processes and backends are the stage's, so a difference in speed comes
+// from the engine. bench/peers/README.md explains peers.
 
 #include "bench/peers/reducer.hpp"
 #include "common/base/refuse.hpp"
@@ -37,7 +37,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
   for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
     sampler.set_epoch(epoch);
     for (const ddp::Batch& batch : loader) {
-      // Not by the optimizer: it detaches gradients, and the Reducer's are views of its buckets.
+      // Not by the optimizer, which detaches gradients: the Reducer's are views of its buckets.
       for (torch::Tensor parameter : model->parameters()) {
         parameter.mutable_grad().reset();
       }

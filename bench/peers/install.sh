@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of a Python that has what the peer NAME needs, as bench/peers/requirements-NAME.txt pins it:
-# the project's .venv if it has that, else .venv-peers/NAME, which is made or brought up to date first.
-# Standard output is the path alone. Exit codes: 2 usage or no Python; 1 the installation failed.
+# Prints the path of a Python with the packages of bench/peers/requirements-NAME.txt, for the peer NAME:
+# the project's .venv if it has the packages, else .venv-peers/NAME, which is made or updated first.
+# Standard output is only the path. Exit codes: 2 usage or no Python; 1 the installation failed.
 set -euo pipefail
 
 here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -22,7 +22,7 @@ name=${1:-}
 requirements=$here/requirements-$name.txt
 venv=$root/.venv-peers/$name
 
-# use PYTHON: prints it and ends if pip finds every pinned version there. Without an index it can install nothing.
+# use PYTHON: prints it and ends if it has every pinned version. Without an index pip only checks that.
 use() {
     [[ -x $1 && ! -e ${1%/bin/python}/.installing ]] || return 1
     "$1" -I -m pip --isolated --disable-pip-version-check install --quiet --no-index \
@@ -33,13 +33,13 @@ use() {
 
 use "$project" || use "$venv/bin/python" || true
 
-# One installation at a time. The one that waited finds the work done.
+# One installation at a time. After the wait the packages may be there.
 mkdir -p "$root/.venv-peers"
 exec 9>"$root/.venv-peers/.$name.lock"
 flock 9
 use "$venv/bin/python" || true
 
-# Made anew, so that what an installation left that was interrupted, or what is of another version, does not matter.
+# A new environment, without remains of an interrupted installation or of other versions.
 say "$name: installing ${requirements#"$root"/} into ${venv#"$root"/}"
 rm -rf "$venv"
 python=python3
@@ -47,11 +47,11 @@ python=python3
 "$python" -I -m venv "$venv" >&2 9>&- || die 2 "$python could not make $venv, expected a Python with the venv module"
 touch "$venv/.installing"
 if [[ -x $project ]]; then
-    # What the project has, torch above all, need not be there twice: the peer's own packages come first.
+    # The project's packages, above all torch, are shared. The peer's own packages come first.
     purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
     "$project" -I -c "$purelib" >"$("$venv/bin/python" -I -c "$purelib")/project.pth"
 fi
-# TMPDIR: /tmp may be a small memory disk. Only wheels: nothing is compiled.
+# TMPDIR, because /tmp may be a small memory disk. Only wheels, so that nothing is compiled.
 mkdir "$venv/tmp"
 TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --only-binary :all: \
     --requirement "$requirements" </dev/null >&2 9>&- ||

@@ -15,9 +15,9 @@ VARIANTS = {"jit": "a virtual device for each replica in one process, the whole 
 
 
 def make_step(options, devices, layout):
-    """@param layout what brings weights from torch's (out, in) to the parameters' shape, and back
-    @return step(parameters, inputs, targets, samples, weights) -> (parameters, loss), and how to put what all devices
-    have, and what each has a row of, on the devices"""
+    """@param layout turns weights from torch's (out, in) into the parameters' shape, and back
+    @return step(parameters, inputs, targets, samples, weights) -> (parameters, loss), and two functions that copy a value
+    to all devices, and a row of it to each device"""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -40,7 +40,7 @@ def make_step(options, devices, layout):
     same, rows = PartitionSpec(), PartitionSpec("replicas")
     mesh = jax.make_mesh((options.processes,), ("replicas",), devices=devices)
     if options.processes > 1:
-        # Unchecked, or the gradients would be summed over the replicas without a word.
+        # check_vma would silently sum the gradients over the replicas.
         step = jax.shard_map(step, mesh=mesh, in_specs=(same, same, same, rows, rows), out_specs=(same, same), check_vma=False)
     on_all, by_row = NamedSharding(mesh, same), NamedSharding(mesh, rows)
     return (jax.jit(step, donate_argnums=0), lambda value: jax.device_put(value, on_all),
@@ -48,8 +48,8 @@ def make_step(options, devices, layout):
 
 
 def deal(np, samples, replicas):
-    """@return each replica's samples, and what their losses count for. A replica that has one sample less than another has
-    one that counts for nothing."""
+    """@return samples of each replica, and the weights of their losses. A replica with fewer samples than others has a sample
+    with weight zero."""
     width = -(-len(samples) // replicas)
     indices, weights = np.zeros((replicas, width), np.int32), np.zeros((replicas, width), np.float32)
     for replica in range(replicas):
@@ -59,11 +59,11 @@ def deal(np, samples, replicas):
 
 
 def place_in_core(cpu):
-    """Puts one CPU of every physical core before any core's second one."""
+    """Sort key: the first CPU of every physical core comes before any core's second CPU."""
     try:
         with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
             first, *others = re.split("[,-]", file.read().strip())
-    except OSError:  # not told
+    except OSError:  # unknown
         first, others = cpu, []
     return int(first) != cpu, cpu
 
@@ -73,7 +73,7 @@ def run(options):
     from ddp_peers.step_log import StepLog
 
     drawing = arrays.start_drawing(options)
-    # XLA has one pool of threads for all devices, one for each core that it may use when it is imported.
+    # XLA has a thread for each core that the process may use at the import, for all devices together.
     cpus, wanted = os.sched_getaffinity(0), options.processes * options.threads
     if wanted < len(cpus):
         os.sched_setaffinity(0, sorted(cpus, key=place_in_core)[:wanted])
@@ -82,15 +82,15 @@ def run(options):
     import jax
     import numpy as np
 
-    # A call computes, and returns when it has: what hands the step to another thread and waits for it is slower.
+    # Computes in the calling thread, because passing the step to another thread is slower.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     work = drawing.result()
-    # Measured: on one device weights that lie as torch's are faster, over several they are slower.
+    # By measurement, torch's layout of weights is faster on one device and slower on several.
     layout = (lambda value: value) if options.processes == 1 else (lambda value: value.T)
     initial = [layout(value) for value in work.parameters]
     step, on_all, by_row = make_step(options, jax.devices(), layout)
     inputs, targets = on_all(work.inputs), on_all(work.targets)
-    # An epoch's last batch may be a smaller one: both programs are compiled before the first step, on parameters thrown away.
+    # An epoch's last batch may be smaller. Both programs are compiled before the first step, on a copy of the parameters.
     for size in {min(options.global_batch, options.dataset_size), options.dataset_size % options.global_batch} - {0}:
         batch = map(by_row, deal(np, np.arange(size), options.processes))
         jax.block_until_ready(step(on_all(initial), inputs, targets, *batch))
@@ -103,7 +103,7 @@ def run(options):
         log.begin_epoch(epoch)
         for samples, (indices, weights) in zip(steps, batches):
             parameters, loss = step(parameters, inputs, targets, indices, weights)
-            loss.block_until_ready()  # one program's results are there together
+            loss.block_until_ready()  # all results of a program are ready together
             log.end_step(loss, len(samples))
         log.end_epoch()
     arrays.report(log, work, [[layout(np.asarray(shard.data)) for shard in parameter.addressable_shards]

@@ -23,9 +23,9 @@ def train(options, device, samples, model, log):
     from ddp_peers.mlp import loss_of
 
     compiled = options.variant == "compiled"
-    # Inside the wrapper: one graph, and the gradients' hooks stay DDP's.
+    # Compiled inside the wrapper: a single graph, and DDP keeps its hooks.
     parallel_model = torch.compile(model) if compiled else model
-    if options.processes > 1:  # one process needs no wrapper, and is faster without
+    if options.processes > 1:  # a single process is faster without the wrapper
         parallel_model = torch.nn.parallel.DistributedDataParallel(
             parallel_model, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True,
             static_graph=not compiled)
@@ -38,7 +38,7 @@ def train(options, device, samples, model, log):
             torch.compiler.set_stance("default")
         log.begin_epoch(epoch)
         for inputs, targets, share in loader:
-            if compiled and len(inputs) < options.batch_per_rank:  # an epoch's last batch, not worth a compilation of its own
+            if compiled and len(inputs) < options.batch_per_rank:  # an epoch's last batch, not worth a second compilation
                 torch.compiler.set_stance("force_eager")
             loss = loss_of(parallel_model(inputs), targets, share)
             loss.backward()
@@ -49,11 +49,11 @@ def train(options, device, samples, model, log):
 
 
 def run(options):
-    # What torch.compile does before its first kernel, longer than the kernels take: it starts processes that compile, and
-    # one more that tries the processor's vector instructions. Read when torch._dynamo is imported; the ranks inherit it.
+    # Before its first kernel torch.compile starts processes that compile, and a process that tries the vector instructions.
+    # That takes longer than the kernels. The variables are read when torch._dynamo is imported; the ranks inherit them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    # Where later runs find what was compiled: its default is in TMPDIR, which is bench's own for each run.
+    # Cache for later runs: the default folder is in TMPDIR, which is different for each run of bench.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(pathlib.Path(__file__).parents[2] / ".venv-peers" / "torchinductor"))
     from ddp_peers import torch_peer
 

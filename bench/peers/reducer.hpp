@@ -1,5 +1,5 @@
-// bench/peers/reducer.hpp - c10d::Reducer, the engine of Python's DistributedDataParallel: oracle
-// and competitor of ours.
+// bench/peers/reducer.hpp - c10d::Reducer, the engine of Python's DistributedDataParallel, for
+// comparison with ours in tests and in bench.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// The only place that knows the Reducer's constructor, which changes between releases of LibTorch.
+/// Wraps the Reducer and its constructor, which changes between releases of LibTorch.
 class ReducerPeer {
  public:
   /// Buckets as torch.nn.parallel.DistributedDataParallel makes them: 1 MiB first, then 25 MiB.
@@ -20,7 +20,7 @@ class ReducerPeer {
               bool find_unused_parameters);
 
   void before_forward() { reducer_->rebuild_buckets(); }
-  /// Not called for a micro-batch whose gradients should only accumulate.
+  /// Call it before a backward that communicates, not if gradients only accumulate.
   void prepare_for_backward(const std::vector<torch::Tensor>& outputs) {
     reducer_->prepare_for_backward(find_unused_parameters_ ? outputs
                                                            : std::vector<torch::Tensor>{});

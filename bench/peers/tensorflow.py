@@ -14,7 +14,7 @@ VARIANTS = {"mirrored": "replicas in one process, a logical device for each, the
 
 
 def make_step(tf, options, work):
-    """@return step(samples, share) -> loss, and what gives each replica's copy of each parameter"""
+    """@return step(samples, share) -> loss, and a function that returns each replica's copy of each parameter"""
     replicas = options.processes
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(replicas)
@@ -64,7 +64,7 @@ def run(options):
     from ddp_peers import arrays
     from ddp_peers.step_log import StepLog
 
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # errors are exceptions too, and make one line then
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # errors are exceptions too, which become one line
     drawing = arrays.start_drawing(options)
     import tensorflow as tf  # takes as long as the other process
 
@@ -72,7 +72,7 @@ def run(options):
     step, trained = make_step(tf, options, work)
     log = StepLog(options)
     for epoch in range(options.total_epochs):
-        # Drawn before training; brought to TensorFlow between epochs, as the other peers draw theirs.
+        # Converted between epochs, when the other peers draw their samples.
         batches = [(tf.constant(samples), tf.constant(len(samples) / options.processes, tf.float32))
                    for samples in work.steps(epoch, options.global_batch)]
         log.begin_epoch(epoch)

@@ -14,8 +14,8 @@
 namespace ddp {
 namespace {
 
-/// Meets the other ranks through the store, then through memory only.
-/// @throws as shm::Communicator::connect()
+/// Meets the other ranks through the store; later calls use memory only.
+/// @throws the exceptions of shm::Communicator::connect()
 /// @throws TransientError naming the ranks that did not come in time
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
@@ -24,13 +24,13 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d
                                         exchange_through(store, "shm", options)));
 }
 
-/// Shared memory if there is any between all ranks.
+/// Shared memory if all ranks can share it, else Gloo.
 c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const BackendOptions& options) {
   try {
     return make_shm_backend(store, options);
   } catch (const shm::SeveralHosts&) {
-    // Gloo connects them.
+    // Gloo connects the hosts.
   } catch (const shm::SegmentError& error) {
     if (options.rank == 0) {
       std::cerr << fmt::format("note: --backend auto uses gloo, because shm cannot be used: {}\n",
@@ -76,7 +76,7 @@ void check_launch(const std::string& name, const LaunchEnvironment& environment,
   const std::string rank = std::to_string(environment.rank);
   const std::string world_size = std::to_string(environment.world_size);
   const auto open_mpi_size = getenv("OMPI_COMM_WORLD_SIZE");
-  // srun --mpi=pmix tells the rank alone: the size is known when MPI has begun.
+  // srun --mpi=pmix tells only the rank: the size is known once MPI is initialised.
   const bool is_in_world =
       open_mpi_size ? open_mpi_size == world_size && getenv("OMPI_COMM_WORLD_RANK") == rank
                     : environment.world_size == 1 || getenv("PMIX_RANK") == rank;

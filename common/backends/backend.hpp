@@ -1,4 +1,4 @@
-// common/backends/backend.hpp - one factory for every way to communicate.
+// common/backends/backend.hpp - makes the backend of a process group.
 #pragma once
 
 #include <torch/types.h>
@@ -16,35 +16,35 @@ struct BackendOptions {
   int rank;
   int world_size;
   torch::Device device;
-  std::chrono::milliseconds timeout;  ///< of every collective; MPI has none
-  std::string address;  ///< of this host, as a number: where peers reach it
+  std::chrono::milliseconds timeout;  ///< limit of every collective; MPI has none
+  std::string address;  ///< numeric address of this host, for its peers
 };
 
-/// "auto" is NCCL for CUDA devices; on the CPU make_backend() decides.
+/// @return "nccl" for "auto" on a CUDA device, else `name`: on the CPU make_backend() decides
 /// @throws UsageError if the backend cannot work on that device
 std::string resolve_backend(const std::string& name, const torch::Device& device);
 
-/// On all ranks alike, before they meet. MPI joins only processes that its own launcher started.
-/// @throws UsageError if the processes of this launch cannot communicate in that way, or this build
-/// cannot
+/// Checks the backend on all ranks alike, before they meet: MPI joins only processes that its own
+/// launcher started.
+/// @throws UsageError if this launch or this build cannot use the backend
 void check_launch(const std::string& name, const LaunchEnvironment& environment,
                   const GetEnv& getenv = process_getenv);
 
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
-/// @param name "auto" (shared memory if all ranks are on one host, else Gloo; all ranks agree, and
-/// rank 0 says on stderr why if the memory of one host cannot be shared), "shm", "gloo", "mpi" or
-/// "nccl"
+/// @param name "shm", "gloo", "mpi", "nccl", or "auto": shared memory if all ranks are on one host,
+/// else Gloo. If one host's memory cannot be shared, all ranks use Gloo and rank 0 says why on
+/// stderr.
 /// @return its getBackendName() is never "auto"
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                const BackendOptions& options);
 
-/// Gloo, LibTorch's own: TCP between processes, host memory.
+/// LibTorch's own Gloo: TCP between processes, host memory.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
 
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
-/// @throws what the work throws, or Error soon after a connection broke, by Note [Lost connections]
+/// @throws the work's exception, or Error soon after a connection broke: Note [Lost connections]
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work);
 
 }  // namespace ddp

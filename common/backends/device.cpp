@@ -17,7 +17,7 @@
 namespace ddp {
 namespace {
 
-/// 0 if the run is on the CPU. @throws UsageError if CUDA was asked for and is not there
+/// @return 0 if the run is on the CPU @throws UsageError if CUDA was asked for and is not there
 int usable_cuda_devices(const DeviceOptions& options) {
   const int devices = options.device == "cpu" ? 0 : count_cuda_devices();
   const bool usable = devices > 0 && cuda_module() != nullptr;
@@ -32,14 +32,14 @@ int usable_cuda_devices(const DeviceOptions& options) {
   return usable ? devices : 0;
 }
 
-/// Capturing needs one GPU that one process has to itself.
+/// Refuses --graph: capturing needs a GPU for each process.
 void refuse_graph(const Options& options, const std::string& got) {
   if (options.graph) {
     throw UsageError("--graph: got " + got + ", expected one CUDA device per process");
   }
 }
 
-/// Products of float32 are products of float32, unless the user has asked for TF32's 10 bits.
+/// Forbids TF32's 10 bits in float32 products, unless the user has asked for them.
 void pin_precision(const std::string& program, int local_rank) {
   for (const char* const name : {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"}) {
     const char* const value = std::getenv(name);
@@ -64,9 +64,9 @@ torch::Device cuda_device(int index, int devices) {
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-/// Note [Memory of a step]: autograd frees in backward what it allocates again in the next forward.
-/// By default malloc gives the kernel back what is free at the top of the heap, and a step of M has
-/// 60 page faults, which take 3 to 6 % of it. What the user has set stays.
+/// Note [Memory of a step]: the memory that autograd frees in backward is allocated again in the
+/// next forward. By default malloc returns the free top of the heap to the kernel. Then a step of
+/// model M has 60 page faults, which take 3 to 6 % of it. The user's settings have precedence.
 void keep_freed_memory() {
   for (const char* const name :
        {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}) {
@@ -108,8 +108,8 @@ torch::Device set_device(const Options& options, int local_rank) {
     return torch::kCPU;
   }
   pin_precision(options.program, local_rank);
-  // A process to which its launcher shows one device is to use that: the others of its node see
-  // others, or init_process_group() refuses them.
+  // A launcher may show each process a single device. If the other processes of the node see the
+  // same device, init_process_group() refuses them.
   const bool given_one =
       devices == 1 && options.devices.empty() && options.launch == Launch::kLauncher;
   const auto usable =
@@ -138,7 +138,7 @@ std::vector<torch::Device> set_devices(const Options& options) {
   const int devices = usable_cuda_devices(options);
   refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
   if (devices == 0) {
-    constexpr int kCpuReplicas = 2;  // enough to see everything
+    constexpr int kCpuReplicas = 2;  // shows all that stage 02 teaches
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
   }
   pin_precision(options.program, /*local_rank=*/0);

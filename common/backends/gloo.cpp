@@ -1,13 +1,13 @@
-// common/backends/gloo.cpp - LibTorch's Gloo, and waits that notice what it forgets.
+// common/backends/gloo.cpp - LibTorch's Gloo, and waits that notice broken connections.
 #include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
-// The wheel ships ProcessGroupGloo.hpp but not the gloo/*.h that it includes, so they come from the
+// The wheel ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
-// shared_ptr; nothing of Gloo itself may be called through these headers. (setTimeout(), which is
-// inline there, would.)
+// shared_ptr. Do not call functions of Gloo itself through these headers, nor c10d's inline
+// setTimeout(), which does.
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/backends/backend.hpp"
@@ -17,10 +17,10 @@
 namespace ddp {
 namespace {
 
-/// A connected TCP socket of this process.
+/// Connected TCP socket of this process.
 struct Connection {
   int fd;
-  ino_t inode;  ///< another one may get the same descriptor later
+  ino_t inode;  ///< identifies the socket, because descriptors are reused
   bool operator==(const Connection&) const = default;
 };
 
@@ -44,17 +44,17 @@ std::vector<Connection> connections() {
 
 // Note [Lost connections]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// When a peer dies, Gloo fails what waits for it, except for messages that it was about to send: a
-// write that finds the connection broken leaves its message in a queue at which nobody looks again
-// (Pair::write() and signalException() in gloo/transport/tcp/pair.cc). The rank then waits for all
-// of --timeout, and whoever waits for that rank does, too. But Gloo closes its end of the
-// connection. So a rank that has waited for a while looks whether the connections that it began
-// with are there. In a run without faults they are: no rank leaves before all depart().
+// When a peer dies, Gloo fails the work that waits for it, except for messages about to be sent: a
+// write to a broken connection leaves its message in a queue for ever (Pair::write() and
+// signalException() in gloo/transport/tcp/pair.cc). The rank then waits for all of --timeout, and
+// so do the ranks that wait for this rank. But Gloo closes its end of the connection. So a rank
+// that has waited for a while checks that the connections from its beginning are still open. In a
+// run without faults they are, because no rank leaves before all depart().
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  /// @param before connections that there were before this was made
+  /// @param before connections of this process from before this object was made
   void remember_connections(const std::vector<Connection>& before) {
     for (const Connection& connection : connections()) {
       if (std::ranges::find(before, connection) == before.end()) {
@@ -62,13 +62,13 @@ class Gloo final : public c10d::ProcessGroupGloo {
       }
     }
     if (connections_.size() + 1 != static_cast<size_t>(getSize())) {
-      connections_.clear();  // others are among them: then --timeout alone tells
+      connections_.clear();  // some are not Gloo's: then only --timeout ends a wait
     }
   }
 
   bool lost_a_connection() const { return !std::ranges::all_of(connections_, is_open); }
 
-  /// Has Gloo's threads soon stop to read and write, since memory they use may not live on.
+  /// Makes Gloo's threads stop reading and writing soon, because their memory may be freed.
   void cut_connections() const {
     for (const Connection& connection : connections_) {
       if (is_open(connection)) {
@@ -83,7 +83,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
     return fstat(connection.fd, &status) == 0 && status.st_ino == connection.inode;
   }
 
-  std::vector<Connection> connections_;  ///< to each other rank
+  std::vector<Connection> connections_;  ///< a connection to each other rank
 };
 
 }  // namespace
@@ -102,7 +102,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
   constexpr std::chrono::milliseconds kLook(250);
-  // When the time is over Gloo closes one connection after the other, and only then says so.
+  // After a timeout Gloo first closes one connection after the other, then reports it.
   constexpr std::chrono::milliseconds kClosing(1000);
   constexpr std::chrono::milliseconds kThreadsNotice(100);
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
@@ -110,7 +110,7 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
     try {
       work.wait(time);
     } catch (const std::exception&) {
-      // It failed, which work.wait() tells again, or is not complete yet.
+      // It failed, and work.wait() will throw again, or it is not complete yet.
     }
     return work.isCompleted();
   };
@@ -125,7 +125,7 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work) {
     }
     work.wait();
   } catch (...) {
-    // Its destructor joins Gloo's threads, one of which may wait for such a message.
+    // Leaked, because its destructor joins Gloo's threads, which may wait for such a message.
     c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend).release();
     skip_destructors_at_exit();
     throw;

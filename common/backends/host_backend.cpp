@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-/// There is nothing to wait for: an operation is complete when its call returns.
+/// Completed work: an operation is complete when its call returns.
 class DoneWork : public c10d::Work {
  public:
   explicit DoneWork(int rank) : c10d::Work(rank) { finish(); }
@@ -31,14 +31,14 @@ class DoneWork : public c10d::Work {
   std::vector<at::Tensor> results_;
 };
 
-/// The type in which tensors of `type` are summed.
+/// Type in which tensors of `type` are summed.
 at::ScalarType summed_type(at::ScalarType type) {
   return type == at::kHalf || type == at::kBFloat16        ? at::kFloat
          : c10::isIntegralType(type, /*includeBool=*/true) ? at::kLong
                                                            : type;
 }
 
-/// The tensor itself if it is contiguous on the host and has that type, else a copy that is.
+/// The tensor itself if it is contiguous, on the host and of that type, else such a copy.
 at::Tensor on_host(const at::Tensor& tensor, at::ScalarType type) {
   return tensor.is_cpu() && tensor.scalar_type() == type
              ? tensor.contiguous()
@@ -63,7 +63,7 @@ class HostBackend final : public c10d::Backend {
 
   void shutdown() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    done_.reset();  // whose results may be memory of the communicator
+    done_.reset();  // its results may be memory of the communicator
     if (communicator_ != nullptr) {
       communicator_->close();
       communicator_.reset();
@@ -139,8 +139,8 @@ class HostBackend final : public c10d::Backend {
     return done(c10d::OpType::BARRIER, {});
   }
 
-  /// Collective. A tensor of `size` elements that allreduce() works on without a copy, or an
-  /// ordinary one if the communicator has none.
+  /// Collective. Tensor of `size` elements that allreduce() works on without a copy, if the
+  /// communicator has such memory.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     std::shared_ptr<void> memory;
     if (size_ > 1) {
@@ -176,8 +176,8 @@ class HostBackend final : public c10d::Backend {
     return *communicator_;
   }
 
-  /// The same one again if nobody has kept it, so that a step allocates nothing. It keeps `results`
-  /// until the next operation. Under the lock.
+  /// Returns the same object again if the caller has not kept it, so that a step allocates nothing.
+  /// It keeps `results` until the next operation. Call it under the lock.
   c10::intrusive_ptr<c10d::Work> done(c10d::OpType type, const std::vector<at::Tensor>& results) {
     if (done_.use_count() != 1) {
       done_ = c10::make_intrusive<DoneWork>(rank_);
@@ -195,8 +195,8 @@ class HostBackend final : public c10d::Backend {
   }
 
   std::string name_;
-  std::string prefix_;  // of messages
-  std::unique_ptr<Communicator> communicator_;  // none after shutdown()
+  std::string prefix_;  // for messages
+  std::unique_ptr<Communicator> communicator_;  // null after shutdown()
   mutable std::mutex mutex_;
   c10::intrusive_ptr<DoneWork> done_;
 };

@@ -11,10 +11,10 @@
 namespace ddp {
 
 /// All-reduce (SUM, AVG, MAX, MIN), broadcast, all-gather and barrier, done by the calling thread:
-/// the work that they return is complete, and they throw themselves. Tensors on another device or
-/// with gaps are copied there and back. Sums of float16 and bfloat16 are computed in float32, sums
-/// of small integers and truth values in int64, and then rounded; AVG is of floating-point numbers.
-/// @param name as --backend has it
+/// a call returns completed work, or throws. Tensors on another device or with gaps are copied to
+/// host memory and back. Sums of float16 and bfloat16 are computed in float32, sums of small
+/// integers and truth values in int64, and then rounded. AVG is for floating-point numbers only.
+/// @param name value of --backend
 c10::intrusive_ptr<c10d::Backend> make_host_backend(const std::string& name,
                                                     std::unique_ptr<Communicator> communicator);
 

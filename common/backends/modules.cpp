@@ -1,4 +1,4 @@
-// The shared libraries that are opened only where they are needed.
+// common/backends/modules.cpp - shared libraries that are opened only where they are needed.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -11,23 +11,23 @@
 namespace ddp {
 namespace {
 
-/// Opens lib/`file` beside the program's folder or, for a program elsewhere that links the
-/// installed library, the one that its rpath finds. It is never closed: what it registers with
-/// LibTorch cannot be undone.
-/// @param symbol of the C function that gives the module's table
+/// Opens lib/`file` beside the program's folder. A program elsewhere, which links the installed
+/// library, finds `file` by its rpath. The module is never closed, because LibTorch cannot
+/// unregister it.
+/// @param symbol C function that returns the module's table
 /// @return the table, or nullptr if this build has no such module
 template <typename Module>
 const Module* open_module(const char* file, const char* symbol) {
   const std::filesystem::path beside =
       std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "lib" / file;
   const std::string path = std::filesystem::exists(beside) ? beside.string() : file;
-  // Global: what the modules bring with them opens libraries of its own that need its symbols.
+  // Global: the modules' libraries open further libraries, which need their symbols.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : dlsym(library, symbol);
   if (function == nullptr) {
     const std::string problem = dlerror();
     if (problem.starts_with(std::string(file) + ":")) {
-      return nullptr;  // found nowhere; else it would have a path, or name what it needs
+      return nullptr;  // not found: other messages have a path, or name the missing dependency
     }
     throw UsageError(fmt::format("{} cannot be opened: {}", path, problem));
   }
@@ -37,8 +37,7 @@ const Module* open_module(const char* file, const char* symbol) {
 }  // namespace
 
 const CudaModule* cuda_module() {
-  // LibTorch registers its CUDA support while the library is being opened; that must happen before
-  // anything asks for it.
+  // Opening the library registers CUDA with LibTorch. That must come before any use of CUDA.
   static const auto* const module = open_module<CudaModule>("libddp_cuda.so", "ddp_cuda_module");
   return module;
 }

@@ -64,7 +64,7 @@ void let_others_read(c10d::Store& store, const std::string& prefix, int rank, in
   try {
     store.wait({keys.begin() + 1, keys.end()}, std::min(timeout, kPatience));
   } catch (const c10::Error&) {
-    // Whoever was killed meanwhile reads nothing.
+    // A rank that was killed meanwhile reads nothing.
   }
 }
 

@@ -18,7 +18,7 @@ std::string first_name(const std::string& names) {
   return names.substr(0, names.find(','));
 }
 
-/// Levenshtein's.
+/// Levenshtein distance.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -185,7 +185,7 @@ void CommandLine::parse(int argc, const char* const* argv) {
 void CommandLine::parse(std::vector<std::string> arguments) {
   std::ranges::transform(arguments, arguments.begin(), with_dashes);
   check_names(arguments);
-  std::ranges::reverse(arguments);  // CLI11 takes them from the back
+  std::ranges::reverse(arguments);  // CLI11 reads them from the back
   try {
     app_->parse(arguments);
   } catch (const CLI::CallForHelp&) {

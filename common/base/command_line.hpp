@@ -23,8 +23,8 @@ using Choices = std::vector<std::string>;
 /// "a, b or c"
 std::string join(const Choices& choices);
 
-/// The known word that `word` was probably meant to be, or an empty text. A few letters may differ;
-/// capitals and "-" for "_" do not count. "--epochs" means "--total-epochs".
+/// Known word that `word` is probably a typing error for, or an empty text. Capitals do not count,
+/// nor "-" for "_". "--epochs" gives "--total-epochs".
 std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
 /// @return `text` @throws UsageError unless it is one of `choices`
@@ -34,22 +34,22 @@ const std::string& check_choice(const std::string& name, const std::string& text
 /// Thrown after --help or --version was answered on stdout.
 struct Answered {};
 
-/// "--world_sizes=a_b" -> "--world-sizes=a_b"; what does not start with "--" stays as it is.
+/// "--world_sizes=a_b" -> "--world-sizes=a_b"; texts without "--" in front stay as they are.
 std::string with_dashes(const std::string& argument);
 
-/// An option that was added, to say more about it.
+/// Handle of an added option, for its further properties.
 class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  Option& hidden();  ///< from --help
-  Option& repeatable();  ///< each time it is given its value is stored
+  Option& hidden();  ///< not listed by --help
+  Option& repeatable();  ///< may be given several times; all values are stored
 
  private:
   CLI::Option* option_;
 };
 
-/// Called with an option's name and its value, which is not empty.
+/// Stores the value, which is not empty, of the option `name`.
 using StoreValue = std::function<void(const std::string& name, const std::string& text)>;
 using StoreValues =
     std::function<void(const std::string& name, const std::vector<std::string>& texts)>;
@@ -65,12 +65,12 @@ class OptionGroup {
 
   Option value(const std::string& names, const std::string& unit, const std::string& initial,
                const std::string& help, const StoreValue& store);
-  /// "--devices 0 1"
+  /// Takes several values: "--devices 0 1".
   Option values(const std::string& names, const std::string& unit, const std::string& help,
                 const StoreValues& store);
   Option text(const std::string& names, const std::string& unit, std::string& target,
               const std::string& initial, const std::string& help);
-  /// `target` holds the default, if it is not empty.
+  /// The default is the value of `target`, if it is not empty.
   Option choice(const std::string& names, std::string& target, const Choices& choices,
                 const std::string& help);
   Option flag(const std::string& names, bool& target, const std::string& help);
@@ -100,7 +100,7 @@ class OptionGroup {
 
 class CommandLine {
  public:
-  /// @param column_width of --help, before the texts
+  /// @param column_width characters of --help before the help texts
   CommandLine(const std::string& program, const std::string& description,
               const std::string& version, const std::string& footer, std::size_t column_width);
   ~CommandLine();
@@ -112,8 +112,8 @@ class CommandLine {
   bool given(const std::string& name) const;
 
   /// Stores all values, in the order in which the options were added. Underscores in names are
-  /// dashes; an unknown name is refused with the nearest known one; other mistakes in CLI11's
-  /// words.
+  /// dashes. The error for an unknown name suggests the nearest known name; other errors are
+  /// CLI11's.
   /// @throws Answered @throws UsageError
   void parse(int argc, const char* const* argv);
   void parse(std::vector<std::string> arguments);

@@ -23,7 +23,7 @@ NextFile::NextFile(const std::string& what, const std::string& path, size_t byte
     : what_(what),
       path_(path),
       bytes_(bytes),
-      // A process that was killed leaves such a file; the next one of that number takes it over.
+      // A killed process leaves such a file. A later process with the same id overwrites it.
       temporary_(fmt::format("{}.tmp.{}", path, getpid())) {
   file_.reset(uninterrupted([this] {
     return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
@@ -77,7 +77,7 @@ void NextFile::fail(int error) const {
                           lacks_room ? fmt::format(", expected room for {} bytes", bytes_) : ""));
 }
 
-/// Gives the old file a second name before it loses its own: there is always a file at `path`.
+/// Links the old file to PATH.prev before the rename, so there is always a file at `path`.
 void NextFile::keep_old_file() const {
   const std::string previous = path_ + ".prev";
   unlink(previous.c_str());
@@ -92,7 +92,7 @@ void NextFile::sync_folder() const {
   const std::string folder = std::filesystem::path(path_).parent_path();
   const FileDescriptor opened(
       open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // A folder that may be written but not read cannot be synced, nor one of some file systems.
+  // Folders that may not be read, and folders of some file systems, cannot be synced.
   if (opened.is_open() && uninterrupted([&] { return fsync(opened.get()); }) != 0 &&
       errno != EINVAL) {
     fail(errno);
@@ -107,14 +107,14 @@ const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 void expect_random_reads(const void* data, size_t bytes) {
   if (bytes / kPageBytes <= static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 2) {
-    return;  // it fits, and is read sooner with what lies beside
+    return;  // it fits in memory, and read-ahead makes reading faster
   }
   const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
   madvise(static_cast<char*>(const_cast<void*>(data)) - before, before + bytes, MADV_RANDOM);
 }
 
 MappedFile::MappedFile(const std::string& path) {
-  // Without waiting for the other end, if it is a pipe.
+  // O_NONBLOCK: opening a pipe does not wait for its other end.
   const FileDescriptor file(
       uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
   struct stat status {};

@@ -1,4 +1,4 @@
-// common/base/files.hpp - files that are written whole, mapped, or gone with their owner.
+// common/base/files.hpp - files written atomically, mapped files, temporary folders.
 #pragma once
 
 #include <sys/types.h>
@@ -22,22 +22,22 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// The next version of the file at a path, in the same folder until it takes its place.
+/// New version of the file at `path`, written beside it and then renamed to `path`.
 class NextFile {
  public:
-  /// @param what it is, "snapshot", and `bytes` that will be written: for messages
-  /// @throws Error (1), as all of it does, with the path and the reason
+  /// @param what kind of file, "snapshot", for messages @param bytes its size, for messages
+  /// @throws Error (1) with the path and the reason, as all members do
   NextFile(const std::string& what, const std::string& path, size_t bytes);
   ~NextFile();
   NextFile(const NextFile&) = delete;
   NextFile& operator=(const NextFile&) = delete;
 
-  /// Path of the file until it takes its place.
+  /// Path of the file before the rename.
   const std::string& temporary() const { return temporary_; }
   void write(std::string_view bytes);
   void overwrite(off_t position, std::string_view bytes);
-  /// The file is on disk when it returns.
-  /// @param keep_old the file that is there becomes PATH.prev
+  /// Renames the file to `path`. When the call returns, the file is on disk.
+  /// @param keep_old the file at `path` becomes PATH.prev
   void take_place(bool keep_old);
 
  private:

@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-/// XXH3-128 of a sequence of byte ranges, as 32 hex digits (what `xxh128sum` prints). Finds damage
-/// and disagreement; it is no defence against an attacker.
+/// XXH3-128 of a sequence of byte ranges, as 32 hex digits, as `xxh128sum` prints it. Finds
+/// damage and differences; it is no defence against an attacker.
 class Hash {
  public:
   Hash();

@@ -1,4 +1,4 @@
-// common/base/parse.hpp - strict parsing of what comes from outside: command line and environment.
+// common/base/parse.hpp - strict parsing of the command line and the environment.
 #pragma once
 
 #include <charconv>

@@ -26,7 +26,7 @@ namespace {
   throw std::system_error(error, std::generic_category(), what);
 }
 
-/// A pipe whose ends a program that is started does not inherit.
+/// Pipe that started programs do not inherit.
 struct Pipe {
   Pipe() {
     std::array<int, 2> ends{};
@@ -49,15 +49,15 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-/// In the new process. Only async-signal-safe calls: this program may have threads.
-/// @return errno: it did not become the program
+/// Turns the new process into the program. Only async-signal-safe calls: there may be threads.
+/// @return errno if the program cannot be run
 int become(const char* program, char* const* argv, char* const* environment,
            const ChildOptions& options, const sigset_t& mask, pid_t parent) {
   setpgid(0, 0);
   if (options.parent_death_signal != 0) {
     prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
     if (getppid() != parent) {
-      _exit(kCannotRunExitCode);  // it died before the line above
+      _exit(kCannotRunExitCode);  // the parent died before prctl()
     }
   }
   dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
@@ -74,7 +74,7 @@ int become(const char* program, char* const* argv, char* const* environment,
   return errno;
 }
 
-/// @return the process once it runs the program
+/// @return the process id, once the program runs
 pid_t start(std::vector<std::string> argv, ChildOptions options) {
   std::vector<std::string> variables = options.environment.value_or(std::vector<std::string>());
   const std::vector<char*> argument_pointers = pointers(argv);
@@ -168,7 +168,7 @@ std::optional<ProcessEnd> Child::poll() {
   return end_;
 }
 
-/// Waits for output until then. @return false once both streams are closed
+/// Waits for output until `until_s`. @return false once both streams are closed
 bool Child::read_some(double until_s) {
   std::array<pollfd, 2> streams = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
   if (!out_.is_open() && !err_.is_open()) {
@@ -202,11 +202,11 @@ bool Child::wait_for_output(const std::string& text) {
 }
 
 CaptureResult Child::wait() {
-  constexpr double kLookSeconds = 0.02;  // between two looks whether it has ended
-  constexpr double kLingerSeconds = 1;  // what left its group may hold the output open for ever
+  constexpr double kLookSeconds = 0.02;  // between two checks for its end
+  constexpr double kLingerSeconds = 1;  // for output, which may stay open for ever
   while (!has_ended(pid_)) {
     if (!read_some(seconds_since(start_) + kLookSeconds)) {
-      usleep(1000);  // it closed its streams and lives on
+      usleep(1000);  // its streams are closed, but it still runs
     }
     if (!result_.timed_out && seconds_since(start_) > options_.timeout_s) {
       result_.timed_out = true;
@@ -214,7 +214,7 @@ CaptureResult Child::wait() {
     }
   }
   result_.seconds = seconds_since(start_);
-  signal(SIGKILL);  // what it left behind, while its number still is its own
+  signal(SIGKILL);  // to its group, before poll() frees the process id
   while (seconds_since(start_) < result_.seconds + kLingerSeconds &&
          read_some(result_.seconds + kLingerSeconds)) {
   }

@@ -1,4 +1,4 @@
-// common/base/process.hpp - the one way to start a program, watch it, and say how it ended.
+// common/base/process.hpp - starts programs, watches them, and says how they ended.
 #pragma once
 
 #include <signal.h>
@@ -26,9 +26,9 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  void reset(int fd);  ///< closes the one before
+  void reset(int fd);  ///< closes the old descriptor
   void close() { reset(-1); }
-  int release() { return std::exchange(fd_, -1); }  ///< from now on the caller closes it
+  int release() { return std::exchange(fd_, -1); }  ///< the caller closes it
 
  private:
   int fd_;
@@ -45,32 +45,32 @@ class CannotRun : public std::system_error {
 
 struct ChildOptions {
   std::string program =
-      "";  ///< what is executed; empty: argv[0], which PATH finds if it has no slash
+      "";  ///< file to execute; empty: argv[0], looked up in PATH if it has no slash
   std::optional<std::vector<std::string>> environment = {};  ///< "NAME=value"; none: this process's
   std::string cwd = "";  ///< empty: this process's
   int out_fd = -1;  ///< its standard output; -1: this process's
   int err_fd = -1;  ///< its standard error; -1: this process's
   bool capture = false;  ///< wait() returns what it prints; instead of out_fd and err_fd
   double timeout_s = 60;  ///< for wait_for_output() and wait()
-  int parent_death_signal = 0;  ///< that it gets when the thread that started it ends; 0: none
+  int parent_death_signal = 0;  ///< sent when the thread that started it ends; 0: none
   std::optional<sigset_t> signal_mask = {};  ///< none: no signal is blocked
 };
 
-/// How a process ended.
+/// End of a process.
 struct ProcessEnd {
   int exit_code = -1;  ///< -1: it did not exit by itself
-  int signal = 0;  ///< that ended it
+  int signal = 0;  ///< signal that ended it
 };
 
 struct CaptureResult : ProcessEnd {
-  bool timed_out = false;  ///< and was killed
+  bool timed_out = false;  ///< the timeout passed, and it was killed
   double seconds = 0;  ///< from its start to its end
   std::string out;
   std::string err;
 };
 
-/// A running program in a process group of its own, with nothing to read from its standard input.
-/// The whole group is killed when the object goes.
+/// Running program in a process group of its own, with an empty standard input. The destructor
+/// kills the whole group.
 class Child {
  public:
   /// Returns once the program runs. No shell is involved.
@@ -83,15 +83,15 @@ class Child {
 
   /// Its process id, which is also its group's.
   pid_t pid() const { return pid_; }
-  /// Sends a signal to its group, unless it was seen to end.
+  /// Sends a signal to its group, unless poll() has returned its end.
   void signal(int signal) const;
-  /// Its end, if it has ended. Does not wait.
+  /// Its end if it has ended, without waiting.
   std::optional<ProcessEnd> poll();
 
   /// Reads until it has printed `text` to its standard output.
   /// @return false if it ended or the timeout passed first
   bool wait_for_output(const std::string& text);
-  /// Waits for its end, then kills what it left behind in its group. At the timeout it is killed.
+  /// Waits for its end, or kills it at the timeout. Then kills the processes left in its group.
   CaptureResult wait();
 
  private:
@@ -110,8 +110,8 @@ class Child {
 CaptureResult run_captured(const std::vector<std::string>& argv, ChildOptions options = {});
 
 /// This process's variables as "NAME=value".
-/// @param changes what replaces or adds to them; none: the variable is left out
-/// @param is_dropped of the text "NAME=value": left out too; may be empty
+/// @param changes new values by name; std::nullopt leaves the variable out
+/// @param is_dropped true for each "NAME=value" to leave out; may be empty
 std::vector<std::string> environment_with(
     const std::map<std::string, std::optional<std::string>>& changes,
     const std::function<bool(std::string_view)>& is_dropped = {});
@@ -124,15 +124,15 @@ std::optional<std::string> find_in_path(const std::string& name);
 /// "signal 9 (Killed)"
 std::string signal_name(int signal);
 
-/// Signals that are waited for and never interrupt anything: blocked from now on, for good.
+/// Blocks signals for good, so that they interrupt nothing, and waits for them.
 class BlockedSignals {
  public:
   explicit BlockedSignals(const std::vector<int>& signals);
 
-  /// Sleeps until one comes. @param except one that is left pending
-  /// @return its number (si_signo) and sender; number 0: none came in that time
+  /// Sleeps until a signal comes. @param except signal that is left pending
+  /// @return its number (si_signo) and sender; number 0: no signal came in that time
   siginfo_t wait(std::optional<double> seconds, int except = 0) const;
-  /// The mask before: what a child should get.
+  /// Signal mask before the blocking, for child processes.
   const sigset_t& original() const { return original_; }
 
  private:

@@ -5,8 +5,8 @@
 
 namespace ddp {
 
-/// Largest resident set so far, in MiB; NaN if the kernel does not tell. Of this program alone:
-/// getrusage() would also count what a launcher used before it executed us.
+/// Largest resident set so far, in MiB; NaN if the kernel does not tell. getrusage() would also
+/// count the memory that a launcher used before it executed this program.
 double peak_rss_mib();
 
 /// Processor time of all threads, in milliseconds.
@@ -16,7 +16,7 @@ struct CpuTimes {
 };
 CpuTimes cpu_times();
 
-/// When this process was started, to the kernel's clock tick (usually 10 ms).
+/// Start time of this process, to the kernel's clock tick (usually 10 ms).
 std::chrono::system_clock::time_point process_start();
 
 }  // namespace ddp

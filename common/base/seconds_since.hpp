@@ -1,4 +1,4 @@
-// common/base/seconds_since.hpp - time that has passed, and times in messages.
+// common/base/seconds_since.hpp - elapsed time, and times in messages.
 #pragma once
 
 #include <fmt/format.h>

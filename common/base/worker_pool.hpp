@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// What a processor does between two looks at memory that others write.
+/// Pause of a processor between two reads of memory that other threads write.
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -25,11 +25,11 @@ inline void pause_briefly() {
 /// before they sleep in the kernel, because a wake-up costs more than the spin.
 class WorkerPool {
  public:
-  /// Looks for work before a thread sleeps: about 10 us. More would hurt where processors are few.
+  /// Reads before a waiting thread sleeps: about 10 us. More hurts on machines with few cores.
   static constexpr int kFewLooks = 500;
 
   /// @param size threads that work at a time, the caller of run() included
-  /// @param at_start what each new thread calls first; threads that call ATen's operators need
+  /// @param at_start called first by each new thread; threads that call ATen's operators need
   /// at::init_num_threads, or each of them computes with all cores
   /// @throws std::system_error if a thread cannot be started; none is left then
   explicit WorkerPool(size_t size, void (*at_start)() = nullptr, int looks = kFewLooks)
@@ -109,7 +109,7 @@ class WorkerPool {
     }
   }
 
-  /// @return the value, once it is another than `old`
+  /// @return the value, once it differs from `old`
   uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) const {
     for (int i = 0; i < looks_; ++i) {
       const uint32_t now = value.load(std::memory_order_acquire);
@@ -128,7 +128,7 @@ class WorkerPool {
   std::atomic<uint32_t> round_{0};  // increases when there is work
   std::atomic<uint32_t> busy_{0};  // threads of this round that are not done
   bool stop_ = false;
-  std::mutex mutex_;  // of the exception
+  std::mutex mutex_;  // guards first_exception_
   std::exception_ptr first_exception_;
   std::vector<std::thread> threads_;
 };

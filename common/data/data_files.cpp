@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-/// Limit for the outputs of a model; larger labels are no classes but other numbers.
+/// Limit for the outputs of a model. Larger labels are not classes.
 constexpr int64_t kMostClasses = 1'000'000;
 
 /// Tensors `prefix`features and `prefix`labels as samples.
@@ -71,9 +71,9 @@ int64_t count_classes(const std::string& path, const Samples& train, const Sampl
   return most + 1;
 }
 
-/// Splits samples that are all in both parts: a fifth of them becomes the test part. The samples
-/// are drawn, because a file may be sorted by class or have its classes in turns, and drawn alike
-/// in every run.
+/// Makes a fifth of the samples the test part. The samples are drawn at random, because a file may
+/// be sorted by class or have its classes in turns. The seed is fixed, so all runs draw the same
+/// samples.
 void hold_out(const std::string& path, Dataset& dataset) {
   constexpr int64_t kOneOf = 5;
   const int64_t size = dataset.train.size();
@@ -83,7 +83,7 @@ void hold_out(const std::string& path, Dataset& dataset) {
   const torch::Tensor drawn =
       torch::randperm(size, at::detail::createCPUGenerator(/*seed=*/0), torch::kInt64);
   const int64_t held_out = (size + kOneOf - 1) / kOneOf;
-  // In the order of the file.
+  // Sorted: the order of the file.
   dataset.test.rows = std::get<0>(drawn.slice(0, 0, held_out).sort());
   dataset.train.rows = std::get<0>(drawn.slice(0, held_out).sort());
 }

@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-/// A GPU keeps the samples if they take at most a quarter of its free memory.
+/// True if the samples take at most a quarter of the GPU's free memory: then the GPU keeps them.
 bool fits_on(const torch::Device& device, const Samples& samples) {
   constexpr size_t kShare = 4;
   if (device.is_cpu()) {
@@ -93,7 +93,7 @@ void DataLoader::reserve(int64_t samples) {
          .copy = samples_.room_for(samples, device_),
          .is_copied = c10::Event(device_.type()),
          .is_used = c10::Event(device_.type())});
-    // Whoever had this memory before may still compute on it.
+    // The GPU may still compute on an earlier tensor in this memory.
     slots_.back().is_used->record(current_stream());
   }
 }
@@ -151,7 +151,7 @@ Samples DataLoader::gather_on_host(int64_t begin, int64_t count) {
   slot_ = (slot_ + 1) % slots_.size();
   Slot& slot = slots_[slot_];
   if (slot.is_copied) {
-    slot.is_copied->synchronize();  // at once, unless the device is two batches behind
+    slot.is_copied->synchronize();  // returns at once, unless the device is two batches behind
   }
   const Samples gathered = slot.gathered.slice(0, count);
   gather_rows(samples_, order_.const_data_ptr<int64_t>() + begin, count, gathered);

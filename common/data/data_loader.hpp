@@ -1,4 +1,4 @@
-// common/data/data_loader.hpp - which samples a process reads, in what order, in which batches.
+// common/data/data_loader.hpp - samplers, and the loader that makes a process's batches.
 #pragma once
 
 #include <torch/types.h>
@@ -16,13 +16,13 @@ namespace ddp {
 struct Batch {
   torch::Tensor input;  ///< (samples, ...) float32, on the loader's device
   torch::Tensor target;  ///< (samples) int64 or (samples, 1) float32, on the loader's device
-  /// Weight of this batch's mean loss in the mean over ranks, see Note [Averaging]: 1 for a whole
-  /// batch.
+  /// Weight of this batch's mean loss in the mean over ranks: 1 for a whole batch. See Note
+  /// [Averaging].
   double weight = 1;
 
   int64_t size() const { return input.sizes().front(); }
-  /// Micro-batches of at most so many samples, one at least: views of this batch. Their weighted
-  /// losses add up to this batch's.
+  /// Micro-batches of at most `samples` samples, at least one, as views of this batch. Their
+  /// weighted losses add up to the weighted loss of the batch.
   std::vector<Batch> split(int64_t samples) const;
 };
 // Note [Averaging]: DDP averages the ranks' gradients, as if every rank's batch were equally large.
@@ -36,13 +36,13 @@ struct Batch {
 class Sampler {
  public:
   virtual ~Sampler() = default;
-  /// Shuffles for this epoch. Without the call every epoch has the order of epoch 0.
+  /// Shuffles the samples for this epoch. Without the call every epoch has the order of epoch 0.
   virtual void set_epoch(int64_t epoch) = 0;
   /// @return (samples of this process) int64, on the host
   virtual const torch::Tensor& indices() const = 0;
-  /// Samples of an epoch, over all processes.
+  /// Number of samples of an epoch, over all processes.
   virtual int64_t epoch_samples() const = 0;
-  /// Processes that share the samples.
+  /// Number of processes that share the samples.
   virtual int num_replicas() const = 0;
 };
 
@@ -61,33 +61,33 @@ class RandomSampler : public Sampler {
   torch::Tensor indices_;
 };
 
-/// The order of epoch `epoch`: the same on every rank, and the same as Python's
+/// Order of the samples in `epoch`, equal on all ranks. Python gets the same order from
 /// `torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))`.
 torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
 
-/// Iterates over this process's batches of one epoch. The last step of an epoch takes the samples
-/// that are left. All processes make the same number of steps, if need be with an empty batch.
+/// Iterates over this process's batches of one epoch. The last step of an epoch takes the remaining
+/// samples. All processes make the same number of steps, if need be with an empty batch.
 ///
-/// The next batch overwrites the memory of a batch: clone() what you keep. A backward through an
-/// overwritten batch ends in autograd's "modified by an inplace operation".
+/// Each batch overwrites the memory of an earlier batch: clone() a batch to keep it. A backward
+/// through an overwritten batch ends in autograd's "modified by an inplace operation".
 class DataLoader {
  public:
   /// @param sampler must outlive the loader
   /// @param batch_size samples per process and step
-  /// @param device where the batches are
-  /// @param drop_last leaves an epoch's last step out if its batches are not whole, for models that
-  /// cannot learn from one sample (batch norm)
+  /// @param device device of the batches
+  /// @param drop_last leaves out the last step of an epoch if its batches are not whole: models
+  /// with batch norm cannot learn from a single sample
   DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_size,
              const torch::Device& device = torch::kCPU, bool drop_last = false);
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
   int64_t batch_size() const noexcept { return batch_size_; }
-  /// Samples of the largest batch: fewer than batch_size() if there are fewer samples.
+  /// Number of samples of the largest batch: at most batch_size().
   int64_t max_batch() const;
-  /// Samples of a whole step, over all processes.
+  /// Number of samples of a whole step, over all processes.
   int64_t samples_per_step() const { return batch_size_ * sampler_.num_replicas(); }
-  /// Steps of an epoch, the same in all processes.
+  /// Number of steps of an epoch, the same in all processes.
   int64_t steps() const;
   const Sampler& sampler() const noexcept { return sampler_; }
 
@@ -110,8 +110,8 @@ class DataLoader {
  private:
   /// Memory of one batch.
   struct Slot {
-    Samples gathered;  ///< where the batch is gathered; pinned host memory if it is then copied
-    Samples copy;  ///< where the batch is copied, on the device
+    Samples gathered;  ///< the batch; in pinned host memory if it is copied to the device
+    Samples copy;  ///< its copy on the device
     std::optional<c10::Event> is_copied;
     std::optional<c10::Event> is_used;
   };
@@ -125,12 +125,11 @@ class DataLoader {
   c10::Stream current_stream() const;
 
   // Note [Staging]: a GPU that has room for the samples keeps them and gathers the batches itself.
-  // For any other GPU the host gathers a batch into pinned memory, and a stream of its own copies
-  // the batch while the GPU still computes on the batch before. So there are two slots. The host
-  // waits before it fills a slot again until the slot's last batch was copied. The copy stream
-  // waits until the GPU has computed on the slot's last batch, and the GPU waits for the copy.
-  // The copies need no record_stream(), because the GPU's stream has waited for every copy before
-  // the memory is freed.
+  // For any other GPU the host gathers each batch into pinned memory, and a copy stream copies it
+  // while the GPU computes on the batch before. So there are two slots. Before the host fills a
+  // slot again, it waits until the slot's last batch was copied. The copy stream waits until the
+  // GPU has computed on the slot's last batch, and the GPU waits for the copy. The copies need no
+  // record_stream(): the GPU's stream has waited for every copy before the memory is freed.
   Samples samples_;
   Sampler& sampler_;
   const int64_t batch_size_;
@@ -140,7 +139,7 @@ class DataLoader {
   std::optional<c10::Stream> copy_stream_;
   std::vector<Slot> slots_;
   size_t slot_ = 0;  ///< slot of the current batch
-  torch::Tensor order_;  ///< rows of samples_ that this process reads in this epoch
+  torch::Tensor order_;  ///< (samples) int64: rows of samples_ for this process and epoch
   int64_t steps_ = 0;
   int64_t step_ = 0;
   Batch batch_;

@@ -35,7 +35,7 @@ constexpr PublishedFile kFashionTestImages{"t10k-images-idx3-ubyte", 7840016,
 constexpr PublishedFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
                                            "ca8383985fa2cbc620515cb4512a5b03"};
 
-/// Path of NAME.gz or NAME in the folder --data-dir, or where the datasets are installed.
+/// Path of NAME.gz or NAME in the folder --data-dir, or in the installed data folders.
 std::string find_published(const DataOptions& options, const PublishedFile& file) {
   std::vector<std::string> folders = {options.data_dir};
   if (options.data_dir.empty()) {
@@ -54,7 +54,7 @@ std::string find_published(const DataOptions& options, const PublishedFile& file
          fmt::join(folders, ", "), file.name, file.name);
 }
 
-/// @return the file's bytes, unpacked
+/// @return the unpacked bytes
 std::string read_published(const DataOptions& options, const PublishedFile& file) {
   const std::string path = find_published(options, file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
@@ -119,7 +119,7 @@ Dataset digits(const DataOptions& options) {
   return dataset;
 }
 
-/// The bytes after an IDX file's header. The file's hash has checked the header.
+/// Bytes after an IDX file's header. read_published() has checked the header by the file's hash.
 torch::Tensor idx_values(const DataOptions& options, const PublishedFile& file,
                          size_t header_bytes) {
   std::string bytes = read_published(options, file);

@@ -10,44 +10,44 @@
 
 namespace ddp {
 
-/// With one tensor for all gradients an all-reduce needs no copy into a buffer of its own.
+/// Parameters and gradients in one tensor each, so that an all-reduce needs no copy to a buffer.
 struct FlatParameters {
   torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
-  torch::Tensor grad;  ///< (total) likewise, of the gradients: see rebind_grads()
+  torch::Tensor grad;  ///< (total) on the same device; the gradients are views, see rebind_grads()
   std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
-  std::vector<int64_t> offsets;  ///< where each begins in data and grad; gaps are zero
-  std::vector<torch::Tensor> grad_views;  ///< of `grad`, one per parameter, in its shape
+  std::vector<int64_t> offsets;  ///< first element of each parameter; gaps between them are zero
+  std::vector<torch::Tensor> grad_views;  ///< views of `grad`, one per parameter, in its shape
 
   /// move_gradient() of every parameter to its view.
   void rebind_grads() const;
 };
 
-/// Makes `place` the parameter's .grad() again if backward or zero_grad() replaced it, as stock
-/// optimizers have it; keeps its value, which is zero if there is none.
-/// @param place as view_like() makes it
-/// @param divisor () by which the value is divided; undefined: one
+/// Makes `place` the parameter's .grad() again if backward, or a stock optimizer's zero_grad(),
+/// replaced it. Copies the gradient's value to `place`, or zero if there is no gradient.
+/// @param place from view_like()
+/// @param divisor () the value is divided by it; undefined: no division
 void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place,
                    const torch::Tensor& divisor = {});
 
-/// A tensor in `flat`'s memory from element `offset` on, in the shape of `like`, and in its strides
-/// (channels_last, say) if these leave no gaps. No autograd view: in-place operations on it concern
-/// nobody else.
+/// Tensor in `flat`'s memory from element `offset` on, in the shape of `like`, and in its strides
+/// (such as channels_last) if these leave no gaps. It is no autograd view: in-place operations on
+/// it do not change the version of `flat`.
 torch::Tensor view_like(const torch::Tensor& flat, int64_t offset, const torch::Tensor& like);
 
-/// Elements of a tensor and of the gap behind it: the next one begins with a line of cache, which
-/// is also the widest vector.
+/// Elements of a tensor and of the gap behind it: the next tensor begins with a cache line, which
+/// is as long as the widest vector.
 int64_t padded_elements(const torch::Tensor& tensor);
 
-/// The parameters that require a gradient, in order. One that has several names (tied weights) is
-/// there once, in the place of its first.
+/// Parameters that require a gradient, in order. A parameter with several names (tied weights)
+/// occurs once, at its first name.
 std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module);
 
-/// (numel) elements on the module's device, whose values do not matter.
+/// Returns (numel) uninitialised elements on the module's device.
 using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
 
-/// Moves the parameters (and zeroed gradients) into flat storage, or finds them there from an
-/// earlier call.
-/// @param allocate_gradients where new gradients' storage comes from; empty: from LibTorch
+/// Moves the parameters (and zeroed gradients) into flat storage, unless an earlier call has done
+/// so.
+/// @param allocate_gradients allocates the gradients' storage; empty: LibTorch does
 /// @throws c10::Error unless all trainable parameters have one dtype and one device
 FlatParameters flatten_parameters(const torch::nn::Module& module,
                                   const AllocateFunction& allocate_gradients = {});
@@ -55,7 +55,7 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
 /// All parameters, frozen ones too, in order: (total) float64, on the host.
 torch::Tensor parameter_vector(const torch::nn::Module& module);
 
-/// Hash of the parameters' bytes in order, without gaps: 32 hex digits. Equal hash, equal bits.
+/// Hash of the parameters' bytes in order, without gaps: 32 hex digits.
 std::string parameter_hash(const torch::nn::Module& module);
 
 }  // namespace ddp

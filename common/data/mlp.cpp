@@ -24,7 +24,7 @@ void MlpImpl::reset() {
 
 torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
   if (verbose_) {
-    // One string, one write: replicas print from several threads.
+    // A single write, because replicas print from several threads.
     std::fputs(c10::str("In model: input ", input.sizes(), " on ", input.device(), "\n").c_str(),
                stdout);
   }

@@ -1,4 +1,4 @@
-// common/data/mlp.hpp - the one model that all stages train; loss and evaluation of any model.
+// common/data/mlp.hpp - the model of all stages; loss and evaluation of any model.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -40,17 +40,17 @@ torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, dou
 
 struct Evaluation {
   double loss = 0;  ///< mean over the samples
-  /// Share of the samples whose largest output is the target class. NaN for regression.
+  /// Share of the samples with the target class as largest output. NaN for regression.
   double accuracy = 0;
 };
 
-/// The part of evaluate() that does not depend on the module's type.
-/// @param parameters of the module: their device and their largest extent are the module's
+/// Part of evaluate() that does not depend on the module's type.
+/// @param parameters parameters of the module, for its device and its largest extent
 Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&)> forward,
                             const std::vector<torch::Tensor>& parameters, const Samples& samples);
 
 /// Loss and accuracy of a module over `samples`, summed in float64, without gradients, in chunks
-/// that bound the memory. The module stays in the mode it is in: call eval() before, if it has
+/// that bound the memory. The mode of the module does not change: call eval() first if it has
 /// dropout or batch normalization.
 /// @param module anything with parameters() and forward(Tensor)
 template <typename Module>

@@ -7,7 +7,7 @@
 namespace ddp {
 namespace {
 
-/// to[i] = from[order[i]], for pixels from[order[i]] / 255, as torchvision's ToTensor scales them.
+/// to[i] = from[order[i]]; pixels are divided by 255, as by torchvision's ToTensor.
 /// Both tensors are contiguous.
 template <typename From, typename To>
 void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t count,
@@ -65,7 +65,7 @@ void gather_rows(const Samples& from, const int64_t* order, int64_t count, const
                                                                     to.input);
   (is_classes ? copy_rows<int64_t, int64_t> : copy_rows<float, float>)(from.target, order, count,
                                                                        to.target);
-  // Autograd may have saved the old values, and notices by the version that they are gone.
+  // Autograd may have saved the old values: by the version it notices that they changed.
   to.input.unsafeGetTensorImpl()->bump_version();
   to.target.unsafeGetTensorImpl()->bump_version();
 }
@@ -75,7 +75,7 @@ torch::Tensor as_features(const torch::Tensor& input) {
     return input;
   }
   const torch::Tensor values = input.to(torch::kFloat32);
-  // By a tensor: CUDA multiplies by the reciprocal of a number, which has other bits.
+  // Divided by a tensor: for a number CUDA multiplies by the reciprocal, which gives other bits.
   return values.div_(torch::full({}, 255, values.options()));
 }
 

@@ -11,21 +11,21 @@ namespace ddp {
 struct Samples {
   torch::Tensor input;  ///< (rows, ...) float32, or uint8 pixels, read as value / 255
   torch::Tensor target;  ///< (rows) int64 classes, or (rows, 1) float32 values
-  torch::Tensor rows = {};  ///< (size) int64: the rows that are samples; undefined: all rows
+  torch::Tensor rows = {};  ///< (size) int64: row of each sample; undefined: all rows
 
   int64_t size() const { return (rows.defined() ? rows : target).sizes().front(); }
   int64_t in_features() const { return input.size(1); }
   /// Samples [begin, end) as views; no sample is read.
   Samples slice(int64_t begin, int64_t end) const;
-  /// The samples that the model computes on: float32, without `rows`.
+  /// Reads the samples as the model needs them: float32, without `rows`.
   /// @return views, if the samples are float32 without `rows` already
   Samples read() const;
-  /// Uninitialized memory for `size` samples as read() returns them.
+  /// Uninitialized memory for `size` samples in the form that read() returns.
   Samples room_for(int64_t size, const torch::TensorOptions& place = {}) const;
 };
 
-/// Reads the rows order[0], ..., order[count - 1] of `from` into the first rows of `to`, which
-/// room_for() made. To autograd it is an in-place operation on `to`.
+/// Reads the rows order[0], ..., order[count - 1] of `from` into the first rows of `to`.
+/// @param to from room_for(); changed in place, as autograd sees it
 /// @throws c10::Error if an index is out of range
 void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to);
 

@@ -25,7 +25,7 @@ const std::string kNoHash(32, '0');
 constexpr std::string_view kHashKey = "\"xxh3_128\":\"";
 
 struct Dtype {
-  const char* name;  ///< in safetensors
+  const char* name;  ///< name in safetensors
   torch::ScalarType type;
 };
 constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
@@ -33,7 +33,7 @@ constexpr Dtype kDtypes[] = {{"F64", torch::kFloat64}, {"F32", torch::kFloat32},
                              {"I64", torch::kInt64},   {"I32", torch::kInt32},
                              {"U8", torch::kUInt8},    {"BOOL", torch::kBool}};
 
-/// The reason for the exception that is being handled, if the file is at fault.
+/// Message of the current exception if the file is at fault; else rethrows it.
 std::string reason() {
   try {
     throw;
@@ -56,7 +56,7 @@ auto read_snapshot(const std::string& path, const Read& read) {
   }
 }
 
-/// The parts of a safetensors file. Before them stands the header's size.
+/// Parts of a safetensors file after the header's size.
 struct Parts {
   std::string_view header;  ///< JSON
   std::string_view data;
@@ -76,7 +76,7 @@ Parts split(std::string_view bytes) {
   return {bytes.substr(0, header_bytes), bytes.substr(header_bytes)};
 }
 
-/// Position of the checksum's digits in the header. The checksum is that of header and data with
+/// Position of the checksum's digits in the header. The checksum covers header and data, with
 /// zeros in place of the digits.
 size_t hash_position(std::string_view header) {
   const size_t key = header.find(kHashKey);
@@ -105,7 +105,7 @@ bool is_whole(const std::string& path) {
   }
 }
 
-/// JSON that is nested no deeper than a safetensors header, because dump() and the like recurse.
+/// Parses the header. Refuses deep nesting, because functions such as dump() recurse.
 ordered_json parse_header(std::string_view header) {
   constexpr int kMaxDepth = 4;
   const auto check_depth = [](int depth, ordered_json::parse_event_t, ordered_json&) {
@@ -117,7 +117,7 @@ ordered_json parse_header(std::string_view header) {
   return ordered_json::parse(header, check_depth);
 }
 
-/// @param entry of the header @param bytes the tensor's
+/// @param entry the tensor's entry in the header @param bytes the tensor's bytes
 /// @return a view of the bytes, or a copy if they are not aligned for the dtype
 torch::Tensor tensor_of(const std::string& name, const ordered_json& entry,
                         const torch::Tensor& bytes) {
@@ -147,7 +147,7 @@ torch::Tensor tensor_of(const std::string& name, const ordered_json& entry,
 }
 
 /// @param data bytes that the tensors become views of
-/// @param wanted names of the tensors that are returned; null: all
+/// @param wanted names of the tensors to return; null: all
 TensorFile parse(std::string_view header, const torch::Tensor& data,
                  const std::vector<std::string>* wanted) {
   TensorFile file;
@@ -186,7 +186,7 @@ TensorFile parse(std::string_view header, const torch::Tensor& data,
   return file;
 }
 
-/// A tensor on these bytes. @param deleter is called when nobody needs the bytes any more
+/// Tensor on `bytes`. @param deleter called when no tensor uses the bytes any more
 torch::Tensor on(
     std::string_view bytes, const std::function<void(void*)>& deleter = [](void*) {}) {
   return torch::from_blob(const_cast<char*>(bytes.data()), {static_cast<int64_t>(bytes.size())},

@@ -25,8 +25,8 @@ class AtenMlp : public FusedMlp {
     total_weight_ = torch::zeros({}, options);
   }
 
-  /// A CUDA graph repeats the other functions, so what differs from batch to batch is copied here
-  /// to memory that stays where it is.
+  /// Copies the batch to memory at fixed addresses, because a CUDA graph repeats the other
+  /// functions.
   void load(const Batch& batch) override {
     samples_ = batch.size();
     first(activations_.front()).copy_(batch.input, /*non_blocking=*/true);
@@ -45,7 +45,7 @@ class AtenMlp : public FusedMlp {
       at::addmm_out(output, bias(i), input, weight(i).t());
     }
     if (samples_ == 0) {
-      loss_.zero_();  // the mean of nothing is NaN
+      loss_.zero_();  // a mean over no samples would be NaN
     } else if (is_regression()) {
       torch::Tensor squares = first(scratch_);
       at::mse_loss_out(squares, output, first(targets_), at::Reduction::None);
@@ -92,18 +92,18 @@ class AtenMlp : public FusedMlp {
   bool is_regression() const { return activations_.back().size(1) == 1; }
   const torch::Tensor& weight(size_t layer) const { return flat_.parameters[2 * layer]; }
   const torch::Tensor& bias(size_t layer) const { return flat_.parameters[2 * layer + 1]; }
-  /// The part of a buffer that this batch needs.
+  /// Part of a buffer that this batch needs.
   torch::Tensor first(const torch::Tensor& buffer) const { return buffer.narrow(0, 0, samples_); }
 
   int64_t samples_ = 0;
   double batch_weight_ = 1;
-  torch::Tensor weight_;  // the same, where operators read it: the gradient of the mean loss
-  std::vector<torch::Tensor> activations_;  // (batch, width) of each width, the input's too
-  std::vector<torch::Tensor> gradients_;  // (batch, out) of each layer
-  torch::Tensor log_probabilities_;  // (batch, outputs), and so is the next
-  torch::Tensor scratch_;
+  torch::Tensor weight_;  // (), batch_weight_ on the device: the gradient of the mean loss
+  std::vector<torch::Tensor> activations_;  // (batch, width) for each width, the input's too
+  std::vector<torch::Tensor> gradients_;  // (batch, out) for each layer
+  torch::Tensor log_probabilities_;  // (batch, outputs)
+  torch::Tensor scratch_;  // (batch, outputs)
   torch::Tensor targets_;
-  torch::Tensor total_weight_;  // of the targets; nll_loss wants a place for it
+  torch::Tensor total_weight_;  // (), an output of nll_loss
 };
 
 }  // namespace

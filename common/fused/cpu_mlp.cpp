@@ -16,7 +16,7 @@ namespace {
 // output, and the kernels read the weights where they lie (Note [Tiles]). Only the gradient of the
 // weights needs activations by sample, (samples, features), so a layer keeps its input both ways.
 
-/// Multiplications that are worth waking a thread.
+/// Fewer multiplications are not worth waking a thread.
 constexpr int64_t kMultiplicationsPerThread = 1 << 17;
 
 int64_t round_up(int64_t value, int64_t multiple) {
@@ -105,7 +105,7 @@ class CpuMlp : public FusedMlp {
         const float* const gradients = layer.output_gradient + row * row_;
         layer.bias_gradient[row] = std::reduce(gradients, gradients + samples_);
       }
-      if (i > 0) {  // the gradient of the samples is of no use
+      if (i > 0) {  // nobody needs the gradient of the input samples
         multiply({.rows = layer.in,
                   .columns = round_up(samples_, kBlock),
                   .depth = layer.out,
@@ -137,10 +137,10 @@ class CpuMlp : public FusedMlp {
     float* bias_gradient;
     float* by_feature;  // input, (in, row_)
     float* by_sample;  // input, (batch, row_of(in))
-    float* output_gradient;  // (out, row_); of the last layer first the output
+    float* output_gradient;  // (out, row_); the last layer's holds the output first
   };
 
-  /// With room up to the next multiple of 4 rows, for transpose().
+  /// Allocates `rows` rounded up to a multiple of 4, for transpose().
   float* buffer(int64_t rows, int64_t row) {
     buffers_.push_back(torch::zeros({round_up(rows, 4), row}));
     return buffers_.back().mutable_data_ptr<float>();
@@ -179,7 +179,7 @@ class CpuMlp : public FusedMlp {
     return sum;
   }
 
-  /// Softmax and cross entropy, likewise.
+  /// Softmax and cross entropy: replaces the logits by their gradients. @return sum of the losses
   double cross_entropy(float* logits, int64_t classes) {
     const int64_t* const targets = targets_.const_data_ptr<int64_t>();
     double sum = 0;
@@ -214,7 +214,7 @@ class CpuMlp : public FusedMlp {
   const Multiply multiply_ = multiply_kernels().back();
   const int64_t batch_size_;
   WorkerPool threads_;
-  std::vector<torch::Tensor> buffers_;  // keeps what all pointers here point to
+  std::vector<torch::Tensor> buffers_;  // memory behind all pointers here
   const int64_t row_;  // elements from row to row of activations by feature
   float* const largest_;  // (row_), the largest logit of each sample
   float* const totals_;  // (row_), the sum of each sample's powers

@@ -15,29 +15,29 @@ namespace ddp {
 
 /// Forward, backward and update of an Mlp written out by hand, on storage that is allocated once.
 ///
-/// Autograd is general: it builds a graph in every forward, and each operator looks up what to call
-/// and allocates what it returns. One known model needs none of that. What is left is the
-/// arithmetic: our own kernels on a CPU, ATen's operators on a GPU.
+/// Autograd is general: it builds a graph in every forward, and each operator looks up a kernel and
+/// allocates its result. A single known model needs only the arithmetic: our own kernels on a CPU,
+/// ATen's operators on a GPU.
 class FusedMlp {
  public:
   virtual ~FusedMlp() = default;
   FusedMlp(const FusedMlp&) = delete;
   FusedMlp& operator=(const FusedMlp&) = delete;
 
-  /// The batch of the next step. Its target must keep its values until forward() has read them.
+  /// Takes the batch of the next step. Do not change its target before forward().
   virtual void load(const Batch& batch) = 0;
-  /// Computes loss(). @throws c10::Error on a CPU for a target that is no class of the model
+  /// Computes loss(). @throws c10::Error on a CPU for a target outside the model's classes
   virtual void forward() = 0;
   /// Replaces gradients() by the gradients of loss().
   virtual void backward() = 0;
   /// SGD: weights -= rate * gradients
   virtual void step(double rate) = 0;
 
-  /// Scalar, as ddp::loss() gives it. The next forward() overwrites it.
+  /// Same scalar as ddp::loss(). The next forward() overwrites it.
   const torch::Tensor& loss() const { return loss_; }
   /// All weights and biases, (elements) float32: the model's parameters are views of it.
   const torch::Tensor& weights() const { return flat_.data; }
-  /// Their gradients, laid out as weights().
+  /// Gradients in the layout of weights().
   const torch::Tensor& gradients() const { return flat_.grad; }
 
  protected:
@@ -50,17 +50,17 @@ class FusedMlp {
 
 /// @param model float32, all of it trained
 /// @param batch_size samples of the largest batch
-/// @param threads that compute, on a CPU; their number changes no bit of the result
-/// @param allocate_gradients where the storage of gradients() comes from; empty: from LibTorch
-/// @throws c10::Error for a model of another kind
+/// @param threads threads of the CPU kernels; their number changes no bit of the result
+/// @param allocate_gradients allocates the storage of gradients(); empty: LibTorch does
+/// @throws c10::Error for other dtypes and for frozen parameters
 std::unique_ptr<FusedMlp> make_fused_mlp(const Mlp& model, int64_t batch_size, int threads = 1,
                                          const AllocateFunction& allocate_gradients = {});
 
 namespace fused {
 
-/// On a CPU: our own kernels. A step allocates nothing.
+/// Our own kernels, for CPUs. A step allocates nothing.
 std::unique_ptr<FusedMlp> make_cpu_mlp(const FlatParameters& flat, int64_t batch_size, int threads);
-/// On any device, but meant for GPUs: ATen operators that write to tensors allocated before.
+/// ATen operators that write to existing tensors, for GPUs. Tests run them on the CPU too.
 std::unique_ptr<FusedMlp> make_aten_mlp(const FlatParameters& flat, int64_t batch_size);
 
 }  // namespace fused

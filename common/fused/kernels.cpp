@@ -13,8 +13,8 @@
 namespace ddp::fused {
 namespace {
 
-/// Terms that are added before the next tile begins, so that what two tiles both read is still in
-/// the cache.
+/// Terms added before the next tile begins, so that data which two tiles read is still in the
+/// cache.
 constexpr int64_t kDepth = 256;
 
 #define DDP_INLINE [[gnu::always_inline]] static inline
@@ -22,7 +22,7 @@ constexpr int64_t kDepth = 256;
 template <int kLanes, int kTileVectors>
 struct Body {
   typedef float Float __attribute__((vector_size(4 * kLanes)));
-  // A vector that may lie anywhere in an array of floats.
+  // Vector at any position in an array of floats.
   typedef float Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
   // Vectors are passed by reference: by value they need an instruction set's calling convention.
@@ -96,8 +96,8 @@ struct Body {
     });
   }
 
-  /// As many tiles of kRows rows as [row, end) has.
-  /// @tparam Set the set of functions below that this is compiled for
+  /// Computes all whole tiles of kRows rows in [row, end).
+  /// @tparam Set the functions of one instruction set, below
   /// @return the first row that is left
   template <typename Set, int kRows, int kVectors>
   DDP_INLINE int64_t tiles_of(const Product& p, int64_t row, int64_t end, int64_t column,
@@ -107,7 +107,7 @@ struct Body {
       if constexpr (kVectors > 0) {
         Set::template run_tile<kRows, kVectors>(p, row, column, from, c, p.c.row);
       } else {
-        // The last columns, fewer than a vector: b has room for a whole vector, c has not.
+        // The last columns are fewer than a vector: b has room for a whole vector, c has not.
         const size_t bytes = static_cast<size_t>(p.columns - column) * sizeof(float);
         float part[size_t{kRows} * size_t{kLanes}]{};
         for (int r = 0; r < kRows; ++r) {
@@ -122,7 +122,7 @@ struct Body {
     return row;
   }
 
-  /// The columns from `column` on: tiles as wide as kVectors while they fit, then narrower ones.
+  /// Computes the columns from `column` on, in tiles of kVectors vectors, then in narrower tiles.
   template <typename Set, int kVectors = kTileVectors>
   DDP_INLINE void multiply(const Product& p, int64_t begin, int64_t end, int64_t column = 0) {
     constexpr int64_t kStep = std::max(kVectors, 1) * kLanes;

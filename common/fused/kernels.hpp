@@ -22,8 +22,8 @@ struct Matrix {
 
 /// c = a b + bias, with the bias added to every column, then ReLU or its gradient.
 struct Product {
-  int64_t rows;  ///< of a and c
-  int64_t columns;  ///< of b and c
+  int64_t rows;  ///< rows of a and c
+  int64_t columns;  ///< columns of b and c
   int64_t depth;  ///< columns of a, rows of b
   Matrix<const float> a;  ///< may be transposed; columns of b and c lie side by side
   Matrix<const float> b;
@@ -31,14 +31,14 @@ struct Product {
   const float* bias = nullptr;  ///< (rows), or none
   bool relu = false;  ///< negative sums become 0
   const float* activations =
-      nullptr;  ///< laid out as c: the sum becomes 0 where these are; or none
+      nullptr;  ///< in the layout of c: sums become 0 where an activation is 0; or none
 };
 
-/// Computes rows [begin, end) of a product. Does not allocate or throw. The bits of an element
-/// depend on neither the other rows nor the other columns, so any number of threads computes the
-/// same bits. NaN stays NaN, as in LibTorch.
+/// Computes rows [begin, end) of a product. Does not allocate or throw. An element does not depend
+/// on other rows or columns, so any number of threads computes the same bits. NaN stays NaN, as in
+/// LibTorch.
 using Multiply = void (*)(const Product& product, int64_t begin, int64_t end);
-/// The implementations that this machine can run, by instruction set, the fastest last.
+/// Implementations for the instruction sets of this machine, the fastest last.
 std::vector<Multiply> multiply_kernels();
 
 /// to[j][i] = from[i][j], in blocks of 4 by 4: both matrices have room up to the next multiple of 4

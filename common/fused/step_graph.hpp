@@ -10,15 +10,15 @@
 
 namespace ddp {
 
-/// Captures what a step launches on a GPU and repeats it: the CPU launches one graph instead of
+/// Captures the kernels of a step on a GPU and repeats them: the CPU launches one graph instead of
 /// some 30 kernels. A graph repeats the same operations on the same memory. If the step has
-/// collectives, destroy the graph before the process group, whose connections it uses.
+/// collectives, destroy the graph before the process group, because it uses the connections.
 class StepGraph {
  public:
   /// @param stream from cuda_module()->make_graph_stream()
   explicit StepGraph(std::unique_ptr<GraphStream> stream) : stream_(std::move(stream)) {}
 
-  /// Executes the step: the first three times as it is, then as a graph.
+  /// Executes the step: the first three times directly, then as a graph.
   void run(c10::function_ref<void()> step) {
     if (eager_steps_ < kEagerSteps) {
       ++eager_steps_;
@@ -32,7 +32,7 @@ class StepGraph {
   }
 
  private:
-  /// Enough for every library to have made its handles and chosen its kernels.
+  /// Steps in which every library makes its handles and chooses its kernels.
   static constexpr int kEagerSteps = 3;
 
   std::unique_ptr<GraphStream> stream_;

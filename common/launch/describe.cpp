@@ -34,7 +34,7 @@ nlohmann::ordered_json to_json(const LaunchEnvironment& environment) {
   return document;
 }
 
-/// Host names and ids come from outside and need not be UTF-8.
+/// Replaces bytes that are not UTF-8, which host names and ids may have.
 std::string dump(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

@@ -12,7 +12,7 @@
 namespace ddp {
 namespace {
 
-// NVML's C interface, as far as it is used; its ABI has been stable since 2013. 0 is success.
+// The used part of NVML's C interface, with an ABI that is stable since 2013. 0 is success.
 using Device = void*;
 struct Utilisation {
   unsigned gpu_percent;
@@ -41,7 +41,7 @@ struct GpuMonitor::Nvml {
   int (*utilisation)(Device, Utilisation*);
   int (*memory)(Device, Memory*);
   int (*by_uuid)(const char*, Device*);
-  std::vector<Device> devices;  ///< as CUDA counts them; nullptr: unknown to NVML
+  std::vector<Device> devices;  ///< in CUDA's order; nullptr: unknown to NVML
 };
 
 GpuMonitor::GpuMonitor() {
@@ -54,7 +54,7 @@ GpuMonitor::GpuMonitor() {
   if (!nvml->is_complete || nvml->initialise() != 0) {
     return;
   }
-  // NVML has another order than CUDA, and knows no CUDA_VISIBLE_DEVICES.
+  // By UUID, because NVML's order differs from CUDA's, and NVML ignores CUDA_VISIBLE_DEVICES.
   for (int i = 0; i < count_cuda_devices(); ++i) {
     Device device = nullptr;
     const bool found = nvml->by_uuid(("GPU-" + cuda_device_uuid(i)).c_str(), &device) == 0;
@@ -82,7 +82,7 @@ void GpuMonitor::sample() {
     Memory memory{};
     if (device == nullptr || nvml_->utilisation(device, &utilisation) != 0 ||
         nvml_->memory(device, &memory) != 0) {
-      return;  // half a sample would be a wrong one
+      return;  // a sample must have all GPUs
     }
     now.utilisation_percent += utilisation.gpu_percent / static_cast<double>(watched);
     now.memory_mib += static_cast<double>(memory.used_bytes) / (1024.0 * 1024.0);

@@ -1,4 +1,4 @@
-// common/launch/gpu_monitor.hpp - what the GPUs do while a program runs, through NVIDIA's NVML.
+// common/launch/gpu_monitor.hpp - use of the GPUs while a program runs, by NVIDIA's NVML.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ struct GpuReadings {
   int gpus = 0;
 };
 
-/// NVML is opened at run time, so that this program needs no driver. Without a driver or a GPU
-/// take() returns nothing.
+/// Samples the use of GPUs. NVML is opened at run time, so that this program needs no driver.
+/// Without a driver or a GPU take() returns nothing.
 class GpuMonitor {
  public:
   GpuMonitor();
@@ -23,14 +23,14 @@ class GpuMonitor {
   GpuMonitor(const GpuMonitor&) = delete;
   GpuMonitor& operator=(const GpuMonitor&) = delete;
 
-  /// From now on only these of the devices that CUDA_VISIBLE_DEVICES leaves.
+  /// Restricts samples to `devices` of the visible devices, from index `first` on.
   void watch(int first, int devices) {
     first_ = static_cast<size_t>(first);
     watched_ = static_cast<size_t>(devices);
   }
-  /// Reads these GPUs once; call it now and then while a program runs.
+  /// Reads the GPUs once; call it now and then while a program runs.
   void sample();
-  /// Readings since the last call.
+  /// Mean and largest readings since the last call.
   std::optional<GpuReadings> take();
 
  private:

@@ -35,15 +35,15 @@ int resolve_threads(const Options& options, const LaunchEnvironment& environment
 
 namespace {
 
-// Types of the driver's functions, from cuda.h. Declared here so that a CPU build needs no
-// toolkit. 0 is success.
+// Types of the driver's functions, copied from cuda.h so that a CPU build needs no toolkit. 0 is
+// success.
 using Uuid = std::array<unsigned char, 16>;
 using DeviceAt = int (*)(int* device, int index);
 using UuidOf = int (*)(Uuid* uuid, int device);
 
 template <typename Function>
 Function driver_function(const char* name) {
-  // Never closed: the driver keeps threads and exit handlers of its own.
+  // Never closed, because the driver has threads and exit handlers of its own.
   static void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }

@@ -1,5 +1,5 @@
-// common/launch/launch_environment.cpp - one table of launchers, from the innermost to the
-// outermost: torchrun may run under srun, and what started this very process knows best.
+// common/launch/launch_environment.cpp - a table of launchers, from the innermost to the outermost:
+// torchrun may run under srun, and only the innermost knows this process's rank.
 #include "common/launch/launch_environment.hpp"
 
 #include <fmt/format.h>
@@ -23,16 +23,16 @@ namespace {
 
 using Kind = StoreLocation::Kind;
 
-// Rules that stand for a source.
+// Sources of derived values.
 constexpr const char* kOneNode = "derived: one node";
 constexpr const char* kSlot = "derived: one process per slot";
 constexpr const char* kUnknown = "derived: LOCAL_WORLD_SIZE is not set";
 constexpr const char* kEvenRule = "derived: every node has as many processes as this one";
 
-/// Names of a launcher's numbers, as variables or flags. nullptr: derived by a rule of its own.
+/// Names of a launcher's variables or flags. nullptr: the value is derived.
 struct Launcher {
   const char* name;
-  const char* shows;  ///< it started this process if this is set
+  const char* shows;  ///< set if this launcher started this process
   const char* rank;
   const char* world_size;
   const char* local_rank;
@@ -40,7 +40,7 @@ struct Launcher {
   const char* node_rank;
   const char* num_nodes;
 };
-// torchrun's RANK set by hand is "environment". SLURM_* without SLURM_STEP_ID is the batch script.
+// "environment": RANK was set by hand. SLURM_* without SLURM_STEP_ID is a batch script.
 constexpr Launcher kLaunchers[] = {
     {"flags", "--rank", "--rank", "--world-size", "--local-rank", "--local-world-size", nullptr,
      nullptr},
@@ -58,8 +58,8 @@ constexpr Launcher kLaunchers[] = {
      nullptr},
 };
 
-/// Variables of launchers that are not in the table, and leftovers of those in it. Each says that
-/// this process is one of several, unless it has the value `alone`.
+/// Variable of a launcher that is not in the table, or a leftover of a launcher in the table. It
+/// says that this process is one of several, unless its value is `alone`.
 struct Stranger {
   const char* variable;
   const char* alone;
@@ -74,7 +74,7 @@ constexpr Stranger kStrangers[] = {
     {"_CONDOR_NPROCS", "1"},
 };
 
-/// A number and the variable, flag or rule that it came from.
+/// Number and its source: a variable, a flag or a rule.
 struct Sourced {
   int value = 0;
   std::string source;
@@ -88,8 +88,8 @@ void require_below(const Sourced& got, const Sourced& limit) {
   }
 }
 
-/// Port that every rank derives alike. Below the ephemeral range, where a client's socket could
-/// hold it by chance.
+/// Port that every rank derives alike. It is below the ephemeral range, in which a client's socket
+/// may hold it by chance.
 int port_of(const std::string& job) {
   uint32_t hash = 2166136261U;  // FNV-1a
   for (const char c : job) {
@@ -98,7 +98,7 @@ int port_of(const std::string& job) {
   return 20000 + static_cast<int>(hash % 12000U);
 }
 
-/// Tasks on a node by Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
+/// Number of tasks on a node, from Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
 int tasks_on_node(const std::string& name, const std::string& text, int node) {
   std::istringstream items(text);
   for (std::string item; std::getline(items, item, ',');) {
@@ -173,7 +173,7 @@ class LaunchReader {
     found_.launcher = row->name;
     record("launcher", text(row->shows), row->shows);
     read_numbers(*row);
-    // Launchers nest, so restarts add up: a requeued Slurm job is a restart whatever torchrun says.
+    // Launchers nest, so their restarts add up: under torchrun a requeued Slurm job counts too.
     for (const char* const name : {"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}) {
       add_restarts(name);
     }
@@ -236,7 +236,7 @@ class LaunchReader {
       set("num_nodes", found_.num_nodes, {found_.world_size, rule});
       return;
     }
-    // The last node may have fewer processes. Ranks fill nodes one by one, or go round.
+    // The last node may have fewer processes. Launchers fill nodes one by one, or in turns.
     const int local = found_.local_world_size;
     const int nodes = (found_.world_size + local - 1) / local;
     const bool fills = found_.rank % local == found_.local_rank;
@@ -260,7 +260,7 @@ class LaunchReader {
     store.kind = Kind::kTcp;
     store.prefix = found_.launcher + (job.empty() ? "" : "/" + job);
     read_master();
-    // Exactly "True", as in torch; and the agent serves only at the address it announced itself.
+    // Exactly "True", as in torch. The agent does not serve at an address from flags.
     if (getenv_("TORCHELASTIC_USE_AGENT_STORE") == "True" && !flags_.contains("--master-addr") &&
         !flags_.contains("--master-port")) {
       store.kind = Kind::kAgentTcp;
@@ -302,7 +302,7 @@ class LaunchReader {
     }
   }
 
-  /// Open MPI and Slurm name the job, and Slurm its hosts.
+  /// Derives the store's place from the job's name (Open MPI, Slurm) and host list (Slurm).
   void derive_master(const std::string& job) {
     StoreLocation& store = found_.store;
     const bool is_slurm = found_.launcher == "slurm";
@@ -325,7 +325,7 @@ class LaunchReader {
     }
   }
 
-  /// Rank 0 serves by its machine's name, and says so in the job's folder.
+  /// HTCondor: rank 0 serves at its machine's name and publishes that in the job's folder.
   void find_shared_file(const std::string& job) {
     const std::string folder = text("_CONDOR_JOB_IWD");
     if (job.empty() || job.find('/') != std::string::npos) {
@@ -342,7 +342,7 @@ class LaunchReader {
     record("store.file", found_.store.file, "_CONDOR_JOB_IWD, DDP_JOB_ID");
   }
 
-  /// No launcher started this process as one of several, or one did and does not say which.
+  /// Without a launcher this process is alone. Refuses variables of unknown launchers.
   void read_alone() {
     for (const Stranger& stranger : kStrangers) {
       const std::optional<std::string> value = find(stranger.variable);

@@ -1,4 +1,4 @@
-// common/launch/launch_environment.hpp - who am I: rank, local rank, world size, and who said so.
+// common/launch/launch_environment.hpp - rank, local rank and world size, and their sources.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// Where the ranks of one job meet.
+/// Place where the ranks of a job meet.
 struct StoreLocation {
   enum class Kind {
     kNone,  ///< one process
@@ -23,19 +23,19 @@ struct StoreLocation {
   std::string host;
   int port = 0;
   std::string file;
-  std::string prefix;  ///< of all keys: a restart never reads the keys of an earlier start
+  std::string prefix;  ///< prefix of all keys: a restart must not read keys of an earlier start
 
   bool is_served_by_rank_0() const { return kind == Kind::kTcp || kind == Kind::kSharedFile; }
 };
 
-/// One fact and its source, for `ddp-env`: {"rank", "1", "OMPI_COMM_WORLD_RANK"}.
+/// Fact and its source, for `ddp-env`: {"rank", "1", "OMPI_COMM_WORLD_RANK"}.
 struct Evidence {
   std::string what;
   std::string value;
   std::string source;
 };
 
-/// The identity of this process. A program that no launcher started is rank 0 of 1.
+/// Identity of this process. Without a launcher it is rank 0 of 1.
 struct LaunchEnvironment {
   /// "none", "flags", "spawn", "torchrun", "environment", "openmpi", "slurm" or "htcondor"
   std::string launcher = "none";
@@ -45,25 +45,25 @@ struct LaunchEnvironment {
   int local_world_size = 1;  ///< processes on this node
   int node_rank = 0;
   int num_nodes = 1;
-  int restart_count = 0;  ///< > 0: the launcher started this job before
+  int restart_count = 0;  ///< number of earlier starts of this job
   StoreLocation store;
   std::vector<Evidence> evidence;
-  std::string note;  ///< for a program that a launcher should start: why this process is alone
+  std::string note;  ///< reason why this process is alone, if that looks like a mistake
 };
 
 /// Looks a variable up; std::nullopt if unset. Tests pass a table instead of the environment.
 using GetEnv = std::function<std::optional<std::string>(const std::string&)>;
 std::optional<std::string> process_getenv(const std::string& name);
 
-/// The first of these decides: flags, spawn, torchrun or RANK and its like set by hand, Open MPI,
-/// a Slurm step, HTCondor's parallel universe, else alone. Opens no socket; on several Slurm nodes
-/// without MASTER_ADDR it runs scontrol.
-/// @throws UsageError naming the variable: missing, malformed, out of range or contradictory, or of
-/// a launcher that started several processes and is not in this list
+/// Finds the identity from the first of these: flags, spawn, torchrun, RANK set by hand, Open MPI,
+/// a Slurm step, HTCondor's parallel universe; else the process is alone. Opens no socket. On
+/// several Slurm nodes without MASTER_ADDR it runs scontrol.
+/// @throws UsageError naming a variable that is missing, malformed, out of range or contradictory,
+/// or a variable of an unknown launcher that started several processes
 LaunchEnvironment read_launch_environment(const IdentityOptions& options = {},
                                           const GetEnv& getenv = process_getenv);
 
-/// The whole identity with its sources, as aligned text or as one JSON line, each with its newline.
+/// Identity with its sources, as aligned text or as a JSON line, with a newline at the end.
 std::string describe(const LaunchEnvironment& environment, bool json);
 
 }  // namespace ddp

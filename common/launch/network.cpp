@@ -26,7 +26,7 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// The addresses of `host`, in the order in which they are to be tried.
+/// Resolves `host`. @return its addresses, in the order in which to try them
 Addresses resolve(const std::string& host, int port, std::chrono::milliseconds timeout = {}) {
   constexpr std::chrono::seconds kPause{1};
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -57,13 +57,13 @@ int family_of(const std::string& address) {
   return address.find(':') == std::string::npos ? AF_INET : AF_INET6;
 }
 
-/// One address of one interface.
+/// Address of an interface.
 struct Interface {
   std::string name;
   std::string address;
 };
 
-/// Interfaces that are up, with addresses that mean something to other hosts, loopback included.
+/// Interfaces that are up, loopback included, without link-local addresses.
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) {
@@ -133,7 +133,7 @@ std::string address_towards(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
   int reason = 0;
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
-    // A datagram socket: connecting it only looks the route up.
+    // Connecting a datagram socket looks the route up and sends nothing.
     const FileDescriptor probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
@@ -157,7 +157,7 @@ std::string address_to_publish(const std::string& host, const std::string& inter
   for (const Interface& other : interfaces()) {
     candidates.push_back(other.address);
   }
-  // /etc/hosts of some distributions makes a host's own name a loopback address.
+  // Not loopback: in some distributions /etc/hosts gives the host's own name such an address.
   const auto reachable = std::ranges::find_if_not(candidates, is_loopback_address);
   return reachable == candidates.end() ? candidates.front() : *reachable;
 }

@@ -1,4 +1,4 @@
-// common/launch/network.hpp - this host's addresses, and by which of them other hosts reach it.
+// common/launch/network.hpp - this host's addresses, and the address for other hosts.
 #pragma once
 
 #include <chrono>
@@ -25,8 +25,8 @@ bool is_loopback_address(const std::string& address);
 /// @throws TransientError if it has none within `timeout`
 void require_resolvable(const std::string& host, std::chrono::milliseconds timeout);
 
-/// Numeric address of this host's network interface `name`: of the family of `like`, if it has one,
-/// else IPv4 before IPv6. Link-local IPv6 does not count: other hosts would need to know the link.
+/// Numeric address of this host's network interface `name`, if possible of the same family as
+/// `like`. Link-local IPv6 does not count: other hosts would need to know the link.
 /// @throws UsageError listing the interfaces that exist
 std::string address_of_interface(const std::string& name, const std::string& like = "");
 
@@ -35,16 +35,16 @@ std::string address_of_interface(const std::string& name, const std::string& lik
 /// @throws UsageError if no route leads there
 std::string address_towards(const std::string& host, int port);
 
-/// Numeric address under which others reach a rank 0 that tells them: the address of `interface`,
-/// else the address of `host`, this machine's name, if that is no loopback address, else the
-/// address of any network of this host.
+/// Numeric address that rank 0 publishes for the other ranks: the address of `interface`, else the
+/// address of `host`, this machine's name, if that is not loopback, else the address of any network
+/// of this host.
 std::string address_to_publish(const std::string& host, const std::string& interface);
 
-/// How host:port answers a connection, which is given up at once.
+/// Answer of host:port to a connection, which is closed at once.
 enum class Answer {
-  kTaken,  ///< somebody listens
-  kRefused,  ///< nobody listens: the host says so itself, at every address
-  kNone,
+  kTaken,  ///< a program listens
+  kRefused,  ///< no program listens: the host refuses connections at every address
+  kNone,  ///< an address gave no answer
 };
 /// @throws TransientError if the name cannot be resolved
 Answer try_connect(const std::string& host, int port);

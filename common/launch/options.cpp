@@ -27,9 +27,9 @@ constexpr int kMaxDevice = 4095;
 constexpr double kMaxBucketMib = 1 << 20;
 constexpr double kMaxLearningRate = 1e9;
 constexpr int64_t kMaxDatasetSize = 1'000'000'000'000;
-constexpr double kMaxTimeout = 30 * 86400;  // longer overflows some clocks of the libraries below
+constexpr double kMaxTimeout = 30 * 86400;  // longer times overflow clocks of libraries
 
-/// "128,128"
+/// Parses "128,128".
 StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
   return [&target, fewest](const std::string& name, const std::string& text) {
     target.clear();
@@ -43,7 +43,7 @@ StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
   };
 }
 
-/// "536870912", "512MiB"
+/// Parses "536870912" and "512MiB".
 StoreValue store_bytes(std::optional<int64_t>& target) {
   return [&target](const std::string& name, const std::string& text) {
     const std::map<std::string_view, int> shifts = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
@@ -61,8 +61,8 @@ void add_batch_size(OptionGroup& group, Options& options, const ExtraOptions& ex
   group.value(
       "--batch-size", extra.batch_finder ? "SAMPLES or auto" : "SAMPLES",
       std::to_string(options.batch_size),
-      extra.batch_finder ? "per process and step; auto: as many as there is memory for"
-                         : "per process and step",
+      extra.batch_finder ? "samples per process and step; auto: as many as fit into memory"
+                         : "samples per process and step",
       [&options, extra](const std::string& name, const std::string& text) {
         options.find_batch = text == "auto";
         if (options.find_batch && !extra.batch_finder) {
@@ -75,32 +75,32 @@ void add_batch_size(OptionGroup& group, Options& options, const ExtraOptions& ex
   group.integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
                 "samples per step over all processes, instead of --batch-size");
   if (extra.batch_finder) {
-    group.value("--memory-limit", "BYTES", "what there is",
-                "memory of a process, for --batch-size auto on a CPU, e.g. 4GiB",
+    group.value("--memory-limit", "BYTES", "the free memory",
+                "memory of each process for --batch-size auto on a CPU, e.g. 4GiB",
                 store_bytes(options.memory_limit_bytes));
   }
 }
 
 void add_training(OptionGroup group, Options& options, const ExtraOptions& extra) {
   group.integer("total_epochs,--total-epochs", options.total_epochs, int64_t{0}, kAny, "",
-                "passes over the data; 0 only evaluates");
+                "number of passes over the data; 0 only evaluates");
   group.integer("save_every,--save-every", options.save_every, int64_t{1}, kAny, "",
-                "epochs between snapshots");
+                "number of epochs between snapshots");
   add_batch_size(group, options, extra);
   group.choice("--optimizer", options.optimizer, {"sgd", "momentum", "adam", "adamw"},
-               "class in torch::optim; momentum: SGD with 0.9");
+               "optimizer of torch::optim; momentum: SGD with momentum 0.9");
   group.positive("--lr", "RATE", options.learning_rate, kMaxLearningRate, "the optimizer's own",
                  "learning rate");
   group.integer("--seed", options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
                 std::to_string(options.seed),
-                "of weights, data and their order; the same on every rank");
-  group.flag("--deterministic", options.deterministic, "only algorithms that repeat bit for bit");
+                "seed of weights, data and order; the same on every rank");
+  group.flag("--deterministic", options.deterministic, "use algorithms that repeat bit for bit");
 }
 
 void add_data(OptionGroup group, Options& options) {
   const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
   group.value("--dataset", "DATA", options.dataset,
-              join(datasets) + ", or a FILE.safetensors, which tools/to_safetensors makes",
+              join(datasets) + ", or a FILE.safetensors made by tools/to_safetensors",
               [&options, datasets](const std::string& name, const std::string& text) {
                 options.dataset = text;
                 if (std::ranges::find(datasets, text) == datasets.end() &&
@@ -109,14 +109,14 @@ void add_data(OptionGroup group, Options& options) {
                          join(datasets));
                 }
               });
-  group.text("--data-dir", "PATH", options.data_dir, "where it is installed",
-             "folder of the data files");
+  group.text("--data-dir", "PATH", options.data_dir, "the installed folder",
+             "folder with the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,
-                std::to_string(options.dataset_size), "training samples, synthetic only");
+                std::to_string(options.dataset_size), "number of training samples, synthetic only");
   group.value("--hidden", "N,N,...", "the dataset's", "widths of the hidden layers, e.g. 128,128",
               store_widths(options.hidden, 1));
   group.value("--layers", "N,N,...", "20,1",
-              "all widths, synthetic only; a last width of 1 is regression, more is classification",
+              "widths of all layers, synthetic only; the last width is 1 for regression",
               store_widths(options.layers, 2));
 }
 
@@ -131,10 +131,10 @@ void add_devices(OptionGroup group, Options& options, const ExtraOptions& extra)
                });
   if (options.launch != Launch::kLauncher) {
     group.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "one per GPU, else 2",
-                  "processes to start, in stage 02 replicas");
+                  "number of processes, in stage 02 of replicas");
   }
   group.value("--threads", "N or auto", std::to_string(options.threads),
-              "CPU threads of each rank or replica; auto: its share of the cores",
+              "CPU threads per rank or replica; auto: its share of the cores",
               [&options](const std::string& name, const std::string& text) {
                 options.threads = text == "auto" ? kAutomaticThreads
                                                  : parse_integer<int>(name, text, 1, kMaxThreads);
@@ -143,25 +143,25 @@ void add_devices(OptionGroup group, Options& options, const ExtraOptions& extra)
       "--backend", options.backend, {"auto", "nccl", "nccl-legacy", "gloo", "mpi", "shm"},
       "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo");
   group.positive("--bucket-mib", "MIB", options.bucket_mib, kMaxBucketMib, "25",
-                 "size of the groups in which gradients are all-reduced; the first has 1 MiB");
+                 "size of the buckets of gradients; the first bucket has 1 MiB");
   group.positive("--timeout", "SECONDS", options.timeout_seconds, kMaxTimeout,
                  std::to_string(static_cast<int>(options.timeout_seconds)),
-                 "for the rendezvous and for every collective");
-  group.text("--interface", "NAME", options.interface, "the one towards rank 0",
+                 "time limit for the rendezvous and for every collective");
+  group.text("--interface", "NAME", options.interface, "the interface to rank 0",
              "network interface for the collectives, e.g. ib0");
   if (extra.graph) {
     group.flag("--graph", options.graph, "capture the step in a CUDA graph");
   }
   group.flag("--no-communication", options.no_communication,
-             "for measuring only: sums over the ranks are left out, so weights drift apart");
+             "only for measuring: ranks do not sum gradients, so their weights drift apart");
 }
 
 void add_identity(OptionGroup group, Options& options) {
-  group.integer("--rank", options.rank, 0, kMaxWorldSize - 1, "", "of this process");
+  group.integer("--rank", options.rank, 0, kMaxWorldSize - 1, "", "rank of this process");
   group.integer("--world-size", options.world_size, 1, kMaxWorldSize, "", "number of processes");
-  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "on this node");
+  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "rank on its node");
   group.integer("--local-world-size", options.local_world_size, 1, kMaxWorldSize, "",
-                "processes on this node");
+                "number of processes on this node");
   group.text("--master-addr", "HOST", options.master_addr, "",
              "host on which rank 0 serves the store");
   group.integer("--master-port", options.master_port, 1, kMaxPort, "", "TCP port of the store");
@@ -169,18 +169,18 @@ void add_identity(OptionGroup group, Options& options) {
 
 void add_output(OptionGroup group, Options& options) {
   group.text("--snapshot", "PATH", options.snapshot, options.program + ".safetensors",
-             "the snapshot before is kept as PATH.prev");
+             "file for snapshots; the previous file becomes PATH.prev");
   group.choice("--resume", options.resume, {"restart", "auto", "never"},
                "restart: resume if the launcher restarted the job; auto: if there is a snapshot");
   group.text("--metrics", "PATH", options.metrics, "",
-             "one JSON line per rank and step, and a summary");
-  group.text("--trace", "PATH", options.trace, "", "a Chrome trace of each rank, by Kineto");
+             "file for a JSON line per rank and step, and a summary");
+  group.text("--trace", "PATH", options.trace, "", "file for a Chrome trace of each rank");
   group.flag("--verbose", options.verbose,
-             "print which samples an epoch reads first, the model's input, how busy ranks are");
-  group.flag("--quiet", options.quiet, "no line per epoch, and no progress bar");
+             "print the first samples of an epoch, the model's inputs, and how busy the ranks are");
+  group.flag("--quiet", options.quiet, "print no line per epoch and no progress bar");
 }
 
-/// Answers users who type `--speedup NAME` with the program that does it.
+/// Answers `--speedup NAME` with the name of the program for it.
 void add_old_spellings(OptionGroup group) {
   group
       .value("--speedup", "NAME", "", "",
@@ -249,7 +249,7 @@ Options parse_options(int argc, const char* const* argv, Launch launch, const Ex
   add_training(line.group("Training"), options, extra);
   add_data(line.group("Data and model"), options);
   add_devices(line.group("Devices and processes"), options, extra);
-  add_identity(line.group("Identity (a launcher says it; this overrides)"), options);
+  add_identity(line.group("Identity (overrides the launcher)"), options);
   add_output(line.group("Output"), options);
   add_old_spellings(line.group("Old spellings"));
   line.require("total_epochs");

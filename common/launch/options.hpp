@@ -1,4 +1,4 @@
-// common/launch/options.hpp - everything a stage can be told on the command line.
+// common/launch/options.hpp - options of the stages.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace ddp {
 
-/// Who starts a program's processes. It decides which options exist and what the default world is.
+/// Way in which a program's processes are started. Options and the default world depend on it.
 enum class Launch {
   kAlone,  ///< stages 01 and 02: one process for all devices
   kSpawn,  ///< stage 03: the program starts one process per device itself
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
-/// DeviceOptions::threads of `--threads auto`, until run_main() settles it.
+/// DeviceOptions::threads for `--threads auto`, until run_main() replaces it.
 inline constexpr int kAutomaticThreads = 0;
 
 /// Upper limit for a world size; larger values are typing errors.
@@ -24,18 +24,18 @@ inline constexpr int kMaxWorldSize = 1 << 17;
 struct TrainOptions {
   int64_t total_epochs = 0;
   int64_t save_every = 0;  ///< epochs between snapshots
-  /// Samples per process and step. `train` gets it with --global-batch resolved.
+  /// Samples per process and step; in `train` --global-batch is resolved.
   int64_t batch_size = 32;
   std::optional<int64_t> global_batch;  ///< samples per step over all processes
   std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
-  std::optional<double> learning_rate;  ///< none: the optimizer's default
+  std::optional<double> learning_rate;  ///< unset: the optimizer's default
   bool deterministic = false;
 };
 
-/// The defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
+/// Defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
 struct DataOptions {
   std::string dataset = "synthetic";  ///< or "digits", "fashion-mnist", a path of .safetensors
-  std::string data_dir;  ///< folder with the data files; empty: where the dataset is installed
+  std::string data_dir;  ///< folder with the data files; empty: the installed folder
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
   std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
@@ -48,13 +48,13 @@ struct DeviceOptions {
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank, in stage 02 of each replica
   std::string backend = "auto";  ///< "auto", "nccl", "nccl-legacy", "gloo", "mpi" or "shm"
-  double bucket_mib = 25;  ///< size of the groups in which gradients are all-reduced
-  double timeout_seconds = 600;  ///< for the rendezvous and for every collective
-  std::string interface;  ///< network interface for the collectives; empty: the one to rank 0
-  bool no_communication = false;  ///< measuring only: gradients are not exchanged
+  double bucket_mib = 25;  ///< size of the buckets of gradients
+  double timeout_seconds = 600;  ///< limit for the rendezvous and for every collective
+  std::string interface;  ///< network interface for the collectives; empty: the interface to rank 0
+  bool no_communication = false;  ///< only for measuring: ranks do not sum gradients
 };
 
-/// Explicit identity: overrides what a launcher says.
+/// Explicit identity, which overrides the launcher's.
 struct IdentityOptions {
   std::optional<int> rank;
   std::optional<int> local_rank;
@@ -67,8 +67,8 @@ struct IdentityOptions {
 struct OutputOptions {
   std::string snapshot;  ///< default "<program>.safetensors"
   std::string resume = "restart";  ///< "restart", "auto" or "never"
-  std::string metrics;  ///< JSON lines file; empty: none
-  std::string trace;  ///< Chrome trace, one file a rank; empty: none
+  std::string metrics;  ///< file for JSON lines; empty: none
+  std::string trace;  ///< Chrome trace, a file per rank; empty: none
   bool verbose = false;
   bool quiet = false;
 };
@@ -81,26 +81,26 @@ struct Options : TrainOptions, DataOptions, DeviceOptions, IdentityOptions, Outp
   std::optional<int64_t> memory_limit_bytes;  ///< 04_ddp_launcher_auto_batch: --memory-limit
 };
 
-/// Options that only one program has.
+/// Options of a single program.
 struct ExtraOptions {
   bool graph = false;  ///< --graph
   bool batch_finder = false;  ///< --batch-size auto and --memory-limit
 };
 
-/// Base name of the running executable, for messages and default file names.
+/// Base name of this program's executable, for messages and default file names.
 std::string program_name();
 
 /// Parses `argv`. Dashes and underscores in option names are equal.
 /// @throws Answered after --help and --version
-/// @throws UsageError naming the option: unknown, malformed, out of range or not of this program
+/// @throws UsageError naming an option that is unknown, malformed, out of range or not accepted
 Options parse_options(int argc, const char* const* argv, Launch launch,
                       const ExtraOptions& extra = {});
 
-/// Samples per process and step: --global-batch divided by `world_size`, else --batch-size.
+/// Samples per process and step: --global-batch / `world_size` if it is given, else --batch-size.
 /// @throws UsageError unless --global-batch is divisible by `world_size`
 int64_t resolve_batch_size(const TrainOptions& options, int world_size);
 
-/// Samples per step over all processes, of options with a resolved batch_size.
+/// Samples per step over all processes. `options` must have a resolved batch_size.
 /// @throws UsageError if the product is too large
 int64_t global_batch_of(const TrainOptions& options, int world_size);
 

@@ -32,15 +32,15 @@ namespace {
 thread_local std::vector<std::function<void()>> train_end_actions;  // in tests a rank is a thread
 std::atomic<bool> skips_destructors = false;
 
-/// Who speaks in this process' errors, in whatever thread.
+/// Names of this process in its errors, for all threads.
 struct Speaker {
   std::string program;
   std::string who;  ///< "[rank 2] "
   std::function<std::string(const std::string&)> explain;
 } speaker;
 
-/// torchrun reads this file to name the root cause. The rename makes it appear whole: the agent
-/// itself fails on half a document.
+/// Writes the file from which torchrun reads the root cause. The rename makes it appear whole,
+/// because torchrun's agent fails on half a document.
 void write_error_file(const std::string& line) {
   const std::string path = process_getenv("TORCHELASTIC_ERROR_FILE").value_or("");
   if (path.empty()) {
@@ -58,14 +58,14 @@ void write_error_file(const std::string& line) {
   std::rename(temporary.c_str(), path.c_str());  // if it fails, the message is on stderr
 }
 
-/// The first line, as LibTorch's errors carry a backtrace after it.
+/// First line of `what`: LibTorch's errors have a backtrace after it.
 std::string first_line(const std::string& what) {
   const size_t begin = what.find_first_not_of('\n');
   return begin == std::string::npos ? "an exception without a text"
                                     : what.substr(begin, what.find('\n', begin) - begin);
 }
 
-/// All of `what`: it may quote a path with a newline.
+/// All of `what` on one line: it may quote a path with a newline.
 std::string one_line(std::string what) {
   for (size_t at = 0; (at = what.find('\n', at)) != std::string::npos;) {
     what.replace(at, 1, "\\x0a");
@@ -73,13 +73,13 @@ std::string one_line(std::string what) {
   return what;
 }
 
-/// An exception as the user sees it.
+/// Message and exit code of an exception.
 struct Failure {
   ExitCode code;
   std::string line;
 };
 
-/// @param thrown may be empty: std::terminate() was called without an exception
+/// @param thrown null if std::terminate() was called without an exception
 Failure failure_of(const std::exception_ptr& thrown) {
   constexpr ExitCode kFailed = ExitCode::kTrainingFailed;
   try {
@@ -105,9 +105,9 @@ int report(const Failure& failure) {
   return static_cast<int>(failure.code);
 }
 
-/// std::terminate() handler: an exception left a thread, which would dump core.
+/// std::terminate() handler: reports an exception that left a thread, instead of a core dump.
 [[noreturn]] void end_by_thread_error() {
-  constexpr std::chrono::seconds kOthersTurn{1};  // to read the store that this process serves
+  constexpr std::chrono::seconds kOthersTurn{1};  // for reading this process's store
   Failure failure = failure_of(std::current_exception());
   if (speaker.explain) {
     failure.line = speaker.explain(failure.line);
@@ -120,7 +120,7 @@ int report(const Failure& failure) {
   std::_Exit(code);
 }
 
-/// @throws UsageError unless rank 0 can write its files: better now than after the first epoch
+/// Checks that rank 0 can write its files, before the first epoch. @throws UsageError
 void check_output_files(const OutputOptions& options) {
   namespace fs = std::filesystem;
   for (const auto& [name, path] :
@@ -139,7 +139,7 @@ void check_output_files(const OutputOptions& options) {
   }
 }
 
-/// True if the reader of this process's standard output is gone, as mpirun's end of the pipe.
+/// True if the reader of standard output is gone, for example mpirun.
 bool is_unread() {
   pollfd out{.fd = STDOUT_FILENO, .events = 0, .revents = 0};
   return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
@@ -148,12 +148,11 @@ bool is_unread() {
 /// Prepares a rank for the ends of its launcher and of other ranks.
 void end_with_launcher(const LaunchEnvironment& environment) {
   if (environment.launcher == "torchrun" || environment.launcher == "openmpi") {
-    // A launcher that is killed cannot end its ranks any more: the kernel does it, as for spawn.
+    // The kernel ends the ranks of a launcher that is killed, as for spawn.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (environment.launcher == "openmpi" && is_unread()) {
-      std::_Exit(
-          static_cast<int>(ExitCode::kTrainingFailed));  // killed before that: its ranks would find
-                                                         // one another, and train on
+      // mpirun was killed before prctl(): the ranks would meet and train on.
+      std::_Exit(static_cast<int>(ExitCode::kTrainingFailed));
     }
   }
   if (environment.world_size > 1) {

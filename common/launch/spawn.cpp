@@ -1,4 +1,4 @@
-// common/launch/spawn.cpp - starts one process per rank, watches them, and tells how they ended.
+// common/launch/spawn.cpp - starts a process per rank, watches them, and reports how they ended.
 #include "common/launch/spawn.hpp"
 
 #include <fmt/format.h>
@@ -26,14 +26,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kCpuProcesses = 2;
 constexpr int kRunAgain = static_cast<int>(ExitCode::kRunAgain);
-// Time for a rank to leave by itself: after another one failed, and after a request to stop, when
-// it may have a snapshot to write (torchrun and Slurm grant 30 s too).
+// Time for a rank to end by itself: after another rank failed, and after a request to stop, when it
+// may write a snapshot (torchrun and Slurm give 30 s too).
 constexpr std::chrono::seconds kGraceAfterFailure{5};
 constexpr std::chrono::seconds kGraceAfterRequest{30};
 
-/// The end of a rank, and signals that are forwarded to the ranks.
+/// SIGCHLD, and signals that are forwarded to the ranks.
 std::vector<int> watched_signals() {
-  std::signal(SIGCHLD, SIG_DFL);  // ignored, it would make the exit codes vanish
+  std::signal(SIGCHLD, SIG_DFL);  // if it were ignored, there would be no exit codes
   std::vector<int> signals = {SIGCHLD};
   for (const int forwarded : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP}) {
     struct sigaction action {};
@@ -45,7 +45,7 @@ std::vector<int> watched_signals() {
   return signals;
 }
 
-/// The processes of all ranks. None is left when this object is gone, whatever happens.
+/// Processes of all ranks. The destructor kills the ranks that are left.
 class Ranks {
  public:
   explicit Ranks(const std::string& program) : program_(program) {}
@@ -53,7 +53,7 @@ class Ranks {
   void start(const std::vector<std::string>& argv, int world_size,
              const std::vector<int>& held_signals) {
     std::cout << std::flush;
-    // An outer launcher's variables, if it started just this process, are not for its ranks.
+    // Without the variables of an outer torchrun, which started just this process.
     std::map<std::string, std::optional<std::string>> variables = {
         {"DDP_LAUNCHER", "spawn"},
         {"WORLD_SIZE", std::to_string(world_size)},
@@ -80,7 +80,7 @@ class Ranks {
     }
   }
 
-  /// @return the exit code of all together
+  /// Waits for all ranks. @return the exit code for spawn()
   int wait() {
     for (pid_t first = 0; look_at_ranks(first);) {
       std::optional<double> patience_s;
@@ -104,9 +104,9 @@ class Ranks {
   }
 
  private:
-  /// Collects the ranks that have ended. Several deaths may come as one signal, which carries the
-  /// process id of the first: the cause of the others.
-  /// @return true if any is left
+  /// Collects the ranks that have ended. Several deaths may come as a single signal with the pid of
+  /// the first, which caused the others.
+  /// @return true if a rank is left
   bool look_at_ranks(pid_t first) {
     for (const bool is_first : {true, false}) {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -123,10 +123,10 @@ class Ranks {
     return std::ranges::any_of(ranks_, [](const auto& child) { return child != nullptr; });
   }
 
-  /// A rank prints its errors itself, unless a signal or a library ended it.
+  /// Prints the error of a rank that a signal or a library ended: others print their own errors.
   void note_end(size_t rank, const ProcessEnd& end) {
     constexpr int kSignalBase = 128;
-    constexpr int kSaid[] = {1, 2, 3, 75};  // the codes of ExitCode that come with a line
+    constexpr int kSaid[] = {1, 2, 3, 75};  // codes of ranks that have printed an error
     if (end.exit_code == kRunAgain) {
       run_again_ = true;  // all ranks agreed to stop: the others follow
     } else if (end.exit_code != 0 && failure_ == 0) {
@@ -158,7 +158,7 @@ class Ranks {
 
   std::string program_;
   ScratchFolder folder_{"ddp-spawn"};  ///< private: no other user can enter it
-  // Never unblocked here: a late second SIGTERM must not replace the exit code.
+  // Stays blocked, so that a second SIGTERM at the end does not replace the exit code.
   BlockedSignals signals_{watched_signals()};
   std::vector<std::unique_ptr<Child>> ranks_;
   std::optional<Clock::time_point> kill_at_;
@@ -194,7 +194,7 @@ int start_and_wait(int argc, char** argv, const ExtraOptions& extra) {
   }
   const int world_size = processes_to_start(options);
   resolve_batch_size(options, world_size);
-  // Requests wait until a rank has loaded its libraries: remember_user_signals() hears them.
+  // Blocked until a rank has loaded its libraries and calls remember_user_signals().
   return start_ranks(options.program, {argv, argv + argc}, world_size, {SIGUSR1, SIGUSR2});
 }
 

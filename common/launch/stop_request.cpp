@@ -10,7 +10,7 @@
 namespace ddp {
 namespace {
 
-// Atomic, because the handler may run in any thread; lock-free, because it may run at any moment.
+// Atomic, because the handler may run in any thread. A signal handler must not lock.
 std::atomic<int> requested{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -30,7 +30,7 @@ void handle(int signal, void (*handler)(int)) {
   }
   struct sigaction action {};
   action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;  // no call of LibTorch sees it
+  action.sa_flags = SA_RESTART;  // the signal does not interrupt calls of LibTorch
   sigaction(signal, &action, nullptr);
 }
 

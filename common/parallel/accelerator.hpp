@@ -1,5 +1,5 @@
-// common/parallel/accelerator.hpp - what a program of one device needs to train on many, in Hugging
-// Face Accelerate's words.
+// common/parallel/accelerator.hpp - helps a program for one device to train on many, with the names
+// of Hugging Face Accelerate.
 #pragma once
 
 #include <torch/types.h>
@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// Device, process group, DistributedSampler and DistributedDataParallel of one rank:
+/// Device, process group, DistributedSampler and DistributedDataParallel of a rank:
 ///
 ///     ddp::Accelerator accelerator(options, launch);
 ///     ddp::DistributedSampler sampler = accelerator.prepare_sampler(samples, seed);
@@ -25,20 +25,20 @@ namespace ddp {
 class Accelerator {
  public:
   /// Collective. Takes the device of launch.local_rank and makes the default process group.
-  /// @throws Error as set_device() and init_process_group()
+  /// @throws the errors of set_device() and init_process_group()
   Accelerator(const Options& options, const LaunchEnvironment& launch);
 
   const torch::Device& device() const { return group().device(); }
   bool is_main_process() const { return group().rank() == 0; }
-  /// Prints `text` and the end of the line, on rank 0 only.
+  /// Prints `text` and a newline, on rank 0 only.
   void print(std::string_view text) const;
 
-  /// This rank's part of the samples, in another order in every epoch.
+  /// This rank's share of the samples, in a new order in every epoch.
   DistributedSampler prepare_sampler(int64_t samples, uint64_t seed) const {
     return {samples, group().rank(), group().world_size(), seed};
   }
-  /// Collective. Moves the model to the device and wraps it, with rank 0's weights. An optimizer
-  /// that has the model's parameters keeps them.
+  /// Collective. Moves the model to the device and wraps it, with rank 0's weights. Parameters stay
+  /// the same objects for an optimizer.
   /// @throws UsageError, on all ranks, if their models differ
   template <typename ModuleHolder>
   std::unique_ptr<DistributedDataParallel<ModuleHolder>> prepare_model(ModuleHolder model) const {
@@ -46,9 +46,9 @@ class Accelerator {
     return std::make_unique<DistributedDataParallel<ModuleHolder>>(std::move(model), bucket_mib_);
   }
 
-  /// Collective: the gradients become their mean over the ranks.
+  /// Collective. Computes the gradients and their mean over the ranks.
   static void backward(const torch::Tensor& loss) { loss.backward(); }
-  /// Collective. @return the mean of the ranks' `tensor`, in memory of its own
+  /// Collective. @return the mean of the ranks' `tensor`, in new memory
   torch::Tensor reduce_mean(const torch::Tensor& tensor) const;
 
   /// Collective. Compares the ranks' weights and leaves the process group.

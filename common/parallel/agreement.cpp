@@ -15,15 +15,15 @@ namespace {
 
 const std::string kSame = "same";
 
-/// A key of the store that is new at each call, and the same on all ranks that call alike: texts of
-/// an earlier exchange are still there.
+/// Key of the store that is new at each call, because texts of earlier exchanges are still there,
+/// and the same on all ranks that call alike.
 std::string exchange_key(const ProcessGroup& process_group, const std::string& topic) {
   return fmt::format(
       "{}/{}", topic,
       process_group.store()->add(fmt::format("{}/count/{}", topic, process_group.rank()), 1));
 }
 
-/// The first line in which two texts differ: {ours, theirs}.
+/// First line in which two texts differ: {ours, theirs}.
 std::pair<std::string, std::string> first_difference(const std::string& ours,
                                                      const std::string& theirs) {
   const auto differs = std::ranges::mismatch(ours, theirs).in1;
@@ -34,9 +34,9 @@ std::pair<std::string, std::string> first_difference(const std::string& ours,
   return {line(ours), line(theirs)};
 }
 
-/// Rank 0 compares and all end with its words: a rank that agrees with it must not go on to wait
-/// for one that has left.
-/// @return kSame, or the exit code and the message: the objection, or the ranks that gave no text
+/// Compares the texts on rank 0, and all ranks end with its message: a rank that agrees with rank 0
+/// must not wait for a rank that has left.
+/// @return kSame, or exit code and message: the objection, or the ranks that gave no text
 std::string compare(
     c10d::Store& store, const std::vector<std::string>& keys, const std::string& topic,
     const std::function<std::string(const std::vector<std::string>& texts)>& objection) {
@@ -56,9 +56,9 @@ std::string compare(
   return found.empty() ? kSame : refusal(ExitCode::kUsage, found);
 }
 
-/// On the other ranks. @throws TransientError naming rank 0 if it does not set `key` in time
+/// Waits for rank 0's text. @throws TransientError naming rank 0 if it does not set `key` in time
 std::string of_rank_0(c10d::Store& store, const std::string& key, const std::string& topic) {
-  // Rank 0 may itself wait for another rank for as long, which it then names.
+  // Longer than rank 0 waits for another rank, so that its message comes first.
   constexpr std::chrono::seconds kLonger{5};
   try {
     store.wait({key}, store.getTimeout() + kLonger);

@@ -1,5 +1,5 @@
-// common/parallel/agreement.hpp - ranks compare texts through the store, before any collective in
-// which ranks with different ideas of the job could hang, abort or add up the wrong numbers.
+// common/parallel/agreement.hpp - ranks compare texts through the store. Else ranks with different
+// settings could hang, abort or add up wrong numbers in a collective.
 #pragma once
 
 #include <functional>
@@ -10,14 +10,14 @@
 
 namespace ddp {
 
-/// Collective. Compares `text` with the other ranks'. @param topic for messages, "model"
+/// Collective. Checks that all ranks have the same `text`. @param topic for messages, "model"
 /// @throws UsageError, on all ranks, naming the rank and the first line that differs
 /// @throws TransientError naming the ranks that did not come within --timeout
 void verify_same(const ProcessGroup& process_group, const std::string& topic,
                  const std::string& text);
 
-/// The same exchange with another question, which rank 0 answers for all.
-/// @param objection to the ranks' texts, by rank; "" if there is none
+/// Collective. Checks the texts of all ranks by `objection`, which rank 0 calls.
+/// @param objection returns the problem of the texts, by rank; "" if there is none
 void verify(const ProcessGroup& process_group, const std::string& topic, const std::string& text,
             const std::function<std::string(const std::vector<std::string>& texts)>& objection);
 
@@ -25,8 +25,8 @@ void verify(const ProcessGroup& process_group, const std::string& topic, const s
 std::string share(const ProcessGroup& process_group, const std::string& topic,
                   const std::string& text);
 
-/// The first pair of ranks that compute on one CUDA device, as an objection for verify().
-/// @param devices UUIDs by rank; "" is unknown
+/// Names the first pair of ranks that use the same CUDA device. Objection for verify().
+/// @param devices UUIDs by rank; "" if unknown
 std::string shared_device(const std::vector<std::string>& devices);
 
 }  // namespace ddp

@@ -18,7 +18,7 @@
 namespace ddp {
 namespace {
 
-/// What the paths of this project's files begin with, as the compiler names them.
+/// Folder of this project, as the compiler writes it in the paths of source files.
 std::string_view source_root() {
   constexpr std::string_view kHere = __FILE__;
   constexpr std::string_view kPath = "common/parallel/collective_log.cpp";
@@ -53,7 +53,7 @@ void CollectiveLog::started(const c10d::Work* work) noexcept {
 
 std::string CollectiveLog::of(const c10d::Work& work) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // From the newest, as an older one's memory may be in use again.
+  // From the newest, because the memory of an older work may be in use again.
   for (uint64_t number = count_; number > 0 && number + entries_.size() > count_; --number) {
     if (entry(number).work == &work) {
       return text(number);
@@ -84,7 +84,7 @@ std::string CollectiveLog::text(uint64_t number) const {
 namespace {
 
 constexpr std::chrono::milliseconds kOthersNotice(100);
-constexpr std::chrono::milliseconds kOthersTime(500);  // clocks begin nearly together
+constexpr std::chrono::milliseconds kOthersTime(500);  // ranks' timeouts differ by less
 constexpr std::chrono::seconds kStoreAnswers{1};
 
 std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool timed_out) {
@@ -106,7 +106,7 @@ std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool ti
   return silent;
 }
 
-/// What did not end, out of the text of ProcessGroupNCCL's watchdog; else all of it.
+/// Names the collective in the text of ProcessGroupNCCL's watchdog; returns other texts unchanged.
 std::string nccl_collective(const std::string& what, const std::string& timeout) {
   static const std::regex work("timeout: WorkNCCL\\(SeqNum=\\d+, OpType=(\\w+), NumelIn=(\\d+)");
   std::smatch match;
@@ -126,12 +126,12 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
       });
   std::future<std::vector<int>> answer = ask.get_future();
   try {
-    std::thread(std::move(ask)).detach();  // as no call returns from a store that is stopped
+    std::thread(std::move(ask)).detach();  // a call to a stopped store never returns
     if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
       return answer.get();
     }
   } catch (const std::exception&) {
-    return {};  // the store is gone, or no thread is to be had
+    return {};  // the store is gone, or no thread can be started
   }
   return launch.store.is_served_by_rank_0() && launch.rank != 0 ? std::vector<int>{0}
                                                                 : std::vector<int>();
@@ -140,7 +140,7 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
 void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
                            const LaunchEnvironment& launch,
                            std::shared_ptr<const CollectiveLog> log) {
-  // A connection of its own: the other one may be in use for as long as it likes.
+  // A second connection to the store: the first may be blocked by a wait.
   explain_thread_errors([store = store->clone(), launch, log = std::move(log),
                          timeout = in_seconds(store->getTimeout())](const std::string& what) {
     const std::string plain = nccl_collective(what, timeout);

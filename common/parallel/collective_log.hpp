@@ -1,6 +1,6 @@
-// common/parallel/collective_log.hpp - the last collectives of a rank, by number, kind, size and
-// the line of the program that called them: what is said of one that does not end, and which ranks
-// did not come to it.
+// common/parallel/collective_log.hpp - the last collectives of a rank, with number, kind, size and
+// the calling line, for messages about a collective that does not end; and the ranks that did not
+// come to it.
 #pragma once
 
 #include <torch/types.h>
@@ -18,40 +18,40 @@
 
 namespace ddp {
 
-/// A line of a program. As a default argument it is the caller's, like std::source_location, for
-/// which clang 14 lacks the builtin.
+/// Line of a program. As a default argument it is the caller's line, as std::source_location would
+/// be, which clang 14 does not support.
 struct CallSite {
   const char* file = "";
   int line = 0;
-  int bucket = -1;  ///< of gradients, if one travels
+  int bucket = -1;  ///< bucket of gradients; -1: none
 
   static constexpr CallSite current(const char* file = __builtin_FILE(),
                                     int line = __builtin_LINE()) noexcept {
     return {.file = file, .line = line};
   }
-  /// "called at 03_ddp_spawn/by_hand.cpp:45": relative to this project's folder if it lies there.
-  /// With a bucket: "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients".
+  /// "called at 03_ddp_spawn/by_hand.cpp:45", or with a bucket "called at 03_ddp_spawn/main.cpp:21,
+  /// bucket 0 of gradients". Paths in this project are relative to its folder.
   std::string text() const;
 };
 
-/// Written by the thread that calls collectives, a few words for each, into memory that is there
-/// from the beginning; read from any thread once something failed. Numbers begin with 1 in each
-/// process group, and are the same on all ranks as long as these make the same calls. (Over Gloo a
-/// broadcast of more than 4 MiB counts once for each piece.)
+/// Log of the last collectives. The thread that calls collectives writes it, without allocating;
+/// any thread reads it after a failure. Numbers begin with 1 in each process group, and are the
+/// same on all ranks as long as the ranks make the same calls. Over Gloo each piece of a broadcast
+/// of more than 4 MiB counts.
 class CollectiveLog {
  public:
-  /// @param kind lives as long as the program; "all_reduce"
+  /// @param kind string literal, "all_reduce"
   void begin(const char* kind, const torch::Tensor& tensor, const CallSite& site) noexcept;
-  /// The call that began last returned `work`.
+  /// Notes the `work` of the last call.
   void started(const c10d::Work* work) noexcept;
 
-  /// "all_reduce of 1024 float32 (collective 37), called at 03_ddp_spawn/by_hand.cpp:45": the
-  /// collective that `work` is of, or the last one if it is of none.
+  /// Describes the collective of `work`, or the last one if `work` is unknown: "all_reduce of 1024
+  /// float32 (collective 37), called at 03_ddp_spawn/by_hand.cpp:45".
   std::string of(const c10d::Work& work) const;
-  /// The last one; empty if there was none.
+  /// Describes the last collective; empty if there was none.
   std::string last() const;
-  /// "collective 37, called at 03_ddp_spawn/by_hand.cpp:45": the same for a message that says
-  /// already what was called.
+  /// Number and line of the last collective, for messages that name its kind already: "collective
+  /// 37, called at 03_ddp_spawn/by_hand.cpp:45".
   std::string last_call() const;
 
  private:
@@ -60,29 +60,29 @@ class CollectiveLog {
     int64_t elements = 0;
     torch::ScalarType dtype{};
     CallSite site;
-    const c10d::Work* work = nullptr;  // compared only
+    const c10d::Work* work = nullptr;  // only compared
   };
 
-  // What follows is under the lock: NCCL's watchdog reads while the host goes on.
+  // Called under the lock, because NCCL's watchdog reads while the host goes on.
   const Entry& entry(uint64_t number) const { return entries_[number % entries_.size()]; }
   std::string text(uint64_t number) const;
 
   mutable std::mutex mutex_;
-  std::array<Entry, 64> entries_;  // more than are on their way at a time
+  std::array<Entry, 64> entries_;  // more than the collectives in progress
   uint64_t count_ = 0;
 };
 
-/// A backend says that a rank did not come in time, but not which. Whoever notices first closes its
-/// connections, which is all that the others see. So each rank that has noticed either says so at
-/// the store.
-/// @param timed_out or a connection broke, which may have other reasons
-/// @return ranks that say nothing for a moment after another rank's time was over; rank 0 if the
-/// store that it serves does not answer; none if no time was over, or the store is gone
+/// Finds the ranks that did not come in time, which backends do not name. The rank that notices
+/// first closes its connections, and the other ranks see only that. So each rank that notices a
+/// timeout or a broken connection says so at the store.
+/// @param timed_out false: a connection broke, which may have other reasons
+/// @return the ranks that say nothing for a moment after another rank's timeout; rank 0 if the
+/// store that it serves does not answer; none without a timeout, or if the store is gone
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out);
 
-/// Makes one line of what NCCL's watchdog throws in its own thread after a timeout: the
-/// collective, the line that called it, and the late ranks.
+/// Makes one line of the exception that NCCL's watchdog throws in its own thread after a timeout:
+/// the collective, the calling line, and the late ranks.
 void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
                            const LaunchEnvironment& launch,
                            std::shared_ptr<const CollectiveLog> log);

@@ -27,7 +27,7 @@ std::vector<torch::Tensor> split_over(const torch::Tensor& input,
   return parts;
 }
 
-/// A node of a graph, held by shared_ptr, or from LibTorch 2.15 on by intrusive_ptr.
+/// Makes a node of a graph, held by shared_ptr, or from LibTorch 2.15 on by intrusive_ptr.
 template <typename Node>
 auto make_node() {
   using Pointer =
@@ -39,10 +39,10 @@ auto make_node() {
   }
 }
 
-/// What autograd calls when the gradient of the gathered output is known.
+/// Backward of gather().
 struct GatherBackward : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
-    // Taken out, so that the replicas' graphs are freed here even if the gathered output is kept.
+    // Moved, so that the replicas' graphs are freed here even if the gathered output is kept.
     const std::vector<torch::Tensor> replica_outputs = std::move(outputs);
     TORCH_CHECK(replica_outputs.size() == parameters.size(),
                 "Expected one backward per forward of DataParallel, got a second one");
@@ -59,7 +59,7 @@ struct GatherBackward : torch::autograd::Node {
       for (size_t p = 0; p < sums.size(); ++p) {
         if (replica_gradients[i][p].defined()) {
           const torch::Tensor part = replica_gradients[i][p].to(parameter_device);
-          // Not in place: autograd may have given one tensor to two parameters.
+          // Not in place: autograd may have given the same tensor to two parameters.
           sums[p] = sums[p].defined() ? sums[p].to(parameter_device) + part : part;
         }
       }
@@ -68,12 +68,12 @@ struct GatherBackward : torch::autograd::Node {
   }
 
   std::shared_ptr<DeviceThreads> threads;
-  std::vector<variable_list> parameters;  // of each replica, those that require a gradient
+  std::vector<variable_list> parameters;  // by replica, all that require a gradient
   std::vector<torch::Tensor> outputs;
   torch::Device parameter_device = torch::kCPU;
 };
 
-/// Puts the state of the CPU's default generator back, where modules draw their first weights.
+/// Restores the state of the CPU's default generator, from which modules draw their first weights.
 class RandomStateGuard {
  public:
   RandomStateGuard() : generator_(at::detail::getDefaultCPUGenerator()) {
@@ -92,7 +92,7 @@ class RandomStateGuard {
   torch::Tensor state_;
 };
 
-/// With a processor for each, threads do not sleep while the caller fetches a batch.
+/// Reads before a thread sleeps: more if each thread has a core, to bridge the fetch of a batch.
 int looks_for(size_t threads) {
   const auto processors = static_cast<size_t>(count_cores());
   return threads <= processors ? 10 * WorkerPool::kFewLooks : WorkerPool::kFewLooks;
@@ -115,14 +115,14 @@ DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
       threads_(devices_.size(), at::init_num_threads, looks_for(devices_.size())) {
   TORCH_CHECK(!devices_.empty(), "Expected at least one device, got none");
   for (auto device = devices_.begin(); device != devices_.end(); ++device) {
-    // Autograd has one thread for a device, and backward would wait in it for itself.
+    // Autograd has one thread per device: backward would wait in that thread for itself.
     TORCH_CHECK(device->is_cpu() || std::find(devices_.begin(), device, *device) == device,
                 "Expected each device once, got ", *device, " twice");
   }
 }
 
 void DeviceThreads::run(c10::function_ref<void(size_t)> apply) {
-  const bool grad_enabled = torch::GradMode::is_enabled();  // thread-local, likewise the streams
+  const bool grad_enabled = torch::GradMode::is_enabled();  // thread-local, as the streams are
   std::vector<c10::Stream> streams;
   if (!devices_[0].is_cpu()) {
     for (const torch::Device& device : devices_) {
@@ -159,7 +159,7 @@ void Replicas::update(size_t i) {
   const std::vector<torch::Tensor> copies = replicas_[i]->parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     const torch::Tensor& original = parameters[p];
-    // New memory, as for buffers: the graph of an earlier forward may refer to the old.
+    // New memory, as for buffers: the graph of an earlier forward may refer to the old memory.
     if (original.device() != device) {
       copies[p].set_data(original.detach().to(device, /*non_blocking=*/true));
     } else if (copies[p].const_data_ptr() != original.const_data_ptr()) {
@@ -174,7 +174,7 @@ void Replicas::update(size_t i) {
     buffer_copies[b].set_data(
         shares ? buffers[b] : buffers[b].to(device, /*non_blocking=*/false, /*copy=*/true));
   }
-  // From the root down: train() sets what is below, too.
+  // From the root down, because train() sets the children too.
   const auto modules = module_->modules();
   const auto module_copies = replicas_[i]->modules();
   for (size_t m = 0; m < modules.size(); ++m) {
@@ -198,7 +198,7 @@ torch::Tensor Replicas::gather(const std::vector<torch::Tensor>& outputs) const 
   std::unordered_set<const torch::TensorImpl*> seen;
   const std::vector<torch::Tensor> all = module_->parameters();
   for (size_t p = 0; p < all.size(); ++p) {
-    // Tied parameters may be one in the replica, too: its gradient is asked for once.
+    // Tied parameters are a single tensor in the replica: asks for its gradient once.
     const torch::Tensor first = replicas_[0]->parameters()[p];
     if (seen.insert(first.unsafeGetTensorImpl()).second && all[p].requires_grad()) {
       originals.push_back(all[p]);

@@ -12,12 +12,12 @@
 
 namespace ddp {
 
-/// Copies of `module`, one on each of the devices, that share no memory with it. Draws no random
-/// numbers.
+/// Copies `module` to each of the devices. The copies share no memory with it. The state of the
+/// random generator does not change.
 std::vector<std::shared_ptr<torch::nn::Module>> clone_to(const torch::nn::Module& module,
                                                          const std::vector<torch::Device>& devices);
 
-/// A thread for each device, on which the device and the caller's streams are current.
+/// Threads, one for each device, with the device and the caller's streams as current.
 class DeviceThreads {
  public:
   explicit DeviceThreads(std::vector<torch::Device> devices);
@@ -30,13 +30,13 @@ class DeviceThreads {
   WorkerPool threads_;
 };
 
-/// The replicas of a module of any type, for DataParallel.
+/// Replicas of a module of any type, for DataParallel.
 ///
-/// Note [Replicas]: DataParallel hands the weights to its replicas anew in every forward, since the
-/// optimizer has changed the original in between. On the original's own device nothing is copied:
-/// the replica's parameters share its memory, and so do the first replica's buffers, so that batch
-/// norm's statistics are kept. Every forward brings over parameters, buffers, what requires a
-/// gradient, and train() or eval(); other members of a module stay as they were cloned.
+/// Note [Replicas]: every forward copies the original's weights to the replicas, because the
+/// optimizer has changed them. On the original's device nothing is copied: the replica's parameters
+/// share the original's memory. The first replica's buffers do so too, so that batch norm keeps its
+/// statistics. Every forward copies parameters, buffers, requires_grad, and train() or eval().
+/// Other members of a module stay as they were cloned.
 class Replicas {
  public:
   Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch::Device> devices);
@@ -53,27 +53,27 @@ class Replicas {
   void update(size_t i);
 
   std::shared_ptr<torch::nn::Module> module_;
-  std::shared_ptr<DeviceThreads> threads_;  // which the graphs of outputs hold, too
+  std::shared_ptr<DeviceThreads> threads_;  // shared with the graphs of outputs
   std::vector<std::shared_ptr<torch::nn::Module>> replicas_;
 };
 
-/// The counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp: the module must
-/// be Cloneable and map one tensor to one tensor. No gradient flows into the input.
+/// Counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp. The module must be
+/// Cloneable and map one tensor to one tensor. No gradient flows into the input.
 template <typename ModuleHolder>
 class DataParallel {
  public:
   DataParallel(const ModuleHolder& module, std::vector<torch::Device> devices)
       : replicas_(module.ptr(), std::move(devices)) {}
 
-  /// Splits `input` along dimension 0 into one part per device, sizes differing by at most one, and
-  /// copies each part there. On the device where the input is, a part is a view of it.
+  /// Splits `input` along dimension 0 into a part for each device, and copies each part to its
+  /// device. Sizes differ by at most one. On the input's own device the part is a view.
   /// @param input (batch, ...)
   std::vector<torch::Tensor> scatter(const torch::Tensor& input) const {
     return replicas_.scatter(input);
   }
   /// Gives all replicas the module's weights, see Note [Replicas].
   void replicate() { replicas_.replicate(); }
-  /// Calls forward of all replicas at once, each on a thread of its own.
+  /// Calls forward of all replicas at the same time, each on its thread.
   std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
     using Module = typename ModuleHolder::ContainedType;
     std::vector<torch::Tensor> outputs(inputs.size());
@@ -82,16 +82,16 @@ class DataParallel {
     });
     return outputs;
   }
-  /// Concatenates the replicas' outputs on the first device. Its backward does the reverse: it
-  /// scatters the gradient, runs every replica's backward in parallel (left alone, autograd would
-  /// run CPU replicas one after the other), and adds the replicas' gradients up, in order, into the
-  /// module's.
+  /// Concatenates the replicas' outputs on the first device. Its backward scatters the gradient,
+  /// runs every replica's backward in parallel, and adds the replicas' gradients, in order, to the
+  /// module's gradients. Autograd by itself would run the backward of CPU replicas one after the
+  /// other.
   /// @return (batch, ...)
   torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const {
     return replicas_.gather(outputs);
   }
 
-  /// All four.
+  /// Calls all four.
   torch::Tensor forward(const torch::Tensor& input) {
     const std::vector<torch::Tensor> inputs = scatter(input);
     replicate();

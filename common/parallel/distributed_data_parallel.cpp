@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/utils/tensor_flatten.h>
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -41,7 +40,7 @@ std::string describe(const torch::nn::Module& module,
   return text.str();
 }
 
-/// Calls `action` before a node of a graph runs, the first time.
+/// Calls `action` before a node of a graph runs for the first time.
 class OnceBefore : public torch::autograd::FunctionPreHook {
  public:
   explicit OnceBefore(std::function<void()> action) : action_(std::move(action)) {}
@@ -57,9 +56,9 @@ class OnceBefore : public torch::autograd::FunctionPreHook {
   std::function<void()> action_;
 };
 
-/// Two reducers of one parameter would each add its gradient up, in the same memory at a time.
-/// @return while it lives, the module's parameters are taken
-/// @throws UsageError naming one that is taken already
+/// Refuses a second reducer for a parameter: both would sum its gradient in the same memory.
+/// @return marks the module's parameters as taken while it lives
+/// @throws UsageError naming a parameter that is taken already
 std::shared_ptr<void> take_parameters(const torch::nn::Module& module) {
   static std::mutex mutex;
   static std::unordered_map<const torch::TensorImpl*, std::weak_ptr<void>> owners;
@@ -80,9 +79,9 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module) {
   return own;
 }
 
-/// Compares the ranks' models first: with different ones the collectives would hang or abort.
-/// @return the parameters that are averaged: none if there is one rank
-/// @throws UsageError naming one that is not on the group's device, or if there are none
+/// Compares the ranks' models, because with different models the collectives would hang or abort.
+/// @return the parameters to average: none with a single rank
+/// @throws UsageError naming a parameter that is not on the group's device, or if there are none
 std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
                                            const ProcessGroup& process_group,
                                            const DistributedDataParallelOptions& options) {
@@ -113,7 +112,7 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     : process_group_(process_group),
       site_(site),
       taken_(take_parameters(module)),
-      buffers_(module.buffers()),
+      buffers_(torch::utils::take_tensors(module.buffers(), SIZE_MAX)),
       buckets_(same_parameters(module, process_group, options), process_group, options.buckets,
                site),
       broadcasts_buffers_(options.broadcast_buffers),
@@ -155,13 +154,13 @@ void GradientReducer::add_hooks() {
 
 GradientReducer::~GradientReducer() {
   const std::lock_guard<std::mutex> lock(target_->mutex);
-  // The hooks stay: another thread may be going through them. They end with the accumulators.
+  // The hooks stay, because another thread may run them. They end with the accumulators.
   target_->reducer = nullptr;
 }
 
 void GradientReducer::broadcast_buffers() const {
   const torch::NoGradGuard no_grad;
-  for (const auto& of_one_type : torch::utils::take_tensors(buffers_, SIZE_MAX)) {
+  for (const torch::utils::TensorGroup& of_one_type : buffers_) {
     const torch::Tensor message = at::flatten_dense_tensors(of_one_type.tensors);
     process_group_.broadcast(message, /*root=*/0, site_);
     if (process_group_.rank() == 0) {
@@ -169,7 +168,7 @@ void GradientReducer::broadcast_buffers() const {
     }
     const auto values = at::unflatten_dense_tensors(message, of_one_type.tensors);
     for (size_t i = 0; i < values.size(); ++i) {
-      // Past the version counter: a backward that is still to come may have saved the buffer.
+      // Does not change the version: a later backward may have saved the buffer.
       of_one_type.tensors[i].variable_data().copy_(values[i]);
     }
   }
@@ -180,9 +179,9 @@ void GradientReducer::before_forward() {
     return;
   }
   expect_unchanged();
-  if (!torch::autograd::get_current_node()) {  // else within a backward
+  if (!torch::autograd::get_current_node()) {  // not within a backward
     const std::lock_guard<std::mutex> lock(target_->mutex);
-    backward_.reset();  // one that threw, and whose graph is still there
+    backward_.reset();  // after a backward that threw, if its graph is still there
   }
   if (broadcasts_buffers_) {
     broadcast_buffers();
@@ -214,7 +213,7 @@ void GradientReducer::gradient_ready(size_t parameter) {
     return;
   }
   if (backward_.expired()) {
-    buckets_.finish();  // of a backward that threw: their sums may still be on their way
+    buckets_.finish();  // after a backward that threw, all-reduces may still run
     const auto running = std::make_shared<char>();
     backward_ = running;
     next_to_start_ = 0;
@@ -247,18 +246,18 @@ void GradientReducer::gradient_ready(size_t parameter) {
 
 // Note [Nested backward]
 // ~~~~~~~~~~~~~~~~~~~~~~~
-// Activation checkpointing runs a backward within a node of another one. The buckets are to be
-// finished when the outer one ends: else each checkpoint would all-reduce all of them, and ranks
-// that use different layers would do so a different number of times. But queue_callback() takes a
-// callback for the innermost backward that runs. When the callback is called and a node is still
-// running, that node belongs to an outer backward: a hook before the next node queues the callback
-// again, there.
+// Activation checkpointing runs a backward within a node of an outer backward. The buckets must be
+// finished at the end of the outer backward. Else each checkpoint would all-reduce all buckets, and
+// ranks that use different layers would do so a different number of times. But queue_callback()
+// takes a callback for the innermost running backward. If a node is running when the callback is
+// called, that node belongs to an outer backward. Then a hook before the next node queues the
+// callback again, for the outer backward.
 void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
                                     const std::shared_ptr<void>& running) {
   torch::autograd::Engine::get_default_engine().queue_callback([target, running] {
     if (const auto outer = torch::autograd::get_current_node()) {
       for (const torch::autograd::Edge& edge : outer->next_edges()) {
-        // A leaf's node lives on: it would collect one hook in each step.
+        // Not a leaf's node, which lives on and would get a new hook in each step.
         if (edge.is_valid() &&
             dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()) == nullptr) {
           edge.function->add_pre_hook(

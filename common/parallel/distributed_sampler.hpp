@@ -5,14 +5,14 @@
 
 namespace ddp {
 
-/// All ranks draw the same permutation and rank r takes elements r, r + world size, ...: so the
-/// ranks' batches together are what one process would read, which is why all stages train alike.
-/// Every sample is read once in an epoch; if the ranks do not divide the samples evenly, some ranks
-/// have one sample less. (torch.utils.data.DistributedSampler repeats the first samples instead.)
+/// Shares out the samples. All ranks draw the same permutation, and rank r takes elements r,
+/// r + world size, ... So the ranks' batches together are a single process's batch, and all stages
+/// train alike. An epoch reads every sample once. If the world size does not divide the samples,
+/// some ranks have one sample less, where torch.utils.data.DistributedSampler repeats samples.
 class DistributedSampler : public Sampler {
  public:
-  /// @param size of the dataset @param seed the same on all ranks
-  /// @param shuffle false: every epoch has the dataset's own order
+  /// @param size size of the dataset @param seed the same on all ranks
+  /// @param shuffle false: every epoch has the dataset's order
   /// @throws c10::Error unless 0 <= rank < world_size and size >= 0
   DistributedSampler(int64_t size, int rank, int world_size, uint64_t seed, bool shuffle = true);
 

@@ -13,9 +13,9 @@ namespace ddp {
 
 namespace {
 
-/// Parameters whose gradients travel together, by index: each bucket is of one dtype, and the first
-/// of each dtype is smaller. Buckets stand in the order in which they fill up.
-/// @param order parameters, by index, as their gradients come
+/// Divides parameters, by index, into buckets, in the order in which these fill. A bucket has a
+/// single dtype, and the first bucket of each dtype is smaller.
+/// @param order parameters, by index, in the order of their gradients
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>& parameters,
                                                 const std::vector<size_t>& order,
                                                 const BucketSizes& sizes) {
@@ -52,7 +52,7 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
                                  const ProcessGroup& process_group, const BucketSizes& sizes,
                                  const CallSite& site)
     : process_group_(process_group),
-      // NCCL's AVG multiplies before it adds: other bits, and a sum that NVSwitch cannot do.
+      // Not by NCCL's AVG, which multiplies before it adds: other bits, and no sum in NVSwitch.
       backend_divides_(process_group.backend_name() == "shm"),
       sizes_(sizes),
       site_(site),
@@ -108,7 +108,7 @@ void GradientBuckets::rebuild(const std::vector<size_t>& order) {
   }
   lay_out(order);
   for (const torch::Tensor& memory : memory_) {
-    memory.zero_();  // the gaps, which travel too
+    memory.zero_();  // the gaps, which are sent too
   }
   for (size_t i = 0; i < bucket_views_.size(); ++i) {
     bucket_views_[i].copy_(values[i]);

@@ -14,11 +14,11 @@
 namespace ddp {
 namespace {
 
-/// Every `replicas`-th row of `whole`, from row `i` on. On the host without operators, which would
+/// Copies every `replicas`-th row of `whole`, from row `i` on. On the host without operators, which
 /// take a tenth of the shortest steps.
 torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
   if (!whole.is_cpu()) {
-    // No contiguous(): one row alone would keep its stride, by which products choose their kernel.
+    // Not contiguous(): a single row would keep its stride, and products would use another kernel.
     return whole.slice(0, static_cast<int64_t>(i), whole.size(0), static_cast<int64_t>(replicas))
         .clone(at::MemoryFormat::Contiguous);
   }
@@ -36,10 +36,10 @@ torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
   return share;
 }
 
-/// Elements that stay in a core's first cache from the sum to the last copy.
+/// Elements that stay in a core's first-level cache from the sum to the last copy.
 constexpr int64_t kBlock = 4096;
 
-/// Elements [begin, end) of every replica's gradients become their mean.
+/// Replaces elements [begin, end) of every replica's gradients by their mean.
 template <typename Scalar>
 void average(c10::ArrayRef<Scalar*> gradients, int64_t begin, int64_t end) {
   for (int64_t block = begin; block < end; block += kBlock) {
@@ -60,8 +60,8 @@ void average(c10::ArrayRef<Scalar*> gradients, int64_t begin, int64_t end) {
   }
 }
 
-/// On the host: each thread does a part for all. Few are done by the caller in less time than it
-/// takes to tell the others.
+/// Averages on the host: each thread does a part of the elements for all replicas. The caller does
+/// few elements alone, because waking threads takes longer.
 template <typename Scalar>
 void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplicas& replicas) {
   c10::SmallVector<Scalar*, 16> data;
@@ -82,7 +82,7 @@ void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplic
   }
 }
 
-/// On devices that have no NCCL: by way of the first one. Halves are added up in float32.
+/// Averages through the first device, for devices without NCCL. Adds half types in float32.
 void average_by_copies(const std::vector<torch::Tensor>& gradients) {
   torch::Tensor sum = gradients[0].to(at::toOpMathType(gradients[0].scalar_type()));
   for (size_t i = 1; i < gradients.size(); ++i) {
@@ -104,7 +104,7 @@ MirroredReplicas::MirroredReplicas(std::shared_ptr<torch::nn::Module> model,
   modules_.insert(modules_.begin(), std::move(model));
   for (const auto& replica : modules_) {
     const std::vector<torch::Tensor> parameters = replica->parameters();
-    for (size_t p = 0; p < parameters.size(); ++p) {  // clones are as they were constructed
+    for (size_t p = 0; p < parameters.size(); ++p) {  // clone() loses requires_grad
       parameters[p].set_requires_grad(modules_[0]->parameters()[p].requires_grad());
     }
     flat_.push_back(flatten_parameters(*replica));
@@ -119,7 +119,7 @@ Batch MirroredReplicas::share(const Batch& batch, size_t i) const {
   Batch share;
   share.input = share_of(batch.input, i, size()).to(device, /*non_blocking=*/true);
   share.target = share_of(batch.target, i, size()).to(device, /*non_blocking=*/true);
-  // 1 if the shares are equal, as of the ranks of stage 03.
+  // As in stage 03: 1 if the shares are equal.
   share.weight = batch.weight * static_cast<double>(share.size() * static_cast<int64_t>(size())) /
                  static_cast<double>(batch.size());
   return share;

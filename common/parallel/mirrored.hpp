@@ -14,20 +14,20 @@
 
 namespace ddp {
 
-/// A model and its copies, which are made once and stay equal: they begin with the same weights and
-/// make the same updates, since they update by the mean of all replicas' gradients. So no weights
-/// travel, and no outputs: each replica computes a loss of its own.
+/// Model and its copies, which stay equal: they begin with the same weights, and each update uses
+/// the mean of all replicas' gradients. So weights and outputs are never copied. Each replica
+/// computes a loss of its own.
 ///
-/// Note [Mirrored bits]: replica i computes what rank i would in stage 03: the samples that
-/// DistributedSampler gives it, the same loss, gradients that are added in the order of the
-/// replicas and then divided. So the weights have the bits of stage 03 at two replicas, where a sum
-/// has one order only.
+/// Note [Mirrored bits]: replica i computes the same as rank i in stage 03: it has the samples of
+/// DistributedSampler and the same loss. Gradients are added in the order of the replicas and then
+/// divided. With two replicas the weights have the bits of stage 03, because a sum of two has a
+/// single order.
 ///
-/// Buffers (batch norm's statistics, say) are each replica's own.
+/// Each replica has its own buffers, such as batch norm's statistics.
 class MirroredReplicas {
  public:
-  /// @param model on devices.front(), where it is the first replica; Cloneable, without tied
-  /// parameters, since LibTorch's clone() unties them
+  /// @param model first replica, on devices.front(); Cloneable, without tied parameters, because
+  /// LibTorch's clone() unties them
   MirroredReplicas(std::shared_ptr<torch::nn::Module> model, std::vector<torch::Device> devices);
   MirroredReplicas(const MirroredReplicas&) = delete;
   MirroredReplicas& operator=(const MirroredReplicas&) = delete;
@@ -35,24 +35,24 @@ class MirroredReplicas {
   size_t size() const noexcept { return modules_.size(); }
   torch::nn::Module& module(size_t i) const { return *modules_[i]; }
 
-  /// Calls `apply(i)` for every replica at once, each on its thread and device.
+  /// Calls `apply(i)` for all replicas at the same time, each on its thread and device.
   void parallel_apply(c10::function_ref<void(size_t)> apply) { threads_.run(apply); }
   /// Replica i's share of a batch, on its device: every size()-th sample, from the i-th on.
   Batch share(const Batch& batch, size_t i) const;
   /// Gives every replica the mean of all gradients, in the order of the replicas.
   void average_gradients();
-  /// @param values one of each replica @return their mean, on the first device
+  /// @param values a value of each replica @return their mean, on the first device
   torch::Tensor mean(const std::vector<torch::Tensor>& values) const;
-  /// @throws Error (1) naming a replica whose weights are not the model's
+  /// @throws Error (1) naming a replica with other weights than the model
   void expect_same_weights() const;
 
  private:
-  std::vector<std::shared_ptr<torch::nn::Module>> modules_;  // the first is the model
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;  // replicas; the first is the model
   std::vector<FlatParameters> flat_;
   DeviceThreads threads_;
 };
 
-/// The replicas of a module holder such as ddp::Mlp.
+/// Replicas of a module holder such as ddp::Mlp.
 template <typename ModuleHolder>
 class Mirrored : public MirroredReplicas {
  public:

@@ -29,7 +29,7 @@
 namespace ddp {
 namespace {
 
-/// What all ranks must have been told alike, see ProcessGroupOptions::settings.
+/// Settings that all ranks must share, for ProcessGroupOptions::settings.
 std::string shared_settings(const Options& options, int world_size) {
   return fmt::format(
       "program {}\n--total-epochs {}\n--save-every {}\n--global-batch {}\n--optimizer {}\n--lr {}\n"
@@ -49,7 +49,7 @@ std::string shared_settings(const Options& options, int world_size) {
       options.no_communication);
 }
 
-/// The network that the user wants: --interface, or the first that torch's own variable names.
+/// Network interface that the user wants: --interface, or the first in torch's own variable.
 /// @throws UsageError if this host does not have it
 std::string wanted_interface(const std::string& option) {
   const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
@@ -60,8 +60,8 @@ std::string wanted_interface(const std::string& option) {
   return interface;
 }
 
-/// See Note [Default group]. Destroyed when `train` has ended, by exception or not, while what
-/// LibTorch and NCCL keep per thread is still there.
+/// See Note [Default group]. Destroyed at the end of `train`, before the thread's own data of
+/// LibTorch and NCCL.
 thread_local std::unique_ptr<ProcessGroup> default_group;
 
 }  // namespace
@@ -79,10 +79,10 @@ ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::St
 
 ProcessGroup::~ProcessGroup() {
   if (is_subgroup_ && !device_.is_cpu() && std::uncaught_exceptions() == 0) {
-    try {  // else NCCL's destructor aborts what is on its way
+    try {  // else NCCL's destructor aborts running collectives
       c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
       group_->getDefaultBackend()->shutdown();
-    } catch (const std::exception&) {  // the next call for the device meets it again
+    } catch (const std::exception&) {  // the device's next call throws it again
     }
   }
 }
@@ -105,7 +105,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
         "gloo or nccl");
   }
   if (device_.is_cuda()) {
-    explain_thread_errors({});  // it would take ranks outside of a group for late ones
+    explain_thread_errors({});  // it would report ranks outside of a group as late
   }
   const auto own = std::ranges::find(ranks, rank());
   if (own == ranks.end()) {
@@ -142,10 +142,10 @@ template <typename Collective>
 void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& work) const {
   const torch::NoGradGuard no_grad;
   if (tensor.is_contiguous()) {
-    work(tensor);  // Gloo takes a tensor's memory from its first element on, whatever its strides
+    work(tensor);
     return;
   }
-  const torch::Tensor copy = tensor.contiguous();
+  const torch::Tensor copy = tensor.contiguous();  // Gloo ignores strides
   work(copy);
   tensor.copy_(copy);
 }
@@ -182,8 +182,8 @@ void ProcessGroup::wait(const Work& work) const {
   try {
     wait_over_gloo(backend, *work);
   } catch (const std::exception& error) {
-    // Gloo's errors have no type of their own. The second text is that of a collective beside the
-    // one whose time was over.
+    // Gloo's errors have no type of their own. Collectives that run beside the late collective fail
+    // with the second text.
     const std::string_view what = error.what();
     const bool timed_out = what.find("Timed out") != std::string_view::npos ||
                            what.find("Application timeout") != std::string_view::npos;
@@ -196,7 +196,7 @@ void ProcessGroup::wait(const Work& work) const {
                       log_->of(*work)));
     }
     if (rank() == 0 && launch_.store.is_served_by_rank_0()) {
-      at_train_end(wait_for_launcher);  // others may still ask
+      at_train_end(wait_for_launcher);  // other ranks may still read the store
     }
     throw Error(ExitCode::kTrainingFailed,
                 fmt::format("rank {} did not arrive within {} s, expected all {} ranks: {}",
@@ -206,7 +206,7 @@ void ProcessGroup::wait(const Work& work) const {
 }
 
 void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSite& site) const {
-  // Gloo waits for all of a tensor with one --timeout: a large one goes piece by piece.
+  // In pieces over Gloo, because --timeout is its limit for a whole message.
   constexpr int64_t kPieceBytes = 4 << 20;
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
     const int64_t piece_elements = backend_name() == "gloo"
@@ -256,8 +256,8 @@ torch::Tensor ProcessGroup::reduce_scatter(const torch::Tensor& input, c10d::Red
   return own;
 }
 
-// Not by wait(), which asks Gloo's work again and again with a short time: work of a send gives the
-// message up when such a time has passed.
+// Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
+// end of an interval.
 void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
   std::vector<torch::Tensor> one{tensor.detach().contiguous()};
   start("send", tensor, site, [&](c10d::Backend& backend) {
@@ -275,11 +275,11 @@ void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& s
 }
 
 void ProcessGroup::barrier(const CallSite& site) const {
-  // No c10d barrier: NCCL's would guess the device.
+  // Not by c10d's barrier: over NCCL it would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
   wait(start("barrier", one.front(), site,
              [&](c10d::Backend& backend) { return backend.allreduce(one); }));
-  if (!device_.is_cpu()) {  // wait() holds the device's stream alone
+  if (!device_.is_cpu()) {  // wait() blocks only the device's stream
     c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
   }
 }
@@ -309,17 +309,17 @@ namespace {
 std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& launch,
                                                    const torch::Device& device,
                                                    const ProcessGroupOptions& options) {
-  // c10d logs, with backtraces, what it then throws; the exception makes one line of it.
+  // Silences c10d, which logs errors with backtraces before it throws them.
   setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
-  // Up, as c10d takes zero for no timeout at all.
+  // Rounded up, because c10d takes zero for no timeout.
   const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(options.timeout_seconds));
   const std::string name = resolve_backend(options.backend, device);
   check_launch(name, launch);
   const std::string interface = wanted_interface(options.interface);
   if (!interface.empty()) {
-    // NCCL chooses by itself; "=" asks for this very name, not for all that begin with it.
+    // "=": exactly this name, not all names that begin with it.
     setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
   }
   if (launch.world_size > 1) {
@@ -346,11 +346,14 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
       fmt::format("version {}\nworld size {}\ndevice {}\n{}", DDP_VERSION, launch.world_size,
                   c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
   if (device.is_cuda()) {
-    verify(*process_group, "devices", cuda_device_uuid(device.index()), shared_device);
+    // Ranks with different host ids may share a device: NCCL then sends through its sockets.
+    const char* const host_id = std::getenv("NCCL_HOSTID");
+    verify(*process_group, "devices",
+           cuda_device_uuid(device.index()) + (host_id != nullptr ? host_id : ""), shared_device);
     explain_nccl_timeouts(meeting.store, launch, log);
   }
   attach_backend(*group, device, connect(meeting.store, launch.rank, launch.world_size));
-  // The others notice its end, and an error is to be said before.
+  // Keeps the group until an error is printed, because the other ranks notice its end.
   at_train_end([group] {});
   return process_group;
 }
@@ -378,7 +381,7 @@ void destroy_process_group() {
   const ProcessGroup& group = default_process_group();
   depart(*group.store(), group.rank(), group.world_size());
   group.c10d_group()->getDefaultBackend()->shutdown();
-  // The object stays until `train` has ended, for those who refer to it.
+  // Keeps the object until `train` has ended, because other objects refer to it.
   at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(default_group))] {});
 }
 

@@ -1,4 +1,4 @@
-// common/parallel/process_group.hpp - the ranks of a job, and how they talk.
+// common/parallel/process_group.hpp - the ranks of a job, and their collectives.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,12 +17,12 @@
 
 namespace ddp {
 
-/// c10d's process group: ranks, their backend and its collectives. All ranks make the same calls in
-/// the same order. A call throws when --timeout has passed, and the message names the calling line.
-/// (c10d's class alone names no rank and no line, which is why there is this one.)
+/// Group of ranks with a backend and its collectives, around c10d's process group. All ranks make
+/// the same calls in the same order. A call throws when --timeout has passed. The message names the
+/// late ranks and the calling line, which c10d's own messages do not.
 ///
-/// Note [Default group]: as in Python, init_process_group() makes a group that is used wherever no
-/// group is given. There is one per thread, since in tests a rank is a thread.
+/// Note [Default group]: as in Python, init_process_group() makes the group that is used wherever
+/// no group is given. It is per thread, because in tests a rank is a thread.
 class ProcessGroup {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -30,13 +30,13 @@ class ProcessGroup {
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
 
-  /// @param all_reduces false: all_reduce() leaves tensors as they are, for --no-communication
-  /// @param connect for subgroup()
+  /// @param all_reduces false: all_reduce() does not change tensors, for --no-communication
+  /// @param connect makes the backends of subgroup()
   ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
                c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
                std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>(),
                bool all_reduces = true, Connect connect = {});
-  /// On a GPU, a subgroup waits for its collectives.
+  /// Waits for the collectives of a subgroup on a GPU.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -48,24 +48,24 @@ class ProcessGroup {
   std::string backend_name() const { return group_->getDefaultBackend()->getBackendName(); }
   bool all_reduces() const noexcept { return all_reduces_; }
 
-  /// Collective over this group: every rank calls it, whether it is among `ranks` or not.
-  /// @param ranks of this group; the first is rank 0 of the new one. With the same backend
-  /// @return null on a rank that is not among them. Its messages number ranks as the new group does
-  /// @throws UsageError if the ranks differ between ranks, or one is there twice or not at all; or
-  /// over MPI, which connects all ranks of its world
+  /// Collective over this group, also for ranks that are not in `ranks`. Makes a group with the
+  /// same backend and its own numbers of ranks, also in messages: the first of `ranks` is rank 0.
+  /// @return null on a rank that is not in `ranks`
+  /// @throws UsageError if `ranks` differs between ranks, repeats a rank or has an unknown rank;
+  /// or over MPI, which connects all ranks of its world
   std::unique_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks) const;
 
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
   /// @param op SUM, MAX or MIN
   void all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                   const CallSite& site = CallSite::current()) const;
-  /// The same without waiting: hand the result to wait() before reading the tensor.
-  /// @param tensor of one contiguous tensor, a vector as c10d takes it
-  /// @param op SUM, or AVG over shm, which divides while it adds
+  /// The same without waiting: pass the result to wait() before reading the tensor.
+  /// @param tensor a single contiguous tensor, in a vector for c10d
+  /// @param op SUM, or over shm AVG, which divides while it adds
   Work start_all_reduce(std::vector<torch::Tensor>& tensor,
                         c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                         const CallSite& site = CallSite::current()) const;
-  /// @throws Error (1) naming the late ranks, where the backend lets that be found out
+  /// @throws Error (1) naming the late ranks, if they are known
   void wait(const Work& work) const;
   /// Copies the root's `tensor` to all ranks, in place.
   void broadcast(const torch::Tensor& tensor, int root = 0,
@@ -73,31 +73,31 @@ class ProcessGroup {
   /// @return (world_size, ...): row r is rank r's `tensor`
   torch::Tensor all_gather(const torch::Tensor& tensor,
                            const CallSite& site = CallSite::current()) const;
-  /// Sums rank by rank what the ranks have for this one. @param input (world_size, ...): row r is
-  /// for rank r @param op SUM, MAX or MIN @return (...)
+  /// Sums the ranks' rows for this rank. @param input (world_size, ...): row r is for rank r
+  /// @param op SUM, MAX or MIN @return (...)
   torch::Tensor reduce_scatter(const torch::Tensor& input,
                                c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                                const CallSite& site = CallSite::current()) const;
-  /// Sends `tensor` to one rank, which calls recv(). Over Gloo and NCCL.
-  /// @throws c10::Error naming a backend that cannot
+  /// Sends `tensor` to a rank that calls recv(), over Gloo and NCCL.
+  /// @throws c10::Error naming another backend
   void send(const torch::Tensor& tensor, int to, const CallSite& site = CallSite::current()) const;
-  /// Waits for what rank `from` sends. @param tensor of the same size and type, in place
+  /// Receives the tensor that rank `from` sends. @param tensor of the same size and type, in place
   void recv(const torch::Tensor& tensor, int from,
             const CallSite& site = CallSite::current()) const;
-  /// Returns when all ranks are here, on GPUs too.
+  /// Returns when all ranks have called it, and the work on their GPUs is done.
   void barrier(const CallSite& site = CallSite::current()) const;
 
-  /// Collective. (numel) elements on device(), not initialised, in memory that all_reduce() reads
-  /// without a copy if the backend has such; ordinary memory otherwise.
+  /// Collective. Allocates (numel) uninitialised elements on device(), if possible in memory that
+  /// all_reduce() reads without a copy.
   torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
 
-  /// For messages past the backend, see agreement.hpp.
+  /// Store for exchanges without the backend, see agreement.hpp.
   const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
-  /// For c10d's own components, such as its Reducer.
+  /// Group for c10d's own components, such as its Reducer.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
 
  private:
-  /// Calls `collective` with the backend. What it throws names the line that called.
+  /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
              const Collective& collective) const;
@@ -109,41 +109,41 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   torch::Device device_;
-  std::shared_ptr<CollectiveLog> log_;  // which the backend's threads read, too
+  std::shared_ptr<CollectiveLog> log_;  // the backend's threads read it too
   bool all_reduces_;
   Connect connect_;
   bool is_subgroup_ = false;
 };
 
-/// For init_process_group() of a program without Options.
+/// Options of init_process_group(), for programs without Options.
 struct ProcessGroupOptions {
-  std::string backend = "auto";  ///< as --backend has it
-  double timeout_seconds = 600;  ///< for the rendezvous and for every collective
-  std::string interface = {};  ///< network interface for the collectives; empty: one is found
-  /// Settings that all ranks must share, such as a batch size: one a line.
+  std::string backend = "auto";  ///< value of --backend
+  double timeout_seconds = 600;  ///< limit for the rendezvous and for every collective
+  std::string interface = {};  ///< network interface for the collectives; empty: found by itself
+  /// Settings that all ranks must share, such as a batch size, line by line.
   std::string settings = {};
-  bool all_reduces = true;  ///< false: for measuring, see ProcessGroup
+  bool all_reduces = true;  ///< false: only for measuring, see ProcessGroup
 };
 
-/// Collective. Meets the other ranks at the store that `launch` names, checks that all were started
-/// with the same settings, connects the backend, and makes the group the default one.
-/// @throws TransientError naming the missing ranks, the port that is taken or a host name that
-/// stays unknown
-/// @throws UsageError if the ranks' settings differ or two have one GPU
+/// Collective. Meets the other ranks at the store of `launch`, checks that all ranks have the same
+/// settings, connects the backend, and makes the default group.
+/// @throws TransientError naming the missing ranks, a port that is taken or a host name that stays
+/// unknown
+/// @throws UsageError if the ranks' settings differ or two ranks have the same GPU
 ///
-/// May be called again once the group before was destroyed. Works in any main(), where SIGPIPE is
-/// ignored from then on; run_rank() and spawn() add that an error is one line and an exit code, and
-/// that no rank outlives its launcher.
+/// May be called again after destroy_process_group(). Works in any main(), and ignores SIGPIPE from
+/// then on. Under run_rank() and spawn() an error is also a line and an exit code, and no rank
+/// outlives its launcher.
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device);
 void init_process_group(const LaunchEnvironment& launch, const torch::Device& device,
                         const ProcessGroupOptions& options = {});
-/// Collective. Waits until every rank is here, so that the store is not gone before the last one
-/// has left, then closes the connections. Without this call, as when an exception unwinds,
-/// connections simply drop, and peers see an error.
+/// Collective. Waits until every rank has called it, so that the store outlives all ranks, then
+/// closes the connections. Without this call, as after an exception, connections break, and peers
+/// see an error.
 void destroy_process_group();
 
-/// The default group; null before init_process_group(), as in stage 01, and once destroyed.
+/// @return the default group; null if there is none, as in stage 01
 const ProcessGroup* find_default_process_group();
 /// @throws c10::Error if there is none
 const ProcessGroup& default_process_group();
@@ -166,17 +166,17 @@ inline std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
 inline void barrier(const CallSite& site = CallSite::current()) {
   default_process_group().barrier(site);
 }
-/// Collective: memory that the ranks share, if the backend has such.
+/// Collective. Allocates memory that the ranks share, if the backend has shared memory.
 inline torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) {
   return default_process_group().allocate(numel, dtype);
 }
 
-/// Collective. Compares the ranks' weights, which must be the same bits.
-/// @throws Error (1), on all ranks, naming the ranks that differ from rank 0, unless
-/// --no-communication was given
+/// Collective. Checks that all ranks' weights have the same bits, unless --no-communication was
+/// given.
+/// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
 void expect_same_weights(const torch::nn::Module& module);
 
-/// Makes `backend` the one through which `group` works on `device`.
+/// Makes `backend` the backend of `group` for `device`.
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
                     const c10::intrusive_ptr<c10d::Backend>& backend);
 

@@ -40,8 +40,8 @@ c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::millisecon
   return options;
 }
 
-/// Rank 0 listens on all addresses of its host, of both families, as torchrun's store does.
-/// @param port 0: any that is free
+/// Serves the store on all addresses of this host, of both families, as torchrun does.
+/// @param port 0: any free port
 Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds timeout) {
   try {
     const auto store =
@@ -55,11 +55,11 @@ Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds ti
   }
 }
 
-/// Another program that has the port may take the connection and never answer, and TCPStore then
-/// waits for ever. So a thread of its own connects, which is left behind.
-/// @throws TransientError if nobody has answered by then
+/// Connects in a thread, which is left behind if it hangs: TCPStore waits for ever if another
+/// program has the port, takes the connection and never answers.
+/// @throws TransientError without an answer within `timeout`
 Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kItsOwnTimeout{500};  // of which it says more
+  constexpr std::chrono::milliseconds kItsOwnTimeout{500};  // TCPStore's error says more
   std::packaged_task<TcpStore()> connect([=] {
     return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, /*serves=*/false, timeout));
   });
@@ -71,7 +71,7 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
       return {connected.get(), host, port};
     }
   } catch (const c10::Error&) {
-    // Nobody took the connection.
+    // No program took the connection.
   }
   if (!answered) {
     skip_destructors_at_exit();  // the thread still runs
@@ -83,7 +83,7 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
                   answered ? "" : "; another program may have the port"));
 }
 
-/// A store whose address is known.
+/// Serves or connects to a store with a known address.
 Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
@@ -92,7 +92,7 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   }
   if (location.kind == Kind::kAgentTcp &&
       try_connect(location.host, location.port) == Answer::kRefused) {
-    // It served before it started any rank, so it has ended, and who waits would be left alone.
+    // The agent serves before it starts ranks, so it has ended, and waiting would be useless.
     throw TransientError(fmt::format(
         "nobody serves the store at {}, expected the launcher's agent to, which has ended",
         endpoint(location.host, location.port)));
@@ -100,8 +100,8 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   return connect(location.host, location.port, timeout);
 }
 
-/// Rank 0 takes any port, and tells it to those who can read its file. The rename makes the file
-/// appear whole.
+/// Serves the store on any free port, and publishes the address in the job's file. The rename makes
+/// the file appear whole.
 Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
                              std::chrono::milliseconds timeout) {
   const std::string& file = launch.store.file;
@@ -114,7 +114,7 @@ Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string&
   if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
     throw TransientError(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
   }
-  at_train_end([file] { unlink(file.c_str()); });  // not for a restart to read
+  at_train_end([file] { unlink(file.c_str()); });  // a restart must not read it
   return served;
 }
 
@@ -152,16 +152,15 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
   return {};
 }
 
-/// Every rank announces itself and waits for all others.
+/// Announces this rank and waits for all other ranks.
 void meet(c10d::Store& store, const std::string& event, int rank, int world_size) {
   const std::vector<std::string> keys = keys_of_ranks(event, world_size);
   store.set(keys[static_cast<size_t>(rank)], "here");
   wait_for_ranks(store, keys, event, store.getTimeout());
 }
 
-/// The store at which this process met the others first, and the number of meetings there: rank 0
-/// may still serve it, and the keys of the meetings before are still there. One per thread, since
-/// in tests a rank is a thread.
+/// First store of this process, and the number of meetings there: rank 0 may still serve it, and
+/// the keys of earlier meetings are still there. Per thread, because in tests a rank is a thread.
 struct Met {
   StoreLocation at;
   Rendezvous first;
@@ -181,7 +180,7 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
   if (launch.store.kind == Kind::kNone || !met || !is_same_place(met->at, launch.store)) {
     met.reset();
     met = {.at = launch.store, .first = open_store(launch, interface, timeout)};
-    // Whatever fails here, the others are to hear of it from its line and not from the store's end.
+    // Kept until an error of this rank is printed, before the other ranks notice the store's end.
     at_train_end([store = met->first.store] { met.reset(); });
   }
   Rendezvous meeting = met->first;
@@ -198,8 +197,8 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
     }
     meet(*meeting.store, "rendezvous", launch.rank, launch.world_size);
   } catch (const c10::Error&) {
-    // Nothing was computed yet. A store that goes away now was another job's, which had the port
-    // first and has ended; or a rank of this job has failed.
+    // Nothing was computed yet. If the store goes away now, it belonged to another job that had the
+    // port first and has ended, or a rank of this job has failed.
     wait_for_launcher();
     throw TransientError(meeting.host.empty()
                              ? "the store's file cannot be written, expected room on its device"
@@ -222,8 +221,8 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
   }
   const std::vector<std::string> keys = keys_of_ranks("address", launch.world_size);
   meeting.store->set(keys[static_cast<size_t>(launch.rank)], own);
-  // The host that serves the store may know it by a loopback address ("localhost", or its own name
-  // in /etc/hosts): then the way to a rank elsewhere tells. If there is none, all are on this host.
+  // On the host of the store the address may be loopback ("localhost", or its own name in
+  // /etc/hosts). Then take the address towards a rank elsewhere; without such a rank keep loopback.
   for (size_t rank = 0; rank < keys.size() && is_loopback_address(own); ++rank) {
     const std::string other = meeting.store->get_to_str(keys[rank]);
     if (!is_loopback_address(other)) {
@@ -242,12 +241,12 @@ void depart(c10d::Store& store, int rank, int world_size) {
   try {
     meet(store, "departure", rank, world_size);
   } catch (const TransientError&) {
-    // Whoever waits for this rank in a collective has more to say, and has then said it.
+    // Lets a rank that waits for this rank in a collective print its error first, which says more.
     constexpr std::chrono::milliseconds kCollectivesTurn{1500};
     std::this_thread::sleep_for(kCollectivesTurn);
     throw;
   }
-  // Rank 0 may be the one who serves the store: it goes last, when the others have their answer.
+  // Rank 0, which may serve the store, goes last.
   const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
   if (rank == 0) {
     store.wait({keys.begin() + 1, keys.end()}, store.getTimeout());

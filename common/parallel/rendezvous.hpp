@@ -10,32 +10,31 @@
 
 namespace ddp {
 
-/// A store, and where it is reached.
+/// Store and its address.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string host;  ///< empty if nobody else needs to reach it
+  std::string host;  ///< empty if no other process needs it
   int port = 0;
 };
 
 /// Serves the store that `launch` names or connects to it, and waits there for all ranks.
-/// @param interface for a rank 0 that publishes its address; empty: any network of its host
+/// @param interface network of the address that rank 0 publishes; empty: any network
 /// @return this job's part of the store
-/// @throws TransientError naming the missing ranks, the port that is taken, or a host name that
+/// @throws TransientError naming the missing ranks, a port that is taken, or a host name that
 /// cannot be resolved within `timeout`
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
-/// This host's address for its peers: on one host loopback, which reaches no other machine, on
-/// several that of the wanted interface, or that by which it reaches the store. Collective.
+/// Collective. Address of this host for its peers: loopback on a single host, else the address of
+/// `interface`, else the address from which this host reaches the store.
 std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting);
 
-/// For a rank that ends because another one failed, or may have: the launcher is about to end this
-/// one too, and is given the time for that, so that its exit code (75, say) does not hide the
-/// other's.
+/// Waits for the launcher to end this rank, which ends because another rank may have failed. So
+/// this rank's exit code, such as 75, does not hide the other rank's.
 void wait_for_launcher();
 
-/// Waits until every rank is here. Rank 0, who may serve the store, stays until all have seen that.
+/// Waits until all ranks have called it. Rank 0, which may serve the store, returns last.
 void depart(c10d::Store& store, int rank, int world_size);
 
 }  // namespace ddp

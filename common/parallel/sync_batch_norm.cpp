@@ -6,7 +6,7 @@
 namespace ddp {
 namespace {
 
-/// The sum over ranks. Every rank's loss depends on it, so its gradient is their sum.
+/// Sum over the ranks. All ranks' losses depend on it, so its gradient is the sum of the gradients.
 struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
                                const torch::Tensor& tensor, const ProcessGroup* group) {
@@ -19,7 +19,7 @@ struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto* const group =
         reinterpret_cast<const ProcessGroup*>(context->saved_data["group"].toInt());
-    // By the function itself, which has a derivative in turn.
+    // By the function itself, so that second derivatives work.
     return {SumOverRanks::apply(gradients[0].contiguous(), group), torch::Tensor()};
   }
 };
@@ -39,15 +39,14 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
                              /*training=*/!running_mean.defined(), /*momentum=*/0, options.eps(),
                              /*cudnn_enabled=*/true);
   }
-  // There is one per thread, and in backward, for a checkpoint, this may be one of autograd's.
+  // The default group is per thread, and a checkpoint calls forward in a thread of autograd's.
   if (uses_default_group_ && find_default_process_group() != nullptr) {
     process_group_ = find_default_process_group();
   }
   const ProcessGroup* const group =
       process_group_ == nullptr ? &default_process_group() : process_group_;
   const int64_t features = options.num_features();
-  // With the features last, what each of them has one of is broadcast. Halves are added up in
-  // float32.
+  // Features last, so that values per feature broadcast. Half types are added up in float32.
   const torch::Tensor x =
       input.to(at::toOpMathType(input.scalar_type())).transpose(1, input.dim() - 1);
   const torch::Tensor own_count =
@@ -55,11 +54,11 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const torch::Tensor sums =
       SumOverRanks::apply(torch::cat({x.sum_to_size({features}), own_count}), group);
   const torch::Tensor count = sums.detach()[features];
-  TORCH_CHECK(!count.is_cpu() || count.item<double>() > 1,  // a GPU is not waited for
+  TORCH_CHECK(!count.is_cpu() || count.item<double>() > 1,  // does not wait for a GPU
               "Expected more than one value of each feature on all ranks together, got one");
   const torch::Tensor mean = sums.narrow(0, 0, features) / count;
   const torch::Tensor centred = x - mean;
-  // The squares of the centred values, since large means would cancel.
+  // By the squares of centred values: with large means other formulas lose all digits.
   const torch::Tensor variance =
       SumOverRanks::apply(centred.square().sum_to_size({features}), group) / count;
   torch::Tensor result = centred * (variance + options.eps()).rsqrt();

@@ -1,4 +1,4 @@
-// common/parallel/sync_batch_norm.hpp - batch norm over the batches of all ranks together.
+// common/parallel/sync_batch_norm.hpp - batch norm over the global batch.
 #pragma once
 
 #include <torch/nn/modules/batchnorm.h>
@@ -8,14 +8,14 @@
 
 namespace ddp {
 
-/// The counterpart of torch.nn.SyncBatchNorm. While training, it normalises with the mean and the
-/// variance of the global batch, so that ranks train as one process with BatchNorm does. The ranks'
-/// batches may differ in size. As with DistributedDataParallel, a rank's loss is weighted: Note
-/// [Averaging] in data_loader.hpp.
+/// Counterpart of torch.nn.SyncBatchNorm. While training, it normalises with the mean and the
+/// variance of the global batch. So ranks train like a single process with BatchNorm. The ranks'
+/// batches may differ in size if each rank weights its loss, see Note [Averaging] in
+/// data_loader.hpp.
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
-  /// @param process_group null: the default group of the time of each forward()
+  /// @param process_group null: the default group at each forward()
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
                              const ProcessGroup* process_group = nullptr)
       : NormImplBase(its_options),
@@ -24,7 +24,7 @@ class SyncBatchNormImpl
   explicit SyncBatchNormImpl(int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 
-  /// Collective while training, and so is the backward: two all-reduces each.
+  /// Collective while training, as is the backward, with two all-reduces each.
   /// @param input (batch, num_features, ...) @return the same shape and type
   /// @throws c10::Error on the CPU if there is one value of each feature on all ranks together
   torch::Tensor forward(const torch::Tensor& input);

@@ -24,14 +24,14 @@
 namespace ddp {
 namespace {
 
-/// Host memory for LibTorch with an account: each block counts while it lives, whoever frees it.
-/// Nothing is measured that depends on the moment, and the kernel has no reason to kill.
+/// Allocator for LibTorch's host memory that counts the bytes in use and refuses more than a limit.
+/// So the result does not depend on the moment, and the kernel has no reason to kill the process.
 class CountingAllocator final : public c10::Allocator {
  public:
-  /// @param source gives the memory
+  /// @param source allocator of the memory
   explicit CountingAllocator(c10::Allocator& source) : source_(source) {}
 
-  /// More than is in use now.
+  /// Allows `bytes` more than the bytes in use.
   void allow(int64_t bytes) { limit_bytes_ = used_bytes_ + bytes; }
   c10::Allocator& source() const { return source_; }
 
@@ -67,7 +67,7 @@ class CountingAllocator final : public c10::Allocator {
   std::atomic<int64_t> limit_bytes_ = 0;
 };
 
-/// LibTorch's host memory is limited while this object lives.
+/// Limits LibTorch's host memory while this object lives.
 class HostLimit {
  public:
   explicit HostLimit(int64_t bytes) {
@@ -76,13 +76,13 @@ class HostLimit {
   }
   ~HostLimit() {
     c10::SetCPUAllocator(&allocator().source(), /*priority=*/0);
-    allocator().allow(std::numeric_limits<int64_t>::max() / 2);  // blocks live on, and may grow
+    allocator().allow(std::numeric_limits<int64_t>::max() / 2);  // for blocks that live on
   }
   HostLimit(const HostLimit&) = delete;
   HostLimit& operator=(const HostLimit&) = delete;
 
  private:
-  /// For ever: tensors may outlive everything.
+  /// Never freed, because tensors may outlive all other objects.
   static CountingAllocator& allocator() {
     static auto* const it = new CountingAllocator(*c10::GetCPUAllocator());
     return *it;
@@ -95,7 +95,7 @@ int64_t resident_bytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-/// MemAvailable of the machine.
+/// MemAvailable of this machine.
 int64_t available_bytes() {
   std::ifstream in("/proc/meminfo");
   int64_t kib = 0;
@@ -105,7 +105,7 @@ int64_t available_bytes() {
   return kib * 1024;
 }
 
-/// What trials on the host may take, beside what is in use now.
+/// Limit for trials on the host, beside the memory that is already in use.
 int64_t host_budget(const Options& options) {
   if (options.memory_limit_bytes) {
     return *options.memory_limit_bytes - resident_bytes();
@@ -123,7 +123,7 @@ void release_memory(const torch::Device& device) {
   }
 }
 
-/// The smallest over the ranks.
+/// Smallest `value` over the ranks.
 int64_t least_over_ranks(int64_t value) {
   const ProcessGroup* const group = find_default_process_group();
   if (group == nullptr) {
@@ -180,7 +180,7 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
       return false;
     }
   };
-  fits(1);  // the first step takes what all later ones keep: code, threads, libraries' handles
+  fits(1);  // allocates what all later steps keep: code, threads, libraries' handles
   int64_t found = 0;
   if (device.is_cpu()) {
     const HostLimit limit(std::max<int64_t>(host_budget(options), 0));

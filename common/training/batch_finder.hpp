@@ -1,4 +1,4 @@
-// common/training/batch_finder.hpp - `--batch-size auto`: how many samples there is memory for.
+// common/training/batch_finder.hpp - `--batch-size auto`: the largest batch that fits into memory.
 #pragma once
 
 #include <torch/types.h>
@@ -11,25 +11,25 @@
 
 namespace ddp {
 
-/// The largest batch for which there is memory on every rank: a power of two, or `most`. Says on
-/// stderr, on rank 0, what was found. Without --batch-size auto it is --batch-size. Collective
-/// where there is a process group.
+/// Finds the largest batch that fits into memory on every rank: a power of two, or `most`. Rank 0
+/// prints the result on stderr. Without --batch-size auto the result is --batch-size. Collective
+/// if there is a process group.
 ///
-/// On a GPU a size does not fit if LibTorch runs out of memory. On a CPU, where the kernel would
-/// kill the process instead, LibTorch's allocator counts what it gives away, up to --memory-limit
-/// or this rank's share of the memory that is available now.
-/// @param most samples @param device of the trials
-/// @param try_step computes on so many samples as training will, but for the optimizer's state, and
-/// without communication: ranks may fail at different sizes
-/// @throws UsageError, on all ranks, if there is not memory for one sample
+/// On a GPU a size does not fit if LibTorch runs out of memory. On a CPU the kernel would kill the
+/// process instead. So LibTorch's allocator counts bytes there, up to --memory-limit or this rank's
+/// share of the available memory.
+/// @param most largest size to try @param device device of the trials
+/// @param try_step computes a training step on `batch_size` samples, without the optimizer's state
+/// and without communication, because ranks may fail at different sizes
+/// @throws UsageError, on all ranks, if a single sample does not fit
 int64_t find_batch_size(const Options& options, int64_t most, const torch::Device& device,
                         const std::function<void(int64_t batch_size)>& try_step);
 
-/// The largest size that fits: 1, 2, 4, ... until one does not, and `most`. 0 if none does.
+/// Largest size among 1, 2, 4, ... and `most` before the first that does not fit; 0 if none fits.
 int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& fits);
 
-/// True for the errors of LibTorch, CUDA and its libraries, and the standard library that say that
-/// memory is exhausted.
+/// True for out-of-memory errors of LibTorch, of CUDA and its libraries, and of the standard
+/// library.
 bool is_out_of_memory(const std::exception& error);
 
 }  // namespace ddp

@@ -30,7 +30,7 @@ double busy_ms() {
   return times.user_ms + times.system_ms;
 }
 
-/// Memory that LibTorch took from a GPU at most.
+/// Largest memory that LibTorch has taken from the GPU.
 double peak_device_mib(const torch::Device& device) {
   if (device.is_cpu()) {
     return kNaN;
@@ -41,7 +41,7 @@ double peak_device_mib(const torch::Device& device) {
 }
 
 bool all_finite(const torch::Tensor& tensor) {
-  // The sum is not finite if a term is not, and seldom else: a fraction of the time.
+  // The sum is fast, and if it is finite, so are all elements.
   return std::isfinite(tensor.sum().item<double>()) || tensor.isfinite().all().item<bool>();
 }
 
@@ -56,7 +56,7 @@ int64_t parameter_count(const torch::nn::Module& module) {
 }  // namespace
 
 /// Doubles only, since ranks exchange it as a row of a tensor.
-struct Log::OfRank {
+struct Log::RankReport {
   double median_ms;
   double peak_rss_mib;
   double peak_device_mib;
@@ -113,7 +113,7 @@ void Log::step(const torch::Tensor& loss) {
 
 torch::Tensor Log::epoch_loss() {
   if (progress_bar_) {
-    progress_bar_->hide();  // before the ranks meet, after which the others print
+    progress_bar_->hide();  // before the ranks meet, because other ranks print after that
   }
   double sum = 0;
   for (const Step& step : clock_.epoch_steps()) {
@@ -128,7 +128,7 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
     gpu_monitor_->sample();
   }
   const auto loss = epoch_loss.item<double>();
-  clock_.epoch_steps();  // read from the device now, also in a loop with losses of its own
+  clock_.epoch_steps();  // reads the device's times, also if the caller did not use epoch_loss()
   batch_size_ = loader.batch_size();
   global_batch_ = std::min(loader.samples_per_step(), loader.sampler().epoch_samples());
   if (options_.verbose) {
@@ -192,7 +192,7 @@ void Log::gather_ranks() {
   const auto first_end = clock_.first_step_end();
   const double wall_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin_).count();
   const std::optional<GpuReadings> gpu = gpu_monitor_ ? gpu_monitor_->take() : std::nullopt;
-  const OfRank own{
+  const RankReport own{
       .median_ms = clock_.median_ms(),
       .peak_rss_mib = peak_rss_mib(),
       .peak_device_mib = peak_device_mib(device_),
@@ -202,10 +202,10 @@ void Log::gather_ranks() {
               : kNaN,
       .busy_cores = (busy_ms() - busy_begin_ms_) / wall_ms,
       .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
-  static_assert(sizeof(OfRank) == OfRank::kValues * sizeof(double));
-  of_ranks_ = gather(torch::tensor({own.median_ms, own.peak_rss_mib, own.peak_device_mib,
-                                    own.startup_ms, own.busy_cores, own.gpu_busy_percent},
-                                   torch::kFloat64));
+  static_assert(sizeof(RankReport) == RankReport::kValues * sizeof(double));
+  reports_ = gather(torch::tensor({own.median_ms, own.peak_rss_mib, own.peak_device_mib,
+                                   own.startup_ms, own.busy_cores, own.gpu_busy_percent},
+                                  torch::kFloat64));
 }
 
 double Log::moved() const {
@@ -226,7 +226,7 @@ double Log::moved() const {
 
 void Log::report(const Evaluation& evaluation) {
   if (initial_weights_.empty()) {
-    return;  // stage 04 on several nodes: rank 0 says it
+    return;  // stage 04 on several nodes: only rank 0 reports
   }
   const std::string digest = parameter_hash(module_).substr(0, 16);
   const double distance = moved();
@@ -235,28 +235,28 @@ void Log::report(const Evaluation& evaluation) {
     line += fmt::format(" | accuracy {:.4f}", evaluation.accuracy);
   }
   line += fmt::format(" | digest {}", digest);
-  if (of_ranks_.defined()) {  // else no step was made: the run only evaluated
-    const auto step_ms = of_ranks_.select(1, 0).max().item<double>();
+  if (reports_.defined()) {  // undefined if the run only evaluated
+    const auto step_ms = reports_.select(1, 0).max().item<double>();
     line += fmt::format(" | step {:.3f} ms | {:.0f} samples/s", step_ms,
                         static_cast<double>(global_batch_) / step_ms * 1000);
   }
   std::cout << line + "\n" << std::flush;
-  if (options_.verbose && of_ranks_.defined()) {
+  if (options_.verbose && reports_.defined()) {
     print_utilisation();
   }
   if (metrics_file_) {
-    if (!of_ranks_.defined()) {
+    if (!reports_.defined()) {
       metrics_file_->keep_epochs(options_.total_epochs);
     }
     write_summary(evaluation, distance, digest);
   }
 }
 
-/// A rank that spins while it waits counts as busy.
+/// Prints how busy each rank was. A rank that spins while it waits counts as busy.
 void Log::print_utilisation() const {
-  for (int64_t rank = 0; rank < of_ranks_.size(0); ++rank) {
-    const torch::Tensor row = of_ranks_[rank].contiguous();
-    OfRank values{};
+  for (int64_t rank = 0; rank < reports_.size(0); ++rank) {
+    const torch::Tensor row = reports_[rank].contiguous();
+    RankReport values{};
     std::memcpy(&values, row.const_data_ptr<double>(), sizeof(values));
     std::string text =
         fmt::format("[{}{}] busy {:.2f} of {} core{}\n", device_.is_cpu() ? "CPU" : "GPU", rank,
@@ -272,14 +272,14 @@ void Log::print_utilisation() const {
 void Log::write_summary(const Evaluation& evaluation, double moved,
                         const std::string& digest) const {
   const auto by_rank = [&](int64_t value) {
-    if (!of_ranks_.defined()) {
+    if (!reports_.defined()) {
       return std::vector<double>();
     }
-    const torch::Tensor column = of_ranks_.select(1, value).contiguous();
+    const torch::Tensor column = reports_.select(1, value).contiguous();
     return std::vector<double>(column.const_data_ptr<double>(),
                                column.const_data_ptr<double>() + column.numel());
   };
-  const double step_ms = of_ranks_.defined() ? of_ranks_.select(1, 0).max().item<double>() : kNaN;
+  const double step_ms = reports_.defined() ? reports_.select(1, 0).max().item<double>() : kNaN;
   const auto first_end = clock_.first_step_end();
   const LaunchEnvironment launch =
       process_group_ == nullptr ? LaunchEnvironment{} : process_group_->launch();

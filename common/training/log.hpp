@@ -1,4 +1,4 @@
-// common/training/log.hpp - what training prints, and what --metrics and --trace write.
+// common/training/log.hpp - printed lines of training, and the files of --metrics and --trace.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -21,36 +21,35 @@
 
 namespace ddp {
 
-/// The printed lines of a run. It prints and times; it changes nothing, and training without it
-/// ends on the same weights. It has many members, because a stage is to have one object that
-/// reports, for the terminal and for files.
+/// Times and prints a run. It does not change the training, which ends on the same weights without
+/// it. It has many members, so that a stage needs a single object for the terminal and the files.
 ///
-/// Note [Steps]: a step lasts from the end of the step before, which is the call of step(), to its
-/// own end: fetching the batch, forward, backward, communication and update. The first step of an
-/// epoch begins when epoch() of the epoch before has returned.
+/// Note [Steps]: a step lasts from one call of step() to the next: fetching the batch, forward,
+/// backward, communication and update. The first step of an epoch begins when epoch() of the epoch
+/// before has returned.
 class Log {
  public:
-  /// @param module holds its initial weights, from which `moved` is measured; outlives this object
+  /// @param module has its initial weights, for `moved`; must outlive this object
   Log(const Options& options, const torch::nn::Module& module);
 
-  /// A step has ended. On a GPU nothing waits for it.
-  /// @param loss scalar, of the step
+  /// Notes the end of a step. Does not wait for a GPU.
+  /// @param loss scalar, the loss of the step
   void step(const torch::Tensor& loss);
-  /// Mean of the losses that step() was given in this epoch: scalar float64 on the module's device.
+  /// Mean of the losses of this epoch's steps: scalar float64 on the module's device.
   torch::Tensor epoch_loss();
   /// Ends an epoch and prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123".
-  /// Collective where there is a process group: rank 0 writes all ranks' steps to --metrics and,
-  /// after the last epoch, learns their step times.
-  /// @param epoch_loss as it is to be printed: the mean over the ranks
-  /// @throws Error (1) if it or a weight is not finite: nothing is worth saving then
+  /// Collective if there is a process group: rank 0 writes all ranks' steps to --metrics and, after
+  /// the last epoch, gets their step times.
+  /// @param epoch_loss loss to print: the mean over the ranks
+  /// @throws Error (1) if the loss or a weight is not finite, so that no snapshot is written
   void epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss);
-  /// Prints the last line and ends --metrics. On rank 0.
+  /// Prints the last line and ends --metrics, on rank 0.
   /// @throws Error (1) if --metrics cannot be written
   void report(const Evaluation& evaluation);
 
  private:
-  /// What rank 0 must know of every rank to report; one value each, as ranks exchange them.
-  struct OfRank;
+  /// Values of each rank that rank 0 reports.
+  struct RankReport;
 
   void write_steps();
   void gather_ranks();
@@ -62,23 +61,23 @@ class Log {
 
   const Options& options_;
   const torch::nn::Module& module_;
-  const ProcessGroup* process_group_;  // none: this is the only process
+  const ProcessGroup* process_group_;  // null: this is the only process
   torch::Device device_;
   std::string label_;  // "CPU0"
   std::vector<torch::Tensor> initial_weights_;  // copies on the host, on rank 0
 
   StepClock clock_;
   int64_t epoch_ = 0;
-  int64_t global_batch_ = 0;  // fewer than asked for, if the data has fewer
+  int64_t global_batch_ = 0;  // at most the samples of an epoch
   int64_t batch_size_ = 0;
-  torch::Tensor of_ranks_;  // (world size, values of OfRank), after the last epoch
+  torch::Tensor reports_;  // (world size, values of RankReport), after the last epoch
 
-  std::unique_ptr<MetricsFile> metrics_file_;  // on rank 0, with --metrics, likewise the next
-  std::unique_ptr<ProgressBar> progress_bar_;  // on a terminal
+  std::unique_ptr<MetricsFile> metrics_file_;  // on rank 0, with --metrics
+  std::unique_ptr<ProgressBar> progress_bar_;  // on rank 0, on a terminal
   std::unique_ptr<Trace> trace_;  // with --trace
   std::unique_ptr<GpuMonitor> gpu_monitor_;  // with --verbose on a GPU
-  double busy_begin_ms_ = 0;  // processor time when this object was made, likewise the next
-  std::chrono::steady_clock::time_point begin_;
+  double busy_begin_ms_ = 0;  // processor time at the construction of this object
+  std::chrono::steady_clock::time_point begin_;  // time of its construction
 };
 
 }  // namespace ddp

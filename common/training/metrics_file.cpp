@@ -34,7 +34,7 @@ void MetricsFile::keep_epochs(int64_t epochs_done) {
   off_t kept_bytes = 0;
   if (epochs_done > 0) {
     std::ifstream in(path_);
-    // Without its newline the last line may be half of one.
+    // A last line without newline may be half a line.
     for (std::string line; std::getline(in, line) && !in.eof();) {
       const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
       const auto number = [&row](const char* name) {
@@ -59,7 +59,7 @@ void MetricsFile::append_steps(int64_t epoch, const torch::Tensor& steps) {
   for (int64_t step = 0; step < rows.size(1); ++step, ++steps_) {
     for (int64_t rank = 0; rank < rows.size(0); ++rank) {
       const auto row = rows[rank][step];  // end_ns, step_ms and loss of a Step
-      // What is not finite becomes null.
+      // Numbers that are not finite become null.
       const nlohmann::ordered_json line = {
           {"rank", rank},      {"epoch", epoch},
           {"step", steps_},    {"end_ns", static_cast<int64_t>(row[0])},

@@ -26,7 +26,7 @@ void visit_state(AdamState& state, const Visit& visit) {
   visit("step", state.step());
   visit("exp_avg", state.exp_avg());
   visit("exp_avg_sq", state.exp_avg_sq());
-  visit("max_exp_avg_sq", state.max_exp_avg_sq());  // of AMSGrad only
+  visit("max_exp_avg_sq", state.max_exp_avg_sq());  // AMSGrad only
 }
 
 /// Calls `use` with a null pointer to the type of the optimizer's states.

@@ -1,5 +1,5 @@
-// common/training/optimizer.hpp - the optimizer that --optimizer and --lr name, and the state of
-// LibTorch's optimizers as named tensors.
+// common/training/optimizer.hpp - makes the optimizer of --optimizer and --lr, and turns the state
+// of LibTorch's optimizers into named tensors.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -13,8 +13,8 @@
 
 namespace ddp {
 
-/// LibTorch's own optimizer: torch::optim::SGD (rate 0.1), SGD with momentum 0.9 (0.02), Adam or
-/// AdamW (0.001).
+/// LibTorch's own optimizers, with default rates: torch::optim::SGD (0.1), SGD with momentum 0.9
+/// (0.02), Adam and AdamW (0.001).
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::vector<torch::Tensor>& parameters, const TrainOptions& options);
 
@@ -28,7 +28,7 @@ using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 /// @throws UsageError unless it is SGD, Adam or AdamW
 NamedTensors named_state(torch::optim::Optimizer& optimizer);
 
-/// Puts the tensors into the optimizer, which has the same parameters in the same order.
+/// Puts the tensors into an optimizer that has the same parameters in the same order.
 /// @throws c10::Error if a tensor does not fit its parameter
 void load_named_state(torch::optim::Optimizer& optimizer, const NamedTensors& state);
 

@@ -26,7 +26,7 @@ void ProgressBar::draw(int64_t epoch, int64_t step) {
   next_ = now + kBetweenDrawings;
   const auto filled = static_cast<size_t>(epoch * kWidth / total_epochs_);
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  // One string, one write.
+  // A single write, so that other output does not mix with the bar.
   std::fputs(
       fmt::format("\repoch {}/{} [{:.<{}}] step {}, {:.1f} steps/s\x1b[K", epoch + 1, total_epochs_,
                   std::string(filled, '#'), kWidth, step, static_cast<double>(steps_) / seconds)

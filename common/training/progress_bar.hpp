@@ -1,4 +1,4 @@
-// common/training/progress_bar.hpp - how far training is, on a terminal.
+// common/training/progress_bar.hpp - the progress of training, on a terminal.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@ namespace ddp {
 /// True if standard error is a terminal that can redraw a line.
 bool stderr_is_terminal();
 
-/// A line on stderr that a step redraws, a few times a second.
+/// Line on stderr that is redrawn a few times a second.
 class ProgressBar {
  public:
   explicit ProgressBar(int64_t total_epochs) : total_epochs_(total_epochs) {}
@@ -17,9 +17,9 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// @param step of the epoch, from 1
+  /// @param step step in the epoch, from 1
   void draw(int64_t epoch, int64_t step);
-  /// Takes the bar away: what is printed now begins a line.
+  /// Removes the bar, so that the next output begins a line.
   void hide();
 
  private:

@@ -31,13 +31,13 @@ const std::string kOptimizer = "optimizer.";
   throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {} {}", path, reason));
 }
 
-/// A whole file, but another run's: no reason to take the one before.
+/// The file is whole, but from another run: then PATH.prev is not taken either.
 class OtherRun : public Error {
  public:
   using Error::Error;
 };
 
-/// Settings by which two runs end on other weights.
+/// Settings that change the final weights of a run.
 std::map<std::string, std::string> settings(const Options& options) {
   const ProcessGroup* const group = find_default_process_group();
   const int world_size = group == nullptr ? 1 : group->world_size();
@@ -64,7 +64,7 @@ NamedTensors tensors_of(const torch::nn::Module& module) {
   return all;
 }
 
-/// @throws Error (3) if the file is damaged, OtherRun if it is of a run with other settings
+/// @return epochs done @throws Error (3) if the file is damaged, OtherRun if its settings differ
 int64_t check(const Options& options, const std::string& path, const TensorFile& file) {
   const auto text_of = [&](const std::string& name) {
     const auto found = file.metadata.find(name);
@@ -88,8 +88,8 @@ int64_t check(const Options& options, const std::string& path, const TensorFile&
   }
 }
 
-/// Reads --snapshot, or the file before it if it is damaged.
-/// @return the path and the bytes of a file that check() takes
+/// Reads --snapshot or, if it is damaged, PATH.prev.
+/// @return the path and the bytes of a file that check() accepts
 std::pair<std::string, std::string> read_newest(const Options& options) {
   const auto read = [&options](const std::string& path) {
     try {
@@ -120,7 +120,7 @@ std::pair<std::string, std::string> read_newest(const Options& options) {
   }
 }
 
-/// Copies all tensors, once all of them are known to fit.
+/// Copies all tensors into the model and the optimizer, after checking that they fit.
 int64_t apply(const Options& options, const std::string& path, const std::string& bytes,
               const torch::nn::Module& module, torch::optim::Optimizer* optimizer) {
   const torch::NoGradGuard no_grad;
@@ -156,7 +156,7 @@ int64_t apply(const Options& options, const std::string& path, const std::string
   return epochs_done;
 }
 
-/// Rank 0's text on all ranks, of any size.
+/// Copies rank 0's text, of any size, to all ranks.
 std::string broadcast_text(const ProcessGroup& group, std::string text) {
   const auto size = std::stoll(share(group, "snapshot size", std::to_string(text.size())));
   text.resize(static_cast<size_t>(size));
@@ -187,19 +187,19 @@ int64_t load(const Options& options, const torch::nn::Module& module,
     const auto [path, bytes] = read_newest(options);
     return apply(options, path, bytes, module, optimizer);
   }
-  // Through the store: a refusal reaches every rank as the same error, and none hangs waiting.
+  // Through the store, so that every rank gets rank 0's refusal as the same error.
   std::pair<std::string, std::string> newest;
   std::string refusal;
   if (group->rank() == 0) {
     try {
       newest = is_there() ? read_newest(options) : newest;
-    } catch (const std::exception& error) {  // the file system's, too
+    } catch (const std::exception& error) {  // errors of the file system, too
       refusal = error.what();
     }
   }
   refusal = share(*group, "snapshot refusal", refusal + "\n");
   if (refusal != "\n") {
-    destroy_process_group();  // rank 0 stays until the others have the answer
+    destroy_process_group();  // rank 0 stays until the other ranks have the answer
     refusal.pop_back();
     throw Error(ExitCode::kSnapshotRefused, refusal);
   }

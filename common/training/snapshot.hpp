@@ -1,4 +1,4 @@
-// common/training/snapshot.hpp - a run's state in one file, and how the run goes on from it.
+// common/training/snapshot.hpp - saves the state of a run in a file, and resumes from it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -11,36 +11,36 @@
 namespace ddp {
 
 // Note [Snapshots]: a snapshot holds the model, the optimizer's state and the number of epochs
-// done. The order of the data depends on seed and epoch alone, so a resumed run ends on the same
+// done. The order of the data depends only on seed and epoch, so a resumed run ends on the same
 // bits as an unbroken run. The file is safetensors: parameters and buffers by their names, the
-// optimizer's state as Python's state_dict() names it ("optimizer.state.0.exp_avg"). A checksum
-// over the file finds every flipped bit. A new file takes the place of the old one by a rename, and
-// the old one stays as PATH.prev.
+// optimizer's state by the names in Python's state_dict() ("optimizer.state.0.exp_avg"). A checksum
+// over the file finds every flipped bit. The new file replaces the old file by a rename, and the
+// old file is kept as PATH.prev.
 
-/// Loads --snapshot if --resume says so: `auto` if the file is there, `restart` if the launcher
-/// restarted this job, too. If the file is damaged, PATH.prev is taken, and stderr says so. From
-/// now on a signal asks to stop, see stop_requested().
+/// Loads --snapshot, if the file is there and --resume is `auto`, or is `restart` and the launcher
+/// restarted this job. A damaged file is replaced by PATH.prev, with a warning. From now on a
+/// signal asks the run to stop, see stop_requested().
 ///
-/// Collective where there is a process group: rank 0 reads, and every rank gets the file's bytes.
+/// Collective if there is a process group: rank 0 reads, and every rank gets the file's bytes.
 /// @return epochs done; 0 for a fresh start
-/// @throws Error (3), on all ranks, if no file is whole, or the file is of a run with other
+/// @throws Error (3), on all ranks, if both files are damaged, or the run of the file had other
 /// settings
-/// @throws UsageError for an optimizer whose state has no names here
+/// @throws UsageError for optimizers other than SGD, Adam and AdamW
 int64_t load_snapshot(const Options& options, torch::nn::Module& module,
                       torch::optim::Optimizer& optimizer);
-/// The same for an update that has no state.
+/// The same for an update without state.
 int64_t load_snapshot(const Options& options, torch::nn::Module& module);
 
-/// Writes --snapshot. On rank 0.
+/// Writes --snapshot, on rank 0.
 /// @throws Error (1) if it cannot be written
-/// @throws UsageError for an optimizer whose state has no names here
+/// @throws UsageError for optimizers other than SGD, Adam and AdamW
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
                    torch::optim::Optimizer& optimizer);
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module);
 
 /// True if SIGTERM, SIGUSR1 or SIGUSR2 came to any rank since load_snapshot(). Save then, and
-/// return ExitCode::kRunAgain. Collective where there is a process group: the ranks may be
-/// signalled at different moments, or only one of them, and agree here.
+/// return ExitCode::kRunAgain. Collective if there is a process group: the ranks agree, because a
+/// signal may reach them at different moments, or only some of them.
 bool stop_requested();
 
 }  // namespace ddp

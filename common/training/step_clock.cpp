@@ -49,7 +49,7 @@ void StepClock::end_step(const torch::Tensor& loss) {
       events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     }
     events_[index].record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-    losses_.push_back(loss.detach().clone());  // a graph's next replay overwrites the loss
+    losses_.push_back(loss.detach().clone());  // the next replay of a graph overwrites the loss
   }
   if (!first_end_) {
     if (!device_.is_cpu()) {

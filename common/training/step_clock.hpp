@@ -1,4 +1,4 @@
-// common/training/step_clock.hpp - how long the steps of a run take.
+// common/training/step_clock.hpp - measures the steps of a run.
 #pragma once
 
 #include <torch/types.h>
@@ -11,34 +11,34 @@
 
 namespace ddp {
 
-/// One step. Ranks exchange it as three numbers of a tensor.
+/// A step, which ranks exchange as three numbers of a tensor.
 struct Step {
-  double end_ns = 0;  ///< on the host's monotonic clock, which its processes share
+  double end_ns = 0;  ///< time on the host's monotonic clock, which all its processes share
   double step_ms = 0;
   double loss = 0;
 };
 
-/// Note [Clock of a GPU]: there the end of a step is an event on the stream, and its loss stays on
-/// the device. Both are read when the epoch is over, so the host waits for nothing inside an epoch.
+/// Note [Clock of a GPU]: on a GPU the end of a step is an event on the stream, and its loss stays
+/// on the device. Both are read after the epoch, so the host does not wait within an epoch.
 class StepClock {
  public:
   explicit StepClock(const torch::Device& device);
 
-  /// The next step begins now, when the device is idle.
+  /// Begins the first step of an epoch, once the device is idle.
   void begin_epoch();
   void end_step(const torch::Tensor& loss);
-  /// Waits for the device. @return the epoch's steps, until begin_epoch()
+  /// Waits for the device. @return the epoch's steps, valid until begin_epoch()
   const std::vector<Step>& epoch_steps();
-  /// Of the epoch, also while it runs.
+  /// Number of steps of the epoch so far.
   int64_t steps_in_epoch() const noexcept { return epoch_count_; }
 
-  /// Of the whole run.
+  /// Number of steps of the whole run.
   int64_t steps() const noexcept { return static_cast<int64_t>(all_ms_.size()); }
-  /// Steps that median_ms() leaves out: at most half of them, so that a short run has a time.
+  /// Number of steps that median_ms() leaves out: at most half, so that short runs have a median.
   int64_t warmup_steps() const;
-  /// Not a number without steps.
+  /// NaN without steps.
   double median_ms() const;
-  /// When this process' first step was done.
+  /// End of this process's first step.
   std::optional<std::chrono::system_clock::time_point> first_step_end() const { return first_end_; }
 
  private:
@@ -52,7 +52,7 @@ class StepClock {
   std::vector<Step> epoch_steps_;
   std::vector<float> all_ms_;
   std::deque<c10::Event> events_;  // on a GPU: the epoch's beginning and the ends of its steps
-  std::vector<torch::Tensor> losses_;  // likewise
+  std::vector<torch::Tensor> losses_;  // on a GPU: the losses of the epoch's steps
   std::optional<std::chrono::system_clock::time_point> first_end_;
 };
 

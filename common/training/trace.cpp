@@ -36,7 +36,7 @@ Trace::Trace(const std::string& path, int rank, int world_size, bool with_cuda)
   std::error_code error;
   const auto status = std::filesystem::status(path_, error);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    // The profiler replaces what is there.
+    // The profiler would replace it.
     refuse("--trace: got {}, expected a regular file, or a new name", quote(path_));
   }
   // On a machine without GPUs the profiler prints an error of the CUDA runtime.

@@ -6,16 +6,16 @@
 
 namespace ddp {
 
-/// Records kSteps steps after the first kWarmupSteps: operators, the collectives by name, and on a
-/// GPU its kernels. All ranks of a host write times of one clock, so Perfetto shows their files on
-/// one axis.
+/// Records kSteps steps after the first kWarmupSteps: operators, collectives by name, and a GPU's
+/// kernels. All ranks of a host use the same clock, so Perfetto shows their files on the same time
+/// axis.
 class Trace {
  public:
   static constexpr int64_t kWarmupSteps = 16;
   static constexpr int64_t kSteps = 16;
 
-  /// @param path of the file; with several ranks "NAME.rank1.json" for NAME.json
-  /// @throws UsageError if it is there and no regular file
+  /// @param path file to write; with several ranks NAME.json becomes "NAME.rank1.json"
+  /// @throws UsageError if the path exists and is no regular file
   Trace(const std::string& path, int rank, int world_size, bool with_cuda);
   ~Trace();
   Trace(const Trace&) = delete;
@@ -23,7 +23,7 @@ class Trace {
 
   /// @throws Error (1) if the file cannot be written
   void end_step();
-  /// Training is over: writes the steps so far.
+  /// Ends the trace with the last step of the run, if it still records.
   void finish();
 
  private:

@@ -1,4 +1,4 @@
-// docs/diagnosis/differs.cpp - ranks call different collectives, see docs/diagnosis.md.
+// docs/diagnosis/differs.cpp - ranks call different collectives: docs/guides/troubleshooting.md.
 #include "common/stage.hpp"
 
 namespace {

@@ -1,4 +1,4 @@
-// docs/diagnosis/hangs.cpp - a program that hangs. docs/diagnosis.md finds out where.
+// docs/diagnosis/hangs.cpp - a program that hangs: docs/guides/troubleshooting.md finds the line.
 #include "common/stage.hpp"
 
 namespace {

@@ -52,8 +52,8 @@ void train(const ddp::LaunchEnvironment& launch, int64_t epochs, int64_t samples
     for (const ddp::Batch& batch : loader) {
       optimizer.zero_grad();
       const torch::Tensor output = parallel_model.forward(batch.input);
-      // The weight is 1, except in the last step, where ranks may have unequally many samples, or
-      // none, of which a mean would be NaN.
+      // The weight is 1, except in the last step, where the ranks' numbers of samples may differ.
+      // Without samples the mean would be NaN.
       const torch::Tensor loss =
           batch.size() == 0 ? output.sum()
                             : nn::functional::cross_entropy(output, batch.target) * batch.weight;

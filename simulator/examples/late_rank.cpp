@@ -1,5 +1,5 @@
-// simulator/examples/late_rank.cpp - one rank computes longer, and the others wait for it in the
-// all-reduce: they look slow, it does not.
+// simulator/examples/late_rank.cpp - a rank computes longer, and the other ranks wait for it in the
+// all-reduce: the others look slow, the straggler does not.
 //
 //   run:  build/bin/sim_late_rank
 #include "simulator/simulator.hpp"
@@ -18,6 +18,6 @@ void rank() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // The late rank's 1500, 4 messages of 10 us, 4/3 MiB of 100 us, 100: nobody ends before.
+  // The straggler's 1500, 4 messages of 10 us, 4/3 MiB of 100 us, 100: no rank ends before.
   return simulate(argc, argv, rank, {step_us <= 1774, waited_us >= 600}, 3);
 }

@@ -1,4 +1,4 @@
-// simulator/examples/mlp.hpp - model M, 784-512-512-10, as the examples simulate it.
+// simulator/examples/mlp.hpp - model M, 784-512-512-10, for the examples.
 #pragma once
 
 #include <array>
@@ -12,14 +12,14 @@ struct Layer {
   double backward_us;
 };
 
-/// As backward comes to them: the last one first. The first one needs no gradient of its input.
+/// Layers, the last layer first, as in backward. The first layer needs no gradient of its input.
 constexpr std::array<Layer, 3> kLayers = {{
     {4 * 512 * 10, 4 * 10, 15},
     {4 * 512 * 512, 4 * 512, 675},
     {4 * 784 * 512, 4 * 512, 510},
 }};
 
-// These times are no measurement but round numbers.
+// Round numbers, not measured.
 constexpr double kDataUs = 100;
 constexpr double kForwardUs = 600;
 constexpr double kOptimizerUs = 150;

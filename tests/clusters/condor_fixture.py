@@ -27,7 +27,7 @@ PACKAGES = ("minicondor", "python3-yaml")
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS = 90
 
-# PER_JOB_NAMESPACES, MOUNT_*: in here nobody may unshare once more. The dedicated scheduler is what parallel universe needs.
+# PER_JOB_NAMESPACES, MOUNT_*: nested namespaces are not allowed here. Parallel universe needs the dedicated scheduler.
 CONF = """\
 CONDOR_HOST = 127.0.0.1
 NETWORK_INTERFACE = 127.0.0.1
@@ -55,7 +55,7 @@ UPDATE_INTERVAL = 5
 
 
 def debian_mirror():
-    """The first mirror of Debian's main archive that apt uses here."""
+    """First mirror of Debian's main archive in apt's sources."""
     folder = pathlib.Path("/etc/apt")
     for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         text = path.read_text() if path.is_file() else ""
@@ -67,7 +67,7 @@ def debian_mirror():
 
 
 def make_root(cache):
-    """A folder with trixie and HTCondor; made once, by one process at a time. Half a one is never taken for a whole."""
+    """Folder with trixie and HTCondor, made once, by one process at a time. An incomplete folder is never used."""
     cache = pathlib.Path(cache).resolve()
     cache.mkdir(parents=True, exist_ok=True)
     root = cache / f"{SUITE}-{'-'.join(PACKAGES)}"
@@ -79,7 +79,7 @@ def make_root(cache):
         new = cache / "new"
         shutil.rmtree(new, ignore_errors=True)
         print(f"making a Debian {SUITE} with {', '.join(PACKAGES)} in {root}: about 40 s, 560 MB", flush=True)
-        # In a mount namespace, so that /proc is gone from inside with the installation.
+        # In a mount namespace, so that the inner /proc is unmounted after the installation.
         script = (
             'set -e; debootstrap --variant=minbase "$2" "$1" "$3" >"$1.log" 2>&1\n'
             'echo "deb $3 $2 main" >"$1/etc/apt/sources.list"; mount -t proc proc "$1/proc"\n'
@@ -98,10 +98,10 @@ def make_root(cache):
 
 
 class CondorPool:
-    """Started by the constructor; ends with the namespace."""
+    """Pool that the constructor starts; it ends with the namespace."""
 
     def __init__(self, build_folder):
-        base = make_root(pathlib.Path(build_folder) / "condor-pool")  # before the way out is closed
+        base = make_root(pathlib.Path(build_folder) / "condor-pool")  # before the network is closed
         namespaces.enter(HOST)
         memory = pathlib.Path("/var/tmp/condor")
         memory.mkdir()
@@ -125,7 +125,7 @@ class CondorPool:
         run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={lower},upperdir={work}/upper,workdir={work}/work", target)
 
     def _share_checkout(self, memory):
-        """At the same path. alice may write to it; what she writes stays in memory."""
+        """Mounts a folder at the same path. alice's writes to it stay in memory."""
         inside = self.root / str(CHECKOUT).lstrip("/")
         self._overlay(CHECKOUT, memory / "checkout", inside)
         for folder in inside.parents[:len(CHECKOUT.parents) - 1]:
@@ -146,7 +146,7 @@ class CondorPool:
         raise RuntimeError(f"the pool is not ready after {START_SECONDS} s:\n{slots.stderr}{queue.stderr}\n{self.logs()}")
 
     def run(self, *command, environment=None, cwd=None, user=USER, timeout=120):
-        """Runs a command in the pool as alice. Returns what subprocess.run does."""
+        """Runs a command in the pool as alice. @return the result of subprocess.run"""
         variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.home), "USER": user, "LANG": "C.UTF-8"}
         variables |= environment or {}
         start = ["chroot", f"--userspec={user}", self.root, "/usr/bin/env", "--ignore-environment",
@@ -155,7 +155,7 @@ class CondorPool:
                               stdin=subprocess.DEVNULL)
 
     def path(self, inside):
-        """A path of the pool, as seen from here."""
+        """Path from outside of a path in the pool."""
         return self.root / str(inside).lstrip("/")
 
     def logs(self):

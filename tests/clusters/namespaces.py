@@ -17,7 +17,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _own(folder):
-    """A shell command that gives a mount namespace an empty `folder` of its own, in which the checkout stays if it lies there."""
+    """Shell command that gives a mount namespace an empty `folder`. If the checkout lies in `folder`, it stays visible."""
     command = f"mount -t tmpfs none {folder}"
     if not CHECKOUT.is_relative_to(folder):
         return command
@@ -26,17 +26,17 @@ def _own(folder):
 
 
 def enter(host_name):
-    """Starts this script again, inside. Returns only there."""
+    """Starts this script again, inside a namespace. Returns only there."""
     if _MARK not in os.environ or os.getppid() != 1:
         if os.geteuid() != 0:
             sys.exit(f"{sys.argv[0]}: error: user id {os.geteuid()}, expected 0: only root can make network namespaces")
-        # A shell is the first process: it collects the daemons' children, whose parents end before them.
+        # The first process is a shell, which collects the daemons' orphans.
         command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
                    "bash", "-c", f'export {_MARK}=1; "$@"; exit $?', "init", sys.executable, *sys.argv]
         os.execvp(command[0], command)
     run("hostname", host_name)
     run("ip", "link", "set", "lo", "up")
-    # Seen by the test alone, and gone with it: state, and the network namespaces' names.
+    # Only for this test: state, and names of network namespaces.
     for folder in ("/var/tmp", "/run"):
         run("sh", "-c", _own(folder))
     pathlib.Path("/run/netns").mkdir()
@@ -52,7 +52,7 @@ def run(*command, **options):
 
 
 class Host:
-    """A network namespace, behind a bridge, and a way to run programs in it with their own host name, /tmp and /dev/shm."""
+    """Network namespace behind a bridge. Programs in it have their own host name, /tmp and /dev/shm."""
 
     def __init__(self, name, number):
         self.name = name
@@ -63,7 +63,7 @@ class Host:
         self.add_interface("eth0", f"{self.ipv4}/24", f"{self.ipv6}/64")
 
     def add_interface(self, interface, *addresses):
-        """Connects it with the interfaces of the same name on the other hosts."""
+        """Connects the host with the interfaces of the same name on the other hosts."""
         bridge, outside, inside = f"br-{interface}", f"{self.name}-{interface}", ("ip", "-n", self.name)
         if not pathlib.Path(f"/proc/sys/net/ipv4/conf/{bridge}").exists():
             run("ip", "link", "add", bridge, "type", "bridge")
@@ -79,13 +79,13 @@ class Host:
         run("ip", "-n", self.name, "link", "del", interface)
 
     def command(self, program):
-        """`program`, a shell command, on this host. Not `ip netns exec`: it mounts /sys anew, without the cgroups."""
+        """Command that runs `program`, a shell command, on this host. Not by `ip netns exec`, which hides the cgroups."""
         setup = f"hostname {self.name}; {_own('/tmp')}; {_own('/dev/shm')}; "
         return ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "bash", "-c", f"{setup} {program}"]
 
 
 def make_hosts(names, controller):
-    """Hosts that reach each other and this namespace, by name (IPv4), by NAME-v6 and by address."""
+    """Makes hosts that reach each other and this namespace, by name (IPv4), by NAME-v6 and by address."""
     hosts = [Host(name, number) for number, name in enumerate(names, 1)]
     run("ip", "addr", "add", "10.77.0.1/24", "dev", "br-eth0")
     run("ip", "addr", "add", "fd77::1/64", "dev", "br-eth0", "nodad")

@@ -48,7 +48,7 @@ PartitionName=gpu Nodes=gpu[1-4] MaxTime=INFINITE State=UP
 
 
 class SlurmCluster:
-    """Started by the constructor; ends with the namespace. `folder` is shared by all nodes, as home directories are."""
+    """Cluster that the constructor starts; it ends with the namespace. All nodes share `folder`, like home directories."""
 
     def __init__(self):
         namespaces.enter(CONTROLLER)
@@ -61,17 +61,17 @@ class SlurmCluster:
         conf.write_text(CONF.format(controller=CONTROLLER, state=self.state))
         (self.state / "gres.conf").write_text(f"NodeName=gpu[1-4] Name=gpu File={self.state}/gpu[0-7]\n")
         for number in range(8):
-            # Slurm wants device files, and counts them, whatever the device: this one is /dev/null.
+            # Slurm counts device files of any kind: here /dev/null.
             os.mknod(self.state / f"gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
         version = re.search(r"(\d+)\.(\d+)", run("slurmctld", "-V"))
-        if (int(version[1]), int(version[2])) >= (23, 11):  # before, nothing here asks for cgroups
+        if (int(version[1]), int(version[2])) >= (23, 11):  # older versions do not need cgroups here
             (self.state / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))]:
             del os.environ[name]
         os.environ["SLURM_CONF"] = str(conf)
         self._daemons = {}
         self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", conf])
-        # A slurmd that finds no controller tries again only after a while.
+        # A slurmd without a controller tries again only after a while.
         self._wait_until("the controller answers", lambda: " is UP" in self._ask("scontrol", "ping"))
         for host in hosts:
             self._start(host.name, host.command(f"exec slurmd -D -N {host.name} -f {conf}"))
@@ -100,7 +100,7 @@ class SlurmCluster:
         return "".join(f"---- {path.name}\n" + "\n".join(path.read_text().splitlines()[-30:]) + "\n" for path in sorted(self.state.glob("*.out")))
 
     def processes_on_nodes(self):
-        """Command lines of what runs on the nodes, Slurm's daemons apart: stages, and one slurmstepd for each step."""
+        """Command lines of the processes on the nodes, without Slurm's daemons: stages, and a slurmstepd for each step."""
         ours, found = os.readlink("/proc/self/ns/uts"), []
         for process in pathlib.Path("/proc").iterdir():
             try:

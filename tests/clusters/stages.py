@@ -1,4 +1,4 @@
-"""The stages as the cluster tests run them: one workload for all launchers, and what it must come to."""
+"""Stages for the cluster tests: a workload for all launchers, and its expected result."""
 
 import pathlib
 import re
@@ -8,13 +8,13 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Two processes must end on the same bits, and four within 1e-4, under spawn, torchrun, mpirun, srun and HTCondor. Each test runs
-# these arguments, and compares with what 03_ddp_spawn makes of them: so all launchers are compared with each other.
+# these arguments, and compares with 03_ddp_spawn. So all launchers are compared with each other.
 WORKLOAD = "4 2 --dataset digits --global-batch 64".split()  # as in parity_test.cpp
 LAST_LINE = re.compile(r"^moved (\S+) \| loss \S+(?: \| accuracy (\S+))? \| digest ([0-9a-f]{16})", re.MULTILINE)
 
 
 def last_line(text):
-    """moved and digest, of the one last line."""
+    """moved and digest of the last line."""
     found = LAST_LINE.findall(text)
     if len(found) != 1:
         raise AssertionError(f"expected one last line, got {len(found)} in:\n{text}")
@@ -26,7 +26,7 @@ def agrees(value, reference, relative=1e-4):
 
 
 def spawned(bin_folder, ranks, workload=WORKLOAD):
-    """moved and digest of the workload in processes that 03_ddp_spawn starts."""
+    """moved and digest of the workload under 03_ddp_spawn."""
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run([bin_folder / "03_ddp_spawn", *workload, "--nprocs", str(ranks)], cwd=folder,
                                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)

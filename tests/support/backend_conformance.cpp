@@ -17,7 +17,7 @@ const std::vector<torch::ScalarType> kSummed = {torch::kFloat32,  torch::kFloat6
 const std::vector<torch::ScalarType> kMoved = {torch::kFloat32,  torch::kFloat64, torch::kFloat16,
                                                torch::kBFloat16, torch::kInt32,   torch::kInt64,
                                                torch::kInt8,     torch::kUInt8,   torch::kBool};
-/// Around a line of cache and a slot of shared memory, and more than a mailbox.
+/// Sizes around a cache line and a slot of shared memory, and more than a mailbox.
 const std::vector<int64_t> kCounts = {1, 17, 1023, 4097, 70001, 1100003};
 
 }  // namespace
@@ -43,7 +43,7 @@ int BackendConformance::run() {
   return count_;
 }
 
-/// Small whole numbers: sums of 8 ranks are exact in every type.
+/// Small whole numbers, so that sums of 8 ranks are exact in every type.
 torch::Tensor BackendConformance::contribution(int rank, torch::ScalarType dtype,
                                                int64_t count) const {
   const torch::Tensor numbers = (torch::arange(count, torch::kInt64) * 7 + rank * 5) % 13;
@@ -108,7 +108,7 @@ void BackendConformance::sums() {
   backend_.barrier()->wait();
 }
 
-/// Near the exact sum, and the same bits on every rank and every time.
+/// Checks that results are near the exact sum, with the same bits on every rank and every time.
 void BackendConformance::rounded_sums() {
   for (const torch::ScalarType dtype : {torch::kFloat32, torch::kFloat16, torch::kBFloat16}) {
     std::vector<torch::Tensor> inputs;
@@ -192,7 +192,7 @@ void BackendConformance::all_gathers() {
   }
 }
 
-/// Tensors with gaps are reduced and written where they are, and nothing beside them.
+/// Checks that tensors with gaps are reduced in place, and that the gaps do not change.
 void BackendConformance::strided() {
   const torch::Tensor rows = torch::arange(3000).view({60, 50});
   expect("transposed all_reduce", all_reduce(rows.clone().t()), rows.t() * world_size_);
@@ -208,7 +208,7 @@ void BackendConformance::strided() {
 
 void run_backends(int world_size, const std::string& name,
                   const std::function<void(c10d::Backend& backend)>& body) {
-  // c10d's flight recorder is one object for the process and not made for ranks that are threads.
+  // c10d's flight recorder is a single object of the process and does not support ranks as threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_rank_threads(world_size, [&](int rank) {

@@ -1,5 +1,5 @@
-// tests/support/backend_conformance.hpp - a c10d backend's collectives against what they must give,
-// and ranks that are threads to run them on.
+// tests/support/backend_conformance.hpp - checks the collectives of a c10d backend, and runs ranks
+// as threads.
 #pragma once
 
 #include <torch/types.h>
@@ -10,21 +10,21 @@
 
 namespace ddp::test {
 
-/// Promises of a backend beside sums, broadcasts and all-gathers of contiguous tensors.
+/// Promises of a backend, in addition to sums, broadcasts and all-gathers of contiguous tensors.
 struct Promises {
   bool average = true;  ///< ReduceOp AVG
   bool strided = true;  ///< tensors with gaps
-  bool bool_sum = true;  ///< of truth values: "any"
-  bool nan = false;  ///< MAX and MIN are NaN if an input is
+  bool bool_sum = true;  ///< sum of truth values: "any"
+  bool nan = false;  ///< MAX and MIN are NaN if an input is NaN
 };
 
-/// Every collective of every type and of odd sizes. Every rank knows what every rank contributes,
-/// which differs from rank to rank and from element to element, and computes the results by itself.
+/// Runs every collective with every type and with odd sizes. Every rank knows the inputs of all
+/// ranks, which differ between ranks and elements, and computes the results by itself.
 class BackendConformance {
  public:
   BackendConformance(c10d::Backend& backend, const Promises& promises);
-  /// Collective. @return how many results were compared
-  /// @throws c10::Error naming the first that is wrong
+  /// Collective. @return number of compared results
+  /// @throws c10::Error naming the first wrong result
   int run();
 
  private:
@@ -51,8 +51,8 @@ class BackendConformance {
   int count_ = 0;
 };
 
-/// Runs `body` on ranks that are threads and connected by make_backend(name). The first exception
-/// of a rank is rethrown when all have ended.
+/// Runs `body` on ranks, as threads, connected by make_backend(name). Rethrows the first exception
+/// of a rank when all ranks have ended.
 void run_backends(int world_size, const std::string& name,
                   const std::function<void(c10d::Backend& backend)>& body);
 

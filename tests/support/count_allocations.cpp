@@ -24,14 +24,14 @@ uint64_t allocations() {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 
-// As <sanitizer/allocator_interface.h> declares it, which g++ does not bring.
+// Declared in <sanitizer/allocator_interface.h>, which g++ does not have.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*,
                                                                              size_t),
                                                          void (*free_hook)(const volatile void*));
 
 namespace {
 
-// A sanitizer has replaced malloc already, and tells.
+// A sanitizer has replaced malloc already, and counts.
 const int installed = __sanitizer_install_malloc_and_free_hooks(
     [](const volatile void*, size_t) { count(); }, [](const volatile void*) {});
 
@@ -39,7 +39,7 @@ const int installed = __sanitizer_install_malloc_and_free_hooks(
 
 #else
 
-// The C library's own, under the names it keeps for those who replace the usual ones.
+// The C library's own functions, by the names that stay when the usual names are replaced.
 extern "C" {
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);

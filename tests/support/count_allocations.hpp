@@ -1,13 +1,13 @@
-// tests/support/count_allocations.hpp - how often the heap was asked for memory.
+// tests/support/count_allocations.hpp - counts allocations on the heap.
 #pragma once
 
 #include <cstdint>
 
 namespace ddp::test {
 
-/// Requests for heap memory so far, by any thread of this program and any library in it: malloc and
-/// its relatives, which operator new calls too. A program that uses this links
-/// count_allocations.cpp, which replaces them.
+/// Number of heap allocations so far, by all threads and libraries of this program: malloc and
+/// related functions, which operator new calls too. Programs must link count_allocations.cpp, which
+/// replaces these functions.
 uint64_t allocations();
 
 }  // namespace ddp::test

@@ -1,5 +1,5 @@
-// tests/support/cut_connection.cpp - preloaded: the connection breaks under the message with the
-// number DDP_CUT_AT of those that Gloo sends, when the peer's own has arrived.
+// tests/support/cut_connection.cpp - preloaded: breaks the connection under Gloo's message number
+// DDP_CUT_AT, after the peer's own message has arrived.
 #include <dlfcn.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int kHeadAndBody = 2;  // what has a head alone announces a message
+constexpr int kHeadAndBody = 2;  // a head without body only announces a message
 std::atomic<int> messages{0};
 
 }  // namespace

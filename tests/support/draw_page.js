@@ -1,4 +1,4 @@
-// Runs the scripts of a page, the plot library among them, on a document and a canvas that only record.
+// Runs a page's scripts, with the plot library, on a document and a canvas that only record calls.
 // usage: draw_page.js PAGE [WORKLOAD]; prints JSON: the texts of the elements, the table's rows, the plots.
 "use strict";
 const fs = require("fs");
@@ -9,7 +9,7 @@ const check = (holds, message) => {
   if (!holds) throw new Error(message);
 };
 
-// An element has text and children, but no way to parse markup.
+// Element with text and children that cannot parse markup.
 class Element {
   constructor(tag) {
     Object.assign(this, { tag, children: [], style: {}, listeners: {}, textContent: "", value: "", width: 480, height: 300 });
@@ -41,7 +41,7 @@ for (const [, tag, id] of page.matchAll(/<(\w+)[^>]*? id="(\w+)"/g)) {
 }
 const scripts = Array.from(page.matchAll(/<script(.*?)>([^]*?)<\/script>/g), ([, attributes, text]) => ({ attributes, text }));
 byId.document.textContent = scripts.find(({ attributes }) => attributes.includes('id="document"')).text;
-Object.assign(globalThis, {  // no window, so that the library asks for nothing else of a browser
+Object.assign(globalThis, {  // no window, so that the library uses nothing else of a browser
   document: { createElement: (tag) => new Element(tag), getElementById: (id) => byId[id] },
   getComputedStyle: () => ({ color: "rgb(1, 2, 3)" }),
   matchMedia: () => new Element("media"),

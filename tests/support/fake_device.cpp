@@ -33,13 +33,13 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr int kPoison = 0xff;  // NaN as floating point, -1 as an integer
 
-/// A moment of a stream, which events name.
+/// Moment of a stream, for events.
 struct Moment {
   c10::Stream stream;
   bool reached = false;
 };
 
-/// Device memory. Operators that are still to run keep it, whether or not a tensor does.
+/// Device memory. Operators that have not run yet keep it, even without a tensor.
 struct Block {
   Block(size_t bytes, c10::Stream where)
       : memory(c10::GetCPUAllocator()->allocate(bytes)), size(bytes), stream(where) {
@@ -48,13 +48,13 @@ struct Block {
   void poison() { std::memset(memory.get(), kPoison, size); }
   c10::DataPtr memory;
   size_t size;
-  c10::Stream stream;  // of the allocation
+  c10::Stream stream;  // stream of the allocation
 };
 
 /// All streams of all devices. They run on the thread that waits.
 class Streams {
  public:
-  /// @param waits_for until this moment, the stream stands; none: it goes on
+  /// @param waits_for moment until which the stream waits; none: it goes on
   void enqueue(const c10::Stream& stream, std::function<void()> run,
                std::shared_ptr<Moment> waits_for = nullptr) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
@@ -69,7 +69,7 @@ class Streams {
     enqueue(
         stream, [] {}, std::move(moment));
   }
-  /// The host waits. @throws what an operator throws, as a GPU's errors come late
+  /// Lets the host wait. @throws the exception of an operator, because a GPU's errors come late
   void synchronize(const std::shared_ptr<Moment>& moment) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (!moment->reached) {
@@ -79,7 +79,7 @@ class Streams {
   }
   void synchronize_device(c10::DeviceIndex index) {
     const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    // queues_ may grow meanwhile: a map keeps iterators.
+    // queues_ may grow meanwhile, but a map keeps iterators valid.
     for (const auto& [stream, queue] : queues_) {
       if (stream.device_index() == index) {
         synchronize(record(stream));
@@ -111,7 +111,7 @@ class Streams {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     operation.run();
   }
-  /// Ends: a moment was recorded before anything could wait for it.
+  /// Ends, because a moment is recorded before anything can wait for it.
   void run_until(const Moment& moment) {
     for (Queue& queue = queues_[moment.stream]; !moment.reached; run_first(queue)) {
       if (!queue.front().is_ready()) {
@@ -221,10 +221,10 @@ std::shared_ptr<Block>& block_of(const c10::DataPtr& pointer) {
   return *static_cast<std::shared_ptr<Block>*>(pointer.get_context());
 }
 
-std::atomic<size_t> free_bytes = 0;  // as devices tell
+std::atomic<size_t> free_bytes = 0;  // free memory that devices report
 
-/// A caching allocator gives freed memory to whoever comes next on the stream of the allocation,
-/// who overwrites it.
+/// Overwrites freed memory in the order of the allocation's stream, as a caching allocator's next
+/// owner would.
 void free_block(void* context) {
   const std::unique_ptr<std::shared_ptr<Block>> owner(
       static_cast<std::shared_ptr<Block>*>(context));
@@ -255,7 +255,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
 } device_allocator;
 REGISTER_ALLOCATOR(kType, &device_allocator)
 
-/// Pinned memory is known by its address. A copy that is queued keeps it.
+/// Knows pinned memory by its address. A queued copy keeps it.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto kept = std::make_unique<c10::DataPtr>(c10::GetCPUAllocator()->allocate(bytes));
@@ -293,7 +293,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kFakeDevices; }
   bool isPinnedPtr(const void* place) const override { return PinnedAllocator::is_pinned(place); }
-  /// manual_seed() seeds every device's; no random number is drawn on this one.
+  /// For manual_seed(), which seeds all devices. This device draws no random numbers.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     static const at::Generator generator = at::detail::createCPUGenerator();
     return generator;
@@ -308,7 +308,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   return true;
 }();
 
-/// The same memory, for the CPU's kernels: only operations that have their turn may touch it.
+/// The same memory for the CPU's kernels. Only operations that have their turn may use it.
 at::Tensor on_cpu(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const std::shared_ptr<Block> block = block_of(tensor.storage().data_ptr());
@@ -319,7 +319,7 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 
 using Values = std::vector<c10::IValue>;
 
-/// Every tensor among `values`, lists' included, as `replace` has it.
+/// Replaces every tensor in `values`, also in lists, by `replace(tensor)`.
 template <typename Replace>
 Values with_tensors(Values values, const Replace& replace) {
   for (c10::IValue& value : values) {
@@ -336,8 +336,8 @@ Values with_tensors(Values values, const Replace& replace) {
   return values;
 }
 
-/// CUDA launches a kernel on the device of its tensors, which must be one; numbers may come from
-/// the host.
+/// Device of an operator's tensors, which must be the same, as in CUDA. Numbers may come from the
+/// host.
 c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments) {
   std::optional<c10::Device> device;
   with_tensors(arguments, [&](const at::Tensor& tensor) {
@@ -352,8 +352,8 @@ c10::Device common_device(const c10::OperatorHandle& op, const Values& arguments
   return device.value();
 }
 
-/// What an operator returns: its own arguments, or tensors whose shape it tells when it is tried on
-/// zeros, since the shapes here depend on nobody's values.
+/// Results of an operator: its own arguments, or new tensors. A trial on zeros gives their shapes,
+/// which here do not depend on values.
 Values results_of(const c10::OperatorHandle& op, const Values& arguments, c10::Device device) {
   const c10::FunctionSchema& schema = op.schema();
   Values results;
@@ -382,7 +382,7 @@ Values results_of(const c10::OperatorHandle& op, const Values& arguments, c10::D
   });
 }
 
-/// Any operator that has no kernel of its own below.
+/// Enqueues any operator without a kernel of its own below.
 void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Values arguments = torch::jit::pop(*stack, op.schema().arguments().size());
@@ -392,7 +392,7 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (!tensor.is_cpu()) {
       return on_cpu(tensor);
     }
-    // A number stays one: what is computed with a tensor is rounded otherwise.
+    // A number stays a number, because a tensor would change the rounding.
     at::Tensor number = tensor.clone();
     number.unsafeGetTensorImpl()->set_wrapped_number(
         tensor.unsafeGetTensorImpl()->is_wrapped_number());
@@ -400,7 +400,7 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   };
   streams().enqueue(stream_of(device), [op, values = with_tensors(arguments, for_kernel),
                                         places = with_tensors(results, for_kernel)] {
-    Values returned = values;  // a copy, as tuples of references are returned to what it lists
+    Values returned = values;  // a copy, because operators may return references to it
     op.callBoxed(&returned);
     for (size_t i = 0; i < places.size(); ++i) {
       places[i].toTensor().copy_(returned[i].toTensor());
@@ -427,7 +427,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                                            at::dtype_or_default(dtype));
 }
 
-/// As LibTorch's copies of CUDA.
+/// Copies like LibTorch's copies for CUDA.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (from.is_cpu()) {
     const bool is_late = non_blocking && from.is_pinned();
@@ -458,7 +458,7 @@ at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return on_cpu(tensor).item();
 }
 
-/// For module.to(device), which gives a parameter of the CPU memory elsewhere.
+/// For module.to(device), which gives parameters new memory.
 bool has_compatible_type(const at::Tensor&, const at::Tensor&) {
   return true;
 }

@@ -1,5 +1,5 @@
-// Stands for the driver's libnvidia-ml.so.1: two GPUs with known answers, whose names are those of
-// fake_cuda_driver's devices 5 and 0.
+// Fake libnvidia-ml.so.1: two GPUs with known answers and the names of fake_cuda_driver's devices 5
+// and 0.
 #include <cstring>
 
 extern "C" {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs that bench starts, made up. Which one this is, the name says that it is started by.
+"""Made-up programs for bench. The name by which this script is started picks the program.
 
 A step takes 1 ms with one rank and 1.25 ms with more, of which 0.15 ms are communication; rank 1 ends 0.05 ms after rank 0.
 Each further call with the same words takes 0.01 ms longer without communication, and its limit is twice the one before.
@@ -12,7 +12,7 @@ import time
 
 here, name = os.path.split(os.path.abspath(sys.argv[0]))
 arguments = sys.argv[1:]
-# One write, so that lines of two processes do not mix.
+# A single write, so that lines of two processes do not mix.
 with open(os.path.join(here, "CALLS"), "a+") as calls:
     call = name + " " + " ".join(arguments) + "\n"
     calls.write(call)
@@ -30,7 +30,7 @@ def launch(ranks, program):
 
 
 def after_options(start):
-    """The first argument that is none."""
+    """First argument that is no option."""
     return next(i for i in range(start, len(arguments)) if not arguments[i].startswith("-"))
 
 

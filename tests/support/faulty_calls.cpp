@@ -1,9 +1,9 @@
-// tests/support/faulty_calls.cpp - linked or preloaded: a call to the system that touches a file of
-// a certain folder fails, does half, or is the last of its process.
+// tests/support/faulty_calls.cpp - linked or preloaded: a system call for a file of a folder fails,
+// does half of its work, or ends the process.
 //
 // DDP_FAULT: "kill" (SIGKILL just before the call), "short" (a write of half), or an errno.
-// DDP_FAULT_FOLDER: calls for files below it, by absolute path, count. DDP_FAULT_AT: of those the
-// n-th is hit. DDP_FAULT_CALL: only this call counts, by its name.
+// DDP_FAULT_FOLDER: counts calls for files below it, by absolute path. DDP_FAULT_AT: number of the
+// call with the fault. DDP_FAULT_CALL: counts only calls of this name.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include <string>
 
 extern "C" {
-/// How many have counted.
+/// Number of counted calls.
 std::atomic<int> ddp_fault_calls{0};
 }
 

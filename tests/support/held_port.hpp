@@ -1,4 +1,4 @@
-// tests/support/held_port.hpp - a port for ranks that a test starts itself.
+// tests/support/held_port.hpp - holds a port for ranks that a test starts.
 #pragma once
 
 #include <arpa/inet.h>
@@ -10,8 +10,8 @@
 
 namespace ddp::test {
 
-/// A port of this host that the kernel gives to nobody else, and on which a program of ours may
-/// listen: both reuse the address.
+/// Port of this host that the kernel gives to no other program. Our programs may listen on it,
+/// because both sides set SO_REUSEADDR.
 class HeldPort {
  public:
   HeldPort() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -29,7 +29,7 @@ class HeldPort {
   HeldPort(const HeldPort&) = delete;
   HeldPort& operator=(const HeldPort&) = delete;
   const std::string& number() const { return number_; }
-  /// The kernel takes connections from now on, and nobody accepts them.
+  /// From now on the kernel takes connections that no program accepts.
   void listen() const { ::listen(fd_, SOMAXCONN); }
 
  private:

@@ -1,4 +1,4 @@
-// tests/support/made_up_reports.hpp - runs of bench that never were, and normal noise.
+// tests/support/made_up_reports.hpp - made-up runs of bench, and normal noise.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,7 @@ struct RunFields {
   std::string model = "M";
 };
 
-/// Without repetitions. The batch grows with the ranks and threads.
+/// Makes a run without repetitions. The batch grows with ranks and threads.
 inline bench::Run make_run(const std::string& stage, const RunFields& options = {}) {
   bench::Run run;
   run.name = options.model + "/weak/" + stage + "_" + options.variant + "/" + options.launcher +
@@ -56,7 +56,7 @@ inline bench::Run make_run(const std::string& stage, const RunFields& options = 
   return run;
 }
 
-/// The same command once more, without repetitions.
+/// Makes a control: the same command, without repetitions.
 inline bench::Run control_of(bench::Run run) {
   run.name += "/control";
   run.kind = "control";
@@ -64,7 +64,7 @@ inline bench::Run control_of(bench::Run run) {
   return run;
 }
 
-/// A launch with a few steps around `median_ms`.
+/// Adds a launch with a few steps around `median_ms`.
 inline void add_repetition(bench::Run& run, int block, double median_ms) {
   bench::Repetition& repetition = run.repetitions.emplace_back();
   repetition.block = block;
@@ -74,7 +74,7 @@ inline void add_repetition(bench::Run& run, int block, double median_ms) {
   }
 }
 
-/// As bench does after it has measured.
+/// Draws the conclusions, like bench after its measurements.
 inline void conclude(bench::Report& report) {
   bench::pair(report);
   bench::judge(report);

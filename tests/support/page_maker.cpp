@@ -1,4 +1,4 @@
-// Reads the document of a report on standard input and writes its page to the file that is named.
+// Reads a report's document from standard input and writes its page to the file in its argument.
 #include <iostream>
 #include <nlohmann/json.hpp>
 

@@ -14,7 +14,7 @@ bool runs(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(stat, line);
-  // "123 (name) Z ...": a zombie that somebody else has yet to collect.
+  // "123 (name) Z ...": a zombie.
   return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
 }
 

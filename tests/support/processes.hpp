@@ -1,4 +1,4 @@
-// tests/support/processes.hpp - which processes are there.
+// tests/support/processes.hpp - checks that processes are gone.
 #pragma once
 
 #include <sys/types.h>
@@ -9,8 +9,7 @@ namespace ddp::test {
 
 std::vector<pid_t> children_of(pid_t parent);
 
-/// True if none of them runs any more, or all stop within so many seconds. A process that has ended
-/// and that nobody has collected yet does not run.
+/// True if none of the processes runs after at most that many seconds. Zombies do not count.
 bool all_gone_within(const std::vector<pid_t>& pids, double seconds);
 
 }  // namespace ddp::test

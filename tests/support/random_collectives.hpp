@@ -14,9 +14,9 @@
 
 namespace ddp::test {
 
-/// Collective. Sums and copies of int64, of which every element is compared.
-/// @param allocate gives a region, as Communicator::allocate() does; at most 400,000 bytes
-/// @return which was the first wrong result, or nothing
+/// Collective. Sums and copies int64, and compares every element.
+/// @param allocate returns a region, like Communicator::allocate(); at most 400,000 bytes
+/// @return description of the first wrong result, or an empty text
 inline std::string run_random_collectives(
     shm::Communicator& communicator, int calls,
     const std::function<std::shared_ptr<void>(size_t bytes)>& allocate) {
@@ -26,7 +26,7 @@ inline std::string run_random_collectives(
   std::mt19937 delay(static_cast<unsigned>(own));
   std::vector<std::shared_ptr<void>> regions;
   for (int call = 0; call < calls; ++call) {
-    // Around a slot, half a mailbox and a whole one, and what lies between.
+    // Sizes around a slot, half a mailbox and a mailbox, and between them.
     const auto edge = call % 16 == 15 ? size_t{262144} << random() % 2 : size_t{1024};
     const size_t any = random() % (size_t{1} << random() % 16);
     const size_t count = random() % 2 == 0 ? any : edge - 1 + random() % 3;
@@ -77,7 +77,7 @@ inline std::string run_random_collectives(
       std::copy_n(data.data(), in_region, place);
       communicator.all_reduce(place, in_region, DType::kInt64, ReduceOp::kSum);
       right = holds(place, in_region, summed);
-      // Ranks free at different times, and at different places.
+      // Ranks free their memory at different times and places.
       if (delay() % 3 == 0) {
         regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(delay() % regions.size()));
       }

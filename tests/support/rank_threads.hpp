@@ -1,4 +1,4 @@
-// tests/support/rank_threads.hpp - ranks that are threads of the test.
+// tests/support/rank_threads.hpp - ranks as threads of the test.
 #pragma once
 
 #include <exception>
@@ -9,8 +9,8 @@
 
 namespace ddp::test {
 
-/// Runs `body(rank)` on `world_size` threads. Assertions belong after it, in the main thread; the
-/// first exception of a rank is rethrown when all have ended.
+/// Runs `body(rank)` on `world_size` threads, and rethrows a rank's first exception when all have
+/// ended. Put assertions after the call, in the main thread.
 inline void run_rank_threads(int world_size, const std::function<void(int rank)>& body) {
   std::exception_ptr first_exception;
   std::mutex mutex;

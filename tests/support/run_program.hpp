@@ -1,5 +1,5 @@
-// tests/support/run_program.hpp - runs a program as a test wants it: what it says is collected, and
-// nothing of it is left.
+// tests/support/run_program.hpp - runs a program for a test, collects its output, and leaves no
+// process behind.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ struct RunOptions {
   double timeout_seconds = 60;
 };
 
-/// A running program in a process group of its own. The group is killed when the object goes.
+/// Running program in a process group of its own. The destructor kills the group.
 class Program : public Child {
  public:
   /// @param argv argv[0] is a path, or a name that PATH finds

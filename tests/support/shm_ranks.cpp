@@ -17,14 +17,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{60};
 
-/// Counts of each rank's calls of tick(), for all processes.
+/// Numbers of each rank's calls of tick(), shared by all processes.
 std::atomic<int>& ticks_of(int rank) {
   static void* const shared = mmap(nullptr, (shm::kMaxRanks + 1) * sizeof(std::atomic<int>),
                                    PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return static_cast<std::atomic<int>*>(shared)[rank];
 }
 
-/// Runs a rank in a child and ends it. @param out takes what the body returns or throws
+/// Runs a rank in a child and ends it. @param out receives the body's result or exception
 [[noreturn]] void run_rank(const RankProcesses::Body& body, int rank, const Exchange& exchange,
                            int out) {
   std::string text;

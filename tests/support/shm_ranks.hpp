@@ -35,7 +35,7 @@ class RankExchange {
   RankExchange(const RankExchange&) = delete;
   RankExchange& operator=(const RankExchange&) = delete;
 
-  /// For one rank. @throws std::runtime_error if the others do not come within 20 s
+  /// Meets the other ranks. @throws std::runtime_error if they do not come within 20 s
   Exchange of(int rank) {
     return [this, rank, round = size_t{0}](const std::string& mine) mutable {
       auto& texts = board_->texts.at(round);
@@ -73,12 +73,12 @@ void run_shm_threads(int world_size, const std::function<void(shm::Communicator&
 
 /// End of a process.
 struct ProcessOutcome {
-  std::string text;  ///< what its body returned, or the message of what it threw
-  int status = 0;  ///< as waitpid() gives it
+  std::string text;  ///< result of its body, or the message of its exception
+  int status = 0;  ///< status from waitpid()
 };
 
-/// Children of this process, one for each rank, that run `body` and end: with the code of the
-/// ddp::Error that it throws, 2 for a SegmentError.
+/// Children of this process, one for each rank, that run `body` and end with exit code 0, the code
+/// of its ddp::Error, or 2 for a SegmentError.
 class RankProcesses {
  public:
   using Body = std::function<std::string(int rank, const Exchange& exchange)>;
@@ -88,11 +88,11 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
-  /// A body calls this to say that it got so far.
+  /// Called by a body to report progress.
   static void tick(int rank);
   /// Blocks until every rank has called tick() `times` times. @throws std::runtime_error after 60 s
   void await_all(int times) const;
-  /// Kills who has not ended after 60 s.
+  /// Waits for all ranks, and kills ranks that have not ended after 60 s.
   std::vector<ProcessOutcome> wait();
 
  private:

@@ -1,5 +1,5 @@
-// tests/support/threads_as_ranks.hpp - a world of ranks inside one test process, over real
-// connections or real shared memory.
+// tests/support/threads_as_ranks.hpp - ranks inside a single test process, over real connections or
+// real shared memory.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -17,10 +17,10 @@
 
 namespace ddp::test {
 
-/// Calls `body(rank)` on a thread for each rank. Assertions belong after it, on the main thread;
-/// the first exception of a rank is rethrown when all have ended.
+/// Calls `body(rank)` on a thread for each rank, and rethrows a rank's first exception when all
+/// have ended. Put assertions after the call, on the main thread.
 inline void run_threads(int world_size, const std::function<void(int rank)>& body) {
-  // c10d's flight recorder is one object for the process and not made for ranks that are threads.
+  // c10d's flight recorder is a single object of the process and does not support ranks as threads.
   [[maybe_unused]] static const int once = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   run_rank_threads(world_size, [&](int rank) {
     at::init_num_threads();
@@ -28,7 +28,7 @@ inline void run_threads(int world_size, const std::function<void(int rank)>& bod
   });
 }
 
-/// One of several ranks on this host. @param store where they meet
+/// Identity of a rank on this host. @param store place where the ranks meet
 inline LaunchEnvironment rank_of(int rank, int world_size, const StoreLocation& store = {}) {
   LaunchEnvironment launch;
   launch.rank = launch.local_rank = rank;
@@ -37,15 +37,15 @@ inline LaunchEnvironment rank_of(int rank, int world_size, const StoreLocation& 
   return launch;
 }
 
-/// What a rank computes on, and how it is connected.
+/// Device of a rank, and its connection.
 struct Connection {
   torch::Device device;
   ProcessGroup::Connect connect;
 };
 using Connect = std::function<Connection(int rank)>;
 
-/// Runs `body(process_group)` on `world_size` threads. Without a rendezvous, which costs more than
-/// most bodies. On the main thread, where Catch's assertions belong.
+/// Runs `body(process_group)` on `world_size` threads, without a rendezvous, which takes longer
+/// than most bodies. Call it on the main thread.
 inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
                       const Connect& connect) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -59,7 +59,7 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
     body(process_group);
     process_group.barrier();
   });
-  SUCCEED("no rank threw");  // what ranks check throws: a test may have no other assertion
+  SUCCEED("no rank threw");  // ranks' checks throw, so a test may have no other assertion
 }
 
 /// The same on the CPU. @param backend_name "gloo" or "shm"

@@ -1,4 +1,4 @@
-// tests/support/train_on_ranks.hpp - the loop of stage 03, its ranks threads of one test process.
+// tests/support/train_on_ranks.hpp - the loop of stage 03 on ranks as threads.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@
 
 namespace ddp::test {
 
-/// @param options total_epochs is how many epochs are trained
-/// @param backend as run_ranks() has it: a name, or how to connect
+/// @param options total_epochs is the number of epochs
+/// @param backend argument of run_ranks(): a name, or a function that connects
 /// @return the weights, (parameters) float64, the same on all ranks
 /// @throws c10::Error if the ranks end on different weights
 template <typename BackendOrConnect = std::string>
@@ -32,7 +32,7 @@ torch::Tensor train_on_ranks(const Options& options, int world_size,
     Mlp model = std::dynamic_pointer_cast<MlpImpl>(initial->clone());
     model->to(process_group.device());
     for (torch::Tensor& parameter : model->parameters()) {
-      parameter.detach().add_(rank);  // the wrap gives every rank rank 0's weights
+      parameter.detach().add_(rank);  // the wrapper gives every rank rank 0's weights
     }
     DistributedSampler sampler(dataset.train.size(), rank, world_size, options.seed);
     DataLoader loader(dataset.train, sampler, options.batch_size, process_group.device());

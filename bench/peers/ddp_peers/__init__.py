@@ -1,1 +1,1 @@
-"""What the peers of the C++ stages share. Which module needs what: "Adding a peer" in ../README.md."""
+"""Modules that the peers of the C++ stages share. For their dependencies see "Adding a peer" in ../README.md."""

@@ -1,4 +1,4 @@
-"""What a peer that is not on torch trains, as arrays."""
+"""Data and initial weights as arrays, for peers without torch."""
 
 import concurrent.futures
 import multiprocessing
@@ -15,11 +15,11 @@ from .processes import end_with
 class Work:
     inputs: np.ndarray
     targets: np.ndarray
-    parameters: list[np.ndarray]  # initial: weight (out, in) and bias of each layer
-    orders: list[np.ndarray]  # of each epoch: see data.epoch_order()
+    parameters: list[np.ndarray]  # initial weight (out, in) and bias of each layer
+    orders: list[np.ndarray]  # data.epoch_order() of each epoch
 
     def steps(self, epoch, global_batch):
-        """@return the samples of each step"""
+        """@return indices of the samples of each step"""
         order = self.orders[epoch]
         return [order[begin:begin + global_batch] for begin in range(0, len(order), global_batch)]
 
@@ -38,7 +38,7 @@ def _draw(options):
 
 
 def start_drawing(options):
-    """Draws them with torch, in a process of its own: meanwhile this one can import its framework.
+    """Draws the Work with torch in another process, while this process imports its framework.
     @return a future of the Work"""
     with_torch = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with, (os.getpid(),))
     work = with_torch.submit(_draw, options)
@@ -47,8 +47,8 @@ def start_drawing(options):
 
 
 def report(log, work, copies):
-    """@param copies of each parameter, as in `work`: what each replica ends with
-    @throws PeerError if they differ"""
+    """@param copies final values of each parameter, in the order of `work`, from each replica
+    @throws PeerError if the replicas differ"""
     for first, *others in copies:
         # Bytes, because a NaN equals nothing.
         if any(other.tobytes() != first.tobytes() for other in others):

@@ -1,6 +1,6 @@
-"""The stages' command line, as far as bench uses it, and how a peer ends: one line for an error, and an exit code.
+"""The part of the stages' command line that bench uses; errors as one line and an exit code.
 
-The command line is checked before any framework is imported: a mistake is answered at once.
+The command line is checked before any framework is imported, so mistakes are reported at once.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def guarded(program, body):
         body()
         sys.stdout.flush()
     except Exception as error:
-        # The first line of a text of several says what went wrong: LibTorch's others are its own call stack.
+        # Only the first line: LibTorch's further lines are its call stack.
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
         text = line if isinstance(error, PeerError) else f"{type(error).__name__}: {line}"
         print(f"{program}: error: {text}", file=sys.stderr, flush=True)
@@ -74,25 +74,25 @@ def _make_parser(program, variants, devices):
                      epilog="variants:\n" + "".join(f"  {name:<10}{text}\n" for name, text in variants.items())
                      + "\nExit codes: 0 done, 1 training failed, 2 usage or environment.")
     add = parser.add_argument
-    add("total_epochs", type=positive_integer, help="passes over the data")
-    add("save_every", type=positive_integer, help="as in the stages; no snapshot is written")
-    add("--variant", choices=list(variants), default=next(iter(variants)), help="default: the first")
+    add("total_epochs", type=positive_integer, help="number of passes over the data")
+    add("save_every", type=positive_integer, help="ignored: peers write no snapshots")
+    add("--variant", choices=list(variants), default=next(iter(variants)), help="variant, see below (default: the first)")
     add("--nprocs", type=positive_integer, default=1, dest="processes", metavar="N",
-        help="devices, each with its part of a batch (default 1)")
-    add("--threads", type=positive_integer, default=1, metavar="N", help="CPU threads of each (default 1)")
+        help="number of devices, each with its part of a batch (default 1)")
+    add("--threads", type=positive_integer, default=1, metavar="N", help="CPU threads per device (default 1)")
     add("--global-batch", type=positive_integer, metavar="SAMPLES",
-        help=f"samples per step over all (default {DEFAULT_BATCH_PER_RANK} each)")
-    add("--dataset-size", type=positive_integer, default=2048, metavar="SAMPLES", help="default 2048")
-    add("--layers", type=widths, default=[20, 1], metavar="WIDTHS", help="all widths (default 20,1)")
-    add("--lr", type=rate, default=0.1, dest="learning_rate", metavar="RATE", help="of SGD (default 0.1)")
-    add("--seed", type=int, default=42, metavar="N", help="of weights, data and order (default 42)")
-    add("--device", choices=devices, default="cpu", help="where it computes (default cpu)")
-    add("--metrics", metavar="FILE", help="one JSON line per rank and step, then the summary")
+        help=f"samples per step over all devices (default {DEFAULT_BATCH_PER_RANK} per device)")
+    add("--dataset-size", type=positive_integer, default=2048, metavar="SAMPLES", help="number of training samples (default 2048)")
+    add("--layers", type=widths, default=[20, 1], metavar="WIDTHS", help="widths of all layers (default 20,1)")
+    add("--lr", type=rate, default=0.1, dest="learning_rate", metavar="RATE", help="learning rate of SGD (default 0.1)")
+    add("--seed", type=int, default=42, metavar="N", help="seed of weights, data and order (default 42)")
+    add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
+    add("--metrics", metavar="FILE", help="file for a JSON line per rank and step, then the summary")
     return parser
 
 
 def parse(parser, arguments):
-    """@return what --help lists, by name (`processes` are --nprocs, `learning_rate` is --lr), and `program`, `backend` and
+    """@return the options by name (`processes` for --nprocs, `learning_rate` for --lr), and `program`, `backend` and
     `batch_per_rank`
     @throws UsageError"""
     options = parser.parse_args(arguments)
@@ -107,9 +107,9 @@ def parse(parser, arguments):
 
 def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
     """main() of NAME.py: run(options), if the command line is right and `packages` are installed.
-    @param variants description by name: the ways to set the framework up, among which bench chooses
+    @param variants descriptions of the framework's settings, by name
     @return the exit code"""
-    # Last, or NAME.py would be found in the place of the package of that name.
+    # Moved to the end, or NAME.py would hide the package of that name.
     sys.path.append(sys.path.pop(0))
 
     def checked():

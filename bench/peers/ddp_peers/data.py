@@ -1,6 +1,6 @@
 """The stages' synthetic data, sample for sample, and a loader that reads it in the stages' order.
 
-The generator calls are those of common/data/dataset.cpp and common/data/data_loader.cpp: a change there belongs here too.
+The generator calls are the same as in common/data/dataset.cpp and common/data/data_loader.cpp: change them together.
 """
 
 import math
@@ -25,7 +25,7 @@ def seeded_generator(seed):
 
 
 def load_samples(options):
-    """What is trained on. The stages' test samples are drawn with it and left out: nothing here looks at them."""
+    """Training samples. The stages' test samples are drawn too, for the same numbers, and dropped."""
     in_features, out_features = options.layers[0], options.layers[-1]
     size = options.dataset_size + max(options.dataset_size // 4, 1)
     generator = seeded_generator(options.seed)
@@ -42,20 +42,20 @@ def load_samples(options):
 
 
 def epoch_order(options, epoch):
-    """Step k trains on the k-th --global-batch samples of it, of which rank r of n takes r, r + n, ..."""
+    """Order of the samples: step k trains on the k-th --global-batch samples, and rank r of n takes samples r, r + n, ..."""
     return torch.randperm(options.dataset_size, generator=seeded_generator(options.seed + epoch))
 
 
 def step_shares(options):
-    """The samples of each step of an epoch, divided by the ranks: what a sum of losses is divided by, so that the mean
-    of the ranks' gradients is that of the global batch (Note [Averaging] in common/data/data_loader.hpp)."""
+    """Number of samples of each step of an epoch / ranks. Sums of losses are divided by it, so that the mean of the ranks'
+    gradients is the gradient of the global batch (Note [Averaging] in common/data/data_loader.hpp)."""
     size, batch = options.dataset_size, options.global_batch
     return [min(batch, size - begin) / options.processes for begin in range(0, size, batch)]
 
 
 class GatherLoader:
-    """A batch is one gather by index, the permutation is drawn between epochs, and the samples are on the device.
-    Iterating gives (input, target, share of the step), see step_shares()."""
+    """Gathers each batch by index on the device, and draws the permutation between epochs.
+    Iterates over (input, target, share of the step), see step_shares()."""
 
     def __init__(self, samples, options, rank, device):
         self.samples = samples.to(device)
@@ -68,7 +68,7 @@ class GatherLoader:
     def set_epoch(self, epoch):
         own = epoch_order(self.options, epoch)[self.rank::self.options.processes].contiguous().to(self.input.device)
         self.indices = list(own.split(self.options.batch_per_rank))
-        # A rank that has one batch less makes its last step with an empty one.
+        # A rank with one batch less has an empty batch in its last step.
         self.indices += [own[:0]] * (len(self.shares) - len(self.indices))
 
     def __iter__(self):

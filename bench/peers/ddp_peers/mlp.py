@@ -21,7 +21,7 @@ class Mlp(torch.nn.Module):
 
 
 def loss_of(output, target, share):
-    """This rank's part of the step's mean loss: the sum over its samples divided by `share`, see data.step_shares()."""
+    """This rank's part of the step's mean loss: sum over its samples / `share`, see data.step_shares()."""
     full = len(output) == share
     function = F.mse_loss if output.shape[1] == 1 else F.cross_entropy
     reduced = function(output, target, reduction="mean" if full else "sum")

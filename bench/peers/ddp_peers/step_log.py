@@ -17,14 +17,14 @@ def peak_rss_mib():
 
 class StepLog:
     def __init__(self, options, rank=0, mean_over_ranks=lambda value: value):
-        """@param mean_over_ranks called by all ranks at the end of an epoch: there they meet, as the stages' do"""
+        """@param mean_over_ranks called by all ranks at the end of an epoch, where the stages' ranks meet too"""
         self.options = options
         self.rank = rank
         self.mean_over_ranks = mean_over_ranks
         self.rows = []
         self.first_step_unix_ms = None
 
-    # The host's steady clock, CLOCK_MONOTONIC, which the stages read too.
+    # On the host's steady clock, CLOCK_MONOTONIC, as in the stages.
     def _mark(self):
         return time.perf_counter_ns()
 
@@ -42,7 +42,7 @@ class StepLog:
         self.marks = [self._mark()]
 
     def end_step(self, loss, share):
-        """@param loss what float() can read once the device is idle
+        """@param loss float() must be able to read it once the device is idle
         @param share samples of the step / ranks"""
         self.marks.append(self._mark())
         self.losses.append((loss, share))
@@ -61,12 +61,12 @@ class StepLog:
         self.loss = self.mean_over_ranks(sum(loss * share for loss, share in losses) / samples)
 
     def of_rank(self):
-        """What report() needs of each rank."""
+        """Values of this rank for report()."""
         return {"rows": self.rows, "peak_rss_mib": peak_rss_mib()}
 
     def report(self, ranks, parameters, moved, backend=None):
         """Rank 0 prints the last line and writes --metrics.
-        @param ranks of_rank() of each
+        @param ranks of_rank() of each rank
         @param moved distance of all parameters from their initial values
         @throws PeerError if the weights are not finite"""
         if not math.isfinite(moved):
@@ -97,7 +97,7 @@ class StepLog:
 
 
 class CudaStepLog(StepLog):
-    """Marks are events on the stream, so that the host never waits inside an epoch."""
+    """Marks steps by events on the stream, so that the host never waits inside an epoch."""
 
     def _mark(self):
         import torch

@@ -1,4 +1,4 @@
-"""What surrounds the training loop of a peer on torch: processes, data, model, report."""
+"""Processes, data, model and report, for the training loops of peers with torch."""
 
 import datetime
 import hashlib
@@ -36,16 +36,16 @@ def _mean_over_ranks(value):
 
 
 def _train_and_report(rank, options, train, rendezvous):
-    """@param rendezvous a file; None: this is the only process, and there is no process group"""
+    """@param rendezvous file; None: a single process, without process group"""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device, rank if options.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rendezvous:
-        # The environment's names are for frameworks on top of torch.
+        # Variables for frameworks on top of torch.
         ranks = str(options.processes)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as the stages: on one host loopback will do
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # loopback, as in the stages on one host
         dist.init_process_group(options.backend, init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes,
                                 timeout=TIMEOUT, device_id=device if options.device == "cuda" else None)
     samples = load_samples(options)
@@ -63,7 +63,7 @@ def _train_and_report(rank, options, train, rendezvous):
     if digests[rank] != digests[0]:
         raise PeerError("the final weights differ from rank 0's, expected the same on all ranks")
     if len(set(digests)) > 1:
-        return  # whose weights differ says so
+        return  # the rank with other weights has raised the error
     ranks = gather(log.of_rank())
     if rank == 0:
         log.report(ranks, len(final), (final - initial).norm().item(), options.backend if rendezvous else None)

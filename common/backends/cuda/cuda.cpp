@@ -1,7 +1,7 @@
 // libddp_cuda.so: NCCL's backend, and NCCL within one process, CUDA Graphs, and the module's table.
 //
-// Streams, events and guards are c10's for any device: those for CUDA alone call the CUDA runtime
-// inline, with which the module would have to be linked.
+// Streams, events and guards are c10's for any device: c10's CUDA classes call the CUDA runtime
+// inline, so the module would have to link it.
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -18,7 +18,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-// What LibTorch itself calls "nccl": since 2.15 a new class, and the one before is "nccl-legacy".
+// LibTorch's own "nccl": since 2.15 a new class, and the old class is "nccl-legacy".
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
 #define DDP_NCCL c10d::nccl2::ProcessGroupNCCL
@@ -35,8 +35,8 @@ namespace {
 using Nccl = DDP_NCCL;
 using LegacyNccl = c10d::ProcessGroupNCCL;
 
-/// The watchdog of the older class throws in its thread, which ends the process with one line. That
-/// of the new one would end it without.
+/// Lets the new class's watchdog end the process with a line of explanation. The old class's
+/// watchdog throws in its thread, which has that effect already.
 template <typename Backend>
 void say_why_watchdog_ends(Backend& backend) {
   if constexpr (!std::is_same_v<Backend, LegacyNccl>) {
@@ -44,7 +44,7 @@ void say_why_watchdog_ends(Backend& backend) {
       try {
         throw std::runtime_error(kNcclWatchdog);
       } catch (...) {
-        std::terminate();  // whose handler reports what is being handled
+        std::terminate();  // its handler prints the current exception
       }
     });
   }
@@ -80,12 +80,12 @@ class CudaGraphStream : public GraphStream {
     auto captured = std::make_unique<CudaGraphWork>();
     impl_.synchronizeDevice(device_.index());
     const c10::StreamGuard guard(stream_);
-    // Thread-local: NCCL's watchdog looks at its events in another thread meanwhile.
+    // Thread-local, because NCCL's watchdog queries its events in another thread meanwhile.
     captured->graph().capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {
-      // A stream that still captures would fail whatever is destroyed next.
+      // While the stream captures, destructors that call CUDA would fail.
       try {
         captured->graph().capture_end();
       } catch (const std::exception&) {
@@ -118,8 +118,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
   if (name == "nccl-legacy" && std::is_same_v<Nccl, LegacyNccl>) {
     throw UsageError("--backend nccl-legacy: this LibTorch has one backend of NCCL, expected nccl");
   }
-  // When a collective does not end in time, NCCL's watchdog throws at once: no minute for dumps, no
-  // record of every collective to dump, no monitor that aborts the process. Users may set them.
+  // When a collective does not end in time, NCCL's watchdog throws at once: it does not wait a
+  // minute for dumps, and no monitor aborts the process. The user's settings have precedence.
   for (const char* const variable :
        {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_ENABLE_MONITORING"}) {
@@ -137,7 +137,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
     backend =
         c10::make_intrusive<LegacyNccl>(store, options.rank, options.world_size, nccl_options);
   }
-  // Bound to its device: barriers and lazy initialisation never have to guess one.
+  // Bound to its device, so that barriers and lazy initialisation do not guess a device.
   backend->setBoundDeviceId(options.device);
   backend->eagerConnectSingleDevice(options.device);
   return backend;

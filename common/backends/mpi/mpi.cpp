@@ -1,4 +1,4 @@
-// libddp_mpi.so: MPI's collectives, its beginning and its end.
+// libddp_mpi.so: MPI's collectives, its initialisation and its end.
 #include <mpi.h>
 
 #include <fmt/format.h>
@@ -15,15 +15,15 @@
 namespace ddp::mpi {
 namespace {
 
-/// Limit of one call to MPI, which counts in int.
+/// Limit of a call to MPI, because MPI counts in int.
 constexpr size_t kMostElements = size_t{1} << 30;
-/// Limit of each rank's piece in an all-gather, which goes through a buffer.
+/// Limit of each rank's piece in an all-gather, because the pieces go through a buffer.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
-/// Communicators that were made and not closed.
+/// Number of communicators that are not closed.
 int open_communicators = 0;
 
-/// @throws Error with what MPI says, unless it says success
+/// @throws Error with MPI's message, unless `result` is success
 void expect_success(const char* call, int result) {
   if (result != MPI_SUCCESS) {
     std::array<char, MPI_MAX_ERROR_STRING> text{};
@@ -33,7 +33,7 @@ void expect_success(const char* call, int result) {
   }
 }
 
-/// Calls `body` with the begin and the size, at most `largest`, of each piece.
+/// Calls `body(begin, size)` for each piece, with sizes of at most `largest`.
 template <typename Body>
 void in_pieces(size_t size, size_t largest, const Body& body) {
   size_t begin = 0;
@@ -44,11 +44,11 @@ void in_pieces(size_t size, size_t largest, const Body& body) {
   } while (begin < size);
 }
 
-/// On a copy of MPI's world. The calling thread calls MPI and blocks, without a timeout: the
-/// launcher ends the job when one of its processes ends.
+/// Collectives over a copy of MPI's world. The calling thread calls MPI and blocks. There is no
+/// timeout, because the launcher ends the job when one of its processes ends.
 class MpiCommunicator : public Communicator {
  public:
-  /// Collective. MPI is initialised.
+  /// Collective. MPI must be initialised.
   MpiCommunicator(int rank, int world_size) : Communicator(rank, world_size) {
     expect_success("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &world_));
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
@@ -97,12 +97,12 @@ class MpiCommunicator : public Communicator {
 
  private:
   MPI_Comm world_ = MPI_COMM_NULL;
-  std::vector<std::byte> buffer_;  // of all_gather()
+  std::vector<std::byte> buffer_;  // for all_gather()
 };
 
-/// Note [MPI's end]: MPI_Finalize() waits for the other ranks. It is called when the program ends
-/// and every communicator was closed, which all ranks did together. A rank that ends by an error
-/// leaves without it: mpirun sees that, and ends the others.
+/// Note [MPI's end]: MPI_Finalize() waits for the other ranks. So it is called at the end of the
+/// program only if every communicator was closed, which all ranks do together. A rank that ends by
+/// an error ends without it: mpirun notices, and ends the other ranks.
 void finalize() {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -117,9 +117,9 @@ void initialize() {
   if (initialized != 0) {
     return;
   }
-  // A process that mpirun did not start would start a daemon, for ranks that it never adds.
+  // Without mpirun, Open MPI would start a daemon for ranks that are never added.
   setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
-  // Backward hooks call from autograd's threads, one call at a time.
+  // Backward hooks call MPI from autograd's threads, one call at a time.
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
   if (provided < MPI_THREAD_SERIALIZED) {
@@ -137,7 +137,7 @@ std::unique_ptr<Communicator> connect(int rank, int world_size) {
   MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
   if (mpi_rank != rank || mpi_size != world_size) {
-    ++open_communicators;  // nobody else may come to the end
+    ++open_communicators;  // no MPI_Finalize(): other ranks may never call it
     throw UsageError(fmt::format(
         "--backend mpi: MPI has rank {} of {}, expected rank {} of {}, as the launcher has it",
         mpi_rank, mpi_size, rank, world_size));

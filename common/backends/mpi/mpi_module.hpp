@@ -1,4 +1,4 @@
-// common/backends/mpi/mpi_module.hpp - what needs libmpi.so, behind one table of functions.
+// common/backends/mpi/mpi_module.hpp - functions that need libmpi.so, in one table.
 #pragma once
 
 #include <memory>
@@ -7,16 +7,16 @@
 
 namespace ddp {
 
-/// The functions of libddp_mpi.so. It is opened only for --backend mpi: libmpi brings ten more
-/// libraries with it, and programs are to start where there is no MPI.
+/// Functions of libddp_mpi.so, which is opened only for --backend mpi: libmpi loads ten more
+/// libraries, and programs must start on machines without MPI too.
 struct MpiModule {
   /// Initialises MPI, once per process. Collective.
-  /// @throws UsageError if this process is another rank in MPI's world, or that has another size
+  /// @throws UsageError if this process has another rank or world size in MPI's world
   std::unique_ptr<Communicator> (*connect)(int rank, int world_size);
 };
 
 /// Opens the module, once. @return nullptr if this build has none
-/// @throws UsageError if it is there but cannot be opened, as where libmpi is not installed
+/// @throws UsageError if it cannot be opened, for example without libmpi
 const MpiModule* mpi_module();
 
 }  // namespace ddp

@@ -14,23 +14,23 @@ enum class DType : uint8_t {
   kFloat32,
   kFloat64,
   kInt64,  ///< sums wrap
-  kByte,  ///< what is only moved
+  kByte,  ///< data that is only moved
 };
 
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin };
 
 enum class Operation : uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather };
 
-/// A collective call, as messages name it and as ranks over shared memory tell each other: two of
-/// them fit into a line of cache, beside a counter.
+/// Collective call, for messages and for the comparison between ranks over shared memory: two calls
+/// fit into a cache line, beside a counter.
 struct [[gnu::packed, gnu::aligned(4)]] Call {
-  uint32_t sequence = 0;  ///< number of collectives so far, with this one; wraps
+  uint32_t sequence = 0;  ///< number of collectives so far, this call included; wraps
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kByte;
-  ReduceOp reduce_op = ReduceOp::kSum;  ///< of kAllReduce
-  uint8_t root = 0;  ///< of kBroadcast
+  ReduceOp reduce_op = ReduceOp::kSum;  ///< for kAllReduce
+  uint8_t root = 0;  ///< for kBroadcast
   uint64_t count = 0;  ///< elements of each rank
-  // Where the rank's elements lie; may differ between ranks.
+  // Place of the rank's elements; may differ between ranks.
   uint32_t region = 0;  ///< 0: in memory that is not shared
   uint64_t region_offset = 0;  ///< bytes
 };
@@ -39,11 +39,12 @@ size_t element_bytes(DType dtype);
 /// "all_reduce sum of 100 float32"
 std::string to_string(const Call& call);
 
-/// Meeting of ranks that share no memory yet: returns every rank's text, by rank. Collective.
+/// Exchanges texts between ranks that share no memory yet: returns every rank's text, by rank.
+/// Collective.
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
-/// Every rank must make the same calls in the same order, with the same counts. The calling thread
-/// does the work: a call returns when its result is there, and must not be made by two threads at a
+/// Collectives, which every rank must call in the same order, with the same counts. The calling
+/// thread does the work, so a call returns when its result is there. Two threads must not call at a
 /// time. All ranks get the same bits, in every run.
 class Communicator {
  public:
@@ -56,19 +57,18 @@ class Communicator {
   int world_size() const noexcept { return world_size_; }
 
   virtual void barrier() = 0;
-  /// In place. @param dtype not kByte @param op kAverage only of floats, and if has_average()
+  /// In place. @param dtype not kByte @param op kAverage only for floats, and if has_average()
   virtual void all_reduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
-  /// @param outputs one of `bytes` for each rank; any alignment
+  /// @param outputs memory of `bytes` for each rank; any alignment
   virtual void all_gather(const void* input, void* const* outputs, size_t bytes) = 0;
 
-  /// Without it, whoever wants a mean divides a sum.
+  /// @return false if callers must divide a sum to get a mean
   virtual bool has_average() const noexcept { return false; }
-  /// Collective: memory that all_reduce() works on without a copy. It may outlive this object.
-  /// @return nullptr if there is none
+  /// Collective. Memory that all_reduce() works on without a copy. It may outlive this object.
+  /// @return nullptr if there is no such memory
   virtual std::shared_ptr<void> allocate(size_t) { return nullptr; }
-  /// The end of a job in which every rank came this far. Without it, as when an exception unwinds,
-  /// this rank just goes.
+  /// Collective. Ends a job without failures. After an exception a rank ends without this call.
   virtual void close() {}
 
  private:

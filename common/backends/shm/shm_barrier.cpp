@@ -18,11 +18,11 @@
 namespace ddp::shm {
 namespace {
 
-/// Time from one look of a sleeping rank at whether the others live to the next.
+/// Time between two checks of a sleeping rank that the other ranks live.
 constexpr std::chrono::milliseconds kCheckInterval{5};
-/// Looks at the reason that a failed rank writes, before others stop waiting for the text.
+/// Number of times that other ranks look for the text that a failed rank is writing.
 constexpr int kReasonAttempts = 1000;
-/// Looks for a peer from one look at the clock to the next. Most waits are over before the first.
+/// Looks for a peer between two reads of the clock. Most waits end before the first read.
 constexpr int kLooksPerClock = 32;
 
 int64_t now_ns() {
@@ -40,7 +40,7 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// True if two ranks' calls are one collective, wherever each rank's elements lie.
+/// True if two ranks make the same call, whatever the place of each rank's elements.
 bool same_collective(const Call& a, const Call& b) {
   return a.sequence == b.sequence && a.operation == b.operation && a.dtype == b.dtype &&
          a.reduce_op == b.reduce_op && a.root == b.root && a.count == b.count;
@@ -95,8 +95,8 @@ void Barrier::meet() {
 
 void Barrier::arrive() {
   ControlPage& own = page(rank_);
-  // Either a sleeper sees this arrival before it sleeps, or its entry in `sleepers` is seen here:
-  // that needs a total order of these four accesses.
+  // Either a sleeper sees this arrival before it sleeps, or this rank sees the sleeper in
+  // `sleepers`. That needs a total order of these four accesses.
   own.progress.arrivals.store(++arrivals_, std::memory_order_seq_cst);
   if (own.sleepers.count.load(std::memory_order_seq_cst) != 0) {
     own.sleepers.woken_ns.store(now_ns(), std::memory_order_relaxed);
@@ -133,8 +133,8 @@ bool Barrier::spin(int peer) {
       begin_ns = time_ns;
       limit_ns = spin_budget_.limit_ns(time_ns);
     } else if (time_ns - begin_ns >= limit_ns) {
-      // Not the time that passed: the processor may have been elsewhere.
-      spin_budget_.spun_in_vain(limit_ns);
+      // Not the elapsed time, in which the processor may have run other programs.
+      spin_budget_.spin_failed(limit_ns);
       return false;
     }
   }
@@ -174,7 +174,7 @@ const char* Barrier::how_gone(int peer) const {
   if (!has_left() && is_alive_(peer)) {
     return nullptr;
   }
-  return has_left() ? "left" : "died";  // between the two looks it may have done both
+  return has_left() ? "left" : "died";  // it may have left and ended between the two checks
 }
 
 void Barrier::check_peers() {
@@ -185,7 +185,7 @@ void Barrier::check_peers() {
     if (peer == rank_ || has_arrived(peer)) {
       continue;
     }
-    // It may have arrived between the two looks.
+    // The peer may have arrived between the two checks.
     if (const char* const gone = how_gone(peer); gone != nullptr && !has_arrived(peer)) {
       throw_if_failed();
       fail(fmt::format("{} {} during {}", name_and_pid(peer), gone, to_string(call_)));

@@ -1,4 +1,4 @@
-// common/backends/shm/shm_barrier.hpp - how ranks wait for one another, and what ends the wait.
+// common/backends/shm/shm_barrier.hpp - ranks wait for one another, but not for failed ranks.
 #pragma once
 
 #include <array>
@@ -16,27 +16,27 @@
 
 namespace ddp::shm {
 
-/// The beginning of every rank's part of the shared memory. A rank writes its own; only `sleepers`
-/// is written by the others.
+/// First page of every rank's part of the shared memory. The rank writes all but `sleepers`, which
+/// the other ranks write.
 struct ControlPage {
-  /// One line, so that the others fetch the counter and the call together. There are two calls
-  /// because a fast rank announces its next one while a slow rank still reads the last.
+  /// A single cache line, so that other ranks fetch counter and call together. It holds two calls,
+  /// because a fast rank announces its next call while a slow rank still reads the last.
   struct alignas(64) Progress {
-    std::atomic<uint32_t> arrivals;  ///< how many times this rank came to a barrier; wraps
+    std::atomic<uint32_t> arrivals;  ///< number of barriers that this rank has reached; wraps
     std::array<Call, 2> calls;
   };
   struct alignas(64) Sleepers {
     std::atomic<uint32_t> count;  ///< ranks that the kernel must wake when this one arrives
-    std::atomic<int64_t> woken_ns;  ///< when it last did, of the host's steady clock
+    std::atomic<int64_t> woken_ns;  ///< time of the last wake-up, on the host's steady clock
   };
   struct alignas(64) Failure {
-    std::atomic<uint32_t> state;  ///< 0, 1: being written, 2: written. Rank 0's page counts
+    std::atomic<uint32_t> state;  ///< 1: being written, 2: written; used in rank 0's page
     int32_t rank;
     std::array<char, 1000> reason;
   };
 
   Progress progress;
-  // Processors fetch lines in pairs; nobody's waiting may disturb another's counter.
+  // Two lines apart, because processors fetch lines in pairs: waiting must not slow the counter.
   alignas(128) Sleepers sleepers;
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> has_left;
@@ -46,30 +46,30 @@ static_assert(sizeof(ControlPage::Progress) == 64);
 static_assert(sizeof(ControlPage) <= 4096);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-/// The ranks' meeting point. Every wait ends: with all ranks there, when the timeout has passed,
-/// when a missing rank's process has ended, or when another rank has failed. The last three throw
-/// ddp::Error (1) with one line that names the operation and the rank, and make every later call on
-/// any rank fail with the first failure's reason.
+/// Barrier of all ranks. A wait ends when all ranks are there, or throws ddp::Error (1) naming the
+/// operation and the rank: when the timeout has passed, when a missing rank's process has ended, or
+/// when another rank has failed. Every later call on any rank then fails with the reason of the
+/// first failure.
 class Barrier {
  public:
   /// @param pages by rank, all zero at first; they must outlive this object
-  /// @param timeout of every wait
-  /// @param is_alive false once that rank's process cannot come any more
+  /// @param timeout limit of every wait
+  /// @param is_alive returns false once that rank's process has ended
   Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::milliseconds timeout,
           std::function<bool(int rank)> is_alive);
-  /// Whoever still waits for this rank learns that it has left.
+  /// Tells the ranks that still wait for this rank that it has left.
   ~Barrier();
   Barrier(const Barrier&) = delete;
   Barrier& operator=(const Barrier&) = delete;
 
-  /// Begins a collective: meets the others, and compares.
-  /// @param call its sequence is set here
+  /// Begins a collective: meets the other ranks, and compares their calls.
+  /// @param call this rank's call; its sequence is set here
   /// @return true if all ranks' elements lie at the same place of the same region
   bool begin(Call call);
-  /// Meets the others again, within the collective that begin() began.
+  /// Meets the other ranks again, within the collective of begin().
   void meet();
 
-  uint64_t sequence() const noexcept { return sequence_; }  ///< collectives so far
+  uint64_t sequence() const noexcept { return sequence_; }  ///< number of collectives so far
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -78,12 +78,12 @@ class Barrier {
   ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
   void wait_for_all();
-  /// @return true if it came, false if this rank should sleep
+  /// @return true if `peer` has arrived, false if this rank should sleep
   bool spin(int peer);
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer, std::chrono::microseconds limit);
   bool has_arrived(int peer) const;
-  /// @return "died" or "left"; null if it is there
+  /// @return "died" or "left"; null if `peer` is there
   const char* how_gone(int peer) const;
   void check_peers();
   void throw_if_failed();
@@ -100,7 +100,7 @@ class Barrier {
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;
   SpinBudget spin_budget_;
-  std::optional<Clock::time_point> deadline_;  // of the meeting, once a wait takes long
+  std::optional<Clock::time_point> deadline_;  // of the current wait; set once it takes long
 };
 
 }  // namespace ddp::shm

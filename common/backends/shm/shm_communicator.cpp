@@ -15,13 +15,13 @@ namespace {
 
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kSlotsEnd = kControlBytes + 2 * Communicator::kSlotBytes;
-/// Mailboxes of all ranks, and of one. Larger ones fall out of the caches; with smaller ones ranks
-/// meet more often.
+/// Bytes of all mailboxes together, and of a mailbox. Larger mailboxes fall out of the caches; with
+/// smaller mailboxes ranks meet more often.
 constexpr size_t kMailboxesBytes = 32 << 20;
 constexpr size_t kLargestMailboxBytes = 4 << 20;
-/// Bytes of all slots together up to which they are faster than mailboxes.
+/// Limit for all slots together; for more bytes mailboxes are faster.
 constexpr size_t kSlotsReadBytes = 64 << 10;
-/// Long enough for what Segment::create() says, errors included.
+/// Room for the texts of Segment::create(), errors included.
 constexpr size_t kTextBytes = 512;
 
 size_t round_down(size_t bytes, size_t unit) {
@@ -37,7 +37,7 @@ size_t mailbox_bytes(int world_size) {
 std::vector<ControlPage*> control_pages(const std::vector<std::byte*>& parts) {
   std::vector<ControlPage*> pages;
   for (std::byte* const part : parts) {
-    // Memory that is all zero is a ControlPage: it has nothing but integers and lock-free atomics.
+    // Zeroed memory is a valid ControlPage, because it has only integers and lock-free atomics.
     pages.push_back(reinterpret_cast<ControlPage*>(part));
   }
   return pages;
@@ -134,7 +134,7 @@ void Communicator::reduce_slots(void* data, size_t count, DType dtype, ReduceOp 
 
 void Communicator::reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype,
                                    ReduceOp op) {
-  // Stripes end where lines of cache end: no line is written by two ranks.
+  // Stripes end where cache lines end, so that two ranks never write the same line.
   const size_t end = offset + count * element_bytes(dtype);
   const size_t first_line = offset / kLineBytes;
   const size_t lines = (end + kLineBytes - 1) / kLineBytes - first_line;
@@ -164,8 +164,8 @@ void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType
       return std::pair{std::min(r * part, piece), std::min((r + 1) * part, piece)};
     };
     std::byte* const here = data + begin;
-    // A stripe begins at the same place of a mailbox whatever the piece's size: what is written
-    // into one here was read by its rank before the last meeting.
+    // A stripe begins at the same place of a mailbox whatever the piece's size. So its rank has
+    // read the stripe before the last meeting, and it may be overwritten here.
     for (size_t step = 1; step < ranks_; ++step) {
       const size_t r = (own_ + step) % ranks_;
       const auto [from, to] = range(r);
@@ -225,7 +225,7 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
     collect(0, bytes, [&](size_t) { return source; });
     return;
   }
-  // The halves of the mailbox take turns: one is written while slow ranks still read the other.
+  // The mailbox's halves take turns: a half is written while slow ranks still read the other half.
   const size_t half_bytes = round_down(mailbox_bytes(world_size()) / 2, kLineBytes);
   size_t half = 0;
   for (size_t begin = 0; begin < bytes; begin += half_bytes, half = 1 - half) {
@@ -262,7 +262,7 @@ std::shared_ptr<void> Communicator::allocate(size_t bytes) {
     segment = Segment::create([this](const std::string& mine) { return exchange_texts(mine); },
                               rank(), world_size(), bytes);
   } catch (const SegmentError&) {
-    return nullptr;  // on all ranks: without a region the mailboxes do
+    return nullptr;  // on all ranks, which then use the mailboxes
   }
   add_region(segment->parts(), bytes, segment);
   return {segment, segment->part(rank())};
@@ -274,7 +274,7 @@ void Communicator::add_region(const std::vector<std::byte*>& parts, size_t bytes
 }
 
 const Communicator::Region* Communicator::find_region(const void* data, size_t bytes) const {
-  // Freed memory may be somebody else's by now.
+  // Freed memory may be in use for other data.
   std::erase_if(regions_, [](const Region& region) { return region.owner.expired(); });
   for (const Region& region : regions_) {
     const auto begin = reinterpret_cast<uintptr_t>(region.parts[own_]);

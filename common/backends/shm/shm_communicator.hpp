@@ -1,4 +1,4 @@
-// common/backends/shm/shm_communicator.hpp - the collectives of one host's ranks, on plain memory.
+// common/backends/shm/shm_communicator.hpp - collectives between ranks of one host.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace ddp::shm {
 
-/// This host's name and the id of its last start: two hosts may both be called localhost.
+/// Host name and boot id, because two hosts may both be called localhost.
 std::string host_identity();
 
 /// The ranks are on several hosts.
@@ -24,28 +24,28 @@ class SeveralHosts : public SegmentError {
 
 /// Note [How data moves]
 /// Each rank's part of the shared memory is a control page, two slots and a mailbox.
-/// - Up to kSlotBytes: everyone writes its slot, meets the others once, and combines all slots by
-///   itself. Two slots take turns, so that nobody waits for the slow readers of the last one.
-/// - More, in private memory: pieces go through the mailboxes. Rank r combines stripe r of every
-///   mailbox, writes the result into its own, and everyone collects the stripes.
-/// - More, in a region (see allocate()): rank r combines its stripe of all ranks' tensors where
-///   they are and writes the result to each. Nothing is copied.
-/// Whoever combines does so in the order of the ranks: all ranks hold the same bits, in every run.
+/// - Up to kSlotBytes: each rank writes its slot, meets the other ranks once, and combines all
+///   slots itself. Two slots take turns, so that no rank waits for slow readers of the last slot.
+/// - Larger, in private memory: pieces go through the mailboxes. Rank r combines stripe r of every
+///   mailbox and writes the result into its own mailbox. Each rank collects the stripes.
+/// - Larger, in a region (see allocate()): rank r combines its stripe of all ranks' tensors in
+///   place and writes the result to each tensor. Nothing is copied.
+/// Every sum is made in the order of the ranks, so all ranks get the same bits, in every run.
 ///
-/// The calling thread does the work: with a rank on every core there is none left for a helper.
+/// The calling thread does the work: with a rank on every core, no core is left for a helper.
 class Communicator : public ddp::Communicator {
  public:
   static constexpr size_t kSlotBytes = 8192;
 
   /// Collective. Blocks until all ranks are there.
-  /// @param timeout of every wait for another rank
+  /// @param timeout limit of every wait for another rank
   /// @throws SeveralHosts, or SegmentError if there are too many ranks or they cannot share memory;
-  /// on all ranks alike
+  /// on all ranks
   static std::unique_ptr<Communicator> connect(int rank, int world_size,
                                                std::chrono::milliseconds timeout,
                                                const Exchange& exchange);
 
-  /// On memory that is shared already. @param parts by rank, part_bytes(...) each, all zero
+  /// Uses memory that is already shared. @param parts by rank, part_bytes(...) each, all zero
   Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
                std::function<bool(int)> is_alive);
   static size_t part_bytes(int world_size);
@@ -58,9 +58,9 @@ class Communicator : public ddp::Communicator {
   void all_gather(const void* input, void* const* outputs, size_t bytes) override;
 
   bool has_average() const noexcept override { return true; }
-  /// @return nullptr on all ranks if their sizes differ or there is no memory to share
+  /// @return nullptr on all ranks if their sizes differ or memory cannot be shared
   std::shared_ptr<void> allocate(size_t bytes) override;
-  /// Makes memory that is shared already known as a region. @param parts by rank
+  /// Registers memory that is already shared as a region. @param parts by rank
   void add_region(const std::vector<std::byte*>& parts, size_t bytes,
                   std::weak_ptr<const void> owner);
 
@@ -73,16 +73,16 @@ class Communicator : public ddp::Communicator {
   };
 
   const Region* find_region(const void* data, size_t bytes) const;
-  /// Slot of the collective that began last, or of the one that begins next: nobody reads that one
-  /// any more, since all have begun the collective between.
+  /// Slot of the collective that began last, or of the next collective: no rank reads the next slot
+  /// any more, since all ranks have begun the collective between.
   std::byte* slot(size_t rank, bool next = false) const;
   std::byte* mailbox(size_t rank) const;
 
   void reduce_slots(void* data, size_t count, DType dtype, ReduceOp op);
   void reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype, ReduceOp op);
   void reduce_through_mailboxes(std::byte* data, size_t count, DType dtype, ReduceOp op);
-  /// Sends the `call.count` bytes of `input` (if not null) to whoever reads: outputs[r] (if not
-  /// null) receives rank r's.
+  /// Offers the `call.count` bytes of `input` (if not null) to all ranks. outputs[r] (if not null)
+  /// receives the bytes of rank r.
   void exchange(const Call& call, const void* input, void* const* outputs);
   std::vector<std::string> exchange_texts(const std::string& mine);
 

@@ -1,5 +1,4 @@
-// Reductions and copies, line of cache by line of cache, and element by element at the ends of a
-// buffer.
+// Reductions and copies, by cache lines, and by elements at the ends of a buffer.
 #include "common/backends/shm/shm_kernels.hpp"
 
 #include <algorithm>
@@ -12,11 +11,11 @@
 #include <emmintrin.h>
 #endif
 
-// Note [Instruction sets]: the compiler makes one copy of a kernel for each of these instruction
-// sets, and the processor decides at the start of the program which one is called. Everything that
-// a kernel calls is inlined, or it would not be part of the copy. Clang 14 knows no such levels;
-// the thread sanitizer is not there yet when the decision is made, and sees no stores past the
-// caches.
+// Note [Instruction sets]: the compiler makes a copy of a kernel for each of these instruction
+// sets, and the start of the program picks a copy by the processor. Functions that a kernel calls
+// must be inlined to be part of the copy. Not for Clang 14, which does not know these levels, nor
+// for the thread sanitizer, which is not ready when the copy is picked and does not see stores past
+// the caches.
 #if !defined(__x86_64__) || defined(__clang__) || defined(__SANITIZE_THREAD__)
 #define DDP_KERNEL
 #else
@@ -29,14 +28,14 @@ namespace {
 
 constexpr size_t kPrefetchBytes = 1024;
 
-/// One register with AVX-512, two with AVX2, four with SSE2 or NEON.
+/// Cache line of T: one register with AVX-512, two with AVX2, four with SSE2 or NEON.
 template <typename T>
 using Line [[gnu::vector_size(kLineBytes)]] = T;
 
-/// The line comes over once, instead of first to be read and then to be owned.
+/// Fetches a line for writing: one transfer, instead of one for reading and one for ownership.
 DDP_INLINE void prefetch_to_write(const char* address) {
 #if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*address));  // a processor that lacks it does nothing
+  asm volatile("prefetchw %0" : : "m"(*address));  // does nothing on processors without it
 #else
   __builtin_prefetch(address, 1);
 #endif
@@ -55,14 +54,14 @@ DDP_INLINE void write_past_caches(void* to, const Unit& line) {
 #endif
 }
 
-/// Such stores are ordered by nothing else, not even by the release store that follows.
+/// Orders stores past the caches, because the release store that follows does not.
 DDP_INLINE void order_writes_past_caches() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-/// @tparam Unit T, or a line of them
+/// @tparam Unit T, or a cache line of T
 template <typename Unit, typename T, ReduceOp kOp>
 DDP_INLINE void reduce_unit(const Reduction& places, size_t input_count, size_t output_count,
                             size_t offset) {
@@ -95,7 +94,7 @@ DDP_INLINE void reduce_unit(const Reduction& places, size_t input_count, size_t 
 
 template <typename T, ReduceOp kOp>
 DDP_INLINE void reduce_units(const Reduction& reduction, size_t input_count, size_t output_count) {
-  // A copy, because the compiler must assume that what is written changes the caller's.
+  // A copy, because for the compiler the stores may change the caller's object.
   Reduction places(reduction.dtype, reduction.op, reduction.count, input_count, output_count);
   std::copy_n(reduction.inputs.begin(), input_count, places.inputs.begin());
   std::copy_n(reduction.outputs.begin(), output_count, places.outputs.begin());
@@ -103,7 +102,7 @@ DDP_INLINE void reduce_units(const Reduction& reduction, size_t input_count, siz
   const size_t bytes = places.count * sizeof(T);
   size_t begin = 0;
   if (output_count > 1) {
-    // Only whole lines are written to others' memory, where all begin at the same place in a line.
+    // Writes only whole lines to other ranks' memory, where all begin at the same place in a line.
     const size_t in_line = reinterpret_cast<uintptr_t>(places.outputs[0]) % kLineBytes;
     begin = std::min(in_line == 0 ? 0 : kLineBytes - in_line, bytes);
   }
@@ -123,7 +122,7 @@ DDP_INLINE void reduce_units(const Reduction& reduction, size_t input_count, siz
   order_writes_past_caches();
 }
 
-/// With what the compiler knows of the most frequent case, two ranks.
+/// Optimised for two ranks, the most frequent case.
 template <typename T, ReduceOp kOp>
 DDP_INLINE void reduce_elements(const Reduction& reduction) {
   if (reduction.input_count == 2 && reduction.output_count == 2) {
@@ -135,7 +134,7 @@ DDP_INLINE void reduce_elements(const Reduction& reduction) {
   }
 }
 
-/// @tparam Sum wraps where T must not
+/// @tparam Sum type of the sum: wraps where T must not
 template <typename T, typename Sum = T>
 DDP_INLINE void reduce_by(const Reduction& reduction) {
   if (reduction.op == ReduceOp::kSum) {
@@ -170,7 +169,7 @@ DDP_KERNEL void stream(void* to, const void* from, size_t bytes) {
     std::memcpy(&line, source + offset, kLineBytes);
     write_past_caches(target + offset, line);
   }
-  if (offset < bytes) {  // nothing may be at null
+  if (offset < bytes) {  // `from` may be null if there are no bytes
     std::memcpy(target + offset, source + offset, bytes - offset);
   }
   order_writes_past_caches();

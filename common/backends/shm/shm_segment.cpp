@@ -17,13 +17,13 @@
 namespace ddp::shm {
 namespace {
 
-constexpr int kMadvPopulateWrite = 23;  // newer than the C library's headers may be
+constexpr int kMadvPopulateWrite = 23;  // missing in old headers of the C library
 
 std::string because(int error) {
   return fmt::format(" ({})", std::strerror(error));
 }
 
-/// A lock of an open file on one of its bytes.
+/// Lock of an open file on a single byte (OFD lock).
 struct flock lock_of_byte(int byte) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -66,7 +66,7 @@ bool Segment::is_held_by(int rank) const {
 std::string Segment::make_memory() {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < total_bytes_) {
-    // The kernel would send SIGXFSZ.
+    // Beyond the limit for file sizes the kernel would send SIGXFSZ.
     return fmt::format("!cannot make {} MiB of shared memory: ulimit -f allows files of {} MiB",
                        total_bytes_ >> 20, limit.rlim_cur >> 20);
   }
@@ -76,7 +76,7 @@ std::string Segment::make_memory() {
       fstat(fd_, &status) != 0) {
     return "!cannot make shared memory" + because(errno);
   }
-  // Another process that shortened it would be our SIGBUS.
+  // Sealed, because if another process shortened the file, this process would get SIGBUS.
   fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   return fmt::format("{} {} {} {}", getpid(), fd_, status.st_dev, status.st_ino);
 }
@@ -134,8 +134,8 @@ std::shared_ptr<Segment> Segment::create(const Exchange& exchange, int rank, int
       throw SegmentError(fmt::format("rank {} {}", r, problems[r]));
     }
   }
-  // Page tables of the own part now, so that no step takes a fault; older kernels fill them at
-  // first use. Of the others' parts this rank touches no more than its stripe.
+  // Fills the page tables of this rank's part now, so that no step takes a fault. Older kernels
+  // fill them at first use. In the other parts this rank touches only its stripe.
   madvise(segment->part(rank), segment->stride_bytes_, kMadvPopulateWrite);
   return segment;
 }
