@@ -140,6 +140,19 @@ class StageDiffs(TemporaryTree):
             self.assertIn("+int aa;", first)
             self.assertIn("+int ff;", last)
 
+    def test_new_lines_of_several_hunks(self):
+        page = self.root / "02_data_parallel/README.md"
+        marker = "<!-- hunk 02_data_parallel/main.cpp, new lines: int {} | int ff -->\n"
+        text = "// A stage.\n#include \"common/stage.hpp\"\nint aa;\nint b;\nint c;\nint d;\nint e;\nint ff;\n"
+        for source in self.stage, self.stage.with_name("mirrored.cpp"):
+            source.write_text(text)
+        page.write_text(marker.format("aa"))
+        self.assertEqual(self.check("--check")[0], 1)
+        self.assertEqual(self.check()[0], 0)
+        self.assertEqual(page.read_text(), marker.format("aa") + "```diff\n+int aa;\n int b;\n+int ff;\n```\n")
+        page.write_text(marker.format("zz"))
+        self.assertEqual(self.check()[0], 1)
+
     def test_an_excerpt_is_in_its_file(self):
         for code, expected in ("int b;\n  int c;\n", 0), ("int b;\nint d;\n", 1):
             self.write("README.md", f"<!-- excerpt 01_single_gpu/main.cpp -->\n```cpp\n{code}```\n")

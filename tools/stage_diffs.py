@@ -2,9 +2,9 @@
 """Keeps what the stages promise about each other: short files, small diffs, and pages that show exactly those.
 
 Below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file, against the one that it builds on, which has TEXT in one of
-its changed lines. Below `<!-- excerpt FILE -->` stands code of that file. Without --check,
-rewrites the hunks; with it, changes nothing and fails if a page is out of date. Either way fails if a diff is over its budget, or a stage too
-long or has a preprocessor conditional.
+its changed lines. `<!-- hunk STAGE/FILE.cpp, new lines: TEXT | TEXT -->` shows of several hunks what is new, and the line after it. Below
+`<!-- excerpt FILE -->` stands code of that file. Without --check, rewrites the hunks; with it, changes nothing and fails if a page is out of
+date. Either way fails if a diff is over its budget, or a stage too long or has a preprocessor conditional.
 """
 
 import difflib
@@ -30,7 +30,7 @@ DIFFS = [
 SHORT_CUT = ("03_ddp_spawn/main.cpp", "01_single_gpu/main.cpp", 24)
 BUILDS_ON = {after: before for after, before, _ in DIFFS}
 NOT_IN_A_STAGE = re.compile(r"^\s*#\s*(if|el|endif)")
-HUNK = re.compile(r"(<!-- hunk (\S+\.cpp): (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
+HUNK = re.compile(r"(<!-- hunk (\S+\.cpp)(, new lines)?: (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
 EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 
 
@@ -67,12 +67,19 @@ def update_page(path, page):
     name, complaints = path.relative_to(ROOT), []
 
     def block(match):
-        marker, after, text = match.groups()
-        found = [hunk for hunk in hunks(after) if any(line[:1] in "+-" and text in line for line in hunk.splitlines() if line)]
-        if len(found) != 1:
-            complaints.append(f"{name}: {marker.strip()}: {len(found)} hunks change a line with that text, expected 1")
-            return match[0]
-        return f"{marker}```diff\n{found[0]}\n```\n"
+        marker, after, is_new, texts = match.groups()
+        lines = []
+        for text in texts.split(" | ") if is_new else [texts]:
+            found = [hunk for hunk in hunks(after) if any(line[:1] in "+-" and text in line for line in hunk.splitlines() if line)]
+            if len(found) != 1:
+                complaints.append(f"{name}: {marker.strip()}: {len(found)} hunks change a line with {text}, expected 1")
+                return match[0]
+            hunk = found[0].split("\n")
+            if is_new:
+                hunk = [line for line in hunk if line[:1] != "-" and line.strip("+ ")]
+                hunk = hunk[next((i for i, line in enumerate(hunk) if line[0] == "+"), len(hunk)):]
+            lines += hunk
+        return "\n".join([f"{marker}```diff", *lines, "```\n"])
 
     expected = HUNK.sub(block, page)
     for source, code in EXCERPT.findall(page):
