@@ -80,7 +80,9 @@ class Pages(unittest.TestCase):
                 exercise.changed(text, diff)
 
     def test_a_number_that_is_none_is_wrong(self):
-        for operator in "~", ">", "=":
+        self.assertFalse(exercise.holds("1", "~", "inf"))
+        self.assertTrue(exercise.first_difference(exercise.step_losses('{"step": 0, "loss": null}'), [1.0]))
+        for operator in "~", "!~", ">", "=":
             self.assertFalse(exercise.holds("nan", operator, "1"))
             self.assertFalse(exercise.holds(None, operator, "1"))
         self.assertTrue(exercise.holds("1.40941", "~", "1.40949"))
