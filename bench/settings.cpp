@@ -110,12 +110,12 @@ void add_output(OptionGroup group, Settings& settings) {
   group
       .value("--json,--benchmark-out", "[FILE]", "",
              "write the report as JSON, to standard output without FILE",
-             [&settings](const auto&, const auto& file) {
+             [&settings](const auto& name, const auto& file) {
                settings.json_on_stdout = file == kStandardOutput;
-               settings.json_file = settings.json_on_stdout ? "" : file;
+               settings.json_file = settings.json_on_stdout ? "" : parse_path(name, file);
              })
       .repeatable();
-  group.text("--html", "FILE", settings.html_file, "", "write the report as a page with plots")
+  group.path("--html", "FILE", settings.html_file, "", "write the report as a page with plots")
       .repeatable();
   group.flag("--no-samples", settings.no_samples, "leave single steps out of the JSON document");
   group.flag("--dry-run", settings.dry_run, "print the plan and its commands, run nothing");

@@ -257,6 +257,38 @@ def check_stopped_rank(launcher, number, chance):
             check(code != 0 and named and not others_named, f"{launcher} over {backend}, rank {rank} stopped: exit code {code}\n{run.texts()}")
 
 
+def check_suspended(launcher, number, chance):
+    """The whole job stands still for longer than --timeout, as when Slurm suspends it, and then goes on to the same bits."""
+    backend = backend_of(number)
+    with tempfile.TemporaryDirectory() as folder:
+        with in_training(folder, launcher, ["--backend", backend, "--timeout", "2"], chance, EPOCHS) as run:
+            processes = run.processes()
+            for signal_number, pause_s in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
+                for pid in processes:
+                    os.kill(pid, signal_number)
+                time.sleep(pause_s)
+            code = run.wait()
+            check(code == 0, f"{launcher} over {backend}, suspended: exit code {code}\n{run.texts()}")
+            check(stages.last_line(run.out.read_text())[1] == unbroken_digest(backend), f"other bits\n{run.texts()}")
+
+
+def check_terminal_stop(_launcher, number, chance):
+    """Ctrl-Z: the shell sees that the program has stopped, and the ranks stop too, until fg."""
+    def states(pids):
+        return {pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in pids}
+
+    backend = backend_of(number)
+    with tempfile.TemporaryDirectory() as folder:
+        with in_training(folder, "spawn", ["--backend", backend], chance, EPOCHS) as run:
+            processes = [run.launcher.pid, *run.ranks().values()]
+            os.kill(run.launcher.pid, signal.SIGTSTP)
+            run.wait_until(lambda: states(processes) == {"T"}, "all processes stopped")
+            os.kill(run.launcher.pid, signal.SIGCONT)
+            code = run.wait()
+            check(code == 0, f"Ctrl-Z over {backend}: exit code {code}\n{run.texts()}")
+            check(stages.last_line(run.out.read_text())[1] == unbroken_digest(backend), f"other bits\n{run.texts()}")
+
+
 def check_told_cause(launcher, number, chance):
     """Rank 0 finds the disk full at a save, and prints the reason before other ranks print anything."""
     ranks = chance.randrange(2, 5)
@@ -303,6 +335,8 @@ def main():
               for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
                                             ("killed launcher", check_killed_launcher, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
                                             ("stopped rank", check_stopped_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
+                                            ("suspended job", check_suspended, {"spawn": 4, "torchrun": 2}),
+                                            ("terminal's stop", check_terminal_stop, {"spawn": 2}),
                                             ("told cause", check_told_cause, {"spawn": 3, "mpirun": 1, "torchrun": 1}),
                                             ("start", check_starts, {"spawn": 3}))
               for launcher, tries in all_tries.items()]

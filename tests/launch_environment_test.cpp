@@ -22,7 +22,7 @@ namespace {
 using ddp::test::contains;
 using ddp::test::words;
 using Kind = ddp::StoreLocation::Kind;
-using Variables = std::map<std::string, std::string>;
+using ddp::Variables;
 
 /// "A=1 B=2"
 Variables variables(const std::string& line) {
@@ -72,11 +72,7 @@ Variables without(Variables all, const std::string& names) {
 }
 
 ddp::LaunchEnvironment read(const Variables& all, const ddp::IdentityOptions& options = {}) {
-  return ddp::read_launch_environment(
-      options, [&all](const std::string& name) -> std::optional<std::string> {
-        const auto found = all.find(name);
-        return found == all.end() ? std::nullopt : std::optional(found->second);
-      });
+  return ddp::read_launch_environment(options, all);
 }
 
 /// Launcher, rank, local rank, node, restarts, and the store, as text.
@@ -272,11 +268,16 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
   for (const char* const variable :
        {"PMI_SIZE=4", "PMIX_RANK=0", "PALS_RANKID=1", "FLUX_JOB_SIZE=2", "JSM_NAMESPACE_SIZE=2",
         "MPI_LOCALNRANKS=2", "MV2_COMM_WORLD_SIZE=2", "JOB_COMPLETION_INDEX=0", "PET_NNODES=2",
-        "WORLD_SIZE=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2"}) {
+        "WORLD_SIZE=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2",
+        "HOROVOD_RANK=0 HOROVOD_SIZE=2", "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
+        "NEW_RANK=0 NEW_NRANKS=2"}) {
     check_refused(variables(variable), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
   CHECK(read(with(kByHand, "PMI_SIZE=2 PMIX_RANK=1")).launcher == "environment");
-  CHECK(read(variables("PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1")).world_size == 1);
+  CHECK(
+      read(variables(
+               "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2"))
+          .world_size == 1);
 }
 
 TEST_CASE("the batch script of a Slurm job is not a step, and says so") {
@@ -287,7 +288,29 @@ TEST_CASE("the batch script of a Slurm job is not a step, and says so") {
   CHECK(contains(read(variables("SLURM_JOB_ID=5 SLURM_NNODES=2")).note, "SLURM_NNODES is 2"));
   const auto single = read(variables("SLURM_JOB_ID=5 SLURM_NTASKS=1 SLURM_RESTART_COUNT=1"));
   CHECK(single.note.empty());
+  // The shell of salloc, with use_interactive_step.
+  const auto shell = read(with(kSlurm, "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"));
+  CHECK(shell.launcher == "none");
+  CHECK(contains(shell.note, "SLURM_NTASKS is 8"));
   CHECK(single.restart_count == 1);
+}
+
+TEST_CASE("a pod is one process, wherever its master says that it is") {
+  const auto pod = [](const std::string& changes) {
+    const Variables all = variables("RANK=0 WORLD_SIZE=2 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x");
+    return identity(with(all, changes));
+  };
+  CHECK(pod("MASTER_ADDR=localhost") == "environment 0/2 0/1 0/2 +0 tcp @localhost environment/0");
+  CHECK(pod("RANK=1 MASTER_ADDR=n1") == "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0");
+  CHECK(pod("RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost") ==
+        "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0");
+}
+
+TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks are") {
+  const FakeScontrol scontrol;
+  CHECK(read(with(kSlurm, "SLURM_PROCID=0")).store.server == -1);
+  CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
+  CHECK(read(with(kSlurm, "MASTER_ADDR=n9 SLURM_PROCID=0")).store.server == 0);
 }
 
 TEST_CASE("every fact is shown with its source, on one line of JSON or in a table") {

@@ -49,10 +49,7 @@ std::string problem(const std::string& launcher, int rank, int world_size,
   environment.rank = rank;
   environment.world_size = world_size;
   try {
-    ddp::check_launch("mpi", environment, [&](const std::string& name) {
-      const auto found = variables.find(name);
-      return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
-    });
+    ddp::check_launch("mpi", environment, variables);
   } catch (const ddp::UsageError& error) {
     return error.what();
   }

@@ -36,11 +36,10 @@ TEST_CASE("loopback addresses") {
 }
 
 TEST_CASE("an interface is asked for by name, and refused with those that exist") {
-  CHECK(ddp::address_of_interface("lo") == "127.0.0.1");
-  CHECK(ddp::address_of_interface("lo", "10.0.0.1") == "127.0.0.1");
+  CHECK(ddp::addresses_of_interface("lo").front() == "127.0.0.1");
   for (const std::string name : {"nope", "", "lo ", "LO", "127.0.0.1"}) {
     try {
-      ddp::address_of_interface(name);
+      ddp::addresses_of_interface(name);
       FAIL(name);
     } catch (const ddp::UsageError& error) {
       CHECK(contains(error.what(), "--interface: got \"" + name + "\""));
@@ -50,14 +49,22 @@ TEST_CASE("an interface is asked for by name, and refused with those that exist"
 }
 
 TEST_CASE("the way to a host, and the address that rank 0 publishes") {
-  CHECK(ddp::address_towards("127.0.0.1", 1) == "127.0.0.1");
-  CHECK_THROWS_AS(ddp::address_towards("no-such-host.invalid", 1), ddp::TransientError);
+  CHECK(ddp::addresses_towards("127.0.0.1", 1) == std::vector<std::string>{"127.0.0.1"});
+  CHECK_THROWS_AS(ddp::addresses_towards("no-such-host.invalid", 1), ddp::TransientError);
   CHECK_THROWS_AS(ddp::require_resolvable("no-such-host.invalid", std::chrono::milliseconds(1)),
                   ddp::TransientError);
   CHECK_NOTHROW(ddp::require_resolvable("localhost", std::chrono::hours(24)));
   CHECK(ddp::address_to_publish("192.0.2.7", "") == "192.0.2.7");
   CHECK(ddp::address_to_publish("192.0.2.7", "lo") == "127.0.0.1");
   CHECK_FALSE(ddp::address_to_publish("127.0.1.1", "").empty());
+}
+
+TEST_CASE("a name is told with its addresses, and known as this host's or not") {
+  CHECK(contains(ddp::with_addresses("localhost"), "localhost ("));
+  CHECK(ddp::with_addresses("192.0.2.7") == "192.0.2.7");
+  CHECK(ddp::with_addresses("no-such-host.invalid") == "no-such-host.invalid");
+  CHECK(ddp::is_this_host("localhost"));
+  CHECK_FALSE(ddp::is_this_host("192.0.2.7"));
 }
 
 TEST_CASE("a port is taken or refused") {

@@ -113,11 +113,28 @@ TEST_CASE("every option reaches its field") {
   CHECK(parse_line("--threads auto").threads == ddp::kAutomaticThreads);
 }
 
+TEST_CASE("a path is one of this machine, also where no shell has seen it") {
+  const std::string home = getenv("HOME");
+  for (const std::string option : {"--snapshot=", "--metrics=", "--trace=", "--data-dir="}) {
+    for (const std::string path :
+         {"$HOME/x", "a/${X}", "~nobody/x", "s3://bucket/x", "file:///x"}) {
+      CHECK_THROWS_WITH(
+          parse({"50", "10", option + path}),
+          Catch::Matchers::Contains("got \"" + path + "\", expected a path of this machine"));
+    }
+  }
+  CHECK(parse_line("--snapshot=~/x").snapshot == home + "/x");
+  CHECK(parse_line("--dataset=~/x.safetensors").dataset == home + "/x.safetensors");
+  CHECK_THROWS_WITH(parse_line("--dataset=s3://b/x.safetensors"),
+                    Catch::Matchers::Contains("--dataset: got"));
+}
+
 TEST_CASE("values are taken as they are, however odd") {
   for (const std::string value : {"{}", "[a,b]", "a b=c\"d", "@file", "a_b"}) {
     CHECK(parse({"50", "10", "--snapshot", value}).snapshot == value);
   }
   CHECK(parse_line("--snapshot=-dash").snapshot == "-dash");
+  CHECK(parse({"50", "10", "--snapshot", "5$/a~"}).snapshot == "5$/a~");
   CHECK(parse({"010", "1"}).total_epochs == 10);
 }
 
@@ -234,6 +251,10 @@ TEST_CASE("the global batch is divided exactly or refused") {
 
 TEST_CASE("quoted values stay on one line and short") {
   CHECK(ddp::quote("a\nb\x01\x7f") == "\"a\\x0ab\\x01\\x7f\"");
-  CHECK(ddp::quote("ä") == "\"ä\"");
+  CHECK(ddp::quote("ä€😀") == "\"ä€😀\"");
+  // No UTF-8, among it a character cut off and one in more bytes than it needs; control characters.
+  CHECK(ddp::quote("\xff\xc3(\xc0\x80\xed\xa0\x80\xe2\x82") ==
+        "\"\\xff\\xc3(\\xc0\\x80\\xed\\xa0\\x80\\xe2\\x82\"");
+  CHECK(ddp::quote("\x1b[2J\xc2\x9b") == "\"\\x1b[2J\\xc2\\x9b\"");
   CHECK(ddp::quote(std::string(10000, 'x')).size() < 300);
 }

@@ -186,6 +186,7 @@ class Settings(Case):
 
     def test_refused(self):
         for text, message in (
+                ("nodes:\u00a02", "settings.yaml:3: got the invisible character U+00A0, expected a space"),
                 ("nodez: 2", "settings.yaml:3: unknown key: got nodez, expected nodes"),
                 ("local:\n  condor:\n    num_cpu: 2", "settings.yaml:5: unknown key: got local.condor.num_cpu, expected local.condor.num_cpus"),
                 ("num_gpus: 2", "settings.yaml:3: unknown key: got num_gpus, expected local.condor.num_gpus"),

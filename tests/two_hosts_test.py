@@ -163,6 +163,57 @@ class NamedNetwork(TwoHosts):
         self.check(*finish(*self.ranks(*WORKLOAD, GLOO_SOCKET_IFNAME="fast0")), 2)
 
 
+class Addresses(TwoHosts):
+    """Names and addresses as machines have them: what the others connect to is not always what rank 0 finds for it."""
+
+    def hosts_file(self, host, text):
+        """Shell command that gives the host its own /etc/hosts."""
+        file = SHARED / f"hosts-{host.name}"
+        file.write_text(namespaces.HOSTS + text)
+        return f"mount --bind {file} /etc/hosts; "
+
+    def train(self, address, names=("", ""), **variables):
+        """Ranks by hand. @param address MASTER_ADDR of each rank @param names lines of each host's /etc/hosts, if it has its own"""
+        ranks = []
+        for rank, host in enumerate(hosts):
+            setup = self.hosts_file(host, names[rank]) if names[rank] else ""
+            ranks.append(subprocess.Popen(
+                host.command(setup + "exec " + shlex.join([str(BIN / "05_multinode"), *WORKLOAD, "--timeout", "20"])), cwd=SHARED,
+                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address[rank], "MASTER_PORT": "29641"} | variables,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return finish(*ranks)
+
+    def test_kubeflow(self):
+        """The master's own address is localhost, and no pod has a LOCAL_RANK."""
+        self.check(*self.train(("localhost", hosts[0].ipv4), KUBERNETES_SERVICE_HOST="10.0.0.1"), 2)
+
+    def test_own_name_is_loopback(self):
+        """As in Debian's /etc/hosts."""
+        names = ("127.0.1.1 host1\n", "")
+        self.check(*self.train(("host1", "host1"), names, LOCAL_RANK="0"), 2)
+        self.check(*self.train(("host1", "host1"), names, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"), 2)
+
+    def test_worker_without_ipv6(self):
+        address = f"{hosts[1].ipv6}/64"
+        run("ip", "-n", hosts[1].name, "addr", "del", address, "dev", "eth0")
+        try:
+            self.check(*self.train(("host1", "host1"), LOCAL_RANK="0"), 2)
+        finally:
+            run("ip", "-n", hosts[1].name, "addr", "add", address, "dev", "eth0", "nodad")
+
+    def test_nobodys_address(self):
+        """It cannot heal, so it is no code that asks for another try; and the line says which address it is."""
+        for name, line in ((("host9", "host9"), "MASTER_ADDR: got host9 (10.77.0.99), which does not lead to this host"),
+                           (("10.77.0.99",) * 2, "MASTER_ADDR: got 10.77.0.99, which does not lead to this host"),
+                           (("fe80::1",) * 2, 'MASTER_ADDR: got "fe80::1", expected')):
+            codes, _, err = self.train(name, ("10.77.0.99 host9\n", "127.0.1.1 host9\n"), LOCAL_RANK="0")
+            self.assertEqual(codes[0], 2, err)
+            self.assertIn(line, err)
+            self.assertIn(codes[1], (2, 75), err)
+            if name[0] == "host9":
+                self.assertIn("no store at host9 (127.0.1.1):29641", err)
+
+
 class FaultyNetwork(TwoHosts):
     """Ranks by hand, with a network that is cut."""
 

@@ -68,18 +68,22 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
 }
 
 void check_launch(const std::string& name, const LaunchEnvironment& environment,
-                  const GetEnv& getenv) {
+                  const Variables& variables) {
   if (name != "mpi") {
     return;
   }
   need_mpi_module();
   const std::string rank = std::to_string(environment.rank);
   const std::string world_size = std::to_string(environment.world_size);
-  const auto open_mpi_size = getenv("OMPI_COMM_WORLD_SIZE");
+  const auto is = [&variables](const char* variable, const std::string& value) {
+    const auto found = variables.find(variable);
+    return found != variables.end() && found->second == value;
+  };
   // srun --mpi=pmix tells only the rank: the size is known once MPI is initialised.
   const bool is_in_world =
-      open_mpi_size ? open_mpi_size == world_size && getenv("OMPI_COMM_WORLD_RANK") == rank
-                    : environment.world_size == 1 || getenv("PMIX_RANK") == rank;
+      variables.contains("OMPI_COMM_WORLD_SIZE")
+          ? is("OMPI_COMM_WORLD_SIZE", world_size) && is("OMPI_COMM_WORLD_RANK", rank)
+          : environment.world_size == 1 || is("PMIX_RANK", rank);
   if (!is_in_world) {
     throw UsageError(fmt::format(
         "--backend mpi: {} started the {} ranks, expected mpirun: MPI joins no other processes; "

@@ -28,7 +28,7 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
 /// launcher started.
 /// @throws UsageError if this launch or this build cannot use the backend
 void check_launch(const std::string& name, const LaunchEnvironment& environment,
-                  const GetEnv& getenv = process_getenv);
+                  const Variables& variables = process_variables());
 
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
 /// @param name "shm", "gloo", "mpi", "nccl", or "auto": shared memory if all ranks are on one host,
@@ -45,6 +45,6 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
 /// @throws the work's exception, or Error soon after a connection broke: Note [Lost connections]
-void wait_over_gloo(c10d::Backend& backend, c10d::Work& work);
+void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout);
 
 }  // namespace ddp

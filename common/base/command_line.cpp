@@ -5,10 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <iostream>
 #include <numeric>
+#include <regex>
 #include <utility>
 
+#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
@@ -75,6 +78,16 @@ const std::string& check_choice(const std::string& name, const std::string& text
   return text;
 }
 
+std::string parse_path(const std::string& name, const std::string& text) {
+  static const std::regex kNoPath("[a-z][a-z0-9+.-]*://.*|~[^/]+.*|.*\\$[A-Za-z_{].*");
+  if (std::regex_match(text, kNoPath)) {
+    refuse("{}: got {}, expected a path of this machine: no URL, and variables replaced", name,
+           quote(text));
+  }
+  const char* const home = std::getenv("HOME");
+  return text.starts_with('~') && home != nullptr ? home + text.substr(1) : text;
+}
+
 std::string with_dashes(const std::string& argument) {
   std::string result = argument;
   if (argument.starts_with("--")) {
@@ -123,6 +136,14 @@ Option OptionGroup::text(const std::string& names, const std::string& unit, std:
                          const std::string& initial, const std::string& help) {
   return value(names, unit, initial, help,
                [&target](const std::string&, const std::string& given) { target = given; });
+}
+
+Option OptionGroup::path(const std::string& names, const std::string& unit, std::string& target,
+                         const std::string& initial, const std::string& help) {
+  return value(names, unit, initial, help,
+               [&target](const std::string& name, const std::string& text) {
+                 target = parse_path(name, text);
+               });
 }
 
 Option OptionGroup::choice(const std::string& names, std::string& target, const Choices& choices,

@@ -31,6 +31,10 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices);
 
+/// The path in `text`, with the home folder for a leading "~".
+/// @throws UsageError for a URL, and for what only a shell replaces: "$HOME/x", "~me/x"
+std::string parse_path(const std::string& name, const std::string& text);
+
 /// Thrown after --help or --version was answered on stdout.
 struct Answered {};
 
@@ -69,6 +73,8 @@ class OptionGroup {
   Option values(const std::string& names, const std::string& unit, const std::string& help,
                 const StoreValues& store);
   Option text(const std::string& names, const std::string& unit, std::string& target,
+              const std::string& initial, const std::string& help);
+  Option path(const std::string& names, const std::string& unit, std::string& target,
               const std::string& initial, const std::string& help);
   /// The default is the value of `target`, if it is not empty.
   Option choice(const std::string& names, std::string& target, const Choices& choices,

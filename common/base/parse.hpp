@@ -1,8 +1,10 @@
 // common/base/parse.hpp - strict parsing of the command line and the environment.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -17,19 +19,50 @@ inline std::string shorten(std::string_view text) {
   return std::string(text.substr(0, kLongest)) + (text.size() > kLongest ? "..." : "");
 }
 
-/// `text` in quotation marks on one line, whatever it holds; long texts are cut.
-inline std::string quote(std::string_view text) {
-  constexpr std::string_view kHexDigits = "0123456789abcdef";
-  std::string quoted = "\"";
-  for (const char c : shorten(text)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      quoted += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
-    } else {
-      quoted += c;
-    }
+/// Length of the character at the beginning of `text`; 0 if it is a control character or no UTF-8.
+inline size_t printable_bytes(std::string_view text) {
+  const auto byte = [text](size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) {
+    return lead >= 0x20 && lead != 0x7f ? 1 : 0;
   }
-  return quoted + '"';
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
+  if (length == 0 || text.size() < length) {
+    return 0;
+  }
+  uint32_t code = lead & (0xffU >> (length + 1));
+  for (size_t at = 1; at < length; ++at) {
+    if (byte(at) >> 6 != 2) {
+      return 0;
+    }
+    code = code << 6 | (byte(at) & 0x3fU);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800,
+                                 0x10000};  // 0x80 to 0x9f are control characters
+  const bool is_character =
+      code >= kLeast[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+  return is_character ? length : 0;
+}
+
+/// `text` on one line for a terminal, whatever a file or a library has put into it.
+inline std::string printable(std::string_view text) {
+  constexpr std::string_view kHexDigits = "0123456789abcdef";
+  std::string line;
+  while (!text.empty()) {
+    const size_t length = printable_bytes(text);
+    if (length == 0) {
+      const auto byte = static_cast<unsigned char>(text.front());
+      line += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
+    }
+    line += text.substr(0, length);
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return line;
+}
+
+/// `text` in quotation marks on one line; long texts are cut.
+inline std::string quote(std::string_view text) {
+  return '"' + printable(shorten(text)) + '"';
 }
 
 /// Digits only: no sign, blank, exponent, base prefix or overflow.

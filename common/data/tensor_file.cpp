@@ -39,8 +39,11 @@ std::string reason() {
     throw;
   } catch (const UsageError& error) {
     return error.what();
-  } catch (const nlohmann::json::exception& error) {
-    return "malformed header: " + shorten(error.what());
+  } catch (const nlohmann::json::parse_error& error) {
+    return fmt::format("got no JSON at byte {} of the header, expected a safetensors file",
+                       error.byte);
+  } catch (const nlohmann::json::exception&) {
+    return "got a header with other fields, expected dtype, shape and data_offsets of each tensor";
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }
@@ -154,9 +157,9 @@ TensorFile parse(std::string_view header, const torch::Tensor& data,
   const ordered_json root = parse_header(header);
   std::vector<std::pair<std::string, ordered_json>> entries;
   for (const auto& [name, entry] : root.items()) {
-    if (name == "__metadata__") {
+    if (name == "__metadata__" && !entry.is_null()) {
       file.metadata = entry.get<std::map<std::string, std::string>>();
-    } else {
+    } else if (name != "__metadata__") {
       entries.emplace_back(name, entry);
     }
   }

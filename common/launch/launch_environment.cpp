@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "common/base/parse.hpp"
@@ -26,6 +27,7 @@ using Kind = StoreLocation::Kind;
 // Sources of derived values.
 constexpr const char* kOneNode = "derived: one node";
 constexpr const char* kSlot = "derived: one process per slot";
+constexpr const char* kPod = "derived: one process per pod";
 constexpr const char* kUnknown = "derived: LOCAL_WORLD_SIZE is not set";
 constexpr const char* kEvenRule = "derived: every node has as many processes as this one";
 
@@ -65,12 +67,25 @@ struct Stranger {
   const char* alone;
 };
 constexpr Stranger kStrangers[] = {
-    {"PMI_SIZE", "1"},          {"MPI_LOCALNRANKS", "1"},    {"MV2_COMM_WORLD_SIZE", "1"},
-    {"FLUX_JOB_SIZE", "1"},     {"JSM_NAMESPACE_SIZE", "1"}, {"PET_NNODES", "1"},
-    {"PALS_RANKID", nullptr},   {"PMIX_RANK", nullptr},      {"JOB_COMPLETION_INDEX", nullptr},
-    {"WORLD_SIZE", nullptr},    {"LOCAL_RANK", nullptr},     {"LOCAL_WORLD_SIZE", nullptr},
-    {"--world-size", nullptr},  {"--local-rank", nullptr},   {"--local-world-size", nullptr},
-    {"--master-addr", nullptr}, {"--master-port", nullptr},  {"OMPI_COMM_WORLD_SIZE", "1"},
+    {"PMI_SIZE", "1"},
+    {"MPI_LOCALNRANKS", "1"},
+    {"MV2_COMM_WORLD_SIZE", "1"},
+    {"FLUX_JOB_SIZE", "1"},
+    {"JSM_NAMESPACE_SIZE", "1"},
+    {"PADDLE_TRAINERS_NUM", "1"},
+    {"PET_NNODES", "1"},
+    {"PALS_RANKID", nullptr},
+    {"PMIX_RANK", nullptr},
+    {"JOB_COMPLETION_INDEX", nullptr},
+    {"WORLD_SIZE", nullptr},
+    {"LOCAL_RANK", nullptr},
+    {"LOCAL_WORLD_SIZE", nullptr},
+    {"--world-size", nullptr},
+    {"--local-rank", nullptr},
+    {"--local-world-size", nullptr},
+    {"--master-addr", nullptr},
+    {"--master-port", nullptr},
+    {"OMPI_COMM_WORLD_SIZE", "1"},
     {"_CONDOR_NPROCS", "1"},
 };
 
@@ -122,10 +137,12 @@ std::string checked_host(const std::string& source, const std::string& text) {
   const bool is_bracketed = text.starts_with('[') && text.ends_with(']');
   std::string host = is_bracketed ? text.substr(1, text.size() - 2) : text;
   const bool has_port = std::ranges::count(host, ':') == 1;
+  // A link-local address names an interface only with its zone.
+  const bool lacks_zone = host.starts_with("fe80:") && host.find('%') == std::string::npos;
   if (has_port || host.find_first_of(" /[],@\n") != std::string::npos || host == "0.0.0.0" ||
-      host == "::") {
-    refuse("{}: got {}, expected a host name or the address of one host, without a port", source,
-           quote(text));
+      host == "::" || lacks_zone) {
+    refuse("{}: got {}, expected a host name or the address of one host, without a port{}", source,
+           quote(text), lacks_zone ? ", with its interface, as fe80::1%eth0" : "");
   }
   return host;
 }
@@ -148,7 +165,7 @@ std::string first_host(const std::string& name, const std::string& list) {
 
 class LaunchReader {
  public:
-  LaunchReader(const IdentityOptions& options, const GetEnv& getenv) : getenv_(getenv) {
+  LaunchReader(const IdentityOptions& options, const Variables& variables) : variables_(variables) {
     for (const auto& [name, value] :
          {std::pair("--rank", options.rank), std::pair("--world-size", options.world_size),
           std::pair("--local-rank", options.local_rank),
@@ -165,7 +182,7 @@ class LaunchReader {
 
   LaunchEnvironment read() {
     const auto* const row = std::ranges::find_if(
-        kLaunchers, [this](const Launcher& launcher) { return find(launcher.shows).has_value(); });
+        kLaunchers, [this](const Launcher& launcher) { return started_by(launcher); });
     if (row == std::end(kLaunchers)) {
       read_alone();
       return found_;
@@ -185,6 +202,14 @@ class LaunchReader {
   }
 
  private:
+  bool started_by(const Launcher& launcher) const {
+    // Slurm numbers the steps that run no tasks, such as salloc's shell, down from 2^32 - 1.
+    constexpr uint32_t kFirstWithoutTasks = 0xfffffff0;
+    return find(launcher.shows) && (std::string_view(launcher.shows) != "SLURM_STEP_ID" ||
+                                    parse_integer<uint32_t>("SLURM_STEP_ID", text("SLURM_STEP_ID"),
+                                                            0) < kFirstWithoutTasks);
+  }
+
   void read_numbers(const Launcher& names) {
     const Sourced rank = need(names.rank, 0);
     const Sourced world_size = need(names.world_size, 1);
@@ -219,7 +244,12 @@ class LaunchReader {
       return {need(names.local_rank, 0), {tasks_on_node(name, text(name), found_.node_rank), name}};
     }
     const std::string host = checked_host(master_addr(), find(master_addr()).value_or(""));
-    const bool is_one_node = found_.world_size == 1 || is_loopback_address(host);
+    // Kubeflow tells its master that the address is localhost, though the others are elsewhere.
+    const bool is_pod = is_by_hand() && find("KUBERNETES_SERVICE_HOST");
+    if (is_pod && found_.world_size > 1 && !find(names.local_rank)) {
+      return {{0, kPod}, {1, kPod}};
+    }
+    const bool is_one_node = found_.world_size == 1 || (is_loopback_address(host) && !is_pod);
     if (is_by_hand() && is_one_node) {
       return {number(names.local_rank, 0).value_or(Sourced{found_.rank, kOneNode}),
               number(names.local_world_size, 1).value_or(Sourced{found_.world_size, kOneNode})};
@@ -231,7 +261,7 @@ class LaunchReader {
   }
 
   void derive_nodes(const std::string& rule) {
-    if (rule == kSlot || rule == kUnknown) {
+    if (rule == kSlot || rule == kPod || rule == kUnknown) {
       set("node_rank", found_.node_rank, {found_.rank, rule});
       set("num_nodes", found_.num_nodes, {found_.world_size, rule});
       return;
@@ -258,12 +288,14 @@ class LaunchReader {
     }
     const std::string job = job_name();
     store.kind = Kind::kTcp;
+    store.server = found_.rank == 0 ? 0 : -1;
     store.prefix = found_.launcher + (job.empty() ? "" : "/" + job);
     read_master();
     // Exactly "True", as in torch. The agent does not serve at an address from flags.
-    if (getenv_("TORCHELASTIC_USE_AGENT_STORE") == "True" && !flags_.contains("--master-addr") &&
+    if (find("TORCHELASTIC_USE_AGENT_STORE") == "True" && !flags_.contains("--master-addr") &&
         !flags_.contains("--master-port")) {
       store.kind = Kind::kAgentTcp;
+      store.server = -1;
       record("store.kind", "the launcher serves it", "TORCHELASTIC_USE_AGENT_STORE");
     }
     if (found_.launcher == "htcondor" && store.host.empty() && store.port == 0) {
@@ -313,6 +345,9 @@ class LaunchReader {
     } else if (store.host.empty() && is_slurm) {
       store.host = first_host("SLURM_STEP_NODELIST", text("SLURM_STEP_NODELIST"));
       record("store.host", store.host, "first of SLURM_STEP_NODELIST");
+      // With --distribution=arbitrary rank 0 may run on another node.
+      const bool serves = found_.node_rank == 0 && found_.local_rank == 0;
+      store.server = serves ? found_.rank : -1;
     }
     if (store.port == 0 && derives) {
       const int port = port_of(fmt::format("{}.{}", job, found_.restart_count));
@@ -347,10 +382,13 @@ class LaunchReader {
     for (const Stranger& stranger : kStrangers) {
       const std::optional<std::string> value = find(stranger.variable);
       if (value && (stranger.alone == nullptr || *value != stranger.alone)) {
-        refuse(
-            "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
-            "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
-            stranger.variable, quote(*value));
+        refuse_stranger(stranger.variable, *value);
+      }
+    }
+    for (const auto& [name, value] : variables_) {
+      const std::string size = size_beside_rank(name);
+      if (!size.empty()) {
+        refuse_stranger(size, *find(size));
       }
     }
     if (!find("SLURM_JOB_ID")) {
@@ -369,6 +407,29 @@ class LaunchReader {
     add_restarts("SLURM_RESTART_COUNT");
   }
 
+  /// Name of the variable with the number of processes if `name` is HOROVOD_RANK or another
+  /// launcher's variable of that form, and the number is not 1; else empty.
+  std::string size_beside_rank(const std::string& name) const {
+    constexpr std::string_view kRank = "RANK";
+    if (name.ends_with(kRank)) {
+      const std::string prefix = name.substr(0, name.size() - kRank.size());
+      for (const char* const ending : {"SIZE", "WORLD_SIZE", "NRANKS", "NPROCS"}) {
+        const std::string value = find(prefix + ending).value_or("1");
+        if (value != "1") {
+          return prefix + ending;
+        }
+      }
+    }
+    return "";
+  }
+
+  [[noreturn]] static void refuse_stranger(const std::string& variable, const std::string& value) {
+    refuse(
+        "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
+        "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
+        variable, quote(value));
+  }
+
   void add_restarts(const char* name) {
     if (const std::optional<Sourced> count = number(name, 0)) {
       found_.restart_count += count->value;
@@ -380,7 +441,11 @@ class LaunchReader {
 
   std::optional<std::string> find(const std::string& name) const {
     const auto flag = flags_.find(name);
-    return flag != flags_.end() ? std::optional(flag->second) : getenv_(name);
+    if (flag != flags_.end()) {
+      return flag->second;
+    }
+    const auto variable = variables_.find(name);
+    return variable != variables_.end() ? std::optional(variable->second) : std::nullopt;
   }
 
   /// @throws UsageError if it is unset or empty
@@ -418,7 +483,7 @@ class LaunchReader {
   }
 
   std::map<std::string, std::string> flags_;
-  const GetEnv& getenv_;
+  const Variables& variables_;
   LaunchEnvironment found_;
 };
 
@@ -429,8 +494,19 @@ std::optional<std::string> process_getenv(const std::string& name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-LaunchEnvironment read_launch_environment(const IdentityOptions& options, const GetEnv& getenv) {
-  return LaunchReader(options, getenv).read();
+Variables process_variables() {
+  Variables variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const size_t equals = std::min(text.find('='), text.size() - 1);
+    variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+LaunchEnvironment read_launch_environment(const IdentityOptions& options,
+                                          const Variables& variables) {
+  return LaunchReader(options, variables).read();
 }
 
 }  // namespace ddp

@@ -1,7 +1,7 @@
 // common/launch/launch_environment.hpp - rank, local rank and world size, and their sources.
 #pragma once
 
-#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,8 +24,8 @@ struct StoreLocation {
   int port = 0;
   std::string file;
   std::string prefix;  ///< prefix of all keys: a restart must not read keys of an earlier start
-
-  bool is_served_by_rank_0() const { return kind == Kind::kTcp || kind == Kind::kSharedFile; }
+  /// Rank that serves the store; -1: another rank, as yet unknown, or no rank.
+  int server = -1;
 };
 
 /// Fact and its source, for `ddp-env`: {"rank", "1", "OMPI_COMM_WORLD_RANK"}.
@@ -51,8 +51,9 @@ struct LaunchEnvironment {
   std::string note;  ///< reason why this process is alone, if that looks like a mistake
 };
 
-/// Looks a variable up; std::nullopt if unset. Tests pass a table instead of the environment.
-using GetEnv = std::function<std::optional<std::string>(const std::string&)>;
+/// Environment variables. Tests pass their own.
+using Variables = std::map<std::string, std::string>;
+Variables process_variables();
 std::optional<std::string> process_getenv(const std::string& name);
 
 /// Finds the identity from the first of these: flags, spawn, torchrun, RANK set by hand, Open MPI,
@@ -61,7 +62,7 @@ std::optional<std::string> process_getenv(const std::string& name);
 /// @throws UsageError naming a variable that is missing, malformed, out of range or contradictory,
 /// or a variable of an unknown launcher that started several processes
 LaunchEnvironment read_launch_environment(const IdentityOptions& options = {},
-                                          const GetEnv& getenv = process_getenv);
+                                          const Variables& variables = process_variables());
 
 /// Identity with its sources, as aligned text or as a JSON line, with a newline at the end.
 std::string describe(const LaunchEnvironment& environment, bool json);

@@ -2,7 +2,7 @@
 #include "common/launch/network.hpp"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -53,8 +53,17 @@ std::string to_text(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-int family_of(const std::string& address) {
-  return address.find(':') == std::string::npos ? AF_INET : AF_INET6;
+/// Addresses of `host` as the resolver finds them, each once; none if it has none.
+std::vector<std::string> addresses_of(const std::string& host) {
+  std::vector<std::string> found;
+  try {
+    const Addresses addresses = resolve(host, 0);
+    for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+      found.push_back(to_text(at->ai_addr, at->ai_addrlen));
+    }
+  } catch (const TransientError&) {
+  }
+  return found;
 }
 
 /// Address of an interface.
@@ -89,7 +98,7 @@ std::vector<Interface> interfaces() {
 }  // namespace
 
 std::string endpoint(const std::string& host, int port) {
-  return fmt::format("{}:{}", family_of(host) == AF_INET6 ? "[" + host + "]" : host, port);
+  return fmt::format("{}:{}", is_ipv6(host) ? "[" + host + "]" : host, port);
 }
 
 HostAndPort split_endpoint(const std::string& text) {
@@ -113,24 +122,43 @@ void require_resolvable(const std::string& host, std::chrono::milliseconds timeo
   resolve(host, 0, timeout);
 }
 
-std::string address_of_interface(const std::string& name, const std::string& like) {
-  std::string address;
+bool is_ipv6(const std::string& address) {
+  return address.find(':') != std::string::npos;
+}
+
+std::string with_addresses(const std::string& host) {
+  const std::vector<std::string> addresses = addresses_of(host);
+  return addresses.empty() || addresses.front() == host
+             ? host
+             : fmt::format("{} ({})", host, fmt::join(addresses, ", "));
+}
+
+bool is_this_host(const std::string& host) {
+  const std::vector<Interface> own = interfaces();
+  return std::ranges::any_of(addresses_of(host), [&own](const std::string& address) {
+    return is_loopback_address(address) ||
+           std::ranges::find(own, address, &Interface::address) != own.end();
+  });
+}
+
+std::vector<std::string> addresses_of_interface(const std::string& name) {
+  std::vector<std::string> addresses;
   std::string present;
   for (const Interface& interface : interfaces()) {
     present += fmt::format(" {} ({})", interface.name, interface.address);
-    const bool is_wanted = family_of(interface.address) == family_of(like);
-    if (interface.name == name && (address.empty() || is_wanted)) {
-      address = interface.address;
+    if (interface.name == name) {
+      addresses.push_back(interface.address);
     }
   }
-  if (address.empty()) {
+  if (addresses.empty()) {
     refuse("--interface: got {}, expected one with an address:{}", quote(name), present);
   }
-  return address;
+  return addresses;
 }
 
-std::string address_towards(const std::string& host, int port) {
+std::vector<std::string> addresses_towards(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
+  std::vector<std::string> found;
   int reason = 0;
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
     // Connecting a datagram socket looks the route up and sends nothing.
@@ -140,17 +168,24 @@ std::string address_towards(const std::string& host, int port) {
     auto* const generic = reinterpret_cast<sockaddr*>(&own);
     if (probe.is_open() && connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 &&
         getsockname(probe.get(), generic, &length) == 0) {
-      return to_text(generic, length);
+      const std::string address = to_text(generic, length);
+      if (std::ranges::find(found, is_ipv6(address), is_ipv6) == found.end()) {
+        found.push_back(address);
+      }
+    } else {
+      reason = errno;
     }
-    reason = errno;
+  }
+  if (!found.empty()) {
+    return found;
   }
   refuse("no route leads from this host to {} ({}), expected one; --interface names the network",
-         endpoint(host, port), std::strerror(reason));
+         with_addresses(host), std::strerror(reason));
 }
 
 std::string address_to_publish(const std::string& host, const std::string& interface) {
   if (!interface.empty()) {
-    return address_of_interface(interface);
+    return addresses_of_interface(interface).front();
   }
   const Addresses addresses = resolve(host, 0);
   std::vector<std::string> candidates = {to_text(addresses->ai_addr, addresses->ai_addrlen)};

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace ddp {
 
@@ -25,15 +26,25 @@ bool is_loopback_address(const std::string& address);
 /// @throws TransientError if it has none within `timeout`
 void require_resolvable(const std::string& host, std::chrono::milliseconds timeout);
 
-/// Numeric address of this host's network interface `name`, if possible of the same family as
-/// `like`. Link-local IPv6 does not count: other hosts would need to know the link.
+/// Numeric addresses of this host's network interface `name`. Link-local IPv6 does not count: other
+/// hosts would need to know the link.
 /// @throws UsageError listing the interfaces that exist
-std::string address_of_interface(const std::string& name, const std::string& like = "");
+std::vector<std::string> addresses_of_interface(const std::string& name);
 
-/// Numeric address from which this host talks to `host`. Sends nothing.
+/// Numeric addresses from which this host talks to `host`, one of each family at most, in the
+/// order of the resolver. Sends nothing.
 /// @throws TransientError if it cannot be resolved
 /// @throws UsageError if no route leads there
-std::string address_towards(const std::string& host, int port);
+std::vector<std::string> addresses_towards(const std::string& host, int port);
+
+/// True for an IPv6 address.
+bool is_ipv6(const std::string& address);
+
+/// "n1 (10.0.0.1, fd00::1)": the name with the addresses that this host finds for it.
+std::string with_addresses(const std::string& host);
+
+/// True if `host` has an address of this host, loopback included.
+bool is_this_host(const std::string& host);
 
 /// Numeric address that rank 0 publishes for the other ranks: the address of `interface`, else the
 /// address of `host`, this machine's name, if that is not loopback, else the address of any network

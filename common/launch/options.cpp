@@ -102,14 +102,14 @@ void add_data(OptionGroup group, Options& options) {
   group.value("--dataset", "DATA", options.dataset,
               join(datasets) + ", or a FILE.safetensors made by tools/to_safetensors",
               [&options, datasets](const std::string& name, const std::string& text) {
-                options.dataset = text;
+                options.dataset = parse_path(name, text);
                 if (std::ranges::find(datasets, text) == datasets.end() &&
                     !text.ends_with(".safetensors")) {
                   refuse("{}: got {}, expected {}, or a FILE.safetensors", name, quote(text),
                          join(datasets));
                 }
               });
-  group.text("--data-dir", "PATH", options.data_dir, "the installed folder",
+  group.path("--data-dir", "PATH", options.data_dir, "the installed folder",
              "folder with the data files");
   group.integer("--dataset-size", options.dataset_size, int64_t{1}, kMaxDatasetSize,
                 std::to_string(options.dataset_size), "number of training samples, synthetic only");
@@ -168,13 +168,13 @@ void add_identity(OptionGroup group, Options& options) {
 }
 
 void add_output(OptionGroup group, Options& options) {
-  group.text("--snapshot", "PATH", options.snapshot, options.program + ".safetensors",
+  group.path("--snapshot", "PATH", options.snapshot, options.program + ".safetensors",
              "file for snapshots; the previous file becomes PATH.prev");
   group.choice("--resume", options.resume, {"restart", "auto", "never"},
                "restart: resume if the launcher restarted the job; auto: if there is a snapshot");
-  group.text("--metrics", "PATH", options.metrics, "",
+  group.path("--metrics", "PATH", options.metrics, "",
              "file for a JSON line per rank and step, and a summary");
-  group.text("--trace", "PATH", options.trace, "", "file for a Chrome trace of each rank");
+  group.path("--trace", "PATH", options.trace, "", "file for a Chrome trace of each rank");
   group.flag("--verbose", options.verbose,
              "print the first samples of an epoch, the model's inputs, and how busy the ranks are");
   group.flag("--quiet", options.quiet, "print no line per epoch and no progress bar");

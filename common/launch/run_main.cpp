@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "common/base/command_line.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/hardware.hpp"
 #include "common/launch/spawn.hpp"
@@ -65,14 +66,6 @@ std::string first_line(const std::string& what) {
                                     : what.substr(begin, what.find('\n', begin) - begin);
 }
 
-/// All of `what` on one line: it may quote a path with a newline.
-std::string one_line(std::string what) {
-  for (size_t at = 0; (at = what.find('\n', at)) != std::string::npos;) {
-    what.replace(at, 1, "\\x0a");
-  }
-  return what;
-}
-
 /// Message and exit code of an exception.
 struct Failure {
   ExitCode code;
@@ -88,9 +81,9 @@ Failure failure_of(const std::exception_ptr& thrown) {
     }
     return {kFailed, "std::terminate() was called without an exception"};
   } catch (const Error& error) {
-    return {error.code(), one_line(error.what())};
+    return {error.code(), printable(error.what())};
   } catch (const std::exception& error) {
-    return {kFailed, first_line(error.what())};
+    return {kFailed, printable(first_line(error.what()))};
   } catch (...) {
     return {kFailed, "an exception of unknown type"};
   }

@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kGraceAfterRequest{30};
 std::vector<int> watched_signals() {
   std::signal(SIGCHLD, SIG_DFL);  // if it were ignored, there would be no exit codes
   std::vector<int> signals = {SIGCHLD};
-  for (const int forwarded : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP}) {
+  for (const int forwarded : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGTSTP}) {
     struct sigaction action {};
     sigaction(forwarded, nullptr, &action);
     if (action.sa_handler != SIG_IGN) {  // under nohup, SIGHUP stays ignored
@@ -89,7 +89,9 @@ class Ranks {
       }
       const siginfo_t info = signals_.wait(patience_s);
       first = info.si_signo == SIGCHLD ? info.si_pid : 0;
-      if (info.si_signo > 0 && info.si_signo != SIGCHLD) {
+      if (info.si_signo == SIGTSTP) {
+        stop_until_continued();
+      } else if (info.si_signo > 0 && info.si_signo != SIGCHLD) {
         signal_all(info.si_signo);
         if (info.si_signo != SIGUSR1 && info.si_signo != SIGUSR2) {
           leave_by(kGraceAfterRequest);
@@ -148,6 +150,17 @@ class Ranks {
       if (child) {
         child->signal(signal);
       }
+    }
+  }
+
+  /// Ctrl-Z: stops the ranks, which are no processes of the terminal's group, and this process.
+  void stop_until_continued() {
+    const Clock::time_point begin = Clock::now();
+    signal_all(SIGSTOP);
+    raise(SIGSTOP);
+    signal_all(SIGCONT);
+    if (kill_at_) {
+      *kill_at_ += Clock::now() - begin;
     }
   }
 

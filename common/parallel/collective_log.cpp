@@ -133,8 +133,8 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
   } catch (const std::exception&) {
     return {};  // the store is gone, or no thread can be started
   }
-  return launch.store.is_served_by_rank_0() && launch.rank != 0 ? std::vector<int>{0}
-                                                                : std::vector<int>();
+  const int server = launch.store.server;
+  return server >= 0 && server != launch.rank ? std::vector<int>{server} : std::vector<int>();
 }
 
 void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,

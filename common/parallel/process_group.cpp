@@ -55,7 +55,7 @@ std::string wanted_interface(const std::string& option) {
   const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
   std::string interface = option.empty() ? names.substr(0, names.find(',')) : option;
   if (!interface.empty()) {
-    address_of_interface(interface);
+    addresses_of_interface(interface);
   }
   return interface;
 }
@@ -114,7 +114,8 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
   LaunchEnvironment launch = launch_;
   launch.rank = static_cast<int>(own - ranks.begin());
   launch.world_size = static_cast<int>(ranks.size());
-  launch.store.kind = ranks.front() == 0 ? launch.store.kind : StoreLocation::Kind::kNone;
+  const auto server = std::ranges::find(ranks, launch_.store.server);
+  launch.store.server = server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
   attach_backend(*group, device_, connect_(store, launch.rank, launch.world_size));
@@ -180,7 +181,7 @@ void ProcessGroup::wait(const Work& work) const {
     return;
   }
   try {
-    wait_over_gloo(backend, *work);
+    wait_over_gloo(backend, *work, store_->getTimeout());
   } catch (const std::exception& error) {
     // Gloo's errors have no type of their own. Collectives that run beside the late collective fail
     // with the second text.
@@ -195,7 +196,7 @@ void ProcessGroup::wait(const Work& work) const {
           fmt::format("{}: {}", from_torch == nullptr ? what : from_torch->what_without_backtrace(),
                       log_->of(*work)));
     }
-    if (rank() == 0 && launch_.store.is_served_by_rank_0()) {
+    if (rank() == launch_.store.server) {
       at_train_end(wait_for_launcher);  // other ranks may still read the store
     }
     throw Error(ExitCode::kTrainingFailed,
@@ -262,7 +263,7 @@ void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& sit
   std::vector<torch::Tensor> one{tensor.detach().contiguous()};
   start("send", tensor, site, [&](c10d::Backend& backend) {
     return backend.send(one, to, /*tag=*/0);
-  })->wait();
+  })->wait(store_->getTimeout());
 }
 
 void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
@@ -270,7 +271,7 @@ void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& s
     std::vector<torch::Tensor> one{whole};
     start("recv", whole, site, [&](c10d::Backend& backend) {
       return backend.recv(one, from, /*tag=*/0);
-    })->wait();
+    })->wait(store_->getTimeout());
   });
 }
 
@@ -306,7 +307,7 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
 
 namespace {
 
-std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& launch,
+std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
                                                    const torch::Device& device,
                                                    const ProcessGroupOptions& options) {
   // Silences c10d, which logs errors with backtraces before it throws them.
@@ -326,6 +327,7 @@ std::unique_ptr<ProcessGroup> create_process_group(const LaunchEnvironment& laun
     survive_broken_connections();
   }
   const Rendezvous meeting = rendezvous(launch, interface, timeout);
+  launch.store.server = meeting.server;
   const auto group =
       c10::make_intrusive<c10d::ProcessGroup>(meeting.store, launch.rank, launch.world_size);
   const auto log = std::make_shared<CollectiveLog>();
@@ -379,7 +381,7 @@ void init_process_group(const LaunchEnvironment& launch, const torch::Device& de
 
 void destroy_process_group() {
   const ProcessGroup& group = default_process_group();
-  depart(*group.store(), group.rank(), group.world_size());
+  depart(*group.store(), group.rank(), group.world_size(), group.launch().store.server);
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
   at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(default_group))] {});

@@ -1,8 +1,9 @@
 #include "common/parallel/rendezvous.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -10,7 +11,9 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -44,9 +47,10 @@ c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::millisecon
 /// @param port 0: any free port
 Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds timeout) {
   try {
-    const auto store =
-        c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, /*serves=*/true, timeout));
-    return {store, host, store->getPort()};
+    // This rank needs no other address; `host` is for the others.
+    const auto store = c10::make_intrusive<c10d::TCPStore>(
+        "127.0.0.1", tcp_options(port, /*serves=*/true, timeout));
+    return {.store = store, .host = host, .port = store->getPort()};
   } catch (const c10::Error& error) {
     throw TransientError(
         fmt::format("cannot listen on port {} ({}), expected a free port of this host; another job "
@@ -68,7 +72,7 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
   const bool answered = connected.wait_for(timeout + kItsOwnTimeout) == std::future_status::ready;
   try {
     if (answered) {
-      return {connected.get(), host, port};
+      return {.store = connected.get(), .host = host, .port = port};
     }
   } catch (const c10::Error&) {
     // No program took the connection.
@@ -79,16 +83,37 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
   throw TransientError(
       fmt::format("no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve "
                   "it{}",
-                  endpoint(host, port), in_seconds(timeout),
+                  endpoint(with_addresses(host), port), in_seconds(timeout),
                   answered ? "" : "; another program may have the port"));
+}
+
+/// Checks that the address for the other ranks leads to this one, at which the store is served. It
+/// need not be an address of this host: a service of Kubernetes forwards connections.
+/// @throws UsageError if nobody answers there within 10 s
+void require_address_of_this_host(const std::string& host, int port,
+                                  std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kForwarding(10'000);
+  constexpr std::chrono::milliseconds kPause(200);
+  const auto deadline = Clock::now() + std::min(timeout, kForwarding);
+  while (!is_this_host(host) && try_connect(host, port) != Answer::kTaken) {
+    if (Clock::now() >= deadline) {
+      throw UsageError(fmt::format(
+          "MASTER_ADDR: got {}, which does not lead to this host, expected an address of the host "
+          "of rank 0, as the other ranks reach it",
+          with_addresses(host)));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 /// Serves or connects to a store with a known address.
 Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
-  if (location.kind == Kind::kTcp && launch.rank == 0) {
-    return serve(location.host, location.port, timeout);
+  if (location.server == launch.rank) {
+    Rendezvous served = serve(location.host, location.port, timeout);
+    require_address_of_this_host(location.host, location.port, timeout);
+    return served;
   }
   if (location.kind == Kind::kAgentTcp &&
       try_connect(location.host, location.port) == Answer::kRefused) {
@@ -120,7 +145,7 @@ Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string&
 
 Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::string& interface,
                                std::chrono::milliseconds timeout) {
-  if (launch.rank == 0) {
+  if (launch.store.server == launch.rank) {
     return serve_and_publish(launch, interface, timeout);
   }
   const std::string& file = launch.store.file;
@@ -140,9 +165,10 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
                       std::chrono::milliseconds timeout) {
   switch (launch.store.kind) {
     case Kind::kNone:
-      return {c10::make_intrusive<c10d::HashStore>(), "", 0};
+      return {.store = c10::make_intrusive<c10d::HashStore>(), .host = ""};
     case Kind::kFile:
-      return {c10::make_intrusive<c10d::FileStore>(launch.store.file, launch.world_size), "", 0};
+      return {.store = c10::make_intrusive<c10d::FileStore>(launch.store.file, launch.world_size),
+              .host = ""};
     case Kind::kTcp:
     case Kind::kAgentTcp:
       return meet_at_address(launch, timeout);
@@ -195,7 +221,13 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
           "the same store; expected each of {} ranks once",
           launch.rank, launch.world_size));
     }
+    if (launch.store.server == launch.rank) {
+      meeting.store->set("server", std::to_string(launch.rank));
+    }
     meet(*meeting.store, "rendezvous", launch.rank, launch.world_size);
+    if (meeting.store->check({"server"})) {
+      meeting.server = std::stoi(meeting.store->get_to_str("server"));
+    }
   } catch (const c10::Error&) {
     // Nothing was computed yet. If the store goes away now, it belonged to another job that had the
     // port first and has ended, or a rank of this job has failed.
@@ -212,24 +244,44 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
 std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting) {
   const bool several_hosts = launch.num_nodes > 1 && !meeting.host.empty();
-  const std::string towards_store =
-      several_hosts ? address_towards(meeting.host, meeting.port) : "";
-  std::string own =
-      interface.empty() ? towards_store : address_of_interface(interface, towards_store);
   if (!several_hosts) {
-    return own.empty() ? "127.0.0.1" : own;
+    return interface.empty() ? "127.0.0.1" : addresses_of_interface(interface).front();
   }
+  const std::vector<std::string> own = interface.empty()
+                                           ? addresses_towards(meeting.host, meeting.port)
+                                           : addresses_of_interface(interface);
   const std::vector<std::string> keys = keys_of_ranks("address", launch.world_size);
-  meeting.store->set(keys[static_cast<size_t>(launch.rank)], own);
-  // On the host of the store the address may be loopback ("localhost", or its own name in
-  // /etc/hosts). Then take the address towards a rank elsewhere; without such a rank keep loopback.
-  for (size_t rank = 0; rank < keys.size() && is_loopback_address(own); ++rank) {
-    const std::string other = meeting.store->get_to_str(keys[rank]);
-    if (!is_loopback_address(other)) {
-      own = address_towards(other, meeting.port);
+  meeting.store->set(keys[static_cast<size_t>(launch.rank)],
+                     fmt::format("{}", fmt::join(own, " ")));
+  // On the host of the store the addresses may be loopback ("localhost", or its own name in
+  // /etc/hosts). They do not count: such a rank takes its address towards a rank elsewhere.
+  std::vector<std::vector<std::string>> of_ranks;
+  std::string all;
+  for (const std::string& key : keys) {
+    const std::string text = meeting.store->get_to_str(key);
+    std::istringstream words(text);
+    std::vector<std::string>& addresses = of_ranks.emplace_back(
+        std::istream_iterator<std::string>(words), std::istream_iterator<std::string>());
+    std::erase_if(addresses, is_loopback_address);
+    all += fmt::format("{}{}: {}", all.empty() ? "" : ", ", key, text);
+  }
+  const auto elsewhere = std::ranges::find_if_not(of_ranks, std::ranges::empty);
+  if (elsewhere == of_ranks.end()) {
+    return own.front();
+  }
+  const std::vector<std::string>& mine = of_ranks[static_cast<size_t>(launch.rank)];
+  for (const std::string& wanted : *elsewhere) {
+    const auto fits = [&wanted](const auto& address) {
+      return is_ipv6(address) == is_ipv6(wanted);
+    };
+    if (std::ranges::all_of(of_ranks, [&fits](const auto& addresses) {
+          return addresses.empty() || std::ranges::any_of(addresses, fits);
+        })) {
+      const auto found = std::ranges::find_if(mine, fits);
+      return found == mine.end() ? addresses_towards(wanted, meeting.port).front() : *found;
     }
   }
-  return own;
+  throw UsageError("addresses of the ranks: got " + all + ", expected IPv4 or IPv6 on all of them");
 }
 
 void wait_for_launcher() {
@@ -237,7 +289,7 @@ void wait_for_launcher() {
   std::this_thread::sleep_for(kLaunchersTurn);
 }
 
-void depart(c10d::Store& store, int rank, int world_size) {
+void depart(c10d::Store& store, int rank, int world_size, int server) {
   try {
     meet(store, "departure", rank, world_size);
   } catch (const TransientError&) {
@@ -246,13 +298,14 @@ void depart(c10d::Store& store, int rank, int world_size) {
     std::this_thread::sleep_for(kCollectivesTurn);
     throw;
   }
-  // Rank 0, which may serve the store, goes last.
   const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
-  if (rank == 0) {
-    store.wait({keys.begin() + 1, keys.end()}, store.getTimeout());
-  } else {
+  if (rank != server) {
     store.set(keys[static_cast<size_t>(rank)], "gone");
+    return;
   }
+  std::vector<std::string> others = keys;
+  others.erase(others.begin() + rank);
+  store.wait(others, store.getTimeout());
 }
 
 }  // namespace ddp

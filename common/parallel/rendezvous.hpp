@@ -15,6 +15,7 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   std::string host;  ///< empty if no other process needs it
   int port = 0;
+  int server = -1;  ///< rank that serves the store; -1: no rank
 };
 
 /// Serves the store that `launch` names or connects to it, and waits there for all ranks.
@@ -22,11 +23,14 @@ struct Rendezvous {
 /// @return this job's part of the store
 /// @throws TransientError naming the missing ranks, a port that is taken, or a host name that
 /// cannot be resolved within `timeout`
+/// @throws UsageError if the address of the store does not lead to the rank that serves it
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout);
 
 /// Collective. Address of this host for its peers: loopback on a single host, else the address of
-/// `interface`, else the address from which this host reaches the store.
+/// `interface`, else the address from which this host reaches the store, of a family (IPv4 or IPv6)
+/// that all ranks have.
+/// @throws UsageError if there is no such family
 std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting);
 
@@ -34,7 +38,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
 /// this rank's exit code, such as 75, does not hide the other rank's.
 void wait_for_launcher();
 
-/// Waits until all ranks have called it. Rank 0, which may serve the store, returns last.
-void depart(c10d::Store& store, int rank, int world_size);
+/// Waits until all ranks have called it. The rank `server`, which serves the store, returns last.
+void depart(c10d::Store& store, int rank, int world_size, int server);
 
 }  // namespace ddp

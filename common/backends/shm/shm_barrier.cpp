@@ -88,7 +88,7 @@ void Barrier::fail_mismatch(int peer) {
 }
 
 void Barrier::meet() {
-  deadline_.reset();
+  patience_.reset();
   arrive();
   wait_for_all();
 }
@@ -141,15 +141,12 @@ bool Barrier::spin(int peer) {
 }
 
 void Barrier::wait_slowly(int peer) {
-  if (!deadline_) {
-    deadline_ = Clock::now() + timeout_;
+  if (!patience_) {
+    patience_.emplace(timeout_);
   }
   while (!has_arrived(peer)) {
     throw_if_failed();
-    const auto left =
-        std::chrono::duration_cast<std::chrono::microseconds>(*deadline_ - Clock::now());
-    sleep_until_arrival(peer, std::clamp<std::chrono::microseconds>(
-                                  left, std::chrono::microseconds(1), kCheckInterval));
+    sleep_until_arrival(peer, kCheckInterval);
     check_peers();
   }
 }
@@ -179,7 +176,7 @@ const char* Barrier::how_gone(int peer) const {
 
 void Barrier::check_peers() {
   throw_if_failed();
-  const bool late = Clock::now() >= *deadline_;
+  const bool late = patience_->is_over();
   std::vector<std::string> missing;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer == rank_ || has_arrived(peer)) {

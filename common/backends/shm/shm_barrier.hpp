@@ -13,6 +13,7 @@
 
 #include "common/backends/shm/communicator.hpp"
 #include "common/backends/shm/spin_budget.hpp"
+#include "common/base/patience.hpp"
 
 namespace ddp::shm {
 
@@ -72,8 +73,6 @@ class Barrier {
   uint64_t sequence() const noexcept { return sequence_; }  ///< number of collectives so far
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   int world_size() const noexcept { return static_cast<int>(pages_.size()); }
   ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
@@ -100,7 +99,7 @@ class Barrier {
   uint64_t sequence_ = 0;
   uint32_t arrivals_ = 0;
   SpinBudget spin_budget_;
-  std::optional<Clock::time_point> deadline_;  // of the current wait; set once it takes long
+  std::optional<Patience> patience_;  // of the current wait; set once it takes long
 };
 
 }  // namespace ddp::shm

@@ -1,0 +1,30 @@
+// common/base/patience.hpp - the limit of a wait, which does not run while the process is stopped.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace ddp {
+
+/// Limit of a wait in short intervals. A whole job can be suspended (SIGSTOP, Slurm's preemption,
+/// Ctrl-Z) for longer than the limit, and must go on. So the time between two looks counts only up
+/// to a second.
+class Patience {
+ public:
+  explicit Patience(std::chrono::nanoseconds limit) : left_(limit) {}
+
+  /// True once the limit is reached. Call it several times per second.
+  bool is_over() {
+    constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(1);
+    const auto now = std::chrono::steady_clock::now();
+    left_ -= std::min<std::chrono::nanoseconds>(now - looked_, kLongest);
+    looked_ = now;
+    return left_ <= std::chrono::nanoseconds::zero();
+  }
+
+ private:
+  std::chrono::nanoseconds left_;
+  std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace ddp
