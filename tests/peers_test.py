@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Tests bench/peers: a peer trains like the stages, its metrics keep the contract, and it ends cleanly.
 
 usage: peers_test.py BIN_DIR SOURCE_DIR [--frameworks]

@@ -140,6 +140,24 @@ class Scripts(Case):
             self.assertEqual(four.output.count(f"[CPU{rank}] Epoch "), 4)
         self.assertTrue(four.output.endswith("05_multinode: exit code 0\n"), four.output)
 
+    def test_rank_0_is_not_on_the_first_node(self):
+        """The user's own list of hosts decides which rank is where."""
+        (self.folder / "hosts").write_text("node2\nnode1\n")
+        program = self.program(f"export SLURM_HOSTFILE={self.folder}/hosts\nsrun --distribution=arbitrary {BIN}/ddp-env --json\n"
+                               f"srun --distribution=arbitrary {BIN}/05_multinode {' '.join(stages.WORKLOAD)} --timeout 30")
+        job = sbatch(program, options=["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"], folder=self.folder).wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        found = {rank["rank"]: rank for rank in map(json.loads, re.findall(r"^\{.*", job.output, re.MULTILINE))}
+        self.assertEqual({rank: found[rank]["node_rank"] for rank in found}, {0: 1, 1: 0}, "the case that is to be tested")
+        self.assertEqual(stages.last_line(job.output)[1], stages.spawned(BIN, 2)[1])
+
+    def test_an_interactive_step_is_no_step_of_tasks(self):
+        """The shell that salloc starts on a node."""
+        variables = "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0"
+        job = sbatch(self.program(f"{variables} {BIN}/04_ddp_launcher 1 1 --device cpu"), options=["--ntasks=4"], folder=self.folder).wait()
+        self.assertEqual(job.state(), "COMPLETED", job.output)
+        self.assertIn("note: SLURM_NTASKS is 4, but this process is in no step of the job and trains alone", job.output)
+
     def test_four_nodes_of_eight_gpus(self):
         """32 tasks find their ranks, although the job has CPUs for only two on each node."""
         checkout = self.folder / "a checkout"

@@ -184,6 +184,18 @@ class Settings(Case):
         text = self.submit("--settings-file", self.settings("local: {condor: {num_gpus: 2}}", stage), "--scheduler=local", "--dry-run")
         self.assertRegex(text, rf"torchrun --standalone --nproc-per-node=2 --no-python {stage} ")
 
+    def test_paths(self):
+        """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
+        file = self.folder / "paths.yaml"
+        for path in ("s3://bucket/out", "$NO_SUCH_VARIABLE/out", "~no-such-user/out"):
+            file.write_text(f"script_path: {self.program}\nout_dir: {path}\n")
+            self.assertIn(f'paths.yaml:2: out_dir: got "{path}", expected a path of this machine',
+                          self.submit("--settings-file", file, "--dry-run", code=2))
+        for path in ("~/out", "$HOME/out", "${HOME}/out"):
+            file.write_text(f"script_path: {self.program}\nout_dir: {path}  # a no-break\u00a0space\n")
+            text = self.submit("--settings-file", file, "--scheduler=condor", "--dry-run")
+            self.assertIn(f"initialdir = {pathlib.Path.home()}/out/job-0-", text)
+
     def test_refused(self):
         for text, message in (
                 ("nodes:\u00a02", "settings.yaml:3: got the invisible character U+00A0, expected a space"),

@@ -138,6 +138,7 @@ class ToSafetensors(unittest.TestCase):
             (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
             (table(["1_0,1,0"]), "got '1_0'"), (table(["1,2,3", "1,2,-1"]), "line 3: column 3 (label): got -1, expected a class"),
             (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
+            (table(["1,2,3", "1,2,750000"]), "got whole numbers up to 750000 in 2 samples as label", "--labels"),
             (table(['1,"2,0']), "unexpected end of data"), (b"a,label\n\xff,1\n", "UTF-8"), (b"a,label\nx\x1b\n,1\n", "got 1 columns"),
             (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"),
         ]:

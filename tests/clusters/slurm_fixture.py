@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A real Slurm cluster on one machine: a controller and two nodes, node1 and node2, each with its own address, host name, /tmp and
 /dev/shm; and a partition `gpu` of four nodes that claim to have eight GPUs each, to see what Slurm says there.
 
