@@ -66,7 +66,6 @@ class Gloo final : public c10d::ProcessGroupGloo {
                                            const c10d::BroadcastOptions& options) override {
     return ProcessGroupGloo::broadcast(tensors, without_limit(options));
   }
-
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<torch::Tensor>>& outputs,
                                            std::vector<torch::Tensor>& inputs,
                                            const c10d::AllgatherOptions& options) override {

@@ -263,7 +263,7 @@ void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& sit
   std::vector<torch::Tensor> one{tensor.detach().contiguous()};
   start("send", tensor, site, [&](c10d::Backend& backend) {
     return backend.send(one, to, /*tag=*/0);
-  })->wait(store_->getTimeout());
+  })->wait();
 }
 
 void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
@@ -271,7 +271,7 @@ void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& s
     std::vector<torch::Tensor> one{whole};
     start("recv", whole, site, [&](c10d::Backend& backend) {
       return backend.recv(one, from, /*tag=*/0);
-    })->wait(store_->getTimeout());
+    })->wait();
   });
 }
 
