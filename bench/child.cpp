@@ -10,18 +10,21 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
 
+#include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
 namespace {
 
-constexpr double kGraceSeconds = 5;  // between SIGTERM and SIGKILL
+constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;
 constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
@@ -98,25 +101,38 @@ void end_leftovers() {
   }
 }
 
+/// Processes below `pid`: its children, and theirs.
+std::vector<pid_t> descendants(pid_t pid) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator thread(fmt::format("/proc/{}/task", pid), error), end;
+       !error && thread != end; thread.increment(error)) {
+    std::ifstream children(thread->path() / "children");
+    for (pid_t child = 0; children >> child;) {
+      found.push_back(child);
+      std::ranges::copy(descendants(child), std::back_inserter(found));
+    }
+  }
+  return found;
+}
+
 void watch(Child& child, double timeout_s, Session& session, ChildResult& result) {
   const auto start = std::chrono::steady_clock::now();
-  double give_up_s = timeout_s;
+  Patience patience{std::chrono::duration<double>(timeout_s)};
   bool asked_to_end = false;
   std::optional<ProcessEnd> end;
   while (!(end = child.poll())) {
-    const bool late = seconds_since(start) >= give_up_s;
+    const bool late = patience.is_over();
     if (asked_to_end && late) {
       child.signal(SIGKILL);
-      give_up_s += 1;
     } else if (!asked_to_end && (late || session.interrupts.requested())) {
       result.timed_out = late;
       result.interrupted = !late;
       child.signal(SIGTERM);
       asked_to_end = true;
-      give_up_s = seconds_since(start) + kGraceSeconds;
+      patience = Patience(kGrace);
     }
-    session.interrupts.wait_for_child(
-        std::clamp(give_up_s - seconds_since(start), 0.001, kTickSeconds));
+    session.interrupts.wait_for_child(kTickSeconds);
     session.gpus.sample();
   }
   static_cast<ProcessEnd&>(result) = *end;
@@ -142,6 +158,16 @@ std::string reason_in(const std::string& err) {
 }
 
 }  // namespace
+
+void Interrupts::stop_until_continued() {
+  const std::vector<pid_t> processes = descendants(getpid());
+  const auto signal_all = [&processes](int signal) {
+    std::ranges::for_each(processes, [signal](pid_t pid) { kill(pid, signal); });
+  };
+  signal_all(SIGSTOP);
+  BlockedSignals::stop();
+  signal_all(SIGCONT);
+}
 
 std::string ChildResult::failure() const {
   const std::string end = timed_out     ? fmt::format("still running after {:.0f} s", seconds)

@@ -14,7 +14,7 @@
 namespace ddp::bench {
 
 /// Blocks SIGINT, SIGTERM and SIGHUP in this process. Between two pieces of work it answers if a
-/// signal came. Children get the original signal mask.
+/// signal came. Children get the original signal mask. SIGTSTP (Ctrl-Z) stops them too.
 class Interrupts {
  public:
   Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
@@ -32,10 +32,16 @@ class Interrupts {
  private:
   void wait(double seconds, int except) {
     const int signal = signals_.wait(seconds, except).si_signo;
-    requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
+    if (signal == SIGTSTP) {
+      stop_until_continued();
+    } else if (signal > 0 && signal != SIGCHLD) {
+      requested_ = true;
+    }
   }
+  /// Ctrl-Z: the terminal stops only this process's group, so this stops all processes below too.
+  static void stop_until_continued();
 
-  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
+  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD}};
   bool requested_ = false;
 };
 

@@ -284,27 +284,37 @@ class Failing(Fakes):
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot write the report to standard output", result.stderr)
 
-    def stop(self, number):
-        """Stops bench while a timed run goes on. @return its exit code and what it printed"""
-        self.behave("03_ddp_spawn", "steps > 64 and time.sleep(1000)")
-        with subprocess.Popen(self.command(*SMALL, "--json"), env=self.environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, cwd=self.root) as bench:
-            while len(self.calls("03")) < 2:
-                time.sleep(0.05)
-            bench.send_signal(number)
-            out = bench.communicate(timeout=60)[0]
+    def expect_no_process(self, *states):
+        """Waits until no process of this test is left, or none in one of the states."""
         for _ in range(100):
-            left = subprocess.run(["pgrep", "-f", str(self.bin)], capture_output=True, text=True).stdout
+            left = subprocess.run(["pgrep", *states, "-f", str(self.bin)], capture_output=True, text=True).stdout
             if not left:
                 break
             time.sleep(0.05)
         self.assertEqual(left, "")
+
+    def stop(self, number, suspended=False):
+        """Stops bench while a timed run goes on. @return its exit code and what it printed"""
+        sleep = f"[sys.executable, '-c', 'import time; time.sleep(1000)', '{self.bin}'], start_new_session=True"
+        self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and {f'subprocess.run({sleep})' if suspended else 'time.sleep(1000)'}")
+        with subprocess.Popen(self.command(*SMALL, "--json", "--timeout", "3"), env=self.environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, cwd=self.root, process_group=0) as bench:
+            while len(self.calls("03")) < 2:
+                time.sleep(0.05)
+            if suspended:
+                bench.send_signal(signal.SIGTSTP)
+                self.expect_no_process("--runstates", "DRS")
+                time.sleep(3)
+                bench.send_signal(signal.SIGCONT)
+            bench.send_signal(number)
+            out = bench.communicate(timeout=60)[0]
+        self.expect_no_process()
         return bench.returncode, out
 
     def test_interrupt_writes_what_there_is(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, suspended in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)):
             (self.bin / "CALLS").unlink(missing_ok=True)
-            code, out = self.stop(number)
+            code, out = self.stop(number, suspended)
             self.assertEqual(code, 1)
             scaling = json.loads(out)["ddp_scaling"]
             self.assertTrue(scaling["partial"])

@@ -68,7 +68,7 @@ def command(launcher, *options, ranks=RANKS, epochs=EPOCHS):
 
 
 class Run:
-    """Training under a launcher, in a session of its own, with output to files. Its remaining processes are killed at the end."""
+    """Training under a launcher, in a process group of its own, with output to files. Its remaining processes are killed at the end."""
 
     def __init__(self, folder, argv, variables=None):
         self.mark = f"{os.getpid()}.{next(numbers)}"
@@ -77,7 +77,7 @@ class Run:
                        if not name.startswith(STARTED_BY) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
         with open(self.out, "wb") as out, open(self.err, "wb") as err:
             self.launcher = subprocess.Popen([str(word) for word in argv], cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                             env=environment | MPI | (variables or {}) | {MARK: self.mark}, start_new_session=True)
+                                             env=environment | MPI | (variables or {}) | {MARK: self.mark}, process_group=0)
 
     def __enter__(self):
         return self
@@ -234,7 +234,7 @@ def check_restarted_rank(*_):
 
 
 def check_stopped_rank(launcher, number, chance):
-    """Stops a rank without ending it, which only a timeout can notice. The other ranks name it."""
+    """Stops a rank without ending it, which only a timeout can notice. The other ranks name it, and not the one that comes later."""
     timeout_s, backend = 3, backend_of(number)
     gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # over Gloo ranks ask the store for late ranks
     rank = chance.randrange(RANKS)
@@ -245,6 +245,9 @@ def check_stopped_rank(launcher, number, chance):
             begin = time.monotonic()
             os.kill(ranks[rank], signal.SIGSTOP)
             others = {pid for number, pid in ranks.items() if number != rank}
+            os.kill(min(others), signal.SIGSTOP)
+            time.sleep(timeout_s / 2)
+            os.kill(min(others), signal.SIGCONT)
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
             check_gone(begin, gone_s,
                        f"{launcher} over {backend}: a rank is stopped, the others gone after (timeout {timeout_s} s)", run)

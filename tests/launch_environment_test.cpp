@@ -248,8 +248,8 @@ TEST_CASE("contradictions are refused by name") {
            {variables("RANK=0"), "WORLD_SIZE"}}) {
     check_refused(bad, name);
   }
-  for (const char* const host :
-       {"", "n1:29500", "http://n1", "n1,n2", "user@n1", "0.0.0.0", "::", "[]", "n1/24"}) {
+  for (const char* const host : {"", "n1:29500", "http://n1", "n1,n2", "user@n1", "fe80::1",
+                                 "0.0.0.0", "::", "[]", "n1/24"}) {
     check_refused(with(kByHand, std::string("MASTER_ADDR=") + host), "MASTER_ADDR");
   }
   for (const char* const port : {"0", "65536", "29500x"}) {
@@ -266,8 +266,9 @@ TEST_CASE("contradictions are refused by name") {
 
 TEST_CASE("variables of other launchers are refused with the five to set") {
   for (const char* const variable :
-       {"PMI_SIZE=4", "PMIX_RANK=0", "PALS_RANKID=1", "FLUX_JOB_SIZE=2", "JSM_NAMESPACE_SIZE=2",
-        "MPI_LOCALNRANKS=2", "MV2_COMM_WORLD_SIZE=2", "JOB_COMPLETION_INDEX=0", "PET_NNODES=2",
+       {"PMI_RANK=0 PMI_SIZE=4", "PMIX_RANK=0", "PALS_RANKID=1", "FLUX_JOB_SIZE=2",
+        "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=2", "MPI_LOCALNRANKS=2",
+        "MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2", "JOB_COMPLETION_INDEX=0", "PET_NNODES=2",
         "WORLD_SIZE=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2",
         "HOROVOD_RANK=0 HOROVOD_SIZE=2", "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
         "NEW_RANK=0 NEW_NRANKS=2"}) {
@@ -288,11 +289,11 @@ TEST_CASE("the batch script of a Slurm job is not a step, and says so") {
   CHECK(contains(read(variables("SLURM_JOB_ID=5 SLURM_NNODES=2")).note, "SLURM_NNODES is 2"));
   const auto single = read(variables("SLURM_JOB_ID=5 SLURM_NTASKS=1 SLURM_RESTART_COUNT=1"));
   CHECK(single.note.empty());
+  CHECK(single.restart_count == 1);
   // The shell of salloc, with use_interactive_step.
   const auto shell = read(with(kSlurm, "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"));
   CHECK(shell.launcher == "none");
   CHECK(contains(shell.note, "SLURM_NTASKS is 8"));
-  CHECK(single.restart_count == 1);
 }
 
 TEST_CASE("a pod is one process, wherever its master says that it is") {
@@ -302,6 +303,11 @@ TEST_CASE("a pod is one process, wherever its master says that it is") {
   };
   CHECK(pod("MASTER_ADDR=localhost") == "environment 0/2 0/1 0/2 +0 tcp @localhost environment/0");
   CHECK(pod("RANK=1 MASTER_ADDR=n1") == "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0");
+  // Two processes in one pod.
+  check_refused(
+      variables(
+          "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x"),
+      "LOCAL_RANK is not set");
   CHECK(pod("RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost") ==
         "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0");
 }

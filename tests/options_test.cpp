@@ -123,6 +123,7 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
           Catch::Matchers::Contains("got \"" + path + "\", expected a path of this machine"));
     }
   }
+  CHECK(parse_line("--snapshot=" + std::string(100000, 'a')).snapshot.size() == 100000);
   CHECK(parse_line("--snapshot=~/x").snapshot == home + "/x");
   CHECK(parse_line("--dataset=~/x.safetensors").dataset == home + "/x.safetensors");
   CHECK_THROWS_WITH(parse_line("--dataset=s3://b/x.safetensors"),

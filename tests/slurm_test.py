@@ -151,13 +151,6 @@ class Scripts(Case):
         self.assertEqual({rank: found[rank]["node_rank"] for rank in found}, {0: 1, 1: 0}, "the case that is to be tested")
         self.assertEqual(stages.last_line(job.output)[1], stages.spawned(BIN, 2)[1])
 
-    def test_an_interactive_step_is_no_step_of_tasks(self):
-        """The shell that salloc starts on a node."""
-        variables = "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0"
-        job = sbatch(self.program(f"{variables} {BIN}/04_ddp_launcher 1 1 --device cpu"), options=["--ntasks=4"], folder=self.folder).wait()
-        self.assertEqual(job.state(), "COMPLETED", job.output)
-        self.assertIn("note: SLURM_NTASKS is 4, but this process is in no step of the job and trains alone", job.output)
-
     def test_four_nodes_of_eight_gpus(self):
         """32 tasks find their ranks, although the job has CPUs for only two on each node."""
         checkout = self.folder / "a checkout"

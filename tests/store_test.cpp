@@ -27,7 +27,7 @@ TEST_CASE("ranks that do not come are named") {
                        Catch::Matchers::Message(lacks + ", expected all of them"));
 }
 
-TEST_CASE("rank 0 goes last when all end") {
+TEST_CASE("the rank that serves the store goes last") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::future<void> first = std::async(std::launch::async, [&store] {
     ddp::let_others_read(*store, "settings", 0, 2, std::chrono::seconds(30));

@@ -98,6 +98,7 @@ class Case(unittest.TestCase):
         """Starts submit as a fork of this process, because Python's start takes longer than submit. @return its process id"""
         pid = os.fork()
         if pid == 0:
+            os.setpgid(0, 0)  # as a shell does
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             os.environ |= {"PATH": f"{self.stub}:{os.environ['PATH']}", "SLURM_CONF": "/a/file"}
@@ -376,6 +377,24 @@ class Local(Case):
         (self.out / "job-1-x-2/go").touch()
         self.submit("resubmit", "1", self.out)
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
+
+    def test_terminal_stop(self):
+        """Ctrl-Z stops the job's processes too, also in a session of their own as torchrun's are, and fg lets all go on."""
+        def states():
+            return {pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in (process, *submit_module.Local.below(process))}
+
+        process = self.start_local("setsid bash -c 'touch ready; until [[ -e go ]]; do :; done' & wait")
+        self.wait_for(self.out / "job-0-program/ready")
+        self.assertEqual(len(list(submit_module.Local.below(process))), 2)
+        os.kill(process, signal.SIGTSTP)
+        deadline = time.monotonic() + 30
+        while states() != {"T"}:
+            self.assertLess(time.monotonic(), deadline, states())
+            time.sleep(0.02)
+        (self.out / "job-0-program/go").touch()
+        os.kill(process, signal.SIGCONT)
+        self.wait(process, 0)
+        self.assertEqual([job["state"] for job in self.jobs("list")], ["done"])
 
     def test_killed(self):
         """Its program ends too. The same call again, or resubmit, runs the remaining jobs."""

@@ -204,14 +204,13 @@ class Addresses(TwoHosts):
     def test_nobodys_address(self):
         """It cannot heal, so it is no code that asks for another try; and the line says which address it is."""
         for name, line in ((("host9", "host9"), "MASTER_ADDR: got host9 (10.77.0.99), which does not lead to this host"),
-                           (("10.77.0.99",) * 2, "MASTER_ADDR: got 10.77.0.99, which does not lead to this host"),
-                           (("fe80::1",) * 2, 'MASTER_ADDR: got "fe80::1", expected')):
+                           (("10.77.0.99",) * 2, "MASTER_ADDR: got 10.77.0.99, which does not lead to this host")):
             codes, _, err = self.train(name, ("10.77.0.99 host9\n", "127.0.1.1 host9\n"), LOCAL_RANK="0")
             self.assertEqual(codes[0], 2, err)
             self.assertIn(line, err)
             self.assertIn(codes[1], (2, 75), err)
             if name[0] == "host9":
-                self.assertIn("no store at host9 (127.0.1.1):29641", err)
+                self.assertIn("no store at host9:29641 (127.0.1.1)", err)
 
 
 class FaultyNetwork(TwoHosts):

@@ -221,7 +221,7 @@ class Lab {
     std::vector<torch::Tensor> whole{before};
     std::vector<torch::Tensor> result{after};
     std::vector<std::vector<torch::Tensor>> parts;  // a part for each rank
-    if (name_ == "all_gather" || (name_ == "gather" && is_root)) {
+    if (name_ == "gather" && is_root) {
       parts.push_back(after.chunk(world_size_));
     } else if (name_ == "reduce_scatter" || (name_ == "scatter" && is_root)) {
       parts.push_back(before.chunk(world_size_));
@@ -229,11 +229,11 @@ class Lab {
     if (name_ == "broadcast") {
       group_.broadcast(before, root_);
     } else if (name_ == "all_reduce") {
-      group.allreduce(whole, {.reduceOp = op})->wait();
+      group_.all_reduce(before, op);
     } else if (name_ == "reduce") {
       group.reduce(whole, {.reduceOp = op, .rootRank = root_})->wait();
     } else if (name_ == "all_gather") {
-      group.allgather(parts, whole)->wait();
+      after.copy_(group_.all_gather(before).flatten());
     } else if (name_ == "gather") {
       group.gather(parts, whole, {.rootRank = root_})->wait();
     } else if (name_ == "scatter") {

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <stdexcept>
 #include <string>
 
 #include "common/launch/launch_environment.hpp"
@@ -43,8 +44,14 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options);
 
+/// wait_over_gloo() reached its limit.
+struct GlooTimeout : std::runtime_error {
+  GlooTimeout() : std::runtime_error("--timeout is over") {}
+};
+
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
 /// @throws the work's exception, or Error soon after a connection broke: Note [Lost connections]
+/// @throws GlooTimeout after `timeout`
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout);
 
 }  // namespace ddp

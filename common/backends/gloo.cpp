@@ -18,8 +18,6 @@
 namespace ddp {
 namespace {
 
-constexpr std::chrono::hours kForEver(24 * 365);
-
 /// Connected TCP socket of this process.
 struct Connection {
   int fd;
@@ -57,26 +55,6 @@ class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  // Gloo's clock runs on while a job is suspended, so wait_over_gloo() has the limit.
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<torch::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override {
-    return ProcessGroupGloo::allreduce(tensors, without_limit(options));
-  }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<torch::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override {
-    return ProcessGroupGloo::broadcast(tensors, without_limit(options));
-  }
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<torch::Tensor>>& outputs,
-                                           std::vector<torch::Tensor>& inputs,
-                                           const c10d::AllgatherOptions& options) override {
-    return ProcessGroupGloo::allgather(outputs, inputs, without_limit(options));
-  }
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
-      torch::Tensor& output, torch::Tensor& input,
-      const c10d::ReduceScatterOptions& options) override {
-    return ProcessGroupGloo::_reduce_scatter_base(output, input, without_limit(options));
-  }
-
   /// @param before connections of this process from before this object was made
   void remember_connections(const std::vector<Connection>& before) {
     for (const Connection& connection : connections()) {
@@ -101,12 +79,6 @@ class Gloo final : public c10d::ProcessGroupGloo {
   }
 
  private:
-  template <typename CollectiveOptions>
-  static CollectiveOptions without_limit(CollectiveOptions options) {
-    options.timeout = kForEver;
-    return options;
-  }
-
   static bool is_open(const Connection& connection) {
     struct stat status {};
     return fstat(connection.fd, &status) == 0 && status.st_ino == connection.inode;
@@ -131,8 +103,6 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLook(250);
-  // After a timeout Gloo first closes one connection after the other, then reports it.
-  constexpr std::chrono::milliseconds kClosing(1000);
   constexpr std::chrono::milliseconds kThreadsNotice(100);
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
   const auto is_complete_after = [&work](std::chrono::milliseconds time) {
@@ -146,12 +116,14 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milli
   try {
     Patience patience(timeout);
     while (!is_complete_after(kLook)) {
-      if (patience.is_over()) {
-        throw Error(ExitCode::kTrainingFailed, "Timed out");
-      }
-      if (gloo.lost_a_connection() && !is_complete_after(kClosing)) {
-        gloo.cut_connections();
+      const bool late = patience.is_over();
+      // Gloo closes a broken connection a little before it fails the work, and its text says more.
+      if (late || (gloo.lost_a_connection() && !is_complete_after(kLook))) {
+        gloo.cut_connections();  // so the other ranks notice
         is_complete_after(kThreadsNotice);
+        if (late) {
+          throw GlooTimeout();
+        }
         throw Error(ExitCode::kTrainingFailed,
                     "a connection to another rank broke, expected it to stay until the end");
       }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp {
@@ -18,11 +19,26 @@ std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size
   return keys;
 }
 
+bool wait_patiently(c10d::Store& store, const std::vector<std::string>& keys,
+                    std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kLook(500);
+  for (Patience patience(timeout);;) {
+    try {
+      store.wait(keys, std::min(timeout, kLook));
+      return true;
+    } catch (const c10::DistNetworkError&) {
+      throw;
+    } catch (const c10::Error&) {
+      if (patience.is_over()) {
+        return false;
+      }
+    }
+  }
+}
+
 void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
                     const std::string& what, std::chrono::milliseconds timeout) {
-  try {
-    store.wait(keys, timeout);
-  } catch (const c10::Error&) {
+  if (!wait_patiently(store, keys, timeout)) {
     constexpr size_t kMostNames = 16;
     std::vector<std::string> missing;
     for (size_t rank = 0; rank < keys.size() && missing.size() <= kMostNames; ++rank) {
@@ -56,15 +72,12 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
 void let_others_read(c10d::Store& store, const std::string& prefix, int rank, int world_size,
                      std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kPatience{10000};
-  const std::vector<std::string> keys = keys_of_ranks(prefix + "/refused", world_size);
-  if (rank != 0) {
-    store.set(keys[static_cast<size_t>(rank)], "read");
-    return;
-  }
+  const std::vector<std::string> keys = keys_of_ranks(prefix + "/read", world_size);
   try {
-    store.wait({keys.begin() + 1, keys.end()}, std::min(timeout, kPatience));
+    store.set(keys[static_cast<size_t>(rank)], "read");
+    store.wait(keys, std::min(timeout, kPatience));
   } catch (const c10::Error&) {
-    // A rank that was killed meanwhile reads nothing.
+    // A rank that was killed meanwhile reads nothing. Or the server has left, when all had read.
   }
 }
 

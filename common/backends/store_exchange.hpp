@@ -13,6 +13,12 @@ namespace ddp {
 /// Keys that the ranks set, by rank: "prefix/0", "prefix/1" and so on.
 std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size);
 
+/// Waits for all keys. @return false if one is not there within `timeout`, in which a time in which
+/// this process is stopped does not count
+/// @throws c10::DistNetworkError if the connection to the store breaks
+bool wait_patiently(c10d::Store& store, const std::vector<std::string>& keys,
+                    std::chrono::milliseconds timeout);
+
 /// Waits until every rank has set its key.
 /// @throws TransientError naming the ranks that did not set theirs within `timeout`
 void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
@@ -24,8 +30,8 @@ void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
                           const BackendOptions& options);
 
-/// Waits on rank 0, which may serve the store, until all ranks have read that they must end. Else
-/// the other ranks would report a broken connection.
+/// Waits until all ranks have read what was last set. If the rank that serves the store ended
+/// earlier, others would report a broken connection.
 /// @param prefix prefix of the keys @param timeout limit of the wait; never over 10 s
 void let_others_read(c10d::Store& store, const std::string& prefix, int rank, int world_size,
                      std::chrono::milliseconds timeout);

@@ -1,6 +1,8 @@
 #include "common/base/command_line.hpp"
 
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <numeric>
-#include <regex>
 #include <utility>
 
 #include "common/base/parse.hpp"
@@ -79,13 +80,25 @@ const std::string& check_choice(const std::string& name, const std::string& text
 }
 
 std::string parse_path(const std::string& name, const std::string& text) {
-  static const std::regex kNoPath("[a-z][a-z0-9+.-]*://.*|~[^/]+.*|.*\\$[A-Za-z_{].*");
-  if (std::regex_match(text, kNoPath)) {
+  const bool is_url = text.find("://") < text.find('/');
+  const bool is_of_user = text.starts_with('~') && text.size() > 1 && text[1] != '/';
+  const auto is_variable = [](char first, char second) {
+    return first == '$' && (std::isalpha(static_cast<unsigned char>(second)) != 0 ||
+                            second == '_' || second == '{');
+  };
+  if (is_url || is_of_user || std::ranges::adjacent_find(text, is_variable) != text.end()) {
     refuse("{}: got {}, expected a path of this machine: no URL, and variables replaced", name,
            quote(text));
   }
-  const char* const home = std::getenv("HOME");
-  return text.starts_with('~') && home != nullptr ? home + text.substr(1) : text;
+  if (!text.starts_with('~')) {
+    return text;
+  }
+  const char* home = std::getenv("HOME");
+  if (home == nullptr) {  // as in a job of HTCondor
+    const passwd* const user = getpwuid(geteuid());
+    home = user == nullptr ? "" : user->pw_dir;
+  }
+  return home + text.substr(1);
 }
 
 std::string with_dashes(const std::string& argument) {

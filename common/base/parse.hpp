@@ -37,8 +37,8 @@ inline size_t printable_bytes(std::string_view text) {
     }
     code = code << 6 | (byte(at) & 0x3fU);
   }
-  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800,
-                                 0x10000};  // 0x80 to 0x9f are control characters
+  // By length: the least code that needs so many bytes, without the control characters below 0xa0.
+  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool is_character =
       code >= kLeast[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
   return is_character ? length : 0;

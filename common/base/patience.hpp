@@ -11,19 +11,19 @@ namespace ddp {
 /// to a second.
 class Patience {
  public:
-  explicit Patience(std::chrono::nanoseconds limit) : left_(limit) {}
+  explicit Patience(std::chrono::duration<double> limit) : left_(limit) {}
 
   /// True once the limit is reached. Call it several times per second.
   bool is_over() {
-    constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(1);
+    constexpr std::chrono::duration<double> kLongest{1};
     const auto now = std::chrono::steady_clock::now();
-    left_ -= std::min<std::chrono::nanoseconds>(now - looked_, kLongest);
+    left_ -= std::min<std::chrono::duration<double>>(now - looked_, kLongest);
     looked_ = now;
-    return left_ <= std::chrono::nanoseconds::zero();
+    return left_.count() <= 0;
   }
 
  private:
-  std::chrono::nanoseconds left_;
+  std::chrono::duration<double> left_;
   std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
 };
 

@@ -276,6 +276,15 @@ BlockedSignals::BlockedSignals(const std::vector<int>& signals) {
   sigprocmask(SIG_BLOCK, &blocked_, &original_);
 }
 
+void BlockedSignals::stop() {
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTSTP);
+  raise(SIGTSTP);
+  sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+  sigprocmask(SIG_BLOCK, &stop, nullptr);
+}
+
 siginfo_t BlockedSignals::wait(std::optional<double> seconds, int except) const {
   sigset_t signals = blocked_;
   if (except != 0) {

@@ -132,6 +132,9 @@ class BlockedSignals {
   /// Sleeps until a signal comes. @param except signal that is left pending
   /// @return its number (si_signo) and sender; number 0: no signal came in that time
   siginfo_t wait(std::optional<double> seconds, int except = 0) const;
+  /// Stops this process by SIGTSTP, which is one of the signals. Returns when it goes on; at once
+  /// if it has no shell that could let it go on, because its process group is orphaned.
+  static void stop();
   /// Signal mask before the blocking, for child processes.
   const sigset_t& original() const { return original_; }
 

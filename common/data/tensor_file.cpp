@@ -43,7 +43,8 @@ std::string reason() {
     return fmt::format("got no JSON at byte {} of the header, expected a safetensors file",
                        error.byte);
   } catch (const nlohmann::json::exception&) {
-    return "got a header with other fields, expected dtype, shape and data_offsets of each tensor";
+    return "got a header with other fields, expected dtype, shape and data_offsets of each tensor, "
+           "and texts in __metadata__";
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }
@@ -157,10 +158,10 @@ TensorFile parse(std::string_view header, const torch::Tensor& data,
   const ordered_json root = parse_header(header);
   std::vector<std::pair<std::string, ordered_json>> entries;
   for (const auto& [name, entry] : root.items()) {
-    if (name == "__metadata__" && !entry.is_null()) {
-      file.metadata = entry.get<std::map<std::string, std::string>>();
-    } else if (name != "__metadata__") {
+    if (name != "__metadata__") {
       entries.emplace_back(name, entry);
+    } else if (!entry.is_null()) {
+      file.metadata = entry.get<std::map<std::string, std::string>>();
     }
   }
   // The order of the header may differ from the order of the data.

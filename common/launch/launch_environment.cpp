@@ -67,25 +67,14 @@ struct Stranger {
   const char* alone;
 };
 constexpr Stranger kStrangers[] = {
-    {"PMI_SIZE", "1"},
-    {"MPI_LOCALNRANKS", "1"},
-    {"MV2_COMM_WORLD_SIZE", "1"},
-    {"FLUX_JOB_SIZE", "1"},
-    {"JSM_NAMESPACE_SIZE", "1"},
-    {"PADDLE_TRAINERS_NUM", "1"},
-    {"PET_NNODES", "1"},
-    {"PALS_RANKID", nullptr},
-    {"PMIX_RANK", nullptr},
-    {"JOB_COMPLETION_INDEX", nullptr},
-    {"WORLD_SIZE", nullptr},
-    {"LOCAL_RANK", nullptr},
-    {"LOCAL_WORLD_SIZE", nullptr},
-    {"--world-size", nullptr},
-    {"--local-rank", nullptr},
-    {"--local-world-size", nullptr},
-    {"--master-addr", nullptr},
-    {"--master-port", nullptr},
-    {"OMPI_COMM_WORLD_SIZE", "1"},
+    {"MPI_LOCALNRANKS", "1"},          {"FLUX_JOB_SIZE", "1"},
+    {"PADDLE_TRAINERS_NUM", "1"},      {"PET_NNODES", "1"},
+    {"PALS_RANKID", nullptr},          {"PMIX_RANK", nullptr},
+    {"JOB_COMPLETION_INDEX", nullptr}, {"WORLD_SIZE", nullptr},
+    {"LOCAL_RANK", nullptr},           {"LOCAL_WORLD_SIZE", nullptr},
+    {"--world-size", nullptr},         {"--local-rank", nullptr},
+    {"--local-world-size", nullptr},   {"--master-addr", nullptr},
+    {"--master-port", nullptr},        {"OMPI_COMM_WORLD_SIZE", "1"},
     {"_CONDOR_NPROCS", "1"},
 };
 
@@ -172,11 +161,11 @@ class LaunchReader {
           std::pair("--local-world-size", options.local_world_size),
           std::pair("--master-port", options.master_port)}) {
       if (value) {
-        flags_[name] = std::to_string(*value);
+        variables_[name] = std::to_string(*value);
       }
     }
     if (!options.master_addr.empty()) {
-      flags_["--master-addr"] = options.master_addr;
+      variables_["--master-addr"] = options.master_addr;
     }
   }
 
@@ -205,9 +194,10 @@ class LaunchReader {
   bool started_by(const Launcher& launcher) const {
     // Slurm numbers the steps that run no tasks, such as salloc's shell, down from 2^32 - 1.
     constexpr uint32_t kFirstWithoutTasks = 0xfffffff0;
-    return find(launcher.shows) && (std::string_view(launcher.shows) != "SLURM_STEP_ID" ||
-                                    parse_integer<uint32_t>("SLURM_STEP_ID", text("SLURM_STEP_ID"),
-                                                            0) < kFirstWithoutTasks);
+    const std::optional<std::string> shown = find(launcher.shows);
+    const bool is_slurm = launcher.name == std::string_view("slurm");
+    return shown &&
+           !(is_slurm && parse_integer<uint32_t>(launcher.shows, *shown, 0) >= kFirstWithoutTasks);
   }
 
   void read_numbers(const Launcher& names) {
@@ -246,7 +236,8 @@ class LaunchReader {
     const std::string host = checked_host(master_addr(), find(master_addr()).value_or(""));
     // Kubeflow tells its master that the address is localhost, though the others are elsewhere.
     const bool is_pod = is_by_hand() && find("KUBERNETES_SERVICE_HOST");
-    if (is_pod && found_.world_size > 1 && !find(names.local_rank)) {
+    const bool is_elsewhere = found_.rank == 0 || !is_loopback_address(host);
+    if (is_pod && is_elsewhere && found_.world_size > 1 && !find(names.local_rank)) {
       return {{0, kPod}, {1, kPod}};
     }
     const bool is_one_node = found_.world_size == 1 || (is_loopback_address(host) && !is_pod);
@@ -288,12 +279,12 @@ class LaunchReader {
     }
     const std::string job = job_name();
     store.kind = Kind::kTcp;
-    store.server = found_.rank == 0 ? 0 : -1;
+    store.server = 0;
     store.prefix = found_.launcher + (job.empty() ? "" : "/" + job);
     read_master();
     // Exactly "True", as in torch. The agent does not serve at an address from flags.
-    if (find("TORCHELASTIC_USE_AGENT_STORE") == "True" && !flags_.contains("--master-addr") &&
-        !flags_.contains("--master-port")) {
+    if (find("TORCHELASTIC_USE_AGENT_STORE") == "True" && !variables_.contains("--master-addr") &&
+        !variables_.contains("--master-port")) {
       store.kind = Kind::kAgentTcp;
       store.server = -1;
       record("store.kind", "the launcher serves it", "TORCHELASTIC_USE_AGENT_STORE");
@@ -320,7 +311,7 @@ class LaunchReader {
   }
 
   const char* master_addr() const {
-    return flags_.contains("--master-addr") ? "--master-addr" : "MASTER_ADDR";
+    return variables_.contains("--master-addr") ? "--master-addr" : "MASTER_ADDR";
   }
 
   void read_master() {
@@ -328,7 +319,7 @@ class LaunchReader {
       found_.store.host = checked_host(master_addr(), text(master_addr()));
       record("store.host", found_.store.host, master_addr());
     }
-    const char* const port = flags_.contains("--master-port") ? "--master-port" : "MASTER_PORT";
+    const char* const port = variables_.contains("--master-port") ? "--master-port" : "MASTER_PORT";
     if (const std::optional<Sourced> given = number(port, 1, kMaxPort)) {
       set("store.port", found_.store.port, *given);
     }
@@ -386,9 +377,8 @@ class LaunchReader {
       }
     }
     for (const auto& [name, value] : variables_) {
-      const std::string size = size_beside_rank(name);
-      if (!size.empty()) {
-        refuse_stranger(size, *find(size));
+      if (value != "1" && is_size_beside_rank(name)) {
+        refuse_stranger(name, value);
       }
     }
     if (!find("SLURM_JOB_ID")) {
@@ -407,20 +397,12 @@ class LaunchReader {
     add_restarts("SLURM_RESTART_COUNT");
   }
 
-  /// Name of the variable with the number of processes if `name` is HOROVOD_RANK or another
-  /// launcher's variable of that form, and the number is not 1; else empty.
-  std::string size_beside_rank(const std::string& name) const {
-    constexpr std::string_view kRank = "RANK";
-    if (name.ends_with(kRank)) {
-      const std::string prefix = name.substr(0, name.size() - kRank.size());
-      for (const char* const ending : {"SIZE", "WORLD_SIZE", "NRANKS", "NPROCS"}) {
-        const std::string value = find(prefix + ending).value_or("1");
-        if (value != "1") {
-          return prefix + ending;
-        }
-      }
-    }
-    return "";
+  /// True for HOROVOD_SIZE beside HOROVOD_RANK, and for other launchers' variables of that form.
+  bool is_size_beside_rank(const std::string& name) const {
+    constexpr std::string_view kSizes[] = {"SIZE", "WORLD_SIZE", "NRANKS", "NPROCS"};
+    return std::ranges::any_of(kSizes, [&](std::string_view size) {
+      return name.ends_with(size) && find(name.substr(0, name.size() - size.size()) + "RANK");
+    });
   }
 
   [[noreturn]] static void refuse_stranger(const std::string& variable, const std::string& value) {
@@ -440,10 +422,6 @@ class LaunchReader {
   // ---- Variables and flags.
 
   std::optional<std::string> find(const std::string& name) const {
-    const auto flag = flags_.find(name);
-    if (flag != flags_.end()) {
-      return flag->second;
-    }
     const auto variable = variables_.find(name);
     return variable != variables_.end() ? std::optional(variable->second) : std::nullopt;
   }
@@ -482,8 +460,7 @@ class LaunchReader {
     field = number.value;
   }
 
-  std::map<std::string, std::string> flags_;
-  const Variables& variables_;
+  Variables variables_;  ///< and flags, as "--rank"
   LaunchEnvironment found_;
 };
 
@@ -498,8 +475,10 @@ Variables process_variables() {
   Variables variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
-    const size_t equals = std::min(text.find('='), text.size() - 1);
-    variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+    const size_t equals = text.find('=');
+    if (equals != std::string_view::npos) {
+      variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+    }
   }
   return variables;
 }

@@ -15,16 +15,16 @@ struct StoreLocation {
   enum class Kind {
     kNone,  ///< one process
     kFile,  ///< spawn: a c10d::FileStore at `file`, in a private folder of the parent
-    kTcp,  ///< rank 0 serves host:port, the others connect
+    kTcp,  ///< `server` serves host:port, the others connect
     kAgentTcp,  ///< the launcher already serves host:port: every rank is a client
-    kSharedFile,  ///< HTCondor: rank 0 serves a free port and publishes "host:port" in `file`
+    kSharedFile,  ///< HTCondor: rank 0 serves a free port and publishes its addresses in `file`
   };
   Kind kind = Kind::kNone;
   std::string host;
   int port = 0;
   std::string file;
   std::string prefix;  ///< prefix of all keys: a restart must not read keys of an earlier start
-  /// Rank that serves the store; -1: another rank, as yet unknown, or no rank.
+  /// Rank that serves the store; -1: no rank, or not known before the rendezvous (Slurm).
   int server = -1;
 };
 

@@ -53,7 +53,7 @@ std::string to_text(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-/// Addresses of `host` as the resolver finds them, each once; none if it has none.
+/// Addresses of `host` as the resolver finds them; none if it has none.
 std::vector<std::string> addresses_of(const std::string& host) {
   std::vector<std::string> found;
   try {
@@ -101,18 +101,6 @@ std::string endpoint(const std::string& host, int port) {
   return fmt::format("{}:{}", is_ipv6(host) ? "[" + host + "]" : host, port);
 }
 
-HostAndPort split_endpoint(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos) {
-    refuse("address of rank 0: got {}, expected host:port", quote(text));
-  }
-  std::string host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) {
-    host = host.substr(1, host.size() - 2);
-  }
-  return {host, parse_integer<int>("port of rank 0", text.substr(colon + 1), 1, kMaxPort)};
-}
-
 bool is_loopback_address(const std::string& address) {
   return address == "localhost" || address.starts_with("127.") || address == "::1" ||
          address.starts_with("::ffff:127.");
@@ -126,11 +114,11 @@ bool is_ipv6(const std::string& address) {
   return address.find(':') != std::string::npos;
 }
 
-std::string with_addresses(const std::string& host) {
+std::string addresses_in_brackets(const std::string& host) {
   const std::vector<std::string> addresses = addresses_of(host);
   return addresses.empty() || addresses.front() == host
-             ? host
-             : fmt::format("{} ({})", host, fmt::join(addresses, ", "));
+             ? ""
+             : fmt::format(" ({})", fmt::join(addresses, ", "));
 }
 
 bool is_this_host(const std::string& host) {
@@ -156,45 +144,47 @@ std::vector<std::string> addresses_of_interface(const std::string& name) {
   return addresses;
 }
 
-std::vector<std::string> addresses_towards(const std::string& host, int port) {
-  const Addresses addresses = resolve(host, port);
+std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts, int port) {
   std::vector<std::string> found;
   int reason = 0;
-  for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
-    // Connecting a datagram socket looks the route up and sends nothing.
-    const FileDescriptor probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage own{};
-    socklen_t length = sizeof(own);
-    auto* const generic = reinterpret_cast<sockaddr*>(&own);
-    if (probe.is_open() && connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 &&
-        getsockname(probe.get(), generic, &length) == 0) {
-      const std::string address = to_text(generic, length);
-      if (std::ranges::find(found, is_ipv6(address), is_ipv6) == found.end()) {
-        found.push_back(address);
+  for (const std::string& host : hosts) {
+    const Addresses addresses = resolve(host, port);
+    for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
+      // Connecting a datagram socket looks the route up and sends nothing.
+      const FileDescriptor probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+      sockaddr_storage own{};
+      socklen_t length = sizeof(own);
+      auto* const generic = reinterpret_cast<sockaddr*>(&own);
+      if (probe.is_open() && connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0 &&
+          getsockname(probe.get(), generic, &length) == 0) {
+        const std::string address = to_text(generic, length);
+        if (std::ranges::find(found, is_ipv6(address), is_ipv6) == found.end()) {
+          found.push_back(address);
+        }
+      } else {
+        reason = errno;
       }
-    } else {
-      reason = errno;
     }
   }
   if (!found.empty()) {
     return found;
   }
-  refuse("no route leads from this host to {} ({}), expected one; --interface names the network",
-         with_addresses(host), std::strerror(reason));
+  refuse("no route leads from this host to {}{} ({}), expected one; --interface names the network",
+         hosts.front(), addresses_in_brackets(hosts.front()), std::strerror(reason));
 }
 
-std::string address_to_publish(const std::string& host, const std::string& interface) {
+std::vector<std::string> addresses_to_publish(const std::string& host,
+                                              const std::string& interface) {
   if (!interface.empty()) {
-    return addresses_of_interface(interface).front();
+    return addresses_of_interface(interface);
   }
-  const Addresses addresses = resolve(host, 0);
-  std::vector<std::string> candidates = {to_text(addresses->ai_addr, addresses->ai_addrlen)};
+  std::vector<std::string> addresses = addresses_of(host);
   for (const Interface& other : interfaces()) {
-    candidates.push_back(other.address);
+    addresses.push_back(other.address);
   }
   // Not loopback: in some distributions /etc/hosts gives the host's own name such an address.
-  const auto reachable = std::ranges::find_if_not(candidates, is_loopback_address);
-  return reachable == candidates.end() ? candidates.front() : *reachable;
+  std::erase_if(addresses, is_loopback_address);
+  return addresses.empty() ? std::vector<std::string>{"127.0.0.1"} : addresses;
 }
 
 Answer try_connect(const std::string& host, int port) {

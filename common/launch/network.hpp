@@ -12,13 +12,6 @@ inline constexpr int kMaxPort = 65535;
 /// "n1:29500", "[fd00::1]:29500".
 std::string endpoint(const std::string& host, int port);
 
-struct HostAndPort {
-  std::string host;
-  int port;
-};
-/// Inverse of endpoint(). @throws UsageError if there is no port
-HostAndPort split_endpoint(const std::string& text);
-
 /// True for "localhost" and for numeric addresses that lead no further than this host.
 bool is_loopback_address(const std::string& address);
 
@@ -31,25 +24,26 @@ void require_resolvable(const std::string& host, std::chrono::milliseconds timeo
 /// @throws UsageError listing the interfaces that exist
 std::vector<std::string> addresses_of_interface(const std::string& name);
 
-/// Numeric addresses from which this host talks to `host`, one of each family at most, in the
-/// order of the resolver. Sends nothing.
-/// @throws TransientError if it cannot be resolved
-/// @throws UsageError if no route leads there
-std::vector<std::string> addresses_towards(const std::string& host, int port);
+/// Numeric addresses from which this host talks to a host with these names or addresses, one of
+/// each family at most, in their order. Sends nothing.
+/// @throws TransientError if one cannot be resolved
+/// @throws UsageError if no route leads to any
+std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts, int port);
 
 /// True for an IPv6 address.
 bool is_ipv6(const std::string& address);
 
-/// "n1 (10.0.0.1, fd00::1)": the name with the addresses that this host finds for it.
-std::string with_addresses(const std::string& host);
+/// " (10.0.0.1, fd00::1)": the addresses that this host finds for a name; empty if there are none.
+std::string addresses_in_brackets(const std::string& host);
 
 /// True if `host` has an address of this host, loopback included.
 bool is_this_host(const std::string& host);
 
-/// Numeric address that rank 0 publishes for the other ranks: the address of `interface`, else the
-/// address of `host`, this machine's name, if that is not loopback, else the address of any network
-/// of this host.
-std::string address_to_publish(const std::string& host, const std::string& interface);
+/// Numeric addresses that rank 0 publishes for the other ranks, in the order in which to try them:
+/// of `interface`, else of `host`, this machine's name, and of all networks of this host. Loopback
+/// only if there is no other.
+std::vector<std::string> addresses_to_publish(const std::string& host,
+                                              const std::string& interface);
 
 /// Answer of host:port to a connection, which is closed at once.
 enum class Answer {

@@ -31,7 +31,7 @@ constexpr int kRunAgain = static_cast<int>(ExitCode::kRunAgain);
 constexpr std::chrono::seconds kGraceAfterFailure{5};
 constexpr std::chrono::seconds kGraceAfterRequest{30};
 
-/// SIGCHLD, and signals that are forwarded to the ranks.
+/// SIGCHLD, and signals that are meant for the ranks too.
 std::vector<int> watched_signals() {
   std::signal(SIGCHLD, SIG_DFL);  // if it were ignored, there would be no exit codes
   std::vector<int> signals = {SIGCHLD};
@@ -153,11 +153,11 @@ class Ranks {
     }
   }
 
-  /// Ctrl-Z: stops the ranks, which are no processes of the terminal's group, and this process.
+  /// Ctrl-Z: the terminal stops only this process's group, so this stops the ranks too.
   void stop_until_continued() {
     const Clock::time_point begin = Clock::now();
     signal_all(SIGSTOP);
-    raise(SIGSTOP);
+    BlockedSignals::stop();
     signal_all(SIGCONT);
     if (kill_at_) {
       *kill_at_ += Clock::now() - begin;

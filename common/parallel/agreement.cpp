@@ -60,9 +60,7 @@ std::string compare(
 std::string of_rank_0(c10d::Store& store, const std::string& key, const std::string& topic) {
   // Longer than rank 0 waits for another rank, so that its message comes first.
   constexpr std::chrono::seconds kLonger{5};
-  try {
-    store.wait({key}, store.getTimeout() + kLonger);
-  } catch (const c10::DistStoreError&) {
+  if (!wait_patiently(store, {key}, store.getTimeout() + kLonger)) {
     throw TransientError(
         fmt::format("within {} s rank 0 did not tell the other ranks about {}, expected it to",
                     in_seconds(store.getTimeout()), topic));

@@ -84,7 +84,9 @@ std::string CollectiveLog::text(uint64_t number) const {
 namespace {
 
 constexpr std::chrono::milliseconds kOthersNotice(100);
-constexpr std::chrono::milliseconds kOthersTime(500);  // ranks' timeouts differ by less
+// A rank that waits, also for another rank, notices within this that a late rank's peer has given
+// up.
+constexpr std::chrono::milliseconds kOthersTime(1000);
 constexpr std::chrono::seconds kStoreAnswers{1};
 
 std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool timed_out) {

@@ -76,8 +76,8 @@ class CollectiveLog {
 /// first closes its connections, and the other ranks see only that. So each rank that notices a
 /// timeout or a broken connection says so at the store.
 /// @param timed_out false: a connection broke, which may have other reasons
-/// @return the ranks that say nothing for a moment after another rank's timeout; rank 0 if the
-/// store that it serves does not answer; none without a timeout, or if the store is gone
+/// @return the ranks that say nothing for a moment after another rank's timeout; the rank
+/// that serves the store, if it does not answer; none without a timeout, or if the store is gone
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out);
 

@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -151,6 +150,11 @@ void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& 
   tensor.copy_(copy);
 }
 
+// Gloo's own clock runs on while a job is suspended, so wait_over_gloo() has the limit.
+std::chrono::milliseconds ProcessGroup::limit_of_c10d() const {
+  return backend_name() == "gloo" ? std::chrono::hours(24 * 365) : c10d::kUnsetTimeout;
+}
+
 void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op,
                               const CallSite& site) const {
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
@@ -167,8 +171,9 @@ ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& te
   if (!all_reduces_) {
     return {};
   }
-  return start("all_reduce", tensor.front(), site,
-               [&](c10d::Backend& backend) { return backend.allreduce(tensor, {.reduceOp = op}); });
+  return start("all_reduce", tensor.front(), site, [&](c10d::Backend& backend) {
+    return backend.allreduce(tensor, {.reduceOp = op, .timeout = limit_of_c10d()});
+  });
 }
 
 void ProcessGroup::wait(const Work& work) const {
@@ -183,17 +188,14 @@ void ProcessGroup::wait(const Work& work) const {
   try {
     wait_over_gloo(backend, *work, store_->getTimeout());
   } catch (const std::exception& error) {
-    // Gloo's errors have no type of their own. Collectives that run beside the late collective fail
-    // with the second text.
-    const std::string_view what = error.what();
-    const bool timed_out = what.find("Timed out") != std::string_view::npos ||
-                           what.find("Application timeout") != std::string_view::npos;
+    const bool timed_out = dynamic_cast<const GlooTimeout*>(&error) != nullptr;
     const std::vector<int> late = late_ranks(store_, launch_, timed_out);
     if (late.empty()) {
       const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
       throw Error(
           ExitCode::kTrainingFailed,
-          fmt::format("{}: {}", from_torch == nullptr ? what : from_torch->what_without_backtrace(),
+          fmt::format("{}: {}",
+                      from_torch == nullptr ? error.what() : from_torch->what_without_backtrace(),
                       log_->of(*work)));
     }
     if (rank() == launch_.store.server) {
@@ -207,7 +209,7 @@ void ProcessGroup::wait(const Work& work) const {
 }
 
 void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSite& site) const {
-  // In pieces over Gloo, because --timeout is its limit for a whole message.
+  // In pieces over Gloo, because each wait has the limit --timeout.
   constexpr int64_t kPieceBytes = 4 << 20;
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
     const int64_t piece_elements = backend_name() == "gloo"
@@ -218,7 +220,7 @@ void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSi
       if (piece.numel() > 0) {
         std::vector<torch::Tensor> one{piece};
         works.push_back(start("broadcast", piece, site, [&](c10d::Backend& backend) {
-          return backend.broadcast(one, {.rootRank = root});
+          return backend.broadcast(one, {.rootRank = root, .timeout = limit_of_c10d()});
         }));
       }
     }
@@ -234,8 +236,9 @@ torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSi
   for (int r = 0; r < world_size(); ++r) {
     output[0].push_back(torch::empty_like(input[0]));
   }
-  wait(start("all_gather", tensor, site,
-             [&](c10d::Backend& backend) { return backend.allgather(output, input); }));
+  wait(start("all_gather", tensor, site, [&](c10d::Backend& backend) {
+    return backend.allgather(output, input, {.timeout = limit_of_c10d()});
+  }));
   return torch::stack(output[0]);
 }
 
@@ -278,8 +281,9 @@ void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& s
 void ProcessGroup::barrier(const CallSite& site) const {
   // Not by c10d's barrier: over NCCL it would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
-  wait(start("barrier", one.front(), site,
-             [&](c10d::Backend& backend) { return backend.allreduce(one); }));
+  wait(start("barrier", one.front(), site, [&](c10d::Backend& backend) {
+    return backend.allreduce(one, {.timeout = limit_of_c10d()});
+  }));
   if (!device_.is_cpu()) {  // wait() blocks only the device's stream
     c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
   }
@@ -381,7 +385,7 @@ void init_process_group(const LaunchEnvironment& launch, const torch::Device& de
 
 void destroy_process_group() {
   const ProcessGroup& group = default_process_group();
-  depart(*group.store(), group.rank(), group.world_size(), group.launch().store.server);
+  depart(*group.store(), group.rank(), group.world_size());
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
   at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(default_group))] {});

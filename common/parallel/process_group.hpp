@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -101,6 +102,8 @@ class ProcessGroup {
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
              const Collective& collective) const;
+  /// Time limit of a collective for c10d, where wait() does not have it.
+  std::chrono::milliseconds limit_of_c10d() const;
   /// Calls `work` with `tensor`, or with a contiguous copy that is copied back.
   template <typename Collective>
   void on_contiguous(const torch::Tensor& tensor, const Collective& work) const;

@@ -23,6 +23,7 @@
 
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/spawn.hpp"
@@ -45,12 +46,13 @@ c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::millisecon
 
 /// Serves the store on all addresses of this host, of both families, as torchrun does.
 /// @param port 0: any free port
-Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds timeout) {
+Rendezvous serve(const std::vector<std::string>& hosts, int port,
+                 std::chrono::milliseconds timeout) {
   try {
-    // This rank needs no other address; `host` is for the others.
+    // This rank needs no other address; `hosts` are for the others.
     const auto store = c10::make_intrusive<c10d::TCPStore>(
         "127.0.0.1", tcp_options(port, /*serves=*/true, timeout));
-    return {.store = store, .host = host, .port = store->getPort()};
+    return {.store = store, .hosts = hosts, .port = store->getPort()};
   } catch (const c10::Error& error) {
     throw TransientError(
         fmt::format("cannot listen on port {} ({}), expected a free port of this host; another job "
@@ -72,7 +74,7 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
   const bool answered = connected.wait_for(timeout + kItsOwnTimeout) == std::future_status::ready;
   try {
     if (answered) {
-      return {.store = connected.get(), .host = host, .port = port};
+      return {.store = connected.get(), .hosts = {host}, .port = port};
     }
   } catch (const c10::Error&) {
     // No program took the connection.
@@ -83,24 +85,28 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
   throw TransientError(
       fmt::format("no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve "
                   "it{}",
-                  endpoint(with_addresses(host), port), in_seconds(timeout),
+                  endpoint(host, port) + addresses_in_brackets(host), in_seconds(timeout),
                   answered ? "" : "; another program may have the port"));
 }
 
 /// Checks that the address for the other ranks leads to this one, at which the store is served. It
 /// need not be an address of this host: a service of Kubernetes forwards connections.
-/// @throws UsageError if nobody answers there within 10 s
-void require_address_of_this_host(const std::string& host, int port,
+/// @throws UsageError if nobody answers there within 10 s, or within `timeout` at a name, which may
+/// get another address
+void require_address_of_this_host(const LaunchEnvironment& launch,
                                   std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kForwarding(10'000);
   constexpr std::chrono::milliseconds kPause(200);
-  const auto deadline = Clock::now() + std::min(timeout, kForwarding);
-  while (!is_this_host(host) && try_connect(host, port) != Answer::kTaken) {
-    if (Clock::now() >= deadline) {
+  const std::string& host = launch.store.host;
+  const std::string known_as = addresses_in_brackets(host);
+  Patience patience(known_as.empty() ? std::min(timeout, kForwarding) : timeout);
+  while (!is_this_host(host) && try_connect(host, launch.store.port) != Answer::kTaken) {
+    if (patience.is_over()) {
+      const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
       throw UsageError(fmt::format(
-          "MASTER_ADDR: got {}, which does not lead to this host, expected an address of the host "
-          "of rank 0, as the other ranks reach it",
-          with_addresses(host)));
+          "{}: got {}{}, which does not lead to this host, expected an address of the host of rank "
+          "0, as the other ranks reach it",
+          found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host, known_as));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -111,8 +117,8 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
   if (location.server == launch.rank) {
-    Rendezvous served = serve(location.host, location.port, timeout);
-    require_address_of_this_host(location.host, location.port, timeout);
+    Rendezvous served = serve({location.host}, location.port, timeout);
+    require_address_of_this_host(launch, timeout);
     return served;
   }
   if (location.kind == Kind::kAgentTcp &&
@@ -125,17 +131,18 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   return connect(location.host, location.port, timeout);
 }
 
-/// Serves the store on any free port, and publishes the address in the job's file. The rename makes
-/// the file appear whole.
+/// Serves the store on any free port, and publishes port and addresses in the job's file. The
+/// rename makes the file appear whole.
 Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
                              std::chrono::milliseconds timeout) {
   const std::string& file = launch.store.file;
-  const std::string host = launch.num_nodes > 1 ? address_to_publish(launch.store.host, interface)
-                                                : std::string("127.0.0.1");
-  Rendezvous served = serve(host, 0, timeout);
+  const std::vector<std::string> hosts = launch.num_nodes > 1
+                                             ? addresses_to_publish(launch.store.host, interface)
+                                             : std::vector<std::string>{"127.0.0.1"};
+  Rendezvous served = serve(hosts, 0, timeout);
   const std::string temporary = fmt::format("{}.{}", file, getpid());
   std::ofstream out(temporary);
-  out << endpoint(host, served.port) << "\n" << std::flush;
+  out << fmt::format("{} {}\n", served.port, fmt::join(hosts, " ")) << std::flush;
   if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
     throw TransientError(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
   }
@@ -148,27 +155,34 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::strin
   if (launch.store.server == launch.rank) {
     return serve_and_publish(launch, interface, timeout);
   }
-  const std::string& file = launch.store.file;
-  std::string address;
-  for (const auto deadline = Clock::now() + timeout; !(std::ifstream(file) >> address);) {
-    if (Clock::now() > deadline) {
-      throw TransientError(fmt::format("rank 0 did not publish its address in {} within {} s", file,
-                                       in_seconds(timeout)));
+  int port = 0;
+  std::vector<std::string> hosts;
+  for (Patience patience(timeout); hosts.empty();) {
+    std::ifstream file(launch.store.file);
+    file >> port;
+    hosts.assign(std::istream_iterator<std::string>(file), {});
+    if (hosts.empty() && patience.is_over()) {
+      throw TransientError(fmt::format("rank 0 did not publish its address in {} within {} s",
+                                       launch.store.file, in_seconds(timeout)));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  const HostAndPort server = split_endpoint(address);
-  return connect(server.host, server.port, timeout);
+  // This host may lack a family of addresses, or a network.
+  std::ranges::stable_partition(
+      hosts, [port](const auto& host) { return try_connect(host, port) == Answer::kTaken; });
+  Rendezvous meeting = connect(hosts.front(), port, timeout);
+  meeting.hosts = hosts;
+  return meeting;
 }
 
 Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout) {
   switch (launch.store.kind) {
     case Kind::kNone:
-      return {.store = c10::make_intrusive<c10d::HashStore>(), .host = ""};
+      return {.store = c10::make_intrusive<c10d::HashStore>(), .hosts = {}};
     case Kind::kFile:
       return {.store = c10::make_intrusive<c10d::FileStore>(launch.store.file, launch.world_size),
-              .host = ""};
+              .hosts = {}};
     case Kind::kTcp:
     case Kind::kAgentTcp:
       return meet_at_address(launch, timeout);
@@ -185,7 +199,7 @@ void meet(c10d::Store& store, const std::string& event, int rank, int world_size
   wait_for_ranks(store, keys, event, store.getTimeout());
 }
 
-/// First store of this process, and the number of meetings there: rank 0 may still serve it, and
+/// First store of this process, and the number of meetings there: its server may still run, and
 /// the keys of earlier meetings are still there. Per thread, because in tests a rank is a thread.
 struct Met {
   StoreLocation at;
@@ -232,9 +246,9 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
     // Nothing was computed yet. If the store goes away now, it belonged to another job that had the
     // port first and has ended, or a rank of this job has failed.
     wait_for_launcher();
-    throw TransientError(meeting.host.empty()
+    throw TransientError(meeting.hosts.empty()
                              ? "the store's file cannot be written, expected room on its device"
-                             : "the store at " + endpoint(meeting.host, meeting.port) +
+                             : "the store at " + endpoint(meeting.hosts.front(), meeting.port) +
                                    " went away during the rendezvous, expected it to stay; another "
                                    "job may have held its port");
   }
@@ -243,42 +257,45 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
 
 std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting) {
-  const bool several_hosts = launch.num_nodes > 1 && !meeting.host.empty();
+  const bool several_hosts = launch.num_nodes > 1 && !meeting.hosts.empty();
   if (!several_hosts) {
     return interface.empty() ? "127.0.0.1" : addresses_of_interface(interface).front();
   }
   const std::vector<std::string> own = interface.empty()
-                                           ? addresses_towards(meeting.host, meeting.port)
+                                           ? addresses_towards(meeting.hosts, meeting.port)
                                            : addresses_of_interface(interface);
   const std::vector<std::string> keys = keys_of_ranks("address", launch.world_size);
   meeting.store->set(keys[static_cast<size_t>(launch.rank)],
                      fmt::format("{}", fmt::join(own, " ")));
-  // On the host of the store the addresses may be loopback ("localhost", or its own name in
-  // /etc/hosts). They do not count: such a rank takes its address towards a rank elsewhere.
+  wait_for_ranks(*meeting.store, keys, "the exchange of addresses", meeting.store->getTimeout());
   std::vector<std::vector<std::string>> of_ranks;
+  std::vector<std::string> elsewhere;
   std::string all;
   for (const std::string& key : keys) {
     const std::string text = meeting.store->get_to_str(key);
     std::istringstream words(text);
-    std::vector<std::string>& addresses = of_ranks.emplace_back(
+    const std::vector<std::string>& addresses = of_ranks.emplace_back(
         std::istream_iterator<std::string>(words), std::istream_iterator<std::string>());
-    std::erase_if(addresses, is_loopback_address);
+    std::ranges::remove_copy_if(addresses, std::back_inserter(elsewhere), is_loopback_address);
     all += fmt::format("{}{}: {}", all.empty() ? "" : ", ", key, text);
   }
-  const auto elsewhere = std::ranges::find_if_not(of_ranks, std::ranges::empty);
-  if (elsewhere == of_ranks.end()) {
+  if (elsewhere.empty()) {
     return own.front();
   }
-  const std::vector<std::string>& mine = of_ranks[static_cast<size_t>(launch.rank)];
-  for (const std::string& wanted : *elsewhere) {
+  for (const std::string& wanted : elsewhere) {
     const auto fits = [&wanted](const auto& address) {
       return is_ipv6(address) == is_ipv6(wanted);
     };
+    // On the host of the store the addresses may be loopback ("localhost", or its own name in
+    // /etc/hosts). Such a rank takes its address towards a rank elsewhere.
     if (std::ranges::all_of(of_ranks, [&fits](const auto& addresses) {
-          return addresses.empty() || std::ranges::any_of(addresses, fits);
+          return std::ranges::any_of(addresses, fits) ||
+                 std::ranges::all_of(addresses, is_loopback_address);
         })) {
-      const auto found = std::ranges::find_if(mine, fits);
-      return found == mine.end() ? addresses_towards(wanted, meeting.port).front() : *found;
+      const auto mine = std::ranges::find_if(own, [&fits](const auto& address) {
+        return fits(address) && !is_loopback_address(address);
+      });
+      return mine == own.end() ? addresses_towards({wanted}, meeting.port).front() : *mine;
     }
   }
   throw UsageError("addresses of the ranks: got " + all + ", expected IPv4 or IPv6 on all of them");
@@ -289,7 +306,7 @@ void wait_for_launcher() {
   std::this_thread::sleep_for(kLaunchersTurn);
 }
 
-void depart(c10d::Store& store, int rank, int world_size, int server) {
+void depart(c10d::Store& store, int rank, int world_size) {
   try {
     meet(store, "departure", rank, world_size);
   } catch (const TransientError&) {
@@ -298,14 +315,7 @@ void depart(c10d::Store& store, int rank, int world_size, int server) {
     std::this_thread::sleep_for(kCollectivesTurn);
     throw;
   }
-  const std::vector<std::string> keys = keys_of_ranks("gone", world_size);
-  if (rank != server) {
-    store.set(keys[static_cast<size_t>(rank)], "gone");
-    return;
-  }
-  std::vector<std::string> others = keys;
-  others.erase(others.begin() + rank);
-  store.wait(others, store.getTimeout());
+  let_others_read(store, "departure", rank, world_size, store.getTimeout());
 }
 
 }  // namespace ddp

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "common/launch/launch_environment.hpp"
 
@@ -13,7 +14,7 @@ namespace ddp {
 /// Store and its address.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string host;  ///< empty if no other process needs it
+  std::vector<std::string> hosts;  ///< its names or addresses; empty if no other process needs them
   int port = 0;
   int server = -1;  ///< rank that serves the store; -1: no rank
 };
@@ -38,7 +39,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
 /// this rank's exit code, such as 75, does not hide the other rank's.
 void wait_for_launcher();
 
-/// Waits until all ranks have called it. The rank `server`, which serves the store, returns last.
-void depart(c10d::Store& store, int rank, int world_size, int server);
+/// Waits until all ranks have called it. A rank that serves the store returns last.
+void depart(c10d::Store& store, int rank, int world_size);
 
 }  // namespace ddp

@@ -34,7 +34,7 @@ inline LaunchEnvironment rank_of(int rank, int world_size, const StoreLocation& 
   launch.rank = launch.local_rank = rank;
   launch.world_size = launch.local_world_size = world_size;
   launch.store = store;
-  launch.store.server = store.kind == ddp::StoreLocation::Kind::kTcp && rank == 0 ? 0 : -1;
+  launch.store.server = store.kind == ddp::StoreLocation::Kind::kTcp ? 0 : -1;
   return launch;
 }
 

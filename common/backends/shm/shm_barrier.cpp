@@ -146,18 +146,18 @@ void Barrier::wait_slowly(int peer) {
   }
   while (!has_arrived(peer)) {
     throw_if_failed();
-    sleep_until_arrival(peer, kCheckInterval);
+    sleep_until_arrival(peer);
     check_peers();
   }
 }
 
-void Barrier::sleep_until_arrival(int peer, std::chrono::microseconds limit) {
+void Barrier::sleep_until_arrival(int peer) {
   ControlPage& theirs = page(peer);
   theirs.sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = theirs.progress.arrivals.load(std::memory_order_seq_cst);
   if (static_cast<int32_t>(seen - arrivals_) < 0) {
     const int64_t begin_ns = now_ns();
-    futex_wait(theirs.progress.arrivals, seen, limit);
+    futex_wait(theirs.progress.arrivals, seen, kCheckInterval);
     const int64_t woken_ns = theirs.sleepers.woken_ns.load(std::memory_order_relaxed);
     if (has_arrived(peer) && woken_ns > begin_ns) {
       spin_budget_.woken_after(now_ns() - woken_ns);

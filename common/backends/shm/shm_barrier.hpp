@@ -80,7 +80,7 @@ class Barrier {
   /// @return true if `peer` has arrived, false if this rank should sleep
   bool spin(int peer);
   void wait_slowly(int peer);
-  void sleep_until_arrival(int peer, std::chrono::microseconds limit);
+  void sleep_until_arrival(int peer);
   bool has_arrived(int peer) const;
   /// @return "died" or "left"; null if `peer` is there
   const char* how_gone(int peer) const;
