@@ -60,6 +60,11 @@ def check_gone(begin, promised_s, what, run):
     check(seconds < promised_s + BUSY_S, f"{what}: {seconds:.2f} s, promised are {promised_s}, allowed {BUSY_S} more\n{run.texts()}")
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def command(launcher, *options, ranks=RANKS, epochs=EPOCHS):
     program = [BIN / PROGRAM[launcher], str(epochs), *WORKLOAD, *options]
     return {"spawn": [*program, "--nprocs", str(ranks)],
@@ -292,6 +297,23 @@ def check_terminal_stop(_launcher, number, chance):
             check(stages.last_line(run.out.read_text())[1] == unbroken_digest(backend), f"other bits\n{run.texts()}")
 
 
+def check_suspended_start(*_):
+    """A rank that is suspended for longer than --timeout while it waits for the others."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with tempfile.TemporaryDirectory() as folder:
+        def start(rank):
+            return Run(folder, [BIN / "04_ddp_launcher", "1", "1", "--timeout", "6"], variables | {"RANK": rank})
+
+        with start("0") as first:
+            time.sleep(1.5)
+            os.kill(first.launcher.pid, signal.SIGSTOP)
+            time.sleep(7)
+            os.kill(first.launcher.pid, signal.SIGCONT)
+            with start("1") as second:
+                codes = [first.wait(), second.wait()]
+                check(codes == [0, 0], f"exit codes {codes}\n{first.texts()}{second.texts()}")
+
+
 def check_told_cause(launcher, number, chance):
     """Rank 0 finds the disk full at a save, and prints the reason before other ranks print anything."""
     ranks = chance.randrange(2, 5)
@@ -308,9 +330,7 @@ def check_told_cause(launcher, number, chance):
 
 def check_agent_gone(*_):
     """A rank of torchrun does not wait for a missing store, if its agent was killed before the rank's prctl()."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
                  "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run([BIN / "04_ddp_launcher", "1", "1", "--timeout", "100000"], cwd=folder, capture_output=True, text=True,
@@ -333,7 +353,7 @@ def check_starts(launcher, number, _):
 def main():
     chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
-    cases = [("agent gone", None, check_agent_gone), ("restarted rank", None, check_restarted_rank)]  # nothing random: once
+    cases = [("agent gone", None, check_agent_gone), ("restarted rank", None, check_restarted_rank), ("suspended start", None, check_suspended_start)]  # nothing random: once
     cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
               for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
                                             ("killed launcher", check_killed_launcher, {"spawn": 3, "mpirun": 2, "torchrun": 2}),

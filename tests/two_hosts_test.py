@@ -53,6 +53,15 @@ def listening(host):
     return [line.split()[1] for line in text.splitlines() if len(line.split()) > 3 and line.split()[3] == "0A"]
 
 
+def with_names(host, lines):
+    """Beginning of a command that gets an /etc/hosts of its own with these lines, if there are any."""
+    if not lines:
+        return []
+    file = SHARED / f"hosts-{host.name}"
+    file.write_text(namespaces.HOSTS + lines)
+    return ["bash", "-c", f'mount --bind {file} /etc/hosts; exec "$@"', "bash"]
+
+
 class TwoHosts(unittest.TestCase):
     def check(self, codes, out, err, ranks):
         """Checks that all ranks of both hosts are in one world, and end on the weights of 03_ddp_spawn."""
@@ -100,15 +109,16 @@ class Mpirun(TwoHosts):
     def setUpClass(cls):
         cls.agent = SHARED / "agent"
         enter = shlex.join(hosts[1].command("")[:-1])
-        setup = shlex.quote(hosts[1].command("")[-1])
+        # Its own /etc/hosts again: it starts from the other host's.
+        setup = shlex.quote(hosts[1].command("mount --bind /run/hosts /etc/hosts; ")[-1])
         # `agent HOST COMMAND...`: like ssh, it runs all words together as a shell command there.
         cls.agent.write_text(f"#!/bin/bash\n[[ $1 == {hosts[1].name} ]] || {{ echo \"agent: no host $1\" >&2; exit 1; }}\nshift\n"
                              f"exec {enter} {setup}\"$*\"\n")
         cls.agent.chmod(0o755)
 
-    def mpirun(self, ranks, address, *options):
+    def mpirun(self, ranks, address, *options, names=""):
         slots = ranks // 2
-        return finish(start(hosts[0], "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
+        return finish(start(hosts[0], *with_names(hosts[0], names), "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
                             "--map-by", "slot", "--bind-to", "none", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.agent,
                             *options, "-x", "MASTER_ADDR", "-x", "MASTER_PORT", BIN / "05_multinode", *WORKLOAD,
                             **MPI, MASTER_ADDR=address, MASTER_PORT="29611"))
@@ -117,6 +127,10 @@ class Mpirun(TwoHosts):
         self.check(*self.mpirun(2, "host1"), 2)
         self.check(*self.mpirun(2, hosts[0].ipv4), 2)
         self.check(*self.mpirun(4, hosts[0].ipv4), 4)
+
+    def test_own_name_is_loopback(self):
+        """As in Debian's /etc/hosts."""
+        self.check(*self.mpirun(2, "host1", names="127.0.1.1 host1\n"), 2)
 
     def test_ranks_that_go_round(self):
         self.check(*self.mpirun(4, "host1", "--rank-by", "node"), 4)
@@ -166,22 +180,12 @@ class NamedNetwork(TwoHosts):
 class Addresses(TwoHosts):
     """Names and addresses as machines have them: what the others connect to is not always what rank 0 finds for it."""
 
-    def hosts_file(self, host, text):
-        """Shell command that gives the host its own /etc/hosts."""
-        file = SHARED / f"hosts-{host.name}"
-        file.write_text(namespaces.HOSTS + text)
-        return f"mount --bind {file} /etc/hosts; "
-
     def train(self, address, names=("", ""), **variables):
         """Ranks by hand. @param address MASTER_ADDR of each rank @param names lines of each host's /etc/hosts, if it has its own"""
-        ranks = []
-        for rank, host in enumerate(hosts):
-            setup = self.hosts_file(host, names[rank]) if names[rank] else ""
-            ranks.append(subprocess.Popen(
-                host.command(setup + "exec " + shlex.join([str(BIN / "05_multinode"), *WORKLOAD, "--timeout", "20"])), cwd=SHARED,
-                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address[rank], "MASTER_PORT": "29641"} | variables,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return finish(*ranks)
+        return finish(*[
+            start(host, *with_names(host, names[rank]), BIN / "05_multinode", *WORKLOAD, "--timeout", "20",
+                  **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address[rank], "MASTER_PORT": "29641"} | variables)
+            for rank, host in enumerate(hosts)])
 
     def test_kubeflow(self):
         """The master's own address is localhost, and no pod has a LOCAL_RANK."""
@@ -194,10 +198,16 @@ class Addresses(TwoHosts):
         self.check(*self.train(("host1", "host1"), names, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"), 2)
 
     def test_worker_without_ipv6(self):
+        """The master has both, or IPv4 only as loopback beside its name."""
         address = f"{hosts[1].ipv6}/64"
         run("ip", "-n", hosts[1].name, "addr", "del", address, "dev", "eth0")
         try:
             self.check(*self.train(("host1", "host1"), LOCAL_RANK="0"), 2)
+            self.check(*self.train(("host1", "host1"), (f"{hosts[0].ipv6} host1\n127.0.1.1 host1\n", ""), LOCAL_RANK="0"), 2)
+            condor = [start(host, *with_names(host, f"{hosts[0].ipv6} host1\n{hosts[0].ipv4} host1\n"), BIN / "05_multinode", *WORKLOAD,
+                            _CONDOR_PROCNO=str(rank), _CONDOR_NPROCS="2", _CONDOR_JOB_IWD=str(SHARED), DDP_JOB_ID="7")
+                      for rank, host in enumerate(hosts)]
+            self.check(*finish(*condor), 2)
         finally:
             run("ip", "-n", hosts[1].name, "addr", "add", address, "dev", "eth0", "nodad")
 
