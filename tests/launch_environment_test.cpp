@@ -316,6 +316,7 @@ TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks a
   const FakeScontrol scontrol;
   CHECK(read(with(kSlurm, "SLURM_PROCID=0")).store.server == -1);
   CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
+  CHECK(contains(ddp::describe(read(with(kSlurm, "SLURM_PROCID=0")), false), "another rank"));
   CHECK(read(with(kSlurm, "MASTER_ADDR=n9 SLURM_PROCID=0")).store.server == 0);
 }
 

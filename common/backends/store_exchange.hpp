@@ -13,8 +13,8 @@ namespace ddp {
 /// Keys that the ranks set, by rank: "prefix/0", "prefix/1" and so on.
 std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size);
 
-/// Waits for all keys. @return false if one is not there within `timeout`, in which a time in which
-/// this process is stopped does not count
+/// Waits for all keys. @return false if one is not there within `timeout`; time in which this
+/// process is stopped does not count
 /// @throws c10::DistNetworkError if the connection to the store breaks
 bool wait_patiently(c10d::Store& store, const std::vector<std::string>& keys,
                     std::chrono::milliseconds timeout);

@@ -87,7 +87,7 @@ std::string parse_path(const std::string& name, const std::string& text) {
                             second == '_' || second == '{');
   };
   if (is_url || is_of_user || std::ranges::adjacent_find(text, is_variable) != text.end()) {
-    refuse("{}: got {}, expected a path of this machine: no URL, and variables replaced", name,
+    refuse("{}: got {}, expected a path of this machine, without a URL, $VARIABLE or ~USER", name,
            quote(text));
   }
   if (!text.starts_with('~')) {

@@ -130,8 +130,9 @@ std::string checked_host(const std::string& source, const std::string& text) {
   const bool lacks_zone = host.starts_with("fe80:") && host.find('%') == std::string::npos;
   if (has_port || host.find_first_of(" /[],@\n") != std::string::npos || host == "0.0.0.0" ||
       host == "::" || lacks_zone) {
-    refuse("{}: got {}, expected a host name or the address of one host, without a port{}", source,
-           quote(text), lacks_zone ? ", with its interface, as fe80::1%eth0" : "");
+    refuse("{}: got {}, expected {}", source, quote(text),
+           lacks_zone ? "its interface too, for example fe80::1%eth0"
+                      : "a host name or the address of one host, without a port");
   }
   return host;
 }
@@ -339,6 +340,8 @@ class LaunchReader {
       // With --distribution=arbitrary rank 0 may run on another node.
       const bool serves = found_.node_rank == 0 && found_.local_rank == 0;
       store.server = serves ? found_.rank : -1;
+      record("store.server", serves ? "this rank" : "another rank",
+             "derived: the first process of the first node");
     }
     if (store.port == 0 && derives) {
       const int port = port_of(fmt::format("{}.{}", job, found_.restart_count));

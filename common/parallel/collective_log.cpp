@@ -84,8 +84,7 @@ std::string CollectiveLog::text(uint64_t number) const {
 namespace {
 
 constexpr std::chrono::milliseconds kOthersNotice(100);
-// A rank that waits, also for another rank, notices within this that a late rank's peer has given
-// up.
+// Within this time every waiting rank notices that another rank has given up, and says so.
 constexpr std::chrono::milliseconds kOthersTime(1000);
 constexpr std::chrono::seconds kStoreAnswers{1};
 

@@ -104,8 +104,9 @@ void require_address_of_this_host(const LaunchEnvironment& launch,
     if (patience.is_over()) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
       throw UsageError(fmt::format(
-          "{}: got {}{}, which does not lead to this host, expected an address of the host of rank "
-          "0, as the other ranks reach it",
+          "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
+          "or "
+          "address at which the others reach it",
           found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host, known_as));
     }
     std::this_thread::sleep_for(kPause);
@@ -277,7 +278,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
     const std::vector<std::string>& addresses = of_ranks.emplace_back(
         std::istream_iterator<std::string>(words), std::istream_iterator<std::string>());
     std::ranges::remove_copy_if(addresses, std::back_inserter(elsewhere), is_loopback_address);
-    all += fmt::format("{}{}: {}", all.empty() ? "" : ", ", key, text);
+    all += fmt::format("{}rank {} has {}", all.empty() ? "" : ", ", of_ranks.size() - 1, text);
   }
   if (elsewhere.empty()) {
     return own.front();
@@ -298,7 +299,8 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
       return mine == own.end() ? addresses_towards({wanted}, meeting.port).front() : *mine;
     }
   }
-  throw UsageError("addresses of the ranks: got " + all + ", expected IPv4 or IPv6 on all of them");
+  throw UsageError("addresses: " + all +
+                   "; expected an IPv4 address of every rank, or an IPv6 one");
 }
 
 void wait_for_launcher() {
