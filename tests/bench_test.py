@@ -306,6 +306,7 @@ class Failing(Fakes):
                 self.expect_no_process("--runstates", "DRS")
                 time.sleep(3)
                 bench.send_signal(signal.SIGCONT)
+                self.expect_no_process("--runstates", "T")
             bench.send_signal(number)
             out = bench.communicate(timeout=60)[0]
         self.expect_no_process()

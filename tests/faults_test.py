@@ -240,7 +240,7 @@ def check_restarted_rank(*_):
 
 def check_stopped_rank(launcher, number, chance):
     """Stops a rank without ending it, which only a timeout can notice. The other ranks name it, and not the one that comes later."""
-    timeout_s, backend = 3, backend_of(number)
+    timeout_s, backend = 4, backend_of(number)
     gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # over Gloo ranks ask the store for late ranks
     rank = chance.randrange(RANKS)
     with tempfile.TemporaryDirectory() as folder:
@@ -251,7 +251,7 @@ def check_stopped_rank(launcher, number, chance):
             os.kill(ranks[rank], signal.SIGSTOP)
             others = {pid for number, pid in ranks.items() if number != rank}
             os.kill(min(others), signal.SIGSTOP)
-            time.sleep(timeout_s / 2)
+            time.sleep(timeout_s - 0.8)  # a second of it counts for --timeout
             os.kill(min(others), signal.SIGCONT)
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
             check_gone(begin, gone_s,

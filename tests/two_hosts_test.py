@@ -180,10 +180,10 @@ class NamedNetwork(TwoHosts):
 class Addresses(TwoHosts):
     """Names and addresses as machines have them: what the others connect to is not always what rank 0 finds for it."""
 
-    def train(self, address, names=("", ""), **variables):
+    def train(self, address, names=("", ""), timeout="20", **variables):
         """Ranks by hand. @param address MASTER_ADDR of each rank @param names lines of each host's /etc/hosts, if it has its own"""
         return finish(*[
-            start(host, *with_names(host, names[rank]), BIN / "05_multinode", *WORKLOAD, "--timeout", "20",
+            start(host, *with_names(host, names[rank]), BIN / "05_multinode", *WORKLOAD, "--timeout", timeout,
                   **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address[rank], "MASTER_PORT": "29641"} | variables)
             for rank, host in enumerate(hosts)])
 
@@ -215,7 +215,7 @@ class Addresses(TwoHosts):
         """It cannot heal, so it is no code that asks for another try; and the line says which address it is."""
         for name, line in ((("host9", "host9"), "MASTER_ADDR: got host9 (10.77.0.99), which does not lead to this host"),
                            (("10.77.0.99",) * 2, "MASTER_ADDR: got 10.77.0.99, which does not lead to this host")):
-            codes, _, err = self.train(name, ("10.77.0.99 host9\n", "127.0.1.1 host9\n"), LOCAL_RANK="0")
+            codes, _, err = self.train(name, ("10.77.0.99 host9\n", "127.0.1.1 host9\n"), timeout="4", LOCAL_RANK="0")
             self.assertEqual(codes[0], 2, err)
             self.assertIn(line, err)
             self.assertIn(codes[1], (2, 75), err)

@@ -91,23 +91,21 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
 
 /// Checks that the address for the other ranks leads to this one, at which the store is served. It
 /// need not be an address of this host: a service of Kubernetes forwards connections.
-/// @throws UsageError if nobody answers there within 10 s, or within `timeout` at a name, which may
-/// get another address
+/// @throws UsageError if nobody answers there within a minute, in which names of pods change
 void require_address_of_this_host(const LaunchEnvironment& launch,
                                   std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kForwarding(10'000);
+  constexpr std::chrono::milliseconds kMinute(60'000);
   constexpr std::chrono::milliseconds kPause(200);
   const std::string& host = launch.store.host;
-  const std::string known_as = addresses_in_brackets(host);
-  Patience patience(known_as.empty() ? std::min(timeout, kForwarding) : timeout);
+  Patience patience(std::min(timeout, kMinute));
   while (!is_this_host(host) && try_connect(host, launch.store.port) != Answer::kTaken) {
     if (patience.is_over()) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
       throw UsageError(fmt::format(
           "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
-          "or "
-          "address at which the others reach it",
-          found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host, known_as));
+          "or address at which the others reach it",
+          found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host,
+          addresses_in_brackets(host)));
     }
     std::this_thread::sleep_for(kPause);
   }
