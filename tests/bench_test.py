@@ -252,6 +252,13 @@ class Failing(Fakes):
         self.failed("still running after", "--timeout", "3")
         self.assertEqual(subprocess.run(["pgrep", "-f", f"sleep 54321.{os.getpid()}$"], capture_output=True).stdout, b"")
 
+    def test_time_to_end(self):
+        """A run that is late gets SIGTERM, and time to end by itself."""
+        self.behave("03_ddp_spawn", "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), open(here + '/ended', 'w'), sys.exit(0)))\n"
+                    "time.sleep(1000)")
+        self.failed("still running after", "--timeout", "1")
+        self.assertTrue((self.bin / "ended").exists())
+
     def test_transient_failure_is_tried_again(self):
         self.behave("03_ddp_spawn", "os.path.exists(here + '/once') or (open(here + '/once', 'w'), sys.exit(75))")
         self.measure(*SMALL, "--repetitions", "1")

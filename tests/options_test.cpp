@@ -126,6 +126,9 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
   CHECK(parse_line("--snapshot=" + std::string(100000, 'a')).snapshot.size() == 100000);
   CHECK(parse_line("--snapshot=~/x").snapshot == home + "/x");
   CHECK(parse_line("--dataset=~/x.safetensors").dataset == home + "/x.safetensors");
+  unsetenv("HOME");
+  CHECK(parse_line("--snapshot=~/x").snapshot.starts_with('/'));
+  setenv("HOME", home.c_str(), 1);
   CHECK_THROWS_WITH(parse_line("--dataset=s3://b/x.safetensors"),
                     Catch::Matchers::Contains("--dataset: got"));
 }

@@ -208,9 +208,9 @@ class Addresses(TwoHosts):
             self.check(*self.train(("host1", "host1"), LOCAL_RANK="0"), 2)
             self.check(*self.train(("host1", "host1"), (f"{hosts[0].ipv6} host1\n127.0.1.1 host1\n", ""), LOCAL_RANK="0"), 2)
             condor = [start(host, *with_names(host, f"{hosts[0].ipv6} host1\n{hosts[0].ipv4} host1\n"), BIN / "05_multinode", *WORKLOAD,
-                            _CONDOR_PROCNO=str(rank), _CONDOR_NPROCS="2", _CONDOR_JOB_IWD=str(SHARED), DDP_JOB_ID="7")
-                      for rank, host in enumerate(hosts)]
-            self.check(*finish(*condor), 2)
+                            _CONDOR_PROCNO=str(rank), _CONDOR_NPROCS="4", _CONDOR_JOB_IWD=str(SHARED), DDP_JOB_ID="7")
+                      for rank, host in enumerate(hosts * 2)]
+            self.check(*finish(*condor), 4)
         finally:
             run("ip", "-n", hosts[1].name, "addr", "add", address, "dev", "eth0", "nodad")
 
