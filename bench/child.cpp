@@ -13,10 +13,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
@@ -160,13 +162,17 @@ std::string reason_in(const std::string& err) {
 }  // namespace
 
 void Interrupts::stop_until_continued() {
-  const std::vector<pid_t> processes = descendants(getpid());
-  const auto signal_all = [&processes](int signal) {
-    std::ranges::for_each(processes, [signal](pid_t pid) { kill(pid, signal); });
-  };
-  signal_all(SIGSTOP);
+  std::set<pid_t> stopped;
+  for (bool found = true; std::exchange(found, false);) {
+    for (const pid_t pid : descendants(getpid())) {
+      if (stopped.insert(pid).second) {
+        kill(pid, SIGSTOP);
+        found = true;  // it may have started another one before
+      }
+    }
+  }
   BlockedSignals::stop();
-  signal_all(SIGCONT);
+  std::ranges::for_each(stopped, [](pid_t pid) { kill(pid, SIGCONT); });
 }
 
 std::string ChildResult::failure() const {

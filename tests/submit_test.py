@@ -396,6 +396,20 @@ class Local(Case):
         self.wait(process, 0)
         self.assertEqual([job["state"] for job in self.jobs("list")], ["done"])
 
+    def test_killed_while_stopped(self):
+        """As by `kill %1` after Ctrl-Z: the job ends too."""
+        process = self.start_local(self.WAITS)
+        self.wait_for(self.out / "job-0-program/ready")
+        os.kill(process, signal.SIGTSTP)
+        time.sleep(0.5)
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGCONT)
+        self.wait(process, -signal.SIGTERM)
+        (self.out / "job-0-program/go").touch()
+        self.submit("resubmit", "0", self.out)
+        self.assertEqual([job["state"] for job in self.jobs("list")], ["done"])
+        self.assertEqual((self.out / "job-0-program/starts").read_text(), "start\nend\nstart\n")
+
     def test_killed(self):
         """Its program ends too. The same call again, or resubmit, runs the remaining jobs."""
         for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0")):

@@ -75,7 +75,7 @@ void let_others_read(c10d::Store& store, const std::string& prefix, int rank, in
   const std::vector<std::string> keys = keys_of_ranks(prefix + "/read", world_size);
   try {
     store.set(keys[static_cast<size_t>(rank)], "read");
-    store.wait(keys, std::min(timeout, kPatience));
+    wait_patiently(store, keys, std::min(timeout, kPatience));
   } catch (const c10::Error&) {
     // A rank that was killed meanwhile reads nothing. Or the server has left, when all had read.
   }

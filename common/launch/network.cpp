@@ -182,8 +182,10 @@ std::vector<std::string> addresses_to_publish(const std::string& host,
   for (const Interface& other : interfaces()) {
     addresses.push_back(other.address);
   }
-  // Not loopback: in some distributions /etc/hosts gives the host's own name such an address.
-  std::erase_if(addresses, is_loopback_address);
+  // In some distributions the host's own name has a loopback or link-local address.
+  std::erase_if(addresses, [](const std::string& address) {
+    return is_loopback_address(address) || address.starts_with("fe80:");
+  });
   return addresses.empty() ? std::vector<std::string>{"127.0.0.1"} : addresses;
 }
 

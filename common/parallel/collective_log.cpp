@@ -83,20 +83,21 @@ std::string CollectiveLog::text(uint64_t number) const {
 
 namespace {
 
-constexpr std::chrono::milliseconds kOthersNotice(100);
+constexpr std::chrono::milliseconds kOthersNotice(300);
 // Within this time every waiting rank notices that another rank has given up, and says so.
 constexpr std::chrono::milliseconds kOthersTime(1000);
 constexpr std::chrono::seconds kStoreAnswers{1};
 
 std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool timed_out) {
-  const std::string kTimedOut = "timed out";
+  const std::string kTimedOut = "late/timed out";
   const std::vector<std::string> keys = keys_of_ranks("late", world_size);
-  store.set(keys[static_cast<size_t>(rank)], timed_out ? kTimedOut : "lost a connection");
+  store.set(keys[static_cast<size_t>(rank)], "waits");
+  if (timed_out) {
+    store.set(kTimedOut, "yes");
+  }
   std::this_thread::sleep_for(kOthersNotice);
   std::vector<int> silent;
-  if (std::ranges::any_of(keys, [&](const std::string& key) {
-        return store.check({key}) && store.get_to_str(key) == kTimedOut;
-      })) {
+  if (store.check({kTimedOut})) {
     std::this_thread::sleep_for(kOthersTime);
     for (int other = 0; other < world_size; ++other) {
       if (!store.check({keys[static_cast<size_t>(other)]})) {

@@ -46,13 +46,12 @@ c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::millisecon
 
 /// Serves the store on all addresses of this host, of both families, as torchrun does.
 /// @param port 0: any free port
-Rendezvous serve(const std::vector<std::string>& hosts, int port,
-                 std::chrono::milliseconds timeout) {
+Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds timeout) {
   try {
-    // This rank needs no other address; `hosts` are for the others.
+    // This rank needs no other address; `host` is for the others.
     const auto store = c10::make_intrusive<c10d::TCPStore>(
         "127.0.0.1", tcp_options(port, /*serves=*/true, timeout));
-    return {.store = store, .hosts = hosts, .port = store->getPort()};
+    return {.store = store, .hosts = {host}, .port = store->getPort()};
   } catch (const c10::Error& error) {
     throw TransientError(
         fmt::format("cannot listen on port {} ({}), expected a free port of this host; another job "
@@ -91,15 +90,16 @@ Rendezvous connect(const std::string& host, int port, std::chrono::milliseconds 
 
 /// Checks that the address for the other ranks leads to this one, at which the store is served. It
 /// need not be an address of this host: a service of Kubernetes forwards connections.
-/// @throws UsageError if nobody answers there within a minute, in which names of pods change
+/// @throws UsageError if nobody answers there within a minute, in which names of pods change, or
+/// half of `timeout`, before the others give up
 void require_address_of_this_host(const LaunchEnvironment& launch,
                                   std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kMinute(60'000);
   constexpr std::chrono::milliseconds kPause(200);
   const std::string& host = launch.store.host;
-  Patience patience(std::min(timeout, kMinute));
+  const auto deadline = Clock::now() + std::min(timeout / 2, kMinute);
   while (!is_this_host(host) && try_connect(host, launch.store.port) != Answer::kTaken) {
-    if (patience.is_over()) {
+    if (Clock::now() >= deadline) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
       throw UsageError(fmt::format(
           "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
@@ -116,7 +116,7 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
   if (location.server == launch.rank) {
-    Rendezvous served = serve({location.host}, location.port, timeout);
+    Rendezvous served = serve(location.host, location.port, timeout);
     require_address_of_this_host(launch, timeout);
     return served;
   }
@@ -135,10 +135,9 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
 Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
                              std::chrono::milliseconds timeout) {
   const std::string& file = launch.store.file;
-  const std::vector<std::string> hosts = launch.num_nodes > 1
-                                             ? addresses_to_publish(launch.store.host, interface)
-                                             : std::vector<std::string>{"127.0.0.1"};
-  Rendezvous served = serve(hosts, 0, timeout);
+  Rendezvous served = serve("127.0.0.1", 0, timeout);
+  const std::vector<std::string> hosts =
+      launch.num_nodes > 1 ? addresses_to_publish(launch.store.host, interface) : served.hosts;
   const std::string temporary = fmt::format("{}.{}", file, getpid());
   std::ofstream out(temporary);
   out << fmt::format("{} {}\n", served.port, fmt::join(hosts, " ")) << std::flush;
@@ -166,11 +165,13 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::strin
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  // This host may lack a family of addresses, or a network.
-  std::ranges::stable_partition(
-      hosts, [port](const auto& host) { return try_connect(host, port) == Answer::kTaken; });
-  Rendezvous meeting = connect(hosts.front(), port, timeout);
-  meeting.hosts = hosts;
+  // This host may lack a family of addresses, or a network. Peers too are met only at what answers.
+  std::vector<std::string> answers;
+  std::ranges::copy_if(hosts, std::back_inserter(answers), [port](const auto& host) {
+    return try_connect(host, port) == Answer::kTaken;
+  });
+  Rendezvous meeting = connect((answers.empty() ? hosts : answers).front(), port, timeout);
+  meeting.hosts = answers.empty() ? hosts : answers;
   return meeting;
 }
 
