@@ -67,14 +67,25 @@ struct Stranger {
   const char* alone;
 };
 constexpr Stranger kStrangers[] = {
-    {"MPI_LOCALNRANKS", "1"},          {"FLUX_JOB_SIZE", "1"},
-    {"PADDLE_TRAINERS_NUM", "1"},      {"PET_NNODES", "1"},
-    {"PALS_RANKID", nullptr},          {"PMIX_RANK", nullptr},
-    {"JOB_COMPLETION_INDEX", nullptr}, {"WORLD_SIZE", nullptr},
-    {"LOCAL_RANK", nullptr},           {"LOCAL_WORLD_SIZE", nullptr},
-    {"--world-size", nullptr},         {"--local-rank", nullptr},
-    {"--local-world-size", nullptr},   {"--master-addr", nullptr},
-    {"--master-port", nullptr},        {"OMPI_COMM_WORLD_SIZE", "1"},
+    {"PMI_SIZE", "1"},
+    {"MV2_COMM_WORLD_SIZE", "1"},
+    {"JSM_NAMESPACE_SIZE", "1"},
+    {"MPI_LOCALNRANKS", "1"},
+    {"FLUX_JOB_SIZE", "1"},
+    {"PADDLE_TRAINERS_NUM", "1"},
+    {"PET_NNODES", "1"},
+    {"PALS_RANKID", nullptr},
+    {"PMIX_RANK", nullptr},
+    {"JOB_COMPLETION_INDEX", nullptr},
+    {"WORLD_SIZE", nullptr},
+    {"LOCAL_RANK", nullptr},
+    {"LOCAL_WORLD_SIZE", nullptr},
+    {"--world-size", nullptr},
+    {"--local-rank", nullptr},
+    {"--local-world-size", nullptr},
+    {"--master-addr", nullptr},
+    {"--master-port", nullptr},
+    {"OMPI_COMM_WORLD_SIZE", "1"},
     {"_CONDOR_NPROCS", "1"},
 };
 
