@@ -302,8 +302,10 @@ class Failing(Fakes):
 
     def stop(self, number, suspended=False):
         """Stops bench while a timed run goes on. @return its exit code and what it printed"""
-        sleep = f"[sys.executable, '-c', 'import time; time.sleep(1000)', '{self.bin}'], start_new_session=True"
-        self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and {f'subprocess.run({sleep})' if suspended else 'time.sleep(1000)'}")
+        sleeps = "time.sleep(1000)"
+        if suspended:  # in a process with a session of its own, as torchrun's
+            sleeps = f"subprocess.run([sys.executable, '-c', 'import time; {sleeps}', '{self.bin}'], start_new_session=True)"
+        self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and {sleeps}")
         with subprocess.Popen(self.command(*SMALL, "--json", "--timeout", "3"), env=self.environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, cwd=self.root, process_group=0) as bench:
             while len(self.calls("03")) < 2:

@@ -353,7 +353,8 @@ def check_starts(launcher, number, _):
 def main():
     chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
-    cases = [("agent gone", None, check_agent_gone), ("restarted rank", None, check_restarted_rank), ("suspended start", None, check_suspended_start)]  # nothing random: once
+    cases = [("agent gone", None, check_agent_gone), ("restarted rank", None, check_restarted_rank),
+             ("suspended start", None, check_suspended_start)]  # nothing random: once
     cases += [(f"{name}, {launcher}", tries, functools.partial(body, launcher))
               for name, body, all_tries in (("killed rank", check_killed_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
                                             ("killed launcher", check_killed_launcher, {"spawn": 3, "mpirun": 2, "torchrun": 2}),

@@ -118,7 +118,8 @@ class Mpirun(TwoHosts):
 
     def mpirun(self, ranks, address, *options, names=""):
         slots = ranks // 2
-        return finish(start(hosts[0], *with_names(hosts[0], names), "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
+        return finish(start(hosts[0], *with_names(hosts[0], names),
+                            "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
                             "--map-by", "slot", "--bind-to", "none", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.agent,
                             *options, "-x", "MASTER_ADDR", "-x", "MASTER_PORT", BIN / "05_multinode", *WORKLOAD,
                             **MPI, MASTER_ADDR=address, MASTER_PORT="29611"))

@@ -96,7 +96,10 @@ std::string parse_path(const std::string& name, const std::string& text) {
   const char* home = std::getenv("HOME");
   if (home == nullptr) {  // as in a job of HTCondor
     const passwd* const user = getpwuid(geteuid());
-    home = user == nullptr ? "" : user->pw_dir;
+    if (user == nullptr) {
+      refuse("{}: got {}, expected HOME to be set", name, quote(text));
+    }
+    home = user->pw_dir;
   }
   return home + text.substr(1);
 }

@@ -277,12 +277,12 @@ BlockedSignals::BlockedSignals(const std::vector<int>& signals) {
 }
 
 void BlockedSignals::stop() {
-  sigset_t stop;
-  sigemptyset(&stop);
-  sigaddset(&stop, SIGTSTP);
+  sigset_t only_stop;
+  sigemptyset(&only_stop);
+  sigaddset(&only_stop, SIGTSTP);
   raise(SIGTSTP);
-  sigprocmask(SIG_UNBLOCK, &stop, nullptr);
-  sigprocmask(SIG_BLOCK, &stop, nullptr);
+  sigprocmask(SIG_UNBLOCK, &only_stop, nullptr);
+  sigprocmask(SIG_BLOCK, &only_stop, nullptr);
 }
 
 siginfo_t BlockedSignals::wait(std::optional<double> seconds, int except) const {

@@ -68,10 +68,10 @@ struct Stranger {
 };
 constexpr Stranger kStrangers[] = {
     {"PMI_SIZE", "1"},
-    {"MV2_COMM_WORLD_SIZE", "1"},
-    {"JSM_NAMESPACE_SIZE", "1"},
     {"MPI_LOCALNRANKS", "1"},
+    {"MV2_COMM_WORLD_SIZE", "1"},
     {"FLUX_JOB_SIZE", "1"},
+    {"JSM_NAMESPACE_SIZE", "1"},
     {"PADDLE_TRAINERS_NUM", "1"},
     {"PET_NNODES", "1"},
     {"PALS_RANKID", nullptr},

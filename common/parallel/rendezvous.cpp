@@ -166,12 +166,15 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::strin
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   // This host may lack a family of addresses, or a network. Peers too are met only at what answers.
-  std::vector<std::string> answers;
-  std::ranges::copy_if(hosts, std::back_inserter(answers), [port](const auto& host) {
+  std::vector<std::string> answering;
+  std::ranges::copy_if(hosts, std::back_inserter(answering), [port](const auto& host) {
     return try_connect(host, port) == Answer::kTaken;
   });
-  Rendezvous meeting = connect((answers.empty() ? hosts : answers).front(), port, timeout);
-  meeting.hosts = answers.empty() ? hosts : answers;
+  if (answering.empty()) {
+    return connect(hosts.front(), port, timeout);  // says why
+  }
+  Rendezvous meeting = connect(answering.front(), port, timeout);
+  meeting.hosts = answering;
   return meeting;
 }
 

@@ -39,8 +39,8 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
 /// this rank's exit code, such as 75, does not hide the other rank's.
 void wait_for_launcher();
 
-/// Waits until all ranks have called it. The rank that serves the store returns
-/// when all know it, at most 10 s later.
+/// Waits until all ranks have called it. The rank that serves the store returns when all know it,
+/// at most 10 s later.
 void depart(c10d::Store& store, int rank, int world_size);
 
 }  // namespace ddp
