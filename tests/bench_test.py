@@ -291,39 +291,43 @@ class Failing(Fakes):
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot write the report to standard output", result.stderr)
 
+    def wait_until(self, condition):
+        deadline = time.monotonic() + 30
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+
     def expect_no_process(self, *states):
         """Waits until no process of this test is left, or none in one of the states."""
-        for _ in range(100):
-            left = subprocess.run(["pgrep", *states, "-f", str(self.bin)], capture_output=True, text=True).stdout
-            if not left:
-                break
-            time.sleep(0.05)
-        self.assertEqual(left, "")
+        self.wait_until(lambda: not subprocess.run(["pgrep", *states, "-f", str(self.bin)], capture_output=True).stdout)
 
     def stop(self, number, suspended=False):
         """Stops bench while a timed run goes on. @return its exit code and what it printed"""
-        sleeps = "time.sleep(1000)"
+        sleeps = f"open('{self.bin}/ASLEEP', 'w'), time.sleep(1000)"
         if suspended:  # in a process with a session of its own, as torchrun's
-            sleeps = f"subprocess.run([sys.executable, '-c', 'import time; {sleeps}', '{self.bin}'], start_new_session=True)"
-        self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and {sleeps}")
-        with subprocess.Popen(self.command(*SMALL, "--json", "--timeout", "3"), env=self.environment, stdout=subprocess.PIPE,
+            sleeps = f'subprocess.run([sys.executable, "-c", "import time; {sleeps}"], start_new_session=True)'
+        self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and ({sleeps})")
+        with subprocess.Popen(self.command(*SMALL, "--json", "--timeout", "8"), env=self.environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, cwd=self.root, process_group=0) as bench:
-            while len(self.calls("03")) < 2:
-                time.sleep(0.05)
-            if suspended:
-                bench.send_signal(signal.SIGTSTP)
-                self.expect_no_process("--runstates", "DRS")
-                time.sleep(3)
-                bench.send_signal(signal.SIGCONT)
-                self.expect_no_process("--runstates", "T")
-            bench.send_signal(number)
-            out = bench.communicate(timeout=60)[0]
+            try:
+                # Not earlier: until its child has begun, a process that starts one is in state D and cannot stop.
+                self.wait_until((self.bin / "ASLEEP").exists)
+                if suspended:
+                    bench.send_signal(signal.SIGTSTP)
+                    self.expect_no_process("--runstates", "DRS")
+                    time.sleep(8)
+                    bench.send_signal(signal.SIGCONT)
+                    self.expect_no_process("--runstates", "T")
+                bench.send_signal(number)
+                out = bench.communicate(timeout=60)[0]
+            finally:
+                bench.kill()
         self.expect_no_process()
         return bench.returncode, out
 
     def test_interrupt_writes_what_there_is(self):
         for number, suspended in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)):
-            (self.bin / "CALLS").unlink(missing_ok=True)
+            (self.bin / "ASLEEP").unlink(missing_ok=True)
             code, out = self.stop(number, suspended)
             self.assertEqual(code, 1)
             scaling = json.loads(out)["ddp_scaling"]

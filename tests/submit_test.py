@@ -383,7 +383,7 @@ class Local(Case):
         def states():
             return {pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in (process, *submit_module.Local.below(process))}
 
-        process = self.start_local("setsid bash -c 'touch ready; until [[ -e go || $SECONDS -gt 60 ]]; do :; done' & wait")
+        process = self.start_local("setsid bash -c ': >ready; until [[ -e go || $SECONDS -gt 60 ]]; do :; done' & wait")
         self.wait_for(self.out / "job-0-program/ready")
         self.assertEqual(len(list(submit_module.Local.below(process))), 2)
         os.kill(process, signal.SIGTSTP)
