@@ -117,7 +117,7 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
   const std::string home = getenv("HOME");
   for (const std::string option : {"--snapshot=", "--metrics=", "--trace=", "--data-dir="}) {
     for (const std::string path :
-         {"$HOME/x", "a/${X}", "~nobody/x", "s3://bucket/x", "file:///x"}) {
+         {"$HOME/x", "a/${X}", "$(HOME)/x", "~nobody/x", "s3://bucket/x", "file:///x"}) {
       CHECK_THROWS_WITH(
           parse({"50", "10", option + path}),
           Catch::Matchers::Contains("got \"" + path + "\", expected a path of this machine"));
@@ -126,8 +126,10 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
   CHECK(parse_line("--snapshot=" + std::string(100000, 'a')).snapshot.size() == 100000);
   CHECK(parse_line("--snapshot=~/x").snapshot == home + "/x");
   CHECK(parse_line("--dataset=~/x.safetensors").dataset == home + "/x.safetensors");
-  unsetenv("HOME");
-  CHECK(parse_line("--snapshot=~/x").snapshot.starts_with('/'));
+  for (const auto& remove : {+[] { unsetenv("HOME"); }, +[] { setenv("HOME", "", 1); }}) {
+    remove();
+    CHECK(parse_line("--snapshot=~/x").snapshot.find("/x") > 0);  // of the system's table
+  }
   setenv("HOME", home.c_str(), 1);
   CHECK_THROWS_WITH(parse_line("--dataset=s3://b/x.safetensors"),
                     Catch::Matchers::Contains("--dataset: got"));

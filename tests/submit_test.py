@@ -23,6 +23,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUBMIT = ROOT / "tools/submit"
 sys.dont_write_bytecode = True  # beside the script
+sys.path.insert(0, str(SUBMIT.parent))
 loader = importlib.machinery.SourceFileLoader("submit", str(SUBMIT))
 submit_module = sys.modules["submit"] = importlib.util.module_from_spec(importlib.util.spec_from_loader("submit", loader))
 loader.exec_module(submit_module)
@@ -188,7 +189,7 @@ class Settings(Case):
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
         file = self.folder / "paths.yaml"
-        for path in ("s3://bucket/out", "$NO_SUCH_VARIABLE/out", "~no-such-user/out"):
+        for path in ("s3://bucket/out", "S3://b", "$(HOME)/out", "$NO_SUCH_VARIABLE/out", "~no-such-user/out"):
             file.write_text(f"script_path: {self.program}\nout_dir: {path}\n")
             self.assertIn(f'paths.yaml:2: out_dir: got "{path}", expected a path of this machine',
                           self.submit("--settings-file", file, "--dry-run", code=2))
@@ -200,6 +201,7 @@ class Settings(Case):
     def test_refused(self):
         for text, message in (
                 ("nodes:\u00a02", "settings.yaml:3: got the invisible character U+00A0, expected a space"),
+                ("nodes: 2\r\ntime: 1\u200e", "settings.yaml:4: got the invisible character U+200E"),
                 ("nodez: 2", "settings.yaml:3: unknown key: got nodez, expected nodes"),
                 ("local:\n  condor:\n    num_cpu: 2", "settings.yaml:5: unknown key: got local.condor.num_cpu, expected local.condor.num_cpus"),
                 ("num_gpus: 2", "settings.yaml:3: unknown key: got num_gpus, expected local.condor.num_gpus"),
@@ -209,7 +211,7 @@ class Settings(Case):
                 ("nodes:", 'nodes: got ""'), ("nodes: [1]", "nodes: got keys or a list"), ("local: 3", "local: got no keys"),
                 ("time: 1:3", 'time: got "1:3"'), ("local: {device: gpu}", 'local.device: got "gpu", expected auto, cpu or cuda'),
                 ("arguments: 50 10", "arguments: got something else, expected a list of words"), ("arguments: [{a: b}]", "arguments: got"),
-                ('account: "a b"', 'account: got "a b"'), ("a: [", "settings.yaml:3: got "), ("\x07: 1", "settings.yaml: got "),
+                ('account: "a b"', 'account: got "a b"'), ("a: [", "settings.yaml:3: got "), ("\x07: 1", "character U+0007"), ('arguments: ["\\0"]', "arguments: got"),
                 ('account: "\\e[31m"', r'account: got "\x1b[31m"'), ("local: {device: cpu, condor: {num_gpus: 1}}", "num_gpus: got 1")):
             with self.subTest(text=text):
                 self.assertIn(message, self.submit("--settings-file", self.settings(text), "--scheduler", "slurm", code=2))
@@ -369,6 +371,7 @@ class Local(Case):
         process = self.start_local(self.WAITS, "--sweep", "x=1,2,3")
         self.wait_for(self.out / "job-0-x-1/ready")
         self.assertEqual([job["state"] for job in self.jobs()], ["running", "new", "new"])
+        os.kill(int(self.jobs()[0]["id"]), signal.SIGSTOP)
         self.submit("cancel", "0", self.out)
         self.wait_for(self.out / "job-1-x-2/ready")
         os.kill(process, signal.SIGINT)

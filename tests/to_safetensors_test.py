@@ -22,6 +22,7 @@ import safetensors.numpy
 from PIL import Image
 
 TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/to_safetensors"
+sys.path.insert(0, str(TOOL.parent))
 BIN_DIR = pathlib.Path(sys.argv.pop(1)).resolve()
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (40, 4, 5), "uint8")
 LABELS = numpy.arange(40) * 3 // 40  # sorted, as the folders are
@@ -102,6 +103,15 @@ class ToSafetensors(unittest.TestCase):
         for name, expected in {"features": features, "labels": LABELS, "test_features": features[30:], "test_labels": LABELS[30:]}.items():
             numpy.testing.assert_array_equal(written[name], expected)
         self.assertNotIn(self.digest("o.safetensors"), digests)  # no sample is held out
+        os.rename("o.safetensors", b"donn\xe9es.safetensors")  # a name in Latin-1
+        self.digest(b"donn\xe9es.safetensors")
+
+    def test_a_test_table_has_the_kind_of_labels_of_the_other_table(self):
+        self.write("classes.csv", table(["1,2,0", "1,2,1", "1,2,2"]))
+        self.write("values.csv", table(["1,2,0.5"]))
+        self.write("whole.csv", table(["1,2,3"]))
+        self.convert("classes.csv o.safetensors --test whole.csv")
+        self.assertEqual(self.convert("values.csv o.safetensors --test whole.csv")["test_labels"].dtype, numpy.float32)
 
     def test_images_are_what_a_viewer_shows(self):
         gray = Image.fromarray(PIXELS[0])
@@ -175,8 +185,8 @@ class ToSafetensors(unittest.TestCase):
         for line, *parts in [
             ("no o.safetensors", "no cannot be read"), ("t.csv t.csv o.safetensors", "unrecognized arguments"),
             ("f o.safetensors --test low", "--test low: got samples of another size"),
-            ("t.csv o.safetensors --test values.csv", "--test values.csv: got"), ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
-            ("t.csv o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
+            ("t.csv o.safetensors --test values.csv", "table values.csv, line 2: column 3 (label): got 0.5, expected a class"), ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
+            ("$HOME/t.csv o.safetensors", "SOURCE: got \"$HOME/t.csv\", expected a path of this machine"), ("t.csv o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
         ]:
             with self.subTest(line):
                 self.check_refused(line, *parts)

@@ -111,6 +111,14 @@ class Watching(unittest.TestCase):
             self.assertEqual(follower.wait(timeout=60), 0)
         self.check_events(out)
 
+    def test_tensorboard_refuses(self):
+        for name, text in (("good", '{"epoch": 0}\n'), ("list", "[]\n"), ("text", "x\n")):
+            (self.folder / name).write_text(text)
+        for words, message in (("none runs", "none: got No such file"), ("list runs", "list: got another line"), ("text runs", "text: got another line"),
+                               ("good runs", "good: got another line"), ("good list", "Not a directory"), ("good s3://x", 'got "s3://x", expected a path')):
+            done = subprocess.run([ROOT / "tools/tensorboard", *words.split()], cwd=self.folder, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr.count("\n"), message in done.stderr), (2, 1, True), done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

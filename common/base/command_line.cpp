@@ -84,7 +84,7 @@ std::string parse_path(const std::string& name, const std::string& text) {
   const bool is_of_user = text.starts_with('~') && text.size() > 1 && text[1] != '/';
   const auto is_variable = [](char first, char second) {
     return first == '$' && (std::isalpha(static_cast<unsigned char>(second)) != 0 ||
-                            second == '_' || second == '{');
+                            second == '_' || second == '{' || second == '(');
   };
   if (is_url || is_of_user || std::ranges::adjacent_find(text, is_variable) != text.end()) {
     refuse("{}: got {}, expected a path of this machine, without a URL, $VARIABLE or ~USER", name,
@@ -94,7 +94,7 @@ std::string parse_path(const std::string& name, const std::string& text) {
     return text;
   }
   const char* home = std::getenv("HOME");
-  if (home == nullptr) {  // as in a job of HTCondor
+  if (home == nullptr || *home == '\0') {  // as in a job of HTCondor
     const passwd* const user = getpwuid(geteuid());
     if (user == nullptr) {
       refuse("{}: got {}, expected HOME to be set", name, quote(text));
