@@ -31,7 +31,8 @@ Report measure(Plan& plan) {
 
 void write_json(std::ostream& out, const nlohmann::ordered_json& document,
                 const std::string& name) {
-  out << document.dump(1) << std::endl;
+  out << document.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+      << std::endl;
   if (!out) {
     throw Error(ExitCode::kTrainingFailed, "cannot write the report to " + name);
   }

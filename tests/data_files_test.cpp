@@ -134,6 +134,7 @@ TEST_CASE("a file that others wrote: any order and alignment, nothing that is wr
       {changed("empty", entry("F32", {0, 7}, 8, 8)), "loaded"},
       {changed("__metadata__", nullptr), "loaded"},
       {changed("__metadata__", 1), "got a header with other fields"},
+      {changed("x", {{"y", {{1}}}}), "nested too deeply"},
       {changed("\x1b[2J", entry("I8", {0}, 8, 8)), "loaded"},
       {changed("\x1b[2J", entry("F32", {0}, 9, 8)), "tensor \"\\x1b[2J\" at [9,8]"},
       {changed("features", entry("I8", {2, 12}, 16, 40)), "of dtype \"I8\", expected F64, F32"},

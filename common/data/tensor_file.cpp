@@ -19,7 +19,8 @@
 namespace ddp {
 namespace {
 
-using nlohmann::ordered_json;
+using nlohmann::json;
+using nlohmann::ordered_json;  // for writing; it is a list, too slow to read many tensors
 
 const std::string kNoHash(32, '0');
 constexpr std::string_view kHashKey = "\"xxh3_128\":\"";
@@ -110,21 +111,21 @@ bool is_whole(const std::string& path) {
 }
 
 /// Parses the header. Refuses deep nesting, because functions such as dump() recurse.
-ordered_json parse_header(std::string_view header) {
-  constexpr int kMaxDepth = 4;
-  const auto check_depth = [](int depth, ordered_json::parse_event_t, ordered_json&) {
-    if (depth > kMaxDepth) {
-      refuse("got a header that is nested too deeply");
+json parse_header(std::string_view header) {
+  json root = json::parse(header);
+  for (const json& entry : root) {
+    for (const json& value : entry) {
+      if (std::ranges::any_of(value, &json::is_structured)) {
+        refuse("got a header that is nested too deeply");
+      }
     }
-    return true;
-  };
-  return ordered_json::parse(header, check_depth);
+  }
+  return root;
 }
 
 /// @param entry the tensor's entry in the header @param bytes the tensor's bytes
 /// @return a view of the bytes, or a copy if they are not aligned for the dtype
-torch::Tensor tensor_of(const std::string& name, const ordered_json& entry,
-                        const torch::Tensor& bytes) {
+torch::Tensor tensor_of(const std::string& name, const json& entry, const torch::Tensor& bytes) {
   const auto dtype_name = entry.at("dtype").get<std::string>();
   const auto dtype = std::ranges::find(kDtypes, dtype_name, &Dtype::name);
   if (dtype == std::end(kDtypes)) {
@@ -135,7 +136,7 @@ torch::Tensor tensor_of(const std::string& name, const ordered_json& entry,
   std::vector<int64_t> shape;
   size_t size = unit;
   bool fits = entry.at("shape").is_array();
-  for (const ordered_json& extent : entry.at("shape")) {
+  for (const json& extent : entry.at("shape")) {
     fits = fits && extent.is_number_unsigned() &&  // 1.5 would be read as 1
            !__builtin_mul_overflow(size, extent.get<size_t>(), &size);
     shape.push_back(fits ? extent.get<int64_t>() : 0);
@@ -155,8 +156,8 @@ torch::Tensor tensor_of(const std::string& name, const ordered_json& entry,
 TensorFile parse(std::string_view header, const torch::Tensor& data,
                  const std::vector<std::string>* wanted) {
   TensorFile file;
-  const ordered_json root = parse_header(header);
-  std::vector<std::pair<std::string, ordered_json>> entries;
+  const json root = parse_header(header);
+  std::vector<std::pair<std::string, json>> entries;
   for (const auto& [name, entry] : root.items()) {
     if (name != "__metadata__") {
       entries.emplace_back(name, entry);

@@ -228,7 +228,7 @@ int run_main(
       std::cerr << fmt::format(
                        "{}: stopped on request with snapshot {}; a restart by the launcher, or "
                        "--resume auto, goes on from there\n",
-                       options.program, options.snapshot)
+                       options.program, printable(options.snapshot))
                 << std::flush;
     }
     return static_cast<int>(code);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/process_usage.hpp"
 #include "common/data/flat_parameters.hpp"
 #include "common/training/optimizer.hpp"
@@ -290,7 +291,7 @@ void Log::write_summary(const Evaluation& evaluation, double moved,
       {"backend",
        process_group_ == nullptr ? ordered_json() : ordered_json(process_group_->backend_name())},
       {"device", c10::DeviceTypeName(device_.type(), /*lower_case=*/true)},
-      {"dataset", options_.dataset},
+      {"dataset", printable(options_.dataset)},
       {"parameters", parameter_count(module_)},
       {"world_size", launch.world_size},
       {"nodes", launch.num_nodes},

@@ -41,7 +41,7 @@ class OtherRun : public Error {
 std::map<std::string, std::string> settings(const Options& options) {
   const ProcessGroup* const group = find_default_process_group();
   const int world_size = group == nullptr ? 1 : group->world_size();
-  return {{"dataset", fs::path(options.dataset).filename().native()},
+  return {{"dataset", printable(fs::path(options.dataset).filename().native())},
           {"dataset-size",
            options.dataset == "synthetic" ? std::to_string(options.dataset_size) : "the file's"},
           {"optimizer", options.optimizer},
@@ -112,7 +112,7 @@ std::pair<std::string, std::string> read_newest(const Options& options) {
     try {
       auto older = read(previous);
       std::cerr << fmt::format("{}: warning: {}; going on from {}\n", options.program,
-                               newest.what(), previous);
+                               printable(newest.what()), printable(previous));
       return older;
     } catch (const Error& older) {
       throw Error(newest.code(), fmt::format("{}; {}", newest.what(), older.what()));
