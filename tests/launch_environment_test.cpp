@@ -249,7 +249,7 @@ TEST_CASE("contradictions are refused by name") {
     check_refused(bad, name);
   }
   for (const char* const host : {"", "n1:29500", "http://n1", "n1,n2", "user@n1", "fe80::1",
-                                 "0.0.0.0", "::", "[]", "n1/24"}) {
+                                 "FE80::1", "n1\r", "*", "0.0.0.0", "::", "[]", "n1/24"}) {
     check_refused(with(kByHand, std::string("MASTER_ADDR=") + host), "MASTER_ADDR");
   }
   for (const char* const port : {"0", "65536", "29500x"}) {
@@ -268,9 +268,9 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
   for (const char* const variable :
        {"PMI_SIZE=4", "PMIX_RANK=0", "PALS_RANKID=1", "FLUX_JOB_SIZE=2", "JSM_NAMESPACE_SIZE=2",
         "MPI_LOCALNRANKS=2", "MV2_COMM_WORLD_SIZE=2", "JOB_COMPLETION_INDEX=0", "PET_NNODES=2",
-        "WORLD_SIZE=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2",
-        "HOROVOD_RANK=0 HOROVOD_SIZE=2", "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
-        "NEW_RANK=0 NEW_NRANKS=2"}) {
+        "AWS_BATCH_JOB_NUM_NODES=2", "DMLC_NUM_WORKER=2", "WORLD_SIZE=1", "LOCAL_RANK=0",
+        "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2", "HOROVOD_RANK=0 HOROVOD_SIZE=2",
+        "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4", "NEW_RANK=0 NEW_NRANKS=2"}) {
     check_refused(variables(variable), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
   CHECK(read(with(kByHand, "PMI_SIZE=2 PMIX_RANK=1")).launcher == "environment");

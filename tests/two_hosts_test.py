@@ -215,6 +215,9 @@ class Addresses(TwoHosts):
                             _CONDOR_PROCNO=str(rank), _CONDOR_NPROCS="4", _CONDOR_JOB_IWD=str(SHARED), DDP_JOB_ID="7")
                       for rank, host in enumerate(hosts * 2)]
             self.check(*finish(*condor), 4)
+            codes, _, err = self.train((hosts[0].ipv6,) * 2, timeout="4", LOCAL_RANK="0")
+            self.assertEqual(codes, [75, 2], err)
+            self.assertIn(f"no route leads from this host to {hosts[0].ipv6} (", err)
         finally:
             run("ip", "-n", hosts[1].name, "addr", "add", address, "dev", "eth0", "nodad")
 
@@ -227,7 +230,16 @@ class Addresses(TwoHosts):
             self.assertIn(line, err)
             self.assertIn(codes[1], (2, 75), err)
             if name[0] == "host9":
-                self.assertIn("no store at host9:29641 (127.0.1.1)", err)
+                self.assertIn("MASTER_ADDR: got host9 (127.0.1.1), which leads to this host, where no program listens on port 29641", err)
+        codes, _, err = self.train(("localhost", "localhost"), timeout="4", LOCAL_RANK="0")
+        self.assertEqual(codes, [75, 2], err)
+        self.assertIn("got localhost (127.0.0.1), which leads to this host", err.replace("::1, ", "").replace(", ::1", ""))
+
+    def test_one_node_or_several(self):
+        """Only rank 0 takes the address for that of a single node."""
+        codes, _, err = self.train(("localhost", hosts[0].ipv4), timeout="4", LOCAL_RANK="0")
+        self.assertEqual(codes, [2, 2], err)
+        self.assertIn("rank 1 finds several nodes, rank 0 finds one node", err)
 
 
 class FaultyNetwork(TwoHosts):

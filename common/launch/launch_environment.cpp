@@ -67,25 +67,13 @@ struct Stranger {
   const char* alone;
 };
 constexpr Stranger kStrangers[] = {
-    {"PMI_SIZE", "1"},
-    {"MPI_LOCALNRANKS", "1"},
-    {"MV2_COMM_WORLD_SIZE", "1"},
-    {"FLUX_JOB_SIZE", "1"},
-    {"JSM_NAMESPACE_SIZE", "1"},
-    {"PADDLE_TRAINERS_NUM", "1"},
-    {"PET_NNODES", "1"},
-    {"PALS_RANKID", nullptr},
-    {"PMIX_RANK", nullptr},
-    {"JOB_COMPLETION_INDEX", nullptr},
-    {"WORLD_SIZE", nullptr},
-    {"LOCAL_RANK", nullptr},
-    {"LOCAL_WORLD_SIZE", nullptr},
-    {"--world-size", nullptr},
-    {"--local-rank", nullptr},
-    {"--local-world-size", nullptr},
-    {"--master-addr", nullptr},
-    {"--master-port", nullptr},
-    {"OMPI_COMM_WORLD_SIZE", "1"},
+    {"PMI_SIZE", "1"},          {"MPI_LOCALNRANKS", "1"},         {"MV2_COMM_WORLD_SIZE", "1"},
+    {"FLUX_JOB_SIZE", "1"},     {"JSM_NAMESPACE_SIZE", "1"},      {"PADDLE_TRAINERS_NUM", "1"},
+    {"PET_NNODES", "1"},        {"AWS_BATCH_JOB_NUM_NODES", "1"}, {"DMLC_NUM_WORKER", "1"},
+    {"PALS_RANKID", nullptr},   {"PMIX_RANK", nullptr},           {"JOB_COMPLETION_INDEX", nullptr},
+    {"WORLD_SIZE", nullptr},    {"LOCAL_RANK", nullptr},          {"LOCAL_WORLD_SIZE", nullptr},
+    {"--world-size", nullptr},  {"--local-rank", nullptr},        {"--local-world-size", nullptr},
+    {"--master-addr", nullptr}, {"--master-port", nullptr},       {"OMPI_COMM_WORLD_SIZE", "1"},
     {"_CONDOR_NPROCS", "1"},
 };
 
@@ -138,8 +126,9 @@ std::string checked_host(const std::string& source, const std::string& text) {
   std::string host = is_bracketed ? text.substr(1, text.size() - 2) : text;
   const bool has_port = std::ranges::count(host, ':') == 1;
   // A link-local address names an interface only with its zone.
-  const bool lacks_zone = host.starts_with("fe80:") && host.find('%') == std::string::npos;
-  if (has_port || host.find_first_of(" /[],@\n") != std::string::npos || host == "0.0.0.0" ||
+  const bool lacks_zone = (host.starts_with("fe80:") || host.starts_with("FE80:")) &&
+                          host.find('%') == std::string::npos;
+  if (has_port || host.find_first_of(" /[],@*\t\r\n") != std::string::npos || host == "0.0.0.0" ||
       host == "::" || lacks_zone) {
     refuse("{}: got {}, expected {}", source, quote(text),
            lacks_zone ? "its interface too, for example fe80::1%eth0"

@@ -189,17 +189,19 @@ std::vector<std::string> addresses_to_publish(const std::string& host,
   return addresses.empty() ? std::vector<std::string>{"127.0.0.1"} : addresses;
 }
 
-Answer try_connect(const std::string& host, int port) {
+int try_connect(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port);
-  Answer answer = Answer::kRefused;
+  int answer = ECONNREFUSED;
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
     const FileDescriptor probe(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval patience{1, 0};
+    const timeval patience{0, 300'000};
     setsockopt(probe.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     if (connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0) {
-      return Answer::kTaken;
+      return 0;
     }
-    answer = errno == ECONNREFUSED ? answer : Answer::kNone;
+    if (errno != ECONNREFUSED) {
+      answer = errno == EINPROGRESS ? ETIMEDOUT : errno;  // EINPROGRESS: the patience is over
+    }
   }
   return answer;
 }

@@ -45,13 +45,10 @@ bool is_this_host(const std::string& host);
 std::vector<std::string> addresses_to_publish(const std::string& host,
                                               const std::string& interface);
 
-/// Answer of host:port to a connection, which is closed at once.
-enum class Answer {
-  kTaken,  ///< a program listens
-  kRefused,  ///< no program listens: the host refuses connections at every address
-  kNone,  ///< an address gave no answer
-};
+/// Opens a connection to host:port and closes it.
+/// @return 0 if a program listens, else an error of connect(2): ECONNREFUSED if every address of
+/// the host refuses
 /// @throws TransientError if the name cannot be resolved
-Answer try_connect(const std::string& host, int port);
+int try_connect(const std::string& host, int port);
 
 }  // namespace ddp
