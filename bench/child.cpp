@@ -20,6 +20,7 @@
 #include <thread>
 #include <utility>
 
+#include "bench/words.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 
@@ -33,34 +34,12 @@ constexpr std::size_t kMaxReasonBytes = 300;
 
 /// Beginnings of variables that launchers set for a process of a job. srun's tasks see all GPUs of
 /// their node, as in slurm/job.sh.
-constexpr std::string_view kIdentity[] = {"RANK=",
-                                          "LOCAL_RANK=",
-                                          "WORLD_SIZE=",
-                                          "LOCAL_WORLD_SIZE=",
-                                          "GROUP_",
-                                          "ROLE_",
-                                          "MASTER_",
-                                          "TORCHELASTIC_",
-                                          "OMPI_COMM_WORLD_",
-                                          "OMPI_UNIVERSE_",
-                                          "PMIX_",
-                                          "PMI_",
-                                          "MPI_LOCAL",
-                                          "MV2_COMM_WORLD_",
-                                          "FLUX_TASK_",
-                                          "FLUX_JOB_",
-                                          "JSM_NAMESPACE_",
-                                          "PALS_",
-                                          "JOB_COMPLETION_INDEX=",
-                                          "_CONDOR_PROCNO=",
-                                          "_CONDOR_NPROCS=",
-                                          "SLURM_STEP_ID=",
-                                          "SLURM_STEPID=",
-                                          "SLURM_GPU_BIND=",
-                                          "SLURM_GPUS_PER_TASK=",
-                                          "SLURM_NTASKS_PER_GPU=",
-                                          "SLURM_TRES_PER_TASK=",
-                                          "SLURM_TRES_BIND="};
+const std::vector<std::string> kIdentity = split(
+    "RANK=,LOCAL_RANK=,WORLD_SIZE=,LOCAL_WORLD_SIZE=,GROUP_,ROLE_,MASTER_,TORCHELASTIC_,"
+    "OMPI_COMM_WORLD_,OMPI_UNIVERSE_,PMIX_,PMI_,MPI_LOCAL,MV2_COMM_WORLD_,FLUX_TASK_,"
+    "FLUX_JOB_,JSM_NAMESPACE_,PALS_,JOB_COMPLETION_INDEX=,_CONDOR_PROCNO=,_CONDOR_NPROCS=,"
+    "SLURM_STEP_ID=,SLURM_STEPID=,SLURM_GPU_BIND=,SLURM_GPUS_PER_TASK=,SLURM_NTASKS_PER_GPU=,"
+    "SLURM_TRES_PER_TASK=,SLURM_TRES_BIND=");
 
 bool is_identity(std::string_view variable) {
   // If mpirun started bench, OMPI_* are mpirun's; else they are the user's settings.

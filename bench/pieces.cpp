@@ -8,7 +8,6 @@
 
 #include "bench/command.hpp"
 #include "bench/statistics.hpp"
-#include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {

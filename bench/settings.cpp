@@ -1,7 +1,6 @@
 #include "bench/settings.hpp"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <filesystem>
 
@@ -137,20 +136,9 @@ void add_hidden(OptionGroup group, Settings& settings) {
   group.text("--peers-dir", "FOLDER", settings.peers_dir, "", "").hidden();
 }
 
-/// @throws UsageError unless `file` can be written
-void check_output(const char* name, const std::string& file) {
-  if (file.empty()) {
-    return;
-  }
-  const fs::path folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
-  if (fs::is_directory(file) || access(folder.c_str(), W_OK) != 0) {
-    refuse("{}: got {}, expected a file that can be written", name, quote(file));
-  }
-}
-
 void check_together(const Settings& settings) {
-  check_output("--json", settings.json_file);
-  check_output("--html", settings.html_file);
+  check_output_file("--json", settings.json_file);
+  check_output_file("--html", settings.html_file);
   if (!settings.json_file.empty() && settings.json_file == settings.html_file) {
     refuse("--html: got {}, expected another file than --json", quote(settings.html_file));
   }

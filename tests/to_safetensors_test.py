@@ -104,7 +104,8 @@ class ToSafetensors(unittest.TestCase):
             numpy.testing.assert_array_equal(written[name], expected)
         self.assertNotIn(self.digest("o.safetensors"), digests)  # no sample is held out
         os.rename("o.safetensors", b"donn\xe9es.safetensors")  # a name in Latin-1
-        self.digest(b"donn\xe9es.safetensors")
+        for more in ["--metrics", "m"], ["--resume", "auto"]:
+            subprocess.run([BIN_DIR / "01_single_gpu", "2", "1", "--quiet", "--dataset", b"donn\xe9es.safetensors", *more], cwd=self.folder, check=True)
 
     def test_a_test_table_has_the_kind_of_labels_of_the_other_table(self):
         self.write("classes.csv", table(["1,2,0", "1,2,1", "1,2,2"]))

@@ -230,16 +230,16 @@ class Addresses(TwoHosts):
             self.assertIn(line, err)
             self.assertIn(codes[1], (2, 75), err)
             if name[0] == "host9":
-                self.assertIn("MASTER_ADDR: got host9 (127.0.1.1), which leads to this host, where no program listens on port 29641", err)
+                self.assertIn("no store at host9:29641 (127.0.1.1) within 4 s, expected", err)
         codes, _, err = self.train(("localhost", "localhost"), timeout="4", LOCAL_RANK="0")
-        self.assertEqual(codes, [75, 2], err)
-        self.assertIn("got localhost (127.0.0.1), which leads to this host", err.replace("::1, ", "").replace(", ::1", ""))
+        self.assertEqual(codes, [75, 75], err)  # rank 0 could come later, and it could be here
+        self.assertIn("(Connection refused; this is an address of this host, but rank 0 may be on another)", err)
 
     def test_one_node_or_several(self):
         """Only rank 0 takes the address for that of a single node."""
         codes, _, err = self.train(("localhost", hosts[0].ipv4), timeout="4", LOCAL_RANK="0")
         self.assertEqual(codes, [2, 2], err)
-        self.assertIn("rank 1 finds several nodes, rank 0 finds one node", err)
+        self.assertIn('rank 1 has "nodes: several", rank 0 has "nodes: one"', err)
 
 
 class FaultyNetwork(TwoHosts):

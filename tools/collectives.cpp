@@ -164,13 +164,7 @@ std::string as_text(const torch::Tensor& tensor, int64_t part) {
 /// Runs the collective on a rank.
 class Lab {
  public:
-  Lab(const LabOptions& options, const ProcessGroup& group)
-      : options_(options),
-        group_(group),
-        name_(options.collective.name),
-        rank_(group.rank()),
-        world_size_(group.world_size()),
-        root_(options.root.value_or(0)) {}
+  Lab(const LabOptions& options, const ProcessGroup& group) : options_(options), group_(group) {}
 
   BeforeAndAfter run() const {
     if (name_ == "barrier") {
@@ -267,10 +261,10 @@ class Lab {
 
   const LabOptions& options_;
   const ProcessGroup& group_;
-  const std::string name_;
-  int rank_;
-  int world_size_;
-  int root_;
+  const std::string name_ = options_.collective.name;
+  const int rank_ = group_.rank();
+  const int world_size_ = group_.world_size();
+  const int root_ = options_.root.value_or(0);
 };
 
 /// Column of the table: "[ 1  2 | 11 12]", with numbers of equal width.

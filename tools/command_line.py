@@ -1,7 +1,7 @@
 """What the Python tools share: their packages, errors in one line, and paths."""
 
 import argparse
-import importlib.util
+import importlib
 import os
 import pathlib
 import re
@@ -23,7 +23,9 @@ def refuse(message, code=2):
 def require(*modules):
     """Starts the program again with the Python of .venv if this one lacks a module."""
     for module in modules:
-        if importlib.util.find_spec(module) is None:
+        try:
+            importlib.import_module(module)
+        except ImportError:
             if (VENV / "bin/python").exists() and not VENV.samefile(sys.prefix):
                 os.execv(VENV / "bin/python", [VENV / "bin/python", *sys.argv])
             refuse(f"{sys.executable} has no {module}, expected the packages of requirements.txt (tools/setup.sh installs them)")

@@ -8,11 +8,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <numeric>
-#include <utility>
 
-#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
@@ -102,6 +101,15 @@ std::string parse_path(const std::string& name, const std::string& text) {
     home = user->pw_dir;
   }
   return home + text.substr(1);
+}
+
+void check_output_file(const std::string& name, const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();
+  if (!path.empty() &&
+      (std::filesystem::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0)) {
+    refuse("{}: got {}, expected a file in an existing, writable folder", name, quote(path));
+  }
 }
 
 std::string with_dashes(const std::string& argument) {

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <utility>
 
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"

@@ -26,6 +26,7 @@ struct StoreLocation {
   std::string prefix;  ///< prefix of all keys: a restart must not read keys of an earlier start
   /// Rank that serves the store; -1: no rank, or not known before the rendezvous (Slurm).
   int server = -1;
+  bool operator==(const StoreLocation&) const = default;
 };
 
 /// Fact and its source, for `ddp-env`: {"rank", "1", "OMPI_COMM_WORLD_RANK"}.

@@ -1,7 +1,6 @@
 // common/launch/network.cpp - asks the resolver and the kernel; sends no data.
 #include "common/launch/network.hpp"
 
-#include <arpa/inet.h>
 #include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -194,7 +193,7 @@ int try_connect(const std::string& host, int port) {
   int answer = ECONNREFUSED;
   for (const addrinfo* target = addresses.get(); target != nullptr; target = target->ai_next) {
     const FileDescriptor probe(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval patience{0, 300'000};
+    const timeval patience{1, 0};
     setsockopt(probe.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     if (connect(probe.get(), target->ai_addr, target->ai_addrlen) == 0) {
       return 0;

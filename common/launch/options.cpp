@@ -10,7 +10,6 @@
 #include <set>
 #include <sstream>
 #include <string_view>
-#include <utility>
 
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"

@@ -116,16 +116,9 @@ int report(const Failure& failure) {
 /// Checks that rank 0 can write its files, before the first epoch. @throws UsageError
 void check_output_files(const OutputOptions& options) {
   namespace fs = std::filesystem;
-  for (const auto& [name, path] :
-       {std::pair("--snapshot", options.snapshot), std::pair("--metrics", options.metrics),
-        std::pair("--trace", options.trace)}) {
-    std::error_code error;
-    const fs::path folder = fs::absolute(path, error).parent_path();
-    if (!path.empty() &&
-        (fs::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0)) {
-      refuse("{}: got {}, expected a file in an existing, writable folder", name, quote(path));
-    }
-  }
+  check_output_file("--snapshot", options.snapshot);
+  check_output_file("--metrics", options.metrics);
+  check_output_file("--trace", options.trace);
   std::error_code error;
   if (fs::exists(options.snapshot, error) && !fs::is_regular_file(options.snapshot, error)) {
     refuse("--snapshot: got {}, expected a regular file, or a new name", quote(options.snapshot));

@@ -3,7 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>

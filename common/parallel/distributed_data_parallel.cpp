@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <fmt/format.h>
-#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <unordered_map>

@@ -335,22 +335,24 @@ std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
   const auto group =
       c10::make_intrusive<c10d::ProcessGroup>(meeting.store, launch.rank, launch.world_size);
   const auto log = std::make_shared<CollectiveLog>();
-  const auto connect = [name, device, timeout,
-                        address = address_for_peers(launch, interface, meeting)](
+  const auto address = std::make_shared<std::string>();
+  const auto connect = [name, device, timeout, address](
                            const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
     return make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
                         {.rank = rank,
                          .world_size = world_size,
                          .device = device,
                          .timeout = timeout,
-                         .address = address});
+                         .address = *address});
   };
   auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, group, device, log,
                                                       options.all_reduces, connect);
   verify_same(
       *process_group, "settings",
-      fmt::format("version {}\nworld size {}\ndevice {}\n{}", DDP_VERSION, launch.world_size,
+      fmt::format("version {}\nworld size {}\nnodes: {}\ndevice {}\n{}", DDP_VERSION,
+                  launch.world_size, launch.num_nodes > 1 ? "several" : "one",
                   c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
+  *address = address_for_peers(launch, interface, meeting);
   if (device.is_cuda()) {
     // Ranks with different host ids may share a device: NCCL then sends through its sockets.
     const char* const host_id = std::getenv("NCCL_HOSTID");

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <iterator>
 #include <optional>
@@ -31,10 +30,9 @@
 namespace ddp {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Kind = StoreLocation::Kind;
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
-
-constexpr std::chrono::milliseconds kPause(100);  ///< between two tries
 
 c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -61,49 +59,21 @@ Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds ti
   }
 }
 
-/// @throws UsageError saying what is wrong with the host of the store
-[[noreturn]] void refuse_host(const LaunchEnvironment& launch, const std::string& reason) {
-  const std::string& host = launch.store.host;
-  const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
-  throw UsageError(fmt::format("{}: got {}{}, {}",
-                               found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host,
-                               addresses_in_brackets(host), reason));
-}
-
-/// How long an address that looks wrong may become right, as those of pods do. It ends before the
-/// other ranks give up, who would say less.
-Patience patience_with_addresses(std::chrono::milliseconds timeout) {
-  return Patience(std::min<std::chrono::milliseconds>(timeout / 2, std::chrono::minutes(1)));
-}
-
-/// Waits until a program takes connections at host:port.
-/// @throws TransientError if none does within `timeout`
-/// @throws UsageError if none can
-void wait_for_program(const LaunchEnvironment& launch, const std::string& host, int port,
-                      std::chrono::milliseconds timeout) {
-  Patience patience(timeout);
-  Patience with_addresses = patience_with_addresses(timeout);
-  while (const int error = try_connect(host, port)) {
-    if (with_addresses.is_over()) {
-      addresses_towards({host}, port);  // refuses one to which no route leads
-      if (launch.store.kind == Kind::kTcp && launch.local_rank != launch.rank &&
-          is_this_host(host)) {
-        refuse_host(launch,
-                    fmt::format("which leads to this host, where no program listens on port {}; "
-                                "expected the name or address of rank 0's host, which is another "
-                                "one: rank {} is local rank {} here",
-                                port, launch.rank, launch.local_rank));
-      }
-    }
-    if (patience.is_over()) {
-      throw TransientError(
-          fmt::format("no store at {} within {} s ({}), expected rank 0 (or the launcher's agent) "
-                      "to serve it",
-                      endpoint(host, port) + addresses_in_brackets(host), in_seconds(timeout),
-                      std::strerror(error)));
-    }
-    std::this_thread::sleep_for(kPause);
+/// @return why no store answers at host:port, and what may be wrong with the address
+/// @throws UsageError if no route leads there
+std::string reason_without_store(const LaunchEnvironment& launch, const std::string& host,
+                                 int port) {
+  const int error = try_connect(host, port);
+  if (error == 0) {
+    return "a program listens, but answers nothing: another program may have the port";
   }
+  if (launch.store.kind == Kind::kTcp) {
+    addresses_towards({host}, port);  // refuses
+  }
+  const bool is_here = launch.local_rank != launch.rank && is_this_host(host);
+  return std::strerror(error) +
+         std::string(is_here ? "; this is an address of this host, but rank 0 may be on another"
+                             : "");
 }
 
 /// Connects in a thread, which is left behind if it hangs: TCPStore waits for ever if another
@@ -111,7 +81,6 @@ void wait_for_program(const LaunchEnvironment& launch, const std::string& host, 
 /// @throws TransientError without an answer within `timeout`
 Rendezvous connect(const LaunchEnvironment& launch, const std::string& host, int port,
                    std::chrono::milliseconds timeout) {
-  wait_for_program(launch, host, port, timeout);
   std::packaged_task<TcpStore()> connect([=] {
     return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, /*serves=*/false, timeout));
   });
@@ -121,29 +90,35 @@ Rendezvous connect(const LaunchEnvironment& launch, const std::string& host, int
     try {
       return {.store = connected.get(), .hosts = {host}, .port = port};
     } catch (const c10::Error&) {
-      // No answer of a store.
+      // Its error does not say why.
     }
   } else {
     skip_destructors_at_exit();  // the thread still runs
   }
-  throw TransientError(
-      fmt::format("a program listens at {}, but no store answers within {} s; another program may "
-                  "have the port",
-                  endpoint(host, port) + addresses_in_brackets(host), in_seconds(timeout)));
+  throw TransientError(fmt::format(
+      "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it ({})",
+      endpoint(host, port) + addresses_in_brackets(host), in_seconds(timeout),
+      reason_without_store(launch, host, port)));
 }
 
 /// Checks that the address for the other ranks leads to this one, at which the store is served. It
 /// need not be an address of this host: a service of Kubernetes forwards connections.
-/// @throws UsageError if nobody answers there
+/// @throws UsageError if nobody answers there within a minute, in which names of pods change, or
+/// half of `timeout`, before the others give up
 void require_address_of_this_host(const LaunchEnvironment& launch,
                                   std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kMinute(60'000);
+  constexpr std::chrono::milliseconds kPause(200);
   const std::string& host = launch.store.host;
-  Patience patience = patience_with_addresses(timeout);
+  const auto deadline = Clock::now() + std::min(timeout / 2, kMinute);
   while (!is_this_host(host) && try_connect(host, launch.store.port) != 0) {
-    if (patience.is_over()) {
-      refuse_host(launch,
-                  "which does not lead to this host, where the store is; expected the name or "
-                  "address at which the others reach it");
+    if (Clock::now() >= deadline) {
+      const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
+      throw UsageError(fmt::format(
+          "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
+          "or address at which the others reach it",
+          found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host,
+          addresses_in_brackets(host)));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -232,33 +207,11 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
   return {};
 }
 
-/// Announces this rank with a value, and waits for all other ranks. @return keys of their values
-std::vector<std::string> meet(c10d::Store& store, const std::string& event, int rank,
-                              int world_size, const std::string& value) {
-  std::vector<std::string> keys = keys_of_ranks(event, world_size);
-  store.set(keys[static_cast<size_t>(rank)], value);
+/// Announces this rank and waits for all other ranks.
+void meet(c10d::Store& store, const std::string& event, int rank, int world_size) {
+  const std::vector<std::string> keys = keys_of_ranks(event, world_size);
+  store.set(keys[static_cast<size_t>(rank)], "here");
   wait_for_ranks(store, keys, event, store.getTimeout());
-  return keys;
-}
-
-/// Meets the other ranks, and compares with rank 0 whether there is one node or more: on one, rank
-/// 0 would not tell its address.
-/// @throws UsageError if the two differ
-void meet_on_as_many_nodes(c10d::Store& store, const LaunchEnvironment& launch) {
-  const std::string nodes = launch.num_nodes > 1 ? "several nodes" : "one node";
-  const std::vector<std::string> keys =
-      meet(store, "rendezvous", launch.rank, launch.world_size, nodes);
-  const size_t compared = launch.rank == 0 ? keys.size() : 1;  // rank 0 with all ranks
-  for (size_t rank = 0; rank < compared; ++rank) {
-    const std::string others = store.get_to_str(keys[rank]);
-    if (others != nodes) {
-      let_others_read(store, "rendezvous", launch.rank, launch.world_size, store.getTimeout());
-      throw UsageError(
-          fmt::format("rank {} finds {}, rank {} finds {}: expected the same; set "
-                      "LOCAL_WORLD_SIZE, the number of processes on a node, for every rank",
-                      launch.rank, nodes, rank, others));
-    }
-  }
 }
 
 /// First store of this process, and the number of meetings there: its server may still run, and
@@ -270,16 +223,11 @@ struct Met {
 };
 thread_local std::optional<Met> met;
 
-bool is_same_place(const StoreLocation& one, const StoreLocation& other) {
-  return one.kind == other.kind && one.host == other.host && one.port == other.port &&
-         one.file == other.file && one.prefix == other.prefix;
-}
-
 }  // namespace
 
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout) {
-  if (launch.store.kind == Kind::kNone || !met || !is_same_place(met->at, launch.store)) {
+  if (launch.store.kind == Kind::kNone || !met || met->at != launch.store) {
     met.reset();
     met = {.at = launch.store, .first = open_store(launch, interface, timeout)};
     // Kept until an error of this rank is printed, before the other ranks notice the store's end.
@@ -300,7 +248,7 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
     if (launch.store.server == launch.rank) {
       meeting.store->set("server", std::to_string(launch.rank));
     }
-    meet_on_as_many_nodes(*meeting.store, launch);
+    meet(*meeting.store, "rendezvous", launch.rank, launch.world_size);
     if (meeting.store->check({"server"})) {
       meeting.server = std::stoi(meeting.store->get_to_str("server"));
     }
@@ -371,7 +319,7 @@ void wait_for_launcher() {
 
 void depart(c10d::Store& store, int rank, int world_size) {
   try {
-    meet(store, "departure", rank, world_size, "here");
+    meet(store, "departure", rank, world_size);
   } catch (const TransientError&) {
     // Lets a rank that waits for this rank in a collective print its error first, which says more.
     constexpr std::chrono::milliseconds kCollectivesTurn{1500};

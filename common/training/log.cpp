@@ -9,7 +9,6 @@
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"

@@ -8,7 +8,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
