@@ -154,6 +154,8 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
            {with(kSlurm, "MASTER_ADDR=n1-ib MASTER_PORT=29500 SLURM_STEP_NODELIST=unknown"),
             "slurm 2/3 0/1 1/2 +0 tcp @n1-ib slurm/12.0/0"},
            {kSlurmOneNode, "slurm 2/3 2/3 0/1 +0 tcp @127.0.0.1 slurm/12.0/0"},
+           {with(kSlurmOneNode, "MASTER_ADDR=localhost"),
+            "slurm 2/3 2/3 0/1 +0 tcp @localhost slurm/12.0/0"},
            {with(kCondor, "MASTER_ADDR=n1 MASTER_PORT=29500"),
             "htcondor 1/3 0/1 1/3 +0 tcp @n1 htcondor/345/0"}}) {
     CHECK(identity(all) == expected);
@@ -239,9 +241,9 @@ TEST_CASE("contradictions are refused by name") {
            {without(kOpenMpi, "PMIX_NAMESPACE"), "MASTER_ADDR"},
            {without(kSlurm, "SLURM_JOB_ID"), "SLURM_JOB_ID"},
            {with(kSlurm, "SLURM_NODEID=2"), "SLURM_NODEID: got 2"},
-           {with(kSlurm, "MASTER_ADDR=localhost"), "MASTER_ADDR: got localhost on node 1"},
+           {with(kSlurm, "MASTER_ADDR=localhost"), "MASTER_ADDR: got localhost with 2 nodes"},
            {with(kOpenMpi, "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 MASTER_ADDR=127.0.0.1"),
-            "MASTER_ADDR: got 127.0.0.1 on node 1"},
+            "MASTER_ADDR: got 127.0.0.1 with 2 nodes"},
            {with(kSlurm, "SLURM_LOCALID=1"), "SLURM_LOCALID: got 1"},
            {with(kSlurm, "SLURM_STEP_TASKS_PER_NODE=2"), "SLURM_STEP_TASKS_PER_NODE"},
            {with(kSlurm, "SLURM_STEP_TASKS_PER_NODE=2(x,1"), "SLURM_STEP_TASKS_PER_NODE"},

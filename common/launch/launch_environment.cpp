@@ -319,9 +319,9 @@ class LaunchReader {
       found_.store.host = checked_host(master_addr(), text(master_addr()));
       record("store.host", found_.store.host, master_addr());
       const bool knows_nodes = found_.launcher == "openmpi" || found_.launcher == "slurm";
-      if (knows_nodes && found_.node_rank > 0 && is_loopback_address(found_.store.host)) {
-        refuse("{}: got {} on node {}, expected the name or address of rank 0's node",
-               master_addr(), found_.store.host, found_.node_rank);
+      if (knows_nodes && found_.num_nodes > 1 && is_loopback_address(found_.store.host)) {
+        refuse("{}: got {} with {} nodes, expected the name or address of rank 0's node",
+               master_addr(), found_.store.host, found_.num_nodes);
       }
     }
     const char* const port = variables_.contains("--master-port") ? "--master-port" : "MASTER_PORT";
