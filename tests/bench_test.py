@@ -256,7 +256,7 @@ class Failing(Fakes):
         """A run that is late gets SIGTERM, and time to end by itself."""
         self.behave("03_ddp_spawn", "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), open(here + '/ended', 'w'), sys.exit(0)))\n"
                     "time.sleep(1000)")
-        self.failed("still running after", "--timeout", "1")
+        self.failed("still running after", "--timeout", "3")
         self.assertTrue((self.bin / "ended").exists())
 
     def test_transient_failure_is_tried_again(self):

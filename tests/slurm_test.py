@@ -175,7 +175,7 @@ class Scripts(Case):
 
 
 class Stops(Case):
-    EPOCHS = 40
+    EPOCHS = 100
 
     def test_the_time_limit_comes_and_slurm_starts_it_again(self):
         (self.folder / "unbroken").mkdir()

@@ -404,7 +404,7 @@ class Local(Case):
         process = self.start_local(self.WAITS)
         self.wait_for(self.out / "job-0-program/ready")
         os.kill(process, signal.SIGTSTP)
-        time.sleep(0.5)
+        os.waitpid(process, os.WUNTRACED)
         os.kill(process, signal.SIGTERM)
         os.kill(process, signal.SIGCONT)
         self.wait(process, -signal.SIGTERM)

@@ -106,9 +106,10 @@ class Watching(unittest.TestCase):
         for file in (self.folder / "runs").iterdir():
             file.unlink()
         (self.folder / "m").write_text("")
-        with subprocess.Popen([*tool, "--follow"], cwd=self.folder) as follower:
-            out = subprocess.run(stage, cwd=self.folder, check=True, capture_output=True, text=True, timeout=120).stdout
-            self.assertEqual(follower.wait(timeout=60), 0)
+        follower = subprocess.Popen([*tool, "--follow"], cwd=self.folder)
+        self.addCleanup(follower.kill)
+        out = subprocess.run(stage, cwd=self.folder, check=True, capture_output=True, text=True, timeout=120).stdout
+        self.assertEqual(follower.wait(timeout=60), 0)
         self.check_events(out)
 
     def test_tensorboard_refuses(self):
