@@ -9,6 +9,7 @@
 #include "bench/report.hpp"
 #include "bench/run.hpp"
 #include "bench/settings.hpp"
+#include "common/base/json_text.hpp"
 #include "common/launch/run_main.hpp"
 
 namespace ddp::bench {
@@ -31,8 +32,7 @@ Report measure(Plan& plan) {
 
 void write_json(std::ostream& out, const nlohmann::ordered_json& document,
                 const std::string& name) {
-  out << document.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-      << std::endl;
+  out << json_text(document, 1) << std::endl;
   if (!out) {
     throw Error(ExitCode::kTrainingFailed, "cannot write the report to " + name);
   }

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/json_text.hpp"
 
 namespace ddp::bench {
 
@@ -15,8 +16,7 @@ namespace {
 /// Text for a <script> element, without "<", which could end it.
 std::string inlined(const nlohmann::ordered_json& document) {
   std::string text;
-  for (const char c :
-       document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) {
+  for (const char c : json_text(document)) {
     text += c == '<' ? "\\u003c" : std::string(1, c);
   }
   return text;

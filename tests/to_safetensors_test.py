@@ -186,8 +186,10 @@ class ToSafetensors(unittest.TestCase):
         for line, *parts in [
             ("no o.safetensors", "no cannot be read"), ("t.csv t.csv o.safetensors", "unrecognized arguments"),
             ("f o.safetensors --test low", "--test low: got samples of another size"),
-            ("t.csv o.safetensors --test values.csv", "table values.csv, line 2: column 3 (label): got 0.5, expected a class"), ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
-            ("$HOME/t.csv o.safetensors", "SOURCE: got \"$HOME/t.csv\", expected a path of this machine"), ("t.csv o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
+            ("t.csv o.safetensors --test values.csv", "table values.csv, line 2: column 3 (label): got 0.5, expected a class"),
+            ("t.csv o.safetensors --test turned.csv", "--test turned.csv: got"),
+            ("$HOME/t.csv o.safetensors", "SOURCE: got \"$HOME/t.csv\", expected a path of this machine"),
+            ("t.csv o.bin", "got o.bin as the last name"), ("t.csv", "required: OUT"),
         ]:
             with self.subTest(line):
                 self.check_refused(line, *parts)

@@ -32,8 +32,8 @@ def require(*modules):
 
 
 def local_path(text):
-    """@return `text` with a leading ~ expanded, as the stages read their paths"""
+    """@return the path, with a leading ~ expanded, as the stages read theirs"""
     path = os.path.expanduser(text)
     if re.match(r"[a-z][a-z0-9+.-]*://|~|.*\$[a-z_{(]", path, re.IGNORECASE | re.DOTALL):
         raise argparse.ArgumentTypeError(f'got "{text}", expected a path of this machine, without a URL, $VARIABLE or unknown ~USER')
-    return path
+    return pathlib.Path(path)

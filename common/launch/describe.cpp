@@ -1,8 +1,7 @@
 // common/launch/describe.cpp - an identity as ddp-env prints it.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "common/base/json_text.hpp"
 #include "common/launch/launch_environment.hpp"
 
 namespace ddp {
@@ -34,27 +33,23 @@ nlohmann::ordered_json to_json(const LaunchEnvironment& environment) {
   return document;
 }
 
-/// Replaces bytes that are not UTF-8, which host names and ids may have.
-std::string dump(const nlohmann::ordered_json& value) {
-  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
 }  // namespace
 
 std::string describe(const LaunchEnvironment& environment, bool json) {
   nlohmann::ordered_json document = to_json(environment);
   if (json) {
-    return dump(document) + "\n";
+    return json_text(document) + "\n";
   }
   document.erase("evidence");
   std::string text;
   for (const auto& [name, value] : document.items()) {
-    text +=
-        fmt::format("{:<18}{}\n", name, value.is_string() ? value.get<std::string>() : dump(value));
+    text += fmt::format("{:<18}{}\n", name,
+                        value.is_string() ? value.get<std::string>() : json_text(value));
   }
   text += environment.evidence.empty() ? "no launcher started this process\n" : "because\n";
   for (const auto& [what, value, source] : environment.evidence) {
-    text += fmt::format("  {:<16}{}  ({})\n", what, dump(value), source);
+    text +=
+        fmt::format("  {:<16}{}  ({})\n", what, json_text(nlohmann::ordered_json(value)), source);
   }
   return text;
 }

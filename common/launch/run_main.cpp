@@ -15,12 +15,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/base/command_line.hpp"
+#include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/hardware.hpp"
@@ -53,9 +53,7 @@ void write_error_file(const std::string& line) {
         {"extraInfo",
          {{"py_callstack", line}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
   const std::string temporary = fmt::format("{}.{}", path, getpid());
-  // Messages may quote bytes that are not UTF-8.
-  std::ofstream(temporary) << document.dump(-1, ' ', false,
-                                            nlohmann::json::error_handler_t::replace);
+  std::ofstream(temporary) << json_text(document);
   std::rename(temporary.c_str(), path.c_str());  // if it fails, the message is on stderr
 }
 

@@ -352,6 +352,7 @@ std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
       fmt::format("version {}\nworld size {}\nnodes: {}\ndevice {}\n{}", DDP_VERSION,
                   launch.world_size, launch.num_nodes > 1 ? "several" : "one",
                   c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
+  // Later than the comparison: a rank that finds one node does not tell its address.
   *address = address_for_peers(launch, interface, meeting);
   if (device.is_cuda()) {
     // Ranks with different host ids may share a device: NCCL then sends through its sockets.
