@@ -3,6 +3,7 @@
 #include "common/parallel/process_group.hpp"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -19,7 +20,9 @@
 #include "common/launch/network.hpp"
 #include "common/parallel/agreement.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/nn.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
+#include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
@@ -344,6 +347,10 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
        [](const ProcessGroup& group) { group.broadcast(torch::ones({6}), 1); }},
       {"all_gather", __LINE__ + 1,
        [](const ProcessGroup& group) { group.all_gather(torch::ones({6})); }},
+      {"called by expect_same_weights at", __LINE__ + 1,
+       [](const ProcessGroup&) { ddp::expect_same_weights(*torch::nn::Linear(2, 1)); }},
+      {"called by stop_requested at", __LINE__ + 1,
+       [](const ProcessGroup&) { ddp::stop_requested(); }},
       {"bucket 0 of gradients", __LINE__ + 3,
        [](const ProcessGroup& group) {
          torch::nn::Linear model(5, 1);
@@ -390,7 +397,7 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
       CHECK(contains(message, "rank 1 "));
       CHECK(contains(message, "did not arrive within 6 s, expected all 3 ranks"));
       CHECK(contains(message, one->says));
-      CHECK(contains(message, fmt::format("called at tests/process_group_test.cpp:{}", one->line)));
+      CHECK(contains(message, fmt::format("at tests/process_group_test.cpp:{}", one->line)));
     }
   }
 }
@@ -432,6 +439,115 @@ TEST_CASE("collectives: elements of any rank, type and stride", "[collectives]")
             const torch::Tensor large = torch::arange(3e6) + group.rank();  // in several pieces
             group.broadcast(large, world_size - 1);
             TORCH_CHECK(torch::equal(large, torch::arange(3e6) + (world_size - 1)));
+          },
+          backend);
+    }
+  }
+}
+
+TEST_CASE("collectives of all types, AVG, without waiting, and all_to_all", "[collectives]") {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int world_size : {1, 2, 3}) {
+      run_ranks(
+          world_size,
+          [&](ProcessGroup& group) {
+            const int rank = group.rank();
+            const auto equal = [](const torch::Tensor& got, const torch::Tensor& expected) {
+              TORCH_CHECK(torch::equal(got, expected), "Expected ", expected, ", got ", got);
+            };
+            for (const auto dtype : {torch::kInt16, torch::kBool, torch::kComplexFloat,
+                                     torch::kBFloat16, torch::kUInt16}) {
+              const auto of_rank = [&](int r) { return (torch::arange(6) % (r + 2)).to(dtype); };
+              const torch::Tensor rows = group.all_gather(of_rank(rank));
+              TORCH_CHECK(rows.sizes() == torch::IntArrayRef({world_size, 6}));
+              for (int r = 0; r < world_size; ++r) {
+                const torch::Tensor tensor = of_rank(rank);
+                group.broadcast(tensor, r);
+                equal(tensor, of_rank(r));
+                equal(rows[r], of_rank(r));
+              }
+            }
+            // Lazily conjugated and negated.
+            const torch::Tensor plain_one = torch::complex(torch::ones({3}), torch::full({3}, 2.0));
+            for (const torch::Tensor& lazy : {plain_one.conj(), torch::imag(plain_one.conj())}) {
+              const torch::Tensor expected = lazy.clone();
+              equal(group.all_gather(lazy)[world_size - 1], expected);
+              group.broadcast(lazy);
+              equal(lazy.clone(), expected);
+              group.all_reduce(lazy);
+              equal(lazy.clone(), expected * world_size);
+              lazy.copy_(expected);
+            }
+            const torch::Tensor mean = torch::full({4}, rank * 2.0);
+            group.all_reduce(mean, c10d::ReduceOp::AVG);
+            equal(mean, torch::full({4}, world_size - 1.0));
+            TORCH_CHECK(contains(message_of([&] {
+                                   group.all_reduce(torch::ones({1}, torch::kLong),
+                                                    c10d::ReduceOp::AVG);
+                                 }),
+                                 "AVG of floating-point numbers, got"));
+            const torch::Tensor sent = torch::full({5}, rank);
+            const torch::Tensor gathered = torch::empty({world_size, 5}, torch::kLong);
+            const torch::Tensor scattered = torch::arange(world_size * 2).view({world_size, 2});
+            const auto first = group.start_all_gather(gathered, sent);
+            const auto second = group.start_reduce_scatter(scattered);
+            const torch::Tensor copied = torch::full({3}, rank);
+            const auto third = group.start_broadcast(copied, world_size - 1);
+            for (const auto& work : {first, second, third}) {
+              group.wait(work);
+            }
+            equal(gathered, torch::arange(world_size).view({world_size, 1}).expand({-1, 5}));
+            equal(scattered[rank], torch::tensor({rank * 2, rank * 2 + 1}) * world_size);
+            equal(copied, torch::full({3}, world_size - 1));
+            const torch::Tensor input = torch::arange(world_size).view({world_size, 1}) + 10 * rank;
+            equal(group.all_to_all(input),
+                  10 * torch::arange(world_size).view({world_size, 1}) + rank);
+          },
+          backend);
+    }
+  }
+}
+
+TEST_CASE("gradients flow through collectives as in one process, second ones too", "[nn]") {
+  // A contrastive loss: each rank's rows against all rows.
+  const auto rows_of = [](int rank) {
+    return torch::sin(torch::arange(6, torch::kFloat64).view({2, 3}) + rank);
+  };
+  const auto loss_of = [](const torch::Tensor& own, const torch::Tensor& all,
+                          const torch::Tensor& sum) {
+    return own.mm(all.t()).logsumexp(1).sum() + sum.pow(3).sum();
+  };
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int world_size : {1, 2, 3}) {
+      std::vector<torch::Tensor> leaves;
+      for (int r = 0; r < world_size; ++r) {
+        leaves.push_back(rows_of(r).requires_grad_());
+      }
+      torch::Tensor loss = torch::zeros({}, torch::kFloat64);
+      for (const torch::Tensor& own : leaves) {
+        loss = loss + loss_of(own, torch::cat(leaves), torch::stack(leaves).sum(0));
+      }
+      const auto slopes = torch::autograd::grad({loss}, leaves, {}, std::nullopt, true);
+      torch::Tensor penalty = torch::zeros({}, torch::kFloat64);
+      for (const torch::Tensor& slope : slopes) {
+        penalty = penalty + slope.pow(2).sum();
+      }
+      const auto expected = torch::autograd::grad({penalty}, leaves);
+      run_ranks(
+          world_size,
+          [&](ProcessGroup& group) {
+            const auto rank = static_cast<size_t>(group.rank());
+            const torch::Tensor own = rows_of(group.rank()).requires_grad_();
+            const torch::Tensor all = ddp::nn::all_gather(own, group).flatten(0, 1);
+            const torch::Tensor slope =
+                torch::autograd::grad({loss_of(own, all, ddp::nn::all_reduce(own, group))}, {own},
+                                      {}, std::nullopt, true)[0];
+            TORCH_CHECK(torch::allclose(slope, slopes[rank]), "got ", slope);
+            const torch::Tensor second = torch::autograd::grad({slope.pow(2).sum()}, {own})[0];
+            TORCH_CHECK(torch::allclose(second, expected[rank]), "got ", second);
+            const torch::Tensor parts =
+                ddp::nn::reduce_scatter(own.unsqueeze(0).expand({world_size, -1, -1}), group);
+            TORCH_CHECK(torch::allclose(parts, torch::stack(leaves).sum(0)), "got ", parts);
           },
           backend);
     }
@@ -550,19 +666,109 @@ TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
   }
 }
 
-TEST_CASE("SyncBatchNorm has the default group in autograd's threads, too", "[default_group]") {
+TEST_CASE("the process' only default group is every thread's", "[default_group]") {
   std::atomic<int> right = 0;
-  const auto normalise = [&](const ProcessGroup& group, const Options&) {
-    ddp::SyncBatchNorm model(1);
-    const auto forward = [&] {
-      const torch::Tensor output = model->forward(torch::full({1, 1}, 2.0 * group.rank()));
-      right += std::abs(output.item<double>() - (group.rank() * 2 - 1)) < 1e-4;
-    };
-    forward();
-    std::thread(forward).join();
+  const auto use = [&](const ProcessGroup& group, const Options&) {
+    std::thread([&] {
+      try {
+        ddp::SyncBatchNorm model(1);
+        const torch::Tensor output = model->forward(torch::tensor({{0.0}, {2.0}}));
+        right += std::abs(output[1].item<double>() - 1) < 1e-4;
+        ddp::all_reduce(torch::ones({1}));
+        right += &ddp::default_process_group() == &group;
+      } catch (const std::exception& error) {
+        right += contains(error.what(), "Expected init_process_group()");
+      }
+    }).join();
   };
-  CHECK(meet(std::vector<Options>(2, plain()), normalise) == std::vector<std::string>(2));
+  CHECK(meet({plain()}, use) == std::vector<std::string>(1));
+  CHECK(right == 2);
+  // Ranks that are threads: nobody guesses whose group is meant.
+  CHECK(meet(std::vector<Options>(2, plain()), [&](const ProcessGroup& group, const Options& own) {
+          group.barrier();
+          use(group, own);
+          group.barrier();
+        }) == std::vector<std::string>(2));
   CHECK(right == 4);
+}
+
+TEST_CASE("a rank that ends or goes on alone is named at once, with the call that waits for it",
+          "[stops]") {
+  const auto ends = [](const ProcessGroup& group) {
+    if (group.rank() != 1) {
+      group.all_reduce(torch::ones({6}));
+    }
+  };
+  // Rank 1 catches the exception of its own backward, as an out-of-memory error, and goes on.
+  const auto skips = [](const ProcessGroup& group) {
+    torch::nn::Linear model(5, 1);
+    ddp::DistributedDataParallel wrap(model, group);
+    for (int step = 0; step < 3; ++step) {
+      torch::Tensor input = torch::ones({2, 5}).requires_grad_();
+      if (step == 1 && group.rank() == 1) {
+        input.register_hook([](const torch::Tensor&) { throw std::domain_error("as told"); });
+      }
+      try {
+        wrap.forward(input).sum().backward();
+      } catch (const std::domain_error&) {
+      }
+    }
+  };
+  struct Case {
+    std::function<void(const ProcessGroup&)> run;
+    std::string others;
+    std::string own;
+  };
+  const std::vector<Case> cases = {
+      {ends, "has ended its training, this rank calls all_reduce",
+       "destroy_process_group, called at"},
+      {skips, "goes on after a backward that failed there, this rank calls all_reduce",
+       "the last backward failed on this rank, and not on all: "}};
+  std::vector<std::tuple<const Case*, std::future<std::vector<std::string>>>> runs;
+  for (const Case& one : cases) {
+    for (const std::string backend : {"gloo", "shm"}) {
+      for (const size_t world_size : {2U, 3U}) {
+        runs.emplace_back(&one, std::async(std::launch::async, [&one, backend, world_size] {
+          Options options = plain();
+          options.backend = backend;
+          options.timeout_seconds = 8;
+          return meet(std::vector<Options>(world_size, options),
+                      [&one](const auto& group, const auto&) { one.run(group); });
+        }));
+      }
+    }
+  }
+  for (auto& [one, run] : runs) {
+    const std::vector<std::string> messages = run.get();
+    for (size_t rank = 0; rank < messages.size(); ++rank) {
+      INFO("rank " << rank << ": " << messages[rank]);
+      if (rank == 1) {
+        CHECK(contains(messages[rank], one->own));
+        CHECK(contains(messages[rank], "lacks rank 0"));
+      } else {
+        CHECK(messages[rank].starts_with("1: "));
+        CHECK(contains(messages[rank], "rank 1 "));
+        CHECK(contains(messages[rank], one->others));
+        CHECK(contains(messages[rank], "called at tests/process_group_test.cpp:"));
+      }
+    }
+  }
+}
+
+TEST_CASE("a store that is lost at the end is one line", "[groups]") {
+  Options options = plain();
+  options.timeout_seconds = 8;
+  const auto messages = meet(
+      std::vector<Options>(2, options),
+      [](const ProcessGroup& group, const auto&) {
+        group.barrier();
+        if (group.rank() == 0) {
+          throw std::runtime_error("ended");
+        }
+      },
+      Kind::kTcp);
+  INFO(messages[1]);
+  CHECK(messages[1].starts_with("75: the store went away during destroy_process_group"));
 }
 
 TEST_CASE("weights that differ in one bit are found, and with --no-communication not looked for",

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
@@ -52,6 +53,8 @@ struct GlooTimeout : std::runtime_error {
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
 /// @throws the work's exception, or Error soon after a connection broke: Note [Lost connections]
 /// @throws GlooTimeout after `timeout`
-void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout);
+/// @param is_hopeless called several times per second: true ends the wait by an Error
+void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout,
+                    const std::function<bool()>& is_hopeless);
 
 }  // namespace ddp

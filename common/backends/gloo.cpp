@@ -101,7 +101,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
   return gloo;
 }
 
-void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout) {
+void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout,
+                    const std::function<bool()>& is_hopeless) {
   constexpr std::chrono::milliseconds kLook(250);
   constexpr std::chrono::milliseconds kThreadsNotice(100);
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
@@ -118,7 +119,7 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milli
     while (!is_complete_after(kLook)) {
       const bool late = patience.is_over();
       // Gloo closes a broken connection a little before it fails the work, and its text says more.
-      if (late || (gloo.lost_a_connection() && !is_complete_after(kLook))) {
+      if (late || is_hopeless() || (gloo.lost_a_connection() && !is_complete_after(kLook))) {
         gloo.cut_connections();  // so the other ranks notice
         is_complete_after(kThreadsNotice);
         if (late) {

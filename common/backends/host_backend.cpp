@@ -72,15 +72,17 @@ class HostBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    const at::Tensor& tensor = only("all_reduce", tensors);
+    const at::Tensor& given = only("all_reduce", tensors);
     const auto op = static_cast<c10d::ReduceOp::RedOpType>(options.reduceOp);
     const ReduceOp reduce_op = reduce_op_of(op);
+    const bool is_linear = reduce_op == ReduceOp::kSum || reduce_op == ReduceOp::kAverage;
+    const at::Tensor tensor = given.is_complex() && is_linear ? at::view_as_real(given) : given;
     const at::ScalarType type = summed_type(tensor.scalar_type());
     TORCH_CHECK(type == at::kFloat || type == at::kDouble ||
                     (type == at::kLong && reduce_op != ReduceOp::kAverage),
                 prefix_, "Expected all_reduce of ",
                 reduce_op == ReduceOp::kAverage ? "floating-point" : "real", " numbers, got ",
-                tensor.dtype());
+                given.dtype());
     const at::Tensor data = on_host(tensor, type);
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool divides = reduce_op == ReduceOp::kAverage && !communicator().has_average();
@@ -94,6 +96,11 @@ class HostBackend final : public c10d::Backend {
     }
     copy_back(tensor, data);
     return done(c10d::OpType::ALLREDUCE, tensors);
+  }
+
+  void stop(Stop stop) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicator().stop(stop);
   }
 
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -131,6 +138,21 @@ class HostBackend final : public c10d::Backend {
       copy_back(outputs[0][r], hosted[r]);
     }
     return done(c10d::OpType::ALLGATHER, outputs[0]);
+  }
+
+  /// By an all-gather, of which each rank keeps its own parts.
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_sizes,
+                                               std::vector<int64_t>& input_sizes,
+                                               const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(output_sizes.empty() && input_sizes.empty() && input.size(0) % size_ == 0, prefix_,
+                "Expected all_to_all of equal parts");
+    std::vector<at::Tensor> own{input};
+    const at::Tensor all = at::empty({size_, input.numel()}, input.options());
+    std::vector<std::vector<at::Tensor>> rows{all.unbind()};
+    allgather(rows, own, {});
+    output.copy_(all.view({size_, size_, -1}).select(1, rank_).reshape(output.sizes()));
+    return done(c10d::OpType::ALLTOALL_BASE, {output});
   }
 
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
@@ -206,6 +228,12 @@ class HostBackend final : public c10d::Backend {
 c10::intrusive_ptr<c10d::Backend> make_host_backend(const std::string& name,
                                                     std::unique_ptr<Communicator> communicator) {
   return c10::make_intrusive<HostBackend>(name, std::move(communicator));
+}
+
+void stop_host_backend(c10d::Backend& backend, Stop stop) {
+  if (auto* const host = dynamic_cast<HostBackend*>(&backend)) {
+    host->stop(stop);
+  }
 }
 
 }  // namespace ddp

@@ -18,4 +18,7 @@ namespace ddp {
 c10::intrusive_ptr<c10d::Backend> make_host_backend(const std::string& name,
                                                     std::unique_ptr<Communicator> communicator);
 
+/// Communicator::stop() of a backend that make_host_backend() made; no effect on others.
+void stop_host_backend(c10d::Backend& backend, Stop stop);
+
 }  // namespace ddp

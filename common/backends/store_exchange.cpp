@@ -52,6 +52,13 @@ void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
   }
 }
 
+void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
+          const std::string& what) {
+  const std::vector<std::string> keys = keys_of_ranks(event, world_size);
+  store.set(keys[static_cast<size_t>(rank)], "here");
+  wait_for_ranks(store, keys, what, store.getTimeout());
+}
+
 Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const std::string& backend,
                           const BackendOptions& options) {
   return [=, rank = options.rank, world_size = options.world_size, timeout = options.timeout,

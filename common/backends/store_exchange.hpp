@@ -24,6 +24,12 @@ bool wait_patiently(c10d::Store& store, const std::vector<std::string>& keys,
 void wait_for_ranks(c10d::Store& store, const std::vector<std::string>& keys,
                     const std::string& what, std::chrono::milliseconds timeout);
 
+/// Collective. Sets this rank's key of `event`, and waits for the keys of all ranks.
+/// @param what name of the event for messages
+/// @throws TransientError naming the ranks that did not come within the store's timeout
+void meet(c10d::Store& store, const std::string& event, int rank, int world_size,
+          const std::string& what);
+
 /// Exchange between options.world_size ranks, which throws TransientError naming the ranks that did
 /// not come within options.timeout.
 /// @param backend value of --backend, for messages and as prefix of the keys in the store

@@ -44,7 +44,8 @@ void move_gradient(const torch::Tensor& parameter, const torch::Tensor& place,
   } else if (current.is_same(place)) {
     return;
   } else if (current.is_cpu() && current.strides() == place.strides() &&
-             current.dtype() == place.dtype() && current.sizes() == place.sizes()) {
+             current.dtype() == place.dtype() && current.sizes() == place.sizes() &&
+             !current.is_neg() && !current.is_conj() && !current._is_zerotensor()) {
     // memcpy, because an operator takes ten times as long for a small gradient.
     std::memmove(target.mutable_data_ptr(), current.const_data_ptr(), target.nbytes());
   } else {
@@ -136,7 +137,8 @@ std::string parameter_hash(const torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
   Hash hash;
   for (const torch::Tensor& parameter : module.parameters()) {
-    const torch::Tensor host = parameter.detach().to(torch::kCPU).contiguous();
+    const torch::Tensor host =
+        parameter.detach().to(torch::kCPU).resolve_conj().resolve_neg().contiguous();
     hash.update(host.const_data_ptr(), host.nbytes());
   }
   return hash.hex();

@@ -18,16 +18,16 @@ void Accelerator::print(std::string_view text) const {
   }
 }
 
-torch::Tensor Accelerator::reduce_mean(const torch::Tensor& tensor) const {
+torch::Tensor Accelerator::reduce_mean(const torch::Tensor& tensor, const CallSite& site) const {
   const torch::NoGradGuard no_grad;
   torch::Tensor mean = tensor.detach().to(device()).clone();
-  group().all_reduce(mean);
+  group().all_reduce(mean, c10d::ReduceOp::SUM, site.in("reduce_mean"));
   return mean.div_(group().world_size());
 }
 
-void Accelerator::end_training(const torch::nn::Module& model) const {
-  expect_same_weights(model);
-  destroy_process_group();
+void Accelerator::end_training(const torch::nn::Module& model, const CallSite& site) const {
+  expect_same_weights(model, site);
+  destroy_process_group(site);
 }
 
 }  // namespace ddp

@@ -41,18 +41,22 @@ class Accelerator {
   /// the same objects for an optimizer.
   /// @throws UsageError, on all ranks, if their models differ
   template <typename ModuleHolder>
-  std::unique_ptr<DistributedDataParallel<ModuleHolder>> prepare_model(ModuleHolder model) const {
+  std::unique_ptr<DistributedDataParallel<ModuleHolder>> prepare_model(
+      ModuleHolder model, const CallSite& site = CallSite::current()) const {
     model->to(device());
-    return std::make_unique<DistributedDataParallel<ModuleHolder>>(std::move(model), bucket_mib_);
+    return std::make_unique<DistributedDataParallel<ModuleHolder>>(std::move(model), bucket_mib_,
+                                                                   site);
   }
 
   /// Collective. Computes the gradients and their mean over the ranks.
   static void backward(const torch::Tensor& loss) { loss.backward(); }
   /// Collective. @return the mean of the ranks' `tensor`, in new memory
-  torch::Tensor reduce_mean(const torch::Tensor& tensor) const;
+  torch::Tensor reduce_mean(const torch::Tensor& tensor,
+                            const CallSite& site = CallSite::current()) const;
 
   /// Collective. Compares the ranks' weights and leaves the process group.
-  void end_training(const torch::nn::Module& model) const;
+  void end_training(const torch::nn::Module& model,
+                    const CallSite& site = CallSite::current()) const;
 
  private:
   static const ProcessGroup& group() { return default_process_group(); }

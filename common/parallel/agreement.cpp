@@ -87,25 +87,17 @@ void verify(const ProcessGroup& process_group, const std::string& topic, const s
             const std::function<std::string(const std::vector<std::string>& texts)>& objection) {
   const int rank = process_group.rank();
   c10d::Store& store = *process_group.store();
-  std::string verdict;
-  try {
+  const std::string verdict = at_store("the comparison of " + topic, [&] {
     const std::string key = exchange_key(process_group, topic);
     const std::vector<std::string> keys = keys_of_ranks(key, process_group.world_size());
-    const std::string verdict_key = key + "/verdict";
     store.set(keys[static_cast<size_t>(rank)], text);
-    if (rank == 0) {
-      verdict = compare(store, keys, topic, objection);
-      store.set(verdict_key, verdict);
-    } else {
-      verdict = of_rank_0(store, verdict_key, topic);
+    if (rank != 0) {
+      return of_rank_0(store, key + "/verdict", topic);
     }
-  } catch (const c10::DistNetworkError&) {
-    wait_for_launcher();
-    throw TransientError(
-        fmt::format("the store went away during the comparison of {}, expected rank 0 (or the "
-                    "launcher's agent) to serve it",
-                    topic));
-  }
+    const std::string found = compare(store, keys, topic, objection);
+    store.set(key + "/verdict", found);
+    return found;
+  });
   if (verdict == kSame) {
     return;
   }
@@ -119,11 +111,14 @@ void verify(const ProcessGroup& process_group, const std::string& topic, const s
 
 std::string share(const ProcessGroup& process_group, const std::string& topic,
                   const std::string& text) {
-  const std::string key = exchange_key(process_group, topic);
-  if (process_group.rank() == 0) {
+  return at_store("the exchange of the " + topic, [&] {
+    const std::string key = exchange_key(process_group, topic);
+    if (process_group.rank() != 0) {
+      return of_rank_0(*process_group.store(), key, topic);
+    }
     process_group.store()->set(key, text);
-  }
-  return process_group.rank() == 0 ? text : of_rank_0(*process_group.store(), key, topic);
+    return text;
+  });
 }
 
 std::string shared_device(const std::vector<std::string>& devices) {

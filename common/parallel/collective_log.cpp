@@ -31,8 +31,8 @@ std::string CallSite::text() const {
   if (path.starts_with(source_root())) {
     path.remove_prefix(source_root().size());
   }
-  return fmt::format("called at {}:{}{}", path, line,
-                     bucket < 0 ? "" : fmt::format(", bucket {} of gradients", bucket));
+  return fmt::format("called {}at {}:{}{}", *caller == 0 ? "" : fmt::format("by {} ", caller), path,
+                     line, bucket < 0 ? "" : fmt::format(", bucket {} of gradients", bucket));
 }
 
 void CollectiveLog::begin(const char* kind, const torch::Tensor& tensor,
@@ -50,15 +50,26 @@ void CollectiveLog::started(const c10d::Work* work) noexcept {
   entries_[count_ % entries_.size()].work = work;
 }
 
-std::string CollectiveLog::of(const c10d::Work& work) const {
+uint64_t CollectiveLog::count() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return count_;
+}
+
+uint64_t CollectiveLog::number_of(const c10d::Work& work) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   // From the newest, because the memory of an older work may be in use again.
   for (uint64_t number = count_; number > 0 && number + entries_.size() > count_; --number) {
     if (entry(number).work == &work) {
-      return text(number);
+      return number;
     }
   }
-  return text(count_);
+  return count_;
+}
+
+std::string CollectiveLog::of(const c10d::Work& work) const {
+  const uint64_t number = number_of(work);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return text(number);
 }
 
 std::string CollectiveLog::last() const {

@@ -24,13 +24,19 @@ struct CallSite {
   const char* file = "";
   int line = 0;
   int bucket = -1;  ///< bucket of gradients; -1: none
+  const char* caller = "";  ///< function of this library that the program calls there
 
   static constexpr CallSite current(const char* file = __builtin_FILE(),
                                     int line = __builtin_LINE()) noexcept {
     return {.file = file, .line = line};
   }
-  /// "called at 03_ddp_spawn/by_hand.cpp:45", or with a bucket "called at 03_ddp_spawn/main.cpp:21,
-  /// bucket 0 of gradients". Paths in this project are relative to its folder.
+  /// This place, for the collectives of a function that the program calls there.
+  constexpr CallSite in(const char* function) const noexcept {
+    return {.file = file, .line = line, .bucket = bucket, .caller = function};
+  }
+  /// "called at 03_ddp_spawn/by_hand.cpp:45", "called by log.epoch at 03_ddp_spawn/main.cpp:52", or
+  /// with a bucket "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients". Paths in this
+  /// project are relative to its folder.
   std::string text() const;
 };
 
@@ -45,8 +51,12 @@ class CollectiveLog {
   /// Notes the `work` of the last call.
   void started(const c10d::Work* work) noexcept;
 
-  /// Describes the collective of `work`, or the last one if `work` is unknown: "all_reduce of 1024
-  /// float32 (collective 37), called at 03_ddp_spawn/by_hand.cpp:45".
+  /// Number of collectives so far.
+  uint64_t count() const;
+  /// Number of the collective of `work`, or of the last one if `work` is unknown.
+  uint64_t number_of(const c10d::Work& work) const;
+  /// Describes that collective: "all_reduce of 1024 float32 (collective 37), called at
+  /// 03_ddp_spawn/by_hand.cpp:45".
   std::string of(const c10d::Work& work) const;
   /// Describes the last collective; empty if there was none.
   std::string last() const;

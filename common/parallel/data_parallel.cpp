@@ -143,6 +143,9 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch:
       replicas_(clone_to(*module_, threads_->devices())) {}
 
 std::vector<torch::Tensor> Replicas::scatter(const torch::Tensor& input) const {
+  TORCH_CHECK(!input.requires_grad() || !torch::GradMode::is_enabled(),
+              "Expected an input of DataParallel that requires no gradient, got one: it would get "
+              "none; wrap the layers before it, too");
   return split_over(input, threads_->devices());
 }
 

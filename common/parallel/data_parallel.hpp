@@ -57,7 +57,8 @@ class Replicas {
 };
 
 /// Counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp. The module must be
-/// Cloneable and map one tensor to one tensor. No gradient flows into the input.
+/// Cloneable and map one tensor to one tensor. An input that requires a gradient is refused,
+/// because no gradient would flow into it.
 template <typename ModuleHolder>
 class DataParallel {
  public:

@@ -1,11 +1,13 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <sstream>
 #include <unordered_map>
@@ -18,30 +20,58 @@
 namespace ddp {
 namespace {
 
+/// Size of a message of parameters or buffers, which are joined in a copy.
+constexpr size_t kMessageBytes = size_t{25} << 20;
+
+bool is_ignored(const DistributedDataParallelOptions& options, const std::string& name) {
+  return std::ranges::find(options.ignored, name) != options.ignored.end();
+}
+
+/// Calls `use(name, tensor)` for the items that are not ignored.
+template <typename Use>
+void for_each_kept(const torch::OrderedDict<std::string, torch::Tensor>& items,
+                   const DistributedDataParallelOptions& options, const Use& use) {
+  for (const auto& item : items) {
+    if (!is_ignored(options, item.key())) {
+      use(item.key(), item.value());
+    }
+  }
+}
+
 std::string describe(const torch::nn::Module& module,
                      const DistributedDataParallelOptions& options) {
   std::ostringstream text;
   text << "bucket bytes " << options.buckets.first_bytes << " and " << options.buckets.bytes
        << "\nbroadcast_buffers " << options.broadcast_buffers << "\n";
   std::unordered_map<const torch::TensorImpl*, std::string> names;
-  for (const auto& item : module.named_parameters()) {
-    text << item.key() << " " << item.value().sizes() << " " << item.value().dtype()
-         << (item.value().requires_grad() ? "" : " frozen");
-    if (!item.value().is_contiguous()) {
-      text << " strides " << item.value().strides();
+  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
+    text << name << " " << parameter.sizes() << " " << parameter.dtype()
+         << (parameter.requires_grad() ? "" : " frozen");
+    if (!parameter.is_contiguous()) {
+      text << " strides " << parameter.strides();
     }
-    const auto [first, is_new] = names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    const auto [first, is_new] = names.emplace(parameter.unsafeGetTensorImpl(), name);
     text << (is_new ? "" : " tied to " + first->second) << "\n";
-  }
-  for (const auto& item : module.named_buffers()) {
-    text << item.key() << " " << item.value().sizes() << " " << item.value().dtype() << " buffer\n";
-  }
+  });
+  for_each_kept(module.named_buffers(), options, [&](const auto& name, const auto& buffer) {
+    text << name << " " << buffer.sizes() << " " << buffer.dtype() << " buffer\n";
+  });
   return text.str();
 }
 
-/// Calls `action` before a node of a graph runs for the first time.
+/// Calls an action before a node of a graph runs the next time.
 class OnceBefore : public torch::autograd::FunctionPreHook {
  public:
+  /// A leaf's node lives on, so it gets a single hook, which is used again.
+  static void add_to(torch::autograd::Node& node, std::function<void()> action) {
+    for (const auto& hook : node.pre_hooks()) {
+      if (auto* const own = dynamic_cast<OnceBefore*>(hook.get()); own && !own->action_) {
+        own->action_ = std::move(action);
+        return;
+      }
+    }
+    node.add_pre_hook(std::make_unique<OnceBefore>(std::move(action)));
+  }
   explicit OnceBefore(std::function<void()> action) : action_(std::move(action)) {}
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
@@ -58,97 +88,128 @@ class OnceBefore : public torch::autograd::FunctionPreHook {
 /// Refuses a second reducer for a parameter: both would sum its gradient in the same memory.
 /// @return marks the module's parameters as taken while it lives
 /// @throws UsageError naming a parameter that is taken already
-std::shared_ptr<void> take_parameters(const torch::nn::Module& module) {
+std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
+                                      const DistributedDataParallelOptions& options) {
   static std::mutex mutex;
   static std::unordered_map<const torch::TensorImpl*, std::weak_ptr<void>> owners;
   const std::lock_guard<std::mutex> lock(mutex);
   std::erase_if(owners, [](const auto& entry) { return entry.second.expired(); });
   const auto own = std::make_shared<char>();
-  for (const auto& item : module.named_parameters()) {
-    std::weak_ptr<void>& owner = owners[item.value().unsafeGetTensorImpl()];
+  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
+    std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
     const auto other = owner.lock();
     if (other != nullptr && other != own) {
       throw UsageError(fmt::format(
           "parameter {} belongs to another DistributedDataParallel, expected one at a time: wrap "
           "the whole model, once",
-          item.key()));
+          name));
     }
     owner = own;
-  }
+  });
   return own;
 }
 
 /// Compares the ranks' models, because with different models the collectives would hang or abort.
-/// @return the parameters to average: none with a single rank
+/// @return the parameters to average
 /// @throws UsageError naming a parameter that is not on the group's device, or if there are none
 std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
                                            const ProcessGroup& process_group,
                                            const DistributedDataParallelOptions& options) {
-  verify_same(process_group, "model", describe(module, options));
   std::vector<torch::Tensor> parameters = trainable_parameters(module);
-  if (parameters.empty()) {
-    throw UsageError("got a module none of whose parameters requires a gradient, expected one");
+  for (const std::string& name : options.ignored) {
+    const torch::Tensor* const parameter = module.named_parameters().find(name);
+    if (parameter != nullptr) {
+      std::erase_if(parameters, [&](const auto& other) { return other.is_same(*parameter); });
+    } else if (!module.named_buffers().contains(name)) {
+      throw UsageError(fmt::format(
+          "ignored: got {}, expected a name of named_parameters() or named_buffers()", name));
+    }
   }
+  verify_same(process_group, "model", describe(module, options));
   const torch::Device& expected = process_group.device();
-  for (const auto& item : module.named_parameters()) {
-    const torch::Device device = item.value().device();
+  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
+    const torch::Device device = parameter.device();
     if (device.type() != expected.type() ||
         (expected.has_index() && device.index() != expected.index())) {
       throw UsageError(
           fmt::format("parameter {} is on {}, expected the process group's {}: move "
                       "the model there first, then wrap it",
-                      item.key(), device.str(), expected.str()));
+                      name, device.str(), expected.str()));
     }
+  });
+  if (parameters.empty()) {
+    throw UsageError("got a module none of whose parameters requires a gradient, expected one");
   }
-  return process_group.world_size() == 1 ? std::vector<torch::Tensor>() : parameters;
+  return parameters;
 }
+
+/// Gives the parameters of a module, without its children, which LibTorch copies otherwise: it is
+/// done in every forward.
+struct OwnParameters : torch::nn::Module {
+  static const auto& of(const torch::nn::Module& module) {
+    return module.*(&OwnParameters::parameters_);
+  }
+};
 
 }  // namespace
 
 GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
                                  const DistributedDataParallelOptions& options,
                                  const CallSite& site)
-    : process_group_(process_group),
+    : module_(module),
+      process_group_(process_group),
       site_(site),
-      taken_(take_parameters(module)),
-      buffers_(torch::utils::take_tensors(module.buffers(), SIZE_MAX)),
-      buckets_(same_parameters(module, process_group, options), process_group, options.buckets,
-               site),
-      broadcasts_buffers_(options.broadcast_buffers),
-      target_(std::make_shared<HookTarget>()) {
+      taken_(take_parameters(module, options)),
+      parameters_(same_parameters(module, process_group, options)),
+      buckets_(process_group.world_size() > 1 ? parameters_ : std::vector<torch::Tensor>(),
+               process_group, options.buckets, site),
+      accumulators_(parameters_.size()),
+      target_(std::make_shared<HookTarget>()),
+      missed_(parameters_.size()) {
   for (const auto& item : module.named_parameters()) {
-    names_.emplace(item.value().unsafeGetTensorImpl(), item.key());
-    if (!item.value().requires_grad()) {
-      frozen_.push_back(item.value());
-    }
+    named_.emplace(item.value().unsafeGetTensorImpl(), item);
   }
-  if (process_group.world_size() > 1) {
-    for (const torch::Tensor& parameter : module.parameters()) {
-      process_group.broadcast(parameter.detach(), /*root=*/0, site);
+  std::vector<torch::Tensor> weights;
+  for_each_kept(module.named_parameters(), options, [&](const auto&, const auto& parameter) {
+    weights.push_back(parameter.detach());
+    if (!parameter.requires_grad()) {
+      frozen_.push_back(parameter);
     }
-    broadcast_buffers();
-    add_hooks();
+  });
+  std::vector<torch::Tensor> buffers;
+  for_each_kept(module.named_buffers(), options,
+                [&](const auto&, const auto& buffer) { buffers.push_back(buffer); });
+  const auto in_messages = [](const std::vector<torch::Tensor>& tensors) {
+    return torch::utils::take_tensors(tensors, kMessageBytes);
+  };
+  broadcast(in_messages(weights));
+  broadcast(in_messages(buffers));
+  if (options.broadcast_buffers) {
+    buffers_ = in_messages(buffers);
+  }
+  target_->reducer = this;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    layouts_.push_back(
+        {parameters_[i].sizes().vec(), parameters_[i].dtype(), parameters_[i].device()});
+    add_hook(i);
   }
 }
 
 const std::string& GradientReducer::name_of(const torch::Tensor& parameter) const {
-  return names_.at(parameter.unsafeGetTensorImpl());
+  return named_.at(parameter.unsafeGetTensorImpl()).key();
 }
 
-void GradientReducer::add_hooks() {
-  target_->reducer = this;
-  for (size_t i = 0; i < buckets_.parameters().size(); ++i) {
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(buckets_.parameters()[i]));
-    accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-        [target = target_, i](const torch::autograd::variable_list& outputs,
-                              const torch::autograd::variable_list&) {
-          const std::lock_guard<std::mutex> lock(target->mutex);
-          if (target->reducer != nullptr) {
-            target->reducer->gradient_ready(i);
-          }
-          return outputs;
-        }));
-  }
+void GradientReducer::add_hook(size_t i) {
+  accumulators_[i] = torch::autograd::impl::grad_accumulator(parameters_[i]);
+  accumulators_[i]->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [target = target_, i](const torch::autograd::variable_list& outputs,
+                            const torch::autograd::variable_list&) {
+        const std::lock_guard<std::mutex> lock(target->mutex);
+        if (target->reducer != nullptr) {
+          target->reducer->gradient_ready(i);
+        }
+        return outputs;
+      }));
 }
 
 GradientReducer::~GradientReducer() {
@@ -157,9 +218,12 @@ GradientReducer::~GradientReducer() {
   target_->reducer = nullptr;
 }
 
-void GradientReducer::broadcast_buffers() const {
+void GradientReducer::broadcast(const std::vector<torch::utils::TensorGroup>& groups) const {
+  if (process_group_.world_size() == 1) {
+    return;
+  }
   const torch::NoGradGuard no_grad;
-  for (const torch::utils::TensorGroup& of_one_type : buffers_) {
+  for (const torch::utils::TensorGroup& of_one_type : groups) {
     const torch::Tensor message = at::flatten_dense_tensors(of_one_type.tensors);
     process_group_.broadcast(message, /*root=*/0, site_);
     if (process_group_.rank() == 0) {
@@ -167,35 +231,44 @@ void GradientReducer::broadcast_buffers() const {
     }
     const auto values = at::unflatten_dense_tensors(message, of_one_type.tensors);
     for (size_t i = 0; i < values.size(); ++i) {
-      // Does not change the version: a later backward may have saved the buffer.
+      // Does not change the version: a later backward may have saved a buffer.
       of_one_type.tensors[i].variable_data().copy_(values[i]);
     }
   }
 }
 
 void GradientReducer::before_forward() {
-  if (!synchronize_ || process_group_.world_size() == 1) {
+  if (!synchronize_) {
     return;
   }
   expect_unchanged();
   if (!torch::autograd::get_current_node()) {  // not within a backward
     const std::lock_guard<std::mutex> lock(target_->mutex);
     backward_.reset();  // after a backward that threw, if its graph is still there
+    leave_failed_backward();
   }
-  if (broadcasts_buffers_) {
-    broadcast_buffers();
-  }
+  broadcast(buffers_);
 }
 
-void GradientReducer::expect_unchanged() const {
-  for (size_t i = 0; i < accumulators_.size(); ++i) {
-    if (torch::autograd::impl::try_get_grad_accumulator(buckets_.parameters()[i]) !=
-        accumulators_[i]) {
-      throw UsageError(fmt::format(
-          "parameter {} was moved to another device or type after the model was wrapped, expected "
-          "it to stay: move the model first, then wrap it",
-          name_of(buckets_.parameters()[i])));
+void GradientReducer::expect_unchanged() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const torch::Tensor& parameter = parameters_[i];
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter) == accumulators_[i] &&
+        parameter.sizes() == layouts_[i].sizes) {
+      continue;
     }
+    const auto& [sizes, dtype, device] = layouts_[i];
+    if (parameter.sizes() != sizes || parameter.dtype() != dtype || parameter.device() != device) {
+      throw UsageError(fmt::format(
+          "parameter {} was moved to another device, type or shape after the model was wrapped, "
+          "expected it to stay: move the model first, then wrap it",
+          name_of(parameter)));
+    }
+    add_hook(i);
+  }
+  expect_no_new_parameter(module_);
+  for (const auto& child : module_.modules(/*include_self=*/false)) {
+    expect_no_new_parameter(*child);
   }
   for (const torch::Tensor& parameter : frozen_) {
     if (parameter.requires_grad()) {
@@ -207,16 +280,44 @@ void GradientReducer::expect_unchanged() const {
   }
 }
 
+void GradientReducer::expect_no_new_parameter(const torch::nn::Module& module) const {
+  for (const auto& item : OwnParameters::of(module)) {
+    if (item.value().defined() && item.value().requires_grad() &&
+        !named_.contains(item.value().unsafeGetTensorImpl())) {
+      for (const auto& named : module_.named_parameters()) {
+        if (named.value().is_same(item.value())) {
+          throw UsageError(fmt::format(
+              "parameter {} was added after the model was wrapped (register_parameter, "
+              "register_module, replace_module), expected the parameters that it had: change the "
+              "model first, then wrap it",
+              named.key()));
+        }
+      }
+    }
+  }
+}
+
+void GradientReducer::leave_failed_backward() {
+  if (!std::exchange(is_unfinished_, false)) {
+    return;
+  }
+  // Ranks that failed at other layers, or not at all, may wait for these buckets.
+  start_missing_buckets();
+  buckets_.finish();
+  process_group_.meet_after_failed_backward();
+}
+
 void GradientReducer::gradient_ready(size_t parameter) {
   if (!synchronize_) {
     return;
   }
   if (backward_.expired()) {
-    buckets_.finish();  // after a backward that threw, all-reduces may still run
+    leave_failed_backward();
+    is_unfinished_ = true;
     const auto running = std::make_shared<char>();
     backward_ = running;
     next_to_start_ = 0;
-    ready_.assign(buckets_.parameters().size(), false);
+    ready_.assign(parameters_.size(), false);
     pending_.clear();
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       pending_.push_back(buckets_.parameters_of(bucket).size());
@@ -225,18 +326,19 @@ void GradientReducer::gradient_ready(size_t parameter) {
     finish_at_end(target_, running);
   }
   TORCH_CHECK(!ready_[parameter], "Expected one gradient of parameter ",
-              name_of(buckets_.parameters()[parameter]),
+              name_of(parameters_[parameter]),
               " in a backward, got a second one: it is used inside and outside of a nested "
               "backward (activation checkpointing)");
   ready_[parameter] = true;
-  TORCH_CHECK(!buckets_.parameters()[parameter].grad().requires_grad(),
+  TORCH_CHECK(!parameters_[parameter].grad().requires_grad(),
               "Expected backward with create_graph=false, got a gradient of parameter ",
-              name_of(buckets_.parameters()[parameter]),
+              name_of(parameters_[parameter]),
               " that has a graph; torch::autograd::grad() gives one");
-  buckets_.collect(parameter);
-  if (!rebuilt_) {
-    ready_order_.push_back(static_cast<int64_t>(parameter));
+  if (buckets_.size() == 0) {
+    return;
   }
+  buckets_.collect(parameter);
+  ready_order_.push_back(static_cast<int64_t>(parameter));
   --pending_[buckets_.bucket_of(parameter)];
   while (next_to_start_ < buckets_.size() && pending_[next_to_start_] == 0) {
     buckets_.start(next_to_start_++);
@@ -256,11 +358,8 @@ void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
   torch::autograd::Engine::get_default_engine().queue_callback([target, running] {
     if (const auto outer = torch::autograd::get_current_node()) {
       for (const torch::autograd::Edge& edge : outer->next_edges()) {
-        // Not a leaf's node, which lives on and would get a new hook in each step.
-        if (edge.is_valid() &&
-            dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()) == nullptr) {
-          edge.function->add_pre_hook(
-              std::make_unique<OnceBefore>([target, running] { finish_at_end(target, running); }));
+        if (edge.is_valid()) {
+          OnceBefore::add_to(*edge.function, [target, running] { finish_at_end(target, running); });
           return;
         }
       }
@@ -274,12 +373,24 @@ void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
 
 void GradientReducer::finish_backward() {
   backward_.reset();
+  start_missing_buckets();
+  buckets_.finish();
+  is_unfinished_ = false;
+  for (size_t i = 0; ready_order_.size() < missed_.size() && i < missed_.size(); ++i) {
+    missed_[i] = missed_[i] || !ready_[i];
+  }
+  if (buckets_.size() > 0 && std::has_single_bit(++backwards_)) {
+    rebuild_buckets();
+  }
+}
+
+void GradientReducer::start_missing_buckets() {
   for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
     for (const size_t i : buckets_.parameters_of(next_to_start_)) {
       if (ready_[i]) {
         continue;
       }
-      const torch::Tensor& parameter = buckets_.parameters()[i];
+      const torch::Tensor& parameter = parameters_[i];
       const bool has_none = !parameter.requires_grad() && !parameter.grad().defined();
       buckets_.collect(i);
       if (has_none) {  // see Note [Unused parameters]
@@ -288,15 +399,12 @@ void GradientReducer::finish_backward() {
     }
     buckets_.start(next_to_start_);
   }
-  buckets_.finish();
-  if (!std::exchange(rebuilt_, true)) {
-    rebuild_buckets();
-  }
 }
 
 void GradientReducer::rebuild_buckets() {
-  for (size_t parameter = ready_.size(); parameter-- > 0;) {
-    if (!ready_[parameter]) {
+  std::erase_if(ready_order_, [this](int64_t i) { return missed_[static_cast<size_t>(i)]; });
+  for (size_t parameter = missed_.size(); parameter-- > 0;) {
+    if (missed_[parameter]) {
       ready_order_.push_back(static_cast<int64_t>(parameter));
     }
   }
@@ -305,7 +413,10 @@ void GradientReducer::rebuild_buckets() {
   process_group_.broadcast(order, /*root=*/0, site_);
   const torch::Tensor on_host = order.to(torch::kCPU);
   const auto* const begin = on_host.const_data_ptr<int64_t>();
-  buckets_.rebuild({begin, begin + on_host.numel()});
+  const std::vector<size_t> of_rank_0(begin, begin + on_host.numel());
+  if (of_rank_0 != buckets_.order()) {
+    buckets_.rebuild(of_rank_0);
+  }
 }
 
 }  // namespace ddp

@@ -23,16 +23,20 @@ struct DistributedDataParallelOptions {
   /// Copies rank 0's buffers, such as batch norm's statistics, to all ranks in every forward.
   /// false: only at the start.
   bool broadcast_buffers = true;
+  /// Names of parameters and buffers that are left as they are: not compared, sent nor averaged.
+  /// May differ between ranks, such as for a layer that only one rank has.
+  std::vector<std::string> ignored = {};
 };
 
 /// Engine of DistributedDataParallel, for a module of any type.
 ///
 /// A hook on each parameter moves its gradient into a bucket and counts. The last gradient of a
 /// bucket starts its all-reduce. Backward makes gradients roughly in reverse order of the
-/// parameters, so the first bucket has the last parameters. After the first backward, buckets
-/// follow the order of rank 0's gradients. All ranks start buckets in the same order. At the end of
-/// backward, buckets that are not full are started too, and all buckets are waited for. With a
-/// single rank there are no hooks.
+/// parameters, so the first bucket has the last parameters. After backward 1, 2, 4, 8 and so on,
+/// buckets follow the order of rank 0's gradients in that backward; parameters that a backward has
+/// missed come last, because a bucket that waits for them holds up all later buckets. All ranks
+/// start buckets in the same order. At the end of backward, buckets that are not full are started
+/// too, and all buckets are waited for. With a single rank there are no buckets, only the checks.
 ///
 /// Note [Unused parameters]: a parameter that a backward does not use contributes its present
 /// gradient, which earlier micro-batches or another loss may have set, or zero. Afterwards, with
@@ -43,6 +47,15 @@ struct DistributedDataParallelOptions {
 /// (requires_grad=false on all ranks) gets no gradient and does not change.
 /// Ranks that use different parameters start buckets at different times. Their backward must not
 /// contain other collectives of the group, such as SyncBatchNorm's.
+///
+/// Note [Failed backward]: a backward may throw on all ranks, which then go on. If it throws on
+/// some ranks only, and these go on, their next gradients would meet the other ranks' present
+/// gradients. So a rank whose backward threw sends the missing buckets, whose values nobody uses,
+/// and waits, before its next backward, until it threw on all ranks. The others name it, see Note
+/// [Stops]. As in Python, a backward that threw before its first gradient has not begun.
+///
+/// An accumulator of gradients keeps the stream on which it was made, so wrap a model on the stream
+/// on which its forwards run.
 ///
 /// Several reducers may share a process group and a backward, as when a GAN's generator learns
 /// through the discriminator. Their buckets must fill in the same order on all ranks, so ranks must
@@ -55,8 +68,9 @@ class GradientReducer {
  public:
   /// Broadcasts rank 0's parameters and buffers.
   /// @param site caller that messages about this object's collectives name
+  /// @param module must outlive this object
   /// @throws UsageError naming the first difference between a rank's model or options and rank 0's,
-  /// or a parameter that another living reducer has
+  /// a parameter that another living reducer has, or an unknown name in `ignored`
   GradientReducer(torch::nn::Module& module, const ProcessGroup& process_group,
                   const DistributedDataParallelOptions& options, const CallSite& site);
   ~GradientReducer();
@@ -64,8 +78,9 @@ class GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
 
   /// Collective, unless in no_sync(). Broadcasts rank 0's buffers.
-  /// @throws UsageError naming a parameter that would not be averaged, because it was moved to
-  /// another device or type, or unfrozen, after this object was made
+  /// @throws UsageError naming a parameter that would not be averaged, because after this object
+  /// was made it was added, moved to another device, type or shape, or unfrozen
+  /// @throws Error (1) if the last backward threw on some ranks only
   void before_forward();
   bool synchronize() const { return synchronize_; }
   void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
@@ -81,36 +96,55 @@ class GradientReducer {
   };
 
   const std::string& name_of(const torch::Tensor& parameter) const;
-  void add_hooks();
+  void add_hook(size_t parameter);
   void gradient_ready(size_t parameter);
   /// Calls finish_backward() at the end of the outermost running backward.
   /// @param running kept until then, unless the backward throws
   static void finish_at_end(const std::shared_ptr<HookTarget>& target,
                             const std::shared_ptr<void>& running);
   void finish_backward();
+  /// See Note [Failed backward].
+  void leave_failed_backward();
+  void start_missing_buckets();
   void rebuild_buckets();
+  /// Hooks parameters again that torch::load() or to() gave new memory.
   /// @throws the errors of before_forward()
-  void expect_unchanged() const;
-  void broadcast_buffers() const;
+  void expect_unchanged();
+  void expect_no_new_parameter(const torch::nn::Module& module) const;
+  /// Copies rank 0's values to all ranks, in few messages. @param groups of one type each
+  void broadcast(const std::vector<torch::utils::TensorGroup>& groups) const;
 
+  torch::nn::Module& module_;
   const ProcessGroup& process_group_;
   CallSite site_;
   bool synchronize_ = true;
   std::shared_ptr<void> taken_;  // marks the parameters as this reducer's
+  /// What a parameter keeps.
+  struct Layout {
+    std::vector<int64_t> sizes;
+    caffe2::TypeMeta dtype;
+    torch::Device device;
+  };
+
+  std::vector<torch::Tensor> parameters_;  // to average
+  std::vector<Layout> layouts_;  // of parameters_
   std::vector<torch::Tensor> frozen_;  // parameters that required no gradient
-  std::vector<torch::utils::TensorGroup> buffers_;  // by their type, one message each
-  std::unordered_map<const torch::TensorImpl*, std::string> names_;
-  GradientBuckets buckets_;
+  std::vector<torch::utils::TensorGroup> buffers_;  // to broadcast in every forward
+  /// All parameters that the module had, ignored ones too.
+  std::unordered_map<const torch::TensorImpl*, torch::OrderedDict<std::string, torch::Tensor>::Item>
+      named_;
+  GradientBuckets buckets_;  // none with a single rank
   // Autograd's nodes that hold the hooks: parameters refer to them only weakly.
   std::vector<AccumulatorPointer> accumulators_;
 
-  bool broadcasts_buffers_;  // in every forward
   std::shared_ptr<HookTarget> target_;  // its mutex guards the members below
   std::weak_ptr<void> backward_;  // expires when the backward ends, or throws
+  bool is_unfinished_ = false;  // a backward has begun, and not reached finish_backward()
   std::vector<bool> ready_;  // by parameter: its gradient is there
   std::vector<size_t> pending_;  // by bucket: number of gradients that are missing
   size_t next_to_start_ = 0;
-  bool rebuilt_ = false;
+  uint64_t backwards_ = 0;
+  std::vector<bool> missed_;  // by parameter: some backward gave it no gradient
   std::vector<int64_t> ready_order_;  // parameters, in the order of a backward's gradients
 };
 
@@ -158,7 +192,8 @@ class DistributedDataParallel {
     return forward(std::forward<Inputs>(inputs)...);
   }
   /// Access to the module's other members: parallel_model->parameters().
-  auto* operator->() const { return module_.get(); }
+  auto* operator->() { return module_.get(); }
+  const auto* operator->() const { return module_.get(); }
   const ModuleHolder& module() const noexcept { return module_; }
 
   /// Turns communication off until the result is destroyed. Keep it for all micro-batches of a step

@@ -38,7 +38,9 @@ std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>
 }  // namespace
 
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
-                                         const torch::Tensor& gradients) {
+                                         const GradBucket& bucket) {
+  const torch::Tensor gradients =
+      bucket.buffer.is_complex() ? torch::view_as_real(bucket.buffer) : bucket.buffer;
   const auto rounded = std::make_shared<std::vector<torch::Tensor>>(
       1, gradients.div(process_group.world_size()).to(torch::kBFloat16));
   const ProcessGroup::Work work = process_group.start_all_reduce(*rounded);
@@ -81,6 +83,7 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
 }
 
 void GradientBuckets::lay_out(const std::vector<size_t>& order) {
+  order_ = order;
   buckets_.clear();
   std::vector<int64_t> ends(memory_.size());
   for (std::vector<size_t>& members : assign_buckets(parameters_, order, sizes_)) {
@@ -129,7 +132,12 @@ void GradientBuckets::start(size_t index) {
   bucket.started = true;
   site_.bucket = static_cast<int>(index);
   if (hook_) {
-    bucket.finish_hook = hook_(process_group_, bucket.gradients.front());
+    GradBucket to_hook{index, index + 1 == buckets_.size(), bucket.gradients.front(), {}, {}};
+    for (const size_t parameter : bucket.parameters) {
+      to_hook.gradients.push_back(bucket_views_[parameter]);
+      to_hook.parameters.push_back(parameters_[parameter]);
+    }
+    bucket.finish_hook = hook_(process_group_, to_hook);
     return;
   }
   bucket.work = process_group_.start_all_reduce(

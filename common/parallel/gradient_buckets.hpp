@@ -30,15 +30,26 @@ inline BucketSizes bucket_sizes(double mib) {
   return sizes;
 }
 
+/// This rank's gradients of a bucket, as torch.distributed.GradBucket has them.
+struct GradBucket {
+  size_t index;  ///< 0: the bucket that is full first
+  bool is_last;  ///< of this backward
+  torch::Tensor buffer;  ///< (elements), all gradients; gaps between them are zero
+  std::vector<torch::Tensor> gradients;  ///< views of `buffer`, each in its parameter's shape
+  std::vector<torch::Tensor> parameters;  ///< in the same order
+
+  /// A hook that needs only the buffer may take a tensor.
+  operator const torch::Tensor&() const { return buffer; }
+};
+
 /// Replaces the all-reduce of a bucket, as in torch's register_comm_hook().
-/// @param gradients (elements of the bucket) this rank's gradients
-/// @return function that waits for the communication and leaves the result in `gradients`
+/// @return function that waits for the communication and leaves the result in bucket.buffer
 using CommHook = std::function<std::function<void()>(const ProcessGroup& process_group,
-                                                     const torch::Tensor& gradients)>;
+                                                     const GradBucket& bucket)>;
 
 /// CommHook that halves the bytes: divides the gradients, rounds them to bfloat16, and sums them.
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
-                                         const torch::Tensor& gradients);
+                                         const GradBucket& bucket);
 
 /// Turns every rank's gradients into their mean, bucket by bucket. Each dtype has a tensor, and a
 /// bucket is a range of it, so that it is sent without a copy. Every rank must start the same
@@ -68,8 +79,9 @@ class GradientBuckets {
   void start(size_t bucket);
   /// Waits for all started buckets.
   void finish();
+  /// Parameters, by index, in the order of the buckets.
+  const std::vector<size_t>& order() const noexcept { return order_; }
   /// Makes new buckets of the same parameters, between steps. Gradients keep their values.
-  /// @param order parameters, by index, in the order of the new buckets
   void rebuild(const std::vector<size_t>& order);
 
  private:
@@ -93,6 +105,7 @@ class GradientBuckets {
   std::vector<torch::Tensor> memory_;  // by dtype: all gradients of that dtype
   std::vector<torch::Tensor> bucket_views_;  // by parameter: its gradient, in its shape and strides
   std::vector<size_t> bucket_of_;
+  std::vector<size_t> order_;
   std::vector<Bucket> buckets_;
 };
 

@@ -10,10 +10,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "common/backends/backend.hpp"
+#include "common/backends/host_backend.hpp"
+#include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/data/flat_parameters.hpp"
@@ -59,9 +63,54 @@ std::string wanted_interface(const std::string& option) {
   return interface;
 }
 
-/// See Note [Default group]. Destroyed at the end of `train`, before the thread's own data of
-/// LibTorch and NCCL.
-thread_local std::unique_ptr<ProcessGroup> default_group;
+/// Default group of a thread, see Note [Default group]. Taken at the end of `train`, before the
+/// thread's own data of LibTorch and NCCL are destroyed.
+class DefaultGroup {
+ public:
+  ~DefaultGroup() { take(); }
+  void set(std::unique_ptr<ProcessGroup> group) {
+    group_ = std::move(group);
+    const std::lock_guard<std::mutex> lock(mutex);
+    of_all_threads.push_back(group_.get());
+  }
+  std::unique_ptr<ProcessGroup> take() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::erase(of_all_threads, group_.get());
+    return std::move(group_);
+  }
+  /// @return this thread's group, or the only one of the process, or null
+  const ProcessGroup* find() const {
+    if (group_ != nullptr) {
+      return group_.get();
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    return of_all_threads.size() == 1 ? of_all_threads.front() : nullptr;
+  }
+
+ private:
+  static inline std::mutex mutex;
+  static inline std::vector<const ProcessGroup*> of_all_threads;
+  std::unique_ptr<ProcessGroup> group_;
+};
+thread_local DefaultGroup default_group;
+
+bool is_plain(const torch::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+/// Contiguous and not lazily conjugated or negated: the tensor itself if it is so, else a copy.
+torch::Tensor plain(const torch::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+torch::Tensor bytes_of(const torch::Tensor& tensor) {
+  return tensor.view(-1).view(torch::kByte);
+}
+
+/// Key of the store at which ranks say that they have stopped, see Note [Stops].
+std::string stop_key(Stop stop) {
+  return fmt::format("stop/{}", stop);
+}
 
 }  // namespace
 
@@ -138,14 +187,26 @@ ProcessGroup::Work ProcessGroup::start(const char* kind, const torch::Tensor& te
   }
 }
 
+void ProcessGroup::expect_plain(const char* what, const torch::Tensor& tensor) {
+  TORCH_CHECK(is_plain(tensor), "Expected ", what, " a contiguous tensor, got strides ",
+              tensor.strides(), tensor.is_contiguous() ? " and a lazy conjugate" : "");
+}
+
+void ProcessGroup::expect_rows(const char* what, const torch::Tensor& rows) const {
+  TORCH_CHECK(rows.dim() > 0 && rows.size(0) == world_size(), "Expected ", what, " ", world_size(),
+              " rows, one for each rank, got a tensor of ", rows.sizes());
+  expect_plain(what, rows);
+}
+
 template <typename Collective>
 void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& work) const {
   const torch::NoGradGuard no_grad;
-  if (tensor.is_contiguous()) {
+  if (is_plain(tensor)) {
     work(tensor);
     return;
   }
-  const torch::Tensor copy = tensor.contiguous();  // Gloo ignores strides
+  // Backends ignore strides, and that elements are lazily conjugated or negated.
+  const torch::Tensor copy = tensor.clone(at::MemoryFormat::Contiguous);
   work(copy);
   tensor.copy_(copy);
 }
@@ -166,10 +227,17 @@ void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOp
 ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& tensor,
                                                   c10d::ReduceOp::RedOpType op,
                                                   const CallSite& site) const {
-  TORCH_CHECK(tensor.front().is_contiguous(),
-              "Expected all_reduce of a contiguous tensor, got strides ", tensor.front().strides());
+  expect_plain("all_reduce of", tensor.front());
+  const bool averages = op == c10d::ReduceOp::AVG;
+  TORCH_CHECK(!averages || tensor.front().is_floating_point() || tensor.front().is_complex(),
+              "Expected all_reduce with AVG of floating-point numbers, got ",
+              tensor.front().dtype());
   if (!all_reduces_) {
     return {};
+  }
+  if (averages && backend_name() == "gloo") {  // it has no AVG
+    tensor.front().div_(world_size());
+    op = c10d::ReduceOp::SUM;
   }
   return start("all_reduce", tensor.front(), site, [&](c10d::Backend& backend) {
     return backend.allreduce(tensor, {.reduceOp = op, .timeout = limit_of_c10d()});
@@ -185,9 +253,14 @@ void ProcessGroup::wait(const Work& work) const {
     work->wait();
     return;
   }
+  const uint64_t number = log_->number_of(*work);
   try {
-    wait_over_gloo(backend, *work, store_->getTimeout());
+    wait_over_gloo(backend, *work, store_->getTimeout(),
+                   [&] { return !stopped_rank(number).empty(); });
   } catch (const std::exception& error) {
+    if (const std::string stopped = stopped_rank(number); !stopped.empty()) {
+      throw Error(ExitCode::kTrainingFailed, fmt::format("{} {}", stopped, log_->of(*work)));
+    }
     const bool timed_out = dynamic_cast<const GlooTimeout*>(&error) != nullptr;
     const std::vector<int> late = late_ranks(store_, launch_, timed_out);
     if (late.empty()) {
@@ -208,6 +281,60 @@ void ProcessGroup::wait(const Work& work) const {
   }
 }
 
+void ProcessGroup::end_training() const {
+  at_store("destroy_process_group", [this] { stop(kEnded); });
+}
+
+// See Note [Stops].
+void ProcessGroup::stop(uint32_t stop) const {
+  store_->set(stop_key(stop), fmt::format("{} {}", log_->count(), rank()));
+  stop_host_backend(*group_->getDefaultBackend(), stop);
+}
+
+std::string ProcessGroup::stopped_rank(uint64_t collective) const {
+  try {
+    for (const Stop stop : {failed_backwards_ + 1, kEnded}) {
+      if (store_->check({stop_key(stop)})) {
+        uint64_t count = 0;
+        int rank = 0;
+        std::istringstream(store_->get_to_str(stop_key(stop))) >> count >> rank;
+        if (count < collective) {
+          return fmt::format("rank {} {}", rank, how_stopped(stop));
+        }
+      }
+    }
+  } catch (const c10::Error&) {
+    // The store is gone: then connections break, too.
+  }
+  return "";
+}
+
+void ProcessGroup::meet_after_failed_backward() const {
+  try {
+    stop(++failed_backwards_);
+    meet(*store_, fmt::format("failed backward/{}", failed_backwards_), rank(), world_size(),
+         "the end of a backward that failed");
+  } catch (const c10::Error&) {
+    throw Error(ExitCode::kTrainingFailed,
+                "the last backward failed on this rank, and not on all: "
+                "the store is gone");
+  } catch (const TransientError& error) {
+    throw Error(
+        ExitCode::kTrainingFailed,
+        std::string("the last backward failed on this rank, and not on all: ") + error.what());
+  }
+}
+
+ProcessGroup::Work ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
+                                                 const CallSite& site) const {
+  expect_plain("broadcast of", tensor);
+  // As bytes, because backends lack some types.
+  std::vector<torch::Tensor> one{bytes_of(tensor)};
+  return start("broadcast", tensor, site, [&](c10d::Backend& backend) {
+    return backend.broadcast(one, {.rootRank = root, .timeout = limit_of_c10d()});
+  });
+}
+
 void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSite& site) const {
   // In pieces over Gloo, because each wait has the limit --timeout.
   constexpr int64_t kPieceBytes = 4 << 20;
@@ -218,10 +345,7 @@ void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSi
     std::vector<Work> works;
     for (const torch::Tensor& piece : whole.view(-1).split(piece_elements)) {
       if (piece.numel() > 0) {
-        std::vector<torch::Tensor> one{piece};
-        works.push_back(start("broadcast", piece, site, [&](c10d::Backend& backend) {
-          return backend.broadcast(one, {.rootRank = root, .timeout = limit_of_c10d()});
-        }));
+        works.push_back(start_broadcast(piece, root, site));
       }
     }
     for (const Work& work : works) {
@@ -230,40 +354,71 @@ void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSi
   });
 }
 
-torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSite& site) const {
-  std::vector<torch::Tensor> input{tensor.contiguous()};
-  std::vector<std::vector<torch::Tensor>> output(1);
-  for (int r = 0; r < world_size(); ++r) {
-    output[0].push_back(torch::empty_like(input[0]));
-  }
-  wait(start("all_gather", tensor, site, [&](c10d::Backend& backend) {
+ProcessGroup::Work ProcessGroup::start_all_gather(const torch::Tensor& rows,
+                                                  const torch::Tensor& tensor,
+                                                  const CallSite& site) const {
+  expect_plain("all_gather of", tensor);
+  expect_rows("all_gather into", rows);
+  TORCH_CHECK(rows.numel() == tensor.numel() * world_size() && rows.dtype() == tensor.dtype(),
+              "Expected all_gather into rows of ", tensor.numel(), " ", tensor.dtype(), ", got ",
+              rows.sizes(), " ", rows.dtype());
+  std::vector<torch::Tensor> input{bytes_of(tensor)};
+  std::vector<std::vector<torch::Tensor>> output{
+      rows.view({world_size(), tensor.numel()}).view(torch::kByte).unbind()};
+  return start("all_gather", tensor, site, [&](c10d::Backend& backend) {
     return backend.allgather(output, input, {.timeout = limit_of_c10d()});
-  }));
-  return torch::stack(output[0]);
+  });
+}
+
+torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSite& site) const {
+  const torch::NoGradGuard no_grad;
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), world_size());
+  const torch::Tensor rows = torch::empty(sizes, tensor.options().requires_grad(false));
+  wait(start_all_gather(rows, plain(tensor), site));
+  return rows;
 }
 
 torch::Tensor ProcessGroup::reduce_scatter(const torch::Tensor& input, c10d::ReduceOp::RedOpType op,
                                            const CallSite& site) const {
   const torch::NoGradGuard no_grad;
-  TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(), "Expected reduce_scatter of ",
-              world_size(), " rows, one for each rank, got a tensor of ", input.sizes());
-  if (!backend_name().starts_with("nccl")) {  // on the host it is an all-reduce, in Gloo too
-    const torch::Tensor rows = input.clone(at::MemoryFormat::Contiguous);
-    all_reduce(rows, op, site);
-    return rows[rank()].clone();
+  const torch::Tensor rows = input.clone(at::MemoryFormat::Contiguous);
+  wait(start_reduce_scatter(rows, op, site));
+  return rows[rank()].clone();
+}
+
+ProcessGroup::Work ProcessGroup::start_reduce_scatter(const torch::Tensor& rows,
+                                                      c10d::ReduceOp::RedOpType op,
+                                                      const CallSite& site) const {
+  expect_rows("reduce_scatter of", rows);
+  if (device_.is_cpu()) {  // there it is an all-reduce, in Gloo too
+    std::vector<torch::Tensor> one{rows};
+    return start_all_reduce(one, op, site);
   }
-  torch::Tensor rows = input.contiguous();
-  torch::Tensor own = torch::empty_like(rows[0]);
-  wait(start("reduce_scatter", input, site, [&](c10d::Backend& backend) {
-    return backend._reduce_scatter_base(own, rows, {.reduceOp = op});
+  torch::Tensor own = rows[rank()];
+  torch::Tensor all = rows;
+  return start("reduce_scatter", rows, site, [&](c10d::Backend& backend) {
+    return backend._reduce_scatter_base(own, all, {.reduceOp = op});
+  });
+}
+
+torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSite& site) const {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor rows = plain(input);
+  expect_rows("all_to_all of", rows);
+  torch::Tensor output = torch::empty_like(rows);
+  std::vector<int64_t> equal_parts;
+  wait(start("all_to_all", rows, site, [&](c10d::Backend& backend) {
+    return backend.alltoall_base(output, rows, equal_parts, equal_parts,
+                                 {.timeout = limit_of_c10d()});
   }));
-  return own;
+  return output;
 }
 
 // Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
 // end of an interval.
 void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
-  std::vector<torch::Tensor> one{tensor.detach().contiguous()};
+  std::vector<torch::Tensor> one{bytes_of(plain(tensor.detach()))};
   start("send", tensor, site, [&](c10d::Backend& backend) {
     return backend.send(one, to, /*tag=*/0);
   })->wait();
@@ -271,7 +426,7 @@ void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& sit
 
 void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
-    std::vector<torch::Tensor> one{whole};
+    std::vector<torch::Tensor> one{bytes_of(whole)};
     start("recv", whole, site, [&](c10d::Backend& backend) {
       return backend.recv(one, from, /*tag=*/0);
     })->wait();
@@ -362,6 +517,14 @@ std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
     explain_nccl_timeouts(meeting.store, launch, log);
   }
   attach_backend(*group, device, connect(meeting.store, launch.rank, launch.world_size));
+  if (process_group->backend_name() == "gloo") {
+    explain_thread_errors([log](const std::string& what) {
+      return what.find("[enforce fail at ") == std::string::npos
+                 ? what
+                 : "Gloo got a message of another size than this rank expects: " + what +
+                       "; called last: " + log->last();
+    });
+  }
   // Keeps the group until an error is printed, because the other ranks notice its end.
   at_train_end([group] {});
   return process_group;
@@ -381,30 +544,32 @@ void init_process_group(const Options& options, const LaunchEnvironment& launch,
 
 void init_process_group(const LaunchEnvironment& launch, const torch::Device& device,
                         const ProcessGroupOptions& options) {
-  default_group.reset();
-  default_group = create_process_group(launch, device, options);
-  at_train_end([] { default_group.reset(); });
+  default_group.take();
+  default_group.set(create_process_group(launch, device, options));
+  at_train_end([] { default_group.take(); });
 }
 
-void destroy_process_group() {
+void destroy_process_group(const CallSite& site) {
   const ProcessGroup& group = default_process_group();
-  depart(*group.store(), group.rank(), group.world_size());
+  group.end_training();
+  depart(*group.store(), group.rank(), group.world_size(),
+         "destroy_process_group, " + site.text() + ",");
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
-  at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(default_group))] {});
+  at_train_end([group = std::shared_ptr<ProcessGroup>(default_group.take())] {});
 }
 
 const ProcessGroup* find_default_process_group() {
-  return default_group.get();
+  return default_group.find();
 }
 
 const ProcessGroup& default_process_group() {
-  TORCH_CHECK(default_group != nullptr,
-              "Expected init_process_group() to have been called, got no group");
-  return *default_group;
+  const ProcessGroup* const group = find_default_process_group();
+  TORCH_CHECK(group != nullptr, "Expected init_process_group() to have been called, got no group");
+  return *group;
 }
 
-void expect_same_weights(const torch::nn::Module& module) {
+void expect_same_weights(const torch::nn::Module& module, const CallSite& site) {
   const ProcessGroup& process_group = default_process_group();
   if (!process_group.all_reduces()) {
     return;
@@ -414,7 +579,8 @@ void expect_same_weights(const torch::nn::Module& module) {
   };
   const torch::Tensor own = torch::tensor({half_of(0), half_of(16)}, torch::kInt64);
   const torch::Tensor of_ranks =
-      process_group.all_gather(own.to(process_group.device())).to(torch::kCPU);
+      process_group.all_gather(own.to(process_group.device()), site.in("expect_same_weights"))
+          .to(torch::kCPU);
   const auto digest = [&of_ranks](int rank) {
     return fmt::format("{:016x}", static_cast<uint64_t>(of_ranks[rank][0].item<int64_t>()));
   };

@@ -23,7 +23,13 @@ namespace ddp {
 /// late ranks and the calling line, which c10d's own messages do not.
 ///
 /// Note [Default group]: as in Python, init_process_group() makes the group that is used wherever
-/// no group is given. It is per thread, because in tests a rank is a thread.
+/// no group is given, in every thread of the process. A thread that has made a group of its own
+/// uses that group, because in tests a rank is a thread.
+///
+/// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed
+/// there alone, makes other calls than the ranks that wait for it. So it says how many collectives
+/// it has called, at the store and in shared memory. A rank that waits in a later collective gives
+/// up, and names it.
 class ProcessGroup {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -57,12 +63,12 @@ class ProcessGroup {
   std::unique_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks) const;
 
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
-  /// @param op SUM, MAX or MIN
+  /// @param op SUM, MAX, MIN, or for floating-point and complex numbers AVG
   void all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                   const CallSite& site = CallSite::current()) const;
   /// The same without waiting: pass the result to wait() before reading the tensor.
   /// @param tensor a single contiguous tensor, in a vector for c10d
-  /// @param op SUM, or over shm AVG, which divides while it adds
+  /// @param op as in all_reduce(); over Gloo AVG divides before it adds
   Work start_all_reduce(std::vector<torch::Tensor>& tensor,
                         c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                         const CallSite& site = CallSite::current()) const;
@@ -71,14 +77,29 @@ class ProcessGroup {
   /// Copies the root's `tensor` to all ranks, in place.
   void broadcast(const torch::Tensor& tensor, int root = 0,
                  const CallSite& site = CallSite::current()) const;
+  /// The same without waiting. @param tensor contiguous
+  Work start_broadcast(const torch::Tensor& tensor, int root = 0,
+                       const CallSite& site = CallSite::current()) const;
   /// @return (world_size, ...): row r is rank r's `tensor`
   torch::Tensor all_gather(const torch::Tensor& tensor,
                            const CallSite& site = CallSite::current()) const;
+  /// The same without waiting. @param tensor contiguous
+  /// @param rows (world_size, ...) contiguous, to which the result goes
+  Work start_all_gather(const torch::Tensor& rows, const torch::Tensor& tensor,
+                        const CallSite& site = CallSite::current()) const;
   /// Sums the ranks' rows for this rank. @param input (world_size, ...): row r is for rank r
-  /// @param op SUM, MAX or MIN @return (...)
+  /// @param op as in all_reduce() @return (...)
   torch::Tensor reduce_scatter(const torch::Tensor& input,
                                c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                                const CallSite& site = CallSite::current()) const;
+  /// The same without waiting, in place: then rows[rank()] has the result, and the other rows are
+  /// undefined. @param rows (world_size, ...) contiguous
+  Work start_reduce_scatter(const torch::Tensor& rows,
+                            c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
+                            const CallSite& site = CallSite::current()) const;
+  /// @param input (world_size, ...): row r is for rank r @return (world_size, ...): row r is from r
+  torch::Tensor all_to_all(const torch::Tensor& input,
+                           const CallSite& site = CallSite::current()) const;
   /// Sends `tensor` to a rank that calls recv(), over Gloo and NCCL.
   /// @throws c10::Error naming another backend
   void send(const torch::Tensor& tensor, int to, const CallSite& site = CallSite::current()) const;
@@ -97,7 +118,19 @@ class ProcessGroup {
   /// Group for c10d's own components, such as its Reducer.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
 
+  /// Says that this rank calls no further collective, see Note [Stops].
+  void end_training() const;
+  /// Collective for ranks whose last backward failed, before they go on.
+  /// @throws Error (1) if it did not fail on all ranks
+  void meet_after_failed_backward() const;
+
  private:
+  void stop(uint32_t stop) const;
+  static void expect_plain(const char* what, const torch::Tensor& tensor);
+  void expect_rows(const char* what, const torch::Tensor& rows) const;
+  /// @return "rank 1 has ended its training, this rank calls", if a rank has stopped before this
+  /// collective; else ""
+  std::string stopped_rank(uint64_t collective) const;
   /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
@@ -116,6 +149,7 @@ class ProcessGroup {
   bool all_reduces_;
   Connect connect_;
   bool is_subgroup_ = false;
+  mutable uint32_t failed_backwards_ = 0;
 };
 
 /// Options of init_process_group(), for programs without Options.
@@ -144,9 +178,9 @@ void init_process_group(const LaunchEnvironment& launch, const torch::Device& de
 /// Collective. Waits until every rank has called it, so that the store outlives all ranks, then
 /// closes the connections. Without this call, as after an exception, connections break, and peers
 /// see an error.
-void destroy_process_group();
+void destroy_process_group(const CallSite& site = CallSite::current());
 
-/// @return the default group; null if there is none, as in stage 01
+/// @return the default group, see its Note; null if there is none, as in stage 01
 const ProcessGroup* find_default_process_group();
 /// @throws c10::Error if there is none
 const ProcessGroup& default_process_group();
@@ -177,7 +211,8 @@ inline torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) {
 /// Collective. Checks that all ranks' weights have the same bits, unless --no-communication was
 /// given.
 /// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
-void expect_same_weights(const torch::nn::Module& module);
+void expect_same_weights(const torch::nn::Module& module,
+                         const CallSite& site = CallSite::current());
 
 /// Makes `backend` the backend of `group` for `device`.
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

@@ -207,13 +207,6 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
   return {};
 }
 
-/// Announces this rank and waits for all other ranks.
-void meet(c10d::Store& store, const std::string& event, int rank, int world_size) {
-  const std::vector<std::string> keys = keys_of_ranks(event, world_size);
-  store.set(keys[static_cast<size_t>(rank)], "here");
-  wait_for_ranks(store, keys, event, store.getTimeout());
-}
-
 /// First store of this process, and the number of meetings there: its server may still run, and
 /// the keys of earlier meetings are still there. Per thread, because in tests a rank is a thread.
 struct Met {
@@ -248,7 +241,7 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
     if (launch.store.server == launch.rank) {
       meeting.store->set("server", std::to_string(launch.rank));
     }
-    meet(*meeting.store, "rendezvous", launch.rank, launch.world_size);
+    meet(*meeting.store, "rendezvous", launch.rank, launch.world_size, "rendezvous");
     if (meeting.store->check({"server"})) {
       meeting.server = std::stoi(meeting.store->get_to_str("server"));
     }
@@ -317,9 +310,9 @@ void wait_for_launcher() {
   std::this_thread::sleep_for(kLaunchersTurn);
 }
 
-void depart(c10d::Store& store, int rank, int world_size) {
+void depart(c10d::Store& store, int rank, int world_size, const std::string& what) {
   try {
-    meet(store, "departure", rank, world_size);
+    at_store(what, [&] { meet(store, "departure", rank, world_size, what); });
   } catch (const TransientError&) {
     // Lets a rank that waits for this rank in a collective print its error first, which says more.
     constexpr std::chrono::milliseconds kCollectivesTurn{1500};

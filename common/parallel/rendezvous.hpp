@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/exit_codes.hpp"
 #include "common/launch/launch_environment.hpp"
 
 namespace ddp {
@@ -39,8 +40,23 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
 /// this rank's exit code, such as 75, does not hide the other rank's.
 void wait_for_launcher();
 
+/// Calls `body`, which talks to the store.
+/// @throws TransientError naming `what` if the connection to the store breaks
+template <typename Body>
+auto at_store(const std::string& what, const Body& body) {
+  try {
+    return body();
+  } catch (const c10::DistNetworkError&) {
+    wait_for_launcher();
+    throw TransientError("the store went away during " + what +
+                         ", expected rank 0 (or the launcher's agent) to serve it");
+  }
+}
+
 /// Waits until all ranks have called it. The rank that serves the store returns when all know it,
 /// at most 10 s later.
-void depart(c10d::Store& store, int rank, int world_size);
+/// @param what name of the call for messages
+/// @throws TransientError naming the missing ranks, or if the store goes away
+void depart(c10d::Store& store, int rank, int world_size, const std::string& what);
 
 }  // namespace ddp

@@ -18,9 +18,7 @@ class SyncBatchNormImpl
   /// @param process_group null: the default group at each forward()
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
                              const ProcessGroup* process_group = nullptr)
-      : NormImplBase(its_options),
-        process_group_(process_group),
-        uses_default_group_(process_group == nullptr) {}
+      : NormImplBase(its_options), process_group_(process_group) {}
   explicit SyncBatchNormImpl(int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 
@@ -33,7 +31,6 @@ class SyncBatchNormImpl
   void _check_input_dim(const torch::Tensor& input) override;
 
   const ProcessGroup* process_group_;
-  bool uses_default_group_;
 };
 TORCH_MODULE(SyncBatchNorm);
 

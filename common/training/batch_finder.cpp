@@ -124,13 +124,13 @@ void release_memory(const torch::Device& device) {
 }
 
 /// Smallest `value` over the ranks.
-int64_t least_over_ranks(int64_t value) {
+int64_t least_over_ranks(int64_t value, const CallSite& site) {
   const ProcessGroup* const group = find_default_process_group();
   if (group == nullptr) {
     return value;
   }
   const torch::Tensor own = torch::full({1}, value, torch::TensorOptions(torch::kInt64));
-  return group->all_gather(own.to(group->device())).min().item<int64_t>();
+  return group->all_gather(own.to(group->device()), site).min().item<int64_t>();
 }
 
 }  // namespace
@@ -158,7 +158,8 @@ int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& f
 }
 
 int64_t find_batch_size(const Options& options, int64_t most, const torch::Device& device,
-                        const std::function<void(int64_t batch_size)>& try_step) {
+                        const std::function<void(int64_t batch_size)>& try_step,
+                        const CallSite& site) {
   if (options.memory_limit_bytes && !device.is_cpu()) {
     refuse("--memory-limit: got it on {}, expected it with --device cpu", device.str());
   }
@@ -189,7 +190,7 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
     found = largest_fitting(most, fits);
   }
   release_memory(device);
-  found = least_over_ranks(found);
+  found = least_over_ranks(found, site.in("find_batch_size"));
   if (found == 0) {
     refuse("--batch-size auto: got no memory for one sample, expected room for it");
   }

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "common/launch/options.hpp"
+#include "common/parallel/collective_log.hpp"
 
 namespace ddp {
 
@@ -23,7 +24,8 @@ namespace ddp {
 /// and without communication, because ranks may fail at different sizes
 /// @throws UsageError, on all ranks, if a single sample does not fit
 int64_t find_batch_size(const Options& options, int64_t most, const torch::Device& device,
-                        const std::function<void(int64_t batch_size)>& try_step);
+                        const std::function<void(int64_t batch_size)>& try_step,
+                        const CallSite& site = CallSite::current());
 
 /// Largest size among 1, 2, 4, ... and `most` before the first that does not fit; 0 if none fits.
 int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& fits);

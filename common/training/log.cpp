@@ -123,7 +123,9 @@ torch::Tensor Log::epoch_loss() {
                      torch::TensorOptions(torch::kFloat64).device(device_));
 }
 
-void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss) {
+void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss,
+                const CallSite& site) {
+  site_ = site.in("log.epoch");
   if (gpu_monitor_) {
     gpu_monitor_->sample();
   }
@@ -170,8 +172,9 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
 }
 
 torch::Tensor Log::gather(const torch::Tensor& values) const {
-  return process_group_ == nullptr ? values.unsqueeze(0)
-                                   : process_group_->all_gather(values.to(device_)).to(torch::kCPU);
+  return process_group_ == nullptr
+             ? values.unsqueeze(0)
+             : process_group_->all_gather(values.to(device_), site_).to(torch::kCPU);
 }
 
 void Log::write_steps() {

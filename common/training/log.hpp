@@ -42,7 +42,8 @@ class Log {
   /// the last epoch, gets their step times.
   /// @param epoch_loss loss to print: the mean over the ranks
   /// @throws Error (1) if the loss or a weight is not finite, so that no snapshot is written
-  void epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss);
+  void epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss,
+             const CallSite& site = CallSite::current());
   /// Prints the last line and ends --metrics, on rank 0.
   /// @throws Error (1) if --metrics cannot be written
   void report(const Evaluation& evaluation);
@@ -70,6 +71,7 @@ class Log {
   int64_t epoch_ = 0;
   int64_t global_batch_ = 0;  // at most the samples of an epoch
   int64_t batch_size_ = 0;
+  CallSite site_;  // of the running epoch()
   torch::Tensor reports_;  // (world size, values of RankReport), after the last epoch
 
   std::unique_ptr<MetricsFile> metrics_file_;  // on rank 0, with --metrics

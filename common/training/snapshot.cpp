@@ -156,18 +156,18 @@ int64_t apply(const Options& options, const std::string& path, const std::string
 }
 
 /// Copies rank 0's text, of any size, to all ranks.
-std::string broadcast_text(const ProcessGroup& group, std::string text) {
+std::string broadcast_text(const ProcessGroup& group, std::string text, const CallSite& site) {
   const auto size = std::stoll(share(group, "snapshot size", std::to_string(text.size())));
   text.resize(static_cast<size_t>(size));
   const torch::Tensor host = torch::from_blob(text.data(), {size}, torch::kUInt8);
   const torch::Tensor bytes = host.to(group.device());
-  group.broadcast(bytes);
+  group.broadcast(bytes, /*root=*/0, site);
   host.copy_(bytes);
   return text;
 }
 
 int64_t load(const Options& options, const torch::nn::Module& module,
-             torch::optim::Optimizer* optimizer) {
+             torch::optim::Optimizer* optimizer, const CallSite& site) {
   watch_for_stop_request();
   const ProcessGroup* const group = find_default_process_group();
   const int restarts = group == nullptr ? read_launch_environment(options).restart_count
@@ -198,7 +198,7 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   }
   refusal = share(*group, "snapshot refusal", refusal + "\n");
   if (refusal != "\n") {
-    destroy_process_group();  // rank 0 stays until the other ranks have the answer
+    destroy_process_group(site);  // rank 0 stays until the other ranks have the answer
     refusal.pop_back();
     throw Error(ExitCode::kSnapshotRefused, refusal);
   }
@@ -206,8 +206,8 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   if (path == "\n") {
     return 0;
   }
-  return apply(options, path.substr(0, path.size() - 1), broadcast_text(*group, newest.second),
-               module, optimizer);
+  return apply(options, path.substr(0, path.size() - 1),
+               broadcast_text(*group, newest.second, site.in("load_snapshot")), module, optimizer);
 }
 
 void save(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
@@ -224,12 +224,12 @@ void save(const Options& options, int64_t epochs_done, const torch::nn::Module& 
 }  // namespace
 
 int64_t load_snapshot(const Options& options, torch::nn::Module& module,
-                      torch::optim::Optimizer& optimizer) {
-  return load(options, module, &optimizer);
+                      torch::optim::Optimizer& optimizer, const CallSite& site) {
+  return load(options, module, &optimizer, site);
 }
 
-int64_t load_snapshot(const Options& options, torch::nn::Module& module) {
-  return load(options, module, nullptr);
+int64_t load_snapshot(const Options& options, torch::nn::Module& module, const CallSite& site) {
+  return load(options, module, nullptr, site);
 }
 
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
@@ -241,7 +241,7 @@ void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn:
   save(options, epochs_done, module, {});
 }
 
-bool stop_requested() {
+bool stop_requested(const CallSite& site) {
   const bool here = stop_request() != 0;
   const ProcessGroup* const group = find_default_process_group();
   if (group == nullptr || group->world_size() == 1) {
@@ -249,7 +249,7 @@ bool stop_requested() {
   }
   const torch::Tensor own =
       torch::full({1}, here ? 1.0 : 0.0, torch::TensorOptions(group->device()));
-  return group->all_gather(own).any().item<bool>();
+  return group->all_gather(own, site.in("stop_requested")).any().item<bool>();
 }
 
 }  // namespace ddp

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/launch/options.hpp"
+#include "common/parallel/collective_log.hpp"
 
 namespace ddp {
 
@@ -27,9 +28,11 @@ namespace ddp {
 /// settings
 /// @throws UsageError for optimizers other than SGD, Adam and AdamW
 int64_t load_snapshot(const Options& options, torch::nn::Module& module,
-                      torch::optim::Optimizer& optimizer);
+                      torch::optim::Optimizer& optimizer,
+                      const CallSite& site = CallSite::current());
 /// The same for an update without state.
-int64_t load_snapshot(const Options& options, torch::nn::Module& module);
+int64_t load_snapshot(const Options& options, torch::nn::Module& module,
+                      const CallSite& site = CallSite::current());
 
 /// Writes --snapshot, on rank 0.
 /// @throws Error (1) if it cannot be written
@@ -41,6 +44,6 @@ void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn:
 /// True if SIGTERM, SIGUSR1 or SIGUSR2 came to any rank since load_snapshot(). Save then, and
 /// return ExitCode::kRunAgain. Collective if there is a process group: the ranks agree, because a
 /// signal may reach them at different moments, or only some of them.
-bool stop_requested();
+bool stop_requested(const CallSite& site = CallSite::current());
 
 }  // namespace ddp

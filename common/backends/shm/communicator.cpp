@@ -10,6 +10,11 @@ size_t element_bytes(DType dtype) {
   return dtype == DType::kByte ? 1 : dtype == DType::kFloat32 ? 4 : 8;
 }
 
+const char* how_stopped(Stop stop) {
+  return stop == kEnded ? "has ended its training, this rank calls"
+                        : "goes on after a backward that failed there, this rank calls";
+}
+
 std::string to_string(const Call& call) {
   static constexpr std::array kTypes = {"float32", "float64", "int64", "bytes"};
   static constexpr std::array kOps = {"sum", "average", "maximum", "minimum"};

@@ -43,6 +43,12 @@ std::string to_string(const Call& call);
 /// Collective.
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
+/// Number of backwards that failed on a rank, or kEnded.
+using Stop = uint32_t;
+inline constexpr Stop kEnded = UINT32_MAX;  ///< the rank has ended its training
+/// "has ended its training, this rank calls", for a rank that is at another stop than this rank.
+const char* how_stopped(Stop stop);
+
 /// Collectives, which every rank must call in the same order, with the same counts. The calling
 /// thread does the work, so a call returns when its result is there. Two threads must not call at a
 /// time. All ranks get the same bits, in every run.
@@ -68,6 +74,9 @@ class Communicator {
   /// Collective. Memory that all_reduce() works on without a copy. It may outlive this object.
   /// @return nullptr if there is no such memory
   virtual std::shared_ptr<void> allocate(size_t) { return nullptr; }
+  /// Tells ranks that wait for this rank, or will, that it calls no collective any more, unless
+  /// they say as much of themselves. MPI's ranks are not told.
+  virtual void stop(Stop) {}
   /// Collective. Ends a job without failures. After an exception a rank ends without this call.
   virtual void close() {}
 

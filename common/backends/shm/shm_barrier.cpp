@@ -167,11 +167,16 @@ void Barrier::sleep_until_arrival(int peer) {
 }
 
 const char* Barrier::how_gone(int peer) const {
+  const Stop stop = page(peer).stop;
+  if (stop > page(rank_).stop) {
+    return how_stopped(stop);
+  }
   const auto has_left = [&] { return page(peer).has_left != 0; };
   if (!has_left() && is_alive_(peer)) {
     return nullptr;
   }
-  return has_left() ? "left" : "died";  // it may have left and ended between the two checks
+  return has_left() ? "left during"
+                    : "died during";  // it may have left and ended between the two checks
 }
 
 void Barrier::check_peers() {
@@ -185,7 +190,7 @@ void Barrier::check_peers() {
     // The peer may have arrived between the two checks.
     if (const char* const gone = how_gone(peer); gone != nullptr && !has_arrived(peer)) {
       throw_if_failed();
-      fail(fmt::format("{} {} during {}", name_and_pid(peer), gone, to_string(call_)));
+      fail(fmt::format("{} {} {}", name_and_pid(peer), gone, to_string(call_)));
     }
     missing.push_back(name_and_pid(peer));
   }

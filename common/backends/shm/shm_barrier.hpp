@@ -41,6 +41,7 @@ struct ControlPage {
   alignas(128) Sleepers sleepers;
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> has_left;
+  std::atomic<Stop> stop;
   Failure failure;
 };
 static_assert(sizeof(ControlPage::Progress) == 64);
@@ -70,6 +71,9 @@ class Barrier {
   /// Meets the other ranks again, within the collective of begin().
   void meet();
 
+  /// See Communicator::stop().
+  void stop(Stop stop) { page(rank_).stop = stop; }
+
   uint64_t sequence() const noexcept { return sequence_; }  ///< number of collectives so far
 
  private:
@@ -82,7 +86,7 @@ class Barrier {
   void wait_slowly(int peer);
   void sleep_until_arrival(int peer);
   bool has_arrived(int peer) const;
-  /// @return "died" or "left"; null if `peer` is there
+  /// @return "died during", "left during" or how_stopped(); null if `peer` may come
   const char* how_gone(int peer) const;
   void check_peers();
   void throw_if_failed();

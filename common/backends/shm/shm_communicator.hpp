@@ -57,6 +57,8 @@ class Communicator : public ddp::Communicator {
   void broadcast(void* data, size_t bytes, int root) override;
   void all_gather(const void* input, void* const* outputs, size_t bytes) override;
 
+  void stop(Stop stop) override { barrier_.stop(stop); }
+
   bool has_average() const noexcept override { return true; }
   /// @return nullptr on all ranks if their sizes differ or memory cannot be shared
   std::shared_ptr<void> allocate(size_t bytes) override;
