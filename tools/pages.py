@@ -119,7 +119,7 @@ def checkout():
         folder = pathlib.Path(name)
         (folder / "build").mkdir()
         for path in [*ROOT.iterdir(), *(ROOT / "build").iterdir()]:
-            if not path.name.startswith((".", "build")) and ".safetensors" not in path.name:
+            if path.name == ".venv" or not path.name.startswith((".", "build")) and ".safetensors" not in path.name:
                 (folder / path.relative_to(ROOT)).symlink_to(path)
         yield folder, dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
                            TMPDIR=name, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")

@@ -8,7 +8,7 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
 
     beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
     scaling T,M[:NAME,NAME,...]     programs (default: all) with these models, on all cores: step, speed-up over stage 01, efficiency
-    pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and efficiency, two columns for each of these models
+    pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and speed-up, two columns for each of these models
     pieces MODEL        where a step of the stages' main programs goes, and the step's bare matrix products
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
@@ -100,9 +100,9 @@ def pays(report, argument):
     rows, (models, _, programs) = {}, argument.partition(":")
     for run in (run for run in runs_of(report) if run["stage"] in programs.split(",")):
         rows.setdefault((name_of(run), ranks_of(run), transport_of(run)), {})[run["model"]] = run
-    columns = [(model, field) for model in models.split(",") for field in ("step, ms", "efficiency")]
+    columns = [(model, field) for model in models.split(",") for field in ("step, ms", "speed-up")]
     return table(["program", "ranks", "transport", *(f"{model}: {field}" for model, field in columns)], [
-        [*key, *((run["step_ms"]["median"] if field == "step, ms" else run["efficiency"]) for model, field in columns for run in [found[model]])]
+        [*key, *((run["step_ms"]["median"] if field == "step, ms" else run["speedup"]) for model, field in columns for run in [found[model]])]
         for key, found in rows.items() if all(model in found for model in models.split(","))])
 
 
