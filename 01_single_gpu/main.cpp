@@ -1,5 +1,5 @@
-// Stage 01: train an MLP on one device. With the same global batch every later stage ends on
-// the same weights.
+// Stage 01: train an MLP on one device. With the same global batch every later stage computes the
+// same gradients, up to rounding.
 //
 //   run:  build/bin/01_single_gpu 50 10
 //
