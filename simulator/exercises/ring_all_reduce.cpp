@@ -1,5 +1,5 @@
 // simulator/exercises/ring_all_reduce.cpp - an all-reduce as a ring of send and recv.
-// Exercise 12 of docs/exercises leaves out the body of the function.
+// Exercise 10 of docs/exercises leaves out the body of the function.
 //
 //   run:  build/bin/sim_ring_all_reduce
 #include <vector>
