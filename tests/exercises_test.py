@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each exercise's copy shows the symptom of its page and fails its check, and the solution passes.
+"""Each exercise's copy shows the symptom of its page, and its check refuses the copy and programs that skip the lesson. Solutions pass.
 
 usage: exercises_test.py BUILD_DIR [NUMBER...]      default: all exercises
        exercises_test.py                            only what needs no build
@@ -25,32 +25,123 @@ exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exer
 loader.exec_module(exercise)
 
 
-def complaints(page):
-    """What is wrong with the exercise, once with its copy and once with its solution."""
-    for should_pass in False, True:
-        with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name:
-            folder = pathlib.Path(name)
-            if page.source:
-                (folder / page.file_name).write_text(page.right if should_pass else page.broken)
-            elif should_pass:
-                exercise.run(page.solution, page, folder, BUILD_DIR)
-            if errors := exercise.build(page, folder, BUILD_DIR):
-                yield f"{page.title}: does not compile\n{errors}"
-                continue
-            passes, verdicts, output = exercise.check(page, folder, BUILD_DIR)
-        report = "\n".join([*verdicts, output])
-        if passes != should_pass:
-            yield f"{page.title}: the {'solution fails' if should_pass else 'copy passes'}\n{report}"
-        for _, quoted in () if should_pass else page.run:
-            yield from (f"{page.title}: not printed: {line}\n{report}" for line in quoted
-                        if line != "..." and not any(same_line(line, printed) for printed in output.splitlines()))
+BY_HAND = """      for (const torch::Tensor& parameter : model->parameters()) {
+        ddp::all_reduce(parameter.grad());  // collective: the sum over the ranks
+        parameter.grad().div_(launch.world_size);
+      }
+"""
+SEED = "torch::manual_seed(options.seed + static_cast<uint64_t>(rank));"
+SAMPLER = "sampler(dataset.train.size(), launch.rank, launch.world_size,"
+OPTIMIZER = "  const auto optimizer = ddp::make_optimizer(model->parameters(), options);\n"
+INCLUDE = '#include "common/stage.hpp"'
+OWN_OPTIMIZER = "  const auto optimizer = std::make_unique<torch::optim::{}>(model->parameters(), {});\n"
+IN_HOOK = """    on_gradient(parameter, [&](const torch::Tensor& gradient) {
+      Message& message = messages.emplace_back(Message{{gradient}, nullptr});
+      message.work = group.start_all_reduce(message.gradient);  // collective
+    });
+"""
+WAIT = "        group.wait(message.work);\n"
+
+# Programs beside a copy as it is: the exercise, the program to begin with (1: its solution, 0: its copy, or another exercise's copy or solution),
+# what to replace in it, and a word of the sentence that refuses it. None: it is right.
+PROGRAMS = [
+    ("01", 0, {"options.batch_size,": "options.batch_size * launch.world_size,"}, "the ranks do the same work"),
+    ("01", 1, {SAMPLER: SAMPLER.replace("launch.rank", "0")}, "different rank on each"),
+    ("01", 1, {SAMPLER + "\n                                  options.seed": SAMPLER + "options.seed + rank"}, "same seed on all ranks"),
+    ("02", 0, {SEED: "torch::manual_seed(options.seed);"}, "Leave the seeds as they are"),
+    ("02", 0, {SEED: SEED + "torch::manual_seed(options.seed);"}, "broadcast the weights"),
+    ("02", 1, {"broadcast(parameter.detach())": "all_reduce(parameter.detach())"}, "not on the first weights of rank 0"),
+    ("03", "06 copy", {}, "before the step"),
+    ("03", 1, {"        parameter.grad().div_(launch.world_size);\n": ""}, "Are they sums?"),
+    ("03", 0, {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"},
+     "by hand"),
+    ("03", 1, {BY_HAND: """      std::vector<torch::Tensor> gradients;
+      for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().flatten());
+      const auto flat = torch::cat(gradients).div_(launch.world_size);
+      ddp::all_reduce(flat);
+      int64_t begin = 0;
+      for (const auto& parameter : model->parameters()) {
+        parameter.grad().copy_(flat.narrow(0, begin, parameter.numel()).view_as(parameter));
+        begin += parameter.numel();
+      }
+"""}, None),
+    ("04", 0, {"options.seed);\n  ddp::DataLoader": "options.seed, false);\n  ddp::DataLoader"}, "order of one process"),
+    ("04", 0, {"      optimizer->zero_grad();": "      sampler.set_epoch(epoch);\n      optimizer->zero_grad();"}, "before the loader begins"),
+    ("05", 0, {OPTIMIZER: OPTIMIZER + "  for (auto& of : optimizer->param_groups()) of.options().set_lr(of.options().get_lr() / 2);\n"},
+     "smaller learning rate"),
+    ("05", 0, {OPTIMIZER: OWN_OPTIMIZER.format("Adam", "1e-3"), INCLUDE: INCLUDE + "\n#include <torch/optim/adam.h>"}, "not the mean"),
+    ("05", 1, {"parameter.grad().div_(launch.world_size)": "parameter.grad() /= launch.world_size"}, "grad() is const"),
+    ("05", 0, {"loss.backward()": "(loss / launch.world_size).backward()"}, None),
+    ("06", 0, {OPTIMIZER: OWN_OPTIMIZER.format("SGD", "0.1"), INCLUDE: INCLUDE + "\n#include <torch/optim/sgd.h>"}, "`--optimizer` must choose"),
+    ("06", "05 copy", {}, "Did you divide the sum?"),
+    ("07", 0, {"    if (rank == 0) {\n      ddp::all_reduce(epoch_loss);\n      epoch_loss.div_(launch.world_size);\n    }\n": "",
+               "    ddp::expect_same_weights(*model);\n": ""}, "Keep it"),
+    ("07", 1, {"    epoch_loss.div_(launch.world_size);\n": ""}, "divide the sum"),
+    ("08", 0, {"      // Yours, about five lines: wait for all messages, and make means of the sums.\n": BY_HAND}, "after backward has ended"),
+    ("08", 1, {WAIT: "", "(message.gradient);  // collective\n": "(message.gradient);\n      group.wait(message.work);\n"}, "backward stands still"),
+    ("08", 1, {"      message.work = group.start_all_reduce(message.gradient);  // collective\n": "",
+               "&](const torch::Tensor& gradient) {\n      Message& message =": "&](const torch::Tensor& gradient) {",
+               "      for (const Message& message : messages) {\n" + WAIT: """      for (Message& message : messages) {
+        message.work = group.start_all_reduce(message.gradient);
+      }
+      for (Message& message : messages) {\n""" + WAIT}, "in the hook"),
+    ("08", 1, {"std::vector<Message> messages": "std::map<void*, Message> messages", "#include <memory>": "#include <map>\n#include <memory>",
+               "messages.emplace_back(Message{{gradient}, nullptr})": "messages[gradient.data_ptr()] = Message{{gradient}, nullptr}",
+               "const Message& message : messages": "const auto& [address, message] : messages"}, None),
+    ("09", 1, {"40'000": "400'000"}, "one message per bucket"),
+    ("09", 1, {"if (--bucket.missing == 0) {\n          bucket.start(group);  // collective\n        }": "--bucket.missing;",
+               "        group.wait(bucket.work);": "        bucket.start(group);\n        group.wait(bucket.work);"}, "after backward has ended"),
+    ("10", 0, {"  (void)part(values, 0), (void)next, (void)previous;":
+               "  for (size_t i = 0; i < values.size(); ++i) values[i] = 10.0F * float(i % 1000);"},
+     "target is missed"),
+    ("10", 1, {"wait(recv(previous, part(values, my_rank() - round)))": "wait(recv(previous, received))"}, "sum is wrong"),
+    ("11", "03 solution", {}, "this rank's part only"),
+    ("11", 0, {"      // Yours, about fifteen lines: reduce-scatter, step, all-gather, new weights for the model.\n": BY_HAND,
+               "      optimizer->step();": "      all->step();",
+               "  // 4.": "  const auto all = ddp::make_optimizer(model->parameters(), options);\n  // 4."},
+     "second optimizer"),
+    ("11", 1, {"parameter.detach().copy_": "parameter.copy_"}, "change parameter.detach()"),
+    ("11", 1, {"sum / launch.world_size": "sum"}, "Adam hides a sum"),
+    ("12", 0, {"784,256,10": "784,256,10 --resume restart"}, "did not read the snapshot"),
+    ("12", 1, {"  --snapshot build/exercise/12/killed.safetensors": "  --quiet"}, "The run failed"),
+]
+
+
+def program(page, base, edits):
+    """The text of a program: a copy or a solution, with some of its text replaced."""
+    if isinstance(base, str):
+        page, base = exercise.find(base[:2]), base.endswith("solution")
+    text = page.right if base else page.broken
+    for old, new in edits.items():
+        assert text.count(old) == 1, f"{page.title}: got {text.count(old)} times, expected once: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def complaint(page, text, refusal):
+    """How the check of a program differs from what is expected. @param refusal a word of its sentence, or none if the program is right"""
+    with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name:
+        folder = pathlib.Path(name)
+        exercise.make(page, folder)
+        (folder / page.source.name).write_text(text)
+        passes, verdicts, output = exercise.check(page, folder, BUILD_DIR)
+    report = "\n".join([page.title, *verdicts, output])
+    if passes != (refusal is None) or refusal and refusal not in "\n".join(verdicts[-2:]):
+        return f"got this, expected {refusal or 'right'}: {report}"
+    missing = [line for _, quoted in page.run for line in quoted if text == page.broken and line != "..." and
+               not any(same_line(line, printed) for printed in output.splitlines())]
+    return f"not printed: {missing}: {report}" if missing else ""
 
 
 class Programs(unittest.TestCase):
-    def test_copies_fail_with_their_symptom_and_solutions_pass(self):
-        chosen = [page for page in exercise.exercises() if page.number in NUMBERS or not NUMBERS]
+    def test_copies_and_programs_without_the_lesson_are_refused_and_solutions_pass(self):
+        cases = []
+        for page in exercise.exercises():
+            if page.number in NUMBERS or not NUMBERS:
+                cases += [(page, page.broken, ""), (page, page.right, None)]
+                cases += [(page, program(page, base, edits), refusal) for number, base, edits, refusal in PROGRAMS if number == page.number]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            found = [complaint for some in pool.map(lambda page: list(complaints(page)), chosen) for complaint in some]
+            found = [complaint for complaint in pool.map(lambda case: complaint(*case), cases) if complaint]
         self.assertEqual(found, [], "\n".join(found))
 
 
@@ -60,13 +151,24 @@ class Pages(unittest.TestCase):
         self.assertEqual(listed, [(page.title, page.page.name) for page in exercise.exercises()])
         self.assertEqual([page.number for page in exercise.exercises()], [f"{number:02}" for number in range(1, 13)])
 
+    def test_short_path_is_the_same_on_both_pages(self):
+        path = re.search(r"little time, take (.+)\.", (exercise.PAGES / "README.md").read_text())[1]
+        lines = re.findall(r"\[Exercises\]\(docs/exercises/README.md\) (\d.*?) \|", (ROOT / "README.md").read_text())
+        self.assertEqual(re.findall(r"\d\d", path), re.findall(r"\d\d", "".join(lines)))
+
     def test_every_row_is_read_and_every_copy_differs_from_its_solution(self):
         rows = sum(len(re.findall(r"^\| `", path.read_text(), re.MULTILINE)) for path in exercise.PAGES.glob("*.md"))
         self.assertEqual(sum(len(page.rows) for page in exercise.exercises()), rows)
-        self.assertEqual([page.number for page in exercise.exercises() if page.source and page.broken == page.right], [])
+        for page in exercise.exercises():
+            self.assertNotEqual(page.broken, page.right)
+            self.assertGreaterEqual(1 + sum(number == page.number and refusal is not None for number, _, _, refusal in PROGRAMS), 3, page.title)
+            for _, operator, value, _ in (row for row in page.rows if row[0] == "copy"):
+                self.assertIsNone(exercise.complaint(page.broken, operator, value) or exercise.complaint(page.right, operator, value))
 
     def test_the_first_step_that_differs_is_named(self):
-        self.assertIsNone(exercise.first_difference([1.0, 2.0], [1.00005, 2.0]))
+        self.assertIsNone(exercise.first_difference([1.0] * 20 + [2.0], [1.000009] * 20 + [2.00019]))
+        self.assertRegex(exercise.first_difference([1.0] * 20, [1.00002] * 20), "^step 0: ")
+        self.assertRegex(exercise.first_difference([1.0] * 20 + [2.0], [1.0] * 20 + [2.0003]), "^step 20: ")
         for yours in ([1.0, 2.1], [1.0, float("nan")], [1.0], [], None):
             self.assertRegex(exercise.first_difference(yours, [1.0, 2.0]), "^step 1: |steps, expected 2$")
         self.assertTrue(exercise.first_difference([], []))
@@ -80,13 +182,26 @@ class Pages(unittest.TestCase):
                 exercise.changed(text, diff)
 
     def test_a_number_that_is_none_is_wrong(self):
-        self.assertFalse(exercise.holds("1", "~", "inf"))
         self.assertTrue(exercise.first_difference(exercise.step_losses('{"step": 0, "loss": null}'), [1.0]))
-        for operator in "~", "!~", ">", "=":
-            self.assertFalse(exercise.holds("nan", operator, "1"))
-            self.assertFalse(exercise.holds(None, operator, "1"))
-        self.assertTrue(exercise.holds("1.40941", "~", "1.40949"))
-        self.assertFalse(exercise.holds("1.40941", "~", "1.40997"))
+        for yours in "nan", None:
+            self.assertTrue(exercise.complaint(yours, "=", "1"))
+            self.assertTrue(exercise.complaint(yours, ">", "0"))
+        self.assertIsNone(exercise.complaint("1", ">", "0"))
+
+    def test_text_without_comments_and_blanks_is_there_or_not(self):
+        for operator, copy, is_right in (("has", "f( a );  // b", True), ("has", "// f(a);", False), ("lacks", "// f(a);", True),
+                                         ("lacks", "f(a );", False)):
+            self.assertEqual(exercise.complaint(copy, operator, "f(a);") is None, is_right, (operator, copy))
+
+    def test_messages_after_backward_in_waiting_hooks_and_in_hooks(self):
+        # When gradients (G), calls (m) and messages (e) begin and end in a step.
+        for step, expected in (({"G": [(0, 1), (2, 3)], "m": [(4, 5), (7, 8)], "e": [(4, 6), (7, 9)]}, ("2", "0", "0")),
+                               ({"G": [(0, 3), (4, 7)], "m": [(1, 2), (5, 6)], "e": [(1, 2), (5, 6)]}, ("2", "1", "0")),
+                               ({"G": [(0, 2), (4, 6)], "m": [(1, 1), (5, 5)], "e": [(1, 3), (5, 7)]}, ("2", "1", "32"))):
+            names = {"G": "torch::autograd::AccumulateGrad", "m": "all_reduce", "e": "gloo:all_reduce"}
+            events = [{"name": names[kind], "ts": 10 * number + begin, "dur": end - begin}
+                      for number in range(16) for kind, times in step.items() for begin, end in times]
+            self.assertEqual(tuple(exercise.messages(events).values()), expected)
 
 
 if __name__ == "__main__":
