@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -74,8 +75,7 @@ PROGRAMS = [
     ("05", 0, {"loss.backward()": "(loss / launch.world_size).backward()"}, None),
     ("06", 0, {OPTIMIZER: OWN_OPTIMIZER.format("SGD", "0.1"), INCLUDE: INCLUDE + "\n#include <torch/optim/sgd.h>"}, "`--optimizer` must choose"),
     ("06", "05 copy", {}, "Did you divide the sum?"),
-    ("07", 0, {"    if (rank == 0) {\n      ddp::all_reduce(epoch_loss);\n      epoch_loss.div_(launch.world_size);\n    }\n": "",
-               "    ddp::expect_same_weights(*model);\n": ""}, "Keep it"),
+    ("07", 1, {"  ddp::expect_same_weights(*model);  // collective\n": ""}, "Keep it"),
     ("07", 1, {"    epoch_loss.div_(launch.world_size);\n": ""}, "divide the sum"),
     ("08", 0, {"      // Yours, about five lines: wait for all messages, and make means of the sums.\n": BY_HAND}, "after backward has ended"),
     ("08", 1, {WAIT: "", "(message.gradient);  // collective\n": "(message.gradient);\n      group.wait(message.work);\n"}, "backward stands still"),
@@ -157,10 +157,11 @@ class Pages(unittest.TestCase):
         self.assertEqual(re.findall(r"\d\d", path), re.findall(r"\d\d", "".join(lines)))
 
     def test_every_row_is_read_and_every_copy_differs_from_its_solution(self):
-        rows = sum(len(re.findall(r"^\| `", path.read_text(), re.MULTILINE)) for path in exercise.PAGES.glob("*.md"))
-        self.assertEqual(sum(len(page.rows) for page in exercise.exercises()), rows)
+        text = "".join(path.read_text() for path in exercise.PAGES.glob("*.md"))
+        self.assertEqual(len(exercise.ROW.findall(text)), len(re.findall(r"^\| `", text, re.MULTILINE)))
         for page in exercise.exercises():
             self.assertNotEqual(page.broken, page.right)
+            self.assertEqual([row[2] for row in page.rows if row[0] == "exit"], ["0"])
             self.assertGreaterEqual(1 + sum(number == page.number and refusal is not None for number, _, _, refusal in PROGRAMS), 3, page.title)
             for _, operator, value, _ in (row for row in page.rows if row[0] == "copy"):
                 self.assertIsNone(exercise.complaint(page.broken, operator, value) or exercise.complaint(page.right, operator, value))
@@ -172,6 +173,14 @@ class Pages(unittest.TestCase):
         for yours in ([1.0, 2.1], [1.0, float("nan")], [1.0], [], None):
             self.assertRegex(exercise.first_difference(yours, [1.0, 2.0]), "^step 1: |steps, expected 2$")
         self.assertTrue(exercise.first_difference([], []))
+
+    def test_check_without_a_copy_names_the_command_that_makes_it(self):
+        result = subprocess.run([ROOT / "tools/exercise", "5", "--check", "--folder", "/nowhere"], capture_output=True, text=True)
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertRegex(result.stderr, "make it first: tools/exercise 05 --folder /nowhere$")
+
+    def test_links_are_no_text_of_a_terminal(self):
+        self.assertEqual(exercise.plain("a [b\nc](d.md#e) f(g)"), "a b\nc f(g)")
 
     def test_a_diff_fits_or_is_refused(self):
         diff = " a\n-b\n+B\n@@\n c\n+d\n"
