@@ -143,13 +143,25 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
   return parameters;
 }
 
-/// Gives the parameters of a module, without its children, which LibTorch copies otherwise: it is
-/// done in every forward.
-struct OwnParameters : torch::nn::Module {
-  static const auto& of(const torch::nn::Module& module) {
-    return module.*(&OwnParameters::parameters_);
+/// Calls `use` for all parameters, also undefined ones. For every forward: Module::parameters()
+/// copies all names.
+template <typename Use>
+void for_each_parameter(const torch::nn::Module& module, const Use& use) {
+  struct Access : torch::nn::Module {
+    static const auto& parameters_of(const torch::nn::Module& module) {
+      return module.*(&Access::parameters_);
+    }
+  };
+  const auto use_own = [&use](const torch::nn::Module& one) {
+    for (const auto& item : Access::parameters_of(one)) {
+      use(item.value());
+    }
+  };
+  use_own(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    use_own(*child);
   }
-};
+}
 
 }  // namespace
 
@@ -169,6 +181,9 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
   for (const auto& item : module.named_parameters()) {
     named_.emplace(item.value().unsafeGetTensorImpl(), item);
   }
+  for_each_parameter(module, [this](const torch::Tensor& parameter) {
+    walked_.push_back(parameter.unsafeGetTensorImpl());
+  });
   std::vector<torch::Tensor> weights;
   for_each_kept(module.named_parameters(), options, [&](const auto&, const auto& parameter) {
     weights.push_back(parameter.detach());
@@ -266,10 +281,13 @@ void GradientReducer::expect_unchanged() {
     }
     add_hook(i);
   }
-  expect_no_new_parameter(module_);
-  for (const auto& child : module_.modules(/*include_self=*/false)) {
-    expect_no_new_parameter(*child);
-  }
+  size_t number = 0;
+  for_each_parameter(module_, [&](const torch::Tensor& parameter) {
+    // The list is as it was, unless the module was changed.
+    if (number == walked_.size() || walked_[number++] != parameter.unsafeGetTensorImpl()) {
+      expect_known(parameter);
+    }
+  });
   for (const torch::Tensor& parameter : frozen_) {
     if (parameter.requires_grad()) {
       throw UsageError(fmt::format(
@@ -280,19 +298,18 @@ void GradientReducer::expect_unchanged() {
   }
 }
 
-void GradientReducer::expect_no_new_parameter(const torch::nn::Module& module) const {
-  for (const auto& item : OwnParameters::of(module)) {
-    if (item.value().defined() && item.value().requires_grad() &&
-        !named_.contains(item.value().unsafeGetTensorImpl())) {
-      for (const auto& named : module_.named_parameters()) {
-        if (named.value().is_same(item.value())) {
-          throw UsageError(fmt::format(
-              "parameter {} was added after the model was wrapped (register_parameter, "
-              "register_module, replace_module), expected the parameters that it had: change the "
-              "model first, then wrap it",
-              named.key()));
-        }
-      }
+void GradientReducer::expect_known(const torch::Tensor& parameter) const {
+  if (!parameter.defined() || !parameter.requires_grad() ||
+      named_.contains(parameter.unsafeGetTensorImpl())) {
+    return;
+  }
+  for (const auto& named : module_.named_parameters()) {
+    if (named.value().is_same(parameter)) {
+      throw UsageError(fmt::format(
+          "parameter {} was added after the model was wrapped (register_parameter, "
+          "register_module, replace_module), expected the parameters that it had: change the "
+          "model first, then wrap it",
+          named.key()));
     }
   }
 }

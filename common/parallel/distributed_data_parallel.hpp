@@ -110,7 +110,7 @@ class GradientReducer {
   /// Hooks parameters again that torch::load() or to() gave new memory.
   /// @throws the errors of before_forward()
   void expect_unchanged();
-  void expect_no_new_parameter(const torch::nn::Module& module) const;
+  void expect_known(const torch::Tensor& parameter) const;
   /// Copies rank 0's values to all ranks, in few messages. @param groups of one type each
   void broadcast(const std::vector<torch::utils::TensorGroup>& groups) const;
 
@@ -133,6 +133,7 @@ class GradientReducer {
   /// All parameters that the module had, ignored ones too.
   std::unordered_map<const torch::TensorImpl*, torch::OrderedDict<std::string, torch::Tensor>::Item>
       named_;
+  std::vector<const torch::TensorImpl*> walked_;  // parameters as the module lists them
   GradientBuckets buckets_;  // none with a single rank
   // Autograd's nodes that hold the hooks: parameters refer to them only weakly.
   std::vector<AccumulatorPointer> accumulators_;
