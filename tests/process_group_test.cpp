@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <map>
@@ -18,6 +19,7 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/spawn.hpp"
 #include "common/parallel/agreement.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
@@ -99,7 +101,8 @@ std::vector<std::string> meet(const std::vector<Options>& options,
 /// Starts a rank of stage 04 on the CPU, as by hand.
 std::unique_ptr<ddp::test::Program> start_rank(
     const std::string& folder, const std::string& port, int rank, const std::string& arguments,
-    const std::map<std::string, std::string>& variables = {}) {
+    const std::map<std::string, std::string>& variables = {},
+    const std::string& program = DDP_BIN_DIR "/04_ddp_launcher --device cpu") {
   ddp::test::RunOptions options;
   options.cwd = folder;
   options.environment = {{"RANK", std::to_string(rank)},
@@ -108,8 +111,7 @@ std::unique_ptr<ddp::test::Program> start_rank(
                          {"MASTER_ADDR", "127.0.0.1"},
                          {"MASTER_PORT", port}};
   options.environment.insert(variables.begin(), variables.end());
-  return std::make_unique<ddp::test::Program>(
-      ddp::test::words(DDP_BIN_DIR "/04_ddp_launcher " + arguments + " --device cpu"), options);
+  return std::make_unique<ddp::test::Program>(ddp::test::words(program + " " + arguments), options);
 }
 
 }  // namespace
@@ -753,6 +755,33 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
       }
     }
   }
+}
+
+TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
+  std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
+    ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 8});
+    ddp::all_reduce(torch::ones({launch.rank == 0 ? 4 : 8}));
+  }));
+}
+
+TEST_CASE("sizes that differ over Gloo are told with the collective and its line", "[call_site]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::test::HeldPort port;
+  std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+  for (const int rank : {0, 1}) {
+    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[sizes_of_ranks]", {},
+                               std::filesystem::read_symlink("/proc/self/exe")));
+  }
+  std::string all;
+  for (const auto& rank : ranks) {
+    const ddp::test::RunResult result = rank->wait();
+    CHECK(result.exit_code == 1);
+    CHECK(contains(result.err, "called at tests/process_group_test.cpp:"));
+    all += result.err;
+  }
+  INFO(all);
+  CHECK(contains(all, "Gloo got a message of another size than this rank expects: "));
+  CHECK(contains(all, "; called last: all_reduce of "));
 }
 
 TEST_CASE("a store that is lost at the end is one line", "[groups]") {

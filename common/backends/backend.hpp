@@ -47,7 +47,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 
 /// wait_over_gloo() reached its limit.
 struct GlooTimeout : std::runtime_error {
-  GlooTimeout() : std::runtime_error("--timeout is over") {}
+  GlooTimeout()
+      : std::runtime_error("--timeout is over, no rank is late, the ranks may make other calls") {}
 };
 
 /// Blocks until the work of a backend by make_gloo_backend() is complete.
