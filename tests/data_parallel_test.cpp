@@ -104,6 +104,9 @@ TEST_CASE("shuffle=false keeps the dataset's order, shared out", "[sampler]") {
       sampler.set_epoch(epoch);
       CHECK(torch::equal(sampler.indices(), torch::arange(rank, 8, 3)));
     }
+    const ddp::DistributedSampler equal(8, rank, 3, 7, /*shuffle=*/false, /*drop_last=*/true);
+    CHECK(torch::equal(equal.indices(), torch::arange(rank, 6, 3)));
+    CHECK(equal.epoch_samples() == 6);
   }
 }
 
@@ -230,7 +233,8 @@ TEST_CASE("mirrored gradients of float16 have a mean where their sum is infinite
   }
 }
 
-TEST_CASE("no device, a GPU twice, and mirrored ties are refused", "[data_parallel][mirrored]") {
+TEST_CASE("no device, a GPU twice, an input's gradient and mirrored ties are refused",
+          "[data_parallel][mirrored]") {
   const auto refused = [](const std::vector<torch::Device>& devices, const char* says) {
     CHECK_THROWS_WITH(ddp::DataParallel(Normalized(), devices), Catch::Matchers::Contains(says));
     CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), devices), Catch::Matchers::Contains(says));
@@ -238,6 +242,10 @@ TEST_CASE("no device, a GPU twice, and mirrored ties are refused", "[data_parall
   const torch::Device gpu(torch::kCUDA, 0);
   refused({}, "Expected at least one device, got none");
   refused({gpu, gpu}, "Expected each device once, got cuda:0 twice");
+  ddp::DataParallel parallel_model(Normalized(), cpus(2));
+  CHECK_THROWS_WITH(
+      parallel_model.forward(torch::ones({4, 4}, torch::requires_grad())),
+      Catch::Matchers::Contains("Expected an input of DataParallel that requires no"));
   CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), cpus(2)),
                     Catch::Matchers::Contains("without tied parameters, got 4"));
 }

@@ -1145,6 +1145,17 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
                              model->forward(torch::ones({group.rank() == 0, 2}));
                            }),
                            "got one"));
+      std::vector<torch::Tensor> before;
+      for (const torch::Tensor& buffer : model->buffers()) {
+        before.push_back(buffer.clone());
+      }
+      const torch::Tensor empty = torch::ones({0, 2}, torch::requires_grad());
+      const torch::Tensor output = model->forward(empty);
+      output.sum().backward();
+      TORCH_CHECK(output.sizes() == torch::IntArrayRef({0, 2}) && empty.grad().numel() == 0);
+      for (size_t i = 0; i < before.size(); ++i) {
+        TORCH_CHECK(torch::equal(model->buffers()[i], before[i]), "buffer ", i);
+      }
     });
   }
 }
