@@ -94,16 +94,19 @@ class DefaultGroup {
 };
 thread_local DefaultGroup default_group;
 
+/// Backends ignore strides, and that elements are lazily conjugated or negated.
 bool is_plain(const torch::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-/// Contiguous and not lazily conjugated or negated: the tensor itself if it is so, else a copy.
+/// The tensor itself if it is plain, else a copy.
 torch::Tensor plain(const torch::Tensor& tensor) {
   return is_plain(tensor) ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
+/// For data that are only moved, because backends lack some types.
 torch::Tensor bytes_of(const torch::Tensor& tensor) {
+  const torch::NoGradGuard no_grad;
   return tensor.view(-1).view(torch::kByte);
 }
 
@@ -201,14 +204,11 @@ void ProcessGroup::expect_rows(const char* what, const torch::Tensor& rows) cons
 template <typename Collective>
 void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& work) const {
   const torch::NoGradGuard no_grad;
-  if (is_plain(tensor)) {
-    work(tensor);
-    return;
+  const torch::Tensor whole = plain(tensor);
+  work(whole);
+  if (!whole.is_same(tensor)) {
+    tensor.copy_(whole);
   }
-  // Backends ignore strides, and that elements are lazily conjugated or negated.
-  const torch::Tensor copy = tensor.clone(at::MemoryFormat::Contiguous);
-  work(copy);
-  tensor.copy_(copy);
 }
 
 // Gloo's own clock runs on while a job is suspended, so wait_over_gloo() has the limit.
@@ -310,14 +310,13 @@ std::string ProcessGroup::stopped_rank(uint64_t collective) const {
 }
 
 void ProcessGroup::meet_after_failed_backward() const {
+  const std::string what = "the end of a backward that failed";
   try {
-    stop(++failed_backwards_);
-    meet(*store_, fmt::format("failed backward/{}", failed_backwards_), rank(), world_size(),
-         "the end of a backward that failed");
-  } catch (const c10::Error&) {
-    throw Error(ExitCode::kTrainingFailed,
-                "the last backward failed on this rank, and not on all: "
-                "the store is gone");
+    at_store(what, [&] {
+      stop(++failed_backwards_);
+      meet(*store_, fmt::format("failed backward/{}", failed_backwards_), rank(), world_size(),
+           what);
+    });
   } catch (const TransientError& error) {
     throw Error(
         ExitCode::kTrainingFailed,
@@ -328,7 +327,6 @@ void ProcessGroup::meet_after_failed_backward() const {
 ProcessGroup::Work ProcessGroup::start_broadcast(const torch::Tensor& tensor, int root,
                                                  const CallSite& site) const {
   expect_plain("broadcast of", tensor);
-  // As bytes, because backends lack some types.
   std::vector<torch::Tensor> one{bytes_of(tensor)};
   return start("broadcast", tensor, site, [&](c10d::Backend& backend) {
     return backend.broadcast(one, {.rootRank = root, .timeout = limit_of_c10d()});
@@ -364,7 +362,7 @@ ProcessGroup::Work ProcessGroup::start_all_gather(const torch::Tensor& rows,
               rows.sizes(), " ", rows.dtype());
   std::vector<torch::Tensor> input{bytes_of(tensor)};
   std::vector<std::vector<torch::Tensor>> output{
-      rows.view({world_size(), tensor.numel()}).view(torch::kByte).unbind()};
+      bytes_of(rows).view({world_size(), static_cast<int64_t>(tensor.nbytes())}).unbind()};
   return start("all_gather", tensor, site, [&](c10d::Backend& backend) {
     return backend.allgather(output, input, {.timeout = limit_of_c10d()});
   });
