@@ -12,7 +12,7 @@ import unittest
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else ""
 TIMEOUT_S = 120
-OURS = ("broadcast", "all_reduce", "all_gather")  # collectives of our own backends
+OURS = ("broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # collectives of our own backends
 OPS = {"sum": sum, "mean": lambda values: sum(values) / len(values), "product": math.prod, "min": min, "max": max}
 
 
@@ -74,6 +74,8 @@ class Lab(unittest.TestCase):
             self.check(name, 3, "--backend", "gloo", said="backend gloo")
         for op in OPS:
             self.check("all_reduce", 2, "--op", op, op=op, said="backend gloo" if op == "product" else "backend shm")
+        for name in ("reduce", "reduce_scatter"):
+            self.check(name, 2, "--op", "mean", "--backend", "gloo", op="mean")
         self.check("all_reduce", 1, size=1)
 
     def test_large_tensors_keep_their_owners_apart_and_a_barrier_waits(self):

@@ -6,12 +6,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iostream>
 #include <iterator>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/command_line.hpp"
@@ -27,56 +27,178 @@ namespace {
 constexpr int kMaxRanks = 16;  // a terminal has room for their tensors
 constexpr int64_t kMaxSize = 64;
 
+constexpr std::pair<const char*, c10d::ReduceOp::RedOpType> kOps[] = {
+    {"sum", c10d::ReduceOp::SUM},         {"mean", c10d::ReduceOp::AVG},
+    {"product", c10d::ReduceOp::PRODUCT}, {"min", c10d::ReduceOp::MIN},
+    {"max", c10d::ReduceOp::MAX},
+};
+
+/// A rank with its first values.
+struct Lab {
+  const ProcessGroup& group;
+  int64_t size;  ///< elements of a rank's tensor, or of each part of it
+  int root;
+  c10d::ReduceOp::RedOpType op;
+
+  /// Group for what only LibTorch has.
+  c10d::ProcessGroup& c10d_group() const { return *group.c10d_group(); }
+  bool is_root() const { return group.rank() == root; }
+  /// (size): 1 2 on rank 0, 11 12 on rank 1, so each number shows its rank.
+  torch::Tensor tensor() const { return parts()[0].clone(); }
+  /// (world_size, size): row r is for rank r. With many values the ranks differ by 100.
+  torch::Tensor parts() const {
+    const int64_t count = size * group.world_size();
+    int64_t step = 10;
+    while (step < count) {
+      step *= 10;
+    }
+    const int64_t first = step * group.rank() + 1;
+    return torch::arange(first, first + count, torch::kFloat).view({-1, size});
+  }
+};
+
+/// "1 2 | 11 12", with a bar between the rows.
+std::string text(const torch::Tensor& tensor) {
+  std::vector<std::string> rows;
+  for (const torch::Tensor& row : tensor.view({-1, tensor.size(-1)}).unbind()) {
+    const float* const values = row.const_data_ptr<float>();
+    rows.push_back(fmt::format("{:g}", fmt::join(values, values + row.numel(), " ")));
+  }
+  return fmt::format("{}", fmt::join(rows, " | "));
+}
+
+/// A rank's tensor before and after, or remarks in place of a tensor.
+struct BeforeAndAfter {
+  std::string before;
+  std::string after;
+};
+
 enum : unsigned {
   kRoot = 1,
   kOp = 2,
-  kOnlyGloo = 4,  // our own backends have only the collectives for DistributedDataParallel
+  kOnlyGloo = 4,  // our own backends have what data parallelism needs
 };
 
 struct Collective {
   const char* name;
   const char* sentence;
   unsigned traits;
+  BeforeAndAfter (*run)(const Lab& lab);
 
-  bool has_root() const { return (traits & kRoot) != 0; }
-  bool has_op() const { return (traits & kOp) != 0; }
-  bool only_gloo() const { return (traits & kOnlyGloo) != 0; }
+  bool has(unsigned trait) const { return (traits & trait) != 0; }
 };
 
+BeforeAndAfter broadcast(const Lab& lab) {
+  const torch::Tensor tensor = lab.tensor();
+  lab.group.broadcast(tensor, lab.root);
+  return {text(lab.tensor()), text(tensor)};
+}
+
+BeforeAndAfter all_reduce(const Lab& lab) {
+  const torch::Tensor tensor = lab.tensor();
+  lab.group.all_reduce(tensor, lab.op);
+  return {text(lab.tensor()), text(tensor)};
+}
+
+BeforeAndAfter reduce(const Lab& lab) {
+  const bool averages = lab.op == c10d::ReduceOp::AVG;  // Gloo has no mean
+  std::vector<torch::Tensor> tensor{lab.tensor().div_(averages ? lab.group.world_size() : 1)};
+  const auto op = averages ? c10d::ReduceOp::SUM : lab.op;
+  lab.c10d_group().reduce(tensor, {.reduceOp = op, .rootRank = lab.root})->wait();
+  return {text(lab.tensor()), lab.is_root() ? text(tensor.front()) : "(left undefined)"};
+}
+
+BeforeAndAfter all_gather(const Lab& lab) {
+  return {text(lab.tensor()), text(lab.group.all_gather(lab.tensor()))};
+}
+
+BeforeAndAfter gather(const Lab& lab) {
+  const torch::Tensor rows = torch::empty_like(lab.parts());
+  std::vector<torch::Tensor> tensor{lab.tensor()};
+  std::vector<std::vector<torch::Tensor>> places;
+  if (lab.is_root()) {
+    places.push_back(rows.unbind());
+  }
+  lab.c10d_group().gather(places, tensor, {.rootRank = lab.root})->wait();
+  return {text(lab.tensor()), lab.is_root() ? text(rows) : "-"};
+}
+
+BeforeAndAfter scatter(const Lab& lab) {
+  std::vector<torch::Tensor> tensor{torch::empty_like(lab.tensor())};
+  std::vector<std::vector<torch::Tensor>> parts;
+  if (lab.is_root()) {
+    parts.push_back(lab.parts().unbind());
+  }
+  lab.c10d_group().scatter(tensor, parts, {.rootRank = lab.root})->wait();
+  return {lab.is_root() ? text(lab.parts()) : "-", text(tensor.front())};
+}
+
+BeforeAndAfter reduce_scatter(const Lab& lab) {
+  return {text(lab.parts()), text(lab.group.reduce_scatter(lab.parts(), lab.op))};
+}
+
+BeforeAndAfter all_to_all(const Lab& lab) {
+  return {text(lab.parts()), text(lab.group.all_to_all(lab.parts()))};
+}
+
+BeforeAndAfter send_recv(const Lab& lab) {
+  const int ranks = lab.group.world_size();
+  const int own = lab.group.rank();
+  std::vector<torch::Tensor> sent{lab.tensor()};
+  std::vector<torch::Tensor> received{lab.tensor()};
+  if (ranks > 1) {  // no backend can send to itself
+    // Starts both before waiting: if all ranks waited for their send, no rank would receive.
+    const auto send = lab.c10d_group().send(sent, (own + 1) % ranks, /*tag=*/0);
+    lab.c10d_group().recv(received, (own + ranks - 1) % ranks, /*tag=*/0)->wait();
+    send->wait();
+  }
+  return {text(sent.front()), text(received.front())};
+}
+
+/// Counts this rank in the store before the barrier, and reads the count after it.
+BeforeAndAfter barrier(const Lab& lab) {
+  const std::string key = "lab/barrier";
+  lab.group.store()->add(key, 1);
+  lab.group.barrier();
+  return {"has come", fmt::format("knows that {} of {} have", lab.group.store()->add(key, 0),
+                                  lab.group.world_size())};
+}
+
 constexpr Collective kCollectives[] = {
-    {"broadcast", "Every rank now has what rank {root} had.", kRoot},
-    {"all_reduce", "Every rank now has the {op} of all ranks' tensors, element by element.", kOp},
+    {"broadcast", "Every rank now has what rank {root} had.", kRoot, broadcast},
+    {"all_reduce", "Every rank now has the {op} of all ranks' tensors, element by element.", kOp,
+     all_reduce},
     {"reduce", "Rank {root} alone now has the {op} of all ranks' tensors, element by element.",
-     kRoot | kOp | kOnlyGloo},
-    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", 0},
+     kRoot | kOp | kOnlyGloo, reduce},
+    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", 0, all_gather},
     {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.",
-     kRoot | kOnlyGloo},
-    {"scatter", "Rank r now has part r of what rank {root} had.", kRoot | kOnlyGloo},
-    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", kOp | kOnlyGloo},
-    {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", kOnlyGloo},
-    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.",
-     kOnlyGloo},
-    {"barrier", "No rank left before all had come.", 0},
+     kRoot | kOnlyGloo, gather},
+    {"scatter", "Rank r now has part r of what rank {root} had.", kRoot | kOnlyGloo, scatter},
+    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", kOp,
+     reduce_scatter},
+    {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", 0,
+     all_to_all},
+    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.", kOnlyGloo,
+     send_recv},
+    {"barrier", "No rank left before all had come.", 0, barrier},
 };
 
 struct LabOptions {
-  std::string program;
-  Collective collective;
+  std::string program = program_name();
+  const Collective* collective = nullptr;
   std::optional<int> nprocs;
   std::string backend = "auto";
   int64_t size = 2;  ///< elements of the smallest tensor
-  std::optional<int> root;
-  std::string op;
+  int root = 0;
+  std::string op = "sum";
 };
 
 LabOptions parse_lab_options(int argc, char** argv) {
   LabOptions options;
-  options.program = program_name();
   Choices names;
-  for (const Collective& collective : kCollectives) {
-    names.emplace_back(collective.name);
-  }
-  const Choices ops = {"sum", "mean", "product", "min", "max"};
+  Choices ops;
+  std::ranges::transform(kCollectives, std::back_inserter(names), &Collective::name);
+  std::ranges::transform(kOps, std::back_inserter(ops), [](const auto& op) { return op.first; });
   CommandLine line(options.program,
                    "Runs a collective over a few ranks and prints every rank's tensor before and "
                    "after it.",
@@ -87,36 +209,31 @@ LabOptions parse_lab_options(int argc, char** argv) {
                    40);
   OptionGroup group = line.group("Options");
   std::string name;
-  group.value(
-      "collective,--collective", "NAME", "", join(names),
-      [&](const auto&, const auto& text) { name = check_choice("collective", text, names); });
+  group.choice("collective,--collective", name, names, "collective to run");
   group.integer<std::optional<int>, int>("--nprocs", options.nprocs, 1, kMaxRanks, "2",
                                          "number of ranks; a launcher gives its own number");
   group.choice("--backend", options.backend, {"auto", "shm", "gloo", "mpi"},
                "library for the collective; auto: as in the stages, or gloo if only gloo has it");
-  group.integer<int64_t, int64_t>("--size", options.size, 1, kMaxSize, "2",
-                                  "elements of a rank's tensor, or of each part of it");
-  group.integer<std::optional<int>, int>(
-      "--root", options.root, 0, kMaxRanks - 1, "0",
-      "rank that sends or receives, for broadcast, reduce, gather, scatter");
-  group.value(
-      "--op", "NAME", "sum", "for all_reduce, reduce, reduce_scatter: " + join(ops),
-      [&](const auto& option, const auto& text) { options.op = check_choice(option, text, ops); });
+  group.integer("--size", options.size, int64_t{1}, kMaxSize, "2",
+                "elements of a rank's tensor, or of each part of it");
+  group.integer("--root", options.root, 0, kMaxRanks - 1, "0",
+                "rank that sends or receives, for broadcast, reduce, gather, scatter");
+  group.choice("--op", options.op, ops, "for all_reduce, reduce, reduce_scatter");
   line.require("collective");
   line.parse(argc, argv);
 
-  options.collective = *std::ranges::find(kCollectives, name, &Collective::name);
-  if (options.root && !options.collective.has_root()) {
-    refuse("--root: got {}, expected none: {} has no root", *options.root, name);
+  options.collective = std::ranges::find(kCollectives, name, &Collective::name);
+  if (line.given("--root") && !options.collective->has(kRoot)) {
+    refuse("--root: got {}, expected none: {} has no root", options.root, name);
   }
-  if (!options.op.empty() && !options.collective.has_op()) {
+  if (line.given("--op") && !options.collective->has(kOp)) {
     refuse("--op: got {}, expected none: {} computes nothing", options.op, name);
   }
-  options.op = options.op.empty() ? "sum" : options.op;
-  if (options.collective.only_gloo() || options.op == "product") {
+  const bool only_gloo = options.collective->has(kOnlyGloo);
+  if (only_gloo || options.op == "product") {
     if (options.backend != "auto" && options.backend != "gloo") {
       refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
-             options.collective.only_gloo() ? "" : " with --op " + options.op);
+             only_gloo ? "" : " with --op " + options.op);
     }
     options.backend = "gloo";
   }
@@ -131,151 +248,23 @@ void check_world(const LabOptions& options, int world_size, const std::string& l
   if (world_size > kMaxRanks) {
     refuse("got {} ranks ({}), expected at most {}", world_size, launcher, kMaxRanks);
   }
-  if (options.root.value_or(0) >= world_size) {
-    refuse("--root: got {}, expected 0 to {}", *options.root, world_size - 1);
+  if (options.root >= world_size) {
+    refuse("--root: got {}, expected 0 to {}", options.root, world_size - 1);
   }
   if (options.backend == "mpi" && launcher == "spawn") {
     refuse(
         "--backend: got mpi, expected mpirun to start the ranks: mpirun -np {} {} {} --backend mpi",
-        world_size, options.program, options.collective.name);
+        world_size, options.program, options.collective->name);
   }
 }
 
-/// Texts of a rank's tensor before and after: elements, with a bar between the parts of different
-/// ranks, or a remark in place of a tensor.
-struct BeforeAndAfter {
-  std::string before;
-  std::string after;
-};
-
-/// "1 2 | 11 12"
-std::string as_text(const torch::Tensor& tensor, int64_t part) {
-  std::string text;
-  for (int64_t i = 0; i < tensor.numel(); ++i) {
-    text += fmt::format("{}{:g}",
-                        i == 0          ? ""
-                        : i % part == 0 ? " | "
-                                        : " ",
-                        tensor.const_data_ptr<float>()[i]);
-  }
-  return text;
-}
-
-/// Runs the collective on a rank.
-class Lab {
- public:
-  Lab(const LabOptions& options, const ProcessGroup& group) : options_(options), group_(group) {}
-
-  BeforeAndAfter run() const {
-    if (name_ == "barrier") {
-      return barrier();
-    }
-    const int64_t size = options_.size;
-    const bool is_root = rank_ == root_;
-    // Such a tensor has a part for each rank.
-    const bool gives_parts =
-        name_ == "reduce_scatter" || name_ == "all_to_all" || (name_ == "scatter" && is_root);
-    const bool gets_parts =
-        name_ == "all_gather" || name_ == "all_to_all" || (name_ == "gather" && is_root);
-    const bool is_in_place = name_ == "broadcast" || name_ == "all_reduce" || name_ == "reduce";
-    const torch::Tensor before = values(gives_parts ? size * world_size_ : size);
-    const torch::Tensor after =
-        is_in_place ? before : torch::full(gets_parts ? size * world_size_ : size, std::nan(""));
-    BeforeAndAfter said;
-    said.before = name_ == "scatter" && !is_root ? "-" : as_text(before, size);
-    call(before, after);
-    if (options_.op == "mean" && options_.collective.has_op()) {
-      after.div_(world_size_);  // Gloo has no mean
-    }
-    said.after = is_root || !(name_ == "gather" || name_ == "reduce") ? as_text(after, size)
-                 : name_ == "gather"                                  ? "-"
-                                                                      : "(left undefined)";
-    return said;
-  }
-
- private:
-  /// First values: rank 0 has 1 2 3, rank 1 has 11 12 13, so each number shows its rank. With more
-  /// values the ranks differ by 100.
-  torch::Tensor values(int64_t count) const {
-    int64_t step = 10;
-    while (step < options_.size * world_size_) {
-      step *= 10;
-    }
-    return torch::arange(1, count + 1, torch::kFloat) + static_cast<double>(step * rank_);
-  }
-
-  /// @param after `before` if the collective works in place
-  void call(const torch::Tensor& before, const torch::Tensor& after) const {
-    c10d::ProcessGroup& group = *group_.c10d_group();
-    const auto op = options_.op == "product" ? c10d::ReduceOp::PRODUCT
-                    : options_.op == "min"   ? c10d::ReduceOp::MIN
-                    : options_.op == "max"   ? c10d::ReduceOp::MAX
-                                             : c10d::ReduceOp::SUM;
-    const bool is_root = rank_ == root_;
-    std::vector<torch::Tensor> whole{before};
-    std::vector<torch::Tensor> result{after};
-    std::vector<std::vector<torch::Tensor>> parts;  // a part for each rank
-    if (name_ == "gather" && is_root) {
-      parts.push_back(after.chunk(world_size_));
-    } else if (name_ == "reduce_scatter" || (name_ == "scatter" && is_root)) {
-      parts.push_back(before.chunk(world_size_));
-    }
-    if (name_ == "broadcast") {
-      group_.broadcast(before, root_);
-    } else if (name_ == "all_reduce") {
-      group_.all_reduce(before, op);
-    } else if (name_ == "reduce") {
-      group.reduce(whole, {.reduceOp = op, .rootRank = root_})->wait();
-    } else if (name_ == "all_gather") {
-      after.copy_(group_.all_gather(before).flatten());
-    } else if (name_ == "gather") {
-      group.gather(parts, whole, {.rootRank = root_})->wait();
-    } else if (name_ == "scatter") {
-      group.scatter(result, parts, {.rootRank = root_})->wait();
-    } else if (name_ == "reduce_scatter") {
-      group.reduce_scatter(result, parts, {.reduceOp = op})->wait();
-    } else if (name_ == "all_to_all") {
-      std::vector<int64_t> equal_parts;
-      torch::Tensor output = after;
-      torch::Tensor input = before;
-      // By the backend, because the name of the group's function depends on LibTorch's version.
-      group.getDefaultBackend()->alltoall_base(output, input, equal_parts, equal_parts)->wait();
-    } else if (world_size_ == 1) {  // send_recv to itself, which no backend can do
-      after.copy_(before);
-    } else {
-      // Starts both before waiting: if all ranks waited in send(), no rank would receive.
-      const auto sent = group.send(whole, (rank_ + 1) % world_size_, /*tag=*/0);
-      group.recv(result, (rank_ + world_size_ - 1) % world_size_, /*tag=*/0)->wait();
-      sent->wait();
-    }
-  }
-
-  /// Counts this rank in the store before the barrier, and reads the count after it.
-  BeforeAndAfter barrier() const {
-    const std::string key = "lab/barrier";
-    group_.store()->add(key, 1);
-    group_.barrier();
-    return {"has come",
-            fmt::format("knows that {} of {} have", group_.store()->add(key, 0), world_size_)};
-  }
-
-  const LabOptions& options_;
-  const ProcessGroup& group_;
-  const std::string name_ = options_.collective.name;
-  const int rank_ = group_.rank();
-  const int world_size_ = group_.world_size();
-  const int root_ = options_.root.value_or(0);
-};
-
-/// Column of the table: "[ 1  2 | 11 12]", with numbers of equal width.
+/// Column of the table, with numbers of equal width: "[ 1  2 | 11 12]".
 std::vector<std::string> column(const std::string& title, const std::vector<std::string>& texts) {
-  const auto words_of = [](const std::string& text) {
-    std::istringstream stream(text);
+  const auto words_of = [](const std::string& tensor) {
+    std::istringstream stream(tensor);
     return std::vector<std::string>{std::istream_iterator<std::string>(stream), {}};
   };
-  const auto is_tensor = [](const std::string& text) {
-    return text != "-" && text.find_first_not_of("0123456789.-+e| ") == std::string::npos;
-  };
+  const auto is_tensor = [](const std::string& text) { return text[0] >= '0' && text[0] <= '9'; };
   size_t width = 0;
   for (const std::string& text : texts) {
     for (const std::string& word : words_of(is_tensor(text) ? text : "")) {
@@ -297,20 +286,15 @@ std::vector<std::string> column(const std::string& title, const std::vector<std:
   return lines;
 }
 
-std::string report(const LabOptions& options, const ProcessGroup& group,
-                   const std::vector<std::string>& texts) {
-  std::vector<std::string> befores;
-  std::vector<std::string> afters;
-  for (const std::string& text : texts) {
-    const size_t newline = text.find('\n');
-    befores.push_back(text.substr(0, newline));
-    afters.push_back(text.substr(newline + 1));
-  }
+std::string report(const LabOptions& options, const std::string& backend,
+                   const std::vector<std::string>& befores,
+                   const std::vector<std::string>& afters) {
   const std::vector<std::string> before = column("before", befores);
   const std::vector<std::string> after = column("after", afters);
-  std::string table = fmt::format("{}{}, {} rank{}, backend {}\n\n", options.collective.name,
-                                  options.collective.has_op() ? " " + options.op : "", texts.size(),
-                                  texts.size() == 1 ? "" : "s", group.backend_name());
+  const Collective& collective = *options.collective;
+  std::string table = fmt::format("{}{}, {} rank{}, backend {}\n\n", collective.name,
+                                  collective.has(kOp) ? " " + options.op : "", befores.size(),
+                                  befores.size() == 1 ? "" : "s", backend);
   for (size_t row = 0; row < before.size(); ++row) {
     std::string line = fmt::format("{:<4}  {}  {}", row == 0 ? "rank" : std::to_string(row - 1),
                                    before[row], after[row]);
@@ -318,9 +302,17 @@ std::string report(const LabOptions& options, const ProcessGroup& group,
     table += line + "\n";
   }
   return table + "\n" +
-         fmt::format(fmt::runtime(options.collective.sentence),
-                     fmt::arg("root", options.root.value_or(0)), fmt::arg("op", options.op)) +
+         fmt::format(fmt::runtime(collective.sentence), fmt::arg("root", options.root),
+                     fmt::arg("op", options.op)) +
          "\n";
+}
+
+/// Collective. @return every rank's text, on rank 0
+std::vector<std::string> texts_of(const ProcessGroup& group, const std::string& topic,
+                                  const std::string& text) {
+  std::vector<std::string> texts;
+  verify(group, topic, text, [&](const auto& all) { return texts = all, std::string(); });
+  return texts;
 }
 
 void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
@@ -328,16 +320,17 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
   ProcessGroupOptions group_options;
   group_options.backend = options.backend;
   group_options.settings =
-      fmt::format("collective {}\nsize {}\nroot {}\nop {}", options.collective.name, options.size,
-                  options.root.value_or(0), options.op);
+      fmt::format("collective {}\nsize {}\nroot {}\nop {}", options.collective->name, options.size,
+                  options.root, options.op);
   init_process_group(environment, torch::kCPU, group_options);
   const ProcessGroup& group = default_process_group();
-  const BeforeAndAfter own = Lab(options, group).run();
-  std::vector<std::string> texts;
-  verify(group, "tensors", own.before + "\n" + own.after,
-         [&](const std::vector<std::string>& all) { return texts = all, std::string(); });
+  const auto [name, op] =
+      *std::ranges::find(kOps, options.op, [](const auto& o) { return o.first; });
+  const BeforeAndAfter own = options.collective->run({group, options.size, options.root, op});
+  const std::vector<std::string> befores = texts_of(group, "before", own.before);
+  const std::vector<std::string> afters = texts_of(group, "after", own.after);
   if (environment.rank == 0) {
-    std::cout << report(options, group, texts) << std::flush;
+    std::cout << report(options, group.backend_name(), befores, afters) << std::flush;
   }
   destroy_process_group();
 }
