@@ -25,7 +25,7 @@ constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabyte
 /// Standard output of a command that answers at once; empty if it fails.
 std::string ask(const std::vector<std::string>& argv) {
   try {
-    const CaptureResult result = run_captured(argv);
+    const CaptureResult result = CapturedChild(argv).wait();
     return result.exit_code == 0 ? result.out : "";
   } catch (const std::system_error&) {
     return "";

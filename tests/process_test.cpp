@@ -17,8 +17,9 @@ namespace {
 using ddp::CaptureResult;
 using ddp::ChildOptions;
 
-CaptureResult shell(const std::string& script, const ChildOptions& options = {}) {
-  return ddp::run_captured({"sh", "-c", script}, options);
+CaptureResult shell(const std::string& script, const ChildOptions& options = {},
+                    double timeout_s = 60) {
+  return ddp::CapturedChild({"sh", "-c", script}, options).wait(timeout_s);
 }
 
 }  // namespace
@@ -71,13 +72,13 @@ TEST_CASE("it gets this environment with changes, an empty input, no blocked sig
 }
 
 TEST_CASE("at the timeout its whole group is killed, and what it said until then is kept") {
-  const CaptureResult result = shell("sleep 1000 & echo $!; wait", {.timeout_s = 0.5});
+  const CaptureResult result = shell("sleep 1000 & echo $!; wait", {}, 0.5);
   CHECK(result.timed_out);
   CHECK(result.signal == SIGKILL);
   CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
   // A program that closes its streams long before its end, and a program that ignores SIGTERM.
-  CHECK(shell("exec >&- 2>&-; sleep 1000", {.timeout_s = 0.5}).timed_out);
-  CHECK(shell("trap '' TERM; while :; do sleep 1; done", {.timeout_s = 0.5}).timed_out);
+  CHECK(shell("exec >&- 2>&-; sleep 1000", {}, 0.5).timed_out);
+  CHECK(shell("trap '' TERM; while :; do sleep 1; done", {}, 0.5).timed_out);
 }
 
 TEST_CASE("what is left behind in its group ends with it, also where it holds the output open") {
@@ -98,10 +99,10 @@ TEST_CASE("a child is asked about without waiting, and gone with its object") {
     CHECK_FALSE(child.poll());
   }
   CHECK(ddp::test::all_gone_within({pid}, 20));
-  ddp::Child child({"sh", "-c", "echo ready; sleep 1000"}, {.capture = true});
-  CHECK(child.wait_for_output("ready"));
+  ddp::Child child({"sleep", "1000"});
   child.signal(SIGTERM);
-  CHECK(child.wait().signal == SIGTERM);
+  while (!child.poll()) {
+  }
   CHECK(child.poll().value().signal == SIGTERM);
 }
 

@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +14,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "common/base/files.hpp"
@@ -25,20 +27,6 @@ namespace {
 [[noreturn]] void fail(const std::string& what, int error) {
   throw std::system_error(error, std::generic_category(), what);
 }
-
-/// Pipe that started programs do not inherit.
-struct Pipe {
-  Pipe() {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-      fail("cannot make a pipe", errno);
-    }
-    read_end.reset(ends[0]);
-    write_end.reset(ends[1]);
-  }
-  FileDescriptor read_end;
-  FileDescriptor write_end;
-};
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
@@ -85,22 +73,27 @@ pid_t start(std::vector<std::string> argv, ChildOptions options) {
   sigemptyset(&mask);
   mask = options.signal_mask.value_or(mask);
 
-  Pipe failure;  // carries errno if the program cannot be run, else just closes
+  // Carries errno if the program cannot be run, else just closes.
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+    fail("cannot make a pipe", errno);
+  }
+  const FileDescriptor read_end(ends[0]);
+  FileDescriptor write_end(ends[1]);
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
     const int reason =
         become(program.c_str(), argument_pointers.data(), environment, options, mask, parent);
-    [[maybe_unused]] const ssize_t written =
-        write(failure.write_end.get(), &reason, sizeof(reason));
+    [[maybe_unused]] const ssize_t written = write(write_end.get(), &reason, sizeof(reason));
     _exit(kCannotRunExitCode);
   }
   if (pid < 0) {
     fail("cannot start a process", errno);
   }
-  failure.write_end.close();
+  write_end.close();
   int reason = 0;
-  uninterrupted([&] { return read(failure.read_end.get(), &reason, sizeof(reason)); });
+  uninterrupted([&] { return read(read_end.get(), &reason, sizeof(reason)); });
   if (reason != 0) {
     waitpid(pid, nullptr, 0);
     throw CannotRun(reason, std::generic_category(), "cannot run " + program);
@@ -114,6 +107,25 @@ bool has_ended(pid_t pid) {
          info.si_pid != 0;
 }
 
+ChildOptions with_output(ChildOptions options, int out_fd, int err_fd) {
+  options.out_fd = out_fd;
+  options.err_fd = err_fd;
+  return options;
+}
+
+FileDescriptor memory_file(const char* name) {
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0) {
+    fail("cannot make a file in memory", errno);
+  }
+  return FileDescriptor(fd);
+}
+
+std::string content_of(const FileDescriptor& file) {
+  std::ifstream stream(fmt::format("/proc/self/fd/{}", file.get()));
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
 }  // namespace
 
 void FileDescriptor::reset(int fd) {
@@ -124,19 +136,7 @@ void FileDescriptor::reset(int fd) {
 }
 
 Child::Child(const std::vector<std::string>& argv, const ChildOptions& options)
-    : options_(options) {
-  if (!options.capture) {
-    pid_ = start(argv, options_);
-    return;
-  }
-  Pipe out;
-  Pipe err;
-  options_.out_fd = out.write_end.get();
-  options_.err_fd = err.write_end.get();
-  pid_ = start(argv, options_);
-  out_.reset(out.read_end.release());
-  err_.reset(err.read_end.release());
-}
+    : pid_(start(argv, options)) {}
 
 Child::~Child() {
   signal(SIGKILL);
@@ -168,63 +168,30 @@ std::optional<ProcessEnd> Child::poll() {
   return end_;
 }
 
-/// Waits for output until `until_s`. @return false once both streams are closed
-bool Child::read_some(double until_s) {
-  std::array<pollfd, 2> streams = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
-  if (!out_.is_open() && !err_.is_open()) {
-    return false;
-  }
-  const double left_ms = std::clamp((until_s - seconds_since(start_)) * 1e3, 0.0, 1e6);
-  ::poll(streams.data(), streams.size(), static_cast<int>(left_ms) + 1);
-  for (const pollfd& stream : streams) {
-    if (stream.fd < 0 || stream.revents == 0) {
-      continue;
-    }
-    const bool is_out = stream.fd == out_.get();
-    std::array<char, 65536> buffer;
-    const ssize_t count =
-        uninterrupted([&] { return read(stream.fd, buffer.data(), buffer.size()); });
-    if (count > 0) {
-      (is_out ? result_.out : result_.err).append(buffer.data(), static_cast<size_t>(count));
-    } else {
-      (is_out ? out_ : err_).close();
-    }
-  }
-  return true;
+CapturedChild::CapturedChild(const std::vector<std::string>& argv, ChildOptions options)
+    : out_(memory_file("stdout")),
+      err_(memory_file("stderr")),
+      child_(argv, with_output(options, out_.get(), err_.get())) {}
+
+std::string CapturedChild::out() const {
+  return content_of(out_);
 }
 
-bool Child::wait_for_output(const std::string& text) {
-  const auto is_there = [&] { return result_.out.find(text) != std::string::npos; };
-  while (!is_there() && seconds_since(start_) < options_.timeout_s &&
-         read_some(options_.timeout_s)) {
-  }
-  return is_there();
-}
-
-CaptureResult Child::wait() {
-  constexpr double kLookSeconds = 0.02;  // between two checks for its end
-  constexpr double kLingerSeconds = 1;  // for output, which may stay open for ever
-  while (!has_ended(pid_)) {
-    if (!read_some(seconds_since(start_) + kLookSeconds)) {
-      usleep(1000);  // its streams are closed, but it still runs
+CaptureResult CapturedChild::wait(double timeout_s) {
+  CaptureResult result;
+  while (!has_ended(child_.pid())) {
+    if (!result.timed_out && seconds_since(start_) > timeout_s) {
+      result.timed_out = true;
+      child_.signal(SIGKILL);
     }
-    if (!result_.timed_out && seconds_since(start_) > options_.timeout_s) {
-      result_.timed_out = true;
-      signal(SIGKILL);
-    }
+    usleep(1000);
   }
-  result_.seconds = seconds_since(start_);
-  signal(SIGKILL);  // to its group, before poll() frees the process id
-  while (seconds_since(start_) < result_.seconds + kLingerSeconds &&
-         read_some(result_.seconds + kLingerSeconds)) {
-  }
-  static_cast<ProcessEnd&>(result_) = poll().value();
-  return result_;
-}
-
-CaptureResult run_captured(const std::vector<std::string>& argv, ChildOptions options) {
-  options.capture = true;
-  return Child(argv, options).wait();
+  result.seconds = seconds_since(start_);
+  child_.signal(SIGKILL);  // to its group, before poll() frees the process id
+  static_cast<ProcessEnd&>(result) = child_.poll().value();
+  result.out = content_of(out_);
+  result.err = content_of(err_);
+  return result;
 }
 
 std::vector<std::string> environment_with(

@@ -28,7 +28,6 @@ class FileDescriptor {
   bool is_open() const { return fd_ >= 0; }
   void reset(int fd);  ///< closes the old descriptor
   void close() { reset(-1); }
-  int release() { return std::exchange(fd_, -1); }  ///< the caller closes it
 
  private:
   int fd_;
@@ -50,8 +49,6 @@ struct ChildOptions {
   std::string cwd = "";  ///< empty: this process's
   int out_fd = -1;  ///< its standard output; -1: this process's
   int err_fd = -1;  ///< its standard error; -1: this process's
-  bool capture = false;  ///< wait() returns what it prints; instead of out_fd and err_fd
-  double timeout_s = 60;  ///< for wait_for_output() and wait()
   int parent_death_signal = 0;  ///< sent when the thread that started it ends; 0: none
   std::optional<sigset_t> signal_mask = {};  ///< none: no signal is blocked
 };
@@ -60,13 +57,6 @@ struct ChildOptions {
 struct ProcessEnd {
   int exit_code = -1;  ///< -1: it did not exit by itself
   int signal = 0;  ///< signal that ended it
-};
-
-struct CaptureResult : ProcessEnd {
-  bool timed_out = false;  ///< the timeout passed, and it was killed
-  double seconds = 0;  ///< from its start to its end
-  std::string out;
-  std::string err;
 };
 
 /// Running program in a process group of its own, with an empty standard input. The destructor
@@ -88,26 +78,36 @@ class Child {
   /// Its end if it has ended, without waiting.
   std::optional<ProcessEnd> poll();
 
-  /// Reads until it has printed `text` to its standard output.
-  /// @return false if it ended or the timeout passed first
-  bool wait_for_output(const std::string& text);
-  /// Waits for its end, or kills it at the timeout. Then kills the processes left in its group.
-  CaptureResult wait();
-
  private:
-  bool read_some(double until_s);
-
-  ChildOptions options_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  FileDescriptor out_;
-  FileDescriptor err_;
-  pid_t pid_ = -1;
+  pid_t pid_;
   std::optional<ProcessEnd> end_;
-  CaptureResult result_;
 };
 
-/// Runs the program to its end and captures its output. @throws as Child()
-CaptureResult run_captured(const std::vector<std::string>& argv, ChildOptions options = {});
+struct CaptureResult : ProcessEnd {
+  bool timed_out = false;  ///< the timeout passed, and it was killed
+  double seconds = 0;  ///< from its start to its end
+  std::string out;
+  std::string err;
+};
+
+/// Child with output to files in memory.
+class CapturedChild {
+ public:
+  /// @param options without out_fd and err_fd @throws as Child()
+  explicit CapturedChild(const std::vector<std::string>& argv, ChildOptions options = {});
+
+  pid_t pid() const { return child_.pid(); }
+  /// What it has printed to its standard output so far.
+  std::string out() const;
+  /// Waits for its end, or kills it at the timeout. Then kills the processes left in its group.
+  CaptureResult wait(double timeout_s = 60);
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  FileDescriptor out_;
+  FileDescriptor err_;
+  Child child_;
+};
 
 /// This process's variables as "NAME=value".
 /// @param changes new values by name; std::nullopt leaves the variable out

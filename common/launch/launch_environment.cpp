@@ -140,7 +140,7 @@ std::string checked_host(const std::string& source, const std::string& text) {
 std::string first_host(const std::string& name, const std::string& list) {
   std::string reason;
   try {
-    const CaptureResult result = run_captured({"scontrol", "show", "hostnames", list});
+    const CaptureResult result = CapturedChild({"scontrol", "show", "hostnames", list}).wait();
     if (result.exit_code == 0 && !result.out.empty()) {
       return result.out.substr(0, result.out.find('\n'));
     }

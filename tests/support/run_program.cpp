@@ -1,6 +1,11 @@
 #include "tests/support/run_program.hpp"
 
+#include <unistd.h>
+
+#include <chrono>
 #include <sstream>
+
+#include "common/base/seconds_since.hpp"
 
 namespace ddp::test {
 namespace {
@@ -9,15 +14,23 @@ ChildOptions child_options(const RunOptions& options) {
   ChildOptions result;
   result.environment = environment_with(options.environment);
   result.cwd = options.cwd;
-  result.timeout_s = options.timeout_seconds;
-  result.capture = true;
   return result;
 }
 
 }  // namespace
 
 Program::Program(const std::vector<std::string>& argv, const RunOptions& options)
-    : Child(argv, child_options(options)) {}
+    : CapturedChild(argv, child_options(options)), timeout_seconds_(options.timeout_seconds) {}
+
+bool Program::wait_for_output(const std::string& text) const {
+  const auto start = std::chrono::steady_clock::now();
+  bool is_there = false;
+  while (!is_there && seconds_since(start) < timeout_seconds_) {
+    usleep(10'000);
+    is_there = out().find(text) != std::string::npos;
+  }
+  return is_there;
+}
 
 std::vector<std::string> words(const std::string& line) {
   std::vector<std::string> found;

@@ -21,11 +21,17 @@ struct RunOptions {
 };
 
 /// Running program in a process group of its own. The destructor kills the group.
-class Program : public Child {
+class Program : public CapturedChild {
  public:
   /// @param argv argv[0] is a path, or a name that PATH finds
   /// @throws CannotRun
   explicit Program(const std::vector<std::string>& argv, const RunOptions& options = {});
+  /// @return false if it did not print `text` within the time limit
+  bool wait_for_output(const std::string& text) const;
+  RunResult wait() { return CapturedChild::wait(timeout_seconds_); }
+
+ private:
+  double timeout_seconds_;
 };
 
 /// Words between blanks: "a  b c" -> {"a", "b", "c"}
