@@ -13,6 +13,7 @@
 #include "common/fused/step_graph.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/count_allocations.hpp"
+#include "tests/support/threads_as_ranks.hpp"
 
 namespace {
 

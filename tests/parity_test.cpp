@@ -127,7 +127,8 @@ class Folder {
 
  private:
   Outcome with_weights(Outcome outcome) const {
-    for (const auto& [name, tensor] : ddp::read_tensor_file(file()).tensors) {
+    const ddp::MappedFile snapshot(file());
+    for (const auto& [name, tensor] : ddp::parse_tensor_file(file(), snapshot.bytes()).tensors) {
       outcome.weights[name] = tensor;
     }
     return outcome;

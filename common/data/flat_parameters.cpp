@@ -1,7 +1,5 @@
 #include "common/data/flat_parameters.hpp"
 
-#include <torch/nn/utils/convert_parameters.h>
-
 #include <cstring>
 #include <unordered_set>
 
@@ -125,12 +123,6 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   }
   flat.rebind_grads();
   return flat;
-}
-
-torch::Tensor parameter_vector(const torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  return torch::nn::utils::parameters_to_vector(module.parameters())
-      .to(torch::kCPU, torch::kFloat64);
 }
 
 std::string parameter_hash(const torch::nn::Module& module) {

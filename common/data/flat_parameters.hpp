@@ -52,9 +52,6 @@ using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::Scala
 FlatParameters flatten_parameters(const torch::nn::Module& module,
                                   const AllocateFunction& allocate_gradients = {});
 
-/// All parameters, frozen ones too, in order: (total) float64, on the host.
-torch::Tensor parameter_vector(const torch::nn::Module& module);
-
 /// Hash of the parameters' bytes in order, without gaps: 32 hex digits.
 std::string parameter_hash(const torch::nn::Module& module);
 

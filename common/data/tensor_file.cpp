@@ -51,16 +51,6 @@ std::string reason() {
   }
 }
 
-/// Calls `read`. @throws Error (3) for a file that is no snapshot of ours
-template <typename Read>
-auto read_snapshot(const std::string& path, const Read& read) {
-  try {
-    return read();
-  } catch (...) {
-    throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {}: {}", path, reason()));
-  }
-}
-
 /// Parts of a safetensors file after the header's size.
 struct Parts {
   std::string_view header;  ///< JSON
@@ -242,16 +232,14 @@ void write_tensor_file(const std::string& path, const TensorFile& file) {
   next.take_place(/*keep_old=*/is_whole(path));
 }
 
-TensorFile read_tensor_file(const std::string& path) {
-  return read_snapshot(path, [&] { return parse_tensor_file(path, MappedFile(path).bytes()); });
-}
-
 TensorFile parse_tensor_file(const std::string& name, std::string_view bytes) {
-  return read_snapshot(name, [&] {
+  try {
     const Parts parts = split(bytes);
     check_hash(parts);
     return parse(parts.header, on(parts.data).clone(), /*wanted=*/nullptr);
-  });
+  } catch (...) {
+    throw Error(ExitCode::kSnapshotRefused, fmt::format("snapshot {}: {}", name, reason()));
+  }
 }
 
 TensorFile map_tensor_file(const std::string& path, const std::vector<std::string>& names) {

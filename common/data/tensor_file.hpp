@@ -24,13 +24,10 @@ struct TensorFile {
 /// @throws Error (1) with the path and the reason
 void write_tensor_file(const std::string& path, const TensorFile& file);
 
-/// Reads a file of write_tensor_file(). The tensors share one allocation of the file's size.
-/// @throws Error (3) if the file cannot be read, is no safetensors file, or its checksum, which
-/// covers all of the file, does not match
-TensorFile read_tensor_file(const std::string& path);
-
-/// Reads the bytes of a file of write_tensor_file(). The tensors are copies of `bytes`.
-/// @param name path of the file, for messages @throws as read_tensor_file()
+/// Reads the bytes of a file of write_tensor_file(). The tensors share one copy of `bytes`.
+/// @param name path of the file, for messages
+/// @throws Error (3) if it is no safetensors file, or its checksum, which covers all of the file,
+/// does not match
 TensorFile parse_tensor_file(const std::string& name, std::string_view bytes);
 
 /// Maps tensors from a file of any writer into read-only memory. Pages are read at their first

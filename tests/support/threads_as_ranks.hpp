@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <torch/nn/utils/convert_parameters.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,6 +15,17 @@
 #include "common/parallel/process_group.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/rank_threads.hpp"
+
+namespace ddp {
+
+/// All parameters, frozen ones too, in order: (total) float64, on the host.
+inline torch::Tensor parameter_vector(const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  return torch::nn::utils::parameters_to_vector(module.parameters())
+      .to(torch::kCPU, torch::kFloat64);
+}
+
+}  // namespace ddp
 
 namespace ddp::test {
 
