@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts tests that cannot run, with reasons; tests that must be able to run fail: cmake/leave_out.cmake, tests/skipped.sh.
+"""Counts tests that cannot run, with reasons; tests that must be able to run fail: tests/leave_out.cmake, tests/skipped.sh.
 
 usage: skips_test.py CMAKE CTEST
 """
@@ -23,7 +23,7 @@ class Skips(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "CMakeLists.txt").write_text("\n".join([
                 "cmake_minimum_required(VERSION 3.25)", "project(skips LANGUAGES NONE)", "enable_testing()",
-                f"include({ROOT}/cmake/leave_out.cmake)", "add_test(NAME good COMMAND true)", *lines]) + "\n")
+                f"include({ROOT}/tests/leave_out.cmake)", "add_test(NAME good COMMAND true)", *lines]) + "\n")
             subprocess.run([CMAKE, "-S", folder, "-B", f"{folder}/build"], check=True, capture_output=True)
             tests = subprocess.run([CTEST, "--test-dir", f"{folder}/build"], capture_output=True, text=True)
             said = subprocess.run([ROOT / "tests/skipped.sh", f"{folder}/build"], capture_output=True, text=True)
