@@ -9,6 +9,7 @@
 #include <deque>
 #include <thread>
 
+#include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
 
@@ -16,12 +17,6 @@ namespace ddp::micro {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 }  // namespace
 
@@ -122,7 +117,7 @@ double Ranks::measure(const Piece& piece) const {
   repeat(piece, times / 10);  // caches, pages and frequencies settle
   const std::vector<double> seconds = repeat(piece, times);
   agree_that_right(piece);
-  return largest(median(seconds));
+  return largest(bench::median(seconds).value());
 }
 
 }  // namespace ddp::micro

@@ -6,16 +6,11 @@
 // from the engine. bench/peers/README.md explains peers.
 
 #include "bench/peers/reducer.hpp"
-#include "common/base/refuse.hpp"
 #include "common/stage.hpp"
 
 namespace {
 
 ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& launch) {
-  if (launch.world_size < 2) {
-    ddp::refuse("--nprocs is {}, expected >= 2: one process has nothing to reduce",
-                launch.world_size);
-  }
   const torch::Device device = ddp::set_device(options, launch.rank);
   ddp::init_process_group(options, launch, device);
 
