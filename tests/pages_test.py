@@ -169,7 +169,7 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
 
 
 class Tables(TemporaryTree):
-    MARKERS = ("scaling T,M", "pieces M", "peers", "pays M:03_ddp_spawn", "origin", "beside 01_single_gpu/1,03_ddp_spawn_by_hand/2")
+    MARKERS = ("scaling T,M", "pieces M", "peers", "pays M:03_ddp_spawn", "origin")
 
     def setUp(self):
         super().setUp()

@@ -6,7 +6,6 @@
 
 A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up to the next blank line. KIND:
 
-    beside NAME/RANKS,NAME/RANKS,...   these programs, for the models T and M
     scaling T,M[:NAME,NAME,...]     programs (default: all) with these models, on all cores: step, speed-up over stage 01, efficiency
     pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and speed-up, two columns for each of these models
     pieces MODEL        where a step of the stages' main programs goes, and the step's bare matrix products
@@ -68,25 +67,6 @@ def runs_of(report, **wanted):
             and all(run[field] == value for field, value in wanted.items())]
 
 
-def fastest(report, name, ranks, model):
-    found = [run for run in runs_of(report, model=model, world_size=ranks, threads=1, scaling="weak") if name in (name_of(run), run["stage"])]
-    exact = [run for run in found if name_of(run) == name]
-    return min(exact or found, key=lambda run: run["step_ms"]["median"], default=None)
-
-
-def beside(report, programs):
-    rows = []
-    for model in "TM":
-        for program in programs.split(","):
-            name, _, ranks = program.partition("/")
-            run = fastest(report, name, int(ranks), model)
-            if run is None:
-                raise ValueError(f"got {program}, expected a program of the report, with model {model}")
-            rows.append([f"{model}: {name_of(run)}", ranks_of(run), transport_of(run), run["global_batch"], run["step_ms"]["median"],
-                         run["samples_per_second"], show(run["speedup"], run["speedup_ci95"])])
-    return table(["model: program", "ranks", "backend", "samples in a step", "step, ms", "samples/s", "speed-up over stage 01"], rows)
-
-
 def scaling(report, argument):
     models, _, programs = argument.partition(":")
     return table(["model: program", "launcher", "backend", "ranks", "step, ms", "samples/s", "speed-up", "efficiency"], [
@@ -140,7 +120,7 @@ def update_page(page, text):
     def filled(match):
         marker, kind, argument, file, _ = match.groups()
         try:
-            return marker + {"beside": beside, "scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
+            return marker + {"scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
         except (OSError, KeyError, ValueError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]
