@@ -1,6 +1,5 @@
 #include "bench/child.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -20,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-#include "bench/words.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 
@@ -29,7 +27,6 @@ namespace {
 
 constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;
-constexpr std::streamoff kMaxOutputBytes = 65536;
 constexpr std::size_t kMaxReasonBytes = 300;
 
 /// Beginnings of variables that launchers set for a process of a job. srun's tasks see all GPUs of
@@ -48,21 +45,6 @@ bool is_identity(std::string_view variable) {
   }
   return std::ranges::any_of(
       kIdentity, [&](std::string_view beginning) { return variable.starts_with(beginning); });
-}
-
-std::string read_tail(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file.tellg();
-  file.seekg(std::max<std::streamoff>(0, size - kMaxOutputBytes));
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-FileDescriptor open_output(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) {
-    throw std::system_error(errno, std::generic_category(), path);
-  }
-  return FileDescriptor(fd);
 }
 
 /// Kills processes that a command left behind. The children of a killed process become children of
@@ -172,30 +154,23 @@ ChildResult run_child(const Command& command, Session& session) {
   // Orphans become children of this process instead of init's: torchrun gives each worker its own
   // session, which a signal to the process group does not reach.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const std::string out_path = session.scratch.path() + "/stdout";
-  const std::string err_path = session.scratch.path() + "/stderr";
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
-  const FileDescriptor out = open_output(out_path);
-  const FileDescriptor err = open_output(err_path);
   ChildOptions options;
   options.environment = environment_with(command.env, is_identity);
   options.cwd = command.cwd;
-  options.out_fd = out.get();
-  options.err_fd = err.get();
   options.parent_death_signal = SIGTERM;
   options.signal_mask = session.interrupts.original_mask();
   try {
-    Child child(command.argv, options);
-    watch(child, command.timeout_s, session, result);
+    CapturedChild captured(command.argv, options);
+    watch(captured.child(), command.timeout_s, session, result);
+    end_leftovers();
+    result.out = captured.out();
+    result.err = captured.err();
   } catch (const CannotRun& error) {
     result.exit_code = kCannotRunExitCode;
     result.err = error.what();
-    return result;
   }
-  end_leftovers();
-  result.out = read_tail(out_path);
-  result.err = read_tail(err_path);
   return result;
 }
 

@@ -13,31 +13,27 @@
 
 namespace ddp::bench {
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Between two pieces of work it answers if a
-/// signal came. Children get the original signal mask. SIGTSTP (Ctrl-Z) stops them too.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Children get the original signal mask. SIGTSTP
+/// (Ctrl-Z) stops them too.
 class Interrupts {
  public:
   Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
 
-  /// True from the first signal on.
-  bool requested() {
-    wait(0, /*except=*/SIGCHLD);
-    return requested_;
-  }
   /// Sleeps until a child changes state, a signal comes, or the time is over.
-  void wait_for_child(double seconds) { wait(seconds, /*except=*/0); }
-
-  const sigset_t& original_mask() const { return signals_.original(); }
-
- private:
-  void wait(double seconds, int except) {
-    const int signal = signals_.wait(seconds, except).si_signo;
+  void wait_for_child(double seconds) {
+    const int signal = signals_.wait(seconds).si_signo;
     if (signal == SIGTSTP) {
       stop_until_continued();
     } else if (signal > 0 && signal != SIGCHLD) {
       requested_ = true;
     }
   }
+  /// True once wait_for_child() has seen such a signal.
+  bool requested() const { return requested_; }
+
+  const sigset_t& original_mask() const { return signals_.original(); }
+
+ private:
   /// Ctrl-Z: the terminal stops only this process's group, so this stops all processes below too.
   static void stop_until_continued();
 
@@ -60,13 +56,9 @@ struct Command {
   std::map<std::string, std::optional<std::string>> env = {};  ///< added to this process's
 };
 
-struct ChildResult : ProcessEnd {
-  bool timed_out = false;
+struct ChildResult : CaptureResult {
   bool interrupted = false;
   double start_unix_ms = 0;
-  double seconds = 0;
-  std::string out;
-  std::string err;
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }
   /// Description of its end, with the most informative line of its standard error. Never empty.

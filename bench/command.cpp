@@ -126,4 +126,15 @@ std::vector<std::string> command_line(const Entry& entry, const Plan& plan, cons
   return argv;
 }
 
+std::string shell_line(const std::vector<std::string>& words) {
+  constexpr const char* kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-";
+  std::string line;
+  for (const std::string& word : words) {
+    const bool is_plain = !word.empty() && word.find_first_not_of(kPlain) == std::string::npos;
+    line += (line.empty() ? "" : " ") + (is_plain ? word : "'" + word + "'");
+  }
+  return line;
+}
+
 }  // namespace ddp::bench

@@ -30,4 +30,7 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
                                       const std::string& folder);
 
+/// Line for a POSIX shell. Words must not have single quotes.
+std::string shell_line(const std::vector<std::string>& words);
+
 }  // namespace ddp::bench

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "bench/command.hpp"
 #include "bench/statistics.hpp"
-#include "bench/words.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/hardware.hpp"

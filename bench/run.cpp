@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
+#include <iomanip>
 #include <map>
 #include <numeric>
 #include <random>
+#include <sstream>
 
 #include "bench/command.hpp"
 #include "bench/metrics.hpp"
@@ -20,14 +21,6 @@ namespace ddp::bench {
 namespace {
 
 constexpr int kMaxAttempts = 3;  // for runs that end with exit code 75, "try again later"
-
-/// "2026-01-02T03:04:05Z"
-std::string format_utc(std::time_t seconds) {
-  std::tm date{};
-  gmtime_r(&seconds, &date);
-  std::array<char, sizeof("2026-01-02T03:04:05Z")> text{};
-  return {text.data(), std::strftime(text.data(), text.size(), "%FT%TZ", &date)};
-}
 
 /// Result of a launch.
 struct Launch {
@@ -88,7 +81,10 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   const ChildResult child = run_command(entry, length, plan, folder, session);
   Launch result;
   result.interrupted = child.interrupted;
-  result.started = format_utc(static_cast<std::time_t>(child.start_unix_ms / 1e3));
+  const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
+  std::ostringstream utc;
+  utc << std::put_time(std::gmtime(&started), "%FT%TZ");
+  result.started = utc.str();
   if (!child.ok()) {
     result.error = child.failure();
     return result;

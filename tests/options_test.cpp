@@ -210,7 +210,6 @@ TEST_CASE("names, choices and combinations are refused by name") {
                          {"--batch-size 8 --global-batch 32", "--global-batch"},
                          {"--speedup ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
                          {"--speedup compile_ddp", "03_ddp_spawn_fused"},
-                         {"--speedup graph", "03_ddp_spawn_fused --graph"},
                          {"--speedup dataparallel", "02_data_parallel", Launch::kAlone},
                          {"--batch-size auto", "04_ddp_launcher_auto_batch"},
                          {"--graph", "--graph"},

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "bench/words.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 
@@ -22,7 +21,7 @@ constexpr const char* kFooter =
 
 std::vector<int64_t> parse_bytes(const std::string& name, const std::string& text) {
   std::vector<int64_t> sizes;
-  for (const std::string& part : bench::split(text)) {
+  for (const std::string& part : split(text)) {
     sizes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, kMaxBytes));
     if (sizes.back() % kFloatBytes != 0) {
       refuse("{}: got {}, expected a multiple of 4 (float32)", name, quote(part));

@@ -6,12 +6,24 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/base/exit_codes.hpp"
 
 namespace ddp {
+
+/// "shm,gloo" -> {"shm", "gloo"}
+inline std::vector<std::string> split(const std::string& text, char separator = ',') {
+  std::vector<std::string> parts;
+  std::istringstream list(text + separator);
+  for (std::string part; std::getline(list, part, separator);) {
+    parts.push_back(part);
+  }
+  return parts;
+}
 
 /// The beginning of a long text, for messages.
 inline std::string shorten(std::string_view text) {

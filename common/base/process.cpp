@@ -16,9 +16,9 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 
 #include "common/base/files.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp {
@@ -177,6 +177,10 @@ std::string CapturedChild::out() const {
   return content_of(out_);
 }
 
+std::string CapturedChild::err() const {
+  return content_of(err_);
+}
+
 CaptureResult CapturedChild::wait(double timeout_s) {
   CaptureResult result;
   while (!has_ended(child_.pid())) {
@@ -189,8 +193,8 @@ CaptureResult CapturedChild::wait(double timeout_s) {
   result.seconds = seconds_since(start_);
   child_.signal(SIGKILL);  // to its group, before poll() frees the process id
   static_cast<ProcessEnd&>(result) = child_.poll().value();
-  result.out = content_of(out_);
-  result.err = content_of(err_);
+  result.out = out();
+  result.err = err();
   return result;
 }
 
@@ -221,8 +225,7 @@ bool is_executable(const std::string& path) {
 
 std::optional<std::string> find_in_path(const std::string& name) {
   const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
+  for (const std::string& folder : split(path == nullptr ? "" : path, ':')) {
     const std::string candidate = folder + "/" + name;
     if (!folder.empty() && is_executable(candidate)) {
       return candidate;
@@ -252,16 +255,12 @@ void BlockedSignals::stop() {
   sigprocmask(SIG_BLOCK, &only_stop, nullptr);
 }
 
-siginfo_t BlockedSignals::wait(std::optional<double> seconds, int except) const {
-  sigset_t signals = blocked_;
-  if (except != 0) {
-    sigdelset(&signals, except);
-  }
+siginfo_t BlockedSignals::wait(std::optional<double> seconds) const {
   const double positive = std::max(seconds.value_or(0), 0.0);
   const timespec timeout{static_cast<time_t>(positive),
                          static_cast<long>((positive - std::floor(positive)) * 1e9)};
   siginfo_t info{};
-  if (sigtimedwait(&signals, &info, seconds ? &timeout : nullptr) < 0) {
+  if (sigtimedwait(&blocked_, &info, seconds ? &timeout : nullptr) < 0) {
     info = {};
   }
   return info;

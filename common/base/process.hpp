@@ -96,9 +96,10 @@ class CapturedChild {
   /// @param options without out_fd and err_fd @throws as Child()
   explicit CapturedChild(const std::vector<std::string>& argv, ChildOptions options = {});
 
-  pid_t pid() const { return child_.pid(); }
-  /// What it has printed to its standard output so far.
+  Child& child() { return child_; }
+  /// What it has printed so far.
   std::string out() const;
+  std::string err() const;
   /// Waits for its end, or kills it at the timeout. Then kills the processes left in its group.
   CaptureResult wait(double timeout_s = 60);
 
@@ -129,9 +130,9 @@ class BlockedSignals {
  public:
   explicit BlockedSignals(const std::vector<int>& signals);
 
-  /// Sleeps until a signal comes. @param except signal that is left pending
+  /// Sleeps until a signal comes.
   /// @return its number (si_signo) and sender; number 0: no signal came in that time
-  siginfo_t wait(std::optional<double> seconds, int except = 0) const;
+  siginfo_t wait(std::optional<double> seconds) const;
   /// Stops this process by SIGTSTP, which is one of the signals. Returns when it goes on; at once
   /// if it has no shell that could let it go on, because its process group is orphaned.
   static void stop();

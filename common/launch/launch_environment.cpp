@@ -9,7 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -102,8 +101,7 @@ int port_of(const std::string& job) {
 
 /// Number of tasks on a node, from Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
 int tasks_on_node(const std::string& name, const std::string& text, int node) {
-  std::istringstream items(text);
-  for (std::string item; std::getline(items, item, ',');) {
+  for (std::string item : split(text)) {
     const size_t open = item.find("(x");
     int nodes = 1;
     if (open != std::string::npos && item.ends_with(')')) {

@@ -8,7 +8,6 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string_view>
 
 #include "common/base/command_line.hpp"
@@ -32,8 +31,7 @@ constexpr double kMaxTimeout = 30 * 86400;  // longer times overflow clocks of l
 StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
   return [&target, fewest](const std::string& name, const std::string& text) {
     target.clear();
-    std::istringstream list(text + ",");
-    for (std::string width; std::getline(list, width, ',');) {
+    for (const std::string& width : split(text)) {
       target.push_back(parse_integer<int64_t>(name, width, 1));
     }
     if (target.size() < fewest) {
@@ -184,12 +182,9 @@ void add_old_spellings(OptionGroup group) {
   group
       .value("--speedup", "NAME", "", "",
              [](const std::string& name, const std::string& text) {
-               const std::string fused = "03_ddp_spawn_fused";
                const std::map<std::string, std::string> programs = {
                    {"ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
-                   {"compile_ddp", fused},
-                   {"fused", fused},
-                   {"graph", fused + " --graph"},
+                   {"compile_ddp", "03_ddp_spawn_fused"},
                    {"dataparallel", "02_data_parallel"}};
                const auto program = programs.find(text);
                refuse("{}: got {}, expected {}", name, quote(text),

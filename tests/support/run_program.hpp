@@ -26,6 +26,7 @@ class Program : public CapturedChild {
   /// @param argv argv[0] is a path, or a name that PATH finds
   /// @throws CannotRun
   explicit Program(const std::vector<std::string>& argv, const RunOptions& options = {});
+  pid_t pid() { return child().pid(); }
   /// @return false if it did not print `text` within the time limit
   bool wait_for_output(const std::string& text) const;
   RunResult wait() { return CapturedChild::wait(timeout_seconds_); }
