@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -37,6 +38,8 @@ TEST_CASE("what a program prints, its exit code or the signal that ended it") {
       shell("head -c 9000000 /dev/zero >&2 & head -c 9000000 /dev/zero; wait");
   CHECK(loud.out.size() == 9000000);
   CHECK(loud.err.size() == 9000000);
+  const CaptureResult beside = shell("for i in 1 2 3 4; do seq 20000 & done; wait");
+  CHECK(std::ranges::count(beside.out, '\n') == 80000);
 }
 
 TEST_CASE("a program that cannot be run is told by its name and the reason") {

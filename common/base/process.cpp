@@ -113,9 +113,11 @@ ChildOptions with_output(ChildOptions options, int out_fd, int err_fd) {
   return options;
 }
 
+/// Appends, because a program's processes write side by side, and a file in memory does not lock
+/// the position that they share.
 FileDescriptor memory_file(const char* name) {
   const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0) {
+  if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0) {
     fail("cannot make a file in memory", errno);
   }
   return FileDescriptor(fd);
