@@ -14,11 +14,8 @@
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::micro {
-namespace {
 
 using Clock = std::chrono::steady_clock;
-
-}  // namespace
 
 /// Note [Start]: after a backend's own barrier the ranks start some ten microseconds apart, which
 /// is more than a whole small all-reduce. So on one host, with a common clock, the ranks agree on a
