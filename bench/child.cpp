@@ -14,7 +14,6 @@
 #include <set>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 

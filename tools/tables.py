@@ -46,6 +46,8 @@ def show(value, interval=None):
 
 
 def table(head, rows):
+    if not rows:
+        raise ValueError("got no such run, expected some in the report")
     return "\n".join("| " + " | ".join(map(show, row)) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
