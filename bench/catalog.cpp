@@ -1,13 +1,11 @@
 #include "bench/catalog.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <stdexcept>
 
-#include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -17,7 +15,6 @@ constexpr double kWarmupSeconds = 0.05;
 constexpr std::int64_t kLeastTimedSteps = 20;
 constexpr std::int64_t kMostTimedSteps = 2000;
 constexpr std::int64_t kLeastWarmupSteps = 20;  // the stages' own warm-up
-constexpr std::int64_t kLargestWidth = 1'000'000;  // limit for batches too
 
 /// Rough time of a step on a CPU, for the number of timed steps.
 double expected_step_seconds(const Model& model) {
@@ -51,35 +48,18 @@ std::int64_t Model::warmup_steps() const {
   return kLeastWarmupSteps + std::llround(kWarmupSeconds / expected_step_seconds(*this));
 }
 
-Model find_model(const std::string& name) {
+const Model& find_model(const std::string& name) {
   static const std::vector<Model> known = {
       {"T", {20, 1}, 32},
       {"S", {64, 128, 128, 10}, 32},
       {"M", {784, 512, 512, 10}, 64},
       {"L", {1024, 1024, 1024, 1024}, 64},
   };
-  for (const Model& model : known) {
-    if (model.name == name) {
-      return model;
-    }
+  const auto found = std::ranges::find(known, name, &Model::name);
+  if (found == known.end()) {
+    refuse("--models: got {}, expected T, S, M or L", quote(name));
   }
-  Model model{.name = name, .layers = {}};
-  std::istringstream text(name);
-  char separator = '-';
-  for (std::int64_t width = 0; separator == '-' && text >> width; text >> separator) {
-    model.layers.push_back(width);
-  }
-  text >> model.batch;
-  const auto in_range = [](std::int64_t number) { return number >= 1 && number <= kLargestWidth; };
-  // A single spelling per model: no sign, blank, leading zero or further text.
-  const std::string spelling = fmt::format("{}@{}", fmt::join(model.layers, "-"), model.batch);
-  if (model.layers.size() < 2 || !std::ranges::all_of(model.layers, in_range) ||
-      !in_range(model.batch) || name != spelling) {
-    throw UsageError(fmt::format(
-        "--models: got \"{}\", expected T, S, M, L, or widths and batch such as 64-256-256-10@32",
-        name));
-  }
-  return model;
+  return *found;
 }
 
 const std::vector<Program>& known_programs() {

@@ -14,7 +14,7 @@ inline constexpr const char* kFused = "03_ddp_spawn_fused";
 
 /// Training task: a multilayer perceptron on synthetic data.
 struct Model {
-  std::string name;  ///< "M", or "64-256-256-10@32"
+  std::string name;  ///< "M"
   std::vector<std::int64_t> layers;  ///< widths: input, hidden layers, output
   std::int64_t batch = 0;  ///< samples per rank
 
@@ -28,9 +28,8 @@ struct Model {
   std::int64_t warmup_steps() const;
 };
 
-/// T, S, M, L, or widths and batch such as "64-256-256-10@32".
-/// @throws UsageError for any other name
-Model find_model(const std::string& name);
+/// T, S, M or L. @throws UsageError for any other name
+const Model& find_model(const std::string& name);
 
 /// Way in which a program's processes are started.
 enum class Start {

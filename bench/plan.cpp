@@ -14,7 +14,6 @@
 #include "bench/command.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
-#include "bench/words.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
@@ -130,21 +129,6 @@ class Planner {
                                           units_, on_cpu() ? "cores" : "GPUs"));
       }
     }
-    for (const int ranks : numbers_of_ranks()) {
-      if (settings_.global_batch && *settings_.global_batch % ranks != 0) {
-        refuse("--global-batch: got {}, expected a multiple of {} ranks", *settings_.global_batch,
-               ranks);
-      }
-    }
-  }
-
-  /// World sizes, and numbers of ranks under srun on several nodes.
-  std::vector<int> numbers_of_ranks() const {
-    std::vector<int> numbers = world_sizes_;
-    for (const int nodes : settings_.nodes) {
-      numbers.push_back(largest() * (plan_.launchers.contains("srun") ? nodes : 1));
-    }
-    return numbers;
   }
 
   int largest() const { return world_sizes_.back(); }
@@ -163,13 +147,16 @@ class Planner {
     return !on_cpu() ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
   }
 
-  /// Global batch that every number of ranks divides.
+  /// Global batch that every number of ranks divides, under srun on several nodes too.
   std::int64_t common_batch() const {
     std::int64_t multiple = 1;
-    for (const int ranks : numbers_of_ranks()) {
-      multiple = std::lcm<std::int64_t>(multiple, ranks);
+    for (const int size : world_sizes_) {
+      multiple = std::lcm<std::int64_t>(multiple, size);
     }
-    return settings_.global_batch.value_or(model_->batch * multiple);
+    for (const int nodes : settings_.nodes) {
+      multiple = std::lcm<std::int64_t>(multiple, largest() * nodes);
+    }
+    return model_->batch * multiple;
   }
 
   Entry make_entry(const std::string& stage, const std::string& variant, Start start,

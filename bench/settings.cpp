@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "bench/record.hpp"
-#include "bench/words.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 
@@ -72,8 +71,7 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
             "spawn, torchrun, mpirun, srun (default: all that are installed)");
   add_names(group, "--models", settings.models, {},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
-            "L 1024-1024-1024-1024 b64, or 64-256-256-10@32\n"
-            "(default: T,M; with --full all)");
+            "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
   add_names(group, "--scaling", settings.scaling, {"weak", "strong"},
             "weak: the model's batch per rank; strong: the same global\n"
             "batch at all world sizes (default: weak)");
@@ -83,8 +81,6 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
             "c10d (PyTorch's engine in our loop)");
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");
-  group.integer("--global-batch", settings.global_batch, std::int64_t{1},
-                std::int64_t{1'000'000'000}, "", "samples per step in strong scaling");
   group.choice("--device", settings.device, {"auto", "cpu", "cuda"}, "device of the ranks");
   group.integer("--seed", settings.seed, std::uint64_t{0}, UINT64_MAX, "42",
                 "seed of weights, data and the order of runs");
@@ -147,9 +143,6 @@ void check_together(const Settings& settings) {
   }
   if (settings.nodes.back() > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
     refuse("--nodes: got {}, expected --launchers srun beside it", fmt::join(settings.nodes, ","));
-  }
-  if (settings.global_batch && !contains(settings.scaling, "strong")) {
-    refuse("--global-batch: got {}, expected --scaling strong beside it", *settings.global_batch);
   }
 }
 

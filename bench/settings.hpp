@@ -25,7 +25,6 @@ struct Settings {
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
   std::vector<std::string> peers;
   std::vector<int> nodes = {1};  ///< numbers of nodes for srun, ascending
-  std::optional<std::int64_t> global_batch;  ///< for strong scaling
   std::string device = "auto";
   std::uint64_t seed = 42;
   std::string filter;  ///< regular expression for names of runs
