@@ -300,12 +300,12 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
   for (int look = 0; refused == programs.size() && look < 500; ++look) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     refused = static_cast<size_t>(
-        std::ranges::find_if(programs, [](const auto& one) { return one->poll().has_value(); }) -
+        std::ranges::find_if(programs, [](const auto& one) { return one->child().poll().has_value(); }) -
         programs.begin());
   }
   REQUIRE(refused < 2);
   for (const auto& program : programs) {
-    program->signal(SIGUSR1);
+    kill(program->pid(), SIGUSR1);
   }
   for (size_t i = 0; i < programs.size(); ++i) {
     const ddp::test::RunResult result = programs[i]->wait();
