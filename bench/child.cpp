@@ -9,13 +9,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <set>
 #include <sstream>
 #include <string_view>
 #include <thread>
-#include <utility>
 
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
@@ -63,21 +60,6 @@ void end_leftovers() {
   }
 }
 
-/// Processes below `pid`: its children, and theirs.
-std::vector<pid_t> descendants(pid_t pid) {
-  std::vector<pid_t> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator thread(fmt::format("/proc/{}/task", pid), error), end;
-       !error && thread != end; thread.increment(error)) {
-    std::ifstream children(thread->path() / "children");
-    for (pid_t child = 0; children >> child;) {
-      found.push_back(child);
-      std::ranges::copy(descendants(child), std::back_inserter(found));
-    }
-  }
-  return found;
-}
-
 void watch(Child& child, double timeout_s, Session& session, ChildResult& result) {
   const auto start = std::chrono::steady_clock::now();
   Patience patience{std::chrono::duration<double>(timeout_s)};
@@ -120,20 +102,6 @@ std::string reason_in(const std::string& err) {
 }
 
 }  // namespace
-
-void Interrupts::stop_until_continued() {
-  std::set<pid_t> stopped;
-  for (bool found = true; std::exchange(found, false);) {
-    for (const pid_t pid : descendants(getpid())) {
-      if (stopped.insert(pid).second) {
-        kill(pid, SIGSTOP);
-        found = true;  // it may have started another one before
-      }
-    }
-  }
-  BlockedSignals::stop();
-  std::ranges::for_each(stopped, [](pid_t pid) { kill(pid, SIGCONT); });
-}
 
 std::string ChildResult::failure() const {
   const std::string end = timed_out     ? fmt::format("still running after {:.0f} s", seconds)

@@ -13,8 +13,7 @@
 
 namespace ddp::bench {
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Children get the original signal mask. SIGTSTP
-/// (Ctrl-Z) stops them too.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Children get the original signal mask.
 class Interrupts {
  public:
   Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
@@ -22,11 +21,7 @@ class Interrupts {
   /// Sleeps until a child changes state, a signal comes, or the time is over.
   void wait_for_child(double seconds) {
     const int signal = signals_.wait(seconds).si_signo;
-    if (signal == SIGTSTP) {
-      stop_until_continued();
-    } else if (signal > 0 && signal != SIGCHLD) {
-      requested_ = true;
-    }
+    requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
   }
   /// True once wait_for_child() has seen such a signal.
   bool requested() const { return requested_; }
@@ -34,10 +29,7 @@ class Interrupts {
   const sigset_t& original_mask() const { return signals_.original(); }
 
  private:
-  /// Ctrl-Z: the terminal stops only this process's group, so this stops all processes below too.
-  static void stop_until_continued();
-
-  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD}};
+  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
   bool requested_ = false;
 };
 

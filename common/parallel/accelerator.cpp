@@ -1,8 +1,5 @@
 #include "common/parallel/accelerator.hpp"
 
-#include <iostream>
-#include <string>
-
 #include "common/backends/device.hpp"
 
 namespace ddp {
@@ -10,12 +7,6 @@ namespace ddp {
 Accelerator::Accelerator(const Options& options, const LaunchEnvironment& launch)
     : bucket_mib_(options.bucket_mib) {
   init_process_group(options, launch, set_device(options, launch.local_rank));
-}
-
-void Accelerator::print(std::string_view text) const {
-  if (is_main_process()) {
-    std::cout << std::string(text) + "\n" << std::flush;
-  }
 }
 
 torch::Tensor Accelerator::reduce_mean(const torch::Tensor& tensor, const CallSite& site) const {

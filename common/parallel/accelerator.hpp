@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <memory>
-#include <string_view>
 
 #include "common/data/data_loader.hpp"
 #include "common/launch/options.hpp"
@@ -30,8 +29,6 @@ class Accelerator {
 
   const torch::Device& device() const { return group().device(); }
   bool is_main_process() const { return group().rank() == 0; }
-  /// Prints `text` and a newline, on rank 0 only.
-  void print(std::string_view text) const;
 
   /// This rank's share of the samples, in a new order in every epoch.
   DistributedSampler prepare_sampler(int64_t samples, uint64_t seed) const {
