@@ -279,7 +279,9 @@ void GradientReducer::expect_unchanged() {
           "expected it to stay: move the model first, then wrap it",
           name_of(parameter)));
     }
-    add_hook(i);
+    if (parameter.requires_grad()) {  // else it was frozen after the wrap, and has no accumulator
+      add_hook(i);
+    }
   }
   size_t number = 0;
   for_each_parameter(module_, [&](const torch::Tensor& parameter) {
