@@ -838,7 +838,6 @@ TEST_CASE("failed backwards of all ranks at different layers leave nothing behin
     Linear third = one_weight();
     DistributedDataParallel wrap(Sequential(first, second, third), group, {.buckets = {1, 1}});
     const auto backward = [&](bool fails) {
-      wrap->zero_grad();
       torch::Tensor hidden = first->forward(torch::full({1, 1}, group.rank() + 1.0));
       for (auto [layer, fails_here] : {std::pair(second, 0), {third, 1}}) {
         if (fails && std::min(group.rank(), 1) == fails_here) {
@@ -849,18 +848,51 @@ TEST_CASE("failed backwards of all ranks at different layers leave nothing behin
       hidden.backward();
     };
     wrap->train();
-    for (const bool fails : {false, true, true, false}) {
-      if (fails) {
-        TORCH_CHECK(message_of<std::domain_error>([&] { backward(true); }) == "as told");
-      } else {
-        wrap.forward(torch::ones({1, 1}));
+    const double all = (first->weight * second->weight * third->weight).item<double>();
+    // Gradients become none before the forward after a failed backward, after it, or without it.
+    for (const int order : {0, 1, 2}) {
+      for (const bool fails : {false, true, true, false}) {
+        if (order == 0) {
+          wrap->zero_grad();
+        }
+        if (order != 2) {
+          wrap.forward(torch::ones({1, 1}));
+        }
+        if (order != 0) {
+          wrap->zero_grad();
+        }
+        if (fails) {
+          TORCH_CHECK(message_of<std::domain_error>([&] { backward(true); }) == "as told");
+          continue;
+        }
         backward(false);
+        for (const torch::Tensor& parameter : wrap->parameters()) {
+          const double expected = all / parameter.item<double>() * (group.world_size() + 1) / 2;
+          const double mean = parameter.grad().item<double>();
+          TORCH_CHECK(std::abs(mean - expected) < 1e-5, "Expected ", expected, ", got ", mean);
+        }
       }
     }
-    const double product = (second->weight * third->weight).item<double>();
-    const double expected = product * (group.world_size() + 1) / 2;
-    const double mean = first->weight.grad().item<double>();
-    TORCH_CHECK(std::abs(mean - expected) < 1e-5, "Expected ", expected, ", got ", mean);
+  });
+}
+
+TEST_CASE("layers that are frozen after the wrap may be loaded, and unfrozen later", "[models]") {
+  on_any_ranks([](ProcessGroup& group) {
+    Sequential model(one_weight(), one_weight());
+    const torch::Tensor first = model->parameters()[0];
+    DistributedDataParallel wrap(model, group);
+    for (const bool frozen : {true, false}) {
+      first.set_requires_grad(!frozen);
+      model->to(torch::kFloat64);  // as torch::load: new accumulators
+      model->to(torch::kFloat32);
+      model->zero_grad();
+      wrap.forward(torch::full({1, 1}, group.rank() + 1.0)).backward();
+      TORCH_CHECK(first.grad().defined() != frozen);
+      for (const torch::Tensor& parameter : ddp::trainable_parameters(*model)) {
+        const torch::Tensor means = group.all_gather(parameter.grad());
+        TORCH_CHECK(means.eq(means[0]).all().item<bool>(), "got ", means);
+      }
+    }
   });
 }
 

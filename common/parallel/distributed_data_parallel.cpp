@@ -321,8 +321,11 @@ void GradientReducer::leave_failed_backward() {
     return;
   }
   // Ranks that failed at other layers, or not at all, may wait for these buckets.
-  start_missing_buckets();
+  for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
+    buckets_.start_zero(next_to_start_);
+  }
   buckets_.finish();
+  buckets_.release_gradients();
   process_group_.meet_after_failed_backward();
 }
 
@@ -331,7 +334,11 @@ void GradientReducer::gradient_ready(size_t parameter) {
     return;
   }
   if (backward_.expired()) {
-    leave_failed_backward();
+    if (is_unfinished_) {
+      torch::Tensor& present = parameters_[parameter].mutable_grad();
+      present = present.clone();  // not in the failed backward's bucket
+      leave_failed_backward();
+    }
     is_unfinished_ = true;
     const auto running = std::make_shared<char>();
     backward_ = running;
@@ -384,7 +391,8 @@ void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
       }
     }
     const std::lock_guard<std::mutex> lock(target->mutex);
-    if (target->reducer != nullptr) {
+    // Else a leaf kept this callback from a backward that threw.
+    if (target->reducer != nullptr && target->reducer->backward_.lock() == running) {
       target->reducer->finish_backward();
     }
   });

@@ -144,6 +144,20 @@ void GradientBuckets::start(size_t index) {
       bucket.gradients, backend_divides_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, site_);
 }
 
+void GradientBuckets::start_zero(size_t index) {
+  buckets_[index].gradients.front().zero_();
+  start(index);
+}
+
+void GradientBuckets::release_gradients() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (torch::Tensor& gradient = parameters_[i].mutable_grad();
+        gradient.is_same(bucket_views_[i])) {
+      gradient.reset();
+    }
+  }
+}
+
 void GradientBuckets::finish() {
   const torch::NoGradGuard no_grad;
   for (Bucket& bucket : buckets_) {
