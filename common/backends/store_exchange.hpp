@@ -2,7 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <future>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/backends/backend.hpp"
@@ -41,5 +45,19 @@ Exchange exchange_through(const c10::intrusive_ptr<c10d::Store>& store, const st
 /// @param prefix prefix of the keys @param timeout limit of the wait; never over 10 s
 void let_others_read(c10d::Store& store, const std::string& prefix, int rank, int world_size,
                      std::chrono::milliseconds timeout);
+
+/// Calls `ask` in a thread, which is left behind after `limit`: a call to a store whose process was
+/// stopped never returns.
+/// @return the answer, or nothing @throws the exceptions of `ask`
+template <typename Ask>
+auto ask_in_time(Ask ask, std::chrono::milliseconds limit) -> std::optional<decltype(ask())> {
+  std::packaged_task<decltype(ask())()> task(std::move(ask));
+  auto answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (answer.wait_for(limit) != std::future_status::ready) {
+    return std::nullopt;
+  }
+  return answer.get();
+}
 
 }  // namespace ddp

@@ -132,15 +132,13 @@ std::string nccl_collective(const std::string& what, const std::string& timeout)
 
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out) {
-  std::packaged_task<std::vector<int>()> ask(
-      [store, timed_out, rank = launch.rank, world_size = launch.world_size] {
-        return ask_store(*store, rank, world_size, timed_out);
-      });
-  std::future<std::vector<int>> answer = ask.get_future();
   try {
-    std::thread(std::move(ask)).detach();  // a call to a stopped store never returns
-    if (answer.wait_for(kOthersNotice + kOthersTime + kStoreAnswers) == std::future_status::ready) {
-      return answer.get();
+    if (auto late = ask_in_time(
+            [store, timed_out, rank = launch.rank, world_size = launch.world_size] {
+              return ask_store(*store, rank, world_size, timed_out);
+            },
+            kOthersNotice + kOthersTime + kStoreAnswers)) {
+      return *std::move(late);
     }
   } catch (const std::exception&) {
     return {};  // the store is gone, or no thread can be started

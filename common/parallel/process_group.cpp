@@ -115,6 +115,27 @@ std::string stop_key(Stop stop) {
   return fmt::format("stop/{}", stop);
 }
 
+/// @param failed_backwards number of the next one
+/// @return "rank 1 has ended its training, this rank calls", if a rank has stopped before this
+/// collective; else ""
+std::string stopped_rank(c10d::Store& store, Stop failed_backwards, uint64_t collective) {
+  try {
+    for (const Stop stop : {failed_backwards, kEnded}) {
+      if (store.check({stop_key(stop)})) {
+        uint64_t count = 0;
+        int rank = 0;
+        std::istringstream(store.get_to_str(stop_key(stop))) >> count >> rank;
+        if (count < collective) {
+          return fmt::format("rank {} {}", rank, how_stopped(stop));
+        }
+      }
+    }
+  } catch (const c10::Error&) {
+    // The store is gone: then connections break, too.
+  }
+  return "";
+}
+
 }  // namespace
 
 ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
@@ -253,13 +274,25 @@ void ProcessGroup::wait(const Work& work) const {
     work->wait();
     return;
   }
-  const uint64_t number = log_->number_of(*work);
+  constexpr std::chrono::seconds kStoreAnswers{1};
+  bool store_answers = true;
+  const auto stopped = [&]() -> std::string {
+    if (!store_answers) {
+      return "";
+    }
+    const auto answer = ask_in_time(
+        [store = store_, next = failed_backwards_ + 1, number = log_->number_of(*work)] {
+          return stopped_rank(*store, next, number);
+        },
+        kStoreAnswers);
+    store_answers = answer.has_value();
+    return answer.value_or("");
+  };
   try {
-    wait_over_gloo(backend, *work, store_->getTimeout(),
-                   [&] { return !stopped_rank(number).empty(); });
+    wait_over_gloo(backend, *work, store_->getTimeout(), [&] { return !stopped().empty(); });
   } catch (const std::exception& error) {
-    if (const std::string stopped = stopped_rank(number); !stopped.empty()) {
-      throw Error(ExitCode::kTrainingFailed, fmt::format("{} {}", stopped, log_->of(*work)));
+    if (const std::string who = stopped(); !who.empty()) {
+      throw Error(ExitCode::kTrainingFailed, fmt::format("{} {}", who, log_->of(*work)));
     }
     const bool timed_out = dynamic_cast<const GlooTimeout*>(&error) != nullptr;
     const std::vector<int> late = late_ranks(store_, launch_, timed_out);
@@ -289,24 +322,6 @@ void ProcessGroup::end_training() const {
 void ProcessGroup::stop(uint32_t stop) const {
   store_->set(stop_key(stop), fmt::format("{} {}", log_->count(), rank()));
   stop_host_backend(*group_->getDefaultBackend(), stop);
-}
-
-std::string ProcessGroup::stopped_rank(uint64_t collective) const {
-  try {
-    for (const Stop stop : {failed_backwards_ + 1, kEnded}) {
-      if (store_->check({stop_key(stop)})) {
-        uint64_t count = 0;
-        int rank = 0;
-        std::istringstream(store_->get_to_str(stop_key(stop))) >> count >> rank;
-        if (count < collective) {
-          return fmt::format("rank {} {}", rank, how_stopped(stop));
-        }
-      }
-    }
-  } catch (const c10::Error&) {
-    // The store is gone: then connections break, too.
-  }
-  return "";
 }
 
 void ProcessGroup::meet_after_failed_backward() const {

@@ -128,9 +128,6 @@ class ProcessGroup {
   void stop(uint32_t stop) const;
   static void expect_plain(const char* what, const torch::Tensor& tensor);
   void expect_rows(const char* what, const torch::Tensor& rows) const;
-  /// @return "rank 1 has ended its training, this rank calls", if a rank has stopped before this
-  /// collective; else ""
-  std::string stopped_rank(uint64_t collective) const;
   /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
