@@ -257,6 +257,7 @@ ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& te
     return {};
   }
   if (averages && backend_name() == "gloo") {  // it has no AVG
+    const torch::NoGradGuard no_grad;
     tensor.front().div_(world_size());
     op = c10d::ReduceOp::SUM;
   }
@@ -417,32 +418,50 @@ ProcessGroup::Work ProcessGroup::start_reduce_scatter(const torch::Tensor& rows,
 
 torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSite& site) const {
   const torch::NoGradGuard no_grad;
-  torch::Tensor rows = plain(input);
+  const torch::Tensor rows = plain(input);
   expect_rows("all_to_all of", rows);
-  torch::Tensor output = torch::empty_like(rows);
+  const torch::Tensor output = torch::empty_like(rows);
+  const auto bytes_of_rows = [this](const torch::Tensor& tensor) {
+    return tensor.view({world_size(), tensor.numel() / world_size()}).view(torch::kByte);
+  };
+  torch::Tensor from = bytes_of_rows(rows);
+  torch::Tensor to = bytes_of_rows(output);
   std::vector<int64_t> equal_parts;
   wait(start("all_to_all", rows, site, [&](c10d::Backend& backend) {
-    return backend.alltoall_base(output, rows, equal_parts, equal_parts,
-                                 {.timeout = limit_of_c10d()});
+    return backend.alltoall_base(to, from, equal_parts, equal_parts, {.timeout = limit_of_c10d()});
   }));
   return output;
 }
 
 // Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
 // end of an interval.
+template <typename Message>
+void ProcessGroup::pass(const char* kind, const torch::Tensor& tensor, int peer,
+                        const CallSite& site, const Message& message) const {
+  RECORD_USER_SCOPE(kind);
+  std::vector<torch::Tensor> one{bytes_of(tensor)};
+  try {
+    message(*group_->getDefaultBackend(), one)->wait();
+  } catch (const c10::Error&) {  // a wrong argument
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("{}: {} of {} {}, rank {}, {}", error.what(), kind, tensor.numel(),
+                            c10::getDtypeNames(tensor.scalar_type()).first, peer, site.text()));
+  }
+}
+
 void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
-  std::vector<torch::Tensor> one{bytes_of(plain(tensor.detach()))};
-  start("send", tensor, site, [&](c10d::Backend& backend) {
-    return backend.send(one, to, /*tag=*/0);
-  })->wait();
+  pass("send", plain(tensor.detach()), to, site, [to](c10d::Backend& backend, auto& message) {
+    return backend.send(message, to, /*tag=*/0);
+  });
 }
 
 void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
-    std::vector<torch::Tensor> one{bytes_of(whole)};
-    start("recv", whole, site, [&](c10d::Backend& backend) {
-      return backend.recv(one, from, /*tag=*/0);
-    })->wait();
+    pass("recv", whole, from, site, [from](c10d::Backend& backend, auto& message) {
+      return backend.recv(message, from, /*tag=*/0);
+    });
   });
 }
 

@@ -128,6 +128,11 @@ class ProcessGroup {
   void stop(uint32_t stop) const;
   static void expect_plain(const char* what, const torch::Tensor& tensor);
   void expect_rows(const char* what, const torch::Tensor& rows) const;
+  /// Calls `message` with the backend. Its errors name the other rank and the calling line. Not
+  /// counted: ranks send different numbers of messages, and see Note [Stops].
+  template <typename Message>
+  void pass(const char* kind, const torch::Tensor& tensor, int peer, const CallSite& site,
+            const Message& message) const;
   /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
