@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <chrono>
-#include <future>
 #include <regex>
 #include <string_view>
 #include <thread>

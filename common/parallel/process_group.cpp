@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <sstream>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -281,13 +282,17 @@ void ProcessGroup::wait(const Work& work) const {
     if (!store_answers) {
       return "";
     }
-    const auto answer = ask_in_time(
-        [store = store_, next = failed_backwards_ + 1, number = log_->number_of(*work)] {
-          return stopped_rank(*store, next, number);
-        },
-        kStoreAnswers);
-    store_answers = answer.has_value();
-    return answer.value_or("");
+    try {
+      const auto answer = ask_in_time(
+          [store = store_, next = failed_backwards_ + 1, number = log_->number_of(*work)] {
+            return stopped_rank(*store, next, number);
+          },
+          kStoreAnswers);
+      store_answers = answer.has_value();
+      return answer.value_or("");
+    } catch (const std::system_error&) {  // no thread can be started
+      return "";
+    }
   };
   try {
     wait_over_gloo(backend, *work, store_->getTimeout(), [&] { return !stopped().empty(); });
