@@ -301,8 +301,7 @@ void GradientReducer::expect_unchanged() {
 }
 
 void GradientReducer::expect_known(const torch::Tensor& parameter) const {
-  if (!parameter.defined() || !parameter.requires_grad() ||
-      named_.contains(parameter.unsafeGetTensorImpl())) {
+  if (!parameter.requires_grad() || named_.contains(parameter.unsafeGetTensorImpl())) {
     return;
   }
   for (const auto& named : module_.named_parameters()) {

@@ -360,12 +360,10 @@ void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSi
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
     const int64_t piece_elements = backend_name() == "gloo"
                                        ? kPieceBytes / static_cast<int64_t>(whole.element_size())
-                                       : std::max<int64_t>(whole.numel(), 1);
+                                       : whole.numel();
     std::vector<Work> works;
     for (const torch::Tensor& piece : whole.view(-1).split(piece_elements)) {
-      if (piece.numel() > 0) {
-        works.push_back(start_broadcast(piece, root, site));
-      }
+      works.push_back(start_broadcast(piece, root, site));
     }
     for (const Work& work : works) {
       wait(work);
@@ -393,7 +391,7 @@ torch::Tensor ProcessGroup::all_gather(const torch::Tensor& tensor, const CallSi
   const torch::NoGradGuard no_grad;
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), world_size());
-  const torch::Tensor rows = torch::empty(sizes, tensor.options().requires_grad(false));
+  const torch::Tensor rows = torch::empty(sizes, tensor.options());
   wait(start_all_gather(rows, plain(tensor), site));
   return rows;
 }
@@ -579,10 +577,10 @@ void init_process_group(const Options& options, const LaunchEnvironment& launch,
                       .all_reduces = !options.no_communication});
 }
 
-void init_process_group(const LaunchEnvironment& launch, const torch::Device& device,
+void init_process_group(LaunchEnvironment launch, torch::Device device,
                         const ProcessGroupOptions& options) {
-  default_group.take();
-  default_group.set(create_process_group(launch, device, options));
+  default_group.take();  // may own the launch() and device() that were given: these are copies
+  default_group.set(create_process_group(std::move(launch), device, options));
   at_train_end([] { default_group.take(); });
 }
 

@@ -175,7 +175,7 @@ struct ProcessGroupOptions {
 /// outlives its launcher.
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device);
-void init_process_group(const LaunchEnvironment& launch, const torch::Device& device,
+void init_process_group(LaunchEnvironment launch, torch::Device device,
                         const ProcessGroupOptions& options = {});
 /// Collective. Waits until every rank has called it, so that the store outlives all ranks, then
 /// closes the connections. Without this call, as after an exception, connections break, and peers
