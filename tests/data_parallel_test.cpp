@@ -99,10 +99,13 @@ TEST_CASE("ranks read every sample once, in the order of one process", "[sampler
 
 TEST_CASE("shuffle=false keeps the dataset's order, shared out", "[sampler]") {
   for (const int rank : {0, 1, 2}) {
-    ddp::DistributedSampler sampler(8, rank, 3, /*seed=*/7, /*shuffle=*/false);
-    for (const int64_t epoch : {0, 5}) {
-      sampler.set_epoch(epoch);
-      CHECK(torch::equal(sampler.indices(), torch::arange(rank, 8, 3)));
+    for (const int64_t used : {6, 8}) {
+      ddp::DistributedSampler sampler(8, rank, 3, /*seed=*/7, /*shuffle=*/false, used < 8);
+      CHECK(sampler.epoch_samples() == used);
+      for (const int64_t epoch : {0, 5}) {
+        sampler.set_epoch(epoch);
+        CHECK(torch::equal(sampler.indices(), torch::arange(rank, used, 3)));
+      }
     }
     const ddp::DistributedSampler equal(8, rank, 3, 7, /*shuffle=*/false, /*drop_last=*/true);
     CHECK(torch::equal(equal.indices(), torch::arange(rank, 6, 3)));
@@ -185,6 +188,11 @@ TEST_CASE("a backward may follow the next forward, once", "[data_parallel]") {
   (alone->forward(one) * alone->forward(two)).sum().backward();
   CHECK(same_gradients(model, alone));
   CHECK_THROWS_WITH(product.backward(), Catch::Matchers::Contains("one backward per forward"));
+  const torch::Tensor leaf = torch::ones({4, 4}, torch::requires_grad());
+  CHECK_THROWS_WITH(parallel_model.forward(leaf),
+                    Catch::Matchers::Contains("no gradient, got one"));
+  const torch::NoGradGuard no_grad;
+  CHECK_NOTHROW(parallel_model.forward(leaf));
 }
 
 TEST_CASE("an exception in a replica's thread reaches the caller", "[data_parallel]") {

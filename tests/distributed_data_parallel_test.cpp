@@ -39,6 +39,7 @@ using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
 using ddp::test::contains;
 using ddp::test::message_of;
+using ddp::test::on_any_ranks;
 using ddp::test::run_ranks;
 using torch::nn::Linear;
 using torch::nn::Sequential;
@@ -76,7 +77,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 /// layers that only some forwards use (8), layers of float32, bfloat16 or float16 (16), batch norms
 /// with their buffers (32), layers that are computed again in backward (64), the first of them with
 /// a leaf that makes it need a gradient (128), gradients that are lazily negated (256), and complex
-/// parameters (512).
+/// parameters with gradients that are lazily conjugated (512).
 struct RandomModelImpl : torch::nn::Module {
   explicit RandomModelImpl(uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -110,12 +111,16 @@ struct RandomModelImpl : torch::nn::Module {
       recomputes = recomputes || is_again.back();
       negated.push_back(has(256) ? register_parameter("negated" + number, torch::tensor(0.5))
                                  : torch::Tensor());
+      if (negated.back().defined()) {
+        negated.back().register_hook([](const torch::Tensor& of) { return _neg_view(of); });
+      }
     }
     to(torch::kFloat64);
     const auto is_there = [](const auto& module) { return !module.is_empty(); };
     can_fail = std::ranges::none_of(norms, is_there) && std::ranges::none_of(optional, is_there);
     if (has(512)) {
       phase = register_parameter("phase", torch::randn({widths.back()}, torch::kComplexDouble));
+      phase.register_hook([](const torch::Tensor& gradient) { return gradient.conj(); });
     }
     for (Linear& layer : layers) {
       if (has(16)) {
@@ -141,9 +146,7 @@ struct RandomModelImpl : torch::nn::Module {
       if (!optional[i].is_empty() && (options >> i) % 2 != 0) {
         next = next * torch::cos(optional[i]->forward(activation));
       }
-      if (negated[i].defined()) {
-        next = next + torch::imag(torch::complex(torch::ones_like(negated[i]), negated[i]).conj());
-      }
+      next = negated[i].defined() ? next + negated[i] : next;
       if (fails && i == layers.size() / 2) {
         next.register_hook([](const torch::Tensor&) { throw std::domain_error("as told"); });
       }
@@ -605,31 +608,20 @@ TEST_CASE("a model outlives its wrap, and can be wrapped again", "[ddp]") {
 
 namespace {
 
-/// Runs `body` on one to three ranks, over each backend.
-void on_any_ranks(const std::function<void(ProcessGroup&)>& body) {
-  for (const std::string backend : {"gloo", "shm"}) {
-    for (const int world_size : {1, 2, 3}) {
-      INFO(backend << ", world size " << world_size);
-      CHECK_NOTHROW(run_ranks(world_size, body, backend));
-    }
-  }
-}
-
 Linear one_weight() {
   return Linear(torch::nn::LinearOptions(1, 1).bias(false));
 }
 
 /// Hook that computes the mean, as without a hook, and counts.
-ddp::CommHook mean_hook(int& started, int& finished) {
-  return [&](const ProcessGroup& group, const torch::Tensor& bucket) {
+struct MeanHook {
+  int started = 0;
+  int finished = 0;
+  std::function<void()> operator()(const ProcessGroup& group, const torch::Tensor& bucket) {
     ++started;
-    group.all_reduce(bucket);
-    return [&, bucket] {
-      ++finished;
-      bucket.div_(group.world_size());
-    };
-  };
-}
+    group.all_reduce(bucket, c10d::ReduceOp::AVG);
+    return [this] { ++finished; };
+  }
+};
 
 }  // namespace
 
@@ -645,7 +637,8 @@ TEST_CASE("a mean of float16 gradients is finite where their sum is not", "[mode
   });
 }
 
-TEST_CASE("a layer that is frozen in mid-training stays where it is", "[models]") {
+TEST_CASE("a layer that is frozen in mid-training stays where it is, with its gradient",
+          "[models]") {
   on_any_ranks([](ProcessGroup& group) {
     Sequential model(Linear(3, 4), torch::nn::Tanh(), Linear(4, 2));
     DistributedDataParallel wrap(model, group);
@@ -668,23 +661,10 @@ TEST_CASE("a layer that is frozen in mid-training stays where it is", "[models]"
     TORCH_CHECK(!model[0]->parameters()[0].grad().defined(), "the frozen layer has a gradient");
     TORCH_CHECK(torch::equal(ddp::parameter_vector(*model[0]), frozen), "the frozen layer moved");
     TORCH_CHECK(!torch::equal(ddp::parameter_vector(*model[2]), other), "the other layer stays");
-  });
-}
-
-TEST_CASE("a gradient that a frozen layer has kept stays as it is", "[models]") {
-  on_any_ranks([](ProcessGroup& group) {
-    Linear frozen(2, 2);
-    Linear head(2, 1);
-    DistributedDataParallel wrap(Sequential(frozen, head), group);
-    const auto backward = [&] {
-      head->zero_grad();
-      wrap.forward(torch::full({1, 2}, group.rank() + 1.0)).sum().backward();
-    };
-    backward();
-    frozen->weight.set_requires_grad(false);
-    const torch::Tensor before = frozen->weight.grad().clone();
-    backward();
-    TORCH_CHECK(torch::allclose(frozen->weight.grad(), before), frozen->weight.grad());
+    const torch::Tensor kept = model[2]->parameters()[0].set_requires_grad(false).grad();
+    const torch::Tensor before = kept.clone();
+    wrap.forward(torch::randn({4, 3})).square().sum().backward();
+    TORCH_CHECK(torch::allclose(kept, before), "a gradient that is there stays as it is");
   });
 }
 
@@ -756,79 +736,59 @@ TEST_CASE("buffers are rank 0's in every forward, two of them before a backward"
 }
 
 TEST_CASE("what would not be averaged is refused by name", "[models]") {
-  const auto refusals = [](int world_size) {
-    std::vector<std::string> messages;
-    run_ranks(world_size, [&](ProcessGroup& group) {
-      const auto forward_after = [&](const auto& change) {
-        Linear model(2, 1);
-        model->bias.set_requires_grad(false);
-        DistributedDataParallel wrap(model, group);
-        change(*model);
-        return message_of<ddp::UsageError>([&] {
-          wrap.forward(torch::ones({1, 2}, model->weight.options()));
-        });
-      };
-      const std::vector<std::string> own = {
-          forward_after([](auto& model) { model.to(torch::kFloat64); }),
-          forward_after([](auto& model) { model.bias.set_requires_grad(true); }),
-          forward_after([](auto& model) {
-            model.weight.set_data(torch::ones({3, 1}));
-          }),
-          forward_after([](auto& model) { model.register_parameter("new", torch::ones({1})); }),
-          forward_after([](auto& model) { model.register_module("more", Linear(2, 1)); }),
-          message_of<ddp::UsageError>([&] {
-            Sequential model(Linear(2, 2), Linear(2, 1));
-            DistributedDataParallel wrap(model, group);
-            model->replace_module("1", Linear(2, 1));
-            wrap.forward(torch::ones({1, 2}));
-          }),
-          message_of<ddp::UsageError>([&] {
-            const DistributedDataParallel wrap(Linear(2, 1), group, {.ignored = {"wight"}});
-          }),
-          forward_after([](auto& model) {
-            model.to(torch::kFloat64);
-            model.to(torch::kFloat32);
-            model.register_parameter("frozen", torch::ones({1}), /*requires_grad=*/false);
-            model.register_buffer("buffer", torch::ones({1}));
-          }),
-          message_of<ddp::UsageError>([&] {
-            const Linear part(2, 1);
-            const DistributedDataParallel inner(part, group);
-            const DistributedDataParallel outer(Sequential(Linear(2, 2), part), group);
-          }),
-          message_of<c10::Error>([&] {
-            Linear model(2, 1);
-            DistributedDataParallel wrap(model, group);
-            wrap.forward(torch::ones({1, 2}))
-                .square()
-                .sum()
-                .backward({}, {}, /*create_graph=*/true);
-          })};
-      if (group.rank() == 0) {
-        messages = own;
-      }
-    });
-    return messages;
-  };
-  const std::vector<std::string> begins = {"parameter weight was moved to another device, type or",
-                                           "parameter bias was frozen when the model was wrapped",
-                                           "parameter weight was moved to another device, type or",
-                                           "parameter new was added after the model was wrapped",
-                                           "parameter more.weight was added after the model was",
-                                           "parameter 1.weight was added after the model was",
-                                           "ignored: got wight, expected a name of",
-                                           "",
-                                           "parameter 1.weight belongs to another",
-                                           "Expected backward with create_graph=false, got"};
-  for (const int world_size : {1, 2}) {  // a program fails alike, and not only on a cluster
-    const std::vector<std::string> messages = refusals(world_size);
-    REQUIRE(messages.size() == begins.size());
-    for (size_t i = 0; i < begins.size(); ++i) {
-      INFO(world_size << " ranks: " << messages[i]);
-      CHECK(messages[i].starts_with(begins[i]));
-      CHECK(messages[i].empty() == begins[i].empty());
+  on_any_ranks([](ProcessGroup& group) {  // a program fails alike, and not only on a cluster
+    const auto forward_after = [&](const auto& change) {
+      Linear model(2, 1);
+      model->bias.set_requires_grad(false);
+      DistributedDataParallel wrap(model, group);
+      change(*model);
+      return message_of<ddp::UsageError>([&] {
+        wrap.forward(torch::ones({1, 2}, model->weight.options()));
+      });
+    };
+    const auto ignoring = [&](const std::vector<std::string>& names) {
+      return message_of<ddp::UsageError>(
+          [&] { DistributedDataParallel(Linear(2, 1), group, {.ignored = names}); });
+    };
+    const std::vector<std::pair<std::string, std::string>> refusals = {
+        {"parameter weight was moved to another device, type or",
+         forward_after([](auto& model) { model.to(torch::kFloat64); })},
+        {"parameter bias was frozen when the model was wrapped",
+         forward_after([](auto& model) { model.bias.set_requires_grad(true); })},
+        {"parameter weight was moved to another device, type or",
+         forward_after([](auto& model) { model.weight.set_data(model.weight.detach().t()); })},
+        {"parameter new was added after the model was wrapped",
+         forward_after([](auto& model) { model.register_parameter("new", torch::ones({1})); })},
+        {"parameter more.weight was added after the model was",
+         forward_after([](auto& model) { model.register_module("more", Linear(2, 1)); })},
+        {"parameter 1.weight was added after the model was", message_of<ddp::UsageError>([&] {
+           Sequential model(Linear(2, 2), Linear(2, 1));
+           DistributedDataParallel wrap(model, group);
+           model->replace_module("1", Linear(2, 1));
+           wrap.forward(torch::ones({1, 2}));
+         })},
+        {"ignored: got wight, expected a name of", ignoring({"wight"})},
+        {"got a module none of whose parameters requires", ignoring({"weight", "bias"})},
+        {"", forward_after([](auto& model) {
+           model.to(torch::kFloat64);
+           model.to(torch::kFloat32);
+           model.register_parameter("frozen", torch::ones({1}), /*requires_grad=*/false);
+           model.register_buffer("buffer", torch::ones({1}));
+         })},
+        {"parameter 1.weight belongs to another", message_of<ddp::UsageError>([&] {
+           const Linear part(2, 1);
+           const DistributedDataParallel inner(part, group);
+           const DistributedDataParallel outer(Sequential(Linear(2, 2), part), group);
+         })},
+        {"Expected backward with create_graph=false, got", message_of<c10::Error>([&] {
+           DistributedDataParallel wrap(Linear(2, 1), group);
+           const torch::Tensor loss = wrap.forward(torch::ones({1, 2})).square().sum();
+           loss.backward({}, {}, /*create_graph=*/true);
+         })}};
+    for (const auto& [begin, message] : refusals) {
+      TORCH_CHECK(message.starts_with(begin) && message.empty() == begin.empty(), message);
     }
-  }
+  });
 }
 
 TEST_CASE("failed backwards of all ranks at different layers leave nothing behind", "[models]") {
@@ -836,7 +796,10 @@ TEST_CASE("failed backwards of all ranks at different layers leave nothing behin
     Linear first = one_weight();
     Linear second = one_weight();
     Linear third = one_weight();
+    first->register_buffer("count", torch::ones({3}));  // is sent before a forward
     DistributedDataParallel wrap(Sequential(first, second, third), group, {.buckets = {1, 1}});
+    MeanHook hook;
+    wrap.register_comm_hook(std::ref(hook));
     const auto backward = [&](bool fails) {
       torch::Tensor hidden = first->forward(torch::full({1, 1}, group.rank() + 1.0));
       for (auto [layer, fails_here] : {std::pair(second, 0), {third, 1}}) {
@@ -873,6 +836,7 @@ TEST_CASE("failed backwards of all ranks at different layers leave nothing behin
         }
       }
     }
+    TORCH_CHECK(hook.finished == hook.started, hook.finished, " of ", hook.started, " ended");
   });
 }
 
@@ -899,28 +863,26 @@ TEST_CASE("layers that are frozen after the wrap may be loaded, and unfrozen lat
 TEST_CASE("ignored parameters and buffers are each rank's own", "[models]") {
   on_any_ranks([](ProcessGroup& group) {
     const int rank = group.rank();
-    Sequential model(Linear(2, 2), torch::nn::BatchNorm1d(2));
-    std::vector<std::string> ignored = {"0.bias", "1.running_mean"};
-    if (rank == 0) {  // only this rank has it
-      model->register_parameter("adapter", torch::ones({2}));
-      ignored.push_back("adapter");
+    const Linear part(2, 2);  // wrapped by itself
+    const DistributedDataParallel of_part(part, group);
+    Sequential model(Linear(2, 2), torch::nn::BatchNorm1d(2), part);
+    std::vector<std::string> ignored = {"0.bias", "1.running_mean", "2.weight", "2.bias"};
+    if (rank == 0) {  // only this rank has them
+      model->register_parameter("adapter", torch::ones({2}, torch::kMeta));
+      model->register_buffer("count", torch::ones({2}));
+      ignored.insert(ignored.end(), {"adapter", "count"});
     }
-    const torch::NoGradGuard no_grad;
-    model[0]->parameters()[0].fill_(rank);
-    model[0]->parameters()[1].fill_(rank);
+    model[0]->parameters()[0].detach().fill_(rank);
+    model[0]->parameters()[1].detach().fill_(rank);
     model[1]->buffers()[0].fill_(rank);
     DistributedDataParallel wrap(model, group, {.ignored = ignored});
-    {
-      const torch::AutoGradMode with_grad(true);
-      model->eval();
-      (wrap.forward(torch::ones({1, 2})).sum() * (rank + 1)).backward();
-    }
+    model->eval();
+    (wrap.forward(torch::ones({1, 2})).sum() * (rank + 1)).backward();
     TORCH_CHECK(model[0]->parameters()[0].eq(0).all().item<bool>(), "rank 0's weight");
     TORCH_CHECK(model[0]->parameters()[1].eq(rank).all().item<bool>(), "its own bias");
     TORCH_CHECK(model[1]->buffers()[0].eq(rank).all().item<bool>(), "its own buffer");
-    const auto scale_of = [](const torch::Tensor& gradient) { return gradient.flatten()[0]; };
-    const double own = scale_of(model[0]->parameters()[1].grad()).item<double>();
-    const double mean = scale_of(model[0]->parameters()[0].grad()).item<double>();
+    const double own = model[0]->parameters()[1].grad()[0].item<double>();
+    const double mean = model[0]->parameters()[0].grad()[0][0].item<double>();
     TORCH_CHECK(std::abs(own / (rank + 1) * (group.world_size() + 1) / 2 - mean) < 1e-6,
                 "Expected the mean of ", own, "'s, got ", mean);
   });
@@ -932,9 +894,7 @@ TEST_CASE("PowerSGD of rank 1 trains: what two vectors leave out comes with late
     Linear model(6, 5);
     PowerSgd power_sgd;
     DistributedDataParallel wrap(model, group);
-    if (group.world_size() > 1) {
-      wrap.register_comm_hook(std::ref(power_sgd));
-    }
+    wrap.register_comm_hook(std::ref(power_sgd));
     const torch::Tensor before = model->weight.detach().clone();
     // The loss is linear, so the gradient is constant. Its mean over the ranks has full rank.
     const torch::Tensor gradient = torch::eye(5, 6) * (group.rank() + 1);
@@ -960,57 +920,25 @@ TEST_CASE("a layer that some steps do not use goes last, and holds up no bucket"
           std::vector<Linear> layers = {one_weight(), one_weight(), one_weight(), one_weight()};
           DistributedDataParallel wrap(Sequential(layers[0], layers[1], layers[2], layers[3]),
                                        group, {.buckets = {1, 1}});
+          MeanHook hook;
+          wrap.register_comm_hook(std::ref(hook));
           std::vector<int> started_before;  // the first layer's gradient, by step
-          int started = 0;
-          wrap.register_comm_hook([&](const ProcessGroup& all, const ddp::GradBucket& bucket) {
-            ++started;
-            all.all_reduce(bucket.buffer, c10d::ReduceOp::AVG);
-            return [] {};
-          });
-          for (int step = 0; step < 6; ++step) {
-            started = 0;
-            torch::Tensor activation = torch::full({1, 1}, group.rank() + 1.0);
-            for (const size_t layer :
-                 step % 2 == 0 ? std::vector<size_t>{0, 1, 2, 3} : std::vector<size_t>{0, 1, 2}) {
-              if (layer == 0) {
-                layers[0]->weight.mutable_grad().reset();
-              }
-              activation = layers[layer]->forward(activation);
-              if (layer == 0) {
-                activation.register_hook(
-                    [&](const torch::Tensor&) { started_before.push_back(started); });
-              }
+          for (int step = 0; step < 5; ++step) {
+            wrap->zero_grad();
+            hook.started = 0;
+            torch::Tensor activation = layers[0]->forward(torch::ones({1, 1}));
+            activation.register_hook(
+                [&](const torch::Tensor&) { started_before.push_back(hook.started); });
+            for (size_t layer = 1; layer < 4; ++layer) {
+              const bool is_used = layer + static_cast<size_t>(step) != 5;
+              activation = is_used ? layers[layer]->forward(activation) : activation;
             }
             activation.backward();
           }
-          // Step 1 leaves out the layer whose bucket was first; from step 2 on it is the last one.
-          TORCH_CHECK(started_before == std::vector<int>({3, 0, 2, 2, 2, 2}));
+          // Steps 2, 3 and 4 leave out layers 3, 2 and 1. After backward 4, 3 and 2 are the last.
+          TORCH_CHECK(started_before == std::vector<int>({3, 3, 0, 1, 0}), started_before);
         },
         backend);
-  }
-}
-
-TEST_CASE("a backward that threw leaves nothing behind", "[models]") {
-  for (const bool through_wrap : {true, false}) {
-    on_any_ranks([&](ProcessGroup& group) {
-      Linear model(1, 1);  // the bias's gradient comes first
-      DistributedDataParallel wrap(model, group, {.buckets = {1, 1}});
-      int started = 0;
-      int finished = 0;
-      wrap.register_comm_hook(mean_hook(started, finished));
-      const auto backward = [&] {
-        model->zero_grad();
-        const torch::Tensor input = torch::full({1, 1}, group.rank() + 1.0);
-        (through_wrap ? wrap.forward(input) : model->forward(input)).sum().backward();
-      };
-      const auto id = model->weight.register_hook([](const auto&) { throw std::domain_error(""); });
-      TORCH_CHECK(message_of<std::domain_error>(backward).empty());
-      model->weight.remove_hook(id);
-      backward();
-      TORCH_CHECK(finished == started, "Expected ", started, " buckets to end, got ", finished);
-      const double mean = model->weight.grad().item<double>();
-      TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
-    });
   }
 }
 
@@ -1019,6 +947,8 @@ TEST_CASE("a forward within a backward disturbs nothing", "[models]") {
     Linear first(2, 2);
     Linear second(2, 1);
     DistributedDataParallel wrap(Sequential(first, second), group, {.buckets = {1, 1}});
+    MeanHook hook;
+    wrap.register_comm_hook(std::ref(hook));
     const torch::Tensor hidden = first->forward(torch::ones({1, 2}));
     hidden.register_hook([&](const torch::Tensor&) {
       const torch::NoGradGuard no_grad;
@@ -1027,6 +957,7 @@ TEST_CASE("a forward within a backward disturbs nothing", "[models]") {
     (second->forward(hidden).sum() * (group.rank() + 1)).backward();
     const double mean = second->bias.grad().item<double>();
     TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
+    TORCH_CHECK(hook.started == (group.world_size() > 1 ? 4 : 0), "each bucket once");
   });
 }
 
@@ -1035,21 +966,34 @@ TEST_CASE("a backward within a backward: each parameter once", "[models]") {
     Linear first(2, 2);
     Linear inside(2, 2);
     DistributedDataParallel wrap(Sequential(first, inside), group, {.buckets = {1, 1}});
-    int started = 0;
-    int finished = 0;
-    wrap.register_comm_hook(mean_hook(started, finished));
-    const auto backward = [&](bool also_outside) {
+    MeanHook hook;
+    wrap.register_comm_hook(std::ref(hook));
+    std::vector<torch::Tensor> losses;  // a program may keep them, with their graphs
+    const auto backward = [&](bool also_outside, bool fails = false) {
       const torch::Tensor hidden = first->forward(torch::ones({1, 2}));
       torch::Tensor output = Checkpoint::apply(inside, hidden, torch::zeros({}));
       if (also_outside) {
         output = output + inside->forward(hidden);
       }
-      (output.sum() * (group.rank() + 1)).backward();
+      if (fails) {
+        hidden.register_hook([](const torch::Tensor&) { throw std::domain_error("as told"); });
+      }
+      losses.push_back(output.sum() * (group.rank() + 1));
+      losses.back().backward();
     };
+    TORCH_CHECK(message_of<std::domain_error>([&] { backward(false, true); }) == "as told");
+    wrap.forward(torch::ones({1, 2}));
+    hook.started = 0;
+    inside->zero_grad();
     backward(false);
     const double mean = inside->bias.grad()[0].item<double>();
     TORCH_CHECK(mean == (group.world_size() + 1) / 2.0, "Expected the mean, got ", mean);
-    TORCH_CHECK(started == (group.world_size() > 1 ? 4 : 0), "each bucket once, got ", started);
+    TORCH_CHECK(hook.started == (group.world_size() > 1 ? 4 : 0), "each bucket once");
+    for (int step = 0; step < 3; ++step) {
+      Checkpoint::apply(inside, first->weight, torch::zeros({})).sum().backward();
+    }
+    const auto accumulator = torch::autograd::impl::grad_accumulator(first->weight);
+    TORCH_CHECK(accumulator->pre_hooks().size() == 1, "one for all steps");
     const std::string refusal = message_of<c10::Error>([&] { backward(true); });
     TORCH_CHECK(contains(refusal, "of parameter 1."), refusal);
   });
@@ -1066,8 +1010,10 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
       TORCH_CHECK(wrap.bucket_count() == 7 && wrap->parameters().size() == 7, "one each");
 
       std::vector<torch::Tensor> seen;
+      torch::Tensor gradient;
       wrap.register_comm_hook([&](const ProcessGroup&, const torch::Tensor& bucket) {
         seen.push_back(bucket);
+        gradient = model->parameters()[6].grad();
         return [] {};
       });
       const std::vector<size_t> used =
@@ -1081,6 +1027,7 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
         }
         activation.sum().backward();
       }
+      TORCH_CHECK(gradient.is_same(model->parameters()[6].grad()), "stays if the order stays");
       std::vector<int64_t> order;
       for (const torch::Tensor& bucket : seen) {
         for (size_t i = 0; i < 7; ++i) {
@@ -1145,6 +1092,7 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
       const auto own = [&](int step) { return rows_of(group.rank(), step, of_images); };
       ddp::SyncBatchNorm model(options, &group);
       model->to(torch::kFloat64);
+      model->forward(own(0).narrow(0, 0, 0));  // no rank has a sample: nothing changes
       DistributedDataParallel wrap(model, group);
       // The wrapper divides by the number of ranks.
       const auto results = train(
@@ -1173,6 +1121,8 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward",
                            }),
                            "Expected an input of (batch, 2, ...), got [2, 3]"));
       model->train();
+      model->to(torch::kBFloat16);
+      TORCH_CHECK(model->forward(own(0).to(torch::kBFloat16)).dtype() == torch::kBFloat16);
       TORCH_CHECK(contains(message_of([&] {
                              model->forward(torch::ones({group.rank() == 0, 2}));
                            }),

@@ -6,14 +6,17 @@ usage: exercises_test.py BUILD_DIR [NUMBER...]      default: all exercises
 """
 
 import concurrent.futures
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = True
@@ -52,6 +55,7 @@ PROGRAMS = [
     ("02", 0, {SEED: "torch::manual_seed(options.seed);"}, "Leave the seeds as they are"),
     ("02", 0, {SEED: SEED + "torch::manual_seed(options.seed);"}, "broadcast the weights"),
     ("02", 1, {"broadcast(parameter.detach())": "all_reduce(parameter.detach())"}, "not on the first weights of rank 0"),
+    ("02", 0, {SEED: "extern int missing; torch::manual_seed(options.seed + missing);"}, "does not compile yet"),
     ("03", "06 copy", {}, "before the step"),
     ("03", 1, {"        parameter.grad().div_(launch.world_size);\n": ""}, "Are they sums?"),
     ("03", 0, {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"},
@@ -126,7 +130,7 @@ def complaint(page, text, refusal):
         (folder / page.source.name).write_text(text)
         passes, verdicts, output = exercise.check(page, folder, BUILD_DIR)
     report = "\n".join([page.title, *verdicts, output])
-    if passes != (refusal is None) or refusal and refusal not in "\n".join(verdicts[-2:]):
+    if passes != (refusal is None) or "In file included from" in report or refusal and refusal not in "\n".join(verdicts[-2:]):
         return f"got this, expected {refusal or 'right'}: {report}"
     missing = [line for _, quoted in page.run for line in quoted if text == page.broken and line != "..." and
                not any(same_line(line, printed) for printed in output.splitlines())]
@@ -162,6 +166,8 @@ class Pages(unittest.TestCase):
         for page in exercise.exercises():
             self.assertNotEqual(page.broken, page.right)
             self.assertEqual([row[2] for row in page.rows if row[0] == "exit"], ["0"])
+            places = [exercise.FIRST.get(fact, 3) for fact, *_ in page.rows]
+            self.assertEqual(places, sorted(places))
             self.assertGreaterEqual(1 + sum(number == page.number and refusal is not None for number, _, _, refusal in PROGRAMS), 3, page.title)
             for _, operator, value, _ in (row for row in page.rows if row[0] == "copy"):
                 self.assertIsNone(exercise.complaint(page.broken, operator, value) or exercise.complaint(page.right, operator, value))
@@ -179,6 +185,37 @@ class Pages(unittest.TestCase):
         self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertRegex(result.stderr, "make it first: tools/exercise 05 --folder /nowhere$")
 
+    def test_the_copy_is_kept_and_exit_codes_tell_what_is_right(self):
+        with (tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "check") as check,
+              mock.patch.object(exercise, "build", return_value="an error")):
+            for file in "train.sh", "by_hand.cpp":
+                (pathlib.Path(name) / file).write_text("mine")
+            for arguments, is_right, answer in (("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
+                                                ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "A ring sends")):
+                check.return_value = is_right, ["a row"], ""
+                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", name]),
+                      contextlib.redirect_stdout(io.StringIO()) as printed):
+                    self.assertRegex(f"{exercise.main()} {printed.getvalue()}", f"(?s){answer}")
+            self.assertEqual((pathlib.Path(name) / "train.sh").read_text(), "mine")
+
+    def test_what_is_not_there_is_refused(self):
+        with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "TIMEOUT_S", 0.1):
+            folder = pathlib.Path(name)
+            (folder / "compile_commands.json").write_text("[]")
+            for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),
+                                   (lambda: exercise.build(exercise.find("11"), folder, folder), "expected a build there"),
+                                   (lambda: exercise.reference_facts("exit 3", ROOT), "got exit code 3, expected 0"),
+                                   (lambda: exercise.run("sleep 9", None, None, ROOT), "got no end after 0.1 s")):
+                self.assertRaisesRegex(exercise.Bad, message, wrong)
+
+    def test_facts_are_of_the_last_epoch_and_of_all_ranks(self):
+        epochs = "".join(f"[CPU{rank}] Epoch {epoch} | Batchsize: 8 | Steps: {4 + epoch} | Loss: {loss}\n"
+                         for rank, epoch, loss in ((0, 0, 3), (1, 0, 3), (1, 1, 2), (0, 1, 1)))
+        facts = exercise.run(f"echo 'digest a\n{epochs}digest b'${{CUDA_VISIBLE_DEVICES-x}}; exit 3\n", None, None, ROOT)
+        self.assertEqual(facts, {"exit": "3", "output": facts["output"], "digest": "b", "starts": "1", "batch_size": "8", "steps": "5",
+                                 "printed_loss": "1 and 2"})
+        self.assertEqual(exercise.step_losses('{"step": 0, "loss": 1}\n{"step": 0, "loss": 2}'), [1.5])
+
     def test_links_are_no_text_of_a_terminal(self):
         self.assertEqual(exercise.plain("a [b\nc](d.md#e) f(g)"), "a b\nc f(g)")
 
@@ -191,10 +228,11 @@ class Pages(unittest.TestCase):
                 exercise.changed(text, diff)
 
     def test_a_number_that_is_none_is_wrong(self):
-        self.assertTrue(exercise.first_difference(exercise.step_losses('{"step": 0, "loss": null}'), [1.0]))
+        self.assertTrue(exercise.first_difference(exercise.step_losses('{"step": 0, "loss": null}'), [0.0]))
         for yours in "nan", None:
             self.assertTrue(exercise.complaint(yours, "=", "1"))
             self.assertTrue(exercise.complaint(yours, ">", "0"))
+        self.assertTrue(exercise.complaint("0", ">", "0"))
         self.assertIsNone(exercise.complaint("1", ">", "0"))
 
     def test_text_without_comments_and_blanks_is_there_or_not(self):
@@ -206,7 +244,7 @@ class Pages(unittest.TestCase):
         # When gradients (G), calls (m) and messages (e) begin and end in a step.
         for step, expected in (({"G": [(0, 1), (2, 3)], "m": [(4, 5), (7, 8)], "e": [(4, 6), (7, 9)]}, ("2", "0", "0")),
                                ({"G": [(0, 3), (4, 7)], "m": [(1, 2), (5, 6)], "e": [(1, 2), (5, 6)]}, ("2", "1", "0")),
-                               ({"G": [(0, 2), (4, 6)], "m": [(1, 1), (5, 5)], "e": [(1, 3), (5, 7)]}, ("2", "1", "32"))):
+                               ({"G": [(0, 2), (4, 6)], "m": [(1, 1), (5, 5)], "e": [(1, 8), (5, 9)]}, ("2", "1", "32"))):
             names = {"G": "torch::autograd::AccumulateGrad", "m": "all_reduce", "e": "gloo:all_reduce"}
             events = [{"name": names[kind], "ts": 10 * number + begin, "dur": end - begin}
                       for number in range(16) for kind, times in step.items() for begin, end in times]

@@ -86,4 +86,14 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
   run_ranks(world_size, body, [&](int) { return Connection{torch::kCPU, make}; });
 }
 
+/// Runs `body` on one to three ranks, over each backend.
+inline void on_any_ranks(const std::function<void(ProcessGroup&)>& body) {
+  for (const std::string backend : {"gloo", "shm"}) {
+    for (const int world_size : {1, 2, 3}) {
+      INFO(backend << ", world size " << world_size);
+      CHECK_NOTHROW(run_ranks(world_size, body, backend));
+    }
+  }
+}
+
 }  // namespace ddp::test
