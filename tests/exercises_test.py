@@ -55,7 +55,7 @@ PROGRAMS = [
     ("02", 0, {SEED: "torch::manual_seed(options.seed);"}, "Leave the seeds as they are"),
     ("02", 0, {SEED: SEED + "torch::manual_seed(options.seed);"}, "broadcast the weights"),
     ("02", 1, {"broadcast(parameter.detach())": "all_reduce(parameter.detach())"}, "not on the first weights of rank 0"),
-    ("02", 0, {SEED: "extern int missing; torch::manual_seed(options.seed + missing);"}, "does not compile yet"),
+    ("02", 0, {SEED: SEED + "extern int missing; torch::manual_seed(missing);"}, "does not compile yet"),
     ("03", "06 copy", {}, "before the step"),
     ("03", 1, {"        parameter.grad().div_(launch.world_size);\n": ""}, "Are they sums?"),
     ("03", 0, {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"},
