@@ -587,8 +587,7 @@ void init_process_group(LaunchEnvironment launch, torch::Device device,
 void destroy_process_group(const CallSite& site) {
   const ProcessGroup& group = default_process_group();
   group.end_training();
-  depart(*group.store(), group.rank(), group.world_size(),
-         "destroy_process_group, " + site.text() + ",");
+  depart(*group.store(), group.rank(), group.world_size(), "destroy_process_group, " + site.text());
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
   at_train_end([group = std::shared_ptr<ProcessGroup>(default_group.take())] {});

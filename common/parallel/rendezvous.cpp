@@ -312,7 +312,7 @@ void wait_for_launcher() {
 
 void depart(c10d::Store& store, int rank, int world_size, const std::string& what) {
   try {
-    at_store(what, [&] { meet(store, "departure", rank, world_size, what); });
+    at_store(what, [&] { meet(store, "departure", rank, world_size, what + ","); });
   } catch (const TransientError&) {
     // Lets a rank that waits for this rank in a collective print its error first, which says more.
     constexpr std::chrono::milliseconds kCollectivesTurn{1500};
