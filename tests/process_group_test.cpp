@@ -340,19 +340,12 @@ TEST_CASE("a rank that stands still and serves the store is named", "[timeout][s
     programs.push_back(
         start_rank(folder.path(), port.number(), rank, "1000000 1 --backend gloo --timeout 8"));
   }
-  while (!std::filesystem::exists(folder.path() + "/04_ddp_launcher.safetensors") &&
-         !programs[0]->poll()) {
+  while (!std::filesystem::exists(folder.path() + "/04_ddp_launcher.safetensors")) {
+    REQUIRE_FALSE(programs[0]->child().poll());
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  programs[0]->signal(SIGSTOP);
-  for (int look = 0; !programs[1]->poll() && look < 600; ++look) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  CHECK(programs[1]->poll().has_value());  // it may not wait for the store
-  for (const auto& program : programs) {
-    program->signal(SIGKILL);
-  }
-  const ddp::test::RunResult result = programs[1]->wait();
+  programs[0]->child().signal(SIGSTOP);
+  const ddp::test::RunResult result = programs[1]->wait();  // it may not wait for the store
   INFO(result.err);
   CHECK(contains(result.err, "[rank 1] rank 0 did not arrive within 8 s"));
 }

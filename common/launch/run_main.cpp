@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -233,6 +234,8 @@ void skip_destructors_at_exit() {
 }
 
 void explain_thread_errors(std::function<std::string(const std::string&)> explain) {
+  static std::mutex mutex;  // in tests a rank is a thread
+  const std::lock_guard<std::mutex> lock(mutex);
   speaker.explain = std::move(explain);
 }
 
