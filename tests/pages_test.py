@@ -83,14 +83,6 @@ class Pages(TemporaryTree):
                 self.assertEqual(self.run_quietly(pages.main)[0], code)
         self.assertFalse((self.root / "left").exists())
 
-    def test_outputs_are_written(self):
-        log = [EPOCH.format(1, 1), EPOCH.format(0, 0), EPOCH.format(0, 1), EPOCH.format(1, 0), SUMMARY]
-        self.write("log", "\n".join(log) + "\n")
-        self.page("$ cat log\n...\nold\nold\nold\n$ echo a\n$ echo b\n1 2\n")
-        self.assertEqual(self.run_quietly(pages.main, "--write")[0], 0)
-        self.assertIn("\n".join(["$ cat log", "...", log[2], log[0], SUMMARY, "$ echo a", "$ echo b", "b", "```"]), (self.root / "README.md").read_text())
-        self.assertEqual(self.run_quietly(pages.main)[0], 0)
-
     def test_links_lead_somewhere(self):
         self.write("docs/a.md", "# The page: a\n")
         for link, code in {"docs/a.md": 0, "docs/a.md#the-page-a": 0, "#a-title": 0, "https://a.org/b": 0, "docs/b.md": 1, "docs/a.md#b": 1}.items():

@@ -381,38 +381,6 @@ class Local(Case):
         self.submit("resubmit", "1", self.out)
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
 
-    def test_terminal_stop(self):
-        """Ctrl-Z stops the job's processes too, also in a session of their own as torchrun's are, and fg lets all go on."""
-        def states():
-            return {pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in (process, *submit_module.Local.below(process))}
-
-        process = self.start_local("setsid bash -c ': >ready; until [[ -e go || $SECONDS -gt 60 ]]; do :; done' & wait")
-        self.wait_for(self.out / "job-0-program/ready")
-        self.assertEqual(len(list(submit_module.Local.below(process))), 2)
-        os.kill(process, signal.SIGTSTP)
-        deadline = time.monotonic() + 30
-        while states() != {"T"}:
-            self.assertLess(time.monotonic(), deadline, states())
-            time.sleep(0.02)
-        (self.out / "job-0-program/go").touch()
-        os.kill(process, signal.SIGCONT)
-        self.wait(process, 0)
-        self.assertEqual([job["state"] for job in self.jobs("list")], ["done"])
-
-    def test_killed_while_stopped(self):
-        """As by `kill %1` after Ctrl-Z: the job ends too."""
-        process = self.start_local(self.WAITS)
-        self.wait_for(self.out / "job-0-program/ready")
-        os.kill(process, signal.SIGTSTP)
-        os.waitpid(process, os.WUNTRACED)
-        os.kill(process, signal.SIGTERM)
-        os.kill(process, signal.SIGCONT)
-        self.wait(process, -signal.SIGTERM)
-        (self.out / "job-0-program/go").touch()
-        self.submit("resubmit", "0", self.out)
-        self.assertEqual([job["state"] for job in self.jobs("list")], ["done"])
-        self.assertEqual((self.out / "job-0-program/starts").read_text(), "start\nend\nstart\n")
-
     def test_killed(self):
         """Its program ends too. The same call again, or resubmit, runs the remaining jobs."""
         for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0")):

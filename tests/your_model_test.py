@@ -66,14 +66,12 @@ class YourModel(unittest.TestCase):
         for first, last in losses, alone_losses:
             self.assertLess(last, 0.8 * first)
 
-    def test_the_commands_of_the_page_print_the_same_numbers(self):
-        page = (ROOT / "docs/guides/your_model.md").read_text(encoding="utf-8")
-        self.assertIn("/your_model 1 1024\n", page)
-        lines = [re.findall(r"^epoch 0 .*|^.rank 0. moved \S+", run_one(self.program, "1", "1024", cwd=self.folder).stdout, re.MULTILINE)
-                 for run_one in (run, lambda *command, cwd: self.torchrun(*command))]
-        self.assertEqual(lines[0], lines[1])
-        self.assertEqual(len(lines[0]), 2)
-        self.assertTrue(all("nan" not in line for line in lines[0]), lines)
+    def test_the_first_commands_of_the_page_print_the_same_numbers(self):
+        self.assertIn("/your_model 1 1024\n", (ROOT / "docs/guides/your_model.md").read_text(encoding="utf-8"))
+        results = run(self.program, "1", "1024", cwd=self.folder), self.torchrun(self.program, "1", "1024")
+        alone, two = (re.findall(r"^epoch 0 .* [\d.]+$|^.rank 0. moved [\d.]+ ", result.stdout, re.MULTILINE) for result in results)
+        self.assertEqual(len(alone), 2)
+        self.assertEqual(alone, two)
 
     def test_ranks_with_other_settings_are_refused(self):
         result = self.torchrun("sh", "-c", f"exec {self.program} 1 $((256 + RANK))")

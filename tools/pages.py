@@ -2,7 +2,6 @@
 """Keeps the pages true: runs the commands of their console blocks, compares what they print, follows links, looks options up in --help.
 
     tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
-    tools/pages.py --write [PAGE...]   puts what the commands print into the pages
 
 In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
 CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. Commands that must not run stand in a
@@ -29,7 +28,6 @@ TIMEOUT_S = 300
 CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 UNIT = re.compile(r" ?(?:ms|us|s|min|samples/s|[MG]B/s|MiB)\b")
-LOG_LINE = re.compile(r"\[\w+?(\d+)\] Epoch (\d+) .*")
 
 
 def pages():
@@ -81,21 +79,6 @@ def commands(block):
     return result
 
 
-def refreshed(block, printed):
-    """The block with its commands' output; as many lines after `...` as before, ranks in order."""
-    text = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]
-    for index, (command, expected) in enumerate(commands(block)):
-        got = printed[command][1].splitlines()
-        if not expected or any("..." in line and line != "..." for line in expected):
-            continue
-        if "..." in expected:
-            log = sorted(got, key=lambda line: (1, 0, 0) if not (match := LOG_LINE.fullmatch(line)) else (0, int(match[2]), int(match[1])))
-            got = ["...", *log[len(log) - len(expected) + 1:]]
-        shown = len(expected)
-        text[index] = "\n".join([*text[index].splitlines()[:-shown], *got, ""])
-    return "".join(text)
-
-
 def run(script, folder, environment, timeout_s=TIMEOUT_S):
     """Runs a script of bash, and leaves no process behind. @return its exit code and its output"""
     # A session of its own can be killed as a whole. A pipe would wait for processes in the background.
@@ -125,25 +108,20 @@ def checkout():
                            TMPDIR=name, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
 
 
-def run_pages(chosen, is_write):
+def run_pages(chosen):
     """Complaints about the outputs on these pages. A command on several pages runs once."""
     complaints, printed = [], {}
     with checkout() as (folder, environment):
         for page in chosen:
-            text = page.read_text()
-            for block in CONSOLE.findall(text):
+            for block in CONSOLE.findall(page.read_text()):
                 for command, expected in commands(block):
                     if command not in printed:
                         on_cpu = command.replace("CUDA_VISIBLE_DEVICES=$node ", "")
                         printed[command] = run(on_cpu, folder, environment)
                     code, output = printed[command]
-                    wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else [] if is_write else differences(expected, output.splitlines())
+                    wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else differences(expected, output.splitlines())
                     print(f"{'FAILED' if wrong else 'ok    '} {page.relative_to(ROOT)}: {command}", flush=True)
                     complaints += [f"{page.relative_to(ROOT)}: {command}: {complaint}" for complaint in wrong]
-                if is_write:
-                    text = text.replace(block, refreshed(block, printed))
-            if is_write:
-                page.write_text(text)
     return complaints
 
 
@@ -197,13 +175,12 @@ def rewrite(update, tool, description, arguments=None, other_complaints=list):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the commands' output into the pages")
     parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="PAGE", help="default: all")
     options = parser.parse_args(arguments)
     chosen, helps = [page.resolve() for page in options.pages] or pages(), {}
     complaints = [complaint for page in chosen for complaint in (*wrong_links(page), *unknown_options(page, helps))]
     # tests/exercises_test.py runs the commands of the exercises.
-    complaints += run_pages([page for page in chosen if page.parent.name != "exercises"], options.write)
+    complaints += run_pages([page for page in chosen if page.parent.name != "exercises"])
     print(*complaints, sep="\n", end="\n" if complaints else "")
     return 1 if complaints else 0
 

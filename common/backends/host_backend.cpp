@@ -140,21 +140,6 @@ class HostBackend final : public c10d::Backend {
     return done(c10d::OpType::ALLGATHER, outputs[0]);
   }
 
-  /// By an all-gather, of which each rank keeps its own parts.
-  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
-                                               std::vector<int64_t>& output_sizes,
-                                               std::vector<int64_t>& input_sizes,
-                                               const c10d::AllToAllOptions&) override {
-    TORCH_CHECK(output_sizes.empty() && input_sizes.empty() && input.size(0) % size_ == 0, prefix_,
-                "Expected all_to_all of equal parts");
-    std::vector<at::Tensor> own{input};
-    const at::Tensor all = at::empty({size_, input.numel()}, input.options());
-    std::vector<std::vector<at::Tensor>> rows{all.unbind()};
-    allgather(rows, own, {});
-    output.copy_(all.view({size_, size_, -1}).select(1, rank_).reshape(output.sizes()));
-    return done(c10d::OpType::ALLTOALL_BASE, {output});
-  }
-
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     communicator().barrier();

@@ -320,11 +320,7 @@ void GradientReducer::leave_failed_backward() {
     return;
   }
   // Ranks that failed at other layers, or not at all, may wait for these buckets.
-  for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
-    buckets_.start_zero(next_to_start_);
-  }
-  buckets_.finish();
-  buckets_.release_gradients();
+  buckets_.abandon(std::exchange(next_to_start_, buckets_.size()));
   process_group_.meet_after_failed_backward();
 }
 

@@ -144,12 +144,12 @@ void GradientBuckets::start(size_t index) {
       bucket.gradients, backend_divides_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, site_);
 }
 
-void GradientBuckets::start_zero(size_t index) {
-  buckets_[index].gradients.front().zero_();
-  start(index);
-}
-
-void GradientBuckets::release_gradients() const {
+void GradientBuckets::abandon(size_t first) {
+  for (size_t index = first; index < buckets_.size(); ++index) {
+    buckets_[index].gradients.front().zero_();
+    start(index);
+  }
+  finish();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (torch::Tensor& gradient = parameters_[i].mutable_grad();
         gradient.is_same(bucket_views_[i])) {

@@ -77,12 +77,11 @@ class GradientBuckets {
   void collect(size_t parameter) const;
   /// Starts the all-reduce of a bucket with all its gradients.
   void start(size_t bucket);
-  /// The same with zeros in place of the gradients.
-  void start_zero(size_t bucket);
   /// Waits for all started buckets.
   void finish();
-  /// Leaves each parameter whose gradient lies in a bucket without a gradient.
-  void release_gradients() const;
+  /// After a backward that failed: starts the buckets from `first` on with zeros, waits for all, and
+  /// leaves each parameter whose gradient lies in a bucket without a gradient.
+  void abandon(size_t first);
   /// Parameters, by index, in the order of the buckets.
   const std::vector<size_t>& order() const noexcept { return order_; }
   /// Makes new buckets of the same parameters, between steps. Gradients keep their values.

@@ -11,9 +11,7 @@
 
 /// Sends each matrix of gradients (n, m) as two vectors, so n + m numbers instead of n * m. What
 /// the two vectors leave out is added to the gradient of the next step. Other gradients are sent
-/// as they are. Keep the object as long as the wrapper:
-///     PowerSgd power_sgd;
-///     parallel_model.register_comm_hook(std::ref(power_sgd));
+/// as they are. Keep the object as long as the wrapper: register_comm_hook(std::ref(power_sgd)).
 class PowerSgd {
  public:
   /// Collective. Does not only start: the second vector depends on the first one's mean.
