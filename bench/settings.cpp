@@ -14,7 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDescription =
-    "Runs the stages at several world sizes, checks on a short run that they train alike, measures\n"
+    "Runs the stages at several world sizes, checks on a short run that they train alike, "
+    "measures\n"
     "them in interleaved blocks, and compares their speed.";
 
 constexpr const char* kFooter =

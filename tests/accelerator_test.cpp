@@ -35,8 +35,7 @@ void accelerate(int world_size, const std::function<void(const Accelerator&)>& b
 
 }  // namespace
 
-TEST_CASE("reduce_mean() leaves its argument, other weights are found",
-          "[accelerator]") {
+TEST_CASE("reduce_mean() leaves its argument, other weights are found", "[accelerator]") {
   accelerate(3, [](const Accelerator& accelerator) {
     const int rank = ddp::default_process_group().rank();
     const torch::Tensor own = torch::tensor({1.0 * rank, 10.0 * rank}).set_requires_grad(true);

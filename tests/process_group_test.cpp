@@ -811,8 +811,7 @@ TEST_CASE("sizes that differ over Gloo are told with the collective and its line
 
 TEST_CASE("ranks that end while a message is under way do not stop those that wait for it",
           "[stops]") {
-  const std::vector<Options> options(4, plain());
-  CHECK(meet(options, [](const ProcessGroup& group, const auto&) {
+  CHECK(meet(std::vector<Options>(4, plain()), [](const ProcessGroup& group, const auto&) {
           if (group.rank() == 2) {  // which passes the message on to rank 3
             std::this_thread::sleep_for(std::chrono::seconds(1));
           }
