@@ -14,9 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDescription =
-    "Runs the stages at several world sizes, checks on a short run that they train alike, "
-    "measures\n"
-    "them in interleaved blocks, and compares their speed.";
+    "Runs the stages at several world sizes, checks that they train alike at first, measures them\n"
+    "in interleaved blocks, and compares their speed.";
 
 constexpr const char* kFooter =
     "Google Benchmark's flags --benchmark_filter, _list_tests, _repetitions, _format=json, _out\n"
