@@ -212,7 +212,7 @@ class Pages(unittest.TestCase):
         epochs = "".join(f"[CPU{rank}] Epoch {epoch} | Batchsize: 8 | Steps: {4 + epoch} | Loss: {loss}\n"
                          for rank, epoch, loss in ((0, 0, 3), (1, 0, 3), (1, 1, 2), (0, 1, 1)))
         facts = exercise.run(f"echo 'digest a\n{epochs}digest b'${{CUDA_VISIBLE_DEVICES-x}}; exit 3\n", None, None, ROOT)
-        self.assertEqual(facts, {"exit": "3", "output": facts["output"], "digest": "b", "starts": "1", "batch_size": "8", "steps": "5",
+        self.assertEqual(facts, {"exit": "3", "output": facts["output"], "digest": "b", "trainings_from_epoch_0": "1", "batch_size": "8", "steps": "5",
                                  "printed_loss": "1 and 2"})
         self.assertEqual(exercise.step_losses('{"step": 0, "loss": 1}\n{"step": 0, "loss": 2}'), [1.5])
 
