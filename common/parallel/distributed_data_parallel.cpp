@@ -198,9 +198,10 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     return torch::utils::take_tensors(tensors, kMessageBytes);
   };
   broadcast(in_messages(weights));
-  broadcast(in_messages(buffers));
-  if (options.broadcast_buffers) {
-    buffers_ = in_messages(buffers);
+  buffers_ = in_messages(buffers);
+  broadcast(buffers_);
+  if (!options.broadcast_buffers) {
+    buffers_.clear();
   }
   target_->reducer = this;
   for (size_t i = 0; i < parameters_.size(); ++i) {
