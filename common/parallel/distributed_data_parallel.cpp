@@ -194,11 +194,8 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
   std::vector<torch::Tensor> buffers;
   for_each_kept(module.named_buffers(), options,
                 [&](const auto&, const auto& buffer) { buffers.push_back(buffer); });
-  const auto in_messages = [](const std::vector<torch::Tensor>& tensors) {
-    return torch::utils::take_tensors(tensors, kMessageBytes);
-  };
-  broadcast(in_messages(weights));
-  buffers_ = in_messages(buffers);
+  broadcast(torch::utils::take_tensors(weights, kMessageBytes));
+  buffers_ = torch::utils::take_tensors(buffers, kMessageBytes);
   broadcast(buffers_);
   if (!options.broadcast_buffers) {
     buffers_.clear();
