@@ -134,10 +134,54 @@ TEST_CASE("a batch takes no memory, and one that was overwritten has no gradient
   CHECK_THROWS_WITH(sum.backward(), Contains("modified by an inplace operation"));
 }
 
+TEST_CASE("rows of any type stay as they are, whatever their strides; others are refused",
+          "[loader]") {
+  ddp::RandomSampler sampler(7, /*seed=*/1);
+  const auto batch_of = [&sampler](const torch::Tensor& input, const torch::Tensor& target) {
+    ddp::DataLoader loader(ddp::Samples{input, target}, sampler, 7);
+    return *loader.begin();
+  };
+  const auto bytes = [](const torch::Tensor& tensor) {
+    return tensor.contiguous().view(torch::kUInt8);
+  };
+  const torch::Tensor numbers = torch::arange(21).reshape({3, 7}).t() - 3;
+  for (const auto type : {torch::kInt64, torch::kInt32, torch::kInt16, torch::kInt8, torch::kBool,
+                          torch::kFloat64, torch::kFloat32, torch::kFloat16, torch::kBFloat16,
+                          torch::kFloat8_e4m3fn, torch::kComplexFloat, torch::kUInt8}) {
+    const torch::Tensor rows = (numbers + 3 * (type == torch::kUInt8)).to(type);
+    const torch::Tensor expected = bytes(rows).index_select(0, sampler.indices());
+    const ddp::Batch batch = batch_of(rows, rows);
+    INFO(type);
+    CHECK(torch::equal(bytes(batch.target), expected));
+    CHECK(torch::equal(bytes(batch.input), type == torch::kUInt8
+                                               ? bytes(expected.to(torch::kFloat32) / 255)
+                                               : expected));
+    const ddp::Samples some{rows, rows, torch::tensor({6, 2})};
+    CHECK(torch::equal(bytes(some.read().target), bytes(rows).index_select(0, some.rows)));
+  }
+  const torch::Tensor ids = torch::arange(7) + (int64_t{1} << 60);
+  CHECK(torch::equal(batch_of(ids, ids).input, ids.index_select(0, sampler.indices())));
+  const torch::Tensor conjugate = torch::randn({7, 2}, torch::kComplexDouble).conj();
+  CHECK(torch::equal(batch_of(conjugate, conjugate).input,
+                     conjugate.resolve_conj().index_select(0, sampler.indices())));
+  for (const auto& [tensor, name] :
+       {std::pair(torch::ones({7, 2}).to_sparse(), "SparseCPUFloatType"),
+        {torch::ones({7, 2}).to_sparse_csr(), "SparseCsrCPUFloatType"},
+        {at::quantize_per_tensor(torch::ones({7, 2}), 0.1, 0, at::kQInt8), "QuantizedCPUQInt8Type"},
+        {torch::ones({7, 2}, torch::kMeta), "MetaFloatType"},
+        {torch::Tensor(), "UndefinedType"}}) {
+    const std::string expected = std::string("dense tensors on the host, got a ") + name;
+    CHECK_THROWS_WITH(batch_of(tensor, ids), Contains(expected));
+    CHECK_THROWS_WITH(batch_of(ids, tensor), Contains(expected));
+  }
+}
+
 TEST_CASE("a device gets the host's batches, though the host runs ahead", "[loader]") {
   const torch::Device device = ddp::test::fake_device(3);
   const torch::Tensor pixels = torch::randint(256, {53, 16}, torch::kUInt8);
-  const ddp::Samples samples{pixels, torch::arange(53), torch::arange(52, -1, -1)};
+  const bool is_pixels = GENERATE(true, false);
+  const ddp::Samples samples{is_pixels ? pixels : pixels.to(torch::kInt64) * (int64_t{1} << 40),
+                             torch::arange(53), torch::arange(52, -1, -1)};
   const auto batches_on = [&](const torch::Device& where) {
     ddp::RandomSampler sampler(53, /*seed=*/1);
     ddp::DataLoader loader(samples, sampler, 8, where);

@@ -17,8 +17,9 @@ bool fits_on(const torch::Device& device, const Samples& samples) {
   }
   const size_t free_bytes =
       c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
-  return static_cast<size_t>(samples.input.numel()) * sizeof(float) + samples.target.nbytes() <=
-         free_bytes / kShare;
+  const size_t input_bytes =
+      static_cast<size_t>(samples.input.numel()) * samples.room_for(0).input.itemsize();
+  return input_bytes + samples.target.nbytes() <= free_bytes / kShare;
 }
 
 }  // namespace
@@ -59,8 +60,12 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_s
       drop_last_(drop_last),
       is_resident_(fits_on(device, samples)) {
   TORCH_CHECK(batch_size >= 1, "Expected batch_size >= 1, got ", batch_size);
-  samples_.input = samples_.input.contiguous();
-  samples_.target = samples_.target.contiguous();
+  for (torch::Tensor* const part : {&samples_.input, &samples_.target}) {
+    TORCH_CHECK((is_resident_ || part->is_cpu()) && part->layout() == torch::kStrided &&
+                    !part->is_quantized(),
+                "Expected samples in dense tensors on the host, got a ", part->toString());
+    *part = part->contiguous().resolve_conj().resolve_neg();
+  }
   if (is_resident_) {
     samples_.input = as_features(samples_.input.to(device));
     samples_.target = samples_.target.to(device);

@@ -14,8 +14,8 @@ namespace ddp {
 
 /// The samples of one step of one process.
 struct Batch {
-  torch::Tensor input;  ///< (samples, ...) float32, on the loader's device
-  torch::Tensor target;  ///< (samples) int64 or (samples, 1) float32, on the loader's device
+  torch::Tensor input;  ///< (samples, ...) on the loader's device; pixels as float32
+  torch::Tensor target;  ///< (samples, ...) on the loader's device
   /// Weight of this batch's mean loss in the mean over ranks: 1 for a whole batch. See Note
   /// [Averaging].
   double weight = 1;
@@ -72,6 +72,7 @@ torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
 /// through an overwritten batch ends in autograd's "modified by an inplace operation".
 class DataLoader {
  public:
+  /// @param samples rows of any type, dense and on the host
   /// @param sampler must outlive the loader
   /// @param batch_size samples per process and step
   /// @param device device of the batches

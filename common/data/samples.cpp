@@ -1,29 +1,33 @@
 #include "common/data/samples.hpp"
 
 #include <algorithm>
-#include <type_traits>
+#include <cstring>
 #include <vector>
 
 namespace ddp {
 namespace {
 
-/// to[i] = from[order[i]]; pixels are divided by 255, as by torchvision's ToTensor.
-/// Both tensors are contiguous.
-template <typename From, typename To>
-void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t count,
+/// to[i] = given[order[i]]. If `to` is of another type, the rows are pixels, which are divided by
+/// 255, as by torchvision's ToTensor.
+void copy_rows(const torch::Tensor& given, const int64_t* order, int64_t count,
                const torch::Tensor& to) {
+  const torch::Tensor from = given.contiguous();
   const int64_t rows = from.sizes().front();
-  const int64_t width = rows == 0 ? 0 : from.numel() / rows;
-  const auto* const source = from.const_data_ptr<From>();
-  auto* target = to.mutable_data_ptr<To>();
-  for (int64_t i = 0; i < count; ++i, target += width) {
+  const size_t row_bytes = rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(rows);
+  const auto* const source = static_cast<const uint8_t*>(from.const_data_ptr());
+  const bool is_pixels = to.scalar_type() != from.scalar_type();
+  auto* const pixels = is_pixels ? to.mutable_data_ptr<float>() : nullptr;
+  auto* const copies = static_cast<uint8_t*>(to.mutable_data_ptr());
+  for (int64_t i = 0; i < count; ++i) {
     TORCH_CHECK(order[i] >= 0 && order[i] < rows, "Expected an index in [0, ", rows, "), got ",
                 order[i]);
-    const From* const row = source + order[i] * width;
-    if constexpr (std::is_same_v<From, To>) {
-      std::copy_n(row, width, target);
+    const uint8_t* const row = source + static_cast<size_t>(order[i]) * row_bytes;
+    const size_t target = static_cast<size_t>(i) * row_bytes;
+    if (is_pixels) {
+      std::transform(row, row + row_bytes, pixels + target,
+                     [](uint8_t value) { return float(value) / 255; });
     } else {
-      std::transform(row, row + width, target, [](From value) { return To(value) / 255; });
+      std::memcpy(copies + target, row, row_bytes);
     }
   }
 }
@@ -54,17 +58,14 @@ Samples Samples::room_for(int64_t size, const torch::TensorOptions& place) const
     sizes[0] = size;
     return torch::empty(sizes, place.dtype(dtype));
   };
-  return {room(input.sizes().vec(), torch::kFloat32),
+  const bool is_pixels = input.scalar_type() == torch::kUInt8;
+  return {room(input.sizes().vec(), is_pixels ? torch::kFloat32 : input.scalar_type()),
           room(target.sizes().vec(), target.scalar_type())};
 }
 
 void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to) {
-  const bool is_pixels = from.input.scalar_type() == torch::kUInt8;
-  const bool is_classes = from.target.scalar_type() == torch::kInt64;
-  (is_pixels ? copy_rows<uint8_t, float> : copy_rows<float, float>)(from.input, order, count,
-                                                                    to.input);
-  (is_classes ? copy_rows<int64_t, int64_t> : copy_rows<float, float>)(from.target, order, count,
-                                                                       to.target);
+  copy_rows(from.input, order, count, to.input);
+  copy_rows(from.target, order, count, to.target);
   // Autograd may have saved the old values: by the version it notices that they changed.
   to.input.unsafeGetTensorImpl()->bump_version();
   to.target.unsafeGetTensorImpl()->bump_version();

@@ -9,16 +9,16 @@ namespace ddp {
 
 /// Samples on the host, or in a file that is mapped into memory.
 struct Samples {
-  torch::Tensor input;  ///< (rows, ...) float32, or uint8 pixels, read as value / 255
-  torch::Tensor target;  ///< (rows) int64 classes, or (rows, 1) float32 values
+  torch::Tensor input;  ///< (rows, ...) of any type; uint8 are pixels, read as value / 255
+  torch::Tensor target;  ///< (rows, ...) of any type: int64 classes, or (rows, 1) float32 values
   torch::Tensor rows = {};  ///< (size) int64: row of each sample; undefined: all rows
 
   int64_t size() const { return (rows.defined() ? rows : target).sizes().front(); }
-  int64_t in_features() const { return input.size(1); }
+  int64_t in_features() const { return input.dim() < 2 ? 1 : input.size(1); }
   /// Samples [begin, end) as views; no sample is read.
   Samples slice(int64_t begin, int64_t end) const;
-  /// Reads the samples as the model needs them: float32, without `rows`.
-  /// @return views, if the samples are float32 without `rows` already
+  /// Reads the samples as the model needs them: pixels as float32, without `rows`.
+  /// @return views, if the samples are so already
   Samples read() const;
   /// Uninitialized memory for `size` samples in the form that read() returns.
   Samples room_for(int64_t size, const torch::TensorOptions& place = {}) const;
@@ -29,7 +29,7 @@ struct Samples {
 /// @throws c10::Error if an index is out of range
 void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to);
 
-/// uint8 pixels as float32, value / 255; float32 features as they are.
+/// uint8 pixels as float32, value / 255; other types as they are.
 torch::Tensor as_features(const torch::Tensor& input);
 
 }  // namespace ddp
