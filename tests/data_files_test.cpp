@@ -1,5 +1,6 @@
 // The user's own data in safetensors files: samples, refused files, and the small part of a large
 // file that is read.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -147,6 +148,34 @@ TEST_CASE("a file that others wrote: any order and alignment, nothing that is wr
     CHECK_THAT(refusal(folder.write("a.safetensors", bytes)), Contains(expected));
   }
   CHECK_THAT(refusal(folder.path() + "/none.safetensors"), Contains("No such file"));
+}
+
+TEST_CASE("a header that is nested deeply is refused at once, without memory", "[tensors]") {
+  const Folder folder;
+  const auto header = [&](const std::string& begin, const std::string& again, size_t bytes) {
+    std::string text = begin;
+    while (text.size() < bytes) {
+      text += again;
+    }
+    std::string size(sizeof(uint64_t), '\0');
+    for (size_t i = 0; i < size.size(); ++i) {
+      size[i] = static_cast<char>(text.size() >> 8 * i);
+    }
+    return folder.write("a.safetensors", size + text);
+  };
+  const auto peak_mib = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss / 1024;
+  };
+  const size_t mib = 1 << 20;
+  CHECK_THAT(refusal(header("", " ", 60 * mib)), Contains("got no JSON"));  // its text in memory
+  const int64_t before_mib = peak_mib();
+  CHECK_THAT(refusal(header("", "[", 60 * mib)), Contains("nested too deeply"));
+  CHECK_THAT(refusal(header("", "{\"a\":", 10 * mib)), Contains("nested too deeply"));
+  CHECK_THAT(refusal(header("{\"__metadata__\":", "[{\"\":", 10 * mib)), Contains("too deeply"));
+  CHECK_THAT(refusal(header("{\"a\":{\"shape\":[1,", "[", 10 * mib)), Contains("too deeply"));
+  CHECK(peak_mib() - before_mib < 100);
 }
 
 TEST_CASE("labels that are no classes, values that are no numbers, parts that do not fit",
