@@ -31,8 +31,11 @@
 #include "common/data/dataset.hpp"
 #include "common/data/mlp.hpp"
 #include "common/data/tensor_file.hpp"
+#include "common/launch/spawn.hpp"
+#include "common/parallel/process_group.hpp"
 #include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
 
 extern "C" {
@@ -257,7 +260,8 @@ TEST_CASE("the snapshot before is taken if the newest is damaged or gone", "[sna
   CHECK(contains(said, "going on from " + options.snapshot + ".prev\n"));
   CHECK(training.load_filled() == 1);
   damage(options.snapshot + ".prev");
-  CHECK(contains(refusal(options), options.snapshot + ".prev"));
+  CHECK(contains(refusal(options), "snapshot " + options.snapshot + ": "));
+  CHECK(contains(refusal(options), "; snapshot " + options.snapshot + ".prev: "));
   training.save_filled(3);
   training.save_filled(4);
   fs::remove(options.snapshot);
@@ -285,6 +289,10 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
                   [](ddp::Options& other) {
                     other.layers = {2, 3, 1, 1};
                   }},
+           Change{"holds \"layer1.bias\", which the model has not",
+                  [](ddp::Options& other) {
+                    other.layers = {2, 3};
+                  }},
        }) {
     ddp::Options other = options;
     change(other);
@@ -295,6 +303,104 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
   other.seed = 7;
   Training(other).save(2);
   CHECK(contains(refusal(options), "has seed"));
+  // A batch size that is found by trying may differ, a given --global-batch may not.
+  for (const bool given : {false, true}) {
+    for (const int64_t batch : {8, 16}) {
+      other.find_batch = true;
+      other.batch_size = batch;
+      other.global_batch = given ? std::optional(batch) : std::nullopt;
+      if (batch == 8) {
+        Training(other).save(3);
+      }
+      CHECK(contains(refusal(other), "has global-batch") == (given && batch == 16));
+    }
+  }
+  // A data file may lie in another folder, and --dataset-size is not its own.
+  for (const std::string place : {"a", "b"}) {
+    fs::create_directory(folder.path() + "/" + place);
+    other.dataset = folder.path() + "/" + place + "/digits.safetensors";
+    fs::copy(DDP_SOURCE_DIR "/data/digits.safetensors", other.dataset);
+    ++other.dataset_size;
+    if (place == "a") {
+      Training(other).save(4);
+    }
+    CHECK(refusal(other).empty());
+  }
+}
+
+TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot]") {
+  const ddp::ScratchFolder folder("ddp-snapshot");
+  const ddp::Options options = options_in(folder, "adam");
+  Training training(options);
+  training.train(0, 1);
+  training.save(1);
+  const std::string bytes = read(options.snapshot);
+  using Change = std::function<void(ddp::TensorFile&)>;
+  const auto text = [](const char* name, const char* value) -> Change {
+    return [=](auto& file) { file.metadata[name] = value; };
+  };
+  const auto tensor = [](const char* name, const torch::Tensor& value) -> Change {
+    return [=](auto& file) {
+      std::erase_if(file.tensors, [&](const auto& item) { return item.first == name; });
+      file.tensors.emplace_back(name, value);
+    };
+  };
+  for (const auto& [expected, change] : {
+           std::pair("has format \"ddp-snapshot-1\", expected", text("format", "ddp-snapshot-1")),
+           {"has format \"ddp-snapshot-20\", expected", text("format", "ddp-snapshot-20")},
+           {"has format \"pt\", expected", text("format", "pt")},
+           {"has format \"\", expected", [](auto& file) { file.metadata.erase("format"); }},
+           {"does not say how far it got", text("epochs_done", "0")},
+           {"does not say how far it got", text("epochs_done", "1x")},
+           {"holds no layer0.bias of the", tensor("layer0.bias", torch::ones({3}, torch::kHalf))},
+           {"holds no layer0.bias of the", tensor("layer0.bias", torch::ones({3, 1}))},
+           {"holds \"more\", which the model", tensor("more", torch::ones({3}))},
+           {"state.1.exp_avg of sizes [3]", tensor("optimizer.state.1.exp_avg", torch::ones({1}))},
+           {"tensors of the optimizer's", tensor("optimizer.state.4.exp_avg", torch::ones({3}))},
+       }) {
+    ddp::TensorFile file = ddp::parse_tensor_file("", bytes);
+    change(file);
+    fs::remove(options.snapshot);
+    ddp::write_tensor_file(options.snapshot, file);
+    INFO(refusal(options));
+    CHECK(contains(refusal(options), expected));
+    CHECK_FALSE(contains(refusal(options), ".prev"));
+  }
+  write(options.snapshot, bytes);
+  ddp::Mlp model(options.layers);
+  CHECK_THROWS_WITH(ddp::load_snapshot(options, *model),
+                    Catch::Matchers::Contains("holds \"optimizer.state.0.exp_avg\", which"));
+}
+
+TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none where none is",
+          "[snapshot]") {
+  const auto make = [] {
+    const auto weight = [] { return torch::ones({2}, torch::requires_grad()); };
+    using Group = torch::optim::OptimizerParamGroup;
+    return torch::optim::Adam(std::vector{Group({weight()}), Group({weight(), weight()})},
+                              torch::optim::AdamOptions(0.1).amsgrad(true));
+  };
+  torch::optim::Adam first = make();
+  const auto step = [&first] {
+    for (const auto& group : first.param_groups()) {
+      group.params().front().mutable_grad() = torch::full({2}, 3.0);
+    }
+    first.step();
+    return ddp::named_state(first);
+  };
+  const ddp::NamedTensors state = step();
+  torch::optim::Adam second = make();
+  ddp::load_named_state(second, state);
+  std::vector<torch::Tensor> values;
+  for (const auto& [name, value] : state) {
+    values.push_back(value.clone());
+  }
+  step();  // of the first only
+  const ddp::NamedTensors loaded = ddp::named_state(second);
+  REQUIRE(loaded.size() == 2 * 4);
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    CHECK((loaded[i].first == state[i].first && torch::equal(loaded[i].second, values[i])));
+  }
 }
 
 TEST_CASE("buffers are kept", "[snapshot]") {
@@ -312,7 +418,10 @@ TEST_CASE("optimizers are torch::optim's, with the settings that are promised", 
   const auto settings = [&](const std::string& name) {
     return ddp::make_optimizer({torch::ones({1})}, options_in(folder, name))->defaults().clone();
   };
-  CHECK(dynamic_cast<torch::optim::SGDOptions&>(*settings("momentum")).momentum() == 0.9);
+  const auto momentum = settings("momentum");
+  CHECK(dynamic_cast<torch::optim::SGDOptions&>(*momentum).momentum() == 0.9);
+  CHECK(momentum->get_lr() == 0.02);
+  CHECK(settings("sgd")->get_lr() == 0.1);
   CHECK(dynamic_cast<torch::optim::AdamOptions&>(*settings("adam")).lr() == 0.001);
   CHECK(dynamic_cast<torch::optim::AdamWOptions&>(*settings("adamw")).lr() == 0.001);
 }
@@ -386,6 +495,52 @@ TEST_CASE("what each value of --resume does with a snapshot that is there", "[sn
     CHECK(Training(options).load() == epochs_done);
     unsetenv("SLURM_JOB_ID");
     unsetenv("SLURM_RESTART_COUNT");
+  }
+}
+
+TEST_CASE("a rank of the next test", "[.][rank]") {
+  std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
+    ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 20});
+    ddp::Options options;
+    options.snapshot = std::getenv("SNAPSHOT");
+    options.resume = "auto";
+    sleep(launch.rank == 1 ? 1 : 0);  // reads rank 0's answer late
+    torch::nn::BatchNorm1d model(2);
+    ddp::load_snapshot(options, *model);
+    if (launch.rank == 1) {
+      raise(SIGUSR1);
+    }
+    const bool stops = ddp::stop_requested();
+    ddp::destroy_process_group();
+    TORCH_CHECK(stops, "goes on");
+  }));
+}
+
+TEST_CASE("a refusal, also of the file system, and a stop reach all ranks, late ones too",
+          "[snapshot]") {
+  const ddp::ScratchFolder folder("ddp-snapshot");
+  write(folder.path() + "/damaged", "damaged");
+  for (const auto& [snapshot, code, says] :
+       {std::tuple(std::string("damaged"), 3, "snapshot damaged: got 7 bytes"),
+        {std::string(300, 'x'), 3, "File name too long"},
+        {std::string("none"), 0, ""}}) {
+    const ddp::test::HeldPort port;
+    std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+    for (const std::string rank : {"0", "1"}) {
+      ddp::test::RunOptions run_options;
+      run_options.cwd = folder.path();
+      run_options.environment = {{"RANK", rank},         {"LOCAL_RANK", rank},
+                                 {"WORLD_SIZE", "2"},    {"MASTER_ADDR", "127.0.0.1"},
+                                 {"SNAPSHOT", snapshot}, {"MASTER_PORT", port.number()}};
+      ranks.push_back(std::make_unique<ddp::test::Program>(
+          std::vector<std::string>{fs::read_symlink("/proc/self/exe"), "[rank]"}, run_options));
+    }
+    for (const auto& rank : ranks) {
+      const ddp::test::RunResult result = rank->wait();
+      INFO(result.err);
+      CHECK(result.exit_code == code);
+      CHECK(contains(result.err, says));
+    }
   }
 }
 

@@ -47,7 +47,7 @@ std::string describe(const torch::nn::Module& module,
   for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
     text << name << " " << parameter.sizes() << " " << parameter.dtype()
          << (parameter.requires_grad() ? "" : " frozen");
-    if (!parameter.is_contiguous()) {
+    if (parameter.layout() == torch::kStrided && !parameter.is_contiguous()) {
       text << " strides " << parameter.strides();
     }
     const auto [first, is_new] = names.emplace(parameter.unsafeGetTensorImpl(), name);
@@ -109,9 +109,28 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
   return own;
 }
 
+/// @throws UsageError unless the group can send the tensor and, if it learns, average its gradients
+void expect_sendable(const std::string& name, const torch::Tensor& tensor,
+                     const torch::Device& expected) {
+  const torch::Device device = tensor.device();
+  if (device.type() != expected.type() ||
+      (expected.has_index() && device.index() != expected.index())) {
+    throw UsageError(
+        fmt::format("{} is on {}, expected the process group's {}: move the model there first, "
+                    "then wrap it",
+                    name, device.str(), expected.str()));
+  }
+  if (tensor.layout() != torch::kStrided || tensor.is_quantized() ||
+      (tensor.requires_grad() && tensor.element_size() < 2)) {
+    throw UsageError(fmt::format(
+        "{} is a {}, expected a dense tensor, of numbers of 16 bits or more if it is trained", name,
+        tensor.toString()));
+  }
+}
+
 /// Compares the ranks' models, because with different models the collectives would hang or abort.
 /// @return the parameters to average
-/// @throws UsageError naming a parameter that is not on the group's device, or if there are none
+/// @throws UsageError naming a tensor that cannot be sent, or if there are no such parameters
 std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
                                            const ProcessGroup& process_group,
                                            const DistributedDataParallelOptions& options) {
@@ -126,16 +145,11 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
     }
   }
   verify_same(process_group, "model", describe(module, options));
-  const torch::Device& expected = process_group.device();
   for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
-    const torch::Device device = parameter.device();
-    if (device.type() != expected.type() ||
-        (expected.has_index() && device.index() != expected.index())) {
-      throw UsageError(
-          fmt::format("parameter {} is on {}, expected the process group's {}: move "
-                      "the model there first, then wrap it",
-                      name, device.str(), expected.str()));
-    }
+    expect_sendable("parameter " + name, parameter, process_group.device());
+  });
+  for_each_kept(module.named_buffers(), options, [&](const auto& name, const auto& buffer) {
+    expect_sendable("buffer " + name, buffer, process_group.device());
   });
   if (parameters.empty()) {
     throw UsageError("got a module none of whose parameters requires a gradient, expected one");
