@@ -788,6 +788,31 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
     for (const auto& [begin, message] : refusals) {
       TORCH_CHECK(message.starts_with(begin) && message.empty() == begin.empty(), message);
     }
+    const torch::Tensor ones = torch::ones({3, 3});
+    const torch::Tensor float8 = ones.to(torch::kFloat8_e4m3fn);
+    enum Role { kTrained, kFrozen, kBuffer };
+    for (const auto& [begin, tensor, role] :
+         std::vector<std::tuple<std::string, torch::Tensor, Role>>{
+             {"parameter new is a CPUFloat8_e4m3fnType, expected a dense", float8, kTrained},
+             {"parameter new is a SparseCPUFloatType, expected", ones.to_sparse(), kTrained},
+             {"parameter new is a SparseCsrCPUFloatType, expe", ones.to_sparse_csr(), kFrozen},
+             {"buffer new is a SparseCPULongType, expected", ones.to(torch::kLong).to_sparse(),
+              kBuffer},
+             {"buffer new is a QuantizedCPUQInt8Type, expected",
+              at::quantize_per_tensor(ones, 0.1, 0, at::kQInt8), kBuffer},
+             {"buffer new is on meta, expected the process", ones.to(torch::kMeta), kBuffer},
+             {"", float8, kFrozen},
+             {"", ones.to(torch::kComplexFloat).conj(), kTrained},
+             {"", ones.to(torch::kBool), kBuffer}}) {
+      Linear model(2, 1);
+      role == kBuffer ? model->register_buffer("new", tensor)
+                      : model->register_parameter("new", tensor, role == kTrained);
+      const std::string message = message_of([&, &learns = model] {
+        DistributedDataParallel wrap(learns, group);
+        wrap.forward(torch::ones({1, 2})).sum().backward();
+      });
+      TORCH_CHECK(message.starts_with(begin) && message.empty() == begin.empty(), message);
+    }
   });
 }
 
@@ -1043,6 +1068,30 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
     });
     // Layers 3, 0, 2, each bias first; unused parameters last.
     check_all(results, torch::tensor({6, 5, 0, 4, 3, 2, 1}, torch::kInt64), 0);
+  }
+}
+
+TEST_CASE("SyncBatchNorm of equal batches is BatchNorm with any option, in training and not",
+          "[models]") {
+  const auto plain = torch::nn::BatchNormOptions(2);
+  for (const auto& options : {plain, torch::nn::BatchNormOptions(2).affine(false),
+                              torch::nn::BatchNormOptions(2).eps(0.5),
+                              torch::nn::BatchNormOptions(2).track_running_stats(false)}) {
+    on_any_ranks([&](ProcessGroup& group) {
+      ddp::SyncBatchNorm model(options, &group);
+      torch::nn::BatchNorm1d alone(options);
+      const torch::Tensor input = input_of(0, 0, 2).to(torch::kFloat32) * 3 + 1;
+      for (const bool trains : {true, false}) {
+        model->train(trains);
+        alone->train(trains);
+        const torch::Tensor got = model->forward(input);
+        TORCH_CHECK(torch::allclose(got, alone->forward(input), 1e-4, 1e-5), got);
+        for (size_t i = 0; i < alone->buffers().size(); ++i) {
+          model->buffers()[i].copy_(alone->buffers()[i]);  // other batch sizes, other variances
+        }
+      }
+      TORCH_CHECK(contains(message_of([&] { model->forward(torch::ones({2})); }), "got [2]"));
+    });
   }
 }
 

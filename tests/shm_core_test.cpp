@@ -1,6 +1,8 @@
 // The collectives over shared memory, on plain memory: sums and means against a reference, every
 // element of random sequences, and waits between ranks.
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <random>
 #include <thread>
 
@@ -22,6 +25,7 @@ namespace {
 using ddp::DType;
 using ddp::ReduceOp;
 using ddp::shm::Communicator;
+using ddp::test::contains;
 using ddp::test::run_shm_threads;
 using Bytes = std::vector<std::byte>;
 
@@ -280,25 +284,67 @@ TEST_CASE("every collective moves every element, in a random sequence as long as
   CHECK(wrong == std::vector<std::string>(wrong.size()));
 }
 
-TEST_CASE("regions: different sizes, different places, and memory that outlives the group") {
+TEST_CASE("regions: different sizes, places and regions, and memory that outlives the group") {
   constexpr size_t kCount = 100000;
+  struct Place {  // by rank
+    std::array<size_t, 2> region;
+    std::array<size_t, 2> offset;
+  };
+  const auto inputs = all_ranks_data(DType::kFloat32, kCount, 2);
+  const size_t bytes = inputs[0].size();
+  // Only the last of them can be reduced in place.
+  const std::vector<Place> places = {
+      {{0, 0}, {0, bytes}}, {{0, 0}, {2, 2}}, {{0, 1}, {8, 8}}, {{1, 1}, {24, 24}}};
   std::vector<std::shared_ptr<void>> kept(2);
   std::vector<std::string> wrong(2);
-  const auto inputs = all_ranks_data(DType::kFloat32, kCount, 2);
   run_shm_threads(2, [&](Communicator& communicator) {
     const auto own = static_cast<size_t>(communicator.rank());
-    const bool refused = communicator.allocate(own == 0 ? 100 : 101) == nullptr &&
-                         communicator.allocate(0) == nullptr;
-    const auto region = communicator.allocate(2 * inputs[own].size());
-    // Rank 1's tensor has another place in the region, so it cannot be reduced in place.
-    std::byte* const memory =
-        static_cast<std::byte*>(region.get()) + (own == 0 ? 0 : inputs[own].size());
-    std::copy(inputs[own].begin(), inputs[own].end(), memory);
-    communicator.all_reduce(memory, kCount, DType::kFloat32, ReduceOp::kSum);
-    wrong[own] = refused ? first_wrong(kKinds[0], kCount, inputs, memory) : "a region of two sizes";
-    kept[own] = region;
+    const auto check = [&](bool is_right, const std::string& text) {
+      wrong[own] += is_right ? "" : text + "\n";
+    };
+    check(communicator.allocate(own == 0 ? 100 : 101) == nullptr, "a region of two sizes");
+    check(communicator.allocate(0) == nullptr, "a region of no bytes");
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    communicator.barrier();
+    const rlimit none{0, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &none);
+    check(communicator.allocate(bytes) == nullptr, "a region without memory");
+    communicator.barrier();
+    setrlimit(RLIMIT_FSIZE, &before);
+    const std::array regions = {communicator.allocate(2 * bytes), communicator.allocate(2 * bytes)};
+    for (const auto& [region, offset] : places) {
+      auto* const begin = static_cast<std::byte*>(regions[region[own]].get());
+      std::memset(begin, 0x5a, 2 * bytes);
+      std::byte* const memory = begin + offset[own];
+      std::copy(inputs[own].begin(), inputs[own].end(), memory);
+      communicator.all_reduce(memory, kCount, DType::kFloat32, ReduceOp::kSum);
+      check(first_wrong(kKinds[0], kCount, inputs, memory).empty(), "values");
+      check(std::count(begin, begin + 2 * bytes, std::byte{0x5a}) >=
+                    static_cast<std::ptrdiff_t>(bytes) &&
+                (offset[own] == 0 || memory[-1] == std::byte{0x5a}) &&
+                (offset[own] == bytes || memory[bytes] == std::byte{0x5a}),
+            "bytes beside");
+    }
+    // A region whose memory was freed, and used again for other data.
+    Bytes data = inputs[own];
+    Bytes other(bytes);
+    auto owner = std::make_shared<int>();
+    communicator.add_region(
+        own == 0 ? std::vector{data.data(), other.data()} : std::vector{other.data(), data.data()},
+        bytes, owner);
+    owner.reset();
+    communicator.all_reduce(data.data(), kCount, DType::kFloat32, ReduceOp::kSum);
+    check(first_wrong(kKinds[0], kCount, inputs, data.data()).empty(), "freed region");
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code closed;
+      const auto file = std::filesystem::read_symlink(entry, closed).native();
+      check(!contains(file, "memfd:ddp-cpp") || truncate(entry.path().c_str(), 0) != 0,
+            "memory that another process may shorten");
+    }
+    kept[own] = regions[0];
   });
   CHECK(wrong == std::vector<std::string>(2));
-  std::memset(kept[0].get(), 1, 2 * inputs[0].size());
+  std::memset(kept[0].get(), 1, 2 * bytes);
   CHECK(static_cast<std::byte*>(kept[1].get())[0] != std::byte{1});  // each has its own part
 }
