@@ -4,9 +4,7 @@
 #
 #   sbatch --nodes=2 --ntasks-per-node=2 slurm/job.sh "$PWD/build/bin/05_multinode" 50 10
 #
-#SBATCH --open-mode=append
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@90
+#SBATCH --open-mode=append --requeue --signal=B:USR1@90
 set -euo pipefail
 
 name=${1##*/}
@@ -17,20 +15,10 @@ die() {
 }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || die "SLURM_JOB_ID is not set, expected a Slurm job: sbatch slurm/$name.sh"
-if [[ -n ${DDP_CONTAINER:-} ]]; then
-    set -- apptainer exec --nv "$DDP_CONTAINER" "$name" "${@:2}"
-elif [[ ! -x $1 ]]; then
-    die "$1 is not there, expected a build: tools/setup.sh bench"
-fi
-
-# A batch script is in no step. If sbatch was called in a step, it has copied the step's variables.
-[[ -z ${SLURM_STEP_ID:-} ]] || unset SLURM_STEPID "${!SLURM_STEP_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
-# Every task sees all GPUs of its job on its node, and its local rank picks a GPU. With --gpu-bind=none instead, Slurm 22.05
-# leaves CUDA_VISIBLE_DEVICES unset: on sites that hide no devices, tasks would use GPUs of other jobs.
-unset SLURM_GPU_BIND SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_TRES_BIND
-# The tasks get the whole environment of this script, even if the site's default is --export=NONE.
-unset SRUN_EXPORT_ENV
-export SLURM_EXPORT_ENV=ALL
+# bash would run commands that stand in a variable with which it computes.
+for variable in SLURM_{JOB_NUM_NODES,NTASKS,NTASKS_PER_NODE,GPUS_ON_NODE,CPUS_ON_NODE,CPUS_PER_TASK,RESTART_COUNT} DDP_MAX_REQUEUES; do
+    [[ ${!variable:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$variable: got $(printf %q "${!variable}"), expected a number"
+done
 
 # A task per GPU; without GPUs, as many as --ntasks and --ntasks-per-node say.
 nodes=${SLURM_JOB_NUM_NODES:-1}
@@ -44,7 +32,32 @@ if ((gpus > 0)); then
     tasks=$((nodes * gpus))
     step+=("--ntasks=$tasks" "--ntasks-per-node=$per_node")
 fi
+
+powers_to() { # 1, 2, 4, ... and the number itself
+    for ((count = 1; count < $1; count *= 2)); do printf '%d,' "$count"; done
+    echo "$1"
+}
+if [[ $name == bench ]]; then # on one node with up to all tasks, and on several nodes
+    set -- "$1" --launchers srun --stages 05_multinode --nodes "$(powers_to "$nodes")" --world-sizes "$(powers_to "$per_node")" \
+        --json "bench-$SLURM_JOB_ID.json" "${@:2}"
+fi
+if [[ -n ${DDP_CONTAINER:-} ]]; then
+    set -- apptainer exec --nv "$DDP_CONTAINER" "$name" "${@:2}"
+elif [[ ! -x $1 ]]; then
+    die "$1 is not there, expected a build: tools/setup.sh bench"
+fi
 say "${SLURM_JOB_NODELIST:-} | nodes $nodes | tasks $tasks | GPUs per node $gpus"
+
+# A batch script is in no step. If sbatch was called in a step, it has copied the step's variables.
+[[ -z ${SLURM_STEP_ID:-} ]] || unset SLURM_STEPID "${!SLURM_STEP_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}"
+# srun takes these for options, and they may be those of another job, in which sbatch was called. A step without them has all that
+# its job has. Every task sees all GPUs of its job on its node, and its local rank picks a GPU. With --gpu-bind=none instead,
+# Slurm 22.05 leaves CUDA_VISIBLE_DEVICES unset: on sites that hide no devices, tasks would use GPUs of other jobs.
+unset "${!SLURM_MEM_PER_@}" "${!SLURM_TRES_@}" "${!SLURM_GPUS_PER_@}" SLURM_{GPUS,GRES,GPU_BIND,HINT,CONSTRAINT,CORE_SPEC} \
+    SLURM_{THREAD_SPEC,THREADS_PER_CORE,NTASKS_PER_CORE,NTASKS_PER_GPU,NTASKS_PER_SOCKET}
+# The tasks get the whole environment of this script, even if the site's default is --export=NONE.
+unset SRUN_EXPORT_ENV
+export SLURM_EXPORT_ENV=ALL
 
 if [[ $name == 0[1-5]_* ]]; then
     [[ $name == 05_* ]] || ((nodes == 1)) || die "--nodes=$nodes: expected 1; slurm/05_multinode.sh is for several"

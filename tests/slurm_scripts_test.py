@@ -132,12 +132,27 @@ class Scripts(unittest.TestCase):
                 self.assertEqual(process.wait(60), 85)
 
     def test_the_environment_of_the_tasks(self):
-        gone = {"SLURM_GPU_BIND": "single:1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu:1", "SRUN_EXPORT_ENV": "NONE",
-                "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_CPU_BIND": "mask_cpu:0x1"}
+        gone = dict.fromkeys(("SRUN_EXPORT_ENV", *(f"SLURM_{name}" for name in (
+            "GPU_BIND GPUS GRES GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK NTASKS_PER_GPU NTASKS_PER_CORE NTASKS_PER_SOCKET TRES_PER_TASK "
+            "TRES_BIND MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE HINT CONSTRAINT CORE_SPEC THREAD_SPEC THREADS_PER_CORE "
+            "STEP_ID STEPID STEP_NUM_TASKS CPU_BIND CPU_BIND_TYPE MEM_BIND MEM_BIND_TYPE").split())), "of another job")
         self.run_script(STAGE, SLURM_EXPORT_ENV="NONE", CUDA_VISIBLE_DEVICES="5,6", **gone)
         environment = dict(item.split("=", 1) for item in self.words("env"))
         self.assertEqual(gone.keys() & environment.keys(), set())
         self.assertEqual((environment["SLURM_EXPORT_ENV"], environment["CUDA_VISIBLE_DEVICES"]), ("ALL", "5,6"))
+        self.run_script(STAGE, SLURM_CPU_BIND="none")  # without a step it is the user's own
+        self.assertIn("SLURM_CPU_BIND=none", self.words("env"))
+
+    def test_numbers_that_are_none(self):
+        """bash runs the commands in a variable with which it computes."""
+        for name in ("JOB_NUM_NODES", "GPUS_ON_NODE", "NTASKS_PER_NODE", "NTASKS", "CPUS_PER_TASK", "CPUS_ON_NODE", "RESTART_COUNT", "DDP_MAX_REQUEUES"):
+            variable = name if name.startswith("DDP") else f"SLURM_{name}"
+            for script, value in (*((script, "PATH[$(touch x)0]") for script in ("03_ddp_spawn", "04_ddp_launcher", "bench")),
+                                  *((STAGE, value) for value in ("1+1", "08", "1\n2", "name", "9" * 20))):
+                with self.subTest(variable=variable, value=value, script=script):
+                    said = self.run_script(script, code=2, CODE="85", **{variable: value})
+                    self.assertRegex(said, rf"\A{script}: error: {variable}: got .*, expected a number\n\Z")
+                    self.assertEqual((list(self.stub.glob("x")), self.words("argv")), ([], None))
 
     def test_arrays_and_containers(self):
         array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}

@@ -152,12 +152,14 @@ class Scripts(Case):
         self.assertEqual(stages.last_line(job.output)[1], stages.spawned(BIN, 2)[1])
 
     def test_four_nodes_of_eight_gpus(self):
-        """32 tasks find their ranks, although the job has CPUs for only two on each node."""
+        """32 tasks find their ranks, although the job has CPUs for only two on each node, and sbatch was called in a job unlike it."""
+        outer = {"SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_GPU": "100", "SLURM_HINT": "nomultithread", "SLURM_THREADS_PER_CORE": "1",
+                 "SLURM_NTASKS_PER_CORE": "1", "SLURM_GPUS": "1", "SLURM_GPUS_PER_NODE": "1", "SLURM_GPUS_PER_TASK": "1", "SLURM_GRES": "none"}
         checkout = self.folder / "a checkout"
         shutil.copytree(ROOT / "slurm", checkout / "slurm")
         self.program(f"exec {BIN}/ddp-env --json", "a checkout/build/bin/05_multinode")
         for options, tasks in ((["--nodes=4", "--gpus-per-node=8"], 32), (["--nodes=2", "--gres=gpu:3", "--cpus-per-gpu=2"], 6)):
-            job = sbatch(checkout / "slurm/05_multinode.sh", options=["--partition=gpu", *options], folder=self.folder).wait()
+            job = sbatch(checkout / "slurm/05_multinode.sh", options=["--partition=gpu", "--mem=500", *options], folder=self.folder, environment=outer).wait()
             self.assertEqual(job.state(), "COMPLETED", job.output)
             found = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
             self.assertEqual(sorted(rank["rank"] for rank in found), list(range(tasks)))
