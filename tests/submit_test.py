@@ -5,6 +5,7 @@ tests/slurm_test.py and tests/condor_test.py have real ones.
 usage: submit_test.py [TEST...]
 """
 
+import errno
 import importlib.machinery
 import importlib.util
 import itertools
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUBMIT = ROOT / "tools/submit"
@@ -130,6 +132,12 @@ class Case(unittest.TestCase):
     def jobs(self, action="status", code=0):
         return json.loads(self.submit(action, "--json", self.out, code=code))
 
+    def wait_for(self, condition):
+        deadline = time.monotonic() + 30
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+
     def submitted(self):
         """Jobs in the scheduler."""
         return sorted(path.name for path in self.stub.glob("[0-9]*"))
@@ -169,6 +177,8 @@ class Settings(Case):
             str(ROOT / "slurm/job.sh"), str(stage), "010", "1e-3", "yes", "a b", "--snapshot", "snapshot.safetensors",
             "--metrics", "metrics.jsonl", "--resume", "auto", "--device", "cuda"])
         self.assertFalse(self.out.exists())
+        self.settings("local: {condor: {num_cpus: 1, num_gpus: 2}}\n", stage)
+        self.assertIn(" --cpus-per-task=1 ", self.submit("--settings-file", settings, "--scheduler", "slurm", "--dry-run"))
 
     def test_several_nodes_on_condor(self):
         stage = self.script(self.folder / "05_multinode", "#!/bin/sh\n")
@@ -189,6 +199,9 @@ class Settings(Case):
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
         file = self.folder / "paths.yaml"
+        for path in ("a\\", "'a\\'", r'"a\nb"', r'"a\u200e"', '""'):
+            file.write_text(f"script_path: {self.program}\nout_dir: {path}\n")
+            self.assertRegex(self.submit("--settings-file", file, "--dry-run", code=2), 'paths.yaml:2: out_dir: got ".*", expected a path')
         for path in ("s3://bucket/out", "S3://b", "$(HOME)/out", "$NO_SUCH_VARIABLE/out", "~no-such-user/out"):
             file.write_text(f"script_path: {self.program}\nout_dir: {path}\n")
             self.assertIn(f'paths.yaml:2: out_dir: got "{path}", expected a path of this machine',
@@ -197,6 +210,13 @@ class Settings(Case):
             file.write_text(f"script_path: {self.program}\nout_dir: {path}  # a no-break\u00a0space\n")
             text = self.submit("--settings-file", file, "--scheduler=condor", "--dry-run")
             self.assertIn(f"initialdir = {pathlib.Path.home()}/out/job-0-", text)
+
+    def test_a_relative_path_in_the_arguments(self):
+        (self.folder / "a b.txt").touch()
+        for words in (("--", "--data", "a b.txt"), ("--", "--data=a b.txt"), ("--sweep", "data=none,a b.txt"), ("--", "stub")):
+            err = self.wait(self.start("--settings-file", self.settings(), "--dry-run", *words), 0)[1]
+            self.assertRegex(err, rf"\Asubmit: note: (a b.txt|stub): .* below {self.out}, not here; .*\n\Z")
+        self.assertEqual(self.wait(self.start("--settings-file", self.settings(), "--dry-run", "--", "none", f"{self.folder}/a b.txt"), 0)[1], "")
 
     def test_refused(self):
         for text, message in (
@@ -215,6 +235,11 @@ class Settings(Case):
                 ('account: "\\e[31m"', r'account: got "\x1b[31m"'), ("local: {device: cpu, condor: {num_gpus: 1}}", "num_gpus: got 1")):
             with self.subTest(text=text):
                 self.assertIn(message, self.submit("--settings-file", self.settings(text), "--scheduler", "slurm", code=2))
+        deep = 100_000
+        for text in ("[" * deep, f"arguments: {'[' * deep}", f"local: {'{local: ' * deep}", "arguments: &a [*a]", "arguments: &a {a: *a}",
+                     "? &a [*a]\n: 1", "arguments: [&a [&b [*a, *b]]]"):
+            with self.subTest(text=text[:30]):
+                self.assertIn("settings.yaml", self.submit("--settings-file", self.settings(text), code=2))
         for text, message in (("", "an empty file"), ("[1]", "settings: got no keys"), ("out_dir: x", "no script_path")):
             (self.folder / "settings.yaml").write_text(text)
             self.assertIn(message, self.submit("--settings-file", "settings.yaml", code=2))
@@ -278,8 +303,22 @@ class Schedulers(Case):
                     jobs = self.jobs("list")
                     self.assertEqual([job["state"] for job in jobs], ["pending"] * 2)
                     self.assertEqual((len(jobs), sorted(job["id"] for job in jobs)), (2, self.submitted()))
+        for scheduler, command, output in (("slurm", "sbatch", "job-{}.out"), ("condor", "condor_submit", "job-{}.log"),
+                                           ("condor", "condor_submit", "job-{}.1.out")):
+            with self.subTest(output=output):  # the job ended, and the scheduler has forgotten it
+                self.setUp()
+                self.fault(f"{command} killed-after")
+                self.submit("--settings-file", self.settings(), "--scheduler", scheduler, code=-signal.SIGKILL)
+                time.sleep(0.5)
+                number, = self.submitted()
+                (self.out / "job-0-program" / output.format(number)).touch()
+                (self.stub / number).unlink()
+                self.jobs()
+                self.assertEqual((self.jobs("list")[0]["id"], self.submitted()), (number, []))
+        words = ("--settings-file", self.settings(), "--scheduler", "condor", "--sweep", "x=1,2.json")
+        self.submit(*words)
         self.submit(*words)  # a second submission on purpose
-        self.assertEqual(len(self.submitted()), 4)
+        self.assertEqual((len(self.submitted()), len(self.jobs())), (4, 5))
 
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")
@@ -346,12 +385,6 @@ class Local(Case):
         self.script(self.program, f"#!/bin/bash\n{text}\n")
         return self.start("--settings-file", self.settings(), "--scheduler", "local", *arguments)
 
-    def wait_for(self, path):
-        deadline = time.monotonic() + 30
-        while not path.exists():
-            self.assertLess(time.monotonic(), deadline, path)
-            time.sleep(0.02)
-
     def test_exit_codes_that_ask_for_another_start(self):
         for codes, starts, expected in (("85 75 85 0", 4, 0), ("75 75 75 75", 4, 75), ("3", 1, 3), ("0", 1, 0)):
             self.setUp()
@@ -359,9 +392,12 @@ class Local(Case):
             job, = self.jobs("list")
             self.assertEqual((job["state"], job["exit_code"]), ("failed" if expected else "done", expected))
             self.assertEqual((self.out / "job-0-program/n").read_text(), f"{starts}\n")
+        self.setUp()  # each job of a sweep has its own restarts
+        self.wait(self.start_local("echo >>n; (($(wc -l <n) > 3)) || exit 75", "--sweep", "x=1,2"), 0)
+        self.assertEqual([job["state"] for job in self.jobs("list")], ["done", "done"])
         self.program.write_text("no script")
         self.wait(self.start("resubmit", "0", self.out), 1)
-        self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")], [("failed", "Exec format error")])
+        self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")][0], ("failed", "Exec format error"))
 
     # It takes a while to stop, and the next start has to wait for that.
     WAITS = "trap 'sleep 0.5; echo end >>starts; exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
@@ -369,11 +405,11 @@ class Local(Case):
     def test_cancelled(self):
         """`cancel` stops only that job. Ctrl-C loses no job, and resubmit goes on."""
         process = self.start_local(self.WAITS, "--sweep", "x=1,2,3")
-        self.wait_for(self.out / "job-0-x-1/ready")
+        self.wait_for((self.out / "job-0-x-1/ready").exists)
         self.assertEqual([job["state"] for job in self.jobs()], ["running", "new", "new"])
         os.kill(int(self.jobs()[0]["id"]), signal.SIGSTOP)
         self.submit("cancel", "0", self.out)
-        self.wait_for(self.out / "job-1-x-2/ready")
+        self.wait_for((self.out / "job-1-x-2/ready").exists)
         os.kill(process, signal.SIGINT)
         self.wait(process, 130)
         self.submit("cancel", "2", self.out)
@@ -382,20 +418,130 @@ class Local(Case):
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
 
     def test_killed(self):
-        """Its program ends too. The same call again, or resubmit, runs the remaining jobs."""
-        for words in (("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep", "x=1,2"), ("resubmit", "0")):
+        """Its program ends too. The same call again, or resubmit, runs the remaining jobs, also if the last one was running."""
+        same = ("--settings-file", "settings.yaml", "--scheduler", "local", "--sweep")
+        for words, points in (((*same, "x=1,2"), 2), ((*same, "x=1"), 1), (("resubmit", "0", "."), 2)):
             self.setUp()
-            process = self.start_local(self.WAITS, "--sweep", "x=1,2")
-            self.wait_for(self.out / "job-0-x-1/ready")
+            process = self.start_local(self.WAITS, *(["--sweep", "x=1,2"] if points == 2 else ["--sweep", "x=1"]))
+            self.wait_for((self.out / "job-0-x-1/ready").exists)
             os.kill(process, signal.SIGKILL)
             self.wait(process, -signal.SIGKILL)
             (self.out / "job-0-x-1/go").touch()
             (self.out / "job-1-x-2").mkdir(exist_ok=True)
             (self.out / "job-1-x-2/go").touch()
-            self.submit(*words, *([self.out] if words[0] == "resubmit" else []))
-            self.assertEqual([job["state"] for job in self.jobs()], ["done", "done"])
-            self.assertEqual([(self.out / name / "starts").read_text() for name in ("job-0-x-1", "job-1-x-2")],
-                             ["start\nend\nstart\n", "start\n"])
+            self.submit(*[self.out if word == "." else word for word in words])
+            self.assertEqual([job["state"] for job in self.jobs()], ["done"] * points)
+            self.assertEqual([(self.out / f"job-{point}-x-{point + 1}/starts").read_text() for point in range(points)],
+                             ["start\nend\nstart\n", "start\n"][:points])
+        self.program.write_text("#!/bin/sh\n")
+        self.submit(*same, "x=1,2")  # all are done: a new sweep, on purpose
+        self.assertEqual(len(self.jobs()), 4)
+
+    def test_cancel_signals_nobody_else(self):
+        """A number is another process on another host, in another container, after a reboot, or later."""
+        process = self.start_local(self.WAITS)
+        self.wait_for((self.out / "job-0-program/ready").exists)
+        innocent = subprocess.Popen(["sleep", "100"])
+        self.addCleanup(innocent.wait)
+        self.addCleanup(innocent.kill)
+        file = self.out / "job-0.json"
+        job = json.loads(file.read_text())
+        words = job["process"].split()
+        for number in range(4):
+            other = words[:number] + ["elsewhere"] + words[number + 1:]
+            file.write_text(json.dumps(job | {"id": str(innocent.pid), "process": " ".join(other)}))
+            if number < 3:
+                self.assertIn(f"where the job runs, {other[0]}\n", self.submit("cancel", "0", self.out, code=2))
+            else:
+                self.submit("cancel", "0", self.out)
+            self.assertIsNone(innocent.poll())
+        os.kill(int(job["id"]), signal.SIGKILL)
+        self.wait(process, 1)
+
+
+class Others(Case):
+    """Who may write a file of submit's, may run commands as its user."""
+
+    def refused(self, path, *words):
+        before = self.submitted()
+        self.assertRegex(self.submit(*words, code=2), rf"submit: {re.escape(str(path))}: got [-dl]\S{{9}} of user \d+, expected")
+        self.assertEqual(self.submitted(), before)
+
+    def test_files(self):
+        submission = ("--settings-file", self.settings(), "--scheduler", "slurm")
+        os.umask(os.umask(0) & 0)
+        self.addCleanup(os.umask, 0o022)
+        self.submit(*submission)
+        folder, file, lock, running = (self.out / name for name in ("job-0-program", "job-0.json", ".lock", ".running"))
+        self.assertEqual([path.stat().st_mode & 0o777 for path in (self.out, folder, file, lock)], [0o700, 0o700, 0o600, 0o600])
+        number, = self.submitted()
+        self.change(number, "COMPLETED")
+        log = folder / f"job-{number}.out"
+        log.write_text("program: exit code 0\n")
+        aside = self.folder / "aside"
+        changing = (("status", self.out), ("cancel", "0", self.out), ("resubmit", "0", self.out), submission)
+        reading = (("list", self.out), ("logs", self.out))
+        folder.chmod(0o755)
+        for path, calls in ((self.out, changing + reading), (file, changing + reading), (folder, changing + reading),
+                            (lock, changing), (log, (("status", self.out), ("logs", self.out)))):
+            good = 0o755 if path in (self.out, folder) else 0o600
+            bad = [lambda path, bits=bits: path.chmod(good | bits) for bits in (0o020, 0o002, 0o022)]
+            bad += [lambda path: (path.rename(aside), path.symlink_to(aside))] if path != self.out else []
+            bad += [lambda path: os.chown(path, 1, -1, follow_symlinks=False)] if os.geteuid() == 0 else []
+            for harm in bad:
+                for words in calls:
+                    with self.subTest(path=path.name, words=words):
+                        harm(path)
+                        self.refused(path, *words)
+                        if aside.exists():
+                            path.unlink()
+                            aside.rename(path)
+                        os.chown(path, os.geteuid(), -1)
+                        path.chmod(good)
+        # umask 002: a scheduler's file that a group may write, in a folder that the group cannot enter
+        folder.chmod(0o700)
+        log.chmod(0o664)
+        self.assertEqual(self.jobs()[0]["state"], "done")
+        link = self.folder / "link"
+        link.symlink_to(self.out)
+        self.submit("status", link)
+        if os.geteuid() == 0:
+            os.chown(link, 1, -1, follow_symlinks=False)
+            self.refused(link, "status", link)
+        running.symlink_to(aside)
+        self.refused(running, "--settings-file", self.settings(), "--scheduler", "local")
+        self.assertFalse(aside.exists())
+        settings = self.settings()
+        for harm in [lambda: settings.chmod(0o666)] + [lambda: os.chown(settings, 1, -1)] * (os.geteuid() == 0):
+            harm()
+            self.refused(settings, "status", "--settings-file", settings)
+            settings.chmod(0o664)
+
+    def test_damaged_job_files(self):
+        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
+        file = self.out / "job-0.json"
+        job = json.loads(file.read_text())
+        for change in ({"id": "0"}, {"id": "-1"}, {"id": "1 2"}, {"id": "\u0663"}, {"id": 7}, {"id": "1\n"}, {"name": "a/b"}, {"name": "a\0"}, {"number": 1},
+                       {"scheduler": "pbs"}, {"command": "sh"}, {"command": [1]}, {"earlier_ids": [7]}, {"state": None}, {"new": 1}, {"settings": []}):
+            file.write_text(json.dumps(job | change))
+            with self.subTest(change=change):
+                self.assertIn("job-0.json: got something else, expected a job", self.submit("status", self.out, code=2))
+        for text in ("", "{", "null", "[]", "[" * 100_000, '{"a":' * 100_000, json.dumps(job).replace('"tag": "', '"tag": "\\ud800"'), "9" * 5000):
+            file.write_text(text)
+            with self.subTest(text=text[:20]):
+                self.assertIn("job-0.json: got something else", self.submit("list", self.out, code=2))
+
+    def test_locks(self):
+        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
+        with subprocess.Popen(["flock", "--close", self.out / ".lock", "cat"], stdin=subprocess.PIPE) as holder:
+            self.wait_for(lambda: subprocess.run(["flock", "--nonblock", self.out / ".lock", "true"]).returncode == 1)
+            process = self.start("status", self.out)
+            self.wait_for(lambda: (self.folder / "stderr").read_text())
+            holder.kill()
+            self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
+        for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
+            with unittest.mock.patch.object(submit_module.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
+                self.assertIn(f"{self.out}/.lock: got {os.strerror(number)}, expected a file system", self.submit("status", self.out, code=2))
 
 
 if __name__ == "__main__":
