@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Stage 03 on a node: the program starts a process per GPU itself; without GPUs --ntasks-per-node processes.
-#
 #   sbatch slurm/03_ddp_spawn.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/03_ddp_spawn.sh 50 10 --dataset digits
-#
 #SBATCH --job-name=03_ddp_spawn --output=03_ddp_spawn-%j.out --open-mode=append
 #SBATCH --requeue --signal=B:USR1@90
 #SBATCH --nodes=1 --ntasks-per-node=2

@@ -469,53 +469,45 @@ class Others(Case):
 
     def test_files(self):
         submission = ("--settings-file", self.settings(), "--scheduler", "slurm")
-        os.umask(os.umask(0) & 0)
-        self.addCleanup(os.umask, 0o022)
+        self.addCleanup(os.umask, os.umask(0))
         self.submit(*submission)
         folder, file, lock, running = (self.out / name for name in ("job-0-program", "job-0.json", ".lock", ".running"))
+        aside = self.folder / "aside"
         self.assertEqual([path.stat().st_mode & 0o777 for path in (self.out, folder, file, lock)], [0o700, 0o700, 0o600, 0o600])
         number, = self.submitted()
         self.change(number, "COMPLETED")
         log = folder / f"job-{number}.out"
         log.write_text("program: exit code 0\n")
-        aside = self.folder / "aside"
-        changing = (("status", self.out), ("cancel", "0", self.out), ("resubmit", "0", self.out), submission)
-        reading = (("list", self.out), ("logs", self.out))
-        folder.chmod(0o755)
-        for path, calls in ((self.out, changing + reading), (file, changing + reading), (folder, changing + reading),
-                            (lock, changing), (log, (("status", self.out), ("logs", self.out)))):
-            good = 0o755 if path in (self.out, folder) else 0o600
-            bad = [lambda path, bits=bits: path.chmod(good | bits) for bits in (0o020, 0o002, 0o022)]
-            bad += [lambda path: (path.rename(aside), path.symlink_to(aside))] if path != self.out else []
-            bad += [lambda path: os.chown(path, 1, -1, follow_symlinks=False)] if os.geteuid() == 0 else []
-            for harm in bad:
-                for words in calls:
-                    with self.subTest(path=path.name, words=words):
+        changing = [("status", self.out), ("cancel", "0", self.out), ("resubmit", "0", self.out), submission]
+        reading = [("list", self.out), ("logs", self.out)]
+        harms = {"g+w": lambda path: path.chmod(0o720), "o+w": lambda path: path.chmod(0o702),
+                 "link": lambda path: (path.rename(aside), path.symlink_to(aside)),
+                 "owner": lambda path: os.chown(path, 1, -1, follow_symlinks=False)}
+        for path, calls, good in ((self.out, changing + reading, 0o755), (file, changing + reading, 0o644), (folder, changing + reading, 0o755),
+                                  (lock, changing, 0o644), (log, [("status", self.out), ("logs", self.out)], 0o644)):
+            path.chmod(good)
+            for (name, harm), words in zip(harms.items(), itertools.cycle(calls)):
+                if not (name == "link" and path == self.out or name == "owner" and os.geteuid() != 0):
+                    with self.subTest(path=path.name, harm=name, words=words):
                         harm(path)
                         self.refused(path, *words)
-                        if aside.exists():
+                        if path.is_symlink():
                             path.unlink()
                             aside.rename(path)
                         os.chown(path, os.geteuid(), -1)
                         path.chmod(good)
-        # umask 002: a scheduler's file that a group may write, in a folder that the group cannot enter
         folder.chmod(0o700)
-        log.chmod(0o664)
+        log.chmod(0o666)  # nobody gets to it
         self.assertEqual(self.jobs()[0]["state"], "done")
-        link = self.folder / "link"
-        link.symlink_to(self.out)
-        self.submit("status", link)
-        if os.geteuid() == 0:
-            os.chown(link, 1, -1, follow_symlinks=False)
-            self.refused(link, "status", link)
-        running.symlink_to(aside)
+        aside.symlink_to(self.out)
+        self.submit("status", aside)  # a link of one's own
+        running.symlink_to(self.folder / "elsewhere")
         self.refused(running, "--settings-file", self.settings(), "--scheduler", "local")
-        self.assertFalse(aside.exists())
-        settings = self.settings()
-        for harm in [lambda: settings.chmod(0o666)] + [lambda: os.chown(settings, 1, -1)] * (os.geteuid() == 0):
-            harm()
-            self.refused(settings, "status", "--settings-file", settings)
-            settings.chmod(0o664)
+        self.settings().chmod(0o666)
+        self.refused(self.folder / "settings.yaml", "status", "--settings-file", self.folder / "settings.yaml")
+        if os.geteuid() == 0:
+            os.chown(aside, 1, -1, follow_symlinks=False)
+            self.refused(aside, "status", aside)
 
     def test_damaged_job_files(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
