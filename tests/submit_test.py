@@ -445,6 +445,7 @@ class Local(Case):
         self.addCleanup(innocent.wait)
         self.addCleanup(innocent.kill)
         file = self.out / "job-0.json"
+        self.assertEqual(self.jobs()[0]["state"], "running")  # it waits until that is written
         job = json.loads(file.read_text())
         words = job["process"].split()
         for number in range(4):
