@@ -6,16 +6,21 @@ usage: tests/to_safetensors_test.py BIN_DIR
 """
 
 import contextlib
+import errno
 import gzip
 import io
 import os
 import pathlib
 import re
 import runpy
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+import zlib
+from unittest import mock
 
 import numpy
 import safetensors.numpy
@@ -126,6 +131,27 @@ class ToSafetensors(unittest.TestCase):
         numpy.testing.assert_array_equal(features[0], PIXELS[0])
         self.assertEqual(features[1, 0, 0], 0)
         numpy.testing.assert_array_equal(features[1].flatten()[1:], PIXELS[0].flatten()[1:])
+        # A color that is transparent is black, whether it is a palette's or all pixels' own; a phone's photo has more pictures behind it.
+        for mode in "P", "RGB", "L":
+            image = Image.fromarray(numpy.full((2, 2), 200, "uint8")).convert(mode)
+            image.putpixel((1, 0), 7 if mode != "RGB" else (7, 7, 7))
+            self.save_image("t/a/1.png", image, transparency=image.getpixel((0, 0)))
+            shown = self.convert("t o.safetensors")["features"][0].reshape(2, 2, -1)[..., 0]
+            self.assertEqual((shown[0, 0], shown[1, 1], shown[0, 1] > 0), (0, 0, True), mode)
+        photo = Image.merge("RGB", [gray] * 3)
+        self.save_image("p/a/1.jpg", photo.resize((8, 16)), format="MPO", save_all=True, append_images=[photo, photo], exif=sideways)
+        self.assertEqual(self.convert("p o.safetensors")["features"].shape, (1, 8, 16, 3))
+
+    def test_digits_that_float32_lacks_are_noted(self):
+        for rows, lost in [
+            ([f"{i},{1700000001 + i},{i % 2}" for i in range(40)], "b"), ([f"{i},{i},{1700000001.5 + i}" for i in range(40)], "label"),
+            (["16777216,1,0", "16777217,-1,1"], "a"), (["1e-46,0.1,0", "2e-46,0.10000000001,1"], "a, b"), (["-3e38,1,0", "3e38,2,1"], ""),
+            (["0.1,1700000000,0", "0.1,1700000000,1"], ""), (["16777216,16777218,0", "16777220,1,1"], ""),
+        ]:
+            self.write("t.csv", table(rows))
+            done = self.run_tool("t.csv o.safetensors")
+            self.assertEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, rf"^to_safetensors: note: table t.csv: .* in the columns {lost}\n$" if lost else "^$", rows)
 
     def test_targets(self):
         for rows, arguments, dtype in [
@@ -151,7 +177,9 @@ class ToSafetensors(unittest.TestCase):
             (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
             (table(["1,2,3", "1,2,750000"]), "got whole numbers up to 750000 in 2 samples as label", "--labels"),
             (table(['1,"2,0']), "unexpected end of data"), (b"a,label\n\xff,1\n", "UTF-8"), (b"a,label\nx\x1b\n,1\n", "got 1 columns"),
-            (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"),
+            (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"), (b"\n\n\n", "line 3: column 1 has no name"),
+            (table(["1,2,0", "1,2,2"]), "got whole numbers up to 2 in 2 samples"), (gzip.compress(b"a,label\n" + b"1" * (1 << 22)), "line 2: got a line of 4"),
+            (gzip.compress(b'"a\n",' * 9), "line 1: got unexpected end"), (gzip.compress(b" " * (1 << 23)), "line 1: got a line of 4"),
         ]:
             self.write("t.csv", content)
             with self.subTest(content):
@@ -166,11 +194,33 @@ class ToSafetensors(unittest.TestCase):
         self.write("f/b/2.png", whole[:-30])
         self.check_refused("f o.safetensors", "image f/b/2.png: got ")
         for image, part in [(gray.resize((9, 9)), "got (9, 9), expected (4, 5)"), (gray.convert("RGB"), "got (4, 5, 3)"),
-                            (gray.convert("I;16"), "got mode I;16")]:
-            self.save_image("f/b/2.png", image)
+                            (gray.convert("I;16"), "got mode I;16"), (gray.convert("F"), "got mode F")]:
+            self.save_image("f/b/2.png", image, format="TIFF" if image.mode == "F" else "PNG")
             self.check_refused("f o.safetensors", "image f/b/2.png: ", part)
-        self.save_image("f/b/2.png", gray, save_all=True, append_images=[gray.point(lambda value: 255 - value)])
-        self.check_refused("f o.safetensors", "got 2 frames")
+        for kind in "PNG", "GIF", "WEBP", "TIFF":
+            self.save_image("f/b/2.png", gray, format=kind, save_all=True, append_images=[gray.point(lambda value: 255 - value)])
+            self.check_refused("f o.safetensors", "image f/b/2.png: got 2 frames, expected one: take one frame")
+        chunks = [(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(4 * (1 + 5 * 6)))), (b"IEND", b"")]
+        deep = b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+                                              for kind, data in chunks)
+        tags = [(256, 3, 1, 5), (257, 3, 1, 4), (258, 3, 3, 110), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 116), (277, 3, 1, 3), (279, 4, 1, 120)]
+        tiff = struct.pack("<4sIH", b"II*\0", 8, 8) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + struct.pack("<IHHH", 0, 16, 16, 16)
+        for content in deep, b"P6 5 4 65535\n" + bytes(120), b"P3 1 1 256\n256 0 1\n", tiff + bytes(120):
+            self.write("f/b/2.png", content)
+            self.check_refused("f o.safetensors", "image f/b/2.png: got mode RGB of 16 bits, expected gray or RGB of 8")
+        self.write("f/b/2.png", tiff[:90])
+        self.check_refused("f o.safetensors", "image f/b/2.png: got ")
+        bitmap = struct.pack("<2sIIIIiiHHIIIIII", b"BM", 70, 0, 54, 40, 2, 2, 1, 16, 0, 16, 0, 0, 0, 0) + bytes(16)  # 5 bits per color
+        self.write("f/b/2.png", bitmap)
+        self.check_refused("f o.safetensors", "image f/b/2.png: got (2, 2, 3), expected")
+        with mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a program is started")):
+            for kind in "EPS", "ICO", "JPEG2000":
+                self.save_image("f/b/2.png", gray, format=kind)
+                self.check_refused("f o.safetensors", "image f/b/2.png: got cannot identify", "expected PNG, JPEG, BMP")
+        self.save_image("f/b/2.png", gray)
+        for error in IndexError("a"), struct.error("b"), MemoryError(), RecursionError("c"), subprocess.CalledProcessError(1, "d"):
+            with mock.patch.object(Image.Image, "convert", side_effect=error):
+                self.check_refused("f o.safetensors", "image f/a/1.png: got ")
         self.save_image("f/b/2.png", gray)
         self.write("f/b/more/x.png", whole)
         self.check_refused("f o.safetensors", "f/b/more: got a folder, expected in f/b only images of one class")
@@ -200,6 +250,41 @@ class ToSafetensors(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "o.safetensors: 1 samples of 4 x 5 uint8, classes 0 to 0; none held out: a stage does so with a fifth\n")
         self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
+        for code in errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS:  # file systems without modes
+            with mock.patch.object(os, "chmod", side_effect=OSError(code, "no modes here")):
+                self.convert("f o.safetensors")
+
+    def test_a_terminal_that_lacks_a_character_or_has_gone_changes_nothing(self):
+        self.write("t.csv", table(["1,2,0"]))
+        for encoding, name, shown in [("ascii", "\xfc.safetensors", rb"\xfc"), ("latin-1", "\u5b57.safetensors", rb"\u5b57"),
+                                      ("utf-8", "\xe9.safetensors", "\xe9".encode()), ("ascii", b"\xff.safetensors", rb"\udcff"), ("ascii", "gone.safetensors", None)]:
+            reader, writer = os.pipe()
+            if shown is None:
+                os.close(reader)
+            done = subprocess.run([sys.executable, TOOL, "t.csv", name], stdout=writer, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": encoding})
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stderr, (self.folder / os.fsdecode(name)).exists()), (0, b"", True), name)
+            if shown is not None:
+                with open(reader, "rb") as said:
+                    self.assertTrue(said.read().startswith(shown), name)
+        done = subprocess.run(["sh", "-c", f"exec {sys.executable} {TOOL} t.csv closed.safetensors >&-"], stderr=subprocess.PIPE)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+
+    def test_packages_of_another_python_do_not_matter(self):
+        self.write("t.csv", table(["1,2,0"]))
+        for wrong in "raise AttributeError('boom')", "import boom", "boom = (", "raise ImportError('long\\ntext') from OSError('boom')":
+            self.write("site/numpy.py", wrong)
+            for file in TOOL, TOOL.parent / "command_line.py":
+                self.write(f"tools/{file.name}", file.read_text())
+            command = [sys.executable, "tools/to_safetensors", "t.csv", "o.safetensors"]
+            environment = {**os.environ, "PYTHONPATH": f"{self.folder}/site"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertRegex(done.stderr, r": numpy: got (.*boom.*|'\(' was never closed.*), expected the packages of requirements.txt")
+            self.write(".venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            os.chmod(".venv/bin/python", 0o755)
+            self.assertEqual(subprocess.run(command, capture_output=True, env=environment).returncode, 0, wrong)
+            shutil.rmtree(".venv")
 
 
 if __name__ == "__main__":

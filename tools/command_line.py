@@ -1,13 +1,31 @@
-"""What the Python tools share: their packages, errors in one line, and paths."""
+"""What the Python tools share: their output and packages, errors in one line, and paths."""
 
 import argparse
 import importlib
+import io
 import os
 import pathlib
 import re
 import sys
 
 VENV = pathlib.Path(__file__).resolve().parent.parent / ".venv"
+
+
+class Output(io.FileIO):
+    """A stream that goes on without its reader, because the work matters more than the report about it."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+for _name in "stdout", "stderr":
+    if isinstance(_old := getattr(sys, _name), io.TextIOWrapper):  # not closed, and not a test's
+        _raw = io.BufferedWriter(Output(_old.fileno(), "w", closefd=False))
+        # Names may have characters that a terminal's encoding lacks.
+        setattr(sys, _name, io.TextIOWrapper(_raw, _old.encoding, "backslashreplace", line_buffering=_old.line_buffering))
 
 
 def one_line(text):
@@ -21,14 +39,16 @@ def refuse(message, code=2):
 
 
 def require(*modules):
-    """Starts the program again with the Python of .venv if this one lacks a module."""
+    """Starts the program again with the Python of .venv, which PYTHONPATH must not mislead, if this one does not load a module."""
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError:
-            if (VENV / "bin/python").exists() and not VENV.samefile(sys.prefix):
-                os.execv(VENV / "bin/python", [VENV / "bin/python", *sys.argv])
-            refuse(f"{sys.executable} has no {module}, expected the packages of requirements.txt (tools/setup.sh installs them)")
+        except Exception as error:  # another Python's package fails in any way
+            if not sys.flags.ignore_environment and (VENV / "bin/python").exists():
+                os.execv(VENV / "bin/python", [VENV / "bin/python", "-E", *sys.argv])
+            while error.__cause__:
+                error = error.__cause__
+            refuse(f"{sys.executable}: {module}: got {error}, expected the packages of requirements.txt (tools/setup.sh installs them)")
 
 
 def local_path(text):

@@ -23,6 +23,8 @@ import subprocess
 import sys
 import tempfile
 
+import command_line  # noqa: F401, for the output
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
@@ -81,6 +83,8 @@ def commands(block):
 
 def run(script, folder, environment, timeout_s=TIMEOUT_S):
     """Runs a script of bash, and leaves no process behind. @return its exit code and its output"""
+    # PYTHONPATH may lead .venv's Python to packages of another one.
+    environment = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     # A session of its own can be killed as a whole. A pipe would wait for processes in the background.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(["bash", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,

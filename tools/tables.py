@@ -123,7 +123,7 @@ def update_page(page, text):
         marker, kind, argument, file, _ = match.groups()
         try:
             return marker + {"scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, RecursionError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]
 
