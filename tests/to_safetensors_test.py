@@ -210,7 +210,7 @@ class ToSafetensors(unittest.TestCase):
             self.check_refused("f o.safetensors", "image f/b/2.png: got mode RGB of 16 bits, expected gray or RGB of 8")
         self.write("f/b/2.png", tiff[:90])
         self.check_refused("f o.safetensors", "image f/b/2.png: got ")
-        bitmap = struct.pack("<2sIIIIiiHHIIIIII", b"BM", 70, 0, 54, 40, 2, 2, 1, 16, 0, 16, 0, 0, 0, 0) + bytes(16)  # 5 bits per color
+        bitmap = struct.pack("<2sIIIIiiHHIIIIIIIII", b"BM", 82, 0, 66, 40, 2, 2, 1, 16, 3, 16, 0, 0, 0, 0, 0xf800, 0x7e0, 0x1f) + bytes(16)
         self.write("f/b/2.png", bitmap)
         self.check_refused("f o.safetensors", "image f/b/2.png: got (2, 2, 3), expected")
         with mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a program is started")):
