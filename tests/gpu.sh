@@ -4,6 +4,7 @@
 #   tests/gpu.sh pack FOLDER [BUILD]    collects the necessary files in FOLDER, to copy it there
 #   tests/gpu.sh [OPTIONS]              runs all checks there; see --help
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -50,6 +51,9 @@ if [[ ${1:-} == pack ]]; then
     pack "${@:2}"
 else
     # torch and Python from the environment.
-    [[ -n ${LIBTORCH:-} ]] || PATH=$root/.venv/bin:$PATH
+    if [[ -z ${LIBTORCH:-} && -d $root/.venv ]]; then
+        unset PYTHONPATH PYTHONHOME
+        PATH=$root/.venv/bin:$PATH
+    fi
     exec python3 -B "$root/tests/gpu.py" "$@"
 fi

@@ -118,7 +118,9 @@ def check_parity(program, variant, workload, processes, *options, chatty=False):
     ranks = 1 if variant in ("mirrored", "jit") else processes  # replicas are in one process
     with tempfile.TemporaryDirectory() as folder:
         own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
-        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder)
+        pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
+        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder,
+                     env={**os.environ, "PYTHONPATH": folder})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
@@ -225,10 +227,12 @@ def check_install():
         make_wheel(wheels, "1.1")
         requirements = peers / "requirements-tiny.txt"
         requirements.write_text("# what the peer needs\ntiny-peer==2.0  # pinned\n")
-        env = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=wheels.as_uri())
+        (root / "pip.conf").write_text(f"[install]\nuser = true\ntarget = {root}/t\nprefix = {root}/p\nroot = {root}/r\n")
+        env = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=wheels.as_uri(), PIP_CONFIG_FILE=f"{root}/pip.conf", PIP_USER="1", PIP_DRY_RUN="1",
+                   PIP_TARGET=f"{root}/t", PIP_PREFIX=f"{root}/p", PIP_ROOT=f"{root}/r", PIP_NO_DEPS="1", PIP_PYTHON="/nowhere", CDPATH=".")
 
         def install(*words):
-            result = run([str(peers / "install.sh"), *words], env=env)
+            result = run(["bench/peers/install.sh", *words], env=env, cwd=root)
             return result.returncode, result.stdout.rstrip("\n"), result.stderr
 
         own = f"{root}/.venv-peers/tiny/bin/python"

@@ -2,6 +2,7 @@
 # Sets up, builds, and runs all tests; arguments go to ctest, for example: ./tests/run.sh -L unit
 # LIBTORCH_VERSION=2.15.0 ./tests/run.sh tests with that LibTorch instead of the pinned version.
 set -euo pipefail
+unset CDPATH PYTHONPATH PYTHONHOME
 
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 "$root/tools/setup.sh"

@@ -9,6 +9,8 @@
 # LIBTORCH_VERSION=2.15.0 installs that version instead of the pinned version, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
 set -euo pipefail
+# Variables that send cd, grep, Python or pip elsewhere.
+unset CDPATH GREP_OPTIONS PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
 
 packages=(
     # to build
@@ -145,10 +147,10 @@ install_venv() {
     done
     [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
-    # -I ignores PYTHONPATH, which may have packages of other programs. TMPDIR: /tmp may be a small memory disk.
-    # --no-compile: few of torch's seven thousand Python files are used.
+    # TMPDIR: /tmp may be a small memory disk. --no-compile: few of torch's seven thousand Python files are used.
+    # --no-user and its neighbours: pip's settings may name a folder for other packages.
     TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
-        "${arguments[@]}" </dev/null || {
+        --no-user --target "" --prefix "$venv" --root / "${arguments[@]}" </dev/null || {
         # After a failure, for example without network, the old installation still works.
         [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
@@ -160,8 +162,25 @@ install_venv() {
     mv "$stamp.new" "$stamp"
 }
 
+# Prints how many compilers may run: by the processors and the memory that are free, and by the limits of control groups, versions 1 and 2.
+# LibTorch's precompiled header takes 1.6 GB to compile, a source that uses it up to 1.4 GB.
+find_jobs() {
+    local group folder folders=()
+    while IFS= read -r group; do
+        while folders+=(/sys/fs/cgroup{,/unified,/memory,/cpu}"$group"); [[ -n $group ]]; do group=${group%/*}; done
+    done < <(cut -d: -f3- /proc/self/cgroup)
+    {
+        echo "$(nproc) 1"
+        awk '/^MemAvailable:/ { print $2, 2000000 }' /proc/meminfo
+        for folder in "${folders[@]}"; do
+            sed 's/$/ 2000000000/' "$folder"/memory.{max,limit_in_bytes} || true
+            cat "$folder/cpu.max" || paste -d ' ' "$folder"/cpu.cfs_{quota,period}_us || true
+        done 2>/dev/null
+    } | awk '/^[0-9]/ { n = int($1 / $2); if (NR == 1 || n < jobs) jobs = n } END { print (jobs > 1 ? jobs : 1) }'
+}
+
 build() {
-    local key jobs memory configure=(cmake --preset release "-DLIBTORCH=${LIBTORCH:-}")
+    local key jobs configure=(cmake --preset release "-DLIBTORCH=${LIBTORCH:-}")
     # CMake's cache keeps paths, so another LibTorch or a moved checkout starts a new cache.
     # Object files stay: Ninja compiles only changed sources.
     key="$root"$'\n'"${LIBTORCH:-$(cd "$venv" && echo "$PWD"/lib/python3.*)}"
@@ -175,10 +194,7 @@ build() {
     "${configure[@]}" || die 1 "cmake could not configure the build (its reason stands above)"
     printf '%s\n' "$key" >build/.setup-key
 
-    # LibTorch's precompiled header takes 1.6 GB to compile, a source that uses it up to 1.4 GB.
-    jobs=$(nproc)
-    memory=$(awk '/^MemAvailable:/ { print int($2 / 2000000) }' /proc/meminfo)
-    ((memory >= jobs)) || jobs=$((memory > 0 ? memory : 1))
+    jobs=$(find_jobs)
     CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs} cmake --build --preset release --target "$target" ||
         die 1 "the build failed (its reason stands above)"
 }

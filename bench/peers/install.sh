@@ -3,6 +3,7 @@
 # the project's .venv if it has the packages, else .venv-peers/NAME, which is made or updated first.
 # Standard output is only the path. Exit codes: 2 usage or no Python; 1 the installation failed.
 set -euo pipefail
+unset CDPATH PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
 
 here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd -P -- "$here/../.." && pwd)
@@ -22,10 +23,13 @@ name=${1:-}
 requirements=$here/requirements-$name.txt
 venv=$root/.venv-peers/$name
 
+# pip's settings may name another folder.
+into=(--no-user --target "" --root / --prefix)
+
 # use PYTHON: prints it and ends if it has every pinned version. Without an index pip only checks that.
 use() {
     [[ -x $1 && ! -e ${1%/bin/python}/.installing ]] || return 1
-    "$1" -I -m pip --isolated --disable-pip-version-check install --quiet --no-index \
+    "$1" -I -m pip --isolated --disable-pip-version-check install --quiet --no-index "${into[@]}" "${1%/bin/python}" \
         --requirement "$requirements" >/dev/null 2>&1 || return 1
     printf '%s\n' "$1"
     exit 0
@@ -36,7 +40,7 @@ use "$project" || use "$venv/bin/python" || true
 # One installation at a time. After the wait the packages may be there.
 mkdir -p "$root/.venv-peers"
 exec 9>"$root/.venv-peers/.$name.lock"
-flock 9
+flock 9 || true  # some file systems have no locks
 use "$venv/bin/python" || true
 
 # A new environment, without remains of an interrupted installation or of other versions.
@@ -54,7 +58,7 @@ fi
 # TMPDIR, because /tmp may be a small memory disk. Only wheels, so that nothing is compiled.
 mkdir "$venv/tmp"
 TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --only-binary :all: \
-    --requirement "$requirements" </dev/null >&2 9>&- ||
+    "${into[@]}" "$venv" --requirement "$requirements" </dev/null >&2 9>&- ||
     die 1 "pip could not install $requirements (its reason stands above; run this again when it is gone)"
 rm -r "$venv/tmp" "$venv/.installing"
 use "$venv/bin/python" || die 1 "$venv lacks what pip said to have installed from $requirements"
