@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The tools on machines that differ: variables of a user's shell, limits of control groups, a broken ccache; and the tool that breaks lines.
+
+usage: tools_test.py CMAKE
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CMAKE = sys.argv.pop(1)
+
+
+class Tools(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run_here(self, *command, **environment):
+        return subprocess.run(command, cwd=self.folder, env={**os.environ, **environment}, capture_output=True, text=True)
+
+    def test_compilers_fit_the_limits_of_control_groups(self):
+        function = re.search(r"^find_jobs\(\) \{.*?^\}", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
+        function = function.replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 8")
+        version2, version1 = "0::/a/b\n", "4:memory:/d\n1:cpu,cpuacct:/d\n0::/\n"
+        for groups, files, jobs in [
+            (version2, {}, 8), ("", {}, 8), (version2, {"a/b/memory.max": "max", "a/b/cpu.max": "max 100000"}, 8), (version2, {"a/b/memory.max": "6500000000"}, 3),
+            (version2, {"a/memory.max": "4000000000"}, 2), (version2, {"memory.max": "1000"}, 1), (version2, {"a/cpu.max": "550000 100000", "a/b/cpu.max": "600000 100000"}, 5),
+            (version2, {"unified/a/cpu.max": "50000 100000"}, 1), (version1, {"memory/d/memory.limit_in_bytes": "9223372036854771712"}, 8),
+            (version1, {"memory/memory.limit_in_bytes": "8000000000"}, 4), (version1, {"cpu/d/cpu.cfs_quota_us": "-1", "cpu/d/cpu.cfs_period_us": "100000"}, 8),
+            (version1, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3), (version1, {"memory/e/memory.limit_in_bytes": "1"}, 8),
+        ]:
+            shutil.rmtree(self.folder / "sys", ignore_errors=True)
+            for name, text in {"proc/self/cgroup": groups, "proc/meminfo": "MemFree: 1 kB\nMemAvailable: 16000000 kB\n",
+                               **{f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()}}.items():
+                self.write(name, text)
+            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{function}\nfind_jobs")
+            self.assertEqual((done.stdout, done.stderr), (f"{jobs}\n", ""), (groups, files))
+
+    def test_cdpath_sends_no_script_elsewhere(self):
+        for name in "tools/setup.sh", "bench/run.sh", "tests/run.sh", "tests/gpu.sh":
+            self.write(name, (ROOT / name).read_text())
+            for path in ".", "..:.", f"{self.folder}":
+                done = self.run_here(name, "pack", CDPATH=path, LIBTORCH="/nowhere")
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
+                self.assertRegex(done.stderr, "got 0 arguments|got \"pack\"|/nowhere is no LibTorch", name)
+
+    def test_a_ccache_that_fails_is_not_used(self):
+        self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
+                                     'message("launcher: ${CMAKE_CXX_COMPILER_LAUNCHER}")\n')
+        self.write("conf", "max_size = a lot\n")
+        self.write("bin/ccache", '#!/bin/sh\n[ -z "$BROKEN" ] || exit 7\nexec "$@"\n')
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        for environment, said in [({"PATH": path}, "launcher: .*/bin/ccache"), ({"PATH": path, "BROKEN": "1"}, "(?s)not used, got 7 .*launcher: $")]:
+            self.assertRegex(self.configure(**environment), said)
+        for environment in {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
+            shutil.rmtree(self.folder / "build")
+            self.assertRegex(self.configure(**environment), "(?s)ccache: not used, got .*launcher: $", environment)
+
+    def configure(self, **environment):
+        done = self.run_here(CMAKE, "-S", ".", "-B", "build", **environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout + done.stderr
+
+    def test_breaks_are_noticed_or_listed_and_leave_no_trace(self):
+        programs = {
+            "a.py": ('"""A text == text."""\n\n\ndef small(n):\n    return n < 10\n', "import a; assert a.small(9) and not a.small(11)", r"n <= 10"),
+            "a.sh": ('#!/bin/sh\n# 1 == 1\nif [ "$1" -lt 2 ]; then exit 3; fi\n', None, "SURVIVED"),
+            "a.cpp": ("int main(int argc, char**) {\n  const int unused = 1;\n  return argc == 1 && true ? 0 : 1;  // 5 == 5\n}\n", None, "unused = [02]"),
+        }
+        commands = {"a.py": [sys.executable, "-c", programs["a.py"][1]], "a.sh": ["true"], "a.cpp": ["sh", "-c", "g++ a.cpp -o a && ./a"]}
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+        for words in ["init", "-q"], ["add", "."], ["commit", "-qm", "a"]:
+            for name, (text, *_) in programs.items():
+                self.write(name, text)
+            self.assertEqual(self.run_here(*git, *words).returncode, 0)
+
+        def mutate(name, *options, command=None):
+            done = self.run_here(ROOT / "tools/mutate", name, "--lines", "9", *options, "--", *(command or commands[name]))
+            self.assertEqual((self.folder / name).read_text(), programs[name][0])
+            return done.returncode, done.stdout + done.stderr
+
+        for name, (text, _, survivor) in programs.items():
+            results = [mutate(name, "--seed", str(seed)) for seed in range(6)]
+            self.assertTrue(any(re.search(rf"(?s)\n[1-9] of \d survived.*{survivor}", said) for code, said in results if code == 1), results)
+            self.assertFalse(re.search(r"^\+.*(text|5) [!<]|^\+# ", "".join(said for _, said in results), re.MULTILINE), results)
+        self.assertEqual(mutate("a.sh", "--seed", "7"), mutate("a.sh", "--seed", "7"))
+        self.assertRegex(mutate("a.sh", "--timeout", "0.5", command=["sh", "-c", "git diff --quiet || sleep 60"])[1], r"noticed \(no end after 0.5 s\)\n-if.*\n\+if")
+        self.assertEqual(mutate("a.sh", command=["git", "diff", "--quiet"])[0], 0)
+        self.assertRegex(str(mutate("a.sh", command=["false"])), r"\(2, .*false: got noticed \(exit code 1\) without a break, expected")
+        for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+            running = subprocess.Popen([ROOT / "tools/mutate", "a.sh", "--", "sh", "-c", "git diff --quiet || sleep 60"], cwd=self.folder, stdout=subprocess.DEVNULL)
+            while (self.folder / "a.sh").read_text() == programs["a.sh"][0]:
+                time.sleep(0.01)
+            running.send_signal(number)
+            self.assertEqual((running.wait(), (self.folder / "a.sh").read_text()), (128 + number, programs["a.sh"][0]))
+        programs["a.sh"] = (programs["a.sh"][0] + "exit 0\n",)
+        self.write("a.sh", programs["a.sh"][0])
+        self.assertRegex(str(mutate("a.sh")), r"^\(2, .*a.sh: got M a.sh, expected a file of git without uncommitted changes")
+
+
+if __name__ == "__main__":
+    unittest.main()
