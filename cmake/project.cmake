@@ -1,21 +1,18 @@
 # LibTorch's headers cost seconds in every source; ccache makes the second build free.
 find_program(CCACHE_PROGRAM ccache)
-set(ccache_failed "no such program")
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Tried on a source that no cache has, because a ccache that cannot write its cache, for example in HOME, fails later.
   string(RANDOM LENGTH 16 name)
   file(WRITE "${PROJECT_BINARY_DIR}/CMakeFiles/try_ccache.cpp" "int a${name};\n")
   execute_process(COMMAND "${CCACHE_PROGRAM}" "${CMAKE_CXX_COMPILER}" -c try_ccache.cpp -o try_ccache.o TIMEOUT 60
                   WORKING_DIRECTORY "${PROJECT_BINARY_DIR}/CMakeFiles" RESULT_VARIABLE ccache_failed OUTPUT_QUIET ERROR_VARIABLE ccache_said)
-  if(NOT ccache_failed STREQUAL "0")
-    string(STRIP "${ccache_said}" ccache_said)
+  if(ccache_failed STREQUAL "0")
+    # ccache keeps precompiled headers only if it ignores their time stamps.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE_PROGRAM}")
+    add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  else()
     message(STATUS "ccache: not used, got ${ccache_failed} ${ccache_said}")
   endif()
-endif()
-if(ccache_failed STREQUAL "0")
-  # ccache keeps precompiled headers only if it ignores their time stamps.
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE_PROGRAM}")
-  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
 # Warnings are a target that our own code links, not global, so they do not apply to system headers.
