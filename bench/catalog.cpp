@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
@@ -62,43 +61,41 @@ const Model& find_model(const std::string& name) {
   return *found;
 }
 
-const std::vector<Program>& known_programs() {
-  static const std::vector<Program> programs = {
-      {kBaseline, "01_single_gpu", "main", Start::kAlone},
-      {"02_data_parallel", "02_data_parallel", "main", Start::kReplicas},
-      {"02_data_parallel_mirrored", "02_data_parallel", "mirrored", Start::kReplicas},
-      {"03_ddp_spawn", "03_ddp_spawn", "main", Start::kSpawn},
-      {"03_ddp_spawn_by_hand", "03_ddp_spawn", "by_hand", Start::kSpawn},
-      {kFused, "03_ddp_spawn", "fused", Start::kSpawn},
-      {"04_ddp_launcher", "04_ddp_launcher", "main", Start::kLauncher},
-      {"04_ddp_launcher_accelerated", "04_ddp_launcher", "accelerated", Start::kLauncher},
-      {"05_multinode", "05_multinode", "main", Start::kLauncher},
+const std::vector<PlanRow>& known_rows() {
+  using enum Start;
+  using enum Sizes;
+  using enum Models;
+  using enum Times;
+  // clang-format off
+  static const std::vector<PlanRow> rows = {
+    {"01_single_gpu",    "main",        kAlone,    kOne,     kEach,     kRepeated},
+    {"01_single_gpu",    "main",        kAlone,    kThreads, kHeaviest, kRepeated},
+    {"02_data_parallel", "main",        kReplicas, kLargest, kHeaviest, kRepeated},
+    {"02_data_parallel", "mirrored",    kReplicas, kLargest, kHeaviest, kWithFull},
+    {"03_ddp_spawn",     "main",        kSpawn,    kAll,     kEach,     kRepeated},
+    {"03_ddp_spawn",     "main",        kSpawn,    kSeveral, kHeaviest, kRepeated, "gloo"},
+    {"03_ddp_spawn",     "by_hand",     kSpawn,    kLargest, kHeaviest, kWithFull},
+    {"03_ddp_spawn",     "fused",       kSpawn,    kLargest, kHeaviest, kWithFull},
+    {"04_ddp_launcher",  "main",        kLauncher, kLargest, kHeaviest, kOnce},
+    {"04_ddp_launcher",  "accelerated", kLauncher, kLargest, kHeaviest, kWithFull, "", "mpirun"},
+    {"05_multinode",     "main",        kLauncher, kLargest, kHeaviest, kOnce,     "", "mpirun"},
+    {"pytorch",    "tuned",    kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", "pytorch"},
+    {"pytorch",    "tuned",    kAlone,    kThreads, kEach,     kRepeated, "",     "", "pytorch"},
+    {"pytorch",    "compiled", kSpawn,    kSeveral, kHeaviest, kSlow,     "gloo", "", "pytorch"},
+    {"pytorch",    "compiled", kAlone,    kThreads, kHeaviest, kSlow,     "",     "", "pytorch"},
+    {"accelerate", "ddp",      kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", "accelerate"},
+    {"tensorflow", "mirrored", kReplicas, kSeveral, kEach,     kRepeated, "",     "", "tensorflow", false},
+    {"jax",        "jit",      kAlone,    kThreads, kEach,     kRepeated, "",     "", "jax", false},
+    {"jax",        "jit",      kReplicas, kSeveral, kEach,     kRepeated, "",     "", "jax", false},
+    {kBuiltPeer,   "reducer",  kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", kBuiltPeer},
+    {kBuiltPeer,   "reducer",  kSpawn,    kSeveral, kEach,     kRepeated, "",     "", kBuiltPeer},
+    // Beside frameworks over Gloo, and beside JAX's compiled step.
+    {"03_ddp_spawn", "main",  kSpawn, kSeveral, kEach, kRepeated, "gloo", "",
+     "pytorch,accelerate,tensorflow,jax"},
+    {"03_ddp_spawn", "fused", kSpawn, kLargest, kEach, kRepeated, "shm",  "", "jax", false},
   };
-  return programs;
-}
-
-const Program& find_program(const std::string& name) {
-  const auto found = std::ranges::find(known_programs(), name, &Program::name);
-  if (found == known_programs().end()) {
-    throw std::out_of_range(name);
-  }
-  return *found;
-}
-
-const std::vector<Peer>& known_peers() {
-  static const std::vector<Peer> peers = {
-      {.name = "pytorch", .variant = "tuned"},
-      {.name = "pytorch", .variant = "tuned", .start = Start::kAlone},
-      {.name = "pytorch", .variant = "compiled", .slow_start = true},
-      {.name = "pytorch", .variant = "compiled", .start = Start::kAlone, .slow_start = true},
-      {.name = "accelerate", .variant = "ddp"},
-      {.name = "tensorflow", .variant = "mirrored", .start = Start::kReplicas, .on_gpus = false},
-      {.name = "jax", .variant = "jit", .start = Start::kAlone, .on_gpus = false},
-      {.name = "jax", .variant = "jit", .start = Start::kReplicas, .on_gpus = false},
-      {.name = kBuiltPeer, .variant = "reducer"},
-      {.name = kBuiltPeer, .variant = "reducer", .backend = "auto"},
-  };
-  return peers;
+  // clang-format on
+  return rows;
 }
 
 }  // namespace ddp::bench

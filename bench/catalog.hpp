@@ -1,4 +1,4 @@
-// bench/catalog.hpp - models, stages and peers by name.
+// bench/catalog.hpp - models, and the table of programs.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@ namespace ddp::bench {
 inline constexpr const char* kBaseline = "01_single_gpu";
 /// Program without autograd, for comparison with frameworks that compile a step.
 inline constexpr const char* kFused = "03_ddp_spawn_fused";
+/// Peer that is built with the stages; the other peers are Python programs.
+inline constexpr const char* kBuiltPeer = "c10d";
 
 /// Training task: a multilayer perceptron on synthetic data.
 struct Model {
@@ -39,31 +41,42 @@ enum class Start {
   kLauncher,  ///< torchrun, mpirun or srun
 };
 
-/// Program of a stage.
-struct Program {
-  std::string name;  ///< "03_ddp_spawn_by_hand"
-  std::string stage;  ///< its folder, "03_ddp_spawn"
-  std::string variant;  ///< "main", or the other source in the folder
-  Start start = Start::kAlone;
-
-  /// True if `word` is its name or the number of its stage.
-  bool is_named(const std::string& word) const { return word == name || word == name.substr(0, 2); }
+enum class Sizes {
+  kOne,
+  kThreads,  ///< one rank, with as many threads as the largest world size
+  kLargest,
+  kSeveral,  ///< the largest, if it is not 1
+  kAll,
 };
-const std::vector<Program>& known_programs();
-/// @throws std::out_of_range for an unknown name
-const Program& find_program(const std::string& name);
 
-/// Variant of another framework. See bench/peers/README.md.
-struct Peer {
-  std::string name;  ///< "pytorch"
-  std::string variant;  ///< "tuned"
-  Start start = Start::kSpawn;  ///< kAlone: one process with all threads
+/// kHeaviest: the model with the most arithmetic in a step, or each that --models names.
+enum class Models { kEach, kHeaviest };
+
+enum class Times {
+  kRepeated,
+  kOnce,  ///< another row times the same step, so this row only shows that the program works
+  kWithFull,  ///< only with --full
+  kSlow,  ///< takes tens of seconds to start
+};
+
+/// Row of the table of programs: what runs by default, or with --peers. If the user names stages,
+/// launchers or backends, all rows without `peers` are candidates, with equal repetitions.
+struct PlanRow {
+  std::string stage;  ///< the program's folder "03_ddp_spawn", or the framework of a peer
+  std::string variant;  ///< "main", the other source in the folder, or the peer's variant
+  Start start;
+  Sizes sizes;
+  Models models;
+  Times times;
+  std::string backend = "";  ///< on CPUs; empty: the default
+  std::string launcher = "";  ///< the only launcher, if it is installed
+  std::string peers = "";  ///< takes part with one of these --peers; empty: always
   bool on_gpus = true;
-  bool slow_start = false;  ///< takes tens of seconds to start
-  std::string backend = "";  ///< empty: PyTorch's default; "auto": the stages' default
+
+  /// True for another framework's program. See bench/peers/README.md.
+  bool is_peer() const { return peers == stage; }
+  std::string program() const { return variant == "main" ? stage : stage + "_" + variant; }
 };
-/// Peer that is built with the stages; the other peers are Python programs.
-inline constexpr const char* kBuiltPeer = "c10d";
-const std::vector<Peer>& known_peers();
+const std::vector<PlanRow>& known_rows();
 
 }  // namespace ddp::bench

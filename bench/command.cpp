@@ -92,16 +92,17 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
 std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
                                       const std::string& folder) {
   const Run& run = entry.run;
-  const bool is_python = plan.pythons.contains(entry.program);
+  const bool is_python = plan.pythons.contains(run.stage);
   std::vector<std::string> argv = launcher_command(run, plan);
   const auto append = [&argv](const std::vector<std::string>& more) {
     argv.insert(argv.end(), more.begin(), more.end());
   };
   if (is_python) {
-    append({plan.pythons.at(entry.program), plan.settings.peers_dir + "/" + entry.program + ".py",
+    append({plan.pythons.at(run.stage), plan.settings.peers_dir + "/" + run.stage + ".py",
             "--variant", run.variant});
   } else {
-    append({plan.settings.stage_dir + (run.kind == "peer" ? "/peer_" : "/") + entry.program});
+    append({plan.settings.stage_dir + "/" +
+            (run.kind == "peer" ? "peer_" + run.stage : run.program())});
   }
   // Saves only at the end, because training is measured.
   const std::string epochs = std::to_string(length.epochs);

@@ -25,36 +25,11 @@ namespace {
 /// Upper limit with --full: torchrun takes seconds to start, torch.compile tens of seconds.
 constexpr int kRepetitionsOfSlowStarts = 6;
 
-enum Ranks { kOne, kThreads, kLargest, kAll };  // kThreads: one rank with as many threads
-enum Models { kEach, kHeaviest };  // kHeaviest: the model with the most arithmetic in a step
-/// kOnce: another line times the same step, so this line only shows that the program works.
-enum Times { kRepeated, kOnce, kWithFull, kOnceWithFull };
-
-struct Line {
-  const char* program;
-  const char* launcher;  ///< "": every installed launcher
-  const char* backend;  ///< "": the device's default
-  Ranks ranks;
-  Models models;
-  Times times;
-};
-
-/// Plan if no stage, launcher or backend is named.
-// clang-format off
-constexpr Line kDefaultPlan[] = {
-  {kBaseline,                     "none",   "none", kOne,     kEach,     kRepeated},
-  {kBaseline,                     "none",   "none", kThreads, kHeaviest, kRepeated},
-  {"02_data_parallel",            "none",   "none", kLargest, kHeaviest, kRepeated},
-  {"02_data_parallel_mirrored",   "none",   "none", kLargest, kHeaviest, kWithFull},
-  {"03_ddp_spawn",                "spawn",  "",     kAll,     kEach,     kRepeated},
-  {"03_ddp_spawn",                "spawn",  "gloo", kLargest, kHeaviest, kRepeated},
-  {"03_ddp_spawn_by_hand",        "spawn",  "",     kLargest, kHeaviest, kWithFull},
-  {kFused,                        "spawn",  "",     kLargest, kHeaviest, kWithFull},
-  {"04_ddp_launcher",             "",       "",     kLargest, kHeaviest, kOnce},
-  {"04_ddp_launcher_accelerated", "mpirun", "",     kLargest, kHeaviest, kOnceWithFull},
-  {"05_multinode",                "mpirun", "",     kLargest, kHeaviest, kOnce},
-};
-// clang-format on
+/// True if `word` is the program's name or the number of its stage. kFused has no number, because
+/// its step is another one.
+bool is_named(const std::string& program, const std::string& word) {
+  return word == program || (program != kFused && word == program.substr(0, 2));
+}
 
 class Planner {
  public:
@@ -69,9 +44,7 @@ class Planner {
       for (const std::string& scaling : settings_.scaling) {
         model_ = &model;
         scaling_ = scaling;
-        settings_.by_name() ? add_named_stages() : add_default_stages();
-        std::ranges::for_each(known_peers(), [this](const Peer& peer) { add_peer(peer); });
-        add_stages_beside_peers();
+        std::ranges::for_each(known_rows(), [this](const PlanRow& row) { expand(row); });
       }
     }
     check_named();
@@ -124,7 +97,7 @@ class Planner {
       world_sizes_.push_back(most);
     }
     for (const int size : world_sizes_) {
-      if (size > units_ * settings_.nodes.front()) {
+      if (size > units_) {
         plan_.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size,
                                           units_, on_cpu() ? "cores" : "GPUs"));
       }
@@ -159,38 +132,142 @@ class Planner {
     return model_->batch * multiple;
   }
 
-  Entry make_entry(const std::string& stage, const std::string& variant, Start start,
-                   const std::string& launcher, const std::string& backend) const {
-    Entry entry;
-    entry.model = *model_;
-    entry.start = start;
-    entry.parity_batch = common_batch();
-    entry.repetitions = settings_.most_repetitions();
-    entry.run.stage = stage;
-    entry.run.variant = variant;
-    entry.run.launcher = launcher;
-    entry.run.backend = backend;
-    entry.run.device = settings_.device;
-    entry.run.model = model_->name;
-    entry.run.layers = model_->layers;
-    entry.run.parameters = model_->parameters();
-    entry.run.scaling = scaling_;
-    return entry;
+  /// True for a row that the command line asks for.
+  bool is_wanted(const PlanRow& row) const {
+    const bool has_several = largest() > 1;
+    if ((row.sizes == Sizes::kSeveral && !has_several) ||
+        (row.sizes == Sizes::kThreads && has_several && !on_cpu())) {  // a process has one GPU
+      return false;
+    }
+    const bool is_heaviest = settings_.full || model_->name == heaviest_model_;
+    if (!row.peers.empty()) {
+      const bool too_slow = row.times == Times::kSlow && !settings_.full &&
+                            (!is_heaviest || (row.sizes == Sizes::kThreads && has_several));
+      return !too_slow && std::ranges::any_of(split(row.peers), [this](const std::string& peer) {
+        return contains(settings_.peers, peer);
+      });
+    }
+    if (!settings_.by_name()) {
+      return (row.models == Models::kEach || is_heaviest || !settings_.models.empty()) &&
+             (row.times != Times::kWithFull || settings_.full);
+    }
+    const std::string program = row.program();
+    if (program == kBaseline) {
+      return true;
+    }
+    const bool on_these_nodes = settings_.nodes.back() == 1 || program == "05_multinode";
+    const auto names_it = [&](const std::string& word) { return is_named(program, word); };
+    return on_these_nodes &&
+           (settings_.stages.empty() ? program != kFused
+                                     : std::ranges::any_of(settings_.stages, names_it));
   }
 
-  /// @param size number of ranks or replicas, or with `all_threads` of threads of a single process
-  void add(Entry entry, int size, bool all_threads = false) {
+  /// True if the user chose this row by name, and no default counts.
+  bool by_name(const PlanRow& row) const { return settings_.by_name() && row.peers.empty(); }
+
+  /// Installed launchers that can start a row's program.
+  std::vector<std::string> launchers_of(const PlanRow& row) const {
+    if (row.start == Start::kAlone || row.start == Start::kReplicas) {
+      return {"none"};
+    }
+    if (!row.peers.empty()) {
+      return {"spawn"};
+    }
+    std::vector<std::string> launchers =
+        split(row.start == Start::kSpawn ? "spawn" : "torchrun,mpirun,srun");
+    std::erase_if(launchers, [this](const auto& name) { return !plan_.launchers.contains(name); });
+    if (!settings_.by_name() && contains(launchers, row.launcher)) {
+      return {row.launcher};
+    }
+    return launchers;
+  }
+
+  std::vector<std::string> backends_of(const PlanRow& row, const std::string& launcher) const {
+    if (launcher == "none") {
+      return {"none"};
+    }
+    if (by_name(row) && !settings_.backends.empty()) {
+      std::vector<std::string> backends = settings_.backends;
+      if (launcher != "mpirun") {  // which starts the processes of MPI
+        std::erase(backends, "mpi");
+      }
+      return backends;
+    }
+    const bool has_own = !row.backend.empty() && !by_name(row) && on_cpu();
+    return {has_own ? row.backend : default_backend()};
+  }
+
+  /// Adds a row's runs with the current model and scaling.
+  void expand(const PlanRow& row) {
+    if (!is_wanted(row)) {
+      return;
+    }
+    if (!row.on_gpus && !on_cpu()) {
+      skip(row.peers, "it takes part on CPUs only");
+      return;
+    }
+    if (row.is_peer() && row.stage != kBuiltPeer) {
+      plan_.pythons[row.stage] = "python3";  // until install_peers() finds it
+    } else if (!has_program(row.is_peer() ? "peer_" + row.stage : row.program())) {
+      skip(row.is_peer() ? row.stage : row.program(), "it is not built");
+      return;
+    }
+    std::vector<int> sizes = {row.sizes == Sizes::kOne ? 1 : largest()};
+    if (by_name(row) ? row.start != Start::kAlone : row.sizes == Sizes::kAll && !settings_.quick) {
+      sizes = world_sizes_;
+    }
+    for (const std::string& launcher : launchers_of(row)) {
+      for (const std::string& backend : backends_of(row, launcher)) {
+        for (const int size : sizes) {
+          add(row, launcher, backend, 1, size);
+        }
+        for (const int nodes : launcher == "srun" ? settings_.nodes : std::vector<int>()) {
+          add(row, launcher, backend, nodes, largest() * nodes);
+        }
+      }
+    }
+  }
+
+  int repetitions_of(const PlanRow& row, const std::string& launcher) const {
+    const int most = settings_.most_repetitions();
+    if (by_name(row)) {
+      return most;
+    }
+    if (row.times == Times::kOnce && !settings_.full) {
+      return 1;
+    }
+    const bool starts_slowly = row.times == Times::kSlow || launcher == "torchrun";
+    return starts_slowly ? std::min(most, kRepetitionsOfSlowStarts) : most;
+  }
+
+  /// @param size number of ranks or replicas, or of threads
+  void add(const PlanRow& row, const std::string& launcher, const std::string& backend, int nodes,
+           int size) {
+    Entry entry;
+    entry.model = *model_;
+    entry.start = row.start;
+    entry.parity_batch = common_batch();
+    entry.repetitions = repetitions_of(row, launcher);
     Run& run = entry.run;
-    run.world_size = all_threads ? 1 : size;
-    run.threads = all_threads ? size : 1;
+    run.kind = row.is_peer() ? "peer" : "stage";
+    run.stage = row.stage;
+    run.variant = row.variant;
+    run.launcher = launcher;
+    run.backend = backend;
+    run.device = settings_.device;
+    run.model = model_->name;
+    run.layers = model_->layers;
+    run.parameters = model_->parameters();
+    run.scaling = scaling_;
+    run.nodes = nodes;
+    (row.sizes == Sizes::kThreads ? run.threads : run.world_size) = size;
     run.global_batch = scaling_ == "strong" ? common_batch() : model_->batch * size;
     run.lines_of_code = lines_of_code(run, settings_.peers_dir);
-    run.name = fmt::format("{}/{}/{}", run.model, scaling_, entry.program);
-    run.name += entry.run.kind == "peer" ? "_" + run.variant : "";
-    for (const std::string& part : {run.launcher, run.backend}) {
+    run.name = fmt::format("{}/{}/{}", run.model, scaling_, row.program());
+    for (const std::string& part : {launcher, backend}) {
       run.name += part == "none" ? "" : "/" + part;
     }
-    run.name += run.nodes == 1 ? "" : fmt::format("/nodes:{}", run.nodes);
+    run.name += nodes == 1 ? "" : fmt::format("/nodes:{}", nodes);
     run.name += run.threads == 1 ? "" : fmt::format("/threads:{}", run.threads);
     run.name += fmt::format("/ranks:{}", run.world_size);
     const auto is_it = [&](const Entry& other) { return other.run.name == run.name; };
@@ -199,168 +276,17 @@ class Planner {
     }
   }
 
-  /// Adds a program's runs under a launcher over a backend.
-  void add_program(const Program& program, const std::string& launcher, const std::string& backend,
-                   const std::vector<int>& sizes, int repetitions, bool all_threads = false) {
-    Entry entry = make_entry(program.stage, program.variant, program.start, launcher, backend);
-    entry.program = program.name;
-    entry.repetitions = repetitions;
-    for (const int size : sizes) {
-      add(entry, size, all_threads);
-    }
-    for (const int nodes : launcher == "srun" ? settings_.nodes : std::vector<int>()) {
-      entry.run.nodes = nodes;
-      add(entry, largest() * nodes);
-    }
-  }
-
-  /// Installed launchers that can start this program.
-  std::vector<std::string> launchers_of(const Program& program) const {
-    if (program.start == Start::kAlone || program.start == Start::kReplicas) {
-      return {"none"};
-    }
-    std::vector<std::string> launchers =
-        split(program.start == Start::kSpawn ? "spawn" : "torchrun,mpirun,srun");
-    std::erase_if(launchers, [this](const auto& name) { return !plan_.launchers.contains(name); });
-    return launchers;
-  }
-
-  void add_default_stages() {
-    const bool is_heaviest =
-        settings_.full || !settings_.models.empty() || model_->name == heaviest_model_;
-    for (const Line& line : kDefaultPlan) {
-      const Program& program = find_program(line.program);
-      const bool with_full = line.times == kWithFull || line.times == kOnceWithFull;
-      const bool needs_cpus = line.ranks == kThreads || line.backend == std::string("gloo");
-      if ((with_full && !settings_.full) || (line.models == kHeaviest && !is_heaviest) ||
-          (needs_cpus && (!on_cpu() || largest() == 1))) {
-        continue;
-      }
-      if (!has_program(program.name)) {
-        skip(program.name, "it is not built");
-        continue;
-      }
-      std::vector<std::string> launchers = launchers_of(program);
-      if (contains(launchers, line.launcher)) {
-        launchers = {line.launcher};
-      }
-      std::vector<int> sizes = {line.ranks == kOne ? 1 : largest()};
-      if (line.ranks == kAll && !settings_.quick) {
-        sizes = world_sizes_;
-      }
-      const std::string backend = *line.backend != '\0' ? line.backend : default_backend();
-      const bool once = line.times == kOnce || line.times == kOnceWithFull;
-      const int repetitions = once && !settings_.full ? 1 : settings_.most_repetitions();
-      for (const std::string& launcher : launchers) {
-        const bool is_slow = launcher == "torchrun";
-        add_program(program, launcher, backend, sizes,
-                    is_slow ? std::min(repetitions, kRepetitionsOfSlowStarts) : repetitions,
-                    line.ranks == kThreads);
-      }
-    }
-  }
-
-  bool is_named(const Program& program) const {
-    const auto names_it = [&](const std::string& word) { return program.is_named(word); };
-    return contains(settings_.stages, program.name) ||
-           (program.name != kFused &&
-            (settings_.stages.empty() || std::ranges::any_of(settings_.stages, names_it)));
-  }
-
-  /// Adds all runs that fit the options.
-  void add_named_stages() {
-    const int repetitions = settings_.most_repetitions();
-    const Program& baseline = find_program(kBaseline);
-    add_program(baseline, "none", "none", {1}, repetitions);
-    if (on_cpu() && largest() > 1) {
-      add_program(baseline, "none", "none", {largest()}, repetitions, /*all_threads=*/true);
-    }
-    for (const Program& program : known_programs()) {
-      const bool on_these_nodes = settings_.nodes.back() == 1 || program.name == "05_multinode";
-      if (program.name == kBaseline || !is_named(program) || !on_these_nodes ||
-          !has_program(program.name)) {
-        continue;
-      }
-      for (const std::string& launcher : launchers_of(program)) {
-        std::vector<std::string> backends = settings_.backends;
-        if (launcher == "none" || backends.empty()) {
-          backends = {launcher == "none" ? "none" : default_backend()};
-        }
-        for (const std::string& backend : backends) {
-          if (backend != "mpi" || launcher == "mpirun") {  // mpirun starts the processes of MPI
-            add_program(program, launcher, backend, world_sizes_, repetitions);
-          }
-        }
-      }
-    }
-  }
-
-  /// True if the peer takes part; else adds the reason to the report, if the user asked for it.
-  bool takes_part(const Peer& peer) {
-    const bool alone = peer.start == Start::kAlone;
-    const bool too_slow = peer.slow_start && !settings_.full &&
-                          (model_->name != heaviest_model_ || (alone && largest() > 1));
-    if (!contains(settings_.peers, peer.name) || too_slow || (!alone && largest() == 1)) {
-      return false;
-    }
-    if (!on_cpu() && !peer.on_gpus) {
-      skip(peer.name, "it takes part on CPUs only");
-      return false;
-    }
-    if (peer.name == kBuiltPeer && !has_program("peer_" + peer.name)) {
-      skip(peer.name, "it is not built");
-      return false;
-    }
-    return on_cpu() || !alone || largest() == 1;  // a process has one GPU
-  }
-
-  void add_peer(const Peer& peer) {
-    if (!takes_part(peer)) {
-      return;
-    }
-    if (peer.name != kBuiltPeer) {
-      plan_.pythons[peer.name] = "python3";  // until install_peers() finds it
-    }
-    std::string backend = on_cpu() ? "gloo" : "nccl";
-    if (peer.start != Start::kSpawn) {
-      backend = "none";
-    } else if (peer.backend == "auto") {
-      backend = default_backend();
-    }
-    Entry entry = make_entry(peer.name, peer.variant, peer.start,
-                             peer.start == Start::kSpawn ? "spawn" : "none", backend);
-    entry.run.kind = "peer";
-    entry.program = peer.name;
-    if (peer.slow_start) {
-      entry.repetitions = std::min(entry.repetitions, kRepetitionsOfSlowStarts);
-    }
-    add(entry, largest(), peer.start == Start::kAlone);
-  }
-
-  /// Adds stage 03 over Gloo for comparison with frameworks over Gloo, and the step without
-  /// autograd for comparison with JAX's compiled step.
-  void add_stages_beside_peers() {
-    const int repetitions = settings_.most_repetitions();
-    if (plan_.pythons.empty() || !on_cpu()) {
-      return;
-    }
-    if (largest() > 1 && has_program("03_ddp_spawn")) {
-      add_program(find_program("03_ddp_spawn"), "spawn", "gloo", {largest()}, repetitions);
-    }
-    if (plan_.pythons.contains("jax") && has_program(kFused)) {
-      add_program(find_program(kFused), "spawn", "shm", {largest()}, repetitions);
-    }
-  }
-
   void check_named() const {
     for (const std::string& name : settings_.stages) {
-      const auto is_it = [&](const Program& program) { return program.is_named(name); };
-      if (std::ranges::none_of(known_programs(), is_it)) {
+      const auto is_it = [&](const PlanRow& row) {
+        return row.peers.empty() && is_named(row.program(), name);
+      };
+      if (std::ranges::none_of(known_rows(), is_it)) {
         refuse("--stages: got {}, expected programs such as 03_ddp_spawn, or 01 to 05",
                quote(name));
       }
       if (std::ranges::none_of(plan_.entries, [&](const Entry& entry) {
-            return entry.run.kind == "stage" && is_it(find_program(entry.program));
+            return entry.run.kind == "stage" && is_named(entry.run.program(), name);
           })) {
         refuse("--stages {}: it is not built, or none of the launchers ({}) starts it", name,
                fmt::join(std::views::keys(plan_.launchers), ", "));
@@ -442,25 +368,6 @@ class Planner {
   std::string scaling_;
 };
 
-/// Path relative to the current folder, if it lies there.
-std::string from_here(const std::string& path) {
-  const std::string here = std::filesystem::current_path().string() + "/";
-  return path.starts_with(here) ? path.substr(here.size()) : path;
-}
-
-/// Command for a shell. For a peer's Python it calls install.sh.
-std::string shown_command(const Entry& entry, const Plan& plan) {
-  std::vector<std::string> argv =
-      command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER");
-  std::string python;
-  if (plan.pythons.contains(entry.program)) {
-    argv.erase(argv.begin());
-    python = fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), entry.program);
-  }
-  std::ranges::transform(argv, argv.begin(), from_here);
-  return python + shell_line(argv);
-}
-
 }  // namespace
 
 bool compute_the_same(const Run& a, const Run& b) {
@@ -472,38 +379,6 @@ bool compute_the_same(const Run& a, const Run& b) {
 
 Plan make_plan(Settings settings) {
   return Planner(std::move(settings)).make();
-}
-
-void list_benchmarks(std::ostream& out, const Plan& plan) {
-  for (const Entry& entry : plan.entries) {
-    if (entry.run.kind != kNoCommunication) {
-      out << entry.run.name << kBenchmarkSuffix << '\n';
-    }
-  }
-}
-
-void print_plan(std::ostream& out, const Plan& plan) {
-  constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<7} {:>6} {:>4}  {}\n";
-  out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "scaling",
-                     "batch", "reps", "model");
-  for (const Entry& entry : plan.entries) {
-    const Run& run = entry.run;
-    const std::string program = entry.program + (entry.run.kind == "peer" ? " " + run.variant : "");
-    out << fmt::format(kRow, run.kind, program, run.launcher, run.backend, run.world_size,
-                       run.threads, run.scaling, run.global_batch, entry.repetitions, run.model);
-  }
-  out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
-         "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";
-  for (const Entry& entry : plan.entries) {
-    out << fmt::format("{}: {}\n", entry.run.name, shown_command(entry, plan));
-  }
-  out << '\n';
-  for (const std::string& note : plan.notes) {
-    out << fmt::format("Note: {}\n", note);
-  }
-  for (const NotRun& not_run : plan.not_run) {
-    out << fmt::format("Not run: {} ({})\n", not_run.what, not_run.reason);
-  }
 }
 
 }  // namespace ddp::bench

@@ -20,7 +20,6 @@ inline constexpr const char* kNoCommunication = "no comm";
 struct Entry {
   Run run;  ///< description; run_plan() adds the measurements
   Start start = Start::kAlone;
-  std::string program;  ///< a stage's program, or a peer's name
   std::string original;  ///< name of the run that a control or a run without communication repeats
   Model model;
   std::int64_t parity_batch = 0;  ///< global batch of the parity run, the same at all world sizes

@@ -173,6 +173,8 @@ class Measuring(Fakes):
         self.assertIn("--relative=0 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
         self.assertIn("--nodelist=n1 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
         self.assertIn("SLURM_JOB_NUM_NODES: got 2, expected at least 4", self.refused(*arguments, "--nodes", "4"))
+        too_many = len(os.sched_getaffinity(0)) + 1  # on each node
+        self.assertIn(f"Note: {too_many} ranks take turns", self.run_bench(*arguments, "--world-sizes", str(too_many), "--dry-run").stdout)
         strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
         self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
 
@@ -376,8 +378,9 @@ class Options(Fakes):
         self.assertNotIn("Not run: 4096", too_many)
         self.assertIn(": $(peers/install.sh jax) peers/jax.py ", too_many)
         full = self.run_bench("--dry-run", "--world-sizes", "1,2", "--full").stdout
-        for word in (" S\n", " L\n", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused"):
-            self.assertIn(word, full)
+        # torchrun takes seconds to start, so it repeats less often.
+        for row in (" S\n", " L\n", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused", "torchrun .* 6  M\n", "mpirun .* 15  M\n"):
+            self.assertRegex(full, row)
 
     def test_it_does_what_it_prints(self):
         arguments = ["--models", "S", "--world-sizes", "2", "--repetitions", "1", "--quick"]

@@ -1,0 +1,66 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <ostream>
+
+#include "bench/command.hpp"
+#include "bench/report.hpp"
+
+namespace ddp::bench {
+namespace {
+
+/// Path relative to the current folder, if it lies there.
+std::string from_here(const std::string& path) {
+  const std::string here = std::filesystem::current_path().string() + "/";
+  return path.starts_with(here) ? path.substr(here.size()) : path;
+}
+
+/// Command for a shell. For a peer's Python it calls install.sh.
+std::string shown_command(const Entry& entry, const Plan& plan) {
+  std::vector<std::string> argv =
+      command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER");
+  std::string python;
+  if (plan.pythons.contains(entry.run.stage)) {
+    argv.erase(argv.begin());
+    python =
+        fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), entry.run.stage);
+  }
+  std::ranges::transform(argv, argv.begin(), from_here);
+  return python + shell_line(argv);
+}
+
+}  // namespace
+
+void list_benchmarks(std::ostream& out, const Plan& plan) {
+  for (const Entry& entry : plan.entries) {
+    if (entry.run.kind != kNoCommunication) {
+      out << entry.run.name << kBenchmarkSuffix << '\n';
+    }
+  }
+}
+
+void print_plan(std::ostream& out, const Plan& plan) {
+  constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<7} {:>6} {:>4}  {}\n";
+  out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "scaling",
+                     "batch", "reps", "model");
+  for (const Entry& entry : plan.entries) {
+    const Run& run = entry.run;
+    out << fmt::format(kRow, run.kind, run.program(), run.launcher, run.backend, run.world_size,
+                       run.threads, run.scaling, run.global_batch, entry.repetitions, run.model);
+  }
+  out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
+         "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";
+  for (const Entry& entry : plan.entries) {
+    out << fmt::format("{}: {}\n", entry.run.name, shown_command(entry, plan));
+  }
+  out << '\n';
+  for (const std::string& note : plan.notes) {
+    out << fmt::format("Note: {}\n", note);
+  }
+  for (const NotRun& not_run : plan.not_run) {
+    out << fmt::format("Not run: {} ({})\n", not_run.what, not_run.reason);
+  }
+}
+
+}  // namespace ddp::bench
