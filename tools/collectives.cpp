@@ -9,8 +9,8 @@
 #include <iostream>
 #include <iterator>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,120 +67,94 @@ std::string text(const torch::Tensor& tensor) {
   return fmt::format("{}", fmt::join(rows, " | "));
 }
 
-/// A rank's tensor before and after, or remarks in place of a tensor.
-struct BeforeAndAfter {
-  std::string before;
-  std::string after;
-};
-
-enum : unsigned {
-  kRoot = 1,
-  kOp = 2,
-  kOnlyGloo = 4,  // our own backends have what data parallelism needs
-};
-
+/// Row of the table: a collective. A rank's tensor is a text, or a remark stands in its place.
 struct Collective {
   const char* name;
-  const char* sentence;
-  unsigned traits;
-  BeforeAndAfter (*run)(const Lab& lab);
+  std::string_view sentence;  ///< names {root} and {op} if the collective has them
+  bool only_gloo;  ///< our own backends have what data parallelism needs
+  std::string (*before)(const Lab& lab);
+  std::string (*run)(const Lab& lab);  ///< @return what the rank has after it
 
-  bool has(unsigned trait) const { return (traits & trait) != 0; }
+  bool has(const char* field) const { return sentence.find(field) != std::string_view::npos; }
 };
 
-BeforeAndAfter broadcast(const Lab& lab) {
-  const torch::Tensor tensor = lab.tensor();
-  lab.group.broadcast(tensor, lab.root);
-  return {text(lab.tensor()), text(tensor)};
+std::string own(const Lab& lab) {
+  return text(lab.tensor());
 }
-
-BeforeAndAfter all_reduce(const Lab& lab) {
-  const torch::Tensor tensor = lab.tensor();
-  lab.group.all_reduce(tensor, lab.op);
-  return {text(lab.tensor()), text(tensor)};
-}
-
-BeforeAndAfter reduce(const Lab& lab) {
-  const bool averages = lab.op == c10d::ReduceOp::AVG;  // Gloo has no mean
-  std::vector<torch::Tensor> tensor{lab.tensor().div_(averages ? lab.group.world_size() : 1)};
-  const auto op = averages ? c10d::ReduceOp::SUM : lab.op;
-  lab.c10d_group().reduce(tensor, {.reduceOp = op, .rootRank = lab.root})->wait();
-  return {text(lab.tensor()), lab.is_root() ? text(tensor.front()) : "(left undefined)"};
-}
-
-BeforeAndAfter all_gather(const Lab& lab) {
-  return {text(lab.tensor()), text(lab.group.all_gather(lab.tensor()))};
-}
-
-BeforeAndAfter gather(const Lab& lab) {
-  const torch::Tensor rows = torch::empty_like(lab.parts());
-  std::vector<torch::Tensor> tensor{lab.tensor()};
-  std::vector<std::vector<torch::Tensor>> places;
-  if (lab.is_root()) {
-    places.push_back(rows.unbind());
-  }
-  lab.c10d_group().gather(places, tensor, {.rootRank = lab.root})->wait();
-  return {text(lab.tensor()), lab.is_root() ? text(rows) : "-"};
-}
-
-BeforeAndAfter scatter(const Lab& lab) {
-  std::vector<torch::Tensor> tensor{torch::empty_like(lab.tensor())};
-  std::vector<std::vector<torch::Tensor>> parts;
-  if (lab.is_root()) {
-    parts.push_back(lab.parts().unbind());
-  }
-  lab.c10d_group().scatter(tensor, parts, {.rootRank = lab.root})->wait();
-  return {lab.is_root() ? text(lab.parts()) : "-", text(tensor.front())};
-}
-
-BeforeAndAfter reduce_scatter(const Lab& lab) {
-  return {text(lab.parts()), text(lab.group.reduce_scatter(lab.parts(), lab.op))};
-}
-
-BeforeAndAfter all_to_all(const Lab& lab) {
-  return {text(lab.parts()), text(lab.group.all_to_all(lab.parts()))};
-}
-
-BeforeAndAfter send_recv(const Lab& lab) {
-  const int ranks = lab.group.world_size();
-  const int own = lab.group.rank();
-  std::vector<torch::Tensor> sent{lab.tensor()};
-  std::vector<torch::Tensor> received{lab.tensor()};
-  if (ranks > 1) {  // no backend can send to itself
-    // Starts both before waiting: if all ranks waited for their send, no rank would receive.
-    const auto send = lab.c10d_group().send(sent, (own + 1) % ranks, /*tag=*/0);
-    lab.c10d_group().recv(received, (own + ranks - 1) % ranks, /*tag=*/0)->wait();
-    send->wait();
-  }
-  return {text(sent.front()), text(received.front())};
-}
-
-/// Counts this rank in the store before the barrier, and reads the count after it.
-BeforeAndAfter barrier(const Lab& lab) {
-  const std::string key = "lab/barrier";
-  lab.group.store()->add(key, 1);
-  lab.group.barrier();
-  return {"has come", fmt::format("knows that {} of {} have", lab.group.store()->add(key, 0),
-                                  lab.group.world_size())};
+std::string parts(const Lab& lab) {
+  return text(lab.parts());
 }
 
 constexpr Collective kCollectives[] = {
-    {"broadcast", "Every rank now has what rank {root} had.", kRoot, broadcast},
-    {"all_reduce", "Every rank now has the {op} of all ranks' tensors, element by element.", kOp,
-     all_reduce},
+    {"broadcast", "Every rank now has what rank {root} had.", false, own,
+     [](const Lab& lab) {
+       const torch::Tensor tensor = lab.tensor();
+       lab.group.broadcast(tensor, lab.root);
+       return text(tensor);
+     }},
+    {"all_reduce", "Every rank now has the {op} of all ranks' tensors, element by element.", false,
+     own,
+     [](const Lab& lab) {
+       const torch::Tensor tensor = lab.tensor();
+       lab.group.all_reduce(tensor, lab.op);
+       return text(tensor);
+     }},
     {"reduce", "Rank {root} alone now has the {op} of all ranks' tensors, element by element.",
-     kRoot | kOp | kOnlyGloo, reduce},
-    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", 0, all_gather},
-    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.",
-     kRoot | kOnlyGloo, gather},
-    {"scatter", "Rank r now has part r of what rank {root} had.", kRoot | kOnlyGloo, scatter},
-    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", kOp,
-     reduce_scatter},
-    {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", 0,
-     all_to_all},
-    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.", kOnlyGloo,
-     send_recv},
-    {"barrier", "No rank left before all had come.", 0, barrier},
+     true, own,
+     [](const Lab& lab) -> std::string {
+       const bool averages = lab.op == c10d::ReduceOp::AVG;  // Gloo has no mean
+       std::vector<torch::Tensor> tensor{lab.tensor().div_(averages ? lab.group.world_size() : 1)};
+       const auto op = averages ? c10d::ReduceOp::SUM : lab.op;
+       lab.c10d_group().reduce(tensor, {.reduceOp = op, .rootRank = lab.root})->wait();
+       return lab.is_root() ? text(tensor.front()) : "(left undefined)";
+     }},
+    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", false, own,
+     [](const Lab& lab) { return text(lab.group.all_gather(lab.tensor())); }},
+    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.", true, own,
+     [](const Lab& lab) -> std::string {
+       const torch::Tensor rows = torch::empty_like(lab.parts());
+       std::vector<torch::Tensor> tensor{lab.tensor()};
+       std::vector<std::vector<torch::Tensor>> places(lab.is_root() ? 1 : 0, rows.unbind());
+       lab.c10d_group().gather(places, tensor, {.rootRank = lab.root})->wait();
+       return lab.is_root() ? text(rows) : "-";
+     }},
+    {"scatter", "Rank r now has part r of what rank {root} had.", true,
+     [](const Lab& lab) { return lab.is_root() ? parts(lab) : "-"; },
+     [](const Lab& lab) {
+       std::vector<torch::Tensor> tensor{torch::empty_like(lab.tensor())};
+       std::vector<std::vector<torch::Tensor>> sent(lab.is_root() ? 1 : 0, lab.parts().unbind());
+       lab.c10d_group().scatter(tensor, sent, {.rootRank = lab.root})->wait();
+       return text(tensor.front());
+     }},
+    {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", false, parts,
+     [](const Lab& lab) { return text(lab.group.reduce_scatter(lab.parts(), lab.op)); }},
+    {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", false,
+     parts, [](const Lab& lab) { return text(lab.group.all_to_all(lab.parts())); }},
+    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.", true, own,
+     [](const Lab& lab) {
+       const int ranks = lab.group.world_size();
+       std::vector<torch::Tensor> sent{lab.tensor()};
+       std::vector<torch::Tensor> received{lab.tensor()};
+       if (ranks > 1) {  // no backend can send to itself
+         // Starts both before waiting: if all ranks waited for their send, none would receive.
+         const int rank = lab.group.rank();
+         const auto send = lab.c10d_group().send(sent, (rank + 1) % ranks, /*tag=*/0);
+         lab.c10d_group().recv(received, (rank + ranks - 1) % ranks, /*tag=*/0)->wait();
+         send->wait();
+       }
+       return text(received.front());
+     }},
+    // Counts this rank in the store before the barrier, and reads the count after it.
+    {"barrier", "No rank left before all had come.", false,
+     [](const Lab& lab) -> std::string {
+       lab.group.store()->add("lab/barrier", 1);
+       return "has come";
+     },
+     [](const Lab& lab) {
+       lab.group.barrier();
+       return fmt::format("knows that {} of {} have", lab.group.store()->add("lab/barrier", 0),
+                          lab.group.world_size());
+     }},
 };
 
 struct LabOptions {
@@ -223,13 +197,13 @@ LabOptions parse_lab_options(int argc, char** argv) {
   line.parse(argc, argv);
 
   options.collective = std::ranges::find(kCollectives, name, &Collective::name);
-  if (line.given("--root") && !options.collective->has(kRoot)) {
+  if (line.given("--root") && !options.collective->has("{root}")) {
     refuse("--root: got {}, expected none: {} has no root", options.root, name);
   }
-  if (line.given("--op") && !options.collective->has(kOp)) {
+  if (line.given("--op") && !options.collective->has("{op}")) {
     refuse("--op: got {}, expected none: {} computes nothing", options.op, name);
   }
-  const bool only_gloo = options.collective->has(kOnlyGloo);
+  const bool only_gloo = options.collective->only_gloo;
   if (only_gloo || options.op == "product") {
     if (options.backend != "auto" && options.backend != "gloo") {
       refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
@@ -260,28 +234,20 @@ void check_world(const LabOptions& options, int world_size, const std::string& l
 
 /// Column of the table, with numbers of equal width: "[ 1  2 | 11 12]".
 std::vector<std::string> column(const std::string& title, const std::vector<std::string>& texts) {
-  const auto words_of = [](const std::string& tensor) {
-    std::istringstream stream(tensor);
-    return std::vector<std::string>{std::istream_iterator<std::string>(stream), {}};
-  };
   const auto is_tensor = [](const std::string& text) { return text[0] >= '0' && text[0] <= '9'; };
   size_t width = 0;
   for (const std::string& text : texts) {
-    for (const std::string& word : words_of(is_tensor(text) ? text : "")) {
+    for (const std::string& word : split(is_tensor(text) ? text : "", ' ')) {
       width = std::max(width, word.size());
     }
   }
   std::vector<std::string> lines{title};
   for (const std::string& text : texts) {
-    std::vector<std::string> words = words_of(text);
+    std::vector<std::string> words = split(text, ' ');
     for (std::string& word : words) {
       word = word == "|" ? word : fmt::format("{:>{}}", word, width);
     }
     lines.push_back(is_tensor(text) ? fmt::format("[{}]", fmt::join(words, " ")) : text);
-  }
-  const size_t widest = std::ranges::max_element(lines, {}, &std::string::size)->size();
-  for (std::string& line : lines) {
-    line.resize(widest, ' ');
   }
   return lines;
 }
@@ -291,18 +257,16 @@ std::string report(const LabOptions& options, const std::string& backend,
                    const std::vector<std::string>& afters) {
   const std::vector<std::string> before = column("before", befores);
   const std::vector<std::string> after = column("after", afters);
-  const Collective& collective = *options.collective;
-  std::string table = fmt::format("{}{}, {} rank{}, backend {}\n\n", collective.name,
-                                  collective.has(kOp) ? " " + options.op : "", befores.size(),
-                                  befores.size() == 1 ? "" : "s", backend);
+  const size_t width = std::ranges::max_element(before, {}, &std::string::size)->size();
+  std::string table = fmt::format("{}{}, {} rank{}, backend {}\n\n", options.collective->name,
+                                  options.collective->has("{op}") ? " " + options.op : "",
+                                  befores.size(), befores.size() == 1 ? "" : "s", backend);
   for (size_t row = 0; row < before.size(); ++row) {
-    std::string line = fmt::format("{:<4}  {}  {}", row == 0 ? "rank" : std::to_string(row - 1),
-                                   before[row], after[row]);
-    line.erase(line.find_last_not_of(' ') + 1);
-    table += line + "\n";
+    table += fmt::format("{:<4}  {:<{}}  {}\n", row == 0 ? "rank" : std::to_string(row - 1),
+                         before[row], width, after[row]);
   }
   return table + "\n" +
-         fmt::format(fmt::runtime(collective.sentence), fmt::arg("root", options.root),
+         fmt::format(fmt::runtime(options.collective->sentence), fmt::arg("root", options.root),
                      fmt::arg("op", options.op)) +
          "\n";
 }
@@ -326,9 +290,11 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
   const ProcessGroup& group = default_process_group();
   const auto [name, op] =
       *std::ranges::find(kOps, options.op, [](const auto& o) { return o.first; });
-  const BeforeAndAfter own = options.collective->run({group, options.size, options.root, op});
-  const std::vector<std::string> befores = texts_of(group, "before", own.before);
-  const std::vector<std::string> afters = texts_of(group, "after", own.after);
+  const Lab lab = {group, options.size, options.root, op};
+  const std::string before = options.collective->before(lab);
+  const std::string after = options.collective->run(lab);
+  const std::vector<std::string> befores = texts_of(group, "before", before);
+  const std::vector<std::string> afters = texts_of(group, "after", after);
   if (environment.rank == 0) {
     std::cout << report(options, group.backend_name(), befores, afters) << std::flush;
   }
