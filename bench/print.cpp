@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <numeric>
+
+#include "common/base/parse.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -20,10 +20,14 @@ std::string shorten(std::string text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 
+void print_line(std::ostream& out, const std::string& line) {
+  out << shorten(line, kScreenWidth) << '\n';
+}
+
 /// Three significant digits, with at most four after the point: "0.0412", "1.23", "1230"; "-" for
 /// nothing.
 std::string significant(std::optional<double> value) {
-  if (!value || !std::isfinite(*value)) {
+  if (!value) {
     return "-";
   }
   const double size = std::abs(*value);
@@ -32,11 +36,8 @@ std::string significant(std::optional<double> value) {
 }
 
 /// "1,234,567".
-std::string count(std::optional<double> value) {
-  if (!value || !std::isfinite(*value)) {
-    return "-";
-  }
-  std::string digits = fmt::format("{:.0f}", *value);
+std::string count(double value) {
+  std::string digits = fmt::format("{:.0f}", value);
   for (std::size_t end = digits.size(); end > 3; end -= 3) {
     digits.insert(end - 3, ",");
   }
@@ -67,61 +68,17 @@ std::string dash_for_none(const std::string& name) {
   return name == "none" ? "-" : name;
 }
 
-/// Table with columns as wide as their widest cell.
-class Table {
- public:
-  explicit Table(Cells titles) : rows_{{std::move(titles), ""}} {}
-
-  /// @param text printed in place of missing cells
-  void add(Cells cells, std::string text = "") {
-    rows_.push_back({std::move(cells), std::move(text)});
-  }
-
-  /// @param left number of left-aligned columns
-  void print(std::ostream& out, std::size_t left) const {
-    std::vector<std::size_t> widths(rows_.front().cells.size());
-    for (const Row& row : rows_) {
-      for (std::size_t i = 0; i < row.cells.size(); ++i) {
-        widths[i] = std::max(widths[i], row.cells[i].size());
-      }
-    }
-    const std::size_t content = std::accumulate(widths.begin(), widths.end(), std::size_t{2});
-    const std::size_t gap = content + 2 * (widths.size() - 1) <= kScreenWidth ? 2 : 1;
-    for (const Row& row : rows_) {
-      std::string line = "  ";
-      for (std::size_t i = 0; i < row.cells.size(); ++i) {
-        const std::size_t width = widths[i];
-        line += i < left ? fmt::format("{:<{}}", row.cells[i], width)
-                         : fmt::format("{:>{}}", row.cells[i], width);
-        line.append(gap, ' ');
-      }
-      line += row.text;
-      line.erase(line.find_last_not_of(' ') + 1);
-      out << shorten(line, kScreenWidth) << '\n';
-    }
-  }
-
- private:
-  struct Row {
-    Cells cells;
-    std::string text;
-  };
-  std::vector<Row> rows_;
-};
-
 /// Prints a text in lines that break between words.
 void print_wrapped(std::ostream& out, const std::string& first_indent, const std::string& text) {
   std::string line = first_indent;
   const std::string indent(first_indent.size(), ' ');
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t space = std::min(text.find(' ', at), text.size());
-    const std::string word = shorten(text.substr(at, space - at), kScreenWidth - indent.size());
+  for (const std::string& part : split(text, ' ')) {
+    const std::string word = shorten(part, kScreenWidth - indent.size());
     if (line.size() > indent.size() && line.size() + 1 + word.size() > kScreenWidth) {
       out << line << '\n';
       line = indent;
     }
     line += (line.size() > indent.size() ? " " : "") + word;
-    at = space + 1;
   }
   out << line << '\n';
 }
@@ -136,22 +93,26 @@ std::string title(const Run& run) {
 }
 
 void print_speeds(std::ostream& out, const Workload& runs) {
-  out << '\n' << shorten(title(*runs.front()), kScreenWidth) << '\n';
-  Table table({"program", "launcher", "backend", "ranks", "step ms", "samples/s", "speed-up",
-               "eff.", "parity"});
+  constexpr const char* kDescription = "  {:<{}} {:<8} {:<7} {:>5}";
+  constexpr const char* kSpeed = " {:>7} {:>10} {:>16} {:>4} {:>6}";
+  std::size_t width = 0;
   for (const Run* run : runs) {
-    Cells cells = {run->program(), dash_for_none(run->launcher), dash_for_none(run->backend),
-                   ranks(*run)};
-    if (!run->has_speed()) {
-      table.add(std::move(cells), "error: " + run->error.value_or("not timed"));
-      continue;
-    }
-    cells.insert(cells.end(),
-                 {significant(run->step_ms.median), count(run->samples_per_second), speedup(*run),
-                  run->efficiency ? fmt::format("{:.0f}%", 100 * *run->efficiency) : "-", "ok"});
-    table.add(std::move(cells));
+    width = std::max(width, run->program().size());
   }
-  table.print(out, 3);
+  print_line(out, "");
+  print_line(out, title(*runs.front()));
+  print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
+                      fmt::format(kSpeed, "step ms", "samples/s", "speed-up", "eff.", "parity"));
+  for (const Run* run : runs) {
+    const std::string efficiency =
+        run->efficiency ? fmt::format("{:.0f}%", 100 * *run->efficiency) : "-";
+    print_line(out, fmt::format(kDescription, run->program(), width, dash_for_none(run->launcher),
+                                dash_for_none(run->backend), ranks(*run)) +
+                        (run->has_speed() ? fmt::format(kSpeed, significant(run->step_ms.median),
+                                                        count(*run->samples_per_second),
+                                                        speedup(*run), efficiency, "ok")
+                                          : "  error: " + run->error.value_or("not timed")));
+  }
 }
 
 /// Run to show in pieces: the fastest stage with pieces, if possible with several ranks.
@@ -163,33 +124,33 @@ const Run* run_in_pieces(const Workload& runs) {
 }
 
 void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
-  Table table({"program", "ranks", "data", "forward", "backward", "update", "reduce", "= sum",
-               "step", "exposed", "limit"});
-  bool empty = true;
+  constexpr const char* kRow =
+      "  {:<25} {:>5} {:>6} {:>7} {:>8} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}";
+  bool is_first = true;
   for (const Workload& runs : all) {
     const Run* const run = run_in_pieces(runs);
     if (run == nullptr) {
       continue;
     }
-    empty = false;
-    const Pieces& pieces = run->pieces_ms;
-    double sum = 0;
+    if (is_first) {
+      print_line(out, "");
+      print_line(out,
+                 "ms of a step: pieces alone (reduce: the all-reduces); exposed: what they "
+                 "add; limit: bare products");
+      print_line(out, fmt::format(kRow, "program", "ranks", "data", "forward", "backward", "update",
+                                  "reduce", "= sum", "step", "exposed", "limit"));
+      is_first = false;
+    }
+    const auto& [data, forward, backward, update, reduce] = run->pieces_ms;
+    const double sum = data.value_or(0) + forward.value_or(0) + backward.value_or(0) +
+                       update.value_or(0) + reduce.value_or(0);
     const std::string name = fmt::format("{}: {}{}", run->model, run->program(),
                                          run->backend == "none" ? "" : " " + run->backend);
-    Cells cells = {shorten(name, 30), ranks(*run)};
-    for (const auto& piece :
-         {pieces.data, pieces.forward, pieces.backward, pieces.update, pieces.all_reduce}) {
-      sum += piece.value_or(0);
-      cells.push_back(significant(piece));
-    }
-    cells.insert(cells.end(), {significant(sum), significant(run->step_ms.median),
-                               significant(run->exposed_comm_ms), significant(run->limit_ms)});
-    table.add(std::move(cells));
-  }
-  if (!empty) {
-    out << "\nms of a step: pieces alone (reduce: the all-reduces); exposed: what they add; limit: "
-           "bare products\n";
-    table.print(out, 1);
+    print_line(out,
+               fmt::format(kRow, shorten(name, 25), ranks(*run), significant(data),
+                           significant(forward), significant(backward), significant(update),
+                           significant(reduce), significant(sum), significant(run->step_ms.median),
+                           significant(run->exposed_comm_ms), significant(run->limit_ms)));
   }
 }
 
@@ -202,19 +163,17 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   for (const NotRun& one : not_run) {
     names.push_back(fmt::format("{} ({})", one.what, one.reason));
   }
+  // Two lines, with room for an early break.
   const std::string text = fmt::format("Not run: {}.", fmt::join(names, "; "));
-  print_wrapped(out, "",
-                shorten(text, 2 * kScreenWidth - 30));  // two lines with room for an early break
+  print_wrapped(out, "", shorten(text, 2 * kScreenWidth - 30));
 }
 
 }  // namespace
 
 void print(std::ostream& out, const Report& report) {
-  out << shorten(
+  print_line(out,
              fmt::format("{}, {} cores, LibTorch {}", report.machine.value("cpu_model", ""),
-                         report.machine.value("cores", 0), report.software.value("libtorch", "")),
-             kScreenWidth)
-      << '\n';
+                         report.machine.value("cores", 0), report.software.value("libtorch", "")));
   const std::vector<Workload> all = workloads(report);
   for (const Workload& runs : all) {
     print_speeds(out, runs);

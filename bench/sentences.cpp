@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <ranges>
 
 namespace ddp::bench {
 namespace {
@@ -130,39 +130,33 @@ class Sentences {
       mention(b_of(*other));
       names.push_back(label(b_of(*other)));
     }
-    constexpr std::size_t kMostNamed = 2;
-    std::string equals = fmt::format("{}", fmt::join(names, " or "));
-    if (names.size() > kMostNamed) {
-      equals = fmt::format("{} or {} more", names.front(), names.size() - 1);
+    if (names.empty()) {
+      return label(*best);
     }
-    return label(*best) +
-           (names.empty() ? "" : fmt::format(" (not significantly faster than {})", equals));
+    if (names.size() > 2) {
+      names = {names.front(), fmt::format("{} more", names.size() - 1)};
+    }
+    return fmt::format("{} (not significantly faster than {})", label(*best),
+                       fmt::join(names, " or "));
   }
 
   std::string ranks_beside_one(const Workload& runs) {
-    std::set<int> world_sizes;
-    for (const Run* run : runs) {
-      if (run->is_distributed() && run->world_size > 1) {
-        world_sizes.insert(run->world_size);
-      }
-    }
-    Texts said;
-    const Comparisons baselines = comparisons_of("baseline", runs);
-    for (const int world_size : world_sizes) {
-      const Run* const run = fastest_stage(runs, [&](const Run& candidate) {
-        return candidate.is_distributed() && candidate.world_size == world_size;
+    std::map<int, std::string> said;  // by world size
+    for (const Comparison* baseline : comparisons_of("baseline", runs)) {
+      const Run& run = a_of(*baseline);
+      const Run* const fastest = fastest_stage(runs, [&](const Run& other) {
+        return other.is_distributed() && other.world_size == run.world_size;
       });
-      for (const Comparison* baseline : baselines) {
-        if (run != nullptr && baseline->a == run->name) {
-          mention(*run);
-          const char* const text = !baseline->significant ? "whether {} help cannot be told ({})"
-                                   : *baseline->ratio > 1 ? "{} help ({})"
-                                                          : "{} do not help ({})";
-          said.push_back(fmt::format(fmt::runtime(text), ranks_of(*run), times(*baseline->ratio)));
-        }
+      if (&run == fastest && run.world_size > 1) {
+        mention(run);
+        const char* const text = !baseline->significant ? "whether {} help cannot be told ({})"
+                                 : *baseline->ratio > 1 ? "{} help ({})"
+                                                        : "{} do not help ({})";
+        said[run.world_size] =
+            fmt::format(fmt::runtime(text), ranks_of(run), times(*baseline->ratio));
       }
     }
-    return fmt::format("{}", fmt::join(said, ", "));
+    return fmt::format("{}", fmt::join(std::views::values(said), ", "));
   }
 
   std::string ranks_beside_threads(const Workload& runs) {
@@ -185,18 +179,10 @@ class Sentences {
 
   std::string peers(const Workload& runs) {
     const Comparisons comparisons = comparisons_of("peer", runs);
-    int cores = 0;
-    for (const Comparison* comparison : comparisons) {
-      cores = std::max(cores, b_of(*comparison).cores());
-    }
-    // The best of each framework, in the report's order.
-    std::vector<const Run*> peers;
+    std::vector<const Run*> peers;  // the best of each framework, in the report's order
     for (const Comparison* comparison : comparisons) {
       const Run& peer = b_of(*comparison);
       const auto known = std::ranges::find(peers, peer.stage, &Run::stage);
-      if (peer.cores() != cores) {
-        continue;
-      }
       if (known == peers.end()) {
         peers.push_back(&peer);
       } else if (*peer.samples_per_second > *(*known)->samples_per_second) {
