@@ -1,29 +1,11 @@
 #include "bench/catalog.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp::bench {
-namespace {
-
-constexpr double kTimedSeconds = 0.12;
-constexpr double kWarmupSeconds = 0.05;
-constexpr std::int64_t kLeastTimedSteps = 20;
-constexpr std::int64_t kMostTimedSteps = 2000;
-constexpr std::int64_t kLeastWarmupSteps = 20;  // the stages' own warm-up
-
-/// Rough time of a step on a CPU, for the number of timed steps.
-double expected_step_seconds(const Model& model) {
-  constexpr double kOverheadSeconds = 40e-6;
-  constexpr double kFlopPerSecond = 100e9;
-  return kOverheadSeconds +
-         model.flop_per_sample() * static_cast<double>(model.batch) / kFlopPerSecond;
-}
-
-}  // namespace
 
 std::int64_t Model::parameters() const {
   std::int64_t count = 0;
@@ -33,26 +15,12 @@ std::int64_t Model::parameters() const {
   return count;
 }
 
-double Model::flop_per_sample() const {
-  return 6.0 * static_cast<double>(parameters());  // a product forward and two backward
-}
-
-std::int64_t Model::timed_steps() const {
-  return std::clamp(std::llround(kTimedSeconds / expected_step_seconds(*this)),
-                    static_cast<long long>(kLeastTimedSteps),
-                    static_cast<long long>(kMostTimedSteps));
-}
-
-std::int64_t Model::warmup_steps() const {
-  return kLeastWarmupSteps + std::llround(kWarmupSeconds / expected_step_seconds(*this));
-}
-
 const Model& find_model(const std::string& name) {
   static const std::vector<Model> known = {
-      {"T", {20, 1}, 32},
-      {"S", {64, 128, 128, 10}, 32},
-      {"M", {784, 512, 512, 10}, 64},
-      {"L", {1024, 1024, 1024, 1024}, 64},
+      {"T", {20, 1}, 32, 1269, 2000},
+      {"S", {64, 128, 128, 10}, 32, 575, 1331},
+      {"M", {784, 512, 512, 10}, 64, 39, 46},
+      {"L", {1024, 1024, 1024, 1024}, 64, 24, 20},
   };
   const auto found = std::ranges::find(known, name, &Model::name);
   if (found == known.end()) {

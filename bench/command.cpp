@@ -1,7 +1,6 @@
 #include "bench/command.hpp"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -64,8 +63,8 @@ Length parity_length(const Entry& entry) {
 }
 
 Length timed_length(const Entry& entry, const Settings& settings) {
-  const std::int64_t timed_steps = settings.steps.value_or(entry.model.timed_steps());
-  Length length = length_of(entry.run.global_batch, timed_steps + entry.model.warmup_steps());
+  const std::int64_t timed_steps = settings.steps.value_or(entry.model.timed_steps);
+  Length length = length_of(entry.run.global_batch, timed_steps + entry.model.warmup_steps);
   length.timed_steps = timed_steps;
   return length;
 }
@@ -78,13 +77,13 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
   }
   if (run.launcher == "mpirun") {
     // Unbound, as under the other launchers: else Gloo's threads would share the rank's only core.
-    std::vector<std::string> argv = {plan.launchers.at("mpirun"), "--oversubscribe", "--bind-to",
-                                     "none"};
-    if (geteuid() == 0) {
-      argv.push_back("--allow-run-as-root");
-    }
-    argv.insert(argv.end(), {"-np", ranks});
-    return argv;
+    return {plan.launchers.at("mpirun"),
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "--allow-run-as-root",
+            "-np",
+            ranks};
   }
   return run.launcher == "srun" ? srun_command(run, plan) : std::vector<std::string>();
 }

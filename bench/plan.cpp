@@ -81,9 +81,7 @@ class Planner {
       names = split(settings_.full ? "T,S,M,L" : "T,M");
     }
     std::ranges::transform(names, std::back_inserter(models_), find_model);
-    const auto work = [](const Model& model) {
-      return model.flop_per_sample() * static_cast<double>(model.batch);
-    };
+    const auto work = [](const Model& model) { return model.parameters() * model.batch; };
     heaviest_model_ = std::ranges::max_element(models_, {}, work)->name;
   }
 
