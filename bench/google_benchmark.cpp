@@ -21,7 +21,7 @@ Json library_context() {
 
 Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
   const bool is_timed = run.has_speed() && repetition < run.repetitions.size();
-  const double step_ms = is_timed ? run.repetitions[repetition].median_ms.value_or(0) : 0;
+  const double step_ms = is_timed ? run.repetitions[repetition].median_ms : 0;
   const std::string name = run.name + kBenchmarkSuffix;
   Json entry = {{"name", name},
                 {"family_index", family},

@@ -11,16 +11,13 @@ namespace {
 std::vector<double> speed_ratios(const Run& a, const Run& b) {
   std::map<int, double> b_ms;
   for (const Repetition& repetition : b.repetitions) {
-    if (repetition.median_ms) {
-      b_ms[repetition.block] = *repetition.median_ms;
-    }
+    b_ms[repetition.block] = repetition.median_ms;
   }
   const double batches = static_cast<double>(a.global_batch) / static_cast<double>(b.global_batch);
   std::vector<double> ratios;
   for (const Repetition& repetition : a.repetitions) {
-    const auto found = b_ms.find(repetition.block);
-    if (repetition.median_ms && found != b_ms.end()) {
-      ratios.push_back(batches * found->second / *repetition.median_ms);
+    if (const auto found = b_ms.find(repetition.block); found != b_ms.end()) {
+      ratios.push_back(batches * found->second / repetition.median_ms);
     }
   }
   return ratios;
@@ -42,14 +39,13 @@ void fill_times(Run& run) {
   std::vector<double> all_ms;
   std::vector<double> startups_ms;
   std::vector<double> exposed_ms;
-  for (Repetition& repetition : run.repetitions) {
-    repetition.median_ms = median(repetition.samples_ms);
+  for (const Repetition& repetition : run.repetitions) {
     all_ms.insert(all_ms.end(), repetition.samples_ms.begin(), repetition.samples_ms.end());
     if (repetition.startup_ms) {
       startups_ms.push_back(*repetition.startup_ms);
     }
-    if (repetition.median_ms && repetition.no_comm_median_ms) {
-      exposed_ms.push_back(*repetition.median_ms - *repetition.no_comm_median_ms);
+    if (repetition.no_comm_median_ms) {
+      exposed_ms.push_back(repetition.median_ms - *repetition.no_comm_median_ms);
     }
   }
   run.startup_ms = median(startups_ms);
@@ -102,12 +98,11 @@ void compare_within(const Workload& runs, Report& report) {
   }
 }
 
-/// True if no other run of its framework, transport and number of cores is faster.
+/// True if no other run of its framework and transport is faster.
 bool is_best_of_its_kind(const Run& peer, const Workload& runs) {
   return std::ranges::none_of(runs, [&](const Run* other) {
     return other->kind == "peer" && other->has_speed() && other->stage == peer.stage &&
-           other->backend == peer.backend && other->cores() == peer.cores() &&
-           *other->samples_per_second > *peer.samples_per_second;
+           other->backend == peer.backend && *other->samples_per_second > *peer.samples_per_second;
   });
 }
 
@@ -151,25 +146,19 @@ std::vector<Workload> workloads(const Report& report) {
 }
 
 Workload contenders(const Workload& runs) {
-  Workload timed;
-  std::ranges::copy_if(runs, std::back_inserter(timed),
-                       [](const Run* run) { return run->kind == "stage" && run->has_speed(); });
-  Workload often;
-  std::ranges::copy_if(timed, std::back_inserter(often), [](const Run* run) {
-    return run->repetitions.size() >= kMinPairsForInterval;
-  });
+  Workload timed = runs;
+  std::erase_if(timed, [](const Run* run) { return run->kind != "stage" || !run->has_speed(); });
+  Workload often = timed;
+  std::erase_if(often,
+                [](const Run* run) { return run->repetitions.size() < kMinPairsForInterval; });
   return often.empty() ? timed : often;
 }
 
 const Run* fastest_stage(const Workload& runs, const std::function<bool(const Run&)>& wanted) {
-  const Run* fastest = nullptr;
-  for (const Run* run : contenders(runs)) {
-    if (wanted(*run) &&
-        (fastest == nullptr || *run->samples_per_second > *fastest->samples_per_second)) {
-      fastest = run;
-    }
-  }
-  return fastest;
+  Workload those = contenders(runs);
+  std::erase_if(those, [&](const Run* run) { return !wanted(*run); });
+  const auto speed = [](const Run* run) { return *run->samples_per_second; };
+  return those.empty() ? nullptr : *std::ranges::max_element(those, {}, speed);
 }
 
 void pair(Report& report) {

@@ -21,7 +21,7 @@ struct Repetition {
   int block = 0;  ///< launches of a block ran close together in time, and are paired
   std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
   std::vector<double> samples_ms;  ///< the job's timed steps in order, without warm-up
-  std::optional<double> median_ms;  ///< median of samples_ms
+  double median_ms = 0;  ///< median of samples_ms
   std::optional<double> no_comm_median_ms;  ///< the same command with --no-communication
   std::optional<double> startup_ms;  ///< from the start of the command to the end of its first step
 };

@@ -72,6 +72,7 @@ inline void add_repetition(bench::Run& run, int block, double median_ms) {
   for (const double share : {0.98, 0.99, 1.0, 1.01, 1.02}) {
     repetition.samples_ms.push_back(median_ms * share);
   }
+  repetition.median_ms = median_ms;
 }
 
 /// Draws the conclusions, like bench after its measurements.
