@@ -79,15 +79,10 @@ ordered_json describe_machine() {
 }
 
 ordered_json describe_software(const Plan& plan) {
-#ifdef __clang__
-  const std::string compiler = std::string("clang ") + __clang_version__;
-#else
-  const std::string compiler = std::string("g++ ") + __VERSION__;
-#endif
   const std::string commit = last_line(ask({"git", "-C", plan.settings.peers_dir, "describe",
                                             "--always", "--dirty", "--abbrev=40", "--exclude=*"}));
   return {
-      {"compiler", compiler},
+      {"compiler", DDP_COMPILER},
       {"libtorch", DDP_TORCH_VERSION},
       {"git_commit", commit},
       {"launchers", plan.launchers},
