@@ -21,7 +21,7 @@ namespace ddp::sim {
 
 /// A rank's part of a collective, or its end of a message.
 struct Call {
-  Kind kind = Kind::kBarrier;
+  const Operation* operation = &kBarrier;
   int64_t bytes = 0;
   int other = 0;  ///< root of a broadcast, or the other rank of a message
   std::string name{};
@@ -31,16 +31,18 @@ struct Call {
   std::optional<double> end_us{};  ///< set once it is done
   bool is_waited_for = false;
 
-  bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
+  bool is(const Operation& one) const { return operation == &one; }
+  bool is_message() const { return is(kSend) || is(kRecv); }
   bool meets(const Call& call) const {
-    return kind == call.kind && bytes == call.bytes && other == call.other;
+    return is(*call.operation) && bytes == call.bytes && other == call.other;
   }
+  Traffic traffic(int ranks) const { return operation->traffic(ranks, static_cast<double>(bytes)); }
   std::string text() const {
-    const char* const of_other = kind == Kind::kSend        ? " to rank {}"
-                                 : kind == Kind::kRecv      ? " from rank {}"
-                                 : kind == Kind::kBroadcast ? " with root {}"
-                                                            : "";
-    return fmt::format("{}{} of {} bytes", to_string(kind),
+    const char* const of_other = is(kSend)        ? " to rank {}"
+                                 : is(kRecv)      ? " from rank {}"
+                                 : is(kBroadcast) ? " with root {}"
+                                                  : "";
+    return fmt::format("{}{} of {} bytes", operation->name,
                        fmt::format(fmt::runtime(of_other), other), bytes);
   }
 };
@@ -130,10 +132,10 @@ class Engine {
     call.issued_us = self.now_us;
     self.calls.push_back(std::move(call));
     Call& added = self.calls.back();
-    if (added.kind != Kind::kRecv) {
+    if (!added.is(kRecv)) {
       self.out.queue.push_back(&added);
     }
-    if (added.kind != Kind::kSend) {
+    if (!added.is(kSend)) {
       self.in.queue.push_back(&added);
     }
     // Finishes calls at the heads of lanes as long as calls meet.
@@ -163,9 +165,10 @@ class Engine {
     }
     if (*call.end_us > self.now_us) {
       self.record.waiting.push_back({self.now_us, *call.end_us, call.name});
+      self.record.waited_us += *call.end_us - self.now_us;
       self.now_us = *call.end_us;
     }
-    if (call.kind == Kind::kRecv) {
+    if (call.is(kRecv)) {
       std::ranges::copy(call.values, call.target.begin());
     }
   }
@@ -203,7 +206,7 @@ class Engine {
   void finish(int index, Call& call, double begin_us, double end_us) {
     Rank& self = rank(index);
     call.end_us = end_us;
-    const Traffic sent = traffic(call.kind, call.bytes, world_size());
+    const Traffic sent = call.traffic(world_size());
     self.record.sent.messages += sent.messages;
     self.record.sent.bytes += sent.bytes;
     self.record.communication.push_back({begin_us, end_us, call.name});
@@ -227,8 +230,7 @@ class Engine {
       }
       begin_us = std::max({begin_us, calls.back()->issued_us, one.out.free_us, one.in.free_us});
     }
-    const double end_us =
-        begin_us + network.us(traffic(calls.front()->kind, calls.front()->bytes, world_size()));
+    const double end_us = begin_us + network.us(calls.front()->traffic(world_size()));
     for (int index = 0; index < world_size(); ++index) {
       finish(index, *calls[static_cast<std::size_t>(index)], begin_us, end_us);
     }
@@ -239,12 +241,12 @@ class Engine {
   bool meet_in_message(int sender) {
     Rank& from = rank(sender);
     Call* const sent = from.out.head();
-    if (sent == nullptr || sent->kind != Kind::kSend) {
+    if (sent == nullptr || !sent->is(kSend)) {
       return false;
     }
     Rank& to = rank(sent->other);
     Call* const received = to.in.head();
-    if (received == nullptr || received->kind != Kind::kRecv || received->other != sender) {
+    if (received == nullptr || !received->is(kRecv) || received->other != sender) {
       return false;
     }
     if (received->bytes != sent->bytes) {
@@ -254,7 +256,7 @@ class Engine {
     }
     const double begin_us =
         std::max({sent->issued_us, received->issued_us, from.out.free_us, to.in.free_us});
-    const double end_us = begin_us + network.us(traffic(sent->kind, sent->bytes, world_size()));
+    const double end_us = begin_us + network.us(sent->traffic(world_size()));
     received->values = std::move(sent->values);
     finish(sender, *sent, begin_us, end_us);
     finish(sent->other, *received, begin_us, end_us);
@@ -269,7 +271,7 @@ class Engine {
       std::string text = "returned";
       if (one.is_stuck()) {
         at_us = std::max(at_us, one.now_us);
-        const Call* const head = (one.awaited->kind == Kind::kRecv ? one.in : one.out).head();
+        const Call* const head = (one.awaited->is(kRecv) ? one.in : one.out).head();
         text = "waits for " + one.awaited->text() +
                (head == one.awaited ? "" : " behind its " + head->text());
       }
@@ -290,19 +292,11 @@ Engine& current() {
   return *engine;
 }
 
-Handle start(Kind kind, int64_t bytes, const std::string& name, int root = 0) {
-  return current().start({.kind = kind, .bytes = bytes, .other = root, .name = name});
+Handle start(const Operation& operation, int64_t bytes, const std::string& name, int root = 0) {
+  return current().start({.operation = &operation, .bytes = bytes, .other = root, .name = name});
 }
 
 }  // namespace
-
-double RankRecord::waited_us() const {
-  double sum = 0;
-  for (const Span& span : waiting) {
-    sum += span.end_us - span.begin_us;
-  }
-  return sum;
-}
 
 int my_rank() {
   current();
@@ -320,29 +314,29 @@ void compute(double us, const std::string& name) {
   self.now_us += us;
 }
 Handle all_reduce(int64_t bytes, const std::string& name) {
-  return start(Kind::kAllReduce, bytes, name);
+  return start(kAllReduce, bytes, name);
 }
 Handle reduce_scatter(int64_t bytes, const std::string& name) {
-  return start(Kind::kReduceScatter, bytes, name);
+  return start(kReduceScatter, bytes, name);
 }
 Handle all_gather(int64_t bytes, const std::string& name) {
-  return start(Kind::kAllGather, bytes, name);
+  return start(kAllGather, bytes, name);
 }
 Handle broadcast(int64_t bytes, int root, const std::string& name) {
-  return start(Kind::kBroadcast, bytes, name, root);
+  return start(kBroadcast, bytes, name, root);
 }
 Handle barrier() {
-  return start(Kind::kBarrier, 0, "barrier");
+  return start(kBarrier, 0, "barrier");
 }
 Handle send(int to, std::span<const float> values) {
-  return current().start({.kind = Kind::kSend,
+  return current().start({.operation = &kSend,
                           .bytes = static_cast<int64_t>(values.size_bytes()),
                           .other = to,
                           .name = "message",
                           .values = {values.begin(), values.end()}});
 }
 Handle recv(int from, std::span<float> values) {
-  return current().start({.kind = Kind::kRecv,
+  return current().start({.operation = &kRecv,
                           .bytes = static_cast<int64_t>(values.size_bytes()),
                           .other = from,
                           .name = "message",

@@ -101,7 +101,7 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
   for (std::size_t index = 0; index < simulation.ranks.size(); ++index) {
     const RankRecord& record = simulation.ranks[index];
     std::cout << fmt::format("{:<4}  {:>10.1f}  {:>10.1f}  {:>8}  {:>10.0f}\n", index,
-                             record.end_us, record.waited_us(), record.sent.messages,
+                             record.end_us, record.waited_us, record.sent.messages,
                              record.sent.bytes);
   }
   bool all_met = simulation.complaints.empty();

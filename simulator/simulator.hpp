@@ -76,7 +76,7 @@ struct RankRecord {
   std::vector<Span> communication;  ///< communication over both lanes
   double end_us = 0;
   Traffic sent;
-  double waited_us() const;
+  double waited_us = 0;
 };
 
 struct Simulation {

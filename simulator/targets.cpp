@@ -10,9 +10,8 @@
 namespace ddp::sim {
 
 const Quantity step_us{"step_us", [](const RankRecord& rank) { return rank.end_us; }};
-const Quantity waited_us{"waited_us", [](const RankRecord& rank) { return rank.waited_us(); }};
-const Quantity messages{
-    "messages", [](const RankRecord& rank) { return static_cast<double>(rank.sent.messages); }};
+const Quantity waited_us{"waited_us", [](const RankRecord& rank) { return rank.waited_us; }};
+const Quantity messages{"messages", [](const RankRecord& rank) { return rank.sent.messages; }};
 const Quantity sent_bytes{"sent_bytes", [](const RankRecord& rank) { return rank.sent.bytes; }};
 
 double Quantity::of(const Simulation& simulation) const {
@@ -21,16 +20,6 @@ double Quantity::of(const Simulation& simulation) const {
     most = std::max(most, of_rank(rank));
   }
   return most;
-}
-
-Target operator<=(const Quantity& quantity, double bound) {
-  return {quantity, "<=", bound};
-}
-Target operator>=(const Quantity& quantity, double bound) {
-  return {quantity, ">=", bound};
-}
-Target operator==(const Quantity& quantity, double bound) {
-  return {quantity, "==", bound};
 }
 
 bool Target::is_met(const Simulation& simulation) const {

@@ -5,18 +5,12 @@
 
 namespace ddp::sim {
 
+struct Quantity;
 struct RankRecord;
 struct Simulation;
 
-/// Number of a finished run: the largest value of the ranks.
-struct Quantity {
-  const char* name;
-  double (*of_rank)(const RankRecord& rank);
-  double of(const Simulation& simulation) const;
-};
-
 struct Target {
-  Quantity quantity;
+  const Quantity& quantity;
   std::string relation;  ///< "<=", ">=" or "=="
   double bound;
 
@@ -26,9 +20,16 @@ struct Target {
   std::string text() const;
 };
 
-Target operator<=(const Quantity& quantity, double bound);
-Target operator>=(const Quantity& quantity, double bound);
-Target operator==(const Quantity& quantity, double bound);
+/// Number of a finished run: the largest value of the ranks.
+struct Quantity {
+  const char* name;
+  double (*of_rank)(const RankRecord& rank);
+
+  double of(const Simulation& simulation) const;
+  Target operator<=(double bound) const { return {*this, "<=", bound}; }
+  Target operator>=(double bound) const { return {*this, ">=", bound}; }
+  Target operator==(double bound) const { return {*this, "==", bound}; }
+};
 
 extern const Quantity step_us;  ///< end of the rank
 extern const Quantity waited_us;  ///< time of the rank's waits
