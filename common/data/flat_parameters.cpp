@@ -6,20 +6,12 @@
 #include "common/base/hash.hpp"
 
 namespace ddp {
-namespace {
-
-torch::Tensor on_storage(const torch::Tensor& flat, int64_t offset, at::IntArrayRef sizes,
-                         at::IntArrayRef strides = {}) {
-  return torch::empty({0}, flat.options())
-      .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
-}
-
-}  // namespace
 
 torch::Tensor view_like(const torch::Tensor& flat, int64_t offset, const torch::Tensor& like) {
-  return like.is_non_overlapping_and_dense()
-             ? on_storage(flat, offset, like.sizes(), like.strides())
-             : on_storage(flat, offset, like.sizes());
+  const bool dense = like.is_non_overlapping_and_dense();
+  const at::IntArrayRef strides = dense ? like.strides() : at::IntArrayRef();  // none: contiguous
+  return torch::empty({0}, flat.options())
+      .set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
 }
 
 int64_t padded_elements(const torch::Tensor& tensor) {
@@ -74,52 +66,29 @@ FlatParameters flatten_parameters(const torch::nn::Module& module,
   const torch::NoGradGuard no_grad;
   FlatParameters flat;
   flat.parameters = trainable_parameters(module);
+  TORCH_CHECK(!flat.parameters.empty(),
+              "Expected a module with parameters that require a gradient, got none");
+  const torch::Tensor& first = flat.parameters.front();
   int64_t total = 0;
   for (const torch::Tensor& parameter : flat.parameters) {
-    const torch::Tensor& front = flat.parameters.front();
     TORCH_CHECK(
-        parameter.options().type_equal(front.options()) && parameter.device() == front.device(),
-        "Expected all trainable parameters to be ", front.toString(), " on ", front.device(),
+        parameter.options().type_equal(first.options()) && parameter.device() == first.device(),
+        "Expected all trainable parameters to be ", first.toString(), " on ", first.device(),
         ", got ", parameter.toString(), " on ", parameter.device());
-    flat.offsets.push_back(total);
     total += padded_elements(parameter);
   }
-  TORCH_CHECK(total > 0, "Expected a module with parameters that require a gradient, got none");
-
-  const torch::Tensor& first = flat.parameters.front();
-  const auto laid_out = [&](const auto& tensor_of) {
-    for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      const torch::Tensor tensor = tensor_of(flat.parameters[i]);
-      if (!tensor.defined() || !tensor_of(first).defined() ||
-          !tensor.storage().is_alias_of(tensor_of(first).storage()) ||
-          tensor.storage_offset() != flat.offsets[i] || !tensor.is_non_overlapping_and_dense() ||
-          tensor.strides() != flat.parameters[i].strides()) {
-        return false;
-      }
-    }
-    return tensor_of(first).storage().nbytes() == static_cast<size_t>(total * first.element_size());
-  };
-
   const torch::TensorOptions plain = first.options().requires_grad(false);
-  if (laid_out([](const torch::Tensor& parameter) { return parameter.detach(); })) {
-    flat.data = on_storage(first.detach(), 0, {total});
-  } else {
-    flat.data = torch::zeros({total}, plain);
-    for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      const torch::Tensor view = view_like(flat.data, flat.offsets[i], flat.parameters[i]);
-      view.copy_(flat.parameters[i]);
-      flat.parameters[i].set_data(view);
-    }
-  }
-  if (laid_out([](const torch::Tensor& parameter) { return parameter.grad(); })) {
-    flat.grad = on_storage(first.grad(), 0, {total});
-  } else {
-    flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
-                                   : torch::empty({total}, plain);
-    flat.grad.zero_();
-  }
-  for (size_t i = 0; i < flat.parameters.size(); ++i) {
-    flat.grad_views.push_back(view_like(flat.grad, flat.offsets[i], flat.parameters[i]));
+  flat.data = torch::zeros({total}, plain);
+  flat.grad = allocate_gradients ? allocate_gradients(total, first.scalar_type())
+                                 : torch::empty({total}, plain);
+  flat.grad.zero_();  // the gaps too
+  int64_t offset = 0;
+  for (const torch::Tensor& parameter : flat.parameters) {
+    flat.grad_views.push_back(view_like(flat.grad, offset, parameter));
+    const torch::Tensor view = view_like(flat.data, offset, parameter);
+    view.copy_(parameter);
+    parameter.set_data(view);
+    offset += padded_elements(parameter);
   }
   flat.rebind_grads();
   return flat;

@@ -12,10 +12,10 @@ namespace ddp {
 
 /// Parameters and gradients in one tensor each, so that an all-reduce needs no copy to a buffer.
 struct FlatParameters {
-  torch::Tensor data;  ///< (total) on the module's device; the parameters are views of it, in order
+  /// (total) on the module's device; the parameters are views of it, in order. Gaps are zero.
+  torch::Tensor data;
   torch::Tensor grad;  ///< (total) on the same device; the gradients are views, see rebind_grads()
   std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
-  std::vector<int64_t> offsets;  ///< first element of each parameter; gaps between them are zero
   std::vector<torch::Tensor> grad_views;  ///< views of `grad`, one per parameter, in its shape
 
   /// move_gradient() of every parameter to its view.
@@ -45,8 +45,7 @@ std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module)
 /// Returns (numel) uninitialised elements on the module's device.
 using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
 
-/// Moves the parameters (and zeroed gradients) into flat storage, unless an earlier call has done
-/// so.
+/// Moves the parameters and their gradients into new flat storage. No gradient becomes zero.
 /// @param allocate_gradients allocates the gradients' storage; empty: LibTorch does
 /// @throws c10::Error unless all trainable parameters have one dtype and one device
 FlatParameters flatten_parameters(const torch::nn::Module& module,
