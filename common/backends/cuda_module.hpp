@@ -3,20 +3,13 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "common/backends/backend.hpp"
 
 namespace ddp {
-
-/// Captured GPU work: the same operations on the same memory.
-class CapturedWork {
- public:
-  virtual ~CapturedWork() = default;
-  /// Launches the work on the current stream.
-  virtual void replay() = 0;
-};
 
 /// Stream for capturing: the default stream cannot be captured.
 class GraphStream {
@@ -26,7 +19,8 @@ class GraphStream {
   /// libraries make their handles and workspaces at first use, and a graph cannot hold that.
   virtual void run(c10::function_ref<void()> work) = 0;
   /// Records the kernels that `work` launches, without executing them.
-  virtual std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) = 0;
+  /// @return launches them on the current stream: the same operations on the same memory
+  virtual std::function<void()> capture(c10::function_ref<void()> work) = 0;
 };
 
 /// Message with which LibTorch 2.15's NCCL watchdog ends the process.

@@ -3,6 +3,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -23,12 +24,12 @@ class StepGraph {
     if (eager_steps_ < kEagerSteps) {
       ++eager_steps_;
       stream_->run(step);
-    } else {
-      if (graph_ == nullptr) {
-        graph_ = stream_->capture(step);
-      }
-      graph_->replay();
+      return;
     }
+    if (!replay_) {
+      replay_ = stream_->capture(step);
+    }
+    replay_();
   }
 
  private:
@@ -37,7 +38,7 @@ class StepGraph {
 
   std::unique_ptr<GraphStream> stream_;
   int eager_steps_ = 0;
-  std::unique_ptr<CapturedWork> graph_;
+  std::function<void()> replay_;
 };
 
 }  // namespace ddp

@@ -50,15 +50,6 @@ void say_why_watchdog_ends(Backend& backend) {
   }
 }
 
-class CudaGraphWork : public CapturedWork {
- public:
-  void replay() override { graph_.replay(); }
-  at::cuda::CUDAGraph& graph() { return graph_; }
-
- private:
-  at::cuda::CUDAGraph graph_;
-};
-
 class CudaGraphStream : public GraphStream {
  public:
   explicit CudaGraphStream(const torch::Device& device)
@@ -76,24 +67,24 @@ class CudaGraphStream : public GraphStream {
     follow(outer, stream_);
   }
 
-  std::unique_ptr<CapturedWork> capture(c10::function_ref<void()> work) override {
-    auto captured = std::make_unique<CudaGraphWork>();
+  std::function<void()> capture(c10::function_ref<void()> work) override {
+    const auto graph = std::make_shared<at::cuda::CUDAGraph>();
     impl_.synchronizeDevice(device_.index());
     const c10::StreamGuard guard(stream_);
     // Thread-local, because NCCL's watchdog queries its events in another thread meanwhile.
-    captured->graph().capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {
       // While the stream captures, destructors that call CUDA would fail.
       try {
-        captured->graph().capture_end();
+        graph->capture_end();
       } catch (const std::exception&) {
       }
       throw;
     }
-    captured->graph().capture_end();
-    return captured;
+    graph->capture_end();
+    return [graph] { graph->replay(); };
   }
 
  private:
