@@ -29,28 +29,22 @@ class WorkerPool {
   static constexpr int kFewLooks = 500;
 
   /// @param size threads that work at a time, the caller of run() included
-  /// @param at_start called first by each new thread; threads that call ATen's operators need
-  /// at::init_num_threads, or each of them computes with all cores
   /// @throws std::system_error if a thread cannot be started; none is left then
-  explicit WorkerPool(size_t size, void (*at_start)() = nullptr, int looks = kFewLooks)
-      : looks_(looks) {
-    try {
-      for (size_t i = 1; i < size; ++i) {
-        threads_.emplace_back([this, i, at_start] {
-          if (at_start != nullptr) {
-            at_start();
-          }
-          work(i);
-        });
-      }
-    } catch (...) {
-      stop();
-      throw;
+  explicit WorkerPool(size_t size, int looks = kFewLooks)
+      : WorkerPool() {  // so the destructor runs if a thread cannot be started
+    looks_ = looks;
+    for (size_t i = 1; i < size; ++i) {
+      threads_.emplace_back(&WorkerPool::work, this, i);
     }
   }
-  ~WorkerPool() { stop(); }
-  WorkerPool(const WorkerPool&) = delete;
-  WorkerPool& operator=(const WorkerPool&) = delete;
+  ~WorkerPool() {
+    stop_ = true;
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
 
   size_t size() const noexcept { return threads_.size() + 1; }
 
@@ -75,14 +69,7 @@ class WorkerPool {
   }
 
  private:
-  void stop() {
-    stop_ = true;
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-  }
+  WorkerPool() = default;
 
   void work(size_t index) {
     uint32_t round = 0;
@@ -122,7 +109,7 @@ class WorkerPool {
     return value.load(std::memory_order_acquire);
   }
 
-  const int looks_;
+  int looks_ = kFewLooks;
   const void* task_ = nullptr;
   void (*call_task_)(const void* task, size_t index) = nullptr;
   std::atomic<uint32_t> round_{0};  // increases when there is work

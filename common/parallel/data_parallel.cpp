@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -73,25 +72,6 @@ struct GatherBackward : torch::autograd::Node {
   torch::Device parameter_device = torch::kCPU;
 };
 
-/// Restores the state of the CPU's default generator, from which modules draw their first weights.
-class RandomStateGuard {
- public:
-  RandomStateGuard() : generator_(at::detail::getDefaultCPUGenerator()) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~RandomStateGuard() {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  RandomStateGuard(const RandomStateGuard&) = delete;
-  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
-
- private:
-  at::Generator generator_;
-  torch::Tensor state_;
-};
-
 /// Reads before a thread sleeps: more if each thread has a core, to bridge the fetch of a batch.
 int looks_for(size_t threads) {
   const auto processors = static_cast<size_t>(count_cores());
@@ -102,23 +82,30 @@ int looks_for(size_t threads) {
 
 std::vector<std::shared_ptr<torch::nn::Module>> clone_to(
     const torch::nn::Module& module, const std::vector<torch::Device>& devices) {
-  const RandomStateGuard guard;
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const torch::Tensor state = generator.get_state();  // a clone draws its first weights
   std::vector<std::shared_ptr<torch::nn::Module>> clones;
   for (const torch::Device& device : devices) {
     clones.push_back(module.clone(device));
   }
+  generator.set_state(state);
   return clones;
 }
 
 DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
-    : devices_(std::move(devices)),
-      threads_(devices_.size(), at::init_num_threads, looks_for(devices_.size())) {
+    : devices_(std::move(devices)), threads_(devices_.size(), looks_for(devices_.size())) {
   TORCH_CHECK(!devices_.empty(), "Expected at least one device, got none");
   for (auto device = devices_.begin(); device != devices_.end(); ++device) {
     // Autograd has one thread per device: backward would wait in that thread for itself.
     TORCH_CHECK(device->is_cpu() || std::find(devices_.begin(), device, *device) == device,
                 "Expected each device once, got ", *device, " twice");
   }
+  // Without it ATen's operators would use all cores in each of our threads.
+  threads_.run([](size_t i) {
+    if (i > 0) {
+      at::init_num_threads();
+    }
+  });
 }
 
 void DeviceThreads::run(c10::function_ref<void(size_t)> apply) {
@@ -151,7 +138,7 @@ std::vector<torch::Tensor> Replicas::scatter(const torch::Tensor& input) const {
 
 void Replicas::replicate() {
   const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < size(); ++i) {
+  for (size_t i = 0; i < replicas_.size(); ++i) {
     update(i);
   }
 }
@@ -197,7 +184,7 @@ torch::Tensor Replicas::gather(const std::vector<torch::Tensor>& outputs) const 
     return gathered;
   }
   std::vector<torch::Tensor> originals;
-  std::vector<variable_list> parameters(size());
+  std::vector<variable_list> parameters(replicas_.size());
   std::unordered_set<const torch::TensorImpl*> seen;
   const std::vector<torch::Tensor> all = module_->parameters();
   for (size_t p = 0; p < all.size(); ++p) {
@@ -205,7 +192,7 @@ torch::Tensor Replicas::gather(const std::vector<torch::Tensor>& outputs) const 
     const torch::Tensor first = replicas_[0]->parameters()[p];
     if (seen.insert(first.unsafeGetTensorImpl()).second && all[p].requires_grad()) {
       originals.push_back(all[p]);
-      for (size_t i = 0; i < size(); ++i) {
+      for (size_t i = 0; i < replicas_.size(); ++i) {
         parameters[i].push_back(replicas_[i]->parameters()[p]);
       }
     }

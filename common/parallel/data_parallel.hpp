@@ -29,7 +29,7 @@ class DeviceThreads {
   WorkerPool threads_;
 };
 
-/// Replicas of a module of any type, for DataParallel.
+/// The part of DataParallel that does not depend on the module's type.
 ///
 /// Note [Replicas]: every forward copies the original's weights to the replicas, because the
 /// optimizer has changed them. On the original's device nothing is copied: the replica's parameters
@@ -40,18 +40,25 @@ class Replicas {
  public:
   Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch::Device> devices);
 
-  size_t size() const noexcept { return replicas_.size(); }
-  torch::nn::Module& replica(size_t i) const { return *replicas_[i]; }
-  DeviceThreads& threads() const { return *threads_; }
-
+  /// Splits `input` along dimension 0 into a part for each device, and copies each part to its
+  /// device. Sizes differ by at most one. On the input's own device the part is a view.
+  /// @param input (batch, ...)
   std::vector<torch::Tensor> scatter(const torch::Tensor& input) const;
+  /// Gives all replicas the module's weights, see Note [Replicas].
   void replicate();
+  /// Concatenates the replicas' outputs on the first device. Its backward scatters the gradient,
+  /// runs every replica's backward in parallel, and adds the replicas' gradients, in order, to the
+  /// module's gradients. Autograd by itself would run the backward of CPU replicas one after the
+  /// other.
+  /// @return (batch, ...)
   torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const;
 
  private:
   void update(size_t i);
 
   std::shared_ptr<torch::nn::Module> module_;
+
+ protected:
   std::shared_ptr<DeviceThreads> threads_;  // shared with the graphs of outputs
   std::vector<std::shared_ptr<torch::nn::Module>> replicas_;
 };
@@ -60,35 +67,18 @@ class Replicas {
 /// Cloneable and map one tensor to one tensor. An input that requires a gradient is refused,
 /// because no gradient would flow into it.
 template <typename ModuleHolder>
-class DataParallel {
+class DataParallel : public Replicas {
  public:
   DataParallel(const ModuleHolder& module, std::vector<torch::Device> devices)
-      : replicas_(module.ptr(), std::move(devices)) {}
+      : Replicas(module.ptr(), std::move(devices)) {}
 
-  /// Splits `input` along dimension 0 into a part for each device, and copies each part to its
-  /// device. Sizes differ by at most one. On the input's own device the part is a view.
-  /// @param input (batch, ...)
-  std::vector<torch::Tensor> scatter(const torch::Tensor& input) const {
-    return replicas_.scatter(input);
-  }
-  /// Gives all replicas the module's weights, see Note [Replicas].
-  void replicate() { replicas_.replicate(); }
   /// Calls forward of all replicas at the same time, each on its thread.
   std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
     using Module = typename ModuleHolder::ContainedType;
     std::vector<torch::Tensor> outputs(inputs.size());
-    replicas_.threads().run([&](size_t i) {
-      outputs[i] = dynamic_cast<Module&>(replicas_.replica(i)).forward(inputs[i]);
-    });
+    threads_->run(
+        [&](size_t i) { outputs[i] = dynamic_cast<Module&>(*replicas_[i]).forward(inputs[i]); });
     return outputs;
-  }
-  /// Concatenates the replicas' outputs on the first device. Its backward scatters the gradient,
-  /// runs every replica's backward in parallel, and adds the replicas' gradients, in order, to the
-  /// module's gradients. Autograd by itself would run the backward of CPU replicas one after the
-  /// other.
-  /// @return (batch, ...)
-  torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const {
-    return replicas_.gather(outputs);
   }
 
   /// Calls all four.
@@ -97,9 +87,6 @@ class DataParallel {
     replicate();
     return gather(parallel_apply(inputs));
   }
-
- private:
-  Replicas replicas_;
 };
 
 }  // namespace ddp
