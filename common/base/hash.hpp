@@ -13,8 +13,6 @@ class Hash {
  public:
   Hash();
   ~Hash();
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
 
   Hash& update(const void* bytes, size_t size);
   Hash& update(const std::string& text) { return update(text.data(), text.size()); }

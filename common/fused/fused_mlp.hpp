@@ -21,8 +21,6 @@ namespace ddp {
 class FusedMlp {
  public:
   virtual ~FusedMlp() = default;
-  FusedMlp(const FusedMlp&) = delete;
-  FusedMlp& operator=(const FusedMlp&) = delete;
 
   /// Takes the batch of the next step. Do not change its target before forward().
   virtual void load(const Batch& batch) = 0;

@@ -70,11 +70,10 @@ GpuMonitor::~GpuMonitor() {
 }
 
 void GpuMonitor::sample() {
-  const size_t there = nvml_ && nvml_->devices.size() > first_ ? nvml_->devices.size() - first_ : 0;
-  const size_t watched = std::min(watched_, there);
-  if (watched == 0) {
+  if (!nvml_ || nvml_->devices.size() <= first_ || watched_ == 0) {
     return;
   }
+  const size_t watched = std::min(watched_, nvml_->devices.size() - first_);
   GpuReadings now{.gpus = static_cast<int>(watched)};
   for (size_t i = 0; i < watched; ++i) {
     const Device device = nvml_->devices[first_ + i];

@@ -20,8 +20,6 @@ class GpuMonitor {
  public:
   GpuMonitor();
   ~GpuMonitor();
-  GpuMonitor(const GpuMonitor&) = delete;
-  GpuMonitor& operator=(const GpuMonitor&) = delete;
 
   /// Restricts samples to `devices` of the visible devices, from index `first` on.
   void watch(int first, int devices) {

@@ -1,6 +1,5 @@
 #include "common/parallel/mirrored.hpp"
 
-#include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
 #include <fmt/format.h>
@@ -40,19 +39,18 @@ torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
 constexpr int64_t kBlock = 4096;
 
 /// Replaces elements [begin, end) of every replica's gradients by their mean.
-template <typename Scalar>
-void average(c10::ArrayRef<Scalar*> gradients, int64_t begin, int64_t end) {
+void average(c10::ArrayRef<float*> gradients, int64_t begin, int64_t end) {
   for (int64_t block = begin; block < end; block += kBlock) {
     const int64_t size = std::min(kBlock, end - block);
-    Scalar* const sum = gradients[0] + block;
+    float* const sum = gradients[0] + block;
     for (size_t i = 1; i < gradients.size(); ++i) {
-      const Scalar* const term = gradients[i] + block;
+      const float* const term = gradients[i] + block;
       for (int64_t k = 0; k < size; ++k) {
         sum[k] += term[k];
       }
     }
     for (int64_t k = 0; k < size; ++k) {
-      sum[k] /= static_cast<Scalar>(gradients.size());
+      sum[k] /= static_cast<float>(gradients.size());
     }
     for (size_t i = 1; i < gradients.size(); ++i) {
       std::copy_n(sum, size, gradients[i] + block);
@@ -62,27 +60,26 @@ void average(c10::ArrayRef<Scalar*> gradients, int64_t begin, int64_t end) {
 
 /// Averages on the host: each thread does a part of the elements for all replicas. The caller does
 /// few elements alone, because waking threads takes longer.
-template <typename Scalar>
 void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplicas& replicas) {
-  c10::SmallVector<Scalar*, 16> data;
+  c10::SmallVector<float*, 16> data;
   for (const torch::Tensor& gradient : gradients) {
-    data.push_back(gradient.mutable_data_ptr<Scalar>());
+    data.push_back(gradient.mutable_data_ptr<float>());
   }
   const int64_t blocks = (gradients[0].numel() + kBlock - 1) / kBlock;
   const auto begin = [&](size_t part) {
     return blocks * static_cast<int64_t>(part) / static_cast<int64_t>(data.size()) * kBlock;
   };
   const auto average_part = [&](size_t part) {
-    average<Scalar>(data, begin(part), std::min(begin(part + 1), gradients[0].numel()));
+    average(data, begin(part), std::min(begin(part + 1), gradients[0].numel()));
   };
   if (blocks > 1) {
     replicas.parallel_apply(average_part);
   } else {
-    average<Scalar>(data, 0, gradients[0].numel());
+    average(data, 0, gradients[0].numel());
   }
 }
 
-/// Averages through the first device, for devices without NCCL. Adds half types in float32.
+/// Averages through the first device, for other types and devices. Adds half types in float32.
 void average_by_copies(const std::vector<torch::Tensor>& gradients) {
   torch::Tensor sum = gradients[0].to(at::toOpMathType(gradients[0].scalar_type()));
   for (size_t i = 1; i < gradients.size(); ++i) {
@@ -135,9 +132,8 @@ void MirroredReplicas::average_gradients() {
     flat.rebind_grads();
     gradients.push_back(flat.grad);
   }
-  if (gradients[0].is_cpu() && static_cast<size_t>(gradients[0].element_size()) >= sizeof(float)) {
-    AT_DISPATCH_FLOATING_TYPES(gradients[0].scalar_type(), "average_on_host",
-                               [&] { average_on_host<scalar_t>(gradients, *this); });
+  if (gradients[0].is_cpu() && gradients[0].scalar_type() == torch::kFloat32) {
+    average_on_host(gradients, *this);
   } else if (gradients[0].is_cuda()) {
     cuda_module()->average(gradients);
   } else {

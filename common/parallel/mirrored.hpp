@@ -29,8 +29,6 @@ class MirroredReplicas {
   /// @param model first replica, on devices.front(); Cloneable, without tied parameters, because
   /// LibTorch's clone() unties them
   MirroredReplicas(std::shared_ptr<torch::nn::Module> model, std::vector<torch::Device> devices);
-  MirroredReplicas(const MirroredReplicas&) = delete;
-  MirroredReplicas& operator=(const MirroredReplicas&) = delete;
 
   size_t size() const noexcept { return modules_.size(); }
   torch::nn::Module& module(size_t i) const { return *modules_[i]; }
