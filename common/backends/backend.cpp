@@ -1,7 +1,5 @@
 #include "common/backends/backend.hpp"
 
-#include <fmt/format.h>
-
 #include <iostream>
 
 #include "common/backends/cuda_module.hpp"
@@ -9,7 +7,7 @@
 #include "common/backends/mpi/mpi_module.hpp"
 #include "common/backends/shm/shm_communicator.hpp"
 #include "common/backends/store_exchange.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -43,7 +41,7 @@ c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d
 const MpiModule& need_mpi_module() {
   const MpiModule* const module = mpi_module();
   if (module == nullptr) {
-    throw UsageError(
+    refuse(
         "--backend mpi: this build has no lib/libddp_mpi.so, expected libopenmpi-dev (or another "
         "MPI) when it was built; use --backend auto");
   }
@@ -57,12 +55,11 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
     return "nccl";
   }
   if (name.starts_with("nccl") && !device.is_cuda()) {
-    throw UsageError("--backend " + name + ": got device " + device.str() +
-                     ", expected a CUDA device; use --backend shm or gloo");
+    refuse("--backend {}: got device {}, expected a CUDA device; use --backend shm or gloo", name,
+           device.str());
   }
   if (name == "shm" && !device.is_cpu()) {
-    throw UsageError("--backend shm: got device " + device.str() +
-                     ", expected the CPU; use --backend nccl");
+    refuse("--backend shm: got device {}, expected the CPU; use --backend nccl", device.str());
   }
   return name;
 }
@@ -85,10 +82,10 @@ void check_launch(const std::string& name, const LaunchEnvironment& environment,
           ? is("OMPI_COMM_WORLD_SIZE", world_size) && is("OMPI_COMM_WORLD_RANK", rank)
           : environment.world_size == 1 || is("PMIX_RANK", rank);
   if (!is_in_world) {
-    throw UsageError(fmt::format(
+    refuse(
         "--backend mpi: {} started the {} ranks, expected mpirun: MPI joins no other processes; "
         "mpirun -n {} build/bin/04_ddp_launcher --backend mpi, or --backend auto",
-        environment.launcher, world_size, world_size));
+        environment.launcher, world_size, world_size);
   }
 }
 
@@ -103,7 +100,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
       return make_shm_backend(store, options);
     } catch (const shm::SegmentError& error) {
       let_others_read(*store, name, options.rank, options.world_size, options.timeout);
-      throw UsageError(fmt::format("--backend shm: {}; use --backend gloo", error.what()));
+      refuse("--backend shm: {}; use --backend gloo", error.what());
     }
   }
   if (name == "gloo") {

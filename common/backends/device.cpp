@@ -3,15 +3,12 @@
 #include <ATen/Parallel.h>
 #include <malloc.h>
 
-#include <cerrno>  // program_invocation_short_name
 #include <cstdlib>
 #include <iostream>
-#include <numeric>
 #include <string>
-#include <vector>
 
 #include "common/backends/cuda_module.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 #include "common/launch/hardware.hpp"
 
 namespace ddp {
@@ -22,21 +19,14 @@ int usable_cuda_devices(const DeviceOptions& options) {
   const int devices = options.device == "cpu" ? 0 : count_cuda_devices();
   const bool usable = devices > 0 && cuda_module() != nullptr;
   if (options.device == "cuda" && !usable) {
-    throw UsageError("--device cuda: " +
-                     (devices == 0 ? why_no_cuda_device()
-                                   : "found no libddp_cuda.so, expected it in the build's lib"));
+    refuse("--device cuda: {}", devices == 0
+                                    ? why_no_cuda_device()
+                                    : "found no libddp_cuda.so, expected it in the build's lib");
   }
   if (!options.devices.empty() && !usable) {
-    throw UsageError("--devices: found no CUDA device that can be used, expected one");
+    refuse("--devices: found no CUDA device that can be used, expected one");
   }
   return usable ? devices : 0;
-}
-
-/// Refuses --graph: capturing needs a GPU for each process.
-void refuse_graph(const Options& options, const std::string& got) {
-  if (options.graph) {
-    throw UsageError("--graph: got " + got + ", expected one CUDA device per process");
-  }
 }
 
 /// Forbids TF32's 10 bits in float32 products, unless the user has asked for them.
@@ -45,9 +35,10 @@ void pin_precision(const std::string& program, int local_rank) {
     const char* const value = std::getenv(name);
     if (value != nullptr && *value != '\0' && std::string(value) != "0") {
       if (local_rank == 0) {
-        std::cerr << program + ": note: " + name + "=" + value +
-                         ": products may be rounded to TF32, expect weights that differ from other "
-                         "runs' in the third digit\n";
+        std::cerr << fmt::format(
+            "{}: note: {}={}: products may be rounded to TF32, expect weights that differ from "
+            "other runs' in the third digit\n",
+            program, name, value);
       }
       return;
     }
@@ -57,9 +48,8 @@ void pin_precision(const std::string& program, int local_rank) {
 }
 
 torch::Device cuda_device(int index, int devices) {
-  if (index < 0 || index >= devices) {
-    throw UsageError("--devices: got " + std::to_string(index) + ", expected 0 to " +
-                     std::to_string(devices - 1));
+  if (index >= devices) {
+    refuse("--devices: got {}, expected 0 to {}", index, devices - 1);
   }
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
@@ -93,18 +83,18 @@ void apply_settings(const Options& options) {
 }  // namespace
 
 torch::Device set_device(const Options& options, int local_rank) {
-  if (options.launch == Launch::kAlone && options.devices.size() > 1) {
-    throw UsageError("--devices: got " + std::to_string(options.devices.size()) +
-                     " devices, expected one; stages 02 and 03 use several");
-  }
-  if (options.launch == Launch::kAlone && options.nprocs.value_or(1) != 1) {
-    throw UsageError("--nprocs: got " + std::to_string(*options.nprocs) +
-                     ", expected 1; stages 02 and 03 use several");
+  if (options.launch == Launch::kAlone &&
+      (options.devices.size() > 1 || options.nprocs.value_or(1) != 1)) {
+    refuse("{}, expected one device; stages 02 and 03 use several",
+           options.nprocs ? fmt::format("--nprocs: got {}", *options.nprocs)
+                          : fmt::format("--devices: got {}", options.devices.size()));
   }
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
+  if (devices == 0 && options.graph) {
+    refuse("--graph: got device cpu, expected one CUDA device per process");
+  }
   if (devices == 0) {
-    refuse_graph(options, "device cpu");
     return torch::kCPU;
   }
   pin_precision(options.program, local_rank);
@@ -116,9 +106,10 @@ torch::Device set_device(const Options& options, int local_rank) {
       options.devices.empty() ? static_cast<size_t>(devices) : options.devices.size();
   const auto index = given_one ? 0 : static_cast<size_t>(local_rank);
   if (index >= usable) {
-    throw UsageError("local rank " + std::to_string(local_rank) +
-                     " has no device of its own: got " + std::to_string(usable) +
-                     " CUDA devices, expected one per process on this node");
+    refuse(
+        "local rank {} has no device of its own: got {} CUDA devices, expected one per process "
+        "on this node",
+        local_rank, usable);
   }
   const torch::Device device = cuda_device(
       options.devices.empty() ? static_cast<int>(index) : options.devices[index], devices);
@@ -128,7 +119,7 @@ torch::Device set_device(const Options& options, int local_rank) {
 
 torch::Device set_device(int local_rank) {
   Options options;
-  options.program = program_invocation_short_name;
+  options.program = program_name();
   options.launch = Launch::kLauncher;
   return set_device(options, local_rank);
 }
@@ -136,7 +127,6 @@ torch::Device set_device(int local_rank) {
 std::vector<torch::Device> set_devices(const Options& options) {
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
-  refuse_graph(options, devices == 0 ? "device cpu" : "several devices in one process");
   if (devices == 0) {
     constexpr int kCpuReplicas = 2;  // shows all that stage 02 teaches
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
@@ -146,11 +136,12 @@ std::vector<torch::Device> set_devices(const Options& options) {
   if (indices.empty()) {
     const int replicas = options.nprocs.value_or(devices);
     if (replicas > devices) {
-      throw UsageError("--nprocs: got " + std::to_string(replicas) + ", expected at most " +
-                       std::to_string(devices) + ", the number of CUDA devices");
+      refuse("--nprocs: got {}, expected at most {}, the number of CUDA devices", replicas,
+             devices);
     }
-    indices.resize(static_cast<size_t>(replicas));
-    std::iota(indices.begin(), indices.end(), 0);
+    for (int i = 0; i < replicas; ++i) {
+      indices.push_back(i);
+    }
   }
   std::vector<torch::Device> picked;
   for (const int index : indices) {

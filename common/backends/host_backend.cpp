@@ -162,19 +162,14 @@ class HostBackend final : public c10d::Backend {
 
  private:
   ReduceOp reduce_op_of(c10d::ReduceOp::RedOpType op) const {
-    switch (op) {
-      case c10d::ReduceOp::SUM:
-        return ReduceOp::kSum;
-      case c10d::ReduceOp::AVG:
-        return ReduceOp::kAverage;
-      case c10d::ReduceOp::MAX:
-        return ReduceOp::kMax;
-      case c10d::ReduceOp::MIN:
-        return ReduceOp::kMin;
-      default:
-        TORCH_CHECK(false, prefix_, "Expected all_reduce with SUM, AVG, MAX or MIN, got ",
-                    "c10d::ReduceOp ", static_cast<int>(op));
-    }
+    using Op = c10d::ReduceOp;
+    TORCH_CHECK(op == Op::SUM || op == Op::AVG || op == Op::MAX || op == Op::MIN, prefix_,
+                "Expected all_reduce with SUM, AVG, MAX or MIN, got c10d::ReduceOp ",
+                static_cast<int>(op));
+    return op == Op::SUM   ? ReduceOp::kSum
+           : op == Op::AVG ? ReduceOp::kAverage
+           : op == Op::MAX ? ReduceOp::kMax
+                           : ReduceOp::kMin;
   }
 
   Communicator& communicator() {

@@ -1,12 +1,11 @@
 // common/backends/modules.cpp - shared libraries that are opened only where they are needed.
 #include <dlfcn.h>
-#include <fmt/format.h>
 
 #include <filesystem>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/backends/mpi/mpi_module.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -29,7 +28,7 @@ const Module* open_module(const char* file, const char* symbol) {
     if (problem.starts_with(std::string(file) + ":")) {
       return nullptr;  // not found: other messages have a path, or name the missing dependency
     }
-    throw UsageError(fmt::format("{} cannot be opened: {}", path, problem));
+    refuse("{} cannot be opened: {}", path, problem);
   }
   return reinterpret_cast<const Module* (*)()>(function)();
 }

@@ -1,8 +1,6 @@
 // libddp_mpi.so: MPI's collectives, its initialisation and its end.
 #include <mpi.h>
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -10,7 +8,7 @@
 #include <vector>
 
 #include "common/backends/mpi/mpi_module.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 
 namespace ddp::mpi {
 namespace {
@@ -20,7 +18,6 @@ constexpr size_t kMostElements = size_t{1} << 30;
 /// Limit of each rank's piece in an all-gather, because the pieces go through a buffer.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
-/// Number of communicators that are not closed.
 int open_communicators = 0;
 
 /// @throws Error with MPI's message, unless `result` is success
@@ -104,9 +101,7 @@ class MpiCommunicator : public Communicator {
 /// program only if every communicator was closed, which all ranks do together. A rank that ends by
 /// an error ends without it: mpirun notices, and ends the other ranks.
 void finalize() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (open_communicators == 0 && finalized == 0) {
+  if (open_communicators == 0) {
     MPI_Finalize();
   }
 }
@@ -123,9 +118,8 @@ void initialize() {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
   if (provided < MPI_THREAD_SERIALIZED) {
-    throw UsageError(
-        fmt::format("--backend mpi: MPI gives thread level {}, expected MPI_THREAD_SERIALIZED, {}",
-                    provided, int{MPI_THREAD_SERIALIZED}));
+    refuse("--backend mpi: MPI gives thread level {}, expected MPI_THREAD_SERIALIZED, {}", provided,
+           int{MPI_THREAD_SERIALIZED});
   }
   std::atexit(finalize);
 }
@@ -138,9 +132,8 @@ std::unique_ptr<Communicator> connect(int rank, int world_size) {
   MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
   if (mpi_rank != rank || mpi_size != world_size) {
     ++open_communicators;  // no MPI_Finalize(): other ranks may never call it
-    throw UsageError(fmt::format(
-        "--backend mpi: MPI has rank {} of {}, expected rank {} of {}, as the launcher has it",
-        mpi_rank, mpi_size, rank, world_size));
+    refuse("--backend mpi: MPI has rank {} of {}, expected rank {} of {}, as the launcher has it",
+           mpi_rank, mpi_size, rank, world_size);
   }
   return std::make_unique<MpiCommunicator>(rank, world_size);
 }
