@@ -101,7 +101,6 @@ Options parse_options(int argc, const char* const* argv, Launch launch,
 int64_t resolve_batch_size(const TrainOptions& options, int world_size);
 
 /// Samples per step over all processes. `options` must have a resolved batch_size.
-/// @throws UsageError if the product is too large
 int64_t global_batch_of(const TrainOptions& options, int world_size);
 
 }  // namespace ddp

@@ -208,7 +208,6 @@ int run_main(
       say_note(environment);
     }
     options.batch_size = resolve_batch_size(options, environment.world_size);
-    global_batch_of(options, environment.world_size);
     options.threads = resolve_threads(options, environment);
     if (environment.rank == 0) {
       check_output_files(options);
