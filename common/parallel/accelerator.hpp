@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "common/data/data_loader.hpp"
+#include "common/backends/device.hpp"
 #include "common/launch/options.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
@@ -25,7 +25,10 @@ class Accelerator {
  public:
   /// Collective. Takes the device of launch.local_rank and makes the default process group.
   /// @throws the errors of set_device() and init_process_group()
-  Accelerator(const Options& options, const LaunchEnvironment& launch);
+  Accelerator(const Options& options, const LaunchEnvironment& launch)
+      : bucket_mib_(options.bucket_mib) {
+    init_process_group(options, launch, set_device(options, launch.local_rank));
+  }
 
   const torch::Device& device() const { return group().device(); }
   bool is_main_process() const { return group().rank() == 0; }
@@ -49,11 +52,19 @@ class Accelerator {
   static void backward(const torch::Tensor& loss) { loss.backward(); }
   /// Collective. @return the mean of the ranks' `tensor`, in new memory
   torch::Tensor reduce_mean(const torch::Tensor& tensor,
-                            const CallSite& site = CallSite::current()) const;
+                            const CallSite& site = CallSite::current()) const {
+    const torch::NoGradGuard no_grad;
+    const torch::Tensor sum = tensor.detach().to(device()).clone();
+    group().all_reduce(sum, c10d::ReduceOp::SUM, site.in("reduce_mean"));
+    return sum.div_(group().world_size());
+  }
 
   /// Collective. Compares the ranks' weights and leaves the process group.
   void end_training(const torch::nn::Module& model,
-                    const CallSite& site = CallSite::current()) const;
+                    const CallSite& site = CallSite::current()) const {
+    expect_same_weights(model, site);
+    destroy_process_group(site);
+  }
 
  private:
   static const ProcessGroup& group() { return default_process_group(); }
