@@ -26,16 +26,7 @@ pool = None
 
 
 def ranks_of(program):
-    """Process ids by number in the parallel universe."""
-    ranks = {}
-    for process in pathlib.Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and os.readlink(process / "exe").endswith(str(program)):
-                environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
-                ranks[int(environment["_CONDOR_PROCNO"])] = int(process.name)
-        except OSError:
-            continue  # it ended meanwhile
-    return ranks
+    return stages.ranks_of(program, "_CONDOR_PROCNO")
 
 
 class Pool(unittest.TestCase):

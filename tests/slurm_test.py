@@ -84,15 +84,7 @@ def sbatch(script, *arguments, options=(), folder=None, environment=None):
 
 
 def ranks_of(program):
-    """Process ids by global rank."""
-    ranks = {}
-    for process in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and os.readlink(process / "exe") == str(BIN / program):
-                environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
-                if environment:  # empty for a process that is ending
-                    ranks[int(environment["SLURM_PROCID"])] = int(process.name)
-    return ranks
+    return stages.ranks_of(BIN / program, "SLURM_PROCID")
 
 
 def has_pending(pid, number):

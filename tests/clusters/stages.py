@@ -1,5 +1,7 @@
 """Stages for the cluster tests: a workload for all launchers, and its expected result."""
 
+import contextlib
+import os
 import pathlib
 import re
 import shutil
@@ -33,6 +35,18 @@ def spawned(bin_folder, ranks, workload=WORKLOAD):
     if result.returncode != 0:
         raise AssertionError(f"03_ddp_spawn: exit code {result.returncode}\n{result.stdout}{result.stderr}")
     return last_line(result.stdout)
+
+
+def ranks_of(program, variable):
+    """Process ids of a program's ranks, by the rank in a variable of their launcher."""
+    ranks = {}
+    for process in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and os.readlink(process / "exe").endswith(str(program)):
+                environment = dict(item.split("=", 1) for item in (process / "environ").read_text().split("\0") if "=" in item)
+                if environment:  # empty for a process that is ending
+                    ranks[int(environment[variable])] = int(process.name)
+    return ranks
 
 
 def torchrun():
