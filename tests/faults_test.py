@@ -36,13 +36,9 @@ EPOCHS = 150  # a few milliseconds each, so that most of a run is left when the 
 ENDLESS = 10**6
 WORKLOAD = ["5", "--dataset-size", "512", "--optimizer", "adam", "--device", "cpu", "--snapshot", "s", "--resume", "auto"]
 HANG_SECONDS = 120  # longer than any step here, also on a busy machine
-# Promises on an idle machine, in seconds: from kill -9 of a rank to the end of all processes, the launcher too; from kill -9 of the
-# launcher to the last rank's end; from --timeout to the end of all when a rank stands still.
-RANK_GONE_S = {"spawn": 2, "mpirun": 3, "torchrun": 5}
-LAUNCHER_GONE_S = 2
-STOPPED_GONE_S = 2
-# Added to the promises, because other tests run too. Ranks that are not ended are noticed: they wait for --timeout, or train on.
-BUSY_S = 20
+# From a kill, or the end of --timeout, until all processes are gone: 2 to 5 s on an idle machine. Ranks that are not ended are noticed,
+# also on a busy machine: they wait for ten minutes, or train on.
+GONE_S = 25
 MARK = "DDP_TEST_RUN"  # a variable of all processes of a run, to find them by
 PROGRAM = {"spawn": "03_ddp_spawn", "torchrun": "04_ddp_launcher", "mpirun": "04_ddp_launcher"}
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -57,9 +53,9 @@ def check(condition, text):
         raise AssertionError(text)
 
 
-def check_gone(begin, promised_s, what, run):
+def check_gone(begin, what, run, more_s=0):
     seconds = time.monotonic() - begin
-    check(seconds < promised_s + BUSY_S, f"{what}: {seconds:.2f} s, promised are {promised_s}, allowed {BUSY_S} more\n{run.texts()}")
+    check(seconds < GONE_S + more_s, f"{what}: {seconds:.2f} s, allowed are {GONE_S + more_s}\n{run.texts()}")
 
 
 def free_port():
@@ -199,7 +195,7 @@ def check_killed_rank(launcher, number, chance):
             begin = time.monotonic()
             os.kill(pids[rank], signal.SIGKILL)
             code = run.wait()
-            check_gone(begin, RANK_GONE_S[launcher], f"{launcher}: a rank is killed, the launcher too is gone after", run)
+            check_gone(begin, f"{launcher}: a rank is killed, the launcher too is gone after", run)
             good = code == 128 + signal.SIGKILL if launcher == "spawn" else code != 0
             check(good and names_killed(launcher, rank, run), f"{launcher}, rank {rank} killed: exit code {code}\n{run.texts()}")
         check(finish(folder, launcher, *options) == unbroken_digest(backend_of(number)),
@@ -223,7 +219,7 @@ def check_killed_launcher(launcher, number, chance):
             os.kill(run.launcher.pid, signal.SIGKILL)
             run.launcher.wait()
             run.wait_until(lambda: not run.processes(), "its ranks' end")
-            check_gone(begin, LAUNCHER_GONE_S, f"{launcher}: the launcher is killed, the last rank is gone after", run)
+            check_gone(begin, f"{launcher}: the launcher is killed, the last rank is gone after", run)
 
 
 def check_restarted_rank(*_):
@@ -242,7 +238,6 @@ def check_restarted_rank(*_):
 def check_stopped_rank(launcher, number, chance):
     """Stops a rank without ending it, which only a timeout can notice. The other ranks name it, and not the one that comes later."""
     timeout_s, backend = 4, backend_of(number)
-    gone_s = timeout_s + STOPPED_GONE_S + (backend == "gloo")  # over Gloo ranks ask the store for late ranks
     rank = chance.randrange(RANKS)
     with tempfile.TemporaryDirectory() as folder:
         # Three processes load LibTorch within the timeout on an idle machine.
@@ -255,8 +250,7 @@ def check_stopped_rank(launcher, number, chance):
             time.sleep(timeout_s - 1.2)  # a second of it counts for --timeout
             os.kill(min(others), signal.SIGCONT)
             run.wait_until(lambda: not others & set(run.processes()), "the end of the other ranks")
-            check_gone(begin, gone_s,
-                       f"{launcher} over {backend}: a rank is stopped, the others gone after (timeout {timeout_s} s)", run)
+            check_gone(begin, f"{launcher} over {backend}: a rank is stopped, the others gone after", run, timeout_s)
             if launcher == "torchrun":  # its SIGTERM has no effect on a stopped rank, and SIGKILL comes after 30 s
                 os.kill(ranks[rank], signal.SIGCONT)
             code = run.wait()
