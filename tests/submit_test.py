@@ -303,18 +303,16 @@ class Schedulers(Case):
                     jobs = self.jobs("list")
                     self.assertEqual([job["state"] for job in jobs], ["pending"] * 2)
                     self.assertEqual((len(jobs), sorted(job["id"] for job in jobs)), (2, self.submitted()))
-        for scheduler, command, output in (("slurm", "sbatch", "job-{}.out"), ("condor", "condor_submit", "job-{}.log"),
-                                           ("condor", "condor_submit", "job-{}.1.out")):
-            with self.subTest(output=output):  # the job ended, and the scheduler has forgotten it
+        for scheduler, output in (("slurm", "job-{}.out"), ("condor", "job-{}.log"), ("condor", "job-{}.1.out")):
+            with self.subTest(output=output):  # the job has ended, and the scheduler has forgotten it
                 self.setUp()
-                self.fault(f"{command} killed-after")
+                self.fault(faults[scheduler][2])
                 self.submit("--settings-file", self.settings(), "--scheduler", scheduler, code=-signal.SIGKILL)
-                time.sleep(0.5)
+                self.wait_for(self.submitted)
                 number, = self.submitted()
                 (self.out / "job-0-program" / output.format(number)).touch()
                 (self.stub / number).unlink()
-                self.jobs()
-                self.assertEqual((self.jobs("list")[0]["id"], self.submitted()), (number, []))
+                self.assertEqual((self.jobs()[0]["id"], self.submitted()), (number, []))
         words = ("--settings-file", self.settings(), "--scheduler", "condor", "--sweep", "x=1,2.json")
         self.submit(*words)
         self.submit(*words)  # a second submission on purpose
@@ -480,26 +478,30 @@ class Others(Case):
         log = folder / f"job-{number}.out"
         log.write_text("program: exit code 0\n")
         changing = [("status", self.out), ("cancel", "0", self.out), ("resubmit", "0", self.out), submission]
-        reading = [("list", self.out), ("logs", self.out)]
+        every = [("list", self.out), ("logs", self.out), *changing]
         harms = {"g+w": lambda path: path.chmod(0o720), "o+w": lambda path: path.chmod(0o702),
                  "link": lambda path: (path.rename(aside), path.symlink_to(aside)),
                  "owner": lambda path: os.chown(path, 1, -1, follow_symlinks=False)}
-        for path, calls, good in ((self.out, changing + reading, 0o755), (file, changing + reading, 0o644), (folder, changing + reading, 0o755),
-                                  (lock, changing, 0o644), (log, [("status", self.out), ("logs", self.out)], 0o644)):
+        for path, calls, good in ((self.out, every, 0o755), (file, every, 0o644), (folder, every, 0o755), (lock, changing, 0o644),
+                                  (log, [("status", self.out), ("logs", self.out)], 0o644)):
             path.chmod(good)
             for (name, harm), words in zip(harms.items(), itertools.cycle(calls)):
-                if not (name == "link" and path == self.out or name == "owner" and os.geteuid() != 0):
-                    with self.subTest(path=path.name, harm=name, words=words):
-                        harm(path)
-                        self.refused(path, *words)
-                        if path.is_symlink():
-                            path.unlink()
-                            aside.rename(path)
-                        os.chown(path, os.geteuid(), -1)
-                        path.chmod(good)
+                if (name, path) == ("link", self.out) or (name == "owner" and os.geteuid() != 0):
+                    continue
+                with self.subTest(path=path.name, harm=name, words=words):
+                    harm(path)
+                    self.refused(path, *words)
+                    if path.is_symlink():
+                        path.unlink()
+                        aside.rename(path)
+                    os.chown(path, os.geteuid(), -1)
+                    path.chmod(good)
         folder.chmod(0o700)
         log.chmod(0o666)  # nobody gets to it
         self.assertEqual(self.jobs()[0]["state"], "done")
+        self.stub.chmod(0o777)
+        self.refused(self.stub, "cancel", "0", self.stub)
+        self.assertFalse((self.stub / ".lock").exists())
         aside.symlink_to(self.out)
         self.submit("status", aside)  # a link of one's own
         running.symlink_to(self.folder / "elsewhere")
@@ -526,12 +528,14 @@ class Others(Case):
 
     def test_locks(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
-        with subprocess.Popen(["flock", "--close", self.out / ".lock", "cat"], stdin=subprocess.PIPE) as holder:
-            self.wait_for(lambda: subprocess.run(["flock", "--nonblock", self.out / ".lock", "true"]).returncode == 1)
-            process = self.start("status", self.out)
-            self.wait_for(lambda: (self.folder / "stderr").read_text())
-            holder.kill()
-            self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
+        holder = subprocess.Popen(["flock", "--close", self.out / ".lock", "sleep", "100"])
+        self.addCleanup(holder.wait)
+        self.addCleanup(holder.kill)
+        self.wait_for(lambda: subprocess.run(["flock", "--nonblock", self.out / ".lock", "true"]).returncode == 1)
+        process = self.start("status", self.out)
+        self.wait_for(lambda: (self.folder / "stderr").read_text())
+        holder.kill()
+        self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
         for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
             with unittest.mock.patch.object(submit_module.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
                 self.assertIn(f"{self.out}/.lock: got {os.strerror(number)}, expected a file system", self.submit("status", self.out, code=2))
