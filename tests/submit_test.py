@@ -528,13 +528,13 @@ class Others(Case):
 
     def test_locks(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
-        holder = subprocess.Popen(["flock", "--close", self.out / ".lock", "sleep", "100"])
+        holder = subprocess.Popen(["flock", "--close", self.out / ".lock", "sleep", "100"], start_new_session=True)
         self.addCleanup(holder.wait)
-        self.addCleanup(holder.kill)
+        self.addCleanup(lambda: holder.poll() is None and os.killpg(holder.pid, signal.SIGKILL))
         self.wait_for(lambda: subprocess.run(["flock", "--nonblock", self.out / ".lock", "true"]).returncode == 1)
         process = self.start("status", self.out)
         self.wait_for(lambda: (self.folder / "stderr").read_text())
-        holder.kill()
+        os.killpg(holder.pid, signal.SIGKILL)
         self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
         for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
             with unittest.mock.patch.object(submit_module.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
