@@ -39,11 +39,6 @@ SAMPLER = "sampler(dataset.train.size(), launch.rank, launch.world_size,"
 OPTIMIZER = "  const auto optimizer = ddp::make_optimizer(model->parameters(), options);\n"
 INCLUDE = '#include "common/stage.hpp"'
 OWN_OPTIMIZER = "  const auto optimizer = std::make_unique<torch::optim::{}>(model->parameters(), {});\n"
-IN_HOOK = """    on_gradient(parameter, [&](const torch::Tensor& gradient) {
-      Message& message = messages.emplace_back(Message{{gradient}, nullptr});
-      message.work = group.start_all_reduce(message.gradient);  // collective
-    });
-"""
 WAIT = "        group.wait(message.work);\n"
 
 # Programs beside a copy as it is: the exercise, the program to begin with (1: its solution, 0: its copy, or another exercise's copy or solution),
@@ -201,7 +196,14 @@ class Pages(unittest.TestCase):
     def test_what_is_not_there_is_refused(self):
         with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "TIMEOUT_S", 0.1):
             folder = pathlib.Path(name)
-            (folder / "compile_commands.json").write_text("[]")
+            (folder / "bin").mkdir()
+            (folder / "by_hand.cpp").write_text(exercise.find("11").right)
+            (folder / "bin/03_ddp_spawn_by_hand").touch()
+            for content in "[" * 100_000, "[{", "":
+                (folder / "compile_commands.json").write_text(content)
+                result = subprocess.run([ROOT / "tools/exercise", "11", "--check", "--folder", name, "--build-dir", name], capture_output=True, text=True)
+                self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+            (folder / "bin/03_ddp_spawn_by_hand").unlink()
             for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),
                                    (lambda: exercise.build(exercise.find("11"), folder, folder), "expected a build there"),
                                    (lambda: exercise.reference_facts("exit 3", ROOT), "got exit code 3, expected 0"),

@@ -219,6 +219,7 @@ TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
       {"--suite pieces --bytes 4", {"--bytes", "all_reduce"}},
       {"--suite pieces --min-seconds nan", {"--min-seconds", "nan"}},
       {"--suite pieces --benchmark_enable_random_interleaving=true", {"interleaving", "order"}},
+      {"--suite pieces --benchmark_out=$HOME/x", {"--benchmark_out", "$HOME/x"}},
       {"--suite all_reduce --bytes 4,6", {"--bytes", "6", "multiple of 4"}},
       {"--suite all_reduce --nprocs 1", {"--nprocs", "one rank"}},
   };

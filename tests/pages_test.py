@@ -197,6 +197,9 @@ class Tables(TemporaryTree):
             with self.subTest(change):
                 self.assertEqual(self.fill()[0], 1)
             self.report = before
+        for content in "[" * 100_000, "{", "":
+            (self.root / "results/a.json").write_text(content)
+            self.assertEqual(self.run_quietly(tables.main)[0], 1)
         (self.root / "results/a.json").unlink()
         self.assertEqual(self.run_quietly(tables.main)[0], 1)
 

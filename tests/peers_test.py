@@ -119,7 +119,8 @@ def check_parity(program, variant, workload, processes, *options, chatty=False):
     with tempfile.TemporaryDirectory() as folder:
         own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
         pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
-        result = run([*program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder,
+        closed = [] if program is REDUCER else ["sh", "-c", 'exec "$@" >&- <&-', "sh"]
+        result = run([*closed, *program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder,
                      env={**os.environ, "PYTHONPATH": folder})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")

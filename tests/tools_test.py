@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tools on machines that differ: variables of a user's shell, limits of control groups, a broken ccache; and the tool that breaks lines.
 
-usage: tools_test.py CMAKE
+usage: tools_test.py CMAKE LIBTORCH
 """
 
 import os
@@ -16,7 +16,7 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CMAKE = sys.argv.pop(1)
+CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 
 
 class Tools(unittest.TestCase):
@@ -72,8 +72,15 @@ class Tools(unittest.TestCase):
             shutil.rmtree(self.folder / "build")
             self.assertRegex(self.configure(**environment), "(?s)ccache: not used, got .*launcher: $", environment)
 
+    def test_a_project_around_this_one_uses_the_installed_names(self):
+        names = " ".join(f"ddp_cpp::{name}" for name in ("parallel", "data", "backends", "shm", "launch", "base", "fmt"))
+        self.write("mine.cpp", "int main() {}\n")
+        self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES C CXX)\nadd_subdirectory({ROOT} ddp EXCLUDE_FROM_ALL)\n"
+                                     f"add_executable(mine mine.cpp)\ntarget_link_libraries(mine PRIVATE {names})\n")
+        self.configure(LIBTORCH=LIBTORCH)
+
     def configure(self, **environment):
-        done = self.run_here(CMAKE, "-S", ".", "-B", "build", **environment)
+        done = self.run_here(CMAKE, "-S", ".", "-B", "build", "-DBUILD_TESTING=OFF", **environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout + done.stderr
 

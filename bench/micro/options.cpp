@@ -82,6 +82,9 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
     if (argument.starts_with("--benchmark-") && !argument.starts_with("--benchmark-min-time=")) {
       std::replace(argument.begin() + 2, argument.begin() + static_cast<ptrdiff_t>(name_end), '-',
                    '_');
+      if (const std::string name = "--benchmark_out"; argument.starts_with(name + "=")) {
+        argument = name + "=" + parse_path(name, argument.substr(name_end + 1));
+      }
       options.benchmark_flags.push_back(argument);
     } else {
       own.push_back(argument);

@@ -109,7 +109,9 @@ def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
     """main() of NAME.py: run(options), if the command line is right and `packages` are installed.
     @param variants descriptions of the framework's settings, by name
     @return the exit code"""
-    if not sys.flags.ignore_environment:  # PYTHONPATH may have packages of another Python
+    if not sys.flags.ignore_environment:  # PYTHONPATH may have packages of another Python, and standard streams may be closed
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+            os.set_inheritable(descriptor, True)
         os.execv(sys.executable, [sys.executable, "-E", *sys.orig_argv[1:]])
     # Moved to the end, or NAME.py would hide the package of that name.
     sys.path.append(sys.path.pop(0))
