@@ -192,6 +192,8 @@ class Pages(unittest.TestCase):
                       contextlib.redirect_stdout(io.StringIO()) as printed):
                     self.assertRegex(f"{exercise.main()} {printed.getvalue()}", f"(?s){answer}")
             self.assertEqual((pathlib.Path(name) / "train.sh").read_text(), "mine")
+            with mock.patch.object(pathlib.Path, "chmod", side_effect=PermissionError):  # a file system without modes
+                self.assertRegex(exercise.make(exercise.find("12"), pathlib.Path(name) / "new"), "^Edit ")
 
     def test_what_is_not_there_is_refused(self):
         with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "TIMEOUT_S", 0.1):
