@@ -23,7 +23,6 @@ namespace {
 
 constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;
-constexpr std::size_t kMaxReasonBytes = 300;
 
 /// Beginnings of variables that launchers set for a process of a job. srun's tasks see all GPUs of
 /// their node, as in slurm/job.sh.
@@ -96,9 +95,7 @@ std::string reason_in(const std::string& err) {
       }
     }
   }
-  std::ranges::replace_if(
-      reason, [](char c) { return c < 0x20 || c > 0x7e; }, '?');
-  return reason.size() > kMaxReasonBytes ? reason.substr(0, kMaxReasonBytes) + "..." : reason;
+  return printable(shorten(reason));
 }
 
 }  // namespace

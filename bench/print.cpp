@@ -12,11 +12,8 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-/// At most `width` bytes of `text`, with "..." for the rest. Replaces line breaks and escape
-/// sequences, which a program's error may have.
-std::string shorten(std::string text, std::size_t width) {
-  std::ranges::replace_if(
-      text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+/// At most `width` bytes of `text`, with "..." for the rest.
+std::string shorten(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 

@@ -23,27 +23,9 @@ std::string starred(const Comparison& comparison) {
   return times(*comparison.ratio) + (comparison.significant ? "" : "*");
 }
 
-/// Official spelling of a name.
-std::string proper_name(const std::string& name) {
-  static const std::map<std::string, std::string> names = {{"pytorch", "PyTorch"},
-                                                           {"accelerate", "Accelerate"},
-                                                           {"tensorflow", "TensorFlow"},
-                                                           {"jax", "JAX"},
-                                                           {"gloo", "Gloo"},
-                                                           {"mpi", "MPI"},
-                                                           {"nccl", "NCCL"}};
-  const auto found = names.find(name);
-  return found == names.end() ? name : found->second;
-}
-
-/// "03_ddp_spawn", "PyTorch compiled".
-std::string program(const Run& run) {
-  return run.kind == "peer" ? proper_name(run.stage) + " " + run.variant : run.program();
-}
-
 /// " over shm", " with 2 threads", " on 2 replicas"; nothing for one thread.
 std::string manner(const Run& run) {
-  return run.backend != "none" ? " over " + proper_name(run.backend)
+  return run.backend != "none" ? " over " + run.backend
          : run.threads > 1     ? fmt::format(" with {} threads", run.threads)
          : run.world_size > 1  ? fmt::format(" on {} replicas", run.world_size)
                                : "";
@@ -57,7 +39,7 @@ std::string ranks_of(const Run& run) {
 /// "04_ddp_launcher under mpirun on 2 ranks over shm".
 std::string label(const Run& run) {
   const bool has_launcher = run.launcher != "none" && run.launcher != "spawn";
-  return program(run) + (has_launcher ? " under " + run.launcher : "") +
+  return run.program() + (has_launcher ? " under " + run.launcher : "") +
          (run.backend != "none" ? " on " + ranks_of(run) : manner(run));
 }
 
@@ -197,16 +179,15 @@ class Sentences {
       const Comparison& first = *own.front();  // our fastest; own.back() is over the same transport
       mention(a_of(first));
       mention(*peer);
-      ours = program(a_of(first)) + manner(a_of(first));
+      ours = a_of(first).program() + manner(a_of(first));
       std::string text = said.empty() ? " as fast as " : " as ";
-      text = starred(first) + text + program(*peer) + manner(*peer);
+      text = starred(first) + text + peer->program() + manner(*peer);
       if (own.size() > 1) {
         const Comparison& same = *own.back();
         mention(a_of(same));
-        text += fmt::format(
-            " (both {}: {})",
-            peer->backend == "none" ? "in one process" : "over " + proper_name(peer->backend),
-            starred(same));
+        text += fmt::format(" (both {}: {})",
+                            peer->backend == "none" ? "in one process" : "over " + peer->backend,
+                            starred(same));
       }
       said.push_back(text);
     }

@@ -232,7 +232,7 @@ class Failing(Fakes):
         table = [  # behaviour of 03_ddp_spawn, its error, number of its starts
             ("moved = 0.5 * (1 + 2e-4)", "parity: moved 0.5001, stage 01 moved 0.5", 1),
             ("moved = None", "its weights are not numbers", 1),
-            ("print('page of a launcher\\nx: error: no memory\\nmore', file=sys.stderr); sys.exit(3)", "^exit code 3: x: error: no memory$", 1),
+            ("print('page of a launcher\\nx: error: no\\x1b[2J memory\\nmore', file=sys.stderr); sys.exit(3)", r"^exit code 3: x: error: no\\x1b\[2J memory$", 1),
             ("os.kill(os.getpid(), 9)", "killed by signal 9", 1),
             ("summary_lines = 0", "the last line is no summary", 1),
             ("global_batch = 7", "it trained with a global batch of 7, expected 64", 1),
