@@ -41,8 +41,9 @@ void check_world(const MicroOptions& options, int size, const std::string& launc
   if (size == 1 && options.suite == "all_reduce") {
     refuse("--suite all_reduce: got one rank, expected --nprocs 2 or more");
   }
-  if (size != options.nprocs.value_or(size)) {
-    refuse("--nprocs: got {}, expected {}, as many as {} started", *options.nprocs, size, launcher);
+  if (size != options.stage.nprocs.value_or(size)) {
+    refuse("--nprocs: got {}, expected {}, as many as {} started", *options.stage.nprocs, size,
+           launcher);
   }
 }
 
@@ -51,7 +52,7 @@ int run(int argc, char** argv, std::string& who) {
   const MicroOptions options = parse_micro_options(argc, argv);
   const LaunchEnvironment launch = read_launch_environment();
   const bool is_alone = launch.launcher == "none";
-  const int size = is_alone ? options.nprocs.value_or(kDefaultProcesses) : launch.world_size;
+  const int size = is_alone ? options.stage.nprocs.value_or(kDefaultProcesses) : launch.world_size;
   who = internal::name_of_rank(launch);
   initialize(options, launch.rank == 0);
   check_world(options, size, launch.launcher);

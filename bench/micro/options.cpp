@@ -8,7 +8,6 @@
 namespace ddp::micro {
 namespace {
 
-constexpr int kMaxProcesses = 1024;
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kMaxBytes = int64_t{8} << 30;
 constexpr double kMaxSeconds = 3600;
@@ -38,8 +37,7 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
   OptionGroup what = line.group("Benchmarks");
   what.choice("--suite", options.suite, kSuites,
               "all_reduce: all-reduces of many sizes; pieces: parts of a step");
-  what.integer("--nprocs", options.nprocs, 1, kMaxProcesses, "2",
-               "number of ranks at work at the same time");
+  what.value("--nprocs", "N", "2", "number of ranks at work at the same time", forward);
   what.value("--backend,--backends", "NAME", "auto", "library for the collectives", forward);
   what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "sizes of the tensors, for all_reduce",
              [&options](const std::string& name, const std::string& text) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,6 @@ namespace ddp::micro {
 
 struct MicroOptions {
   std::string suite;  ///< "all_reduce" or "pieces"
-  std::optional<int> nprocs;  ///< unset: the processes of the launcher, else two
   /// Sizes of the all-reduces, from latency-bound to bandwidth-bound.
   std::vector<int64_t> bytes = {4, 64, 1024, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
   double min_seconds = 0.2;  ///< time of each benchmark
