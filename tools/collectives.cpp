@@ -233,6 +233,7 @@ void check_world(const LabOptions& options, int world_size, const std::string& l
 }
 
 /// Column of the table, with numbers of equal width: "[ 1  2 | 11 12]".
+/// @param texts every rank's tensor or remark
 std::vector<std::string> column(const std::string& title, const std::vector<std::string>& texts) {
   const auto is_tensor = [](const std::string& text) { return text[0] >= '0' && text[0] <= '9'; };
   size_t width = 0;
@@ -258,25 +259,18 @@ std::string report(const LabOptions& options, const std::string& backend,
   const std::vector<std::string> before = column("before", befores);
   const std::vector<std::string> after = column("after", afters);
   const size_t width = std::ranges::max_element(before, {}, &std::string::size)->size();
-  std::string table = fmt::format("{}{}, {} rank{}, backend {}\n\n", options.collective->name,
-                                  options.collective->has("{op}") ? " " + options.op : "",
-                                  befores.size(), befores.size() == 1 ? "" : "s", backend);
+  const Collective& collective = *options.collective;
+  std::string text = fmt::format("{}{}, {} rank{}, backend {}\n\n", collective.name,
+                                 collective.has("{op}") ? " " + options.op : "", befores.size(),
+                                 befores.size() == 1 ? "" : "s", backend);
   for (size_t row = 0; row < before.size(); ++row) {
-    table += fmt::format("{:<4}  {:<{}}  {}\n", row == 0 ? "rank" : std::to_string(row - 1),
-                         before[row], width, after[row]);
+    text += fmt::format("{:<4}  {:<{}}  {}\n", row == 0 ? "rank" : std::to_string(row - 1),
+                        before[row], width, after[row]);
   }
-  return table + "\n" +
-         fmt::format(fmt::runtime(options.collective->sentence), fmt::arg("root", options.root),
+  return text + "\n" +
+         fmt::format(fmt::runtime(collective.sentence), fmt::arg("root", options.root),
                      fmt::arg("op", options.op)) +
          "\n";
-}
-
-/// Collective. @return every rank's text, on rank 0
-std::vector<std::string> texts_of(const ProcessGroup& group, const std::string& topic,
-                                  const std::string& text) {
-  std::vector<std::string> texts;
-  verify(group, topic, text, [&](const auto& all) { return texts = all, std::string(); });
-  return texts;
 }
 
 void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
@@ -291,10 +285,16 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
   const auto [name, op] =
       *std::ranges::find(kOps, options.op, [](const auto& o) { return o.first; });
   const Lab lab = {group, options.size, options.root, op};
-  const std::string before = options.collective->before(lab);
-  const std::string after = options.collective->run(lab);
-  const std::vector<std::string> befores = texts_of(group, "before", before);
-  const std::vector<std::string> afters = texts_of(group, "after", after);
+  std::string own = options.collective->before(lab);
+  own += "\n" + options.collective->run(lab);
+  std::vector<std::string> befores, afters;  // every rank's, on rank 0
+  verify(group, "tensors", own, [&](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      befores.push_back(split(text, '\n').front());
+      afters.push_back(split(text, '\n').back());
+    }
+    return std::string();
+  });
   if (environment.rank == 0) {
     std::cout << report(options, group.backend_name(), befores, afters) << std::flush;
   }
