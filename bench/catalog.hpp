@@ -27,7 +27,7 @@ struct Model {
   std::int64_t parameters() const;
 };
 
-/// T, S, M or L. @throws UsageError for any other name
+/// @param name "T", "S", "M" or "L"
 const Model& find_model(const std::string& name);
 
 /// Way in which a program's processes are started.

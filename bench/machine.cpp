@@ -38,14 +38,14 @@ std::string last_line(std::string text) {
 }
 
 /// Finds torchrun, first in the checkout's own environment, because it fits this build's LibTorch.
-std::optional<std::string> find_torchrun(const fs::path& stage_dir) {
+std::string find_torchrun(const fs::path& stage_dir) {
   for (fs::path folder = stage_dir; folder != folder.parent_path(); folder = folder.parent_path()) {
     const std::string candidate = folder / ".venv" / "bin" / "torchrun";
     if (is_executable(candidate)) {
       return candidate;
     }
   }
-  return find_in_path("torchrun");
+  return find_in_path("torchrun").value_or("");
 }
 
 /// Value of the first line "key: value" of a file, or "unknown".
@@ -105,26 +105,27 @@ ordered_json describe_settings(const Settings& settings) {
 
 void find_launchers(Plan& plan) {
   const std::vector<std::string>& asked = plan.settings.launchers;
+  const bool has_allocation = std::getenv("SLURM_JOB_ID") != nullptr;
   for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
-    const bool has_allocation = std::getenv("SLURM_JOB_ID") != nullptr;
     if (asked.empty() ? name == "srun" && !has_allocation : !contains(asked, name)) {
       continue;
     }
-    std::optional<std::string> path = name == "spawn"      ? std::optional<std::string>("")
-                                      : name == "torchrun" ? find_torchrun(plan.settings.stage_dir)
-                                                           : find_in_path(name);
-    std::string missing = path ? "" : "it is not in PATH";
+    const std::string path = name == "spawn"      ? plan.settings.stage_dir  // the program itself
+                             : name == "torchrun" ? find_torchrun(plan.settings.stage_dir)
+                                                  : find_in_path(name).value_or("");
+    std::string missing = path.empty() ? "it is not in PATH" : "";
     if (name == "srun" && !has_allocation) {
       missing = "there is no allocation (SLURM_JOB_ID is not set)";
-    } else if (name == "mpirun" && path) {
+    } else if (name == "mpirun" && !path.empty()) {
       // The stages do not support the variables of other MPIs.
-      const std::string version = ask({*path, "--version"});
-      const bool is_open_mpi = version.find("Open MPI") != std::string::npos ||
-                               version.find("OpenRTE") != std::string::npos;
-      missing = is_open_mpi ? "" : fmt::format("{} is not Open MPI's", *path);
+      const std::string version = ask({path, "--version"});
+      if (version.find("Open MPI") == std::string::npos &&
+          version.find("OpenRTE") == std::string::npos) {
+        missing = path + " is not Open MPI's";
+      }
     }
     if (missing.empty()) {
-      plan.launchers[name] = *path;
+      plan.launchers[name] = path;
     } else if (asked.empty()) {
       plan.not_run.push_back({name, missing});
     } else {

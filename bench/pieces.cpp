@@ -51,38 +51,24 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
   return argv;
 }
 
-using PieceTimes = std::map<std::string, double>;  // milliseconds by the piece's name
+using PieceTimes = std::map<std::string, std::vector<double>>;  // milliseconds, by the piece's name
 
-/// Reads the first entry of each piece. Its name is the text before the first slash.
-PieceTimes read_times(const std::string& path) {
-  PieceTimes times_ms;
+/// Adds the times of a call of bench_micro. A piece's name is the text before the first slash.
+void read_times(const std::string& path, PieceTimes& times_ms) {
   const auto document = nlohmann::json::parse(std::ifstream(path));
   for (const auto& entry : document.at("benchmarks")) {
     if (!entry.value("error_occurred", false)) {
       const std::string name = entry.at("run_name").get<std::string>();
-      times_ms.try_emplace(name.substr(0, name.find('/')), entry.at("real_time").get<double>());
+      times_ms[name.substr(0, name.find('/'))].push_back(entry.at("real_time").get<double>());
     }
   }
-  return times_ms;
 }
 
 /// Sets each piece to its median over the calls, because a whole launch may be slow.
-void fill(const std::vector<PieceTimes>& calls, Run& run) {
-  const auto take = [&](const char* name, std::optional<double>& target) {
-    std::vector<double> times_ms;
-    for (const PieceTimes& call : calls) {
-      if (const auto found = call.find(name); found != call.end()) {
-        times_ms.push_back(found->second);
-      }
-    }
-    target = median(times_ms);
-  };
-  take("data", run.pieces_ms.data);
-  take("forward", run.pieces_ms.forward);
-  take("backward", run.pieces_ms.backward);
-  take("update", run.pieces_ms.update);
-  take("all_reduce", run.pieces_ms.all_reduce);
-  take("limit", run.limit_ms);
+void fill(PieceTimes times_ms, Run& run) {
+  const auto of = [&](const char* name) { return median(times_ms[name]); };
+  run.pieces_ms = {of("data"), of("forward"), of("backward"), of("update"), of("all_reduce")};
+  run.limit_ms = of("limit");
 }
 
 int calls_of_each(const Plan& plan) {
@@ -109,7 +95,7 @@ void measure_pieces(const Plan& plan, Session& session, Report& report) {
       first.try_emplace(*shapes, &run);
     }
   }
-  std::map<Shapes, std::vector<PieceTimes>> measured;
+  std::map<Shapes, PieceTimes> measured;
   for (int call = 0; call < calls_of_each(plan); ++call) {
     for (const auto& [shapes, run] : first) {
       session.progress.start("pieces of " + run->name);
@@ -118,7 +104,7 @@ void measure_pieces(const Plan& plan, Session& session, Report& report) {
           session);
       session.progress.finish();
       if (child.ok()) {
-        measured[shapes].push_back(read_times(out));
+        read_times(out, measured[shapes]);
       } else if (!child.interrupted && call == 0) {
         report.not_run.push_back({"pieces of " + run->name, child.failure()});
       }

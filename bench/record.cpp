@@ -1,22 +1,17 @@
 #include "bench/record.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 using Json = nlohmann::ordered_json;
 
 namespace nlohmann {
 
-/// Writes null for no value, and for numbers that are not finite, which JSON does not have.
+/// Writes null for no value. For numbers that are not finite, dump() does.
 template <typename T>
 struct adl_serializer<std::optional<T>> {
   static void to_json(Json& json, const std::optional<T>& value) {
-    bool known = value.has_value();
-    if constexpr (std::is_floating_point_v<T>) {
-      known = known && std::isfinite(*value);
-    }
-    json = known ? Json(*value) : Json(nullptr);
+    json = value ? Json(*value) : Json(nullptr);
   }
 };
 

@@ -69,7 +69,7 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
             "nccl on GPUs)");
   add_names(group, "--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},
             "spawn, torchrun, mpirun, srun (default: all that are installed)");
-  add_names(group, "--models", settings.models, {},
+  add_names(group, "--models", settings.models, {"T", "S", "M", "L"},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
             "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
   add_names(group, "--scaling", settings.scaling, {"weak", "strong"},
