@@ -1,3 +1,5 @@
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -19,15 +21,11 @@ namespace {
 /// Fewer multiplications are not worth waking a thread.
 constexpr int64_t kMultiplicationsPerThread = 1 << 17;
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 /// Elements from row to row of activations. Not a multiple of 1 KiB: rows that are multiples of
 /// 4 KiB apart compete for the same few places in the cache.
 int64_t row_of(int64_t columns) {
   constexpr int64_t kKibibyte = 1024 / sizeof(float);
-  const int64_t row = round_up(columns, kBlock);
+  const int64_t row = at::round_up(columns, kBlock);
   return row % kKibibyte == 0 ? row + kBlock : row;
 }
 
@@ -75,7 +73,7 @@ class CpuMlp : public FusedMlp {
       const bool is_last = i + 1 == layers_.size();
       float* const output = is_last ? layer.output_gradient : layers_[i + 1].by_feature;
       multiply({.rows = layer.out,
-                .columns = round_up(samples_, kBlock),
+                .columns = at::round_up(samples_, kBlock),
                 .depth = layer.in,
                 .a = {layer.weight, layer.in},
                 .b = {layer.by_feature, row_},
@@ -107,7 +105,7 @@ class CpuMlp : public FusedMlp {
       }
       if (i > 0) {  // nobody needs the gradient of the input samples
         multiply({.rows = layer.in,
-                  .columns = round_up(samples_, kBlock),
+                  .columns = at::round_up(samples_, kBlock),
                   .depth = layer.out,
                   .a = {layer.weight, 1, layer.in},
                   .b = {layer.output_gradient, row_},
@@ -142,7 +140,7 @@ class CpuMlp : public FusedMlp {
 
   /// Allocates `rows` rounded up to a multiple of 4, for transpose().
   float* buffer(int64_t rows, int64_t row) {
-    buffers_.push_back(torch::zeros({round_up(rows, 4), row}));
+    buffers_.push_back(torch::zeros({at::round_up<int64_t>(rows, 4), row}));
     return buffers_.back().mutable_data_ptr<float>();
   }
 
@@ -161,7 +159,7 @@ class CpuMlp : public FusedMlp {
   }
 
   void multiply(const Product& product) {
-    const int64_t tiles = (product.rows + kTileRows - 1) / kTileRows;
+    const int64_t tiles = at::ceil_div(product.rows, kTileRows);
     divide(tiles, product.rows * product.columns * product.depth, [&](int64_t begin, int64_t end) {
       multiply_(product, begin * kTileRows, std::min(end * kTileRows, product.rows));
     });
