@@ -25,7 +25,7 @@ for _name in "stdout", "stderr":
     if isinstance(_old := getattr(sys, _name), io.TextIOWrapper):  # not closed, and not a test's
         _raw = io.BufferedWriter(Output(_old.fileno(), "w", closefd=False))
         # Names may have characters that a terminal's encoding lacks.
-        setattr(sys, _name, io.TextIOWrapper(_raw, _old.encoding, "backslashreplace", line_buffering=_old.line_buffering))
+        setattr(sys, _name, io.TextIOWrapper(_raw, _old.encoding, "backslashreplace", line_buffering=_old.line_buffering or _old.write_through))
 
 
 def one_line(text):
