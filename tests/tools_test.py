@@ -62,15 +62,15 @@ class Tools(unittest.TestCase):
 
     def test_a_ccache_that_fails_is_not_used(self):
         self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
-                                     'message("launcher: ${CMAKE_CXX_COMPILER_LAUNCHER}")\n')
+                                     'message("launcher: [${CMAKE_CXX_COMPILER_LAUNCHER}]")\n')
         self.write("conf", "max_size = a lot\n")
         self.write("bin/ccache", '#!/bin/sh\n[ -z "$BROKEN" ] || exit 7\nexec "$@"\n')
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        for environment, said in [({"PATH": path}, "launcher: .*/bin/ccache"), ({"PATH": path, "BROKEN": "1"}, "(?s)not used, got 7 .*launcher: $")]:
+        for environment, said in [({"PATH": path}, r"launcher: \[.*/bin/ccache\]"), ({"PATH": path, "BROKEN": "1"}, r"(?s)not used, got 7 .*launcher: \[\]")]:
             self.assertRegex(self.configure(**environment), said)
         for environment in {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
             shutil.rmtree(self.folder / "build")
-            self.assertRegex(self.configure(**environment), "(?s)ccache: not used, got .*launcher: $", environment)
+            self.assertRegex(self.configure(**environment), r"(?s)ccache: not used, got .*launcher: \[\]", environment)
 
     def test_a_project_around_this_one_uses_the_installed_names(self):
         names = " ".join(f"ddp_cpp::{name}" for name in ("parallel", "data", "backends", "shm", "launch", "base", "fmt"))
