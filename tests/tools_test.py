@@ -36,7 +36,7 @@ class Tools(unittest.TestCase):
 
     def test_compilers_fit_the_limits_of_control_groups(self):
         function = re.search(r"^find_jobs\(\) \{.*?^\}", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
-        function = function.replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 8")
+        function = function.replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 9")
         version2, version1 = "0::/a/b\n", "4:memory:/d\n1:cpu,cpuacct:/d\n0::/\n"
         for groups, files, jobs in [
             (version2, {}, 8), ("", {}, 8), (version2, {"a/b/memory.max": "max", "a/b/cpu.max": "max 100000"}, 8), (version2, {"a/b/memory.max": "6500000000"}, 3),
@@ -53,12 +53,14 @@ class Tools(unittest.TestCase):
             self.assertEqual((done.stdout, done.stderr), (f"{jobs}\n", ""), (groups, files))
 
     def test_cdpath_sends_no_script_elsewhere(self):
-        for name in "tools/setup.sh", "bench/run.sh", "tests/run.sh", "tests/gpu.sh":
+        (self.folder / "build").mkdir()
+        for name, *words in ("tools/setup.sh", "bench"), ("bench/run.sh",), ("tests/run.sh",), ("tests/gpu.sh", "pack", "new"):
             self.write(name, (ROOT / name).read_text())
             for path in ".", "..:.", f"{self.folder}":
-                done = self.run_here(name, "pack", CDPATH=path, LIBTORCH="/nowhere")
+                done = self.run_here(name, *words, CDPATH=path, LIBTORCH="/nowhere")
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
-                self.assertRegex(done.stderr, "got 0 arguments|got \"pack\"|/nowhere is no LibTorch", name)
+                self.assertRegex(done.stderr, f"found no bin/.* in {self.folder}/build|/nowhere is no LibTorch", name)
+                shutil.rmtree(self.folder / "new", ignore_errors=True)
 
     def test_a_ccache_that_fails_is_not_used(self):
         self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
