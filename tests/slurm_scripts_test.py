@@ -93,8 +93,12 @@ class Scripts(unittest.TestCase):
             self.assertEqual("share" in said, any("overcommit" in word or "=2" in word for word in options), said)
         self.assertTrue(said.endswith("05_multinode: exit code 0\n"), said)
         self.assertFalse([item for item in self.words("env") if item.startswith("SLURM_CPUS_PER_TASK")])  # srun reads it too
-        self.run_script(STAGE)
+        self.assertIn("| tasks 3 |", self.run_script(STAGE, SLURM_NTASKS="3"))
         self.assertEqual(self.words("argv"), ["50", "10"])
+        self.program("", "own")
+        for nodes in (1, 2):
+            self.run_script("job", f"{self.checkout}/build/bin/own", SLURM_JOB_NUM_NODES=str(nodes))
+            self.assertEqual(self.words("step") is None, nodes == 1)
 
     def test_stage_03_starts_its_processes_itself(self):
         for variables, arguments, words in (({}, [], ["50", "10", "--nprocs", "2"]), ({"SLURM_GPUS_ON_NODE": "8"}, [], ["50", "10"]),
@@ -119,6 +123,7 @@ class Scripts(unittest.TestCase):
             with self.subTest(code=code, variables=variables):
                 said = self.run_script(STAGE, code=code, CODE=str(code), **variables)
                 self.assertEqual((self.changes(), "asking Slurm" in said), (changes, changes != ""))
+                self.assertEqual(said.endswith(f": exit code {code}\n"), changes == "", said)
 
     def test_signals_are_passed_on(self):
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):

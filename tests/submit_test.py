@@ -32,7 +32,7 @@ loader.exec_module(submit_module)
 TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
 
 # A job is a file with its id as name: tag, state and reason. `fault` in the same folder names a fault that happens once:
-#   COMMAND killed-before | killed-after | refused | lost-answer | no-answer
+#   COMMAND killed-before | killed-after | refused | hangs | lost-answer | no-answer
 SCHEDULER = """#!{python} -IS
 import os, pathlib, re, signal, sys, time
 stub = pathlib.Path({stub!r})
@@ -51,6 +51,8 @@ if (stub / "fault").exists():
 if fault == "killed-before":
     os.kill(os.getppid(), signal.SIGKILL)
     sys.exit(1)
+if fault == "hangs":
+    time.sleep(100)
 if fault in ("refused", "no-answer"):
     sys.exit(f"{{name}}: error: {{fault}} \\x1b[31m")
 jobs = {{path.name: path.read_text().split("|") for path in sorted(stub.glob("[0-9]*"))}}
@@ -210,6 +212,7 @@ class Settings(Case):
             file.write_text(f"script_path: {self.program}\nout_dir: {path}  # a no-break\u00a0space\n")
             text = self.submit("--settings-file", file, "--scheduler=condor", "--dry-run")
             self.assertIn(f"initialdir = {pathlib.Path.home()}/out/job-0-", text)
+            self.assertNotIn("gpus", text)
 
     def test_a_relative_path_in_the_arguments(self):
         (self.folder / "a b.txt").touch()
@@ -217,6 +220,9 @@ class Settings(Case):
             err = self.wait(self.start("--settings-file", self.settings(), "--dry-run", *words), 0)[1]
             self.assertRegex(err, rf"\Asubmit: note: (a b.txt|stub): .* below {self.out}, not here; .*\n\Z")
         self.assertEqual(self.wait(self.start("--settings-file", self.settings(), "--dry-run", "--", "none", f"{self.folder}/a b.txt"), 0)[1], "")
+        (self.stub / "beside").touch()
+        settings = self.settings().rename(self.stub / "settings.yaml")
+        self.assertIn("note: beside:", self.wait(self.start("--settings-file", settings, "--dry-run", "--", "beside"), 0)[1])
 
     def test_refused(self):
         for text, message in (
@@ -251,7 +257,7 @@ class Settings(Case):
                                (("--settings-file", self.settings(), "--sweep", "lr"), '--sweep: got "lr"'),
                                (("--settings-file", self.settings(), "--scheduler=condor", "--", "a\nb"), r'got "a\nb"'),
                                (("--settings-file", self.settings(), "--scheduler=condor", "--", "$(Dollar)"), "got"),
-                               (("list", "nowhere"), "out_dir"), (("cancel", self.folder), "no job"), (("cancel", "7", self.folder), "JOB: got 7")):
+                               (("list", "nowhere"), "out_dir"), (("list", "a", "b"), "out_dir: got a and b"), (("cancel", self.folder), "no job"), (("cancel", "7", self.folder), "JOB: got 7")):
             with self.subTest(words=words):
                 self.assertIn(message, self.submit(*words, code=2))
         self.program.chmod(0o644)
@@ -331,6 +337,10 @@ class Schedulers(Case):
         (self.stub / "fault").unlink()
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
         self.assertEqual(len(self.submitted()), 2)
+        self.fault("sbatch hangs")
+        with unittest.mock.patch.object(submit_module, "ANSWER_SECONDS", 1):
+            self.submit(*words, code=75)
+        self.assertEqual(self.jobs("list")[2]["state"], "new")
 
     def test_what_slurm_says(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
@@ -354,7 +364,7 @@ class Schedulers(Case):
             self.change(number, state) if state else (self.stub / number).unlink()
             (self.out / f"job-0-program/job-{number}.out").write_text(said)
             job, = self.jobs()
-            self.assertEqual((job["state"], job["reason"]), expected)
+            self.assertEqual((job["state"], job["reason"], job["exit_code"]), (*expected, 0 if said else None))
         self.submit("resubmit", "--failed", self.out)  # it is lost
         self.assertEqual(self.jobs("list")[0]["state"], "pending")
 
@@ -408,12 +418,13 @@ class Local(Case):
         os.kill(int(self.jobs()[0]["id"]), signal.SIGSTOP)
         self.submit("cancel", "0", self.out)
         self.wait_for((self.out / "job-1-x-2/ready").exists)
-        os.kill(process, signal.SIGINT)
+        os.killpg(process, signal.SIGINT)
         self.wait(process, 130)
         self.submit("cancel", "2", self.out)
         (self.out / "job-1-x-2/go").touch()
         self.submit("resubmit", "1", self.out)
         self.assertEqual([(job["state"], job["exit_code"]) for job in self.jobs()], [("cancelled", 85), ("done", 0), ("cancelled", None)])
+        self.assertEqual((self.out / "job-1-x-2/starts").read_text(), "start\nend\nstart\n")  # it was asked to stop, as by `cancel`
 
     def test_killed(self):
         """Its program ends too. The same call again, or resubmit, runs the remaining jobs, also if the last one was running."""
