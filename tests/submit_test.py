@@ -61,7 +61,7 @@ if name in ("sbatch", "condor_submit"):
         time.sleep(0.3)  # a slow scheduler
     number = str(100 + len((stub / "calls").read_text().splitlines()))
     (stub / number).write_text(re.search(r'(?:--comment=|SubmitTag = ")(\\w+)', text)[1] + "|PENDING|None")
-    print(number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
+    print("" if fault == "lost-answer" else number if name == "sbatch" else f"{{number}}.0 - {{number}}.0")
     sys.exit(fault == "lost-answer")
 elif name == "squeue":
     for number, (tag, state, reason) in jobs.items():
