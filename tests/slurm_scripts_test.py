@@ -111,6 +111,7 @@ class Scripts(unittest.TestCase):
     def test_the_benchmark_on_all_nodes(self):
         said = self.run_script("bench", "--models", "S", SLURM_JOB_NUM_NODES="5", SLURM_NTASKS_PER_NODE="6", SLURM_CPUS_ON_NODE="5")
         self.assertIn("6 tasks share 5 CPUs", said)
+        self.assertIsNone(self.words("step"))  # bench calls srun
         self.assertEqual(self.words("argv"), ["--launchers", "srun", "--stages", STAGE, "--nodes", "1,2,4,5", "--world-sizes", "1,2,4,6",
                                               "--json", "bench-7.json", "--models", "S"])
 

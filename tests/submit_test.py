@@ -324,6 +324,9 @@ class Schedulers(Case):
 
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")
+        with unittest.mock.patch("os.fsync", side_effect=OSError(errno.EIO, "no disk")):  # a job is on the disk before it is submitted
+            self.assertIn("no disk", self.submit(*words, code=1))
+        self.assertEqual(self.submitted(), [])
         self.fault("sbatch refused")
         self.assertIn(r"refused: sbatch: error: refused \x1b[31m", self.submit(*words, code=1))
         self.fault("sbatch lost-answer")
