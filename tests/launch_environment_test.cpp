@@ -4,16 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -106,27 +102,9 @@ void check_refused(const Variables& all, const std::string& name,
   CHECK(message.find('\n') == std::string::npos);
 }
 
-/// Fake scontrol that knows this step's hosts.
-class FakeScontrol {
- public:
-  FakeScontrol() {
-    const std::string file = folder_.path() + "/scontrol";
-    std::ofstream(file)
-        << "#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-2]' ] && printf 'n1\\nn2\\n'\n";
-    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
-    setenv("PATH", (folder_.path() + ":" + path_).c_str(), 1);
-  }
-  ~FakeScontrol() { setenv("PATH", path_.c_str(), 1); }
-
- private:
-  std::string path_ = getenv("PATH");
-  ddp::ScratchFolder folder_{"ddp-scontrol"};
-};
-
 }  // namespace
 
 TEST_CASE("each launcher's variables make an identity and a place to meet") {
-  const FakeScontrol scontrol;
   const Variables torchrun_alone =
       variables("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=a");
   // Ranks 0 and 2 on the first node, 1 and 3 on the second.
@@ -165,7 +143,22 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
   CHECK(condor.kind == Kind::kSharedFile);
   CHECK(condor.file == "/home/me/run/ddp-store-" + std::to_string(geteuid()) + "-345");
   CHECK(!condor.host.empty());
-  check_refused(with(kSlurm, "SLURM_STEP_NODELIST=n[1-"), "SLURM_STEP_NODELIST");
+}
+
+TEST_CASE("the first host of a node list, which a rank in a container reads without scontrol") {
+  for (const auto& [list, first] :
+       std::vector<std::pair<std::string, std::string>>{{"n1", "n1"},
+                                                        {"node1,node2", "node1"},
+                                                        {"node[01-03,7],gpu-[1-2]x", "node01"},
+                                                        {"gpu-[1-2]x,node7", "gpu-1x"},
+                                                        {"r[2,1]-n[007-008]", "r2-n007"},
+                                                        {"[12-14]", "12"},
+                                                        {"a.b-c[9].org,n[3-4]", "a.b-c9.org"}}) {
+    CHECK(read(with(kSlurm, "SLURM_STEP_NODELIST=" + list)).store.host == first);
+  }
+  for (const char* const bad : {"n[1-", "n[", "n[]", "n[a-b]", "n[-1]", "bg[00x11]", ",n1"}) {
+    check_refused(with(kSlurm, std::string("SLURM_STEP_NODELIST=") + bad), "MASTER_ADDR");
+  }
 }
 
 TEST_CASE("launchers nest, and the innermost decides") {
@@ -189,11 +182,14 @@ TEST_CASE("launchers nest, and the innermost decides") {
   CHECK(found.local_rank == 1);
   CHECK(found.store.host == "localhost");
   CHECK(found.store.port == 29500);
-  // torchrun's agent serves only at its own address.
+  // torchrun's agent serves only at its own address and port.
   ddp::IdentityOptions elsewhere;
   elsewhere.master_addr = "n2";
   CHECK(read(kTorchrun, elsewhere).store.kind == Kind::kTcp);
   CHECK(read(kTorchrun, elsewhere).store.host == "n2");
+  ddp::IdentityOptions other_port;
+  other_port.master_port = 1;
+  CHECK(read(kTorchrun, other_port).store.kind == Kind::kTcp);
 }
 
 TEST_CASE("every rank derives the same port, another step or restart most likely another") {
@@ -204,7 +200,27 @@ TEST_CASE("every rank derives the same port, another step or restart most likely
   CHECK(read(with(kSlurmOneNode, "SLURM_STEP_ID=1")).store.port != port);
   CHECK(read(with(kSlurmOneNode, "SLURM_RESTART_COUNT=1")).store.port != port);
   CHECK(read(with(kSlurmOneNode, "MASTER_PORT=29500")).store.port == 29500);
-  CHECK(read(with(kOpenMpi, "PMIX_NAMESPACE=7")).store.port != read(kOpenMpi).store.port);
+  // Two mpirun in two process namespaces have one name, and listen elsewhere.
+  const Variables mpi = with(
+      kOpenMpi, "OMPI_MCA_orte_hnp_uri=7.0;tcp://n1:1 PMIX_SERVER_URI2=7.0;tcp4://127.0.0.1:2");
+  std::vector<ddp::StoreLocation> stores;
+  for (const char* const changes :
+       {"PMIX_NAMESPACE=7", "OMPI_MCA_orte_hnp_uri=7.0;tcp://n1:3",
+        "PMIX_SERVER_URI2=7.0;tcp4://127.0.0.1:4", "PMIX_SERVER_URI41=7.0;tcp6://[::1]:5",
+        "OMPI_UNIVERSE_SIZE=2"}) {
+    stores.push_back(read(with(mpi, changes)).store);
+    for (size_t i = 0; i + 1 < stores.size(); ++i) {
+      CHECK(stores[i].port != stores.back().port);
+      CHECK(stores[i].prefix != stores.back().prefix);
+    }
+  }
+  CHECK(read(with(mpi, "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0")).store ==
+        stores.back());
+  // The daemon of another node has its own address.
+  const Variables two_nodes = with(mpi, "OMPI_COMM_WORLD_SIZE=4 MASTER_ADDR=n1 MASTER_PORT=9");
+  CHECK(read(two_nodes).store == read(with(two_nodes, "PMIX_SERVER_URI2=8")).store);
+  CHECK(read(two_nodes).store.prefix !=
+        read(with(two_nodes, "OMPI_MCA_orte_hnp_uri=8")).store.prefix);
 }
 
 TEST_CASE("numbers that are none, and variables that are missing, are refused by name") {
@@ -271,18 +287,65 @@ TEST_CASE("contradictions are refused by name") {
 
 TEST_CASE("variables of other launchers are refused with the five to set") {
   for (const char* const variable :
-       {"PMI_SIZE=4", "PMIX_RANK=0", "PALS_RANKID=1", "FLUX_JOB_SIZE=2", "JSM_NAMESPACE_SIZE=2",
-        "MPI_LOCALNRANKS=2", "MV2_COMM_WORLD_SIZE=2", "JOB_COMPLETION_INDEX=0", "PET_NNODES=2",
-        "AWS_BATCH_JOB_NUM_NODES=2", "DMLC_NUM_WORKER=2", "WORLD_SIZE=1", "LOCAL_RANK=0",
-        "OMPI_COMM_WORLD_SIZE=2", "_CONDOR_NPROCS=2", "HOROVOD_RANK=0 HOROVOD_SIZE=2",
-        "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4", "NEW_RANK=0 NEW_NRANKS=2"}) {
+       {"PMI_SIZE=4",
+        "PMIX_RANK=0",
+        "PALS_RANKID=1",
+        "FLUX_JOB_SIZE=2",
+        "JSM_NAMESPACE_SIZE=2",
+        "MPI_LOCALNRANKS=2",
+        "MV2_COMM_WORLD_SIZE=2",
+        "JOB_COMPLETION_INDEX=0",
+        "PET_NNODES=2",
+        "AWS_BATCH_JOB_NUM_NODES=2",
+        "DMLC_NUM_WORKER=2",
+        "WORLD_SIZE=1",
+        "LOCAL_RANK=0",
+        "OMPI_COMM_WORLD_SIZE=2",
+        "_CONDOR_NPROCS=2",
+        "HOROVOD_RANK=0 HOROVOD_SIZE=2",
+        "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
+        "NEW_RANK=0 NEW_NRANKS=2",
+        "ALPS_APP_PE=0",
+        "PBS_TASKNUM=2",
+        "PBS_VNODENUM=1",
+        "LSF_PM_TASKID=2",
+        "NODE_RANK=1",
+        "VC_TASK_INDEX=1",
+        "NODE_RANK=0 NNODES=2 MASTER_ADDR=x",
+        "SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=2",
+        "DSTACK_NODE_RANK=0 DSTACK_NODES_NUM=2",
+        "BEAKER_REPLICA_RANK=0 BEAKER_REPLICA_COUNT=2",
+        "AZUREML_NODE_COUNT=2",
+        "SM_HOSTS=[\"a\",\"b\"]",
+        "PMI_SIZE=two",
+        "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}}",
+        "TF_CONFIG={\"cluster\":{\"worker\":[\"a\",\"b\"]}}",
+        "TF_CONFIG={"}) {
     check_refused(variables(variable), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
   CHECK(read(with(kByHand, "PMI_SIZE=2 PMIX_RANK=1")).launcher == "environment");
-  CHECK(
-      read(variables(
-               "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2"))
-          .world_size == 1);
+  // One process, or only a job.
+  const ddp::LaunchEnvironment alone = read(variables(
+      "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2 "
+      "PBS_TASKNUM=1 PBS_VNODENUM=0 NODE_RANK=0 NNODES=1 NUM_NODES=1 VC_TASK_INDEX=0 "
+      "SM_HOSTS=[\"a\"] TF_CONFIG={} CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"]}} "
+      "PBS_NODEFILE=/x PBS_NUM_NODES=1 NSLOTS=8 PE_HOSTFILE=/x LSB_JOBID=1 OAR_NODEFILE=/x "
+      "RAY_JOB_ID=1 SLURM_ARRAY_TASK_COUNT=4"));
+  CHECK(alone.world_size == 1);
+  CHECK(alone.note.empty());
+}
+
+TEST_CASE("what may be meant for several processes is noted") {
+  for (const auto& [all, note] : std::vector<std::pair<std::string, std::string>>{
+           {"MASTER_ADDR=n1", "MASTER_ADDR is \"n1\""},
+           {"MASTER_PORT=29500 MASTER_ADDR=n\x1b", "MASTER_ADDR is \"n\\x1b\""},
+           {"MASTER_PORT=29500", "MASTER_PORT is 29500"},
+           {"PBS_NUM_NODES=2", "PBS_NUM_NODES is 2"},
+           {"NHOSTS=2 MASTER_ADDR=n1", "NHOSTS is 2"}}) {
+    Variables parsed = variables(all);
+    CHECK(read(parsed).world_size == 1);
+    CHECK(contains(read(parsed).note, note + ", but this process has no rank and trains alone"));
+  }
 }
 
 TEST_CASE("the batch script of a Slurm job is not a step, and says so") {
@@ -317,7 +380,6 @@ TEST_CASE("a pod is one process, wherever its master says that it is") {
 }
 
 TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks are") {
-  const FakeScontrol scontrol;
   CHECK(read(with(kSlurm, "SLURM_PROCID=0")).store.server == -1);
   CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
   CHECK(contains(ddp::describe(read(with(kSlurm, "SLURM_PROCID=0")), false), "another rank"));

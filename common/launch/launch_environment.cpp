@@ -9,11 +9,13 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 #include <utility>
 
 #include "common/base/parse.hpp"
-#include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/network.hpp"
 
@@ -35,45 +37,66 @@ struct Launcher {
   const char* shows;  ///< set if this launcher started this process
   const char* rank;
   const char* world_size;
-  const char* local_rank;
-  const char* local_world_size;
-  const char* node_rank;
-  const char* num_nodes;
+  const char* local_rank = nullptr;
+  const char* local_world_size = nullptr;
+  const char* node_rank = nullptr;
+  const char* num_nodes = nullptr;
 };
 // "environment": RANK was set by hand. SLURM_* without SLURM_STEP_ID is a batch script.
 constexpr Launcher kLaunchers[] = {
-    {"flags", "--rank", "--rank", "--world-size", "--local-rank", "--local-world-size", nullptr,
-     nullptr},
-    {"spawn", "DDP_LAUNCHER", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr,
-     nullptr},
+    {"flags", "--rank", "--rank", "--world-size", "--local-rank", "--local-world-size"},
+    {"spawn", "DDP_LAUNCHER", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "GROUP_RANK", "GROUP_WORLD_SIZE"},
     {"environment", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
      "GROUP_WORLD_SIZE"},
     {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, nullptr},
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr,
      "SLURM_NODEID", "SLURM_STEP_NUM_NODES"},
-    {"htcondor", "_CONDOR_PROCNO", "_CONDOR_PROCNO", "_CONDOR_NPROCS", nullptr, nullptr, nullptr,
-     nullptr},
+    {"htcondor", "_CONDOR_PROCNO", "_CONDOR_PROCNO", "_CONDOR_NPROCS"},
 };
 
-/// Variable of a launcher that is not in the table, or a leftover of a launcher in the table. It
-/// says that this process is one of several, unless its value is `alone`.
-struct Stranger {
-  const char* variable;
-  const char* alone;
+/// Variables of launchers that are not in the table, and leftovers of launchers in the table. They
+/// say that this process is one of several if their number is over the one in front.
+constexpr int64_t kAnyValue = std::numeric_limits<int64_t>::min();
+constexpr std::pair<int64_t, const char*> kStrangers[] = {
+    {1,
+     "PMI_SIZE,MPI_LOCALNRANKS,MV2_COMM_WORLD_SIZE,FLUX_JOB_SIZE,JSM_NAMESPACE_SIZE,PET_NNODES,"
+     "PADDLE_TRAINERS_NUM,DMLC_NUM_WORKER,AWS_BATCH_JOB_NUM_NODES,AZUREML_NODE_COUNT,SM_HOSTS,"
+     "CLUSTER_SPEC,TF_CONFIG,PBS_TASKNUM,LSF_PM_TASKID,OMPI_COMM_WORLD_SIZE,_CONDOR_NPROCS"},
+    {0, "NODE_RANK,PBS_VNODENUM,VC_TASK_INDEX"},
+    {kAnyValue,
+     "ALPS_APP_PE,PALS_RANKID,PMIX_RANK,JOB_COMPLETION_INDEX,WORLD_SIZE,LOCAL_RANK,"
+     "LOCAL_WORLD_SIZE,--world-size,--local-rank,--local-world-size,--master-addr,--master-port"},
 };
-constexpr Stranger kStrangers[] = {
-    {"PMI_SIZE", "1"},          {"MPI_LOCALNRANKS", "1"},         {"MV2_COMM_WORLD_SIZE", "1"},
-    {"FLUX_JOB_SIZE", "1"},     {"JSM_NAMESPACE_SIZE", "1"},      {"PADDLE_TRAINERS_NUM", "1"},
-    {"PET_NNODES", "1"},        {"AWS_BATCH_JOB_NUM_NODES", "1"}, {"DMLC_NUM_WORKER", "1"},
-    {"PALS_RANKID", nullptr},   {"PMIX_RANK", nullptr},           {"JOB_COMPLETION_INDEX", nullptr},
-    {"WORLD_SIZE", nullptr},    {"LOCAL_RANK", nullptr},          {"LOCAL_WORLD_SIZE", nullptr},
-    {"--world-size", nullptr},  {"--local-rank", nullptr},        {"--local-world-size", nullptr},
-    {"--master-addr", nullptr}, {"--master-port", nullptr},       {"OMPI_COMM_WORLD_SIZE", "1"},
-    {"_CONDOR_NPROCS", "1"},
-};
+
+/// Ends of two names that say so together: HOROVOD_SIZE is over 1 beside HOROVOD_RANK.
+constexpr std::pair<std::string_view, const char*> kSizesBesideRanks[] = {
+    {"SIZE", "RANK"},           {"WORLD_SIZE", "RANK"},    {"NRANKS", "RANK"},
+    {"NPROCS", "RANK"},         {"COUNT", "RANK"},         {"NNODES", "NODE_RANK"},
+    {"NUM_NODES", "NODE_RANK"}, {"NODES_NUM", "NODE_RANK"}};
+
+/// Variables that say only that there may be other processes, and what would start this one so.
+constexpr std::pair<const char*, const char*> kHints[] = {
+    {"SLURM_NTASKS,SLURM_NNODES", "srun"},
+    {"PBS_NUM_NODES,NHOSTS", "mpirun"},
+    {"MASTER_ADDR,MASTER_PORT", "RANK and WORLD_SIZE"}};
+
+/// Number in a launcher's variable: 4 in "4", 2 in ["a", "b"] and in {"cluster": {"worker": ["a",
+/// "b"]}}; else the largest.
+int64_t number_in(const std::string& value) {
+  const auto json = nlohmann::json::parse(value, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_structured()) {
+    return json.is_number_integer() ? json.get<int64_t>() : std::numeric_limits<int64_t>::max();
+  }
+  int64_t hosts = 0;
+  const auto flat = json.flatten();
+  for (const auto& [path, host] : flat.items()) {
+    hosts += host.is_string() && (json.is_array() || path.starts_with("/cluster/")) ? 1 : 0;
+  }
+  return hosts;
+}
 
 /// Number and its source: a variable, a flag or a rule.
 struct Sourced {
@@ -89,14 +112,13 @@ void require_below(const Sourced& got, const Sourced& limit) {
   }
 }
 
-/// Port that every rank derives alike. It is below the ephemeral range, in which a client's socket
-/// may hold it by chance.
-int port_of(const std::string& job) {
-  uint32_t hash = 2166136261U;  // FNV-1a
-  for (const char c : job) {
+/// FNV-1a: every rank derives the same number.
+uint32_t hash_of(const std::string& text) {
+  uint32_t hash = 2166136261U;
+  for (const char c : text) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
   }
-  return 20000 + static_cast<int>(hash % 12000U);
+  return hash;
 }
 
 /// Number of tasks on a node, from Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
@@ -134,20 +156,16 @@ std::string checked_host(const std::string& source, const std::string& text) {
   return host;
 }
 
-/// First name of "n[1-2,07]", by Slurm's own expansion.
+/// First name of a node list such as "rack[1-2]-n[07-9,12]x,login": "rack1-n07x". Not by scontrol,
+/// which a container may lack.
 std::string first_host(const std::string& name, const std::string& list) {
-  std::string reason;
-  try {
-    const CaptureResult result = CapturedChild({"scontrol", "show", "hostnames", list}).wait();
-    if (result.exit_code == 0 && !result.out.empty()) {
-      return result.out.substr(0, result.out.find('\n'));
-    }
-    reason = result.err.substr(0, result.err.find('\n'));
-  } catch (const CannotRun& error) {
-    reason = error.what();
+  static const std::regex numbers(R"(\[(\d+)([-,][-,\d]*)?\])");
+  const std::string plain = std::regex_replace(list, numbers, "$1");
+  const std::string host = plain.substr(0, plain.find(','));
+  if (host.empty() || host.find_first_of("[]") != std::string::npos) {
+    refuse("{}: got {}, expected host names, as n[1-2,07]; or set MASTER_ADDR", name, quote(list));
   }
-  refuse("{}: got {}, expected scontrol to name its hosts ({}); or set MASTER_ADDR", name,
-         quote(list), reason);
+  return host;
 }
 
 class LaunchReader {
@@ -302,8 +320,15 @@ class LaunchReader {
       return text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
     }
     if (found_.launcher == "openmpi") {
-      return find(find("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid")
-          .value_or("");
+      const std::string job =
+          find(find("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid").value_or("");
+      // Two containers of one host may have the same name. So beside it stands where mpirun
+      // listens, for PMIx its daemon on each node.
+      std::string listens = find("OMPI_MCA_orte_hnp_uri").value_or("");
+      for (const auto& [name, value] : variables_) {
+        listens += found_.num_nodes == 1 && name.starts_with("PMIX_SERVER_URI") ? value : "";
+      }
+      return listens.empty() ? job : fmt::format("{}.{:08x}", job, hash_of(listens));
     }
     return found_.launcher == "htcondor" ? find("DDP_JOB_ID").value_or("") : "";
   }
@@ -346,8 +371,10 @@ class LaunchReader {
              "derived: the first process of the first node");
     }
     if (store.port == 0 && derives) {
-      const int port = port_of(fmt::format("{}.{}", job, found_.restart_count));
-      set("store.port", store.port, {port, "derived from the job's name"});
+      // Below the ephemeral range, in which a client's socket may hold it by chance.
+      const uint32_t hash = hash_of(fmt::format("{}.{}", job, found_.restart_count));
+      set("store.port", store.port,
+          {20000 + static_cast<int>(hash % 12000U), "derived from the job's name"});
     }
     if (store.host.empty() || store.port == 0) {
       refuse("{} is not set, expected the place where rank 0 serves the store{}",
@@ -375,46 +402,46 @@ class LaunchReader {
 
   /// Without a launcher this process is alone. Refuses variables of unknown launchers.
   void read_alone() {
-    for (const Stranger& stranger : kStrangers) {
-      const std::optional<std::string> value = find(stranger.variable);
-      if (value && (stranger.alone == nullptr || *value != stranger.alone)) {
-        refuse_stranger(stranger.variable, *value);
+    for (const auto& [alone, variables] : kStrangers) {
+      for (const std::string& variable : split(variables)) {
+        refuse_number_over(alone, variable);
       }
     }
     for (const auto& [name, value] : variables_) {
-      if (value != "1" && is_size_beside_rank(name)) {
-        refuse_stranger(name, value);
+      for (const auto& [size, rank] : kSizesBesideRanks) {
+        if (name.ends_with(size) && find(name.substr(0, name.size() - size.size()) + rank)) {
+          refuse_number_over(1, name);
+        }
       }
     }
-    if (!find("SLURM_JOB_ID")) {
-      return;
-    }
-    for (const char* const name : {"SLURM_NTASKS", "SLURM_NNODES"}) {
-      const std::optional<Sourced> size = number(name, 1);
-      if (size && size->value > 1 && found_.note.empty()) {
-        found_.note = fmt::format(
-            "{} is {}, but this process is in no step of the job and trains alone; start me with "
-            "srun",
-            name, size->value);
-        record("note", "a Slurm job, but no step: srun starts its tasks", name);
+    for (const auto& [names, start_me] : kHints) {
+      for (const std::string& name : split(names)) {
+        note(name, find(name).value_or("1"), start_me);
       }
     }
-    add_restarts("SLURM_RESTART_COUNT");
+    if (find("SLURM_JOB_ID")) {
+      add_restarts("SLURM_RESTART_COUNT");
+    }
   }
 
-  /// True for HOROVOD_SIZE beside HOROVOD_RANK, and for other launchers' variables of that form.
-  bool is_size_beside_rank(const std::string& name) const {
-    constexpr std::string_view kSizes[] = {"SIZE", "WORLD_SIZE", "NRANKS", "NPROCS"};
-    return std::ranges::any_of(kSizes, [&](std::string_view size) {
-      return name.ends_with(size) && find(name.substr(0, name.size() - size.size()) + "RANK");
-    });
+  void note(const std::string& name, const std::string& value, const char* start_me) {
+    if (value != "1" && found_.note.empty()) {
+      const bool is_number = value.find_first_not_of("0123456789") == std::string::npos;
+      found_.note =
+          fmt::format("{} is {}, but this process has no rank and trains alone; start me with {}",
+                      name, is_number ? value : quote(value), start_me);
+      record("note", found_.note, name);
+    }
   }
 
-  [[noreturn]] static void refuse_stranger(const std::string& variable, const std::string& value) {
-    refuse(
-        "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
-        "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
-        variable, quote(value));
+  void refuse_number_over(int64_t alone, const std::string& variable) const {
+    const std::optional<std::string> value = find(variable);
+    if (value && number_in(*value) > alone) {
+      refuse(
+          "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
+          "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
+          variable, quote(*value));
+    }
   }
 
   void add_restarts(const char* name) {

@@ -58,8 +58,7 @@ Variables process_variables();
 std::optional<std::string> process_getenv(const std::string& name);
 
 /// Finds the identity from the first of these: flags, spawn, torchrun, RANK set by hand, Open MPI,
-/// a Slurm step, HTCondor's parallel universe; else the process is alone. Opens no socket. On
-/// several Slurm nodes without MASTER_ADDR it runs scontrol.
+/// a Slurm step, HTCondor's parallel universe; else the process is alone. Opens no socket.
 /// @throws UsageError naming a variable that is missing, malformed, out of range or contradictory,
 /// or a variable of an unknown launcher that started several processes
 LaunchEnvironment read_launch_environment(const IdentityOptions& options = {},
