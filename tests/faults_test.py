@@ -293,20 +293,21 @@ def check_terminal_stop(_launcher, number, chance):
 
 
 def check_suspended_start(*_):
-    """A rank that is suspended for longer than --timeout while it waits for the others."""
+    """A rank that is suspended for longer than --timeout while it waits for the others, or for the store of rank 0."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.TemporaryDirectory() as folder:
         def start(rank):
             return Run(folder, [BIN / "04_ddp_launcher", "1", "1", "--timeout", "10"], variables | {"RANK": rank})
 
-        with start("0") as first:
-            time.sleep(1.5)
-            os.kill(first.launcher.pid, signal.SIGSTOP)
-            time.sleep(11)
-            os.kill(first.launcher.pid, signal.SIGCONT)
-            with start("1") as second:
-                codes = [first.wait(), second.wait()]
-                check(codes == [0, 0], f"exit codes {codes}\n{first.texts()}{second.texts()}")
+        for early, late in ("01", "10"):
+            with start(early) as first:
+                time.sleep(1.5)
+                os.kill(first.launcher.pid, signal.SIGSTOP)
+                time.sleep(11)
+                os.kill(first.launcher.pid, signal.SIGCONT)
+                with start(late) as second:
+                    codes = [first.wait(), second.wait()]
+                    check(codes == [0, 0], f"exit codes {codes}\n{first.texts()}{second.texts()}")
 
 
 def check_told_cause(launcher, number, chance):

@@ -7,9 +7,14 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <map>
@@ -24,6 +29,7 @@
 #include "common/parallel/agreement.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
+#include "common/parallel/rendezvous.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
@@ -101,18 +107,22 @@ std::vector<std::string> meet(const std::vector<Options>& options,
 }
 
 /// Starts a rank of stage 04 on the CPU, as by hand.
-std::unique_ptr<ddp::test::Program> start_rank(
-    const std::string& folder, const std::string& port, int rank, const std::string& arguments,
-    const std::map<std::string, std::string>& variables = {},
-    const std::string& program = DDP_BIN_DIR "/04_ddp_launcher --device cpu") {
+/// @param variables "A=1 B": A is set, B is not
+std::unique_ptr<ddp::test::Program> start_rank(const std::string& folder, const std::string& port,
+                                               int rank, const std::string& arguments,
+                                               const std::string& variables = "",
+                                               const std::string& program = DDP_BIN_DIR
+                                               "/04_ddp_launcher --device cpu") {
+  const std::string number = std::to_string(rank);
   ddp::test::RunOptions options;
   options.cwd = folder;
-  options.environment = {{"RANK", std::to_string(rank)},
-                         {"LOCAL_RANK", std::to_string(rank)},
-                         {"WORLD_SIZE", "2"},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", port}};
-  options.environment.insert(variables.begin(), variables.end());
+  for (const std::string& word : ddp::test::words("RANK=" + number + " LOCAL_RANK=" + number +
+                                                  " WORLD_SIZE=2 MASTER_PORT=" + port +
+                                                  " MASTER_ADDR=127.0.0.1 " + variables)) {
+    const size_t equals = word.find('=');
+    auto& value = options.environment[word.substr(0, equals)];
+    value = equals == std::string::npos ? std::nullopt : std::optional(word.substr(equals + 1));
+  }
   return std::make_unique<ddp::test::Program>(ddp::test::words(program + " " + arguments), options);
 }
 
@@ -169,8 +179,32 @@ TEST_CASE("what concerns one rank alone may differ", "[settings]") {
   options[1].timeout_seconds = 31;
   options[1].snapshot = options[1].data_dir = "elsewhere";
   options[1].interface = "lo";
+  setenv("GLOO_SOCKET_IFNAME", "lo,nope", 1);  // rank 0 takes the first, as torch does
   CHECK(meet(options, [](const auto& group, const auto&) { group.barrier(); }) ==
         std::vector<std::string>{"", ""});
+  unsetenv("GLOO_SOCKET_IFNAME");
+}
+
+TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and the world size",
+          "[settings]") {
+  std::vector<Options> options(2, plain());
+  options[0].find_batch = options[1].find_batch = true;
+  options[0].global_batch = 2 * (options[0].batch_size = 48);
+  options[1].global_batch = 2 * (options[1].batch_size = 24);
+  for (const std::string& message : meet(options, [](const auto&, const auto&) {})) {
+    CHECK(contains(message, R"(rank 1 has "--global-batch 48", rank 0 has "--global-batch 96")"));
+  }
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::StoreLocation store{
+      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
+  ddp::test::run_threads(3, [&](int rank) {
+    const auto message = message_of<ddp::UsageError>([&] {
+      const auto launch = ddp::test::rank_of(rank, rank == 0 ? 2 : 3, store);
+      ddp::init_process_group(plain(), launch, torch::kCPU);
+    });
+    TORCH_CHECK(contains(message, R"(rank 1 has "world size 3", rank 0 has "world size 2")"),
+                message);
+  });
 }
 
 TEST_CASE("texts are compared by all ranks alike, and anew each time", "[settings]") {
@@ -262,9 +296,9 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
     std::vector<std::unique_ptr<ddp::test::Program>> started;
     for (size_t rank = 0; rank < one.ranks.size(); ++rank) {
       if (!one.ranks[rank].empty()) {
-        started.push_back(start_rank(
-            folder.path(), port, static_cast<int>(rank), one.ranks[rank],
-            {{"TORCHELASTIC_USE_AGENT_STORE", one.port == Case::kAgent ? "True" : "False"}}));
+        started.push_back(
+            start_rank(folder.path(), port, static_cast<int>(rank), one.ranks[rank],
+                       one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : ""));
       }
     }
     std::string says = one.says;
@@ -279,6 +313,92 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
       CHECK(contains(result.err, "04_ddp_launcher: error: [rank "));
       CHECK(contains(result.err, says));
       CHECK(std::ranges::count(result.err, '\n') == 1);
+    }
+  }
+}
+
+TEST_CASE("rank 0 refuses an address that is not its own before the others give up",
+          "[rendezvous][stage]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const std::string nobodys = "MASTER_ADDR=255.255.255.255 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
+  const auto other = start_rank(folder.path(), "1", 1, "2 1 --timeout 9", nobodys);
+  const ddp::test::HeldPort port;
+  const auto result =
+      start_rank(folder.path(), port.number(), 0, "2 1 --timeout 11", nobodys)->wait();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "MASTER_ADDR: got 255.255.255.255, which does not lead to this host"));
+  CHECK_FALSE(other->child().poll());
+}
+
+TEST_CASE("for a single node the store listens at loopback alone, whatever its address is",
+          "[rendezvous][stage]") {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  const std::string own = std::string("MASTER_ADDR=") + host.data() + " ";
+  for (const std::string& launcher :
+       {std::string("MASTER_ADDR=localhost"), std::string("MASTER_ADDR=::1"),
+        own + "LOCAL_WORLD_SIZE=2",
+        own + "RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=# "
+              "OMPI_COMM_WORLD_LOCAL_RANK=#",
+        own + "RANK SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=# SLURM_LOCALID=# SLURM_NODEID=0 "
+              "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2"}) {
+    const ddp::ScratchFolder folder("ddp-process-group");
+    const ddp::test::HeldPort port;
+    const auto start = [&](char rank) {
+      std::string variables = launcher;
+      std::ranges::replace(variables, '#', rank);
+      return start_rank(folder.path(), port.number(), rank - '0', "2 1 --quiet", variables);
+    };
+    const auto first = start('0');
+    std::vector<std::string> listening;
+    for (int look = 0; listening.empty() && look < 3000; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      listening = ddp::test::listening_at(std::stoi(port.number()));
+    }
+    CHECK(listening == std::vector<std::string>{"0100007F"});
+    const ddp::test::RunResult second = start('1')->wait();
+    INFO(launcher << second.err);
+    CHECK(second.exit_code == 0);
+    CHECK(first->wait().exit_code == 0);
+  }
+}
+
+TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, and gone at the end",
+          "[rendezvous][stage]") {
+  const ddp::test::HeldPort silent;
+  silent.listen();
+  const ddp::test::HeldPort free;
+  for (const std::string planted : {"link", "pipe", "another user's", "left over"}) {
+    const ddp::ScratchFolder folder("ddp-process-group");
+    const std::string file = fmt::format("{}/ddp-store-{}-7", folder.path(), geteuid());
+    std::ofstream(folder.path() + "/mine")
+        << (planted == "left over" ? free : silent).number() << " 127.0.0.1\n";
+    if (planted == "link") {
+      std::filesystem::create_symlink("mine", file);
+    } else if (planted == "pipe") {
+      REQUIRE(mkfifo(file.c_str(), 0600) == 0);
+    } else {
+      std::filesystem::copy(folder.path() + "/mine", file);
+      if (planted != "left over" && chown(file.c_str(), 65534, 65534) != 0) {
+        std::filesystem::remove(file);
+        WARN("not root: nothing is another user's");
+      }
+    }
+    std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+    for (const std::string rank : {"1", "0"}) {
+      ranks.push_back(start_rank(folder.path(), "1", 0, "2 1 --quiet --timeout 20",
+                                 "RANK MASTER_ADDR MASTER_PORT _CONDOR_NPROCS=2 DDP_JOB_ID=7 "
+                                 "_CONDOR_JOB_IWD=" +
+                                     folder.path() + " _CONDOR_PROCNO=" + rank));
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 1 finds what is planted
+    }
+    for (const auto& rank : ranks) {
+      const ddp::test::RunResult result = rank->wait();
+      INFO(planted << ": " << result.err);
+      CHECK(result.exit_code == 0);
+    }
+    for (const auto& left : std::filesystem::directory_iterator(folder.path())) {
+      CHECK_FALSE(contains(left.path().filename(), "ddp-store"));
     }
   }
 }
@@ -320,7 +440,7 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
     const std::string work = "1000000 1000000 --backend gloo --timeout 120";
     const auto other = start_rank(folder.path(), port.number(), 0, work);
     const auto cut = start_rank(folder.path(), port.number(), 1, work,
-                                {{"LD_PRELOAD", DDP_CUT_CONNECTION}, {"DDP_CUT_AT", message}});
+                                "LD_PRELOAD=" DDP_CUT_CONNECTION " DDP_CUT_AT=" + message);
     const ddp::test::RunResult result = cut->wait();
     INFO(message << ": " << result.seconds << " s\n" << result.err);
     CHECK(result.exit_code == 1);
@@ -674,8 +794,9 @@ TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
             const torch::Tensor sum = torch::tensor(launch.rank + 1);
             ddp::all_reduce(sum);
             sums += sum.item<int>();
-            // A second group beside the default group.
-            const auto all = ddp::new_group({0, 1, 2});
+            // A second group beside the default group, which knows who serves the store.
+            const auto all = ddp::new_group({1, 2, 0});
+            TORCH_CHECK(all->launch().store.server == (kind == Kind::kTcp ? 2 : -1));
             all->all_reduce(sum);
             sums += sum.item<int>();
           }
@@ -686,35 +807,29 @@ TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
   }
 }
 
-TEST_CASE("the process' only default group is every thread's", "[default_group]") {
-  std::atomic<int> right = 0;
-  const auto use = [&](const ProcessGroup& group, const Options&) {
-    std::thread([&] {
-      try {
-        ddp::SyncBatchNorm model(1);
-        const torch::Tensor output = model->forward(torch::tensor({{0.0}, {2.0}}));
-        right += std::abs(output[1].item<double>() - 1) < 1e-4;
-        ddp::all_reduce(torch::ones({1}));
-        right += &ddp::default_process_group() == &group;
-      } catch (const std::exception& error) {
-        right += contains(error.what(), "Expected init_process_group()");
-      }
-    }).join();
+TEST_CASE("the default group is every thread's, whichever made it, and ends with the process",
+          "[default_group]") {
+  const auto in_thread = [](const auto& body) { std::thread(body).join(); };
+  const auto uses = [] {
+    ddp::SyncBatchNorm model(1);
+    const torch::Tensor output = model->forward(torch::tensor({{0.0}, {2.0}}));
+    ddp::all_reduce(torch::ones({1}));
+    return std::abs(output[1].item<double>() - 1) < 1e-4;
   };
-  CHECK(meet({plain()}, [&](const ProcessGroup& first, const Options& own) {
-          ddp::init_process_group(first.launch(), first.device(), {.backend = "shm"});
-          use(ddp::default_process_group(), own);
-        }) == std::vector<std::string>(1));
-  CHECK(right == 2);
-  std::thread([] { ddp::init_process_group({}, torch::kCPU, {}); }).join();
+  const auto make = [] { ddp::init_process_group({}, torch::kCPU, {.backend = "shm"}); };
+  bool right = false;
+  in_thread(make);
+  CHECK(uses());
+  make();  // a second one in another thread
+  in_thread([&] { right = uses(); });
+  CHECK(right);
+  in_thread([] { ddp::destroy_process_group(); });
   CHECK(ddp::find_default_process_group() == nullptr);
-  // Ranks that are threads: nobody guesses whose group is meant.
-  CHECK(meet(std::vector<Options>(2, plain()), [&](const ProcessGroup& group, const Options& own) {
-          group.barrier();
-          use(group, own);
-          group.barrier();
+  // Ranks that are threads: a further thread belongs to none.
+  CHECK(meet(std::vector<Options>(2, plain()), [&](const ProcessGroup& group, const auto&) {
+          in_thread([&] { TORCH_CHECK(ddp::find_default_process_group() == nullptr); });
+          TORCH_CHECK(&ddp::default_process_group() == &group);
         }) == std::vector<std::string>(2));
-  CHECK(right == 4);
 }
 
 TEST_CASE("a rank that ends or goes on alone is named at once, with the call that waits for it",
@@ -782,6 +897,71 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
   CHECK(late == 0);
 }
 
+TEST_CASE("a rank of the test below", "[.][stopped_ranks]") {
+  std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
+    ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 4});
+    const torch::Tensor message = torch::ones({1});
+    if (launch.rank == 1) {
+      std::ofstream("waits").flush();
+      ddp::default_process_group().recv(message, 0);
+      ddp::default_process_group().recv(message, 0);  // which never comes
+    }
+    while (!std::filesystem::exists("send")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ddp::default_process_group().send(message, 1);
+    std::this_thread::sleep_for(std::chrono::seconds(60));
+  }));
+}
+
+TEST_CASE("a recv over Gloo ends after --timeout, in which a stopped rank's time does not count",
+          "[timeout]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::test::HeldPort port;
+  std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+  for (const int rank : {0, 1}) {
+    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[stopped_ranks]", "",
+                               std::filesystem::read_symlink("/proc/self/exe")));
+  }
+  while (!std::filesystem::exists(folder.path() + "/waits")) {
+    REQUIRE_FALSE(ranks[1]->child().poll());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ranks[1]->child().signal(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(5));
+  ranks[1]->child().signal(SIGCONT);
+  std::ofstream(folder.path() + "/send").flush();
+  const ddp::test::RunResult result = ranks[1]->wait();
+  INFO(result.err);
+  CHECK(result.exit_code == 1);
+  CHECK(contains(result.err, "did not end within 4 s: recv of 1 float32, rank 0, called at "));
+}
+
+TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --timeout") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ddp::test::run_threads(2, [&](int rank) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, 2);
+    const auto log = std::make_shared<ddp::CollectiveLog>();
+    ddp::attach_backend(
+        *group, torch::kCPU,
+        ddp::make_backend("gloo", store,
+                          {rank, 2, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"}));
+    ProcessGroup(ddp::test::rank_of(rank, 2), store, group, torch::kCPU, log)
+        .broadcast(torch::ones({3 << 20}));
+    TORCH_CHECK(log->count() == 3, log->count());
+  });
+  SUCCEED("no rank threw");
+}
+
+TEST_CASE("a rank leaves when the others know that all are there") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto first = std::async(std::launch::async, [&] { ddp::depart(*store, 0, 2, "test"); });
+  store->set("departure/1", {1});  // it has not read the key of rank 0 yet
+  CHECK(first.wait_for(std::chrono::seconds(1)) == std::future_status::timeout);
+  ddp::depart(*store, 1, 2, "test");
+}
+
 TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
   std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
     ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 8});
@@ -794,7 +974,7 @@ TEST_CASE("sizes that differ over Gloo are told with the collective and its line
   const ddp::test::HeldPort port;
   std::vector<std::unique_ptr<ddp::test::Program>> ranks;
   for (const int rank : {0, 1}) {
-    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[sizes_of_ranks]", {},
+    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[sizes_of_ranks]", "",
                                std::filesystem::read_symlink("/proc/self/exe")));
   }
   std::string all;

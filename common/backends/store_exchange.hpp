@@ -1,6 +1,7 @@
 // common/backends/store_exchange.hpp - exchange of texts between ranks that share only a store.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <optional>
@@ -11,8 +12,13 @@
 
 #include "common/backends/backend.hpp"
 #include "common/backends/shm/communicator.hpp"
+#include "common/base/patience.hpp"
 
 namespace ddp {
+
+/// For c10d's own clocks, which run on while a process is stopped: then a wait around them has the
+/// limit.
+inline constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
 
 /// Keys that the ranks set, by rank: "prefix/0", "prefix/1" and so on.
 std::vector<std::string> keys_of_ranks(const std::string& prefix, int world_size);
@@ -47,15 +53,19 @@ void let_others_read(c10d::Store& store, const std::string& prefix, int rank, in
                      std::chrono::milliseconds timeout);
 
 /// Calls `ask` in a thread, which is left behind after `limit`: a call to a store whose process was
-/// stopped never returns.
+/// stopped never returns. Time in which this process is stopped does not count.
 /// @return the answer, or nothing @throws the exceptions of `ask`
 template <typename Ask>
 auto ask_in_time(Ask ask, std::chrono::milliseconds limit) -> std::optional<decltype(ask())> {
   std::packaged_task<decltype(ask())()> task(std::move(ask));
   auto answer = task.get_future();
   std::thread(std::move(task)).detach();
-  if (answer.wait_for(limit) != std::future_status::ready) {
-    return std::nullopt;
+  constexpr std::chrono::milliseconds kLook(250);
+  for (Patience patience(limit);
+       answer.wait_for(std::min(limit, kLook)) != std::future_status::ready;) {
+    if (patience.is_over()) {
+      return std::nullopt;
+    }
   }
   return answer.get();
 }

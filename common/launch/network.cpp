@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/base/parse.hpp"
+#include "common/base/patience.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 
@@ -28,19 +29,19 @@ using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 /// Resolves `host`. @return its addresses, in the order in which to try them
 Addresses resolve(const std::string& host, int port, std::chrono::milliseconds timeout = {}) {
   constexpr std::chrono::seconds kPause{1};
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  Patience patience(timeout);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   while (const int error =
              getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (patience.is_over()) {
       throw TransientError(fmt::format(
           "MASTER_ADDR={} cannot be resolved ({}), expected a host name or address that every rank "
           "can reach",
           host, gai_strerror(error)));
     }
-    std::this_thread::sleep_until(std::min(deadline, std::chrono::steady_clock::now() + kPause));
+    std::this_thread::sleep_for(kPause);
   }
   return {found, freeaddrinfo};
 }

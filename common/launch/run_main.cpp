@@ -25,13 +25,16 @@
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/hardware.hpp"
+#include "common/launch/of_this_rank.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/launch/stop_request.hpp"
 
 namespace ddp {
 namespace {
 
-thread_local std::vector<std::function<void()>> train_end_actions;  // in tests a rank is a thread
+struct TrainEnd {
+  std::vector<std::function<void()>> actions;
+};
 std::atomic<bool> skips_destructors = false;
 
 /// Names of this process in its errors, for all threads.
@@ -173,7 +176,7 @@ int guarded(const std::function<int(std::string& who)>& body) {
     code = report({ExitCode::kTrainingFailed, "cannot write to stdout, expected room for it"});
   }
   speaker.explain = {};
-  for (const auto& action : std::exchange(train_end_actions, {})) {
+  for (const auto& action : std::exchange(of_this_rank<TrainEnd>().actions, {})) {
     action();
   }
   if (skips_destructors) {
@@ -239,7 +242,7 @@ void explain_thread_errors(std::function<std::string(const std::string&)> explai
 }
 
 void at_train_end(std::function<void()> action) {
-  train_end_actions.push_back(std::move(action));
+  of_this_rank<TrainEnd>().actions.push_back(std::move(action));
 }
 
 int run_alone(int argc, char** argv, AloneFunction train) {

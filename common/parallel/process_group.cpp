@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,6 +23,7 @@
 #include "common/data/flat_parameters.hpp"
 #include "common/launch/hardware.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/of_this_rank.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/launch/stop_request.hpp"
 #include "common/parallel/agreement.hpp"
@@ -64,36 +64,8 @@ std::string wanted_interface(const std::string& option) {
   return interface;
 }
 
-/// Default group of a thread, see Note [Default group]. Taken at the end of `train`, before the
-/// thread's own data of LibTorch and NCCL are destroyed.
-class DefaultGroup {
- public:
-  ~DefaultGroup() { take(); }
-  void set(std::unique_ptr<ProcessGroup> group) {
-    group_ = std::move(group);
-    const std::lock_guard<std::mutex> lock(mutex);
-    of_all_threads.push_back(group_.get());
-  }
-  std::unique_ptr<ProcessGroup> take() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    std::erase(of_all_threads, group_.get());
-    return std::move(group_);
-  }
-  /// @return this thread's group, or the only one of the process, or null
-  const ProcessGroup* find() const {
-    if (group_ != nullptr) {
-      return group_.get();
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    return of_all_threads.size() == 1 ? of_all_threads.front() : nullptr;
-  }
-
- private:
-  static inline std::mutex mutex;
-  static inline std::vector<const ProcessGroup*> of_all_threads;
-  std::unique_ptr<ProcessGroup> group_;
-};
-thread_local DefaultGroup default_group;
+/// See Note [Default group].
+using DefaultGroup = std::unique_ptr<ProcessGroup>;
 
 /// Backends ignore strides, and that elements are lazily conjugated or negated.
 bool is_plain(const torch::Tensor& tensor) {
@@ -235,7 +207,7 @@ void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& 
 
 // Gloo's own clock runs on while a job is suspended, so wait_over_gloo() has the limit.
 std::chrono::milliseconds ProcessGroup::limit_of_c10d() const {
-  return backend_name() == "gloo" ? std::chrono::hours(24 * 365) : c10d::kUnsetTimeout;
+  return backend_name() == "gloo" ? kNoLimit : c10d::kUnsetTimeout;
 }
 
 void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op,
@@ -437,14 +409,21 @@ torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSit
 }
 
 // Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
-// end of an interval.
+// end of an interval, and Gloo's own clock runs on while a job is suspended.
 template <typename Message>
 void ProcessGroup::pass(const char* kind, const torch::Tensor& tensor, int peer,
                         const CallSite& site, const Message& message) const {
   RECORD_USER_SCOPE(kind);
   std::vector<torch::Tensor> one{bytes_of(tensor)};
   try {
-    message(*group_->getDefaultBackend(), one)->wait();
+    const Work work = message(*group_->getDefaultBackend(), one);
+    if (backend_name() != "gloo") {
+      work->wait();
+    } else if (!ask_in_time([work] { return work->wait(kNoLimit); }, store_->getTimeout())) {
+      work->abort();
+      throw std::runtime_error(
+          fmt::format("it did not end within {} s", in_seconds(store_->getTimeout())));
+    }
   } catch (const c10::Error&) {  // a wrong argument
     throw;
   } catch (const std::exception& error) {
@@ -579,9 +558,11 @@ void init_process_group(const Options& options, const LaunchEnvironment& launch,
 
 void init_process_group(LaunchEnvironment launch, torch::Device device,
                         const ProcessGroupOptions& options) {
-  default_group.take();  // may own the launch() and device() that were given: these are copies
-  default_group.set(create_process_group(std::move(launch), device, options));
-  at_train_end([] { default_group.take(); });
+  DefaultGroup& group = of_this_rank<DefaultGroup>();
+  group.reset();  // may own the launch() and device() that were given: these are copies
+  group = create_process_group(std::move(launch), device, options);
+  // Before LibTorch's and NCCL's own data of the thread are destroyed.
+  at_train_end([&group] { group.reset(); });
 }
 
 void destroy_process_group(const CallSite& site) {
@@ -590,11 +571,11 @@ void destroy_process_group(const CallSite& site) {
   depart(*group.store(), group.rank(), group.world_size(), "destroy_process_group, " + site.text());
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
-  at_train_end([group = std::shared_ptr<ProcessGroup>(default_group.take())] {});
+  at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(of_this_rank<DefaultGroup>()))] {});
 }
 
 const ProcessGroup* find_default_process_group() {
-  return default_group.find();
+  return of_this_rank<DefaultGroup>().get();
 }
 
 const ProcessGroup& default_process_group() {

@@ -23,8 +23,7 @@ namespace ddp {
 /// late ranks and the calling line, which c10d's own messages do not.
 ///
 /// Note [Default group]: as in Python, init_process_group() makes the group that is used wherever
-/// no group is given, in every thread of the process. A thread that has made a group of its own
-/// uses that group, because in tests a rank is a thread.
+/// no group is given, in every thread of the process.
 ///
 /// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed
 /// there alone, makes other calls than the ranks that wait for it. So it says how many collectives

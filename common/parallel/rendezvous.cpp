@@ -1,15 +1,16 @@
 #include "common/parallel/rendezvous.hpp"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <future>
 #include <iterator>
 #include <optional>
 #include <sstream>
@@ -22,17 +23,19 @@
 
 #include "common/backends/store_exchange.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/files.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
+#include "common/launch/of_this_rank.hpp"
 #include "common/launch/spawn.hpp"
 
 namespace ddp {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Kind = StoreLocation::Kind;
-using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
+
+constexpr const char* kLoopback = "127.0.0.1";
 
 c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -43,14 +46,31 @@ c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::millisecon
   return options;
 }
 
-/// Serves the store on all addresses of this host, of both families, as torchrun does.
+/// @return a socket for TCPStore, which by itself binds to all addresses of both families
+int bind_to_loopback(int port) {
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const FileDescriptor bound(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  setsockopt(bound.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  TORCH_CHECK(bind(bound.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0,
+              std::strerror(errno));
+  return fcntl(bound.get(), F_DUPFD_CLOEXEC, 0);  // TCPStore closes it
+}
+
+/// Serves the store: for a single node at loopback alone, which no other host can reach, else on
+/// all addresses of this host, as torchrun does.
 /// @param port 0: any free port
-Rendezvous serve(const std::string& host, int port, std::chrono::milliseconds timeout) {
+Rendezvous serve(const LaunchEnvironment& launch, int port, std::chrono::milliseconds timeout) {
   try {
-    // This rank needs no other address; `host` is for the others.
-    const auto store = c10::make_intrusive<c10d::TCPStore>(
-        "127.0.0.1", tcp_options(port, /*serves=*/true, timeout));
-    return {.store = store, .hosts = {host}, .port = store->getPort()};
+    c10d::TCPStoreOptions options = tcp_options(port, /*serves=*/true, timeout);
+    if (launch.num_nodes == 1) {
+      options.masterListenFd = bind_to_loopback(port);
+    }
+    const auto store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+    return {.store = store, .hosts = {kLoopback}, .port = store->getPort()};
   } catch (const c10::Error& error) {
     throw TransientError(
         fmt::format("cannot listen on port {} ({}), expected a free port of this host; another job "
@@ -76,24 +96,21 @@ std::string reason_without_store(const LaunchEnvironment& launch, const std::str
                              : "");
 }
 
-/// Connects in a thread, which is left behind if it hangs: TCPStore waits for ever if another
-/// program has the port, takes the connection and never answers.
+/// Connects in a thread, because TCPStore waits for ever if another program has the port, takes the
+/// connection and never answers.
 /// @throws TransientError without an answer within `timeout`
 Rendezvous connect(const LaunchEnvironment& launch, const std::string& host, int port,
                    std::chrono::milliseconds timeout) {
-  std::packaged_task<TcpStore()> connect([=] {
-    return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, /*serves=*/false, timeout));
-  });
-  std::future<TcpStore> connected = connect.get_future();
-  std::thread(std::move(connect)).detach();
-  if (connected.wait_for(timeout) == std::future_status::ready) {
-    try {
-      return {.store = connected.get(), .hosts = {host}, .port = port};
-    } catch (const c10::Error&) {
-      // Its error does not say why.
+  try {
+    const auto connect = [=] {
+      return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, false, kNoLimit));
+    };
+    if (const auto connected = ask_in_time(connect, timeout)) {
+      return {.store = *connected, .hosts = {host}, .port = port};
     }
-  } else {
     skip_destructors_at_exit();  // the thread still runs
+  } catch (const c10::Error&) {
+    // Its error does not say why.
   }
   throw TransientError(fmt::format(
       "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it ({})",
@@ -110,9 +127,9 @@ void require_address_of_this_host(const LaunchEnvironment& launch,
   constexpr std::chrono::milliseconds kMinute(60'000);
   constexpr std::chrono::milliseconds kPause(200);
   const std::string& host = launch.store.host;
-  const auto deadline = Clock::now() + std::min(timeout / 2, kMinute);
+  Patience patience(std::min(timeout / 2, kMinute));
   while (!is_this_host(host) && try_connect(host, launch.store.port) != 0) {
-    if (Clock::now() >= deadline) {
+    if (patience.is_over()) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
       throw UsageError(fmt::format(
           "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
@@ -129,9 +146,13 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
   if (location.server == launch.rank) {
-    Rendezvous served = serve(location.host, location.port, timeout);
+    Rendezvous served = serve(launch, location.port, timeout);
     require_address_of_this_host(launch, timeout);
+    served.hosts = {location.host};
     return served;
+  }
+  if (location.kind == Kind::kTcp && launch.num_nodes == 1) {
+    return connect(launch, kLoopback, location.port, timeout);
   }
   if (location.kind == Kind::kAgentTcp &&
       try_connect(location.host, location.port) == ECONNREFUSED) {
@@ -143,22 +164,29 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
   return connect(launch, location.host, location.port, timeout);
 }
 
-/// Serves the store on any free port, and publishes port and addresses in the job's file. The
-/// rename makes the file appear whole.
+/// Serves the store on any free port, and publishes port and addresses in the job's file.
 Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
                              std::chrono::milliseconds timeout) {
-  const std::string& file = launch.store.file;
-  Rendezvous served = serve("127.0.0.1", 0, timeout);
-  const std::vector<std::string> hosts =
-      launch.num_nodes > 1 ? addresses_to_publish(launch.store.host, interface) : served.hosts;
-  const std::string temporary = fmt::format("{}.{}", file, getpid());
-  std::ofstream out(temporary);
-  out << fmt::format("{} {}\n", served.port, fmt::join(hosts, " ")) << std::flush;
-  if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) {
-    throw TransientError(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
-  }
-  at_train_end([file] { unlink(file.c_str()); });  // a restart must not read it
+  Rendezvous served = serve(launch, 0, timeout);
+  const std::string text = fmt::format(
+      "{} {}\n", served.port, fmt::join(addresses_to_publish(launch.store.host, interface), " "));
+  NextFile file("the store's file", launch.store.file, text.size());
+  file.write(text);
+  file.take_place(/*keep_old=*/false);
+  at_train_end([path = launch.store.file] { unlink(path.c_str()); });  // a restart must not read it
   return served;
+}
+
+/// Text of a file of this user, because others may write in the job's folder; else "".
+std::string own_text(const std::string& path) {
+  // No link, and no pipe that waits.
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  std::string text(size_t{1} << 14U, '\0');
+  const bool is_own =
+      fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+  const ssize_t length = is_own ? read(file.get(), text.data(), text.size()) : 0;
+  return text.substr(0, static_cast<size_t>(std::max<ssize_t>(0, length)));
 }
 
 Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::string& interface,
@@ -167,23 +195,24 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::strin
     return serve_and_publish(launch, interface, timeout);
   }
   int port = 0;
-  std::vector<std::string> hosts;
-  for (Patience patience(timeout); hosts.empty();) {
-    std::ifstream file(launch.store.file);
+  // This host may lack a family of addresses, or a network. Peers too are met only at what answers.
+  // Nothing answers at what an earlier start has left.
+  std::vector<std::string> answering;
+  for (Patience patience(timeout); answering.empty();) {
+    std::istringstream file(own_text(launch.store.file));
     file >> port;
-    hosts.assign(std::istream_iterator<std::string>(file), {});
-    if (hosts.empty() && patience.is_over()) {
-      throw TransientError(fmt::format("rank 0 did not publish its address in {} within {} s",
-                                       launch.store.file, in_seconds(timeout)));
+    for (std::string host; file >> host;) {
+      if (try_connect(host, port) == 0) {
+        answering.push_back(host);
+      }
+    }
+    if (answering.empty() && patience.is_over()) {
+      throw TransientError(fmt::format(
+          "within {} s rank 0 did not publish an address that answers, expected it in {}, a file "
+          "of this user",
+          in_seconds(timeout), launch.store.file));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  // This host may lack a family of addresses, or a network. Peers too are met only at what answers.
-  std::vector<std::string> answering;
-  std::ranges::copy_if(hosts, std::back_inserter(answering),
-                       [port](const auto& host) { return try_connect(host, port) == 0; });
-  if (answering.empty()) {
-    return connect(launch, hosts.front(), port, timeout);  // says why
   }
   Rendezvous meeting = connect(launch, answering.front(), port, timeout);
   meeting.hosts = answering;
@@ -207,24 +236,24 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
   return {};
 }
 
-/// First store of this process, and the number of meetings there: its server may still run, and
-/// the keys of earlier meetings are still there. Per thread, because in tests a rank is a thread.
+/// First store of this rank, and the number of meetings there: its server may still run, and the
+/// keys of earlier meetings are still there.
 struct Met {
   StoreLocation at;
   Rendezvous first;
   int meetings = 0;
 };
-thread_local std::optional<Met> met;
 
 }  // namespace
 
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout) {
+  std::optional<Met>& met = of_this_rank<std::optional<Met>>();
   if (launch.store.kind == Kind::kNone || !met || met->at != launch.store) {
     met.reset();
     met = {.at = launch.store, .first = open_store(launch, interface, timeout)};
     // Kept until an error of this rank is printed, before the other ranks notice the store's end.
-    at_train_end([store = met->first.store] { met.reset(); });
+    at_train_end([&met, store = met->first.store] { met.reset(); });
   }
   Rendezvous meeting = met->first;
   const std::string& prefix = launch.store.prefix;

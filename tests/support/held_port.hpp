@@ -6,9 +6,27 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
+#include <vector>
 
 namespace ddp::test {
+
+/// Addresses of this host at which a program listens, in the kernel's form.
+inline std::vector<std::string> listening_at(int port) {
+  std::vector<std::string> found;
+  for (const char* const table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string number, local, remote, state, rest;
+         lines >> number >> local >> remote >> state; std::getline(lines, rest)) {
+      const size_t colon = local.find(':');
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        found.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return found;
+}
 
 /// Port of this host that the kernel gives to no other program. Our programs may listen on it,
 /// because both sides set SO_REUSEADDR.

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/backends/backend.hpp"
+#include "common/launch/of_this_rank.hpp"
 #include "common/parallel/process_group.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/rank_threads.hpp"
@@ -36,6 +37,7 @@ inline void run_threads(int world_size, const std::function<void(int rank)>& bod
   [[maybe_unused]] static const int once = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   run_rank_threads(world_size, [&](int rank) {
     at::init_num_threads();
+    thread_is_a_rank = true;
     body(rank);
   });
 }
