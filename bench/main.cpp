@@ -1,7 +1,6 @@
 // bench: runs the stages and compares their speed.
 
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 
 #include "bench/machine.hpp"
@@ -9,6 +8,7 @@
 #include "bench/report.hpp"
 #include "bench/run.hpp"
 #include "bench/settings.hpp"
+#include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/launch/run_main.hpp"
 
@@ -30,30 +30,30 @@ Report measure(Plan& plan) {
   return report;
 }
 
-void write_json(std::ostream& out, const nlohmann::ordered_json& document,
-                const std::string& name) {
-  out << json_text(document, 1) << std::endl;
-  if (!out) {
-    throw Error(ExitCode::kTrainingFailed, "cannot write the report to " + name);
-  }
-}
-
+/// Writes all that the settings ask for, also if one of them fails. @throws Error with all reasons
 void write(const Settings& settings, const Report& report) {
   std::ostream& screen = settings.json_on_stdout ? std::cerr : std::cout;
   print(screen, report);
   nlohmann::ordered_json document = google_benchmark_document(report);
   document["ddp_scaling"] = to_json(report, !settings.no_samples);
-  if (settings.json_on_stdout) {
-    write_json(std::cout, document, "standard output");
+  const std::string text = json_text(document, 1) + '\n';
+  std::string failures;
+  if (settings.json_on_stdout && !(std::cout << text << std::flush)) {
+    failures = "cannot write the report to standard output";
   }
-  if (!settings.json_file.empty()) {
-    std::ofstream file(settings.json_file);
-    write_json(file, document, settings.json_file);
-    screen << "wrote " << settings.json_file << '\n';
+  for (const std::string& file : {settings.json_file, settings.html_file}) {
+    try {
+      if (!file.empty()) {
+        file == settings.json_file ? replace_file("report", file, text)
+                                   : write_page(file, document);
+        screen << "wrote " << file << '\n';
+      }
+    } catch (const Error& error) {
+      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+    }
   }
-  if (!settings.html_file.empty()) {
-    write_page(settings.html_file, document);
-    screen << "wrote " << settings.html_file << '\n';
+  if (!failures.empty()) {
+    throw Error(ExitCode::kTrainingFailed, failures);
   }
 }
 

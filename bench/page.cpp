@@ -1,8 +1,6 @@
 #include "bench/report.hpp"
 
-#include <fstream>
-
-#include "common/base/exit_codes.hpp"
+#include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 
 namespace ddp::bench {
@@ -32,12 +30,7 @@ void write_page(const std::string& file, const nlohmann::ordered_json& document)
   std::string page = kPageTemplate;
   fill(page, "/*LIBRARY*/", kChartLibrary);
   fill(page, "/*DOCUMENT*/", inlined(document));
-  std::ofstream out(file, std::ios::binary);
-  out << page;
-  out.close();
-  if (!out) {
-    throw Error(ExitCode::kTrainingFailed, "--html: cannot write " + file);
-  }
+  replace_file("report", file, page);
 }
 
 }  // namespace ddp::bench

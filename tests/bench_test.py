@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -291,6 +292,19 @@ class Failing(Fakes):
                                     stderr=subprocess.PIPE, text=True)
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot write the report to standard output", result.stderr)
+
+    def test_a_report_that_cannot_be_written_leaves_the_old_one_and_the_other_report(self):
+        files = [self.root / name for name in ("r.json", "r.html")]
+        for limit, written in ((None, ("r.json", "r.html")), (100_000, ("r.json",)), (2000, ())):
+            for file in files:
+                file.write_text("old")
+            result = self.run_bench(*SMALL, "--repetitions", "1", "--json", files[0], "--html", files[1],
+                                    preexec_fn=limit and (lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))))
+            self.assertEqual(result.returncode, 0 if limit is None else 1, result.stderr)
+            for file in files:
+                kept = file.name not in written
+                self.assertEqual((file.read_text() == "old", f"report {file} cannot be written: File too large" in result.stderr), (kept, kept))
+            self.assertEqual(sorted(path.name for path in self.root.glob("r.*")), ["r.html", "r.json"])
 
     def wait_until(self, condition):
         deadline = time.monotonic() + 30

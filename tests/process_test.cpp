@@ -1,12 +1,15 @@
 // Starting a program: its environment, its end, and that no process of it is left.
 #include "common/base/process.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <functional>
 #include <string>
 
 #include "common/base/files.hpp"
@@ -67,8 +70,11 @@ TEST_CASE("it gets this environment with changes, an empty input, no blocked sig
       {{"DDP_TEST_NEW", "a=b"}, {"DDP_TEST_LEFT_OUT", std::nullopt}},
       [](std::string_view variable) { return variable.starts_with("DDP_TEST_D"); });
   const ddp::BlockedSignals blocked({SIGUSR1});
-  CHECK(shell("env | grep ^DDP_TEST_ | sort; cat; grep SigBlk /proc/self/status", options).out ==
-        "DDP_TEST_KEPT=1\nDDP_TEST_NEW=a=b\nSigBlk:\t0000000000000000\n");
+  std::signal(SIGPIPE, SIG_IGN);  // as every program, for itself
+  CHECK(
+      shell("env | grep ^DDP_TEST_ | sort; cat; grep -E 'Sig(Blk|Ign)' /proc/self/status", options)
+          .out ==
+      "DDP_TEST_KEPT=1\nDDP_TEST_NEW=a=b\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
   const ddp::ScratchFolder folder("ddp-process-test");
   options.cwd = folder.path();
   CHECK(shell("pwd -P", options).out == shell("cd " + folder.path() + "; pwd -P").out);
@@ -114,4 +120,32 @@ TEST_CASE("blocked signals are waited for, with a time limit") {
   CHECK(signals.wait(0).si_signo == 0);
   raise(SIGUSR2);
   CHECK(signals.wait(std::nullopt).si_signo == SIGUSR2);
+}
+
+TEST_CASE("a next file has a name that nobody else knows, whatever lies beside it", "[files]") {
+  namespace fs = std::filesystem;
+  const ddp::ScratchFolder folder("ddp-process-test");
+  const std::string path = folder.path() + "/file";
+  const std::string guessed = path + ".tmp." + std::to_string(getpid());
+  const std::string precious = folder.path() + "/precious";
+  ddp::replace_file("file", precious, "kept");
+  const std::vector<std::function<void()>> plants = {
+      [] {}, [&] { fs::create_symlink(precious, guessed); }, [&] { fs::create_directory(guessed); },
+      [&] { mkfifo(guessed.c_str(), 0666); }};
+  for (const auto& plant : plants) {
+    fs::remove(guessed);
+    plant();
+    const auto before = std::distance(fs::directory_iterator(folder.path()), {});
+    ddp::NextFile one("file", path, 3);
+    ddp::NextFile other("file", path, 5);  // of a program with the same process id
+    one.write("one");
+    other.write("other");
+    one.take_place(/*keep_old=*/false);
+    CHECK(ddp::read_text(path) == "one");
+    other.take_place(/*keep_old=*/false);
+    CHECK(ddp::read_text(path) == "other");
+    CHECK(ddp::read_text(precious) == "kept");
+    fs::remove(path);
+    CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == before);
+  }
 }

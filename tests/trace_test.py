@@ -7,6 +7,7 @@ usage: tests/trace_test.py BUILD_DIR
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,13 @@ class Trace(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def run_stage(self, line, code=0):
-        """Its output, without times."""
+    def run_stage(self, line, code=0, most_bytes=resource.RLIM_INFINITY):
+        """Its output, without times, and its errors. @param most_bytes of a file"""
         result = subprocess.run([BIN / line.split()[0], *line.split()[1:]], cwd=self.folder, capture_output=True, text=True, timeout=120,
-                                stdin=subprocess.DEVNULL, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+                                stdin=subprocess.DEVNULL, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.folder)},
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)))
         self.assertEqual(result.returncode, code, result.stderr)
-        return result.stdout.split(" | step ")[0]
+        return result.stdout.split(" | step ")[0] + result.stderr
 
     def events(self, name):
         """Complete events; microseconds since the epoch or the machine's start, the same for all ranks."""
@@ -51,6 +53,20 @@ class Trace(unittest.TestCase):
     def test_one_process_writes_one_file(self):
         self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json")
         self.assertTrue(self.events("t.json"))
+
+    def test_planted_names_and_a_full_disk(self):
+        (self.folder / "precious").write_text("kept")
+        for name in "t.json.tmp", "t.json":
+            (self.folder / name).symlink_to("precious")
+        self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json")
+        self.assertEqual((self.folder / "precious").read_text(), "kept")
+        self.assertTrue(self.events("t.json"))
+        written = (self.folder / "t.json").stat().st_size
+        left = sorted(self.folder.rglob("*"))
+        for most_bytes in 9000, written // 2, written - 9000:
+            said = self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json", code=2, most_bytes=most_bytes)
+            self.assertIn("expected room", said)
+            self.assertEqual(sorted(self.folder.rglob("*")), left)
 
     def test_a_run_that_ends_early_writes_its_steps(self):
         self.run_stage("01_single_gpu 1 9 --lr 1e9 --dataset-size 640 --trace t.json", code=1)  # ends after 20 steps

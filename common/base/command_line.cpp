@@ -103,12 +103,18 @@ std::string parse_path(const std::string& name, const std::string& text) {
   return home + text.substr(1);
 }
 
-void check_output_file(const std::string& name, const std::string& path) {
+void check_output_file(const std::string& name, const std::string& path, bool is_replaced) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  const std::filesystem::path folder = std::filesystem::absolute(path, error).parent_path();
+  const fs::path folder = fs::absolute(path, error).parent_path();
   if (!path.empty() &&
-      (std::filesystem::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0)) {
+      (fs::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0)) {
     refuse("{}: got {}, expected a file in an existing, writable folder", name, quote(path));
+  }
+  // /dev/stdout is a link, perhaps to a regular file.
+  if (is_replaced && fs::exists(path, error) &&
+      (!fs::is_regular_file(path, error) || folder == "/dev")) {
+    refuse("{}: got {}, expected a regular file, or a new name", name, quote(path));
   }
 }
 

@@ -35,8 +35,9 @@ const std::string& check_choice(const std::string& name, const std::string& text
 /// @throws UsageError for a URL, and for what only a shell replaces: "$HOME/x", "~me/x"
 std::string parse_path(const std::string& name, const std::string& text);
 
+/// @param is_replaced by a rename, which a pipe or a device must not be
 /// @throws UsageError unless `path` is empty, or a file in an existing, writable folder
-void check_output_file(const std::string& name, const std::string& path);
+void check_output_file(const std::string& name, const std::string& path, bool is_replaced = true);
 
 /// Thrown after --help or --version was answered on stdout.
 struct Answered {};

@@ -12,22 +12,26 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
 #include <system_error>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
 
 NextFile::NextFile(const std::string& what, const std::string& path, size_t bytes)
-    : what_(what),
-      path_(path),
-      bytes_(bytes),
-      // A killed process leaves such a file. A later process with the same id overwrites it.
-      temporary_(fmt::format("{}.tmp.{}", path, getpid())) {
-  file_.reset(uninterrupted([this] {
-    return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-  }));
+    : what_(what), path_(path), bytes_(bytes) {
+  std::random_device random;
+  do {
+    temporary_ = fmt::format("{}.tmp.{:08x}{:08x}", path, random(), random());
+    file_.reset(uninterrupted([this] {
+      return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    }));
+  } while (!file_.is_open() && errno == EEXIST);
   if (!file_.is_open()) {
     fail(errno);
   }
@@ -99,6 +103,17 @@ void NextFile::sync_folder() const {
   }
 }
 
+void replace_file(const std::string& what, const std::string& path, std::string_view bytes) {
+  NextFile next(what, path, bytes.size());
+  next.write(bytes);
+  next.take_place(/*keep_old=*/false);
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 namespace {
 
 const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -141,11 +156,12 @@ MappedFile::~MappedFile() {
 
 ScratchFolder::ScratchFolder(const std::string& name) {
   const char* const tmpdir = std::getenv("TMPDIR");
-  path_ =
-      std::string(tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir) + "/" + name + "-XXXXXX";
+  const std::string folder = tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir;
+  path_ = std::filesystem::absolute(folder) /
+          (name + "-XXXXXX");  // other processes may be in other folders
   if (mkdtemp(path_.data()) == nullptr) {
-    throw Error(ExitCode::kTrainingFailed, "cannot make a temporary folder " + path_ + ": " +
-                                               std::generic_category().message(errno));
+    refuse("TMPDIR: got {}, expected a folder in which this user can make files ({})",
+           quote(folder), std::strerror(errno));
   }
 }
 

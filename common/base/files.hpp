@@ -22,7 +22,8 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// New version of the file at `path`, written beside it and then renamed to `path`.
+/// New version of the file at `path`, written beside it and then renamed to `path`. Its name until
+/// then is random, so that no other program has a file, a pipe or a link of that name.
 class NextFile {
  public:
   /// @param what kind of file, "snapshot", for messages @param bytes its size, for messages
@@ -32,8 +33,6 @@ class NextFile {
   NextFile(const NextFile&) = delete;
   NextFile& operator=(const NextFile&) = delete;
 
-  /// Path of the file before the rename.
-  const std::string& temporary() const { return temporary_; }
   void write(std::string_view bytes);
   void overwrite(off_t position, std::string_view bytes);
   /// Renames the file to `path`. When the call returns, the file is on disk.
@@ -54,6 +53,12 @@ class NextFile {
   off_t end_ = 0;
   bool in_place_ = false;
 };
+
+/// Writes a NextFile of these bytes.
+void replace_file(const std::string& what, const std::string& path, std::string_view bytes);
+
+/// Content of a file; empty if it cannot be read.
+std::string read_text(const std::string& path);
 
 /// Turns read-ahead off for mapped memory that is larger than half of the machine's and is read in
 /// random order: the pages read ahead would be dropped before their turn.
@@ -78,7 +83,7 @@ class MappedFile {
 
 class ScratchFolder {
  public:
-  /// Below TMPDIR, else /tmp, with mode 0700. @throws Error (1) if it cannot be made
+  /// Below TMPDIR, else /tmp, with mode 0700. @throws UsageError if it cannot be made
   explicit ScratchFolder(const std::string& name);
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;

@@ -25,6 +25,18 @@ inline std::vector<std::string> split(const std::string& text, char separator = 
   return parts;
 }
 
+/// Number after the word `name`, as in files of /proc; 0 without it.
+inline int64_t number_after(const std::string& name, const std::string& text) {
+  std::istringstream words(text);
+  int64_t value = 0;
+  for (std::string word; words >> word;) {
+    if (word == name && words >> value) {
+      break;
+    }
+  }
+  return value;
+}
+
 /// The beginning of a long text, for messages.
 inline std::string shorten(std::string_view text) {
   constexpr size_t kLongest = 200;

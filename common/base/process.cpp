@@ -14,8 +14,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
@@ -54,6 +52,9 @@ int become(const char* program, char* const* argv, char* const* environment,
   }
   if (options.err_fd >= 0) {
     dup2(options.err_fd, STDERR_FILENO);
+  }
+  for (const int ignored : {SIGPIPE, SIGXFSZ}) {  // by this process, for itself
+    signal(ignored, SIG_DFL);
   }
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   if (options.cwd.empty() || chdir(options.cwd.c_str()) == 0) {
@@ -124,8 +125,7 @@ FileDescriptor memory_file(const char* name) {
 }
 
 std::string content_of(const FileDescriptor& file) {
-  std::ifstream stream(fmt::format("/proc/self/fd/{}", file.get()));
-  return {std::istreambuf_iterator<char>(stream), {}};
+  return read_text(fmt::format("/proc/self/fd/{}", file.get()));
 }
 
 }  // namespace

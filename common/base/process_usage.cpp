@@ -5,23 +5,18 @@
 
 #include <cstdint>
 #include <ctime>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <sstream>
 #include <string>
 
+#include "common/base/files.hpp"
+#include "common/base/parse.hpp"
+
 namespace ddp {
 
 double peak_rss_mib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    double kib = 0;
-    if (word == "VmHWM:" && status >> kib) {
-      return kib / 1024.0;
-    }
-  }
-  return std::numeric_limits<double>::quiet_NaN();
+  const int64_t kib = number_after("VmHWM:", read_text("/proc/self/status"));
+  return kib > 0 ? static_cast<double>(kib) / 1024 : std::numeric_limits<double>::quiet_NaN();
 }
 
 CpuTimes cpu_times() {
@@ -34,8 +29,7 @@ CpuTimes cpu_times() {
 }
 
 std::chrono::system_clock::time_point process_start() {
-  std::ifstream in("/proc/self/stat");
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const std::string text = read_text("/proc/self/stat");
   // The second field, the program's name in parentheses, may hold blanks; start time is the 22nd.
   std::istringstream fields(text.substr(text.rfind(')') + 2));
   std::string field;

@@ -167,13 +167,13 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
 /// Serves the store on any free port, and publishes port and addresses in the job's file.
 Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
                              std::chrono::milliseconds timeout) {
+  const std::string& file = launch.store.file;
   Rendezvous served = serve(launch, 0, timeout);
-  const std::string text = fmt::format(
-      "{} {}\n", served.port, fmt::join(addresses_to_publish(launch.store.host, interface), " "));
-  NextFile file("the store's file", launch.store.file, text.size());
-  file.write(text);
-  file.take_place(/*keep_old=*/false);
-  at_train_end([path = launch.store.file] { unlink(path.c_str()); });  // a restart must not read it
+  const std::vector<std::string> hosts =
+      launch.num_nodes > 1 ? addresses_to_publish(launch.store.host, interface) : served.hosts;
+  replace_file("file of addresses", file,
+               fmt::format("{} {}\n", served.port, fmt::join(hosts, " ")));
+  at_train_end([file] { unlink(file.c_str()); });  // a restart must not read it
   return served;
 }
 

@@ -9,8 +9,8 @@
 #include <iostream>
 #include <set>
 
-#include "common/base/exit_codes.hpp"
-#include "common/base/parse.hpp"
+#include "common/base/command_line.hpp"
+#include "common/base/files.hpp"
 #include "common/base/refuse.hpp"
 
 namespace ddp {
@@ -33,12 +33,8 @@ std::string path_of_rank(const std::string& path, int rank, int world_size) {
 
 Trace::Trace(const std::string& path, int rank, int world_size, bool with_cuda)
     : path_(path_of_rank(path, rank, world_size)), with_cuda_(with_cuda) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path_, error);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    // The profiler would replace it.
-    refuse("--trace: got {}, expected a regular file, or a new name", quote(path_));
-  }
+  check_output_file("--trace", path_);
+  ScratchFolder("ddp-trace");  // refuses a TMPDIR that is not there before the training
   // On a machine without GPUs the profiler prints an error of the CUDA runtime.
   setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
 }
@@ -84,12 +80,14 @@ void Trace::finish() {
 
 void Trace::stop() {
   running_ = false;
-  profiler::disableProfiler()->save(path_);
+  const ScratchFolder folder("ddp-trace");  // the profiler writes under a name that it derives
+  const std::string saved = folder.path() + "/trace.json";
+  profiler::disableProfiler()->save(saved);
   std::error_code error;
-  if (std::filesystem::file_size(path_, error) == 0 || error) {
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("--trace: cannot write {}, expected a writable file", path_));
+  if (!std::filesystem::exists(saved, error)) {
+    refuse("--trace: the profiler cannot write {}, expected room for a trace in TMPDIR", saved);
   }
+  replace_file("trace", path_, MappedFile(saved).bytes());
 }
 
 }  // namespace ddp
