@@ -51,6 +51,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(LibTorch::cpu INTERFACE "${LibTorch_CPU_LIBRARY}" "${LibTorch_C10_LIBRARY}")
   target_compile_features(LibTorch::cpu INTERFACE cxx_std_20)
+  # DT_RPATH goes before LD_LIBRARY_PATH, where another LibTorch may be, of another version.
+  target_link_options(LibTorch::cpu INTERFACE -Wl,--disable-new-dtags)
 
   get_filename_component(_libtorch_lib "${LibTorch_CPU_LIBRARY}" DIRECTORY)
   get_filename_component(_site_packages "${_libtorch_lib}/../.." ABSOLUTE)

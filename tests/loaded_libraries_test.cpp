@@ -93,6 +93,21 @@ TEST_CASE("a run on the CPU loads nothing of CUDA, NCCL or MPI", "[cpu]") {
   }
 }
 
+TEST_CASE("another LibTorch in LD_LIBRARY_PATH is not taken", "[cpu]") {
+  const ddp::ScratchFolder folder("ddp-libraries");
+  ddp::test::RunOptions options;
+  options.environment = {{"LD_LIBRARY_PATH", folder.path()}};
+  for (const char* const name : {"libtorch_cpu.so", "libc10.so", "libtorch_cuda.so"}) {
+    ddp::replace_file("library", folder.path() + "/" + name, "of another version");
+  }
+  for (const std::string program : {"01_single_gpu", "03_ddp_spawn", "05_multinode", "bench_micro",
+                                    "collectives", "peer_c10d"}) {
+    const auto result = ddp::test::run_program({DDP_BIN_DIR "/" + program, "--version"}, options);
+    INFO(program << result.err);
+    CHECK(result.exit_code == 0);
+  }
+}
+
 // The reverse, so that the test is known to see these libraries.
 
 TEST_CASE("--backend mpi loads MPI", "[mpi]") {
