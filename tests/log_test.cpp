@@ -3,6 +3,7 @@
 #include "common/training/log.hpp"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/convert_parameters.h>
@@ -22,6 +23,7 @@
 
 #include "common/base/files.hpp"
 #include "common/data/dataset.hpp"
+#include "common/training/step_clock.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -290,6 +292,24 @@ TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps it
   CHECK(ddp::MappedFile(folder.file("s")).bytes() == good);
   const Metrics metrics = read_metrics(folder.file("m"), 2);
   CHECK((metrics.rows.size() == 2 * 32 && metrics.summary.is_null()));
+}
+
+TEST_CASE("a long run does not grow with its steps", "[log]") {
+  ddp::StepClock clock(torch::kCPU);
+  const torch::Tensor loss = torch::zeros({}, torch::kFloat64);
+  const auto run = [&] {
+    for (int64_t step = 0; step < ddp::StepClock::kKept; ++step) {
+      clock.end_step(loss);
+      if (step % 1024 == 0) {
+        clock.begin_epoch();
+      }
+    }
+    return static_cast<int64_t>(mallinfo2().uordblks);
+  };
+  const int64_t before = run();
+  CHECK(run() < before + 65536);
+  CHECK(clock.steps() == 2 * ddp::StepClock::kKept);
+  CHECK(clock.median_ms() > 0);
 }
 
 TEST_CASE("--metrics or a stdout that takes nothing is an error", "[log]") {

@@ -75,7 +75,10 @@ const std::vector<Step>& StepClock::epoch_steps() {
 
 void StepClock::record(double end_ns, double step_ms, double loss) {
   epoch_steps_.push_back({end_ns, step_ms, loss});
-  all_ms_.push_back(static_cast<float>(step_ms));
+  const auto ms = static_cast<float>(step_ms);
+  steps_ < kKept ? last_ms_.push_back(ms)
+                 : void(last_ms_[static_cast<size_t>(steps_ % kKept)] = ms);
+  ++steps_;
 }
 
 int64_t StepClock::warmup_steps() const {
@@ -83,7 +86,7 @@ int64_t StepClock::warmup_steps() const {
 }
 
 double StepClock::median_ms() const {
-  std::vector<float> sorted(all_ms_.begin() + warmup_steps(), all_ms_.end());
+  std::vector<float> sorted(last_ms_.begin() + warmup_steps(), last_ms_.end());
   if (sorted.empty()) {
     return std::numeric_limits<double>::quiet_NaN();
   }

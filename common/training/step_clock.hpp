@@ -22,6 +22,8 @@ struct Step {
 /// on the device. Both are read after the epoch, so the host does not wait within an epoch.
 class StepClock {
  public:
+  static constexpr int64_t kKept = 1 << 18;
+
   explicit StepClock(const torch::Device& device);
 
   /// Begins the first step of an epoch, once the device is idle.
@@ -33,10 +35,10 @@ class StepClock {
   int64_t steps_in_epoch() const noexcept { return epoch_count_; }
 
   /// Number of steps of the whole run.
-  int64_t steps() const noexcept { return static_cast<int64_t>(all_ms_.size()); }
+  int64_t steps() const noexcept { return steps_; }
   /// Number of steps that median_ms() leaves out: at most half, so that short runs have a median.
   int64_t warmup_steps() const;
-  /// NaN without steps.
+  /// Of the last kKept steps; NaN without steps.
   double median_ms() const;
   /// End of this process's first step.
   std::optional<std::chrono::system_clock::time_point> first_step_end() const { return first_end_; }
@@ -50,7 +52,8 @@ class StepClock {
   Clock::time_point last_end_;
   int64_t epoch_count_ = 0;
   std::vector<Step> epoch_steps_;
-  std::vector<float> all_ms_;
+  int64_t steps_ = 0;
+  std::vector<float> last_ms_;  ///< of at most kKept steps: a long run must not grow
   std::deque<c10::Event> events_;  // on a GPU: the epoch's beginning and the ends of its steps
   std::vector<torch::Tensor> losses_;  // on a GPU: the losses of the epoch's steps
   std::optional<std::chrono::system_clock::time_point> first_end_;
