@@ -69,6 +69,11 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
            {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},
            {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
+           {"03_ddp_spawn 5 1", {"TMPDIR: got \"/no/such\"", "No such"}, {{"TMPDIR", "/no/such"}}},
+           {"collectives all_reduce", {"TMPDIR: got \"gone\""}, {{"TMPDIR", "gone"}}},
+           {"bench_micro --nprocs 2", {"TMPDIR: got", "Not a dir"}, {{"TMPDIR", "/dev/null"}}},
+           {"bench --quick --stages 01_single_gpu", {"TMPDIR: got"}, {{"TMPDIR", "/no/such"}}},
+           {"bench --dry-run --json /dev/stdout", {"--json: got", "regular file"}},
            // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {
@@ -80,5 +85,42 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
     check_one_line(result, bad.exit_code, bad.named);
     CHECK(result.out.empty());
     CHECK(fs::is_empty(folder / "work"));
+  }
+}
+
+TEST_CASE("every program begins alike: closed streams are open, and a full file is an error") {
+  const auto run = [](const std::string& script, const ddp::ScratchFolder& folder) {
+    RunOptions options;
+    options.cwd = folder.path();
+    options.environment = {{"PATH", DDP_BIN_DIR ":/bin:/usr/bin"}};
+    return ddp::test::run_program({"sh", "-c", script}, options);
+  };
+  for (const std::string line :
+       {"01_single_gpu 2 9 --metrics m", "02_data_parallel 2 9 --nprocs 2 --metrics m",
+        "03_ddp_spawn 2 9 --nprocs 2 --metrics m", "04_ddp_launcher 2 9 --metrics m", "ddp-env",
+        "sim_buckets", "collectives all_reduce", "bench --dry-run --stages 01_single_gpu",
+        "bench_micro --help"}) {
+    for (const std::string closed : {" >&-", " <&- >&- 2>&-"}) {
+      INFO(line << closed);
+      const ddp::ScratchFolder folder("ddp-begin");
+      CHECK(run("exec " + line + closed, folder).exit_code == 0);
+      const std::string metrics = ddp::read_text(folder.path() + "/m");
+      CHECK_FALSE(contains(metrics, "[CPU"));
+      CHECK(contains(metrics, "summary") == contains(line, "--metrics"));
+    }
+  }
+  for (const auto& [script, said] : {
+           std::pair<std::string, std::string>{
+               "ulimit -f 2; exec 01_single_gpu 1 1 --hidden 300 --lr 1e-3",
+               "snapshot 01_single_gpu.safetensors cannot be written: File too large"},
+           {"ulimit -f 2; exec 01_single_gpu 9 99 --metrics m", "cannot write m (File too large)"},
+           {"ulimit -f 1; exec collectives --help > out", "cannot write to stdout"},
+           {"(sleep 0.3; ddp-env; exit $?) | false", "cannot write to stdout"},
+           {"(sleep 0.3; sim_buckets) | false", "cannot write to stdout"},
+           {"(sleep 0.3; 01_single_gpu 1 9) | false", "cannot write to stdout"},
+       }) {
+    INFO(script);
+    const ddp::ScratchFolder folder("ddp-begin");
+    check_one_line(run(script, folder), 1, {said});
   }
 }

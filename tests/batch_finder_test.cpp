@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <new>
 #include <regex>
@@ -14,6 +15,7 @@
 #include "common/base/process_usage.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
+#include "tests/support/threads_as_ranks.hpp"
 
 namespace {
 
@@ -91,6 +93,31 @@ TEST_CASE("trials stay within --memory-limit, and what follows is free of it", "
   options.find_batch = false;
   options.memory_limit_bytes.reset();
   CHECK(ddp::find_batch_size(options, 1000, torch::kCPU, [](int64_t) {}) == 32);  // --batch-size
+}
+
+TEST_CASE("the ranks of a host share its memory, and agree on the least", "[trial]") {
+  CHECK(ddp::memory_per_rank(1000, 1) == 800);
+  CHECK(ddp::memory_per_rank(1000, 2) == 400);
+  ddp::Options options;
+  options.find_batch = true;
+  std::array<int64_t, 2> found{};
+  const ddp::ScratchFolder folder("ddp-batch");
+  const ddp::StoreLocation store{.kind = ddp::StoreLocation::Kind::kFile,
+                                 .host = "",
+                                 .file = folder.path() + "/store",
+                                 .prefix = ""};
+  ddp::test::run_threads(2, [&](int rank) {
+    const auto launch = ddp::test::rank_of(rank, 2, store);
+    ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo"});
+    found[static_cast<size_t>(rank)] =
+        ddp::find_batch_size(options, 64, torch::kCPU, [rank](int64_t size) {
+          if (size > (rank == 0 ? 8 : 4)) {
+            throw std::bad_alloc();
+          }
+        });
+    ddp::destroy_process_group();
+  });
+  CHECK(found == std::array<int64_t, 2>{4, 4});
 }
 
 TEST_CASE("with the batch that was found a step of many ends on stage 03's weights", "[program]") {

@@ -78,11 +78,15 @@ void check_mask() {
 
 ExitCode act(const ddp::Options& options, const ddp::LaunchEnvironment& rank) {
   const auto run_in_thread = [](const std::function<void()>& body) { std::thread(body).join(); };
+  ExitCode code = ExitCode::kDone;
   const std::map<std::string, std::function<void()>> actions = {
       {"done", [&] { say(rank, "of " + std::to_string(rank.world_size) + " done"); }},
       {"batch", [&] { say(rank, "batch " + std::to_string(options.batch_size)); }},
       {"sleep", [&] { say(rank, "ready"), sleep_long(); }},
       {"stubborn", [&] { std::signal(SIGTERM, SIG_IGN), say(rank, "ready"), sleep_long(); }},
+      {"stop", [&] { code = stop_when_asked(rank); }},
+      {"give_up", [&] { stop_when_asked(rank), throw std::runtime_error("the message"); }},
+      {"hangup", [&] { std::signal(SIGHUP, SIG_DFL), code = stop_when_asked(rank); }},
       {"meet", [&] { meet(rank); }},
       {"mask", check_mask},
       {"broken", write_to_broken_connection},
@@ -112,11 +116,8 @@ ExitCode act(const ddp::Options& options, const ddp::LaunchEnvironment& rank) {
   if (what == "again") {
     return ExitCode::kRunAgain;
   }
-  if (what == "stop") {
-    return stop_when_asked(rank);
-  }
   actions.at(what)();
-  return ExitCode::kDone;
+  return code;
 }
 
 }  // namespace

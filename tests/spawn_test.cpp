@@ -1,4 +1,7 @@
 // Stages' entry points with real processes: exit codes, messages, signals, and no rank left behind.
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -9,6 +12,7 @@
 #include <vector>
 
 #include "common/base/files.hpp"
+#include "common/launch/hardware.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
@@ -55,6 +59,14 @@ size_t count(const std::string& text, const std::string& part) {
     ++found;
   }
   return found;
+}
+
+/// Cores that a thread may run on: "0-3".
+std::string cores_of(pid_t thread) {
+  const std::string status = ddp::read_text("/proc/" + std::to_string(thread) + "/status");
+  const std::string name = "Cpus_allowed_list:\t";
+  const size_t begin = status.find(name) + name.size();
+  return status.substr(begin, status.find('\n', begin) - begin);
 }
 
 std::vector<pid_t> ranks_of(Program& program, size_t ranks) {
@@ -116,11 +128,14 @@ TEST_CASE("how one rank ends is how the run ends, and the reason is printed once
   CHECK(run({{"RANK0", "again"}, {"RANK1", "throw"}}).exit_code == 1);
 }
 
-TEST_CASE("a rank that ignores SIGTERM is killed after the grace") {
-  const RunResult result = run({{"RANK1", "throw"}, {"ALL", "stubborn"}}, "--nprocs 2");
+TEST_CASE("a rank that ignores SIGTERM is killed after the first grace") {
+  Program program(command("--nprocs 2"), environment({{"RANK1", "give_up"}, {"ALL", "stubborn"}}));
+  ranks_of(program, 2);
+  kill(program.pid(), SIGTERM);  // has a longer grace than the failure that follows
+  const RunResult result = program.wait();
   CHECK(result.exit_code == 1);
   CHECK(result.err == "spawn_helper: error: [rank 1] the message\n");
-  CHECK(result.seconds < 30);
+  CHECK(result.seconds < 25);
 }
 
 TEST_CASE("signals are forwarded to every rank, and a second one changes nothing") {
@@ -141,6 +156,54 @@ TEST_CASE("signals are forwarded to every rank, and a second one changes nothing
     kill(program.pid(), signal);
     CHECK(all_gone_within(ranks, kGoneSeconds));
     CHECK(program.wait().exit_code == 128 + signal);
+  }
+}
+
+TEST_CASE("a SIGHUP that is ignored, as under nohup, reaches no rank") {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  Program program(command("--nprocs 2"), environment({{"ALL", "hangup"}}));
+  std::signal(SIGHUP, before);
+  ranks_of(program, 2);
+  kill(program.pid(), SIGHUP);
+  kill(program.pid(), SIGUSR1);
+  CHECK(program.wait().exit_code == 85);
+}
+
+TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cores]") {
+  const std::string whole = cores_of(getpid());
+  const std::string core = std::to_string(std::stoi(whole));
+  const auto is_free = [&whole](pid_t thread) { return cores_of(thread) == whole; };
+  for (const auto& [name, value] : {std::pair<std::string, std::string>{"OMP_PROC_BIND", "true"},
+                                    {"OMP_PLACES", "{" + core + "}"},
+                                    {"GOMP_CPU_AFFINITY", core}}) {
+    INFO(name);
+    for (const std::string stage : {"/03_ddp_spawn", "/02_data_parallel"}) {
+      Program program(words(DDP_BIN_DIR + stage + " 100000 1000000 --nprocs 2"),
+                      environment({{name, value}}));
+      REQUIRE(program.wait_for_output("Epoch 1 "));
+      const std::vector<pid_t> ranks = children_of(program.pid());
+      CHECK(ranks.size() == (stage == "/03_ddp_spawn" ? 2 : 0));
+      CHECK(std::ranges::all_of(ranks, is_free));
+      const std::string threads = "/proc/" + std::to_string(program.pid()) + "/task";
+      CHECK(std::ranges::any_of(
+          std::filesystem::directory_iterator(threads),
+          [&](const auto& thread) { return is_free(std::stoi(thread.path().filename())); }));
+    }
+  }
+  for (const std::string rank : {"0", "1"}) {  // of a launcher that was itself bound
+    const RunOptions two = environment({{"HOW", "rank"},
+                                        {"RANK", rank},
+                                        {"WORLD_SIZE", "2"},
+                                        {"MASTER_ADDR", "::1"},
+                                        {"MASTER_PORT", "1"}});
+    std::vector<std::string> bound = words("taskset -c " + core);
+    std::ranges::copy(command(), std::back_inserter(bound));
+    for (const auto& argv : {command(), bound}) {
+      const bool is_told = rank == "0" && argv == bound;
+      CHECK(
+          (contains(ddp::test::run_program(argv, two).err, "note: 2 ranks share one") == is_told ||
+           ddp::count_cores() == 1));
+    }
   }
 }
 

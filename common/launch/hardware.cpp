@@ -3,23 +3,120 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <array>
-#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "common/base/files.hpp"
+#include "common/base/parse.hpp"
+
+/// Of mask_at_start.cpp, which only programs link.
+extern "C" [[gnu::weak]] cpu_set_t ddp_mask_at_start[64];
 
 namespace ddp {
+namespace {
 
-int count_cores() {
-  constexpr size_t kMaxCores = size_t{1} << 16;  // the kernel refuses a set that is too small
-  std::array<cpu_set_t, kMaxCores / CPU_SETSIZE> set{};
-  sched_getaffinity(0, sizeof(set), set.data());
-  return std::max(1, CPU_COUNT_S(sizeof(set), set.data()));
+/// @param pid 0: this thread
+int cores_of(pid_t pid) {
+  std::array<cpu_set_t, 64> mask{};  // the kernel refuses a set that is too small
+  sched_getaffinity(pid, sizeof(mask), mask.data());
+  return std::max(1, CPU_COUNT_S(sizeof(mask), mask.data()));
 }
 
-int share_of_cores(int cores, int online, const LaunchEnvironment& environment) {
-  const bool binds = environment.launcher == "openmpi" || environment.launcher == "slurm";
-  return binds && cores < online ? cores : std::max(1, cores / environment.local_world_size);
+int own_cores() {
+  return &ddp_mask_at_start == nullptr ? cores_of(0)
+                                       : CPU_COUNT_S(sizeof(ddp_mask_at_start), ddp_mask_at_start);
+}
+
+/// Cores of the ranks of this host together. Open MPI and Slurm may have bound this rank to a part.
+/// slurmstepd itself may run anywhere: there the variables count.
+int cores_of_host(const LaunchEnvironment& environment) {
+  const std::string& launcher = environment.launcher;
+  return find_allowance(launcher == "openmpi" ? cores_of(getppid())
+                        : launcher == "slurm" ? get_nprocs_conf()
+                                              : own_cores())
+      .cores;
+}
+
+}  // namespace
+
+Allowance find_allowance(int cores, const std::string& root, const Variables& variables) {
+  int64_t most_cores = cores;
+  int64_t most_bytes = number_after("MemAvailable:", read_text(root + "/proc/meminfo")) << 10;
+  const auto lower = [](int64_t& limit, int64_t to) {
+    limit = to > 0 ? std::min(limit, to) : limit;
+  };
+  const auto apply_group = [&](const std::string& folder) {
+    const auto text = [&folder](const char* file) { return read_text(folder + "/" + file); };
+    // Files of version 2 and 1; "max" and -1 are no limit.
+    std::istringstream cpu(text("cpu.max") + text("cpu.cfs_quota_us") + text("cpu.cfs_period_us"));
+    std::istringstream memory(text("memory.max") + text("memory.current") +
+                              text("memory.limit_in_bytes") + text("memory.usage_in_bytes"));
+    int64_t most = 0;
+    int64_t other = 0;
+    if (cpu >> most >> other && most > 0) {
+      lower(most_cores, std::max<int64_t>(most / other, 1));
+    }
+    if (memory >> most >> other) {
+      const std::string stat = text("memory.stat");
+      const auto of = [&stat](const char* newer, const char* older) {
+        return std::max(number_after(newer, stat), number_after(older, stat));
+      };
+      const int64_t cache = of("file", "total_cache") - of("shmem", "total_shmem");
+      lower(most_bytes, std::max<int64_t>(most - other + cache, 1));
+    }
+  };
+  std::istringstream groups(read_text(root + "/proc/self/cgroup"));
+  // "4:memory:/job/step" of version 1, "0::/job/step" of version 2
+  for (std::string line; std::getline(groups, line);) {
+    const std::vector<std::string> fields = split(line + "::", ':');
+    const std::string mount = root + "/sys/fs/cgroup/" + fields[1];
+    // In a container the group's path may be the host's: then only the mount has files.
+    for (std::filesystem::path group = fields[2]; group.has_relative_path();
+         group = group.parent_path()) {
+      apply_group(mount + group.native());
+    }
+    apply_group(mount);
+  }
+  const auto number = [&variables](const char* name) -> int64_t {
+    const auto found = variables.find(name);
+    return found == variables.end() ? 0 : std::strtoll(found->second.c_str(), nullptr, 10);
+  };
+  const auto machine = variables.find("_CONDOR_MACHINE_AD");
+  std::string slot = machine == variables.end() ? "" : read_text(machine->second);
+  std::ranges::replace(slot, '=', ' ');
+  const int64_t slurm_cores = number("SLURM_CPUS_ON_NODE");
+  // Numbers for all hosts of a job are upper limits, too.
+  for (const int64_t given :
+       {slurm_cores, number("SLURM_CPUS_PER_TASK") * std::max<int64_t>(number("SLURM_NTASKS"), 1),
+        number("NSLOTS"), number("PBS_NUM_PPN"), number("NCPUS"), number("LSB_DJOB_NUMPROC"),
+        number_after("Cpus", slot)}) {
+    lower(most_cores, given);
+  }
+  for (const int64_t mib : {number("SLURM_MEM_PER_NODE"), number("SLURM_MEM_PER_CPU") * slurm_cores,
+                            number_after("Memory", slot)}) {
+    lower(most_bytes, mib << 20);
+  }
+  return {static_cast<int>(most_cores), most_bytes};
+}
+
+int count_cores() {
+  return find_allowance(own_cores()).cores;
+}
+
+void leave_openmp_place() {
+  if (&ddp_mask_at_start != nullptr) {
+    sched_setaffinity(0, sizeof(ddp_mask_at_start), ddp_mask_at_start);
+  }
+}
+
+int share_of_cores(int own, int of_host, int ranks) {
+  return std::max(1, std::min(own, of_host / ranks));
 }
 
 int resolve_threads(const Options& options, const LaunchEnvironment& environment) {
@@ -27,10 +124,19 @@ int resolve_threads(const Options& options, const LaunchEnvironment& environment
     return options.threads;
   }
   const int cores =
-      share_of_cores(count_cores(), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), environment);
+      share_of_cores(own_cores(), cores_of_host(environment), environment.local_world_size);
   // Stage 02's replicas compute side by side in this process.
   const int replicas = options.launch == Launch::kAlone ? options.nprocs.value_or(1) : 1;
   return std::max(1, cores / replicas);
+}
+
+std::string note_on_cores(const LaunchEnvironment& environment) {
+  const int ranks = environment.local_world_size;
+  const bool is_silent = ranks == 1 || environment.local_rank != 0 || get_nprocs_conf() == 1;
+  return is_silent || cores_of_host(environment) > 1
+             ? ""
+             : fmt::format("{} ranks share one core of {}: see OMP_PROC_BIND, binding, limits",
+                           ranks, get_nprocs_conf());
 }
 
 namespace {

@@ -1,6 +1,7 @@
-// common/launch/hardware.hpp - the cores and the GPUs that this process may use.
+// common/launch/hardware.hpp - the cores, the memory and the GPUs that this process may use.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "common/launch/launch_environment.hpp"
@@ -8,17 +9,36 @@
 
 namespace ddp {
 
-/// Number of cores that the kernel lets this process run on.
+/// What all ranks of this host may use together.
+struct Allowance {
+  int cores = 0;
+  int64_t memory_bytes = 0;  ///< free, or cached and so easily freed
+};
+
+/// The least of `cores` and of the limits that the machine, the control groups of this process
+/// (versions 1 and 2, parents too) and its scheduler's variables set.
+/// A variable that is no number limits nothing.
+/// @param root folder that holds proc/ and sys/; tests make one up
+Allowance find_allowance(int cores, const std::string& root = "",
+                         const Variables& variables = process_variables());
+
+/// Number of cores that this process may use: of its mask at its start, and allowed.
 int count_cores();
 
-/// Share of this process in `cores`, which the ranks of a node divide. Open MPI and Slurm may have
-/// bound the rank to its share: then `cores` is less than the node's `online` cores.
-/// @return at least 1
-int share_of_cores(int cores, int online, const LaunchEnvironment& environment);
+/// Lets this thread, and threads and processes that it starts, run on all cores that this process
+/// was given, although OpenMP's library has bound the first thread to one of them.
+void leave_openmp_place();
+
+/// Cores for each of `ranks` ranks of a host. @param own cores of the rank's mask, which is
+/// narrower than the host's if its launcher has bound it @return at least 1
+int share_of_cores(int own, int of_host, int ranks);
 
 /// Threads of each rank, or of each replica in stage 02: --threads, where auto is the share of
 /// cores.
 int resolve_threads(const Options& options, const LaunchEnvironment& environment);
+
+/// Note for a launcher's ranks that share a single core of several; else empty.
+std::string note_on_cores(const LaunchEnvironment& environment);
 
 /// Number of CUDA devices that CUDA_VISIBLE_DEVICES leaves visible; 0 without a driver, and in a
 /// build without CUDA.

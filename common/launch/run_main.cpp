@@ -1,6 +1,7 @@
 // common/launch/run_main.cpp - main() to `train`; an exception becomes one line and an exit code.
 #include "common/launch/run_main.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -12,8 +13,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <mutex>
 #include <thread>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "common/base/command_line.hpp"
+#include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
@@ -44,8 +44,20 @@ struct Speaker {
   std::function<std::string(const std::string&)> explain;
 } speaker;
 
-/// Writes the file from which torchrun reads the root cause. The rename makes it appear whole,
-/// because torchrun's agent fails on half a document.
+/// Every program begins so. Without the open streams the next files would become standard output
+/// or error. Without the signals a file limit and a reader that has gone are errors of a call.
+void begin_program() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) {
+    fd = open("/dev/null", O_RDWR);
+  }
+  close(fd);
+  std::signal(SIGXFSZ, SIG_IGN);
+  survive_broken_connections();
+}
+
+/// Writes the file from which torchrun reads the root cause. It must appear whole, because
+/// torchrun's agent fails on half a document.
 void write_error_file(const std::string& line) {
   const std::string path = process_getenv("TORCHELASTIC_ERROR_FILE").value_or("");
   if (path.empty()) {
@@ -56,9 +68,10 @@ void write_error_file(const std::string& line) {
        {{"message", line},
         {"extraInfo",
          {{"py_callstack", line}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
-  const std::string temporary = fmt::format("{}.{}", path, getpid());
-  std::ofstream(temporary) << json_text(document);
-  std::rename(temporary.c_str(), path.c_str());  // if it fails, the message is on stderr
+  try {
+    replace_file("error file", path, json_text(document));
+  } catch (const Error&) {  // the message is on stderr
+  }
 }
 
 /// First line of `what`: LibTorch's errors have a backtrace after it.
@@ -117,14 +130,9 @@ int report(const Failure& failure) {
 
 /// Checks that rank 0 can write its files, before the first epoch. @throws UsageError
 void check_output_files(const OutputOptions& options) {
-  namespace fs = std::filesystem;
   check_output_file("--snapshot", options.snapshot);
-  check_output_file("--metrics", options.metrics);
+  check_output_file("--metrics", options.metrics, /*is_replaced=*/false);
   check_output_file("--trace", options.trace);
-  std::error_code error;
-  if (fs::exists(options.snapshot, error) && !fs::is_regular_file(options.snapshot, error)) {
-    refuse("--snapshot: got {}, expected a regular file, or a new name", quote(options.snapshot));
-  }
 }
 
 /// True if the reader of standard output is gone, for example mpirun.
@@ -143,17 +151,16 @@ void end_with_launcher(const LaunchEnvironment& environment) {
       std::_Exit(static_cast<int>(ExitCode::kTrainingFailed));
     }
   }
-  if (environment.world_size > 1) {
-    survive_broken_connections();
-  }
   if (environment.launcher == "slurm") {
     exit_on_sigterm();
   }
 }
 
-void say_note(const LaunchEnvironment& environment) {
-  if (!environment.note.empty()) {
-    std::cerr << speaker.program + ": note: " + environment.note + "\n";
+void say_notes(const LaunchEnvironment& environment) {
+  for (const std::string& note : {environment.note, note_on_cores(environment)}) {
+    if (!note.empty()) {
+      std::cerr << speaker.program + ": note: " + note + "\n";
+    }
   }
 }
 
@@ -162,6 +169,7 @@ void say_note(const LaunchEnvironment& environment) {
 namespace internal {
 
 int guarded(const std::function<int(std::string& who)>& body) {
+  begin_program();
   speaker = {.program = program_name(), .who = "", .explain = {}};
   std::set_terminate(end_by_thread_error);
   int code = static_cast<int>(ExitCode::kDone);
@@ -173,7 +181,8 @@ int guarded(const std::function<int(std::string& who)>& body) {
   }
   std::cout << std::flush;
   if (!std::cout && code == 0) {
-    code = report({ExitCode::kTrainingFailed, "cannot write to stdout, expected room for it"});
+    code =
+        report({ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
   }
   speaker.explain = {};
   for (const auto& action : std::exchange(of_this_rank<TrainEnd>().actions, {})) {
@@ -208,7 +217,7 @@ int run_main(
     if (launch == Launch::kAlone) {
       refuse_several(options.program, environment, "is one process");
     } else if (launch == Launch::kLauncher) {
-      say_note(environment);
+      say_notes(environment);
     }
     options.batch_size = resolve_batch_size(options, environment.world_size);
     options.threads = resolve_threads(options, environment);
@@ -259,7 +268,7 @@ int run_rank(const std::function<void(const LaunchEnvironment&)>& train) {
   return internal::guarded([&](std::string& who) {
     const LaunchEnvironment environment = read_launch_environment();
     who = internal::name_of_rank(environment);
-    say_note(environment);
+    say_notes(environment);
     end_with_launcher(environment);
     train(environment);
     return static_cast<int>(ExitCode::kDone);

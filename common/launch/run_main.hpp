@@ -11,7 +11,8 @@
 
 namespace ddp::internal {
 
-/// Runs `body`, then the actions of at_train_end(). Turns an exception into an exit code, a line on
+/// Every program's main(). Opens closed standard streams, and ignores SIGPIPE and SIGXFSZ. Runs
+/// `body`, then the actions of at_train_end(). Turns an exception into an exit code, a line on
 /// stderr, "<program>: error: [rank 2] message", and the file in which torchrun looks for the root
 /// cause.
 /// @param body returns the exit code; writes "[rank 2] " into its argument once the rank is known

@@ -53,15 +53,18 @@ class Ranks {
   void start(const std::vector<std::string>& argv, int world_size,
              const std::vector<int>& held_signals) {
     std::cout << std::flush;
-    // Without the variables of an outer torchrun, which started just this process.
     std::map<std::string, std::optional<std::string>> variables = {
         {"DDP_LAUNCHER", "spawn"},
         {"WORLD_SIZE", std::to_string(world_size)},
         {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
         {"DDP_STORE_FILE", folder_.path() + "/store"},
-        {"TORCHELASTIC_RUN_ID", std::nullopt},
-        {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
+        // OpenMP's library would bind all ranks alike.
+        {"OMP_PROC_BIND", std::nullopt},
+        {"OMP_PLACES", std::nullopt},
+        {"GOMP_CPU_AFFINITY", std::nullopt},
+        {"KMP_AFFINITY", std::nullopt},
     };
+    leave_openmp_place();
     ChildOptions options;
     options.program = std::filesystem::read_symlink("/proc/self/exe");
     options.parent_death_signal = SIGKILL;

@@ -13,7 +13,7 @@ void watch_for_stop_request();
 /// @return the signal that asked the run to stop, or 0
 int stop_request();
 
-/// From now on SIGPIPE no longer ends this process: a broken connection is an error of the call,
+/// From now on SIGPIPE no longer ends this process: a reader that has gone is an error of the call,
 /// also in libraries that write without MSG_NOSIGNAL (Gloo).
 void survive_broken_connections();
 

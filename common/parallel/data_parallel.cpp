@@ -103,6 +103,7 @@ DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
   // Without it ATen's operators would use all cores in each of our threads.
   threads_.run([](size_t i) {
     if (i > 0) {
+      leave_openmp_place();
       at::init_num_threads();
     }
   });

@@ -5,12 +5,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <fstream>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -18,7 +16,10 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/files.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
+#include "common/launch/hardware.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
@@ -90,19 +91,7 @@ class HostLimit {
 };
 
 int64_t resident_bytes() {
-  int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;
-  return pages * sysconf(_SC_PAGESIZE);
-}
-
-/// MemAvailable of this machine.
-int64_t available_bytes() {
-  std::ifstream in("/proc/meminfo");
-  int64_t kib = 0;
-  for (std::string name; in >> name && name != "MemAvailable:";) {
-  }
-  in >> kib;
-  return kib * 1024;
+  return number_after("VmRSS:", read_text("/proc/self/status")) * 1024;
 }
 
 /// Limit for trials on the host, beside the memory that is already in use.
@@ -112,8 +101,7 @@ int64_t host_budget(const Options& options) {
   }
   const ProcessGroup* const group = find_default_process_group();
   const int sharers = group == nullptr ? 1 : group->launch().local_world_size;
-  constexpr int64_t kTenths = 8;  // the rest is for fragments, and for other programs
-  return available_bytes() / 10 * kTenths / sharers;
+  return memory_per_rank(find_allowance(1).memory_bytes, sharers);
 }
 
 void release_memory(const torch::Device& device) {
@@ -144,6 +132,11 @@ bool is_out_of_memory(const std::exception& error) {
   return std::ranges::any_of(
       std::array{"can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED"},
       [&text](const char* words) { return text.find(words) != std::string_view::npos; });
+}
+
+int64_t memory_per_rank(int64_t available_bytes, int ranks) {
+  constexpr int64_t kTenths = 8;  // the rest is for fragments, and for other programs
+  return available_bytes / 10 * kTenths / ranks;
 }
 
 int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& fits) {

@@ -30,6 +30,9 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
 /// Largest size among 1, 2, 4, ... and `most` before the first that does not fit; 0 if none fits.
 int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& fits);
 
+/// Memory for the trials of each of `ranks` ranks of a host.
+int64_t memory_per_rank(int64_t available_bytes, int ranks);
+
 /// True for out-of-memory errors of LibTorch, of CUDA and its libraries, and of the standard
 /// library.
 bool is_out_of_memory(const std::exception& error);
