@@ -281,18 +281,6 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
            Change{"global-batch", [](ddp::Options& other) { other.batch_size = 4; }},
            Change{"dataset \"synthetic\"", [](ddp::Options& other) { other.dataset = "digits"; }},
            Change{"dataset-size", [](ddp::Options& other) { other.dataset_size = 21; }},
-           Change{"layer0.weight",
-                  [](ddp::Options& other) {
-                    other.layers = {2, 4, 1};
-                  }},
-           Change{"layer2.weight",
-                  [](ddp::Options& other) {
-                    other.layers = {2, 3, 1, 1};
-                  }},
-           Change{"holds \"layer1.bias\", which the model has not",
-                  [](ddp::Options& other) {
-                    other.layers = {2, 3};
-                  }},
        }) {
     ddp::Options other = options;
     change(other);
@@ -544,7 +532,7 @@ TEST_CASE("a refusal, also of the file system, and a stop reach all ranks, late 
   }
 }
 
-TEST_CASE("ranks take rank 0's snapshot, and refuse it together", "[snapshot]") {
+TEST_CASE("ranks take rank 0's snapshot", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::test::RunOptions run_options;
   run_options.cwd = folder.path();
@@ -563,13 +551,4 @@ TEST_CASE("ranks take rank 0's snapshot, and refuse it together", "[snapshot]") 
   CHECK(contains(older.err, "going on from s.prev"));
   CHECK_FALSE(contains(older.out, "Epoch 1 "));
   CHECK(contains(older.out, "[CPU1] Epoch 2 "));
-  damage(folder.path() + "/s");
-  damage(folder.path() + "/s.prev");
-  const ddp::test::RunResult refused = run("5", " --resume auto");
-  INFO(refused.err);
-  CHECK(refused.exit_code == 3);
-  CHECK(refused.out.empty());
-  for (const std::string rank : {"[rank 0] ", "[rank 1] "}) {
-    CHECK(contains(refused.err, rank + "snapshot s"));
-  }
 }
