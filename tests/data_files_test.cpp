@@ -141,6 +141,8 @@ TEST_CASE("a file that others wrote: any order and alignment, nothing that is wr
       {changed("features", entry("I8", {2, 12}, 16, 40)), "of dtype \"I8\", expected F64, F32"},
       {changed("features", entry("F32", {6}, 16, 40)), "features of Float [6], expected float32"},
       {changed("features", entry("F32", {2, 2}, 16, 40)), "F32 and shape [2,2] in 24 bytes"},
+      {changed("features", entry("F32", {2.0, 3}, 16, 40)), "shape [2.0,3] in 24 bytes"},
+      {changed("ids", entry("U8", {4}, 0, 4)), "\"labels\" at [8,16], expected it to begin at 4"},
       {changed("labels", entry("I32", {2}, 8, 16)), "labels of Int [2], expected int64 classes"},
       {changed("labels", entry("F32", {1, 2}, 8, 16)), "one for each of the 2 samples"},
   };
