@@ -90,9 +90,9 @@ void compare_within(const Workload& runs, Report& report) {
       add_comparison("best", *best, *run, report);
     }
     const Run* const ranks = fastest_stage(runs, [&](const Run& other) {
-      return other.is_distributed() && other.threads == 1 && other.world_size == run->threads;
+      return other.is_distributed() && other.world_size == run->threads;
     });
-    if (run->world_size == 1 && run->threads > 1 && ranks != nullptr) {
+    if (run->threads > 1 && ranks != nullptr) {
       add_comparison("threads", *ranks, *run, report);
     }
   }

@@ -86,6 +86,24 @@ std::map<std::string, std::string> texts(const Report& report) {
   return all;
 }
 
+/// Lines of the screen.
+std::vector<std::string> screen_of(const Report& report) {
+  std::stringstream out;
+  print(out, report);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(out, line);) {
+    CHECK(line.size() <= kScreenWidth);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+int count_lines(const std::vector<std::string>& lines, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return static_cast<int>(std::ranges::count_if(
+      lines, [&](const std::string& line) { return std::regex_search(line, regex); }));
+}
+
 TEST_CASE("speeds follow from launches of the same block", "[pair]") {
   Run alone = make_run("01_single_gpu");
   Run ranks = make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
@@ -244,16 +262,42 @@ TEST_CASE("a run that is timed once does not take part in who is fastest", "[sen
 
 TEST_CASE("our fastest run with a peer's cores and global batch stands beside it, or none",
           "[pair]") {
+  const int other = GENERATE(0, 1, 2, 3);  // 1: another batch, 2: more cores, 3: a failed run
   std::vector<Timed> runs = default_runs("M");
-  const bool is_same_batch = GENERATE(true, false);
-  for (Timed& timed : runs) {  // all runs of ours on two cores
-    if (timed.run.kind == "stage" && timed.run.cores() == 2 && !is_same_batch) {
-      timed.run.global_batch *= 2;
+  for (Timed& timed : runs) {
+    if (timed.run.kind == "stage" && timed.run.cores() == 2) {
+      timed.run.global_batch *= other == 1 ? 2 : 1;
+      timed.run.threads *= other == 2 ? 2 : 1;
     }
   }
+  runs[3].run.parity.ok = other != 3;  // then our fastest is one process, as two of the peers
   const Report report = make_report(runs);
-  CHECK(texts(report).contains("peers") == is_same_batch);
-  CHECK((std::ranges::count(report.comparisons, "peer", &Comparison::kind) > 0) == is_same_batch);
+  // Two transports for each: PyTorch in one process, the faster of PyTorch's over gloo, JAX.
+  CHECK(std::ranges::count(report.comparisons, "peer", &Comparison::kind) ==
+        std::vector{6, 0, 0, 4}[static_cast<std::size_t>(other)]);
+}
+
+TEST_CASE("ranks stand beside as many threads, and each world size beside one process", "[pair]") {
+  const auto ranks = [](int n) {
+    return make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = n});
+  };
+  Report report = make_report({{make_run("01_single_gpu"), 4},
+                               {make_run("01_single_gpu", {.threads = 2}), 12},
+                               {ranks(1), 4.1},
+                               {ranks(2), 10},
+                               {ranks(4), 18}});
+  CHECK_FALSE(contains(texts(report)["ranks"], "1 rank "));
+  CHECK(contains(texts(report)["ranks"],
+                 "whether 2 ranks over shm help cannot be told (0.80x), "
+                 "whether 4 ranks"));
+  CHECK(contains(comparison(report, "threads", "ranks:", "threads:2").a, "ranks:2"));
+  for (Run& run : report.runs) {
+    run.pieces_ms.backward = 1;
+  }
+  CHECK(count_lines(screen_of(report), "^  M: 03_ddp_spawn shm +4 ") == 1);
+  report.runs[2].error = "exit code 1";
+  conclude(report);
+  CHECK(contains(texts(report)["fastest"], " or 2 more)"));
 }
 
 TEST_CASE("contenders have the repetitions that an interval needs, or are all", "[pair]") {
@@ -300,24 +344,6 @@ TEST_CASE("the record has what is known, and null for the rest", "[record]") {
         std::vector{report.runs[3].speedup_ci95->low, report.runs[3].speedup_ci95->high});
   CHECK(runs[3]["repetitions"][0]["samples_ms"].size() == 5);
   CHECK(to_json(report, /*samples=*/false)["runs"][3]["repetitions"][0]["samples_ms"].empty());
-}
-
-/// Lines of the screen.
-std::vector<std::string> screen_of(const Report& report) {
-  std::stringstream out;
-  print(out, report);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(out, line);) {
-    CHECK(line.size() <= kScreenWidth);
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-int count_lines(const std::vector<std::string>& lines, const std::string& pattern) {
-  const std::regex regex(pattern);
-  return static_cast<int>(std::ranges::count_if(
-      lines, [&](const std::string& line) { return std::regex_search(line, regex); }));
 }
 
 TEST_CASE("the screen of a default report has at most 45 lines, and a row for each run",
