@@ -37,15 +37,10 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-/// Finds torchrun, first in the checkout's own environment, because it fits this build's LibTorch.
-std::string find_torchrun(const fs::path& stage_dir) {
-  for (fs::path folder = stage_dir; folder != folder.parent_path(); folder = folder.parent_path()) {
-    const std::string candidate = folder / ".venv" / "bin" / "torchrun";
-    if (is_executable(candidate)) {
-      return candidate;
-    }
-  }
-  return find_in_path("torchrun").value_or("");
+/// Path of torchrun; empty for none. The checkout's own fits this build's LibTorch.
+std::string find_torchrun(const fs::path& peers_dir) {
+  const std::string own = peers_dir.parent_path().parent_path() / ".venv" / "bin" / "torchrun";
+  return is_executable(own) ? own : find_in_path("torchrun").value_or("");
 }
 
 /// Value of the first line "key: value" of a file, or "unknown".
@@ -111,7 +106,7 @@ void find_launchers(Plan& plan) {
       continue;
     }
     const std::string path = name == "spawn"      ? plan.settings.stage_dir  // the program itself
-                             : name == "torchrun" ? find_torchrun(plan.settings.stage_dir)
+                             : name == "torchrun" ? find_torchrun(plan.settings.peers_dir)
                                                   : find_in_path(name).value_or("");
     std::string missing = path.empty() ? "it is not in PATH" : "";
     if (name == "srun" && !has_allocation) {
