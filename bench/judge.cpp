@@ -18,14 +18,9 @@ std::optional<double> control_factor(const Report& report, const Run& run) {
 
 void judge(Report& report) {
   for (Comparison& comparison : report.comparisons) {
-    const Run* const a = report.find(comparison.a);
-    const Run* const b = report.find(comparison.b);
-    if (comparison.kind == "control" || a == nullptr || b == nullptr || !comparison.ci95) {
-      continue;
-    }
-    const std::optional<double> of_a = control_factor(report, *a);
-    const std::optional<double> of_b = control_factor(report, *b);
-    if (of_a && of_b) {
+    const std::optional<double> of_a = control_factor(report, *report.find(comparison.a));
+    const std::optional<double> of_b = control_factor(report, *report.find(comparison.b));
+    if (comparison.ci95 && of_a && of_b) {
       const double factor = std::max(*of_a, *of_b);
       comparison.significant = comparison.ci95->low > factor || comparison.ci95->high < 1 / factor;
     }

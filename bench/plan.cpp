@@ -293,8 +293,8 @@ class Planner {
     for (const std::string& backend : settings_.backends) {
       const auto uses_it = [&](const Entry& entry) { return entry.run.backend == backend; };
       if (std::ranges::none_of(plan_.entries, uses_it)) {
-        refuse("--backends {}: no stage uses it, expected stages with several ranks{}", backend,
-               backend == "mpi" ? " under mpirun" : "");
+        refuse("--backends {}: no stage uses it, expected several ranks (mpi: under mpirun)",
+               backend);
       }
     }
   }

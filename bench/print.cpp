@@ -10,8 +10,6 @@
 namespace ddp::bench {
 namespace {
 
-using Cells = std::vector<std::string>;
-
 /// At most `width` bytes of `text`, with "..." for the rest.
 std::string shorten(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
@@ -156,7 +154,7 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   if (not_run.empty()) {
     return;
   }
-  Cells names;
+  std::vector<std::string> names;
   for (const NotRun& one : not_run) {
     names.push_back(fmt::format("{} ({})", one.what, one.reason));
   }
