@@ -175,7 +175,7 @@ class Measuring(Fakes):
         self.assertIn("--nodelist=n1 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
         self.assertIn("SLURM_JOB_NUM_NODES: got 2, expected at least 4", self.refused(*arguments, "--nodes", "4"))
         too_many = len(os.sched_getaffinity(0)) + 1  # on each node
-        self.assertIn(f"Note: {too_many} ranks take turns", self.run_bench(*arguments, "--world-sizes", str(too_many), "--dry-run").stdout)
+        self.assertIn(f"Note: {too_many} ranks take turns", self.run_bench(*arguments, "--nodes", "2", "--world-sizes", str(too_many), "--dry-run").stdout)
         strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
         self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
 
@@ -387,7 +387,10 @@ class Options(Fakes):
             self.assertRegex("\n".join(lines), rf"M/weak/{name}: bin/\w+ (\d+) \1 --global-batch 128 --layers 784,512,512,10 .* {options}")
         several = self.run_bench("--dry-run", "--models", "T", "--world-sizes", "2,4", "--scaling", "weak,strong").stdout
         self.assertEqual(len(re.findall("^no comm ", several, re.MULTILINE)), 4)
-        self.assertIn("02_data_parallel", several)  # T is named
+        named = self.run_bench("--dry-run", "--models", "T,S", "--world-sizes", "1,2", "--quick").stdout
+        self.assertRegex(named, "02_data_parallel .* T\n")
+        self.assertNotRegex(named, "03_ddp_spawn +spawn +shm +1 ")
+        self.assertNotIn("fused", self.run_bench("--dry-run", "--launchers", "spawn").stdout)
         too_many = self.run_bench("--dry-run", "--world-sizes", "4096", "--peers", "jax").stdout
         self.assertIn("Note: 4096 ranks take turns", too_many)
         self.assertNotIn("Not run: 4096", too_many)
