@@ -174,8 +174,9 @@ class Measuring(Fakes):
         self.assertIn("--relative=0 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
         self.assertIn("--nodelist=n1 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
         self.assertIn("SLURM_JOB_NUM_NODES: got 2, expected at least 4", self.refused(*arguments, "--nodes", "4"))
-        too_many = len(os.sched_getaffinity(0)) + 1  # on each node
-        self.assertIn(f"Note: {too_many} ranks take turns", self.run_bench(*arguments, "--nodes", "2", "--world-sizes", str(too_many), "--dry-run").stdout)
+        too_many = len(os.sched_getaffinity(0)) + 2  # on each node; the job has two CPUs there
+        plan = self.run_bench(*arguments, "--nodes", "2", "--world-sizes", str(too_many), "--dry-run").stdout
+        self.assertRegex(plan, rf"--overcommit (?s:.*)Note: {too_many} ranks take turns")
         strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
         self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
 
