@@ -157,10 +157,7 @@ class Engine {
     if (!call.end_us) {
       self.awaited = &call;
       turn_is_over_.release();
-      self.may_run.acquire();
-      if (is_cancelled_) {
-        throw Cancelled();
-      }
+      wait_for_turn(self);
       self.awaited = nullptr;
     }
     if (*call.end_us > self.now_us) {
@@ -187,11 +184,8 @@ class Engine {
     engine = this;
     own_index = index;
     Rank& self = rank(own_index);
-    self.may_run.acquire();
     try {
-      if (is_cancelled_) {
-        return;
-      }
+      wait_for_turn(self);
       program();
       self.has_returned = true;
     } catch (const Cancelled&) {
@@ -201,6 +195,13 @@ class Engine {
     }
     self.record.end_us = self.now_us;
     turn_is_over_.release();
+  }
+
+  void wait_for_turn(Rank& self) {
+    self.may_run.acquire();
+    if (is_cancelled_) {
+      throw Cancelled();
+    }
   }
 
   void finish(int index, Call& call, double begin_us, double end_us) {

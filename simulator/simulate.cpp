@@ -18,7 +18,6 @@ namespace {
 constexpr int kColumns = 72;  ///< width of a lane
 
 struct SimulatorOptions {
-  std::string program;
   int nprocs = 2;
   Network network;
   std::map<std::string, double> parameters;
@@ -26,10 +25,9 @@ struct SimulatorOptions {
 
 SimulatorOptions parse(int argc, char** argv, int nprocs) {
   SimulatorOptions options;
-  options.program = program_name();
   options.nprocs = nprocs;
-  CommandLine line(options.program, "Simulates a schedule of ranks: docs/learn/simulator.md.",
-                   options.program + " " DDP_VERSION,
+  CommandLine line(program_name(), "Simulates a schedule of ranks: docs/learn/simulator.md.",
+                   program_name() + " " DDP_VERSION,
                    "Exit codes: 0 targets met, 1 target missed or rank failed, 2 usage.", 36);
   OptionGroup group = line.group("Options");
   group.integer<int, int>("--nprocs", options.nprocs, 1, 1024, std::to_string(nprocs),
@@ -42,7 +40,7 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
                  refuse("{}: got {}, expected NAME=NUMBER", option, quote(text));
                }
                options.parameters[text.substr(0, equals)] =
-                   parse_positive(option, text.substr(equals + 1));
+                   parse_positive(option, text.substr(equals + 1), 1e9);
              })
       .repeatable();
   group.positive("--alpha-us", "US", options.network.alpha_us, 1e9, "10",
@@ -93,9 +91,9 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
         const std::vector<Target>& targets) {
   const Network& network = options.network;
   const Simulation simulation = run_ranks(rank, options.nprocs, network, options.parameters);
-  std::cout << fmt::format("{}: {} rank{}, alpha {:.6g} us, beta {:.6g} us/MiB\n\n",
-                           options.program, options.nprocs, options.nprocs == 1 ? "" : "s",
-                           network.alpha_us, network.beta_us_per_mib);
+  std::cout << fmt::format("{}: {} rank{}, alpha {:.6g} us, beta {:.6g} us/MiB\n\n", program_name(),
+                           options.nprocs, options.nprocs == 1 ? "" : "s", network.alpha_us,
+                           network.beta_us_per_mib);
   draw(simulation);
   std::cout << "rank      end us   waited us  messages  sent bytes\n";
   for (std::size_t index = 0; index < simulation.ranks.size(); ++index) {

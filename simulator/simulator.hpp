@@ -69,7 +69,6 @@ struct Span {
   std::string name;
 };
 
-/// Record of a rank.
 struct RankRecord {
   std::vector<Span> compute;
   std::vector<Span> waiting;  ///< waits for communication

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 #include "simulator/simulator.hpp"
 
@@ -15,11 +16,7 @@ const Quantity messages{"messages", [](const RankRecord& rank) { return rank.sen
 const Quantity sent_bytes{"sent_bytes", [](const RankRecord& rank) { return rank.sent.bytes; }};
 
 double Quantity::of(const Simulation& simulation) const {
-  double most = 0;
-  for (const RankRecord& rank : simulation.ranks) {
-    most = std::max(most, of_rank(rank));
-  }
-  return most;
+  return std::ranges::max(simulation.ranks | std::views::transform(of_rank));
 }
 
 bool Target::is_met(const Simulation& simulation) const {

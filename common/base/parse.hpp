@@ -109,16 +109,14 @@ Integer parse_integer(const std::string& name, std::string_view text, Integer mi
 
 /// A decimal number in (0, maximum]: "0.1", "1e-3"; never NaN or infinite.
 /// @throws UsageError naming `name`, the text and the range
-inline double parse_positive(const std::string& name, std::string_view text,
-                             double maximum = std::numeric_limits<double>::max()) {
+inline double parse_positive(const std::string& name, std::string_view text, double maximum) {
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stop != end || !std::isfinite(value) || !(value > 0) ||
       value > maximum) {
-    const bool bounded = maximum != std::numeric_limits<double>::max();
-    throw UsageError(name + ": got " + quote(text) + ", expected a finite number > 0" +
-                     (bounded ? " and <= " + std::to_string(static_cast<long long>(maximum)) : ""));
+    throw UsageError(name + ": got " + quote(text) + ", expected a finite number > 0 and <= " +
+                     std::to_string(static_cast<long long>(maximum)));
   }
   return value;
 }
