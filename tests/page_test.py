@@ -4,6 +4,7 @@
 usage: page_test.py PAGE_MAKER NODE [unittest options]
 """
 
+import gzip
 import html.parser
 import json
 import pathlib
@@ -13,60 +14,32 @@ import sys
 import tempfile
 import unittest
 
-DRAW = pathlib.Path(__file__).parent / "support/draw_page.js"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DRAW, REPORT = ROOT / "tests/support/draw_page.js", ROOT / "results/S-M-L-peers.json.gz"
 PAGE_MAKER = NODE = ""
 HOSTILE = 'x</script><script>alert(1)</script><img src=x onerror="alert(2)"><!--<script>\x1b[2J\n\'&amp;'
 
 
-def make_run(model, stage, world_size, speedup, variant="main", kind="stage", threads=1, **more):
-    """Run of a report; its median step follows from its speed-up."""
-    layers, batch, step = {"T": ([20, 1], 32, 0.04), "M": ([784, 512, 512, 10], 64, 4.0)}[model]
-    cores = world_size * threads
-    median = step * cores / speedup
-    several = world_size > 1
-    samples = [median * factor for factor in (0.9, 1, 1, 1.1, 1.5)]
-    run = {
-        "name": f"{model}/weak/{stage}/{variant}/{kind}/ranks:{world_size}/{threads}", "kind": kind, "stage": stage, "variant": variant,
-        "launcher": "torchrun" if stage[:2] in ("04", "05") else "none", "backend": "shm" if several else "none", "device": "cpu",
-        "model": model, "layers": layers, "parameters": 1000, "scaling": "weak", "nodes": 1, "world_size": world_size,
-        "threads": threads, "global_batch": batch * cores,
-        "repetitions": [{"block": i, "started": "2026-01-02T03:04:05Z", "samples_ms": samples, "median_ms": median,
-                         "no_comm_median_ms": median * 0.8 if several else None, "startup_ms": 600}
-                        for i in range(6)],
-        "step_ms": {"median": median, "p10": median * 0.9, "p90": median * 1.4, "n": 30},
-        "samples_per_second": batch * cores / median * 1000, "speedup": speedup, "speedup_ci95": [speedup * 0.98, speedup * 1.02],
-        "efficiency": speedup / cores,
-        "pieces_ms": {"data": median * 0.08, "forward": median * 0.3, "backward": median * 0.4, "update": median * 0.12,
-                      "all_reduce": median * 0.1 if several else None},
-        "exposed_comm_ms": median * 0.2 if several else None, "exposed_comm_ci95_ms": [median * 0.1, median * 0.3] if several else None,
-        "limit_ms": median * 0.5, "peak_rss_mib": 150.0, "startup_ms": 600.0, "lines_of_code": 60, "gpu": None,
-        "parity": {"moved": 0.134512, "reference_moved": 0.134512, "ok": True}, "error": None,
-    }
-    return run | more
-
-
-def without_speed(run, **more):
-    nothing = {"samples_per_second": None, "speedup": None, "speedup_ci95": None, "efficiency": None}
-    return run | nothing | more
-
-
 def default_report():
-    """Report of the size of a default run's: two models, ten rows each, five sentences of two lines."""
-    runs = []
-    for model in "TM":
-        runs += [make_run(model, "01_single_gpu", 1, 1.0), make_run(model, "01_single_gpu", 1, 1.7, threads=2)]
-        runs += [make_run(model, stage, 2, 1.5 + 0.01 * i) for i, stage in enumerate(
-            ["02_data_parallel", "03_ddp_spawn", "04_ddp_launcher", "05_multinode"])]
-        runs += [make_run(model, "03_ddp_spawn", 1, 0.99), make_run(model, "03_ddp_spawn", 2, 1.1, variant="by_hand", backend="gloo"),
-                 make_run(model, "pytorch", 2, 0.8, variant="compiled", kind="peer", backend="gloo"),
-                 without_speed(make_run(model, "04_ddp_launcher", 2, 1.0, launcher="mpirun"), error="rank 1: exit code 75: " + "why " * 40),
-                 make_run(model, "01_single_gpu", 1, 1.0, kind="control", variant="main")]
-    sentence = "Of two ranks on two cores the fastest program is the one that this sentence of two lines names here. "
-    return {"context": {"date": "2026-01-02"}, "benchmarks": [], "ddp_scaling": {
-        "schema_version": 3, "machine": {"host": "h", "cpu_model": "A Processor", "cores": 2}, "software": {"libtorch": "2.11.0"},
-        "settings": {"steps": None, "models": ["T", "M"]}, "runs": runs, "comparisons": [],
-        "sentences": [{"code": code, "runs": [], "text": (2 * sentence)[:190]} for code in "abcde"],
-        "not_run": [{"what": "srun", "reason": "not in a Slurm allocation"}], "partial": False}}
+    """A report that is kept, of two models: with steps, a run whose numbers are known, and a run that failed."""
+    document = json.loads(gzip.decompress(REPORT.read_bytes()))
+    scaling = document["ddp_scaling"]
+    runs = scaling["runs"] = [run for run in scaling["runs"] if run["model"] in "SM"]
+    known = next(run for run in runs if run["world_size"] == 2 and run["pieces_ms"]["forward"])
+    known |= {"step_ms": {"median": 5.2288, "p10": 4.706, "p90": 7.3203, "n": 30}, "samples_per_second": 24480.0, "speedup": 1.53,
+              "speedup_ci95": [1.4994, 1.5606], "efficiency": 0.765, "exposed_comm_ms": 1.0458, "exposed_comm_ci95_ms": [0.5229, 1.5686],
+              "limit_ms": 2.6144, "peak_rss_mib": 150.0, "startup_ms": 600.0, "lines_of_code": 60}
+    for run in runs:
+        for repetition in run["repetitions"]:
+            repetition["samples_ms"] = [run["step_ms"]["median"] * factor for factor in (0.9, 1, 1, 1.1, 1.5)]
+    nothing = dict.fromkeys(("samples_per_second", "speedup", "speedup_ci95", "efficiency"))
+    runs.append(known | nothing | {"launcher": "mpirun", "error": "rank 1: exit code 75: " + "why " * 40})
+    scaling["not_run"] = [{"what": "srun", "reason": "not in a Slurm allocation"}]
+    return document, known
+
+
+def with_a_speed(document, model):
+    return [run for run in document["ddp_scaling"]["runs"] if run["model"] == model and not run["error"] and run["kind"] != "control"]
 
 
 def show(document, workload=""):
@@ -96,7 +69,7 @@ class Markup(html.parser.HTMLParser):
 
 class Page(unittest.TestCase):
     def test_the_table_has_the_runs_of_the_document(self):
-        document = default_report()
+        document, known = default_report()
         drawn, _ = show(document)
         runs = document["ddp_scaling"]["runs"]
         self.assertEqual(len(drawn["rows"]), 1 + len(runs))
@@ -106,43 +79,43 @@ class Page(unittest.TestCase):
                 self.assertEqual(cells[5:], [run["error"]])
             else:
                 self.assertAlmostEqual(float(cells[5]), run["step_ms"]["median"], delta=0.005 * run["step_ms"]["median"])
-        self.assertEqual(drawn["rows"][17], ["M, weak scaling, cpu", "05_multinode", "torchrun", "shm", "2", "5.23", "4.71–7.32", "24,480",
-                                             "1.53 (1.5–1.56)", "0.77", "1.05 (0.523–1.57)", "2.61", "150", "0.6", "60"])
+        self.assertEqual(drawn["rows"][1 + runs.index(known)][1:], [
+            "03_ddp_spawn", "spawn", "shm", "2", "5.23", "4.71–7.32", "24,480", "1.53 (1.5–1.56)", "0.77", "1.05 (0.523–1.57)", "2.61", "150", "0.6", "60"])
         self.assertEqual(drawn["texts"]["sentences"], [one["text"] for one in document["ddp_scaling"]["sentences"]])
 
     def test_the_four_plots_show_the_runs_of_the_workload_that_have_a_speed(self):
-        document = default_report()
-        for model in "TM":
+        document, _ = default_report()
+        for model in "SM":
             drawn, _ = show(document, f"{model}, weak scaling, cpu")
-            runs = [run for run in document["ddp_scaling"]["runs"]
-                    if run["model"] == model and not run["error"] and run["kind"] != "control"]
+            runs = with_a_speed(document, model)
             plots = drawn["plots"]
             self.assertEqual(set(plots), {"speeds", "speedups", "pieces", "steps"})
             self.assertEqual(plots["speeds"]["datasets"][0]["data"], [run["samples_per_second"] for run in runs])
             self.assertEqual(len(set(plots["speeds"]["labels"])), len(runs))
             *measured, ideal = plots["speedups"]["datasets"]
-            self.assertEqual(sorted(point["y"] for line in measured for point in line["data"]), sorted(run["speedup"] for run in runs))
-            self.assertEqual(sorted(ci for line in measured for ci in line["intervals"]), sorted(run["speedup_ci95"] for run in runs))
+            self.assertCountEqual([point["y"] for line in measured for point in line["data"]], [run["speedup"] for run in runs])
+            self.assertCountEqual([ci for line in measured for ci in line["intervals"]], [run["speedup_ci95"] for run in runs])
             self.assertEqual(ideal["data"], [{"x": 1, "y": 1}, {"x": 2, "y": 2}])
+            self.assertEqual([line["data"][49]["x"] for line in plots["steps"]["datasets"]], [run["step_ms"]["median"] for run in runs])
+            runs = [run for run in runs if run["pieces_ms"]["forward"]]
             step = [sum(values) for values in zip(*(one["data"] for one in plots["pieces"]["datasets"] if one["stack"] == "step"))]
             for value, run in zip(step, runs, strict=True):
                 self.assertAlmostEqual(value, run["step_ms"]["median"])
             pieces = {one["label"]: one["data"] for one in plots["pieces"]["datasets"] if one["stack"] == "pieces"}
             self.assertEqual(pieces, {name.replace("_", "-"): [run["pieces_ms"][name] for run in runs] for name in runs[0]["pieces_ms"]})
-            self.assertEqual(plots["pieces"]["datasets"][-1]["data"], [run["exposed_comm_ms"] or 0 for run in runs])
+            self.assertEqual(plots["pieces"]["datasets"][-1]["data"], [max(run["exposed_comm_ms"] or 0, 0) for run in runs])
             self.assertEqual(plots["pieces"]["datasets"][0]["limits"], [run["limit_ms"] for run in runs])
-            self.assertEqual([line["data"][49]["x"] for line in plots["steps"]["datasets"]], [run["step_ms"]["median"] for run in runs])
 
     def test_it_needs_nothing_from_outside_and_hostile_text_stays_text(self):
-        document = default_report()
+        document, _ = default_report()
         scaling = document["ddp_scaling"]
         scaling["machine"].update({"host": HOSTILE, HOSTILE: [HOSTILE]})
         scaling["sentences"][0]["text"] = scaling["not_run"][0]["what"] = HOSTILE
         for name in "model", "stage", "variant", "launcher", "backend", "device":
             scaling["runs"][2][name] = HOSTILE
-        scaling["runs"][9]["error"] = HOSTILE
+        scaling["runs"][-1]["error"] = HOSTILE
         drawn, page = show(document)
-        markup, plain = Markup(page), Markup(show(default_report())[1])
+        markup, plain = Markup(page), Markup(show(default_report()[0])[1])
         self.assertEqual(markup.tags, plain.tags)
         self.assertEqual(json.loads(markup.texts["document"]), document)
         for tag, attributes in markup.tags:
@@ -155,15 +128,15 @@ class Page(unittest.TestCase):
         self.assertEqual(drawn["texts"]["sentences"][0], HOSTILE)
 
     def test_a_report_without_samples_pieces_or_runs_gives_a_smaller_page(self):
-        bare = default_report()
+        bare, _ = default_report()
         for run in bare["ddp_scaling"]["runs"]:
             run.update(speedup_ci95=None, limit_ms=None, exposed_comm_ms=None, exposed_comm_ci95_ms=None, lines_of_code=None,
                        pieces_ms=dict.fromkeys(run["pieces_ms"]))
             for repetition in run["repetitions"]:
                 repetition["samples_ms"] = []
         drawn, _ = show(bare)
-        self.assertEqual([len(line["data"]) for line in drawn["plots"]["steps"]["datasets"]], [3] * 9)
-        empty = default_report()
+        self.assertEqual([len(line["data"]) for line in drawn["plots"]["steps"]["datasets"]], [3] * len(with_a_speed(bare, "S")))
+        empty, _ = default_report()
         empty["ddp_scaling"].update(runs=[], sentences=[], not_run=[], machine={}, software={}, partial=True)
         self.assertEqual(len(show(empty)[0]["rows"]), 1)
 
