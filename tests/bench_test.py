@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs bench on made-up programs, and once on the real programs.
 
-usage: bench_test.py FOLDER_OF_PROGRAMS [unittest options]
+usage: bench_test.py FOLDER_OF_PROGRAMS GOOGLE_COMPARE [unittest options]     GOOGLE_COMPARE: Google Benchmark's compare.py
 """
 
 import json
@@ -18,7 +18,7 @@ import tempfile
 import time
 import unittest
 
-PROGRAMS = pathlib.Path()
+PROGRAMS = GOOGLE_COMPARE = pathlib.Path()
 FAKE = pathlib.Path(__file__).parent / "support/fake_programs.py"
 STAGES = ["01_single_gpu", "02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused", "04_ddp_launcher",
           "05_multinode"]
@@ -120,6 +120,22 @@ class Measuring(Fakes):
         names = {entry["run_name"] for entry in self.document["benchmarks"]}
         listed = self.run_bench(*SMALL, "--benchmark_list_tests").stdout.split()
         self.assertEqual(names, set(listed))
+
+    def test_google_s_compare_reads_two_documents(self):
+        self.behave("03_ddp_spawn_fused", "sys.exit(3)")
+        runs = self.measure(*SMALL, "--stages", "03_ddp_spawn,03_ddp_spawn_fused", code=1)["runs"]
+        launches = [(each["median_ms"], run["global_batch"] / each["median_ms"] * 1e3) for run in runs for each in run["repetitions"] if not run["error"]]
+        timed = [entry for entry in self.document["benchmarks"] if "error_message" not in entry]
+        self.assertEqual([(entry["real_time"], entry["samples_per_second"]) for entry in timed], launches)
+        self.assertEqual({entry["error_message"] for entry in self.document["benchmarks"] if entry not in timed}, {run["error"] for run in runs} - {None})
+        (self.root / "a.json").write_text(json.dumps(self.document))
+        for entry in timed:
+            entry["real_time"] *= 1.5
+        (self.root / "b.json").write_text(json.dumps(self.document))
+        said = subprocess.run([sys.executable, GOOGLE_COMPARE, "--no-color", "benchmarks", "a.json", "b.json"], cwd=self.root, check=True,
+                              capture_output=True, text=True).stdout
+        self.assertEqual(len(re.findall(r"^T/weak/\S+ +\+0\.5000 ", said, re.MULTILINE)), len(launches), said)
+        self.assertIn("_pvalue", said)
 
     def test_blocks_are_random_and_the_seed_decides(self):
         orders = []
@@ -488,5 +504,5 @@ class Real(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    PROGRAMS = pathlib.Path(sys.argv.pop(1)).resolve()
+    PROGRAMS, GOOGLE_COMPARE = pathlib.Path(sys.argv.pop(1)).resolve(), sys.argv.pop(1)
     unittest.main()
