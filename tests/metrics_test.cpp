@@ -48,32 +48,25 @@ TEST_CASE("One rank's steps are the job's, and the summary says what they were f
   CHECK(metrics.moved == 0.5);
   CHECK(metrics.first_step_unix_ms == 7);
   CHECK(metrics.peak_rss_mib == 150.5);
+  // Weights that are no numbers are no error of the file.
+  const std::string nothing =
+      R"({"summary":{"global_batch":64,"moved":null,"peak_rss_mib":[],"first_step_unix_ms":7}})";
+  CHECK(std::isnan(read(row(0, 0, 10, 2) + nothing + "\n", 1).moved));
 }
 
 TEST_CASE("A step ends with the last rank and begins where the one before ended") {
   // Rank 1 ends step 0 late, so its own step is longer, and so is rank 0's next step, which waits
   // for rank 1. The job's steps add up to the wall time.
-  const std::string rows = row(0, 0, 10, 2) + row(1, 0, 11, 3) + row(0, 1, 14, 4) +
+  const std::string late = row(0, 0, 10, 2) + row(1, 0, 11, 3) + row(0, 1, 14, 4) +
                            row(1, 1, 14, 3) + row(0, 2, 16, 2) + row(1, 2, 16.5, 2.5);
-  check_steps(read(rows + kSummary, 2), {3, 3, 2.5});
-}
-
-TEST_CASE("What lies between two epochs is no part of a step") {
-  check_steps(
-      read(row(0, 0, 10, 2) + row(1, 0, 10, 2) + row(0, 1, 112, 2) + row(1, 1, 113, 2) + kSummary,
-           2),
-      {2, 3});
-}
-
-TEST_CASE("Over several hosts a step is the mean of its ranks'") {
-  const std::string rows = row(0, 0, 10, 2) + row(1, 0, 9999, 3);
-  check_steps(read(rows + kSummary, 2, /*one_host=*/false), {2.5});
-}
-
-TEST_CASE("Weights that are no numbers are no error of the file") {
-  const std::string summary =
-      R"({"summary":{"global_batch":64,"moved":null,"peak_rss_mib":[],"first_step_unix_ms":7}})";
-  CHECK(std::isnan(read(row(0, 0, 10, 2) + summary + "\n", 1).moved));
+  check_steps(read(late + kSummary, 2), {3, 3, 2.5});
+  // What lies between two epochs is no part of a step.
+  const std::string epochs =
+      row(0, 0, 10, 2) + row(1, 0, 10, 2) + row(0, 1, 112, 2) + row(1, 1, 113, 2);
+  check_steps(read(epochs + kSummary, 2), {2, 3});
+  // Over several hosts a step is the mean of its ranks'.
+  const std::string hosts = row(0, 0, 10, 2) + row(1, 0, 9999, 3);
+  check_steps(read(hosts + kSummary, 2, /*one_host=*/false), {2.5});
 }
 
 TEST_CASE("A damaged file is refused in one line") {
@@ -94,7 +87,6 @@ TEST_CASE("A damaged file is refused in one line") {
       {good + row(0, 2, 11, 2) + kSummary, "did not end after the one before"},
       {good + R"({"rank":0,"step":2,"step_ms":2})" + "\n" + kSummary, "line 3 is malformed"},
       {good + R"({"summary":{"moved":1}})" + "\n", "line 3 is malformed"},
-      {good + R"({"summary":7})" + "\n", "line 3 is malformed"},
   };
   for (const auto& [text, message] : cases) {
     CAPTURE(text);
