@@ -49,11 +49,6 @@ void check_refused(const std::vector<std::string>& arguments, const std::string&
   CHECK(message.find('\n') == std::string::npos);
 }
 
-void check_line_refused(const std::string& line, const std::string& part,
-                        Launch launch = Launch::kSpawn, const ExtraOptions& extra = {}) {
-  check_refused(words("50 10 " + line), part, launch, extra);
-}
-
 }  // namespace
 
 TEST_CASE("the two numbers come as positionals, as options, or mixed") {
@@ -165,27 +160,24 @@ TEST_CASE("numbers out of range or malformed are refused by name") {
       check_refused({"50", "10", option, value}, option);
     }
   }
-  for (const auto& [line, part] : std::vector<std::pair<std::string, std::string>>{
-           {"--timeout 1e10", "--timeout"},
-           {"--lr 1e308", "--lr: got \"1e308\""},
-           {"--bucket-mib 1e9", "<= 1048576"},
-           {"--master-port 65536", "from 1 to 65535"},
-           {"--world-size 2147483647", "from 1 to 131072"},
-           {"--batch-size 35184372088833", "from 1 to 35184372088832"},
-           {"--nprocs 2147483647", "from 1 to 1024"},
-           {"--seed 18446744073709551616", "--seed"}}) {
-    check_line_refused(line, part);
-  }
 }
 
-TEST_CASE("names, choices and combinations are refused by name") {
+TEST_CASE("limits, names, choices and combinations are refused by name") {
   struct Case {
     const char* line;
     const char* part;
     Launch launch = Launch::kSpawn;
   };
   for (const Case& bad :
-       std::vector<Case>{{"--epochs 3", "did you mean --total-epochs?"},
+       std::vector<Case>{{"--timeout 1e10", "--timeout"},
+                         {"--lr 1e308", "--lr: got \"1e308\""},
+                         {"--bucket-mib 1e9", "<= 1048576"},
+                         {"--master-port 65536", "from 1 to 65535"},
+                         {"--world-size 2147483647", "from 1 to 131072"},
+                         {"--batch-size 35184372088833", "from 1 to 35184372088832"},
+                         {"--nprocs 2147483647", "from 1 to 1024"},
+                         {"--seed 18446744073709551616", "--seed"},
+                         {"--epochs 3", "did you mean --total-epochs?"},
                          {"--bathc-size 3", "did you mean --batch-size?"},
                          {"--batch 3", "did you mean --batch-size?"},
                          {"--xyzzyxyzzy", "expected one that --help lists"},
@@ -216,7 +208,7 @@ TEST_CASE("names, choices and combinations are refused by name") {
                          {"--graph", "--graph"},
                          {"--memory-limit 4GiB", "--memory-limit"},
                          {"--accumulate 2", "--accumulate"}}) {
-    check_line_refused(bad.line, bad.part, bad.launch);
+    check_refused(words(std::string("50 10 ") + bad.line), bad.part, bad.launch);
   }
   check_refused({"50", "10", "--bad\nname"}, "\\x0a");
   CHECK(ddp::nearest("Out-Dir", {"account", "out_dir"}) == "out_dir");
@@ -237,10 +229,10 @@ TEST_CASE("options of single programs") {
   }
   for (const std::string text :
        {"0", "0GiB", "4GB", "GiB", "1.5GiB", "-1", "9007199254740992KiB"}) {
-    check_line_refused("--batch-size auto --memory-limit=" + text, "--memory-limit",
-                       Launch::kLauncher, kAll);
+    check_refused(words("50 10 --batch-size auto --memory-limit=" + text), "--memory-limit",
+                  Launch::kLauncher, kAll);
   }
-  check_line_refused("--memory-limit 4GiB", "--batch-size auto", Launch::kLauncher, kAll);
+  check_refused(words("50 10 --memory-limit 4GiB"), "--batch-size auto", Launch::kLauncher, kAll);
 }
 
 TEST_CASE("the global batch is divided exactly or refused") {
