@@ -196,7 +196,8 @@ TEST_CASE("a check that fails and a result that nobody waits for are mistakes") 
 
 TEST_CASE("the programs draw, decide by their targets and refuse a wrong command in one line") {
   const std::string bin = DDP_BIN_DIR;
-  for (const char* name : {"sim_after_backward", "sim_buckets", "sim_late_rank"}) {
+  for (const char* name :
+       {"sim_after_backward", "sim_buckets", "sim_late_rank", "sim_ring_all_reduce"}) {
     INFO(name);
     const auto result = run_program({bin + "/" + name});
     REQUIRE(result.exit_code == 0);
@@ -207,6 +208,10 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
   const auto late = run_program({bin + "/sim_late_rank"});
   REQUIRE(contains(late.out, "rank 1    compute       |" + std::string(61, 'b') + ".......oooo|"));
   REQUIRE(contains(late.out, "communication |" + std::string(61, ' ') + "AAAAAAA    |"));
+  for (const std::string nprocs : {"1", "2", "3", "7"}) {  // the targets are for four
+    const auto ring = run_program({bin + "/sim_ring_all_reduce", "--nprocs", nprocs});
+    REQUIRE_FALSE(contains(ring.out, "not so"));
+  }
   const auto missed = run_program({bin + "/sim_buckets", "--alpha-us", "20"});
   REQUIRE(missed.exit_code == 1);
   REQUIRE(contains(missed.out, "target step_us <= 2230: missed, 2243.3"));
@@ -214,28 +219,14 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
   REQUIRE(deadlock.exit_code == 1);
   REQUIRE(deadlock.out.empty());
   REQUIRE(contains(deadlock.err, "sim_deadlock: error: deadlock at 500 us: rank 0 waits for "));
-  for (const auto& [arguments, said] :
-       std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"--set", "bucket=1"}, "--set: got \"bucket\", expected one of: first_bucket_mib"},
-           {{"--set", "first_bucket_mib"}, "expected NAME=NUMBER"},
-           {{"--alpha-us", "nan"}, "expected a finite number > 0"}}) {
-    std::vector<std::string> command{bin + "/sim_buckets"};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    const auto result = run_program(command);
+  for (const auto& [arguments, said] : std::vector<std::pair<std::string, std::string>>{
+           {" --set bucket=1", "--set: got \"bucket\", expected one of: first_bucket_mib"},
+           {" --set first_bucket_mib", "expected NAME=NUMBER"},
+           {" --alpha-us nan", "expected a finite number > 0"}}) {
+    const auto result = run_program(ddp::test::words(bin + "/sim_buckets" + arguments));
     INFO(result.err);
     REQUIRE(result.exit_code == 2);
     REQUIRE(contains(result.err, said));
     REQUIRE(result.err.find('\n') == result.err.size() - 1);
-  }
-}
-
-TEST_CASE("the all-reduce as a ring meets its targets") {
-  const std::string program = std::string(DDP_BIN_DIR) + "/sim_ring_all_reduce";
-  const auto ring = run_program({program});
-  REQUIRE(ring.exit_code == 0);
-  REQUIRE(contains(ring.out, "target step_us <= 210: met, 210"));
-  // Any number of ranks, although the targets are for four.
-  for (const std::string nprocs : {"1", "2", "3", "7"}) {
-    REQUIRE_FALSE(contains(run_program({program, "--nprocs", nprocs}).out, "not so"));
   }
 }
