@@ -37,6 +37,12 @@ def table(rows, header="a,b,label"):
     return "\n".join([header, *rows]) + "\n"
 
 
+def encoded(image, kind="PNG", **keywords):
+    file = io.BytesIO()
+    image.save(file, kind, **keywords)
+    return file.getvalue()
+
+
 class ToSafetensors(unittest.TestCase):
     def setUp(self):
         self.addCleanup(os.chdir, os.getcwd())
@@ -73,11 +79,6 @@ class ToSafetensors(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
-    def save_image(self, name, image, **keywords):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path, **keywords)
-
     def digest(self, dataset):
         done = subprocess.run([BIN_DIR / "01_single_gpu", "3", "9", "--quiet", "--hidden", "8", "--dataset", dataset],
                               cwd=self.folder, capture_output=True, text=True)
@@ -86,7 +87,7 @@ class ToSafetensors(unittest.TestCase):
 
     def test_every_source_is_the_same_samples(self):
         for number, (pixels, label) in enumerate(zip(PIXELS, LABELS)):
-            self.save_image(f"photos/class {label}/{number:03}.png", Image.fromarray(pixels))
+            self.write(f"photos/class {label}/{number:03}.png", encoded(Image.fromarray(pixels)))
         self.write("photos/.hidden", "")
         rows = [",".join(map(repr, [*(pixels.flatten() / numpy.float32(255)).tolist(), int(label)]))
                 for pixels, label in zip(PIXELS, LABELS)]
@@ -112,21 +113,14 @@ class ToSafetensors(unittest.TestCase):
         for more in ["--metrics", "m"], ["--resume", "auto"]:
             subprocess.run([BIN_DIR / "01_single_gpu", "2", "1", "--quiet", "--dataset", b"donn\xe9es.safetensors", *more], cwd=self.folder, check=True)
 
-    def test_a_test_table_has_the_kind_of_labels_of_the_other_table(self):
-        self.write("classes.csv", table(["1,2,0", "1,2,1", "1,2,2"]))
-        self.write("values.csv", table(["1,2,0.5"]))
-        self.write("whole.csv", table(["1,2,3"]))
-        self.convert("classes.csv o.safetensors --test whole.csv")
-        self.assertEqual(self.convert("values.csv o.safetensors --test whole.csv")["test_labels"].dtype, numpy.float32)
-
     def test_images_are_what_a_viewer_shows(self):
         gray = Image.fromarray(PIXELS[0])
         sideways = Image.Exif()
         sideways[0x0112] = 6  # to be turned clockwise
-        self.save_image("f/a/1.png", gray.transpose(Image.Transpose.ROTATE_90), exif=sideways)
+        self.write("f/a/1.png", encoded(gray.transpose(Image.Transpose.ROTATE_90), exif=sideways))
         clear = gray.convert("LA")
         clear.putpixel((0, 0), (200, 0))
-        self.save_image("f/b/1.png", clear)
+        self.write("f/b/1.png", encoded(clear))
         features = self.convert("f o.safetensors")["features"]
         numpy.testing.assert_array_equal(features[0], PIXELS[0])
         self.assertEqual(features[1, 0, 0], 0)
@@ -135,11 +129,11 @@ class ToSafetensors(unittest.TestCase):
         for mode in "P", "RGB", "L":
             image = Image.fromarray(numpy.full((2, 2), 200, "uint8")).convert(mode)
             image.putpixel((1, 0), 7 if mode != "RGB" else (7, 7, 7))
-            self.save_image("t/a/1.png", image, transparency=image.getpixel((0, 0)))
+            self.write("t/a/1.png", encoded(image, transparency=image.getpixel((0, 0))))
             shown = self.convert("t o.safetensors")["features"][0].reshape(2, 2, -1)[..., 0]
             self.assertEqual((shown[0, 0], shown[1, 1], shown[0, 1] > 0), (0, 0, True), mode)
         photo = Image.merge("RGB", [gray] * 3)
-        self.save_image("p/a/1.jpg", photo.resize((8, 16)), format="MPO", save_all=True, append_images=[photo, photo], exif=sideways)
+        self.write("p/a/1.jpg", encoded(photo.resize((8, 16)), "MPO", save_all=True, append_images=[photo, photo], exif=sideways))
         self.assertEqual(self.convert("p o.safetensors")["features"].shape, (1, 8, 16, 3))
 
     def test_digits_that_float32_lacks_are_noted(self):
@@ -160,8 +154,9 @@ class ToSafetensors(unittest.TestCase):
             (["1,2,1", "0.5,4,1"], "--target a --labels values", "float32"),
         ]:
             self.write("t.csv", table(rows, "# a, b, label"))
-            written = self.convert(f"t.csv o.safetensors {arguments}")
-            self.assertEqual(written["labels"].dtype, dtype)
+            self.write("whole.csv", table(["1,2,3"]))  # has the kind of labels of the other table
+            written = self.convert(f"t.csv o.safetensors --test whole.csv {arguments}")
+            self.assertEqual((written["labels"].dtype, written["test_labels"].dtype), (dtype, dtype))
             target = 0 if "--target" in arguments else 2
             numpy.testing.assert_array_equal(written["labels"], [float(row.split(",")[target]) for row in rows])
             self.assertEqual(written["features"][1, 0], 4 if target == 0 else float(rows[1].split(",")[0]))
@@ -186,44 +181,35 @@ class ToSafetensors(unittest.TestCase):
                 self.check_refused("t.csv o.safetensors", "to_safetensors: error: ", "t.csv", *parts)
 
     def test_what_is_wrong_with_images_is_said(self):
-        self.write("f/a/1.png", "")
-        self.check_refused("f o.safetensors", "image f/a/1.png: got cannot identify")
         gray = Image.fromarray(PIXELS[0])
-        self.save_image("f/a/1.png", gray)
-        whole = (self.folder / "f/a/1.png").read_bytes()
-        self.write("f/b/2.png", whole[:-30])
-        self.check_refused("f o.safetensors", "image f/b/2.png: got ")
-        for image, part in [(gray.resize((9, 9)), "got (9, 9), expected (4, 5)"), (gray.convert("RGB"), "got (4, 5, 3)"),
-                            (gray.convert("I;16"), "got mode I;16"), (gray.convert("F"), "got mode F")]:
-            self.save_image("f/b/2.png", image, format="TIFF" if image.mode == "F" else "PNG")
-            self.check_refused("f o.safetensors", "image f/b/2.png: ", part)
-        for kind in "PNG", "GIF", "WEBP", "TIFF":
-            self.save_image("f/b/2.png", gray, format=kind, save_all=True, append_images=[gray.point(lambda value: 255 - value)])
-            self.check_refused("f o.safetensors", "image f/b/2.png: got 2 frames, expected one: take one frame")
-        deep_png, deep_tiff, bitmap = (zlib.decompress(base64.b85decode(packed)) for packed in (  # 16 bits per channel, and per pixel
+        two = {"save_all": True, "append_images": [gray.point(lambda value: 255 - value)]}
+        whole, deep_png, deep_tiff, bitmap = encoded(gray), *(zlib.decompress(base64.b85decode(packed)) for packed in (  # 16 bits per channel, and per pixel
             'c-rd>@N?(olHy`uVBq!ia0vp^j36w)1SAhU@1F~#xIJAQLn`JZConKGFt9T)ZfaZe1t`qm>FVdQ&MBb@0HrDpo&',
             'c-r&y)MDUZU;tr8W(Gze3yhK2Oh7g>kj?{QW+ZVoD4Pk01sPeu>=Garg^Gjph(pEM7$86Z3?Tpjvv~qy', 'c-nLF4Pt-*Cm_}UVkRhNWDsCr2GRlySilbkh6n5n4Dwi{0G|W{as'))
-        for content, part in [(deep_png, "mode RGB of 16 bits"), (deep_tiff, "mode RGB of 16 bits"), (b"P6 1 1 65535\n" + bytes(6), "mode RGB of 16 bits"),
-                              (b"P3 1 1 256\n256 0 1\n", "mode RGB of 16 bits"), (bitmap, "(2, 2, 3), expected"), (deep_tiff[:90], "")]:
+        self.write("f/a/1.png", whole)
+        for content, part in [
+            (b"", "cannot identify"), (whole[:-30], ""), (encoded(gray.resize((9, 9))), "(9, 9), expected (4, 5)"), (encoded(gray.convert("RGB")), "(4, 5, 3)"),
+            (encoded(gray.convert("I;16")), "mode I;16"), (encoded(gray.convert("F"), "TIFF"), "mode F"),
+            *((encoded(gray, kind, **two), "2 frames, expected one: take one frame") for kind in ("PNG", "GIF", "WEBP", "TIFF")),
+            (deep_png, "mode RGB of 16 bits"), (deep_tiff, "mode RGB of 16 bits"), (b"P6 1 1 65535\n" + bytes(6), "mode RGB of 16 bits"),
+            (b"P3 1 1 256\n256 0 1\n", "mode RGB of 16 bits"), (bitmap, "(2, 2, 3), expected"), (deep_tiff[:90], ""),
+            *((encoded(gray, kind), "cannot identify") for kind in ("EPS", "ICO", "JPEG2000")),
+        ]:
             self.write("f/b/2.png", content)
-            self.check_refused("f o.safetensors", f"image f/b/2.png: got {part}")
-        with mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a program is started")):
-            for kind in "EPS", "ICO", "JPEG2000":
-                self.save_image("f/b/2.png", gray, format=kind)
-                self.check_refused("f o.safetensors", "image f/b/2.png: got cannot identify", "expected PNG, JPEG, BMP")
-        self.save_image("f/b/2.png", gray)
+            with self.subTest(content), mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a program is started")):
+                self.check_refused("f o.safetensors", f"image f/b/2.png: got {part}")
+        self.write("f/b/2.png", whole)
         for error in IndexError("a"), MemoryError(), RecursionError("c"), subprocess.CalledProcessError(1, "d"):
             with mock.patch.object(Image.Image, "convert", side_effect=error):
                 self.check_refused("f o.safetensors", "image f/a/1.png: got ")
-        self.save_image("f/b/2.png", gray)
         self.write("f/b/more/x.png", whole)
         self.check_refused("f o.safetensors", "f/b/more: got a folder, expected in f/b only images of one class")
         self.write("f/labels.csv", "")
         self.check_refused("f o.safetensors", "f/labels.csv: got a file, expected in f only folders")
 
     def test_what_is_wrong_with_the_command_line_is_said(self):
-        self.save_image("f/a/1.png", Image.fromarray(PIXELS[0]))
-        self.save_image("low/a/1.png", Image.fromarray(PIXELS[0, 1:]))
+        self.write("f/a/1.png", encoded(Image.fromarray(PIXELS[0])))
+        self.write("low/a/1.png", encoded(Image.fromarray(PIXELS[0, 1:])))
         self.write("t.csv", table(["1,2,0"]))
         self.write("values.csv", table(["1,2,0.5"]))
         self.write("turned.csv", table(["1,2,0"], "b,a,label"))
