@@ -50,14 +50,20 @@ ddp::Dataset load(const Folder& folder, const Tensors& tensors) {
   return ddp::load_dataset(folder.path() + "/a.safetensors");
 }
 
+/// A header with its size before it.
+std::string with_size(const std::string& text) {
+  std::string size(sizeof(uint64_t), '\0');
+  for (size_t i = 0; i < size.size(); ++i) {
+    size[i] = static_cast<char>(text.size() >> 8 * i);
+  }
+  return size + text;
+}
+
 /// Bytes of a file by another writer. Without `pad` the header has a multiple of 8 bytes.
 std::string safetensors(const json& header, const std::string& data, const std::string& pad = "") {
   std::string text = header.dump();
   text += std::string((8 - text.size() % 8) % 8, ' ') + pad;
-  std::string bytes(sizeof(uint64_t), '\0');
-  bytes[0] = static_cast<char>(text.size() & 255U);
-  bytes[1] = static_cast<char>(text.size() >> 8U);
-  return bytes + text + data;
+  return with_size(text) + data;
 }
 
 json entry(const std::string& dtype, const json& shape, int64_t begin, int64_t end) {
@@ -159,11 +165,7 @@ TEST_CASE("a header that is nested deeply is refused at once, without memory", "
     while (text.size() < bytes) {
       text += again;
     }
-    std::string size(sizeof(uint64_t), '\0');
-    for (size_t i = 0; i < size.size(); ++i) {
-      size[i] = static_cast<char>(text.size() >> 8 * i);
-    }
-    return folder.write("a.safetensors", size + text);
+    return folder.write("a.safetensors", with_size(text));
   };
   const auto peak_mib = [] {
     rusage usage{};
