@@ -68,9 +68,8 @@ class Tools(unittest.TestCase):
         self.write("conf", "max_size = a lot\n")
         self.write("bin/ccache", '#!/bin/sh\n[ -z "$BROKEN" ] || exit 7\nexec "$@"\n')
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        for environment, said in [({"PATH": path}, r"launcher: \[.*/bin/ccache\]"), ({"PATH": path, "BROKEN": "1"}, r"(?s)not used, got 7 .*launcher: \[\]")]:
-            self.assertRegex(self.configure(**environment), said)
-        for environment in {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
+        self.assertRegex(self.configure(PATH=path), r"launcher: \[.*/bin/ccache\]")
+        for environment in {"PATH": path, "BROKEN": "1"}, {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
             shutil.rmtree(self.folder / "build")
             self.assertRegex(self.configure(**environment), r"(?s)ccache: not used, got .*launcher: \[\]", environment)
 
@@ -93,11 +92,9 @@ class Tools(unittest.TestCase):
             "a.cpp": ("int main(int argc, char**) {\n  const int unused = 1;\n  return argc == 1 && true ? 0 : 1;  // 5 == 5\n}\n", None, "unused = [02]"),
         }
         commands = {"a.py": [sys.executable, "-c", programs["a.py"][1]], "a.sh": ["true"], "a.cpp": ["sh", "-c", "g++ a.cpp -o a && ./a"]}
-        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-        for words in ["init", "-q"], ["add", "."], ["commit", "-qm", "a"]:
-            for name, (text, *_) in programs.items():
-                self.write(name, text)
-            self.assertEqual(self.run_here(*git, *words).returncode, 0)
+        for name, (text, *_) in programs.items():
+            self.write(name, text)
+        self.assertEqual(self.run_here("sh", "-ec", "git init -q; git add .; git -c user.name=a -c user.email=a@b commit -qm a").returncode, 0)
 
         def mutate(name, *options, command=None):
             done = self.run_here(ROOT / "tools/mutate", name, "--lines", "9", *options, "--", *(command or commands[name]))
