@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 import sys
-import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -16,25 +15,20 @@ sys.path.insert(0, str(ROOT / "tools"))
 import pages  # noqa: E402
 import stage_diffs  # noqa: E402
 import tables  # noqa: E402
+from support.scratch import Scratch  # noqa: E402
 
 SUMMARY = "moved 1.40743 | loss 0.0115 | digest e140e1c0f8c962d2 | step 0.040 ms | 1600000 samples/s"
 
 
-class TemporaryTree(unittest.TestCase):
+class TemporaryTree(Scratch):
     """The scripts work on a tree of the test's own."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="ddp-pages-test-")
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-        (self.root / "build").mkdir()
+        super().setUp()
+        (self.folder / "build").mkdir()
         for module in (pages, stage_diffs, tables):
             self.addCleanup(setattr, module, "ROOT", module.ROOT)
-            module.ROOT = self.root
-
-    def write(self, path, text):
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text(text)
+            module.ROOT = self.folder
 
     def run_quietly(self, main, *arguments):
         """Its exit code, and what it wrote."""
@@ -77,7 +71,7 @@ class Pages(TemporaryTree):
     def test_outputs_are_compared(self):
         self.check({"$ echo a\na\n": 0, "$ echo a\nb\n": 1, "$ echo a\n": 0, "$ false\n": 1, "$ echo a \\\n    b\na b\n": 0,
                     "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ touch left && ls left\nleft\n": 0}, "```console\n{}```\n")
-        self.assertFalse((self.root / "left").exists())
+        self.assertFalse((self.folder / "left").exists())
 
     def test_links_lead_somewhere(self):
         self.write("docs/a.md", "# The page: a\n")
@@ -85,8 +79,7 @@ class Pages(TemporaryTree):
                    "# A title\n\n[words]({})\n")
 
     def test_options_are_those_of_the_program(self):
-        self.write("build/bin/a", "#!/bin/sh\necho '--a-b N'\n")
-        (self.root / "build/bin/a").chmod(0o755)
+        self.script("build/bin/a", "#!/bin/sh\necho '--a-b N'\n")
         self.check({"build/bin/a --a-b 1": 0, "build/bin/a --a_b 1 | cat --c": 0, "build/bin/a --a": 1, "build/bin/a --a-bc": 1}, "`{}`\n")
 
 
@@ -120,13 +113,13 @@ class StageDiffs(TemporaryTree):
             for path in self.changed:
                 self.write_stage(path, "aa", "ff", more)
             self.assertEqual((self.check("--check"), self.check()), (1, 0))
-            first, last = (self.root / self.PAGE).read_text().split("# Last")
+            first, last = (self.folder / self.PAGE).read_text().split("# Last")
             self.assertIn("+int aa;", first)
             self.assertIn("+int ff;", last)
         several = marker.format(", new lines", "aa | int ff")
         self.write(self.PAGE, several)
         self.assertEqual((self.check("--check"), self.check()), (1, 0))
-        self.assertEqual((self.root / self.PAGE).read_text(), several + "```diff\n+int aa;\n+int new;\n int b;\n+int ff;\n```\n")
+        self.assertEqual((self.folder / self.PAGE).read_text(), several + "```diff\n+int aa;\n+int new;\n int b;\n+int ff;\n```\n")
         self.write(self.PAGE, marker.format(", new lines", "zz | int ff"))
         self.assertEqual(self.check(), 1)
 
@@ -168,7 +161,7 @@ class Tables(TemporaryTree):
         self.assertEqual(self.fill("--check")[0], 1)
         self.assertEqual(self.fill(), (0, ""))
         self.assertEqual(self.fill("--check"), (0, ""))
-        text = (self.root / "README.md").read_text()
+        text = (self.folder / "README.md").read_text()
         self.assertIn("| M: 03_ddp_spawn_by_hand | none | shm | 2 | 3.00 | 42,667 | 1.50 (1.25 to 1.75) | 0.750 |".replace("none", "-"), text)
         self.assertIn("| M: jax jit | 2 | - | 2.00 | 34 | 130 | 03_ddp_spawn, 2, shm | 3.00 | 0.670 (0.500 to 0.750) |", text)
         self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 |\n", text)
@@ -182,7 +175,7 @@ class Tables(TemporaryTree):
             with self.subTest(content[-60:]):
                 self.write("results/a.json", content)
                 self.assertEqual(self.run_quietly(tables.main)[0], 1)
-        (self.root / "results/a.json").unlink()
+        (self.folder / "results/a.json").unlink()
         self.assertEqual(self.run_quietly(tables.main)[0], 1)
 
 

@@ -11,9 +11,10 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
+
+from support.scratch import Scratch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGE = "05_multinode"
@@ -33,22 +34,15 @@ esac
 """
 
 
-class Scripts(unittest.TestCase):
+class Scripts(Scratch):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.stub, self.checkout = pathlib.Path(folder.name) / "stub", pathlib.Path(folder.name) / "check out"
-        self.stub.mkdir()
+        super().setUp()
+        self.stub, self.checkout = self.folder / "stub", self.folder / "check out"
         shutil.copytree(ROOT / "slurm", self.checkout / "slurm")
         self.script(self.stub / "srun", SRUN)
         self.script(self.stub / "scontrol", SCONTROL)
         for name in (STAGE, "03_ddp_spawn", "04_ddp_launcher", "bench"):
             self.program('printf "%s\\0" "$@" >"$STUB/argv"; exit ${CODE:-0}', name)
-
-    def script(self, path, text):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
 
     def program(self, text, name=STAGE):
         self.script(self.checkout / "build/bin" / name, f"#!/bin/bash\n{text}\n")

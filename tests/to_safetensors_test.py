@@ -17,7 +17,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
 from unittest import mock
@@ -25,6 +24,7 @@ from unittest import mock
 import numpy
 import safetensors.numpy
 from PIL import Image
+from support.scratch import Scratch
 
 TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/to_safetensors"
 sys.path.insert(0, str(TOOL.parent))
@@ -43,12 +43,10 @@ def encoded(image, kind="PNG", **keywords):
     return file.getvalue()
 
 
-class ToSafetensors(unittest.TestCase):
+class ToSafetensors(Scratch):
     def setUp(self):
+        super().setUp()
         self.addCleanup(os.chdir, os.getcwd())
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
         os.chdir(self.folder)
 
     def run_tool(self, line):
@@ -73,11 +71,6 @@ class ToSafetensors(unittest.TestCase):
         for part in parts:
             self.assertIn(part, done.stderr)
         self.assertFalse((self.folder / "o.safetensors").exists())
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def digest(self, dataset):
         done = subprocess.run([BIN_DIR / "01_single_gpu", "3", "9", "--quiet", "--hidden", "8", "--dataset", dataset],
@@ -261,8 +254,7 @@ class ToSafetensors(unittest.TestCase):
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
             self.assertRegex(done.stderr, r": numpy: got (.*boom.*|'\(' was never closed.*), expected the packages of requirements.txt")
-            self.write(".venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-            os.chmod(".venv/bin/python", 0o755)
+            self.script(".venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
             self.assertEqual(subprocess.run(command, capture_output=True, env=environment).returncode, 0, wrong)
             shutil.rmtree(".venv")
 

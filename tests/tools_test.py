@@ -11,26 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+
+from support.scratch import Scratch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 
 
-class Tools(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
-
-    def write(self, name, text):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
+class Tools(Scratch):
     def run_here(self, *command, **environment):
         return subprocess.run(command, cwd=self.folder, env={**os.environ, **environment}, capture_output=True, text=True)
 
@@ -55,7 +45,7 @@ class Tools(unittest.TestCase):
     def test_cdpath_sends_no_script_elsewhere(self):
         (self.folder / "build").mkdir()
         for name, *words in ("tools/setup.sh", "bench"), ("bench/run.sh",), ("tests/run.sh",), ("tests/gpu.sh", "pack", "new"):
-            self.write(name, (ROOT / name).read_text())
+            self.script(name, (ROOT / name).read_text())
             for path in ".", "..:.", f"{self.folder}":
                 done = self.run_here(name, *words, CDPATH=path, LIBTORCH="/nowhere")
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
@@ -66,7 +56,7 @@ class Tools(unittest.TestCase):
         self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
                                      'message("launcher: [${CMAKE_CXX_COMPILER_LAUNCHER}]")\n')
         self.write("conf", "max_size = a lot\n")
-        self.write("bin/ccache", '#!/bin/sh\n[ -z "$BROKEN" ] || exit 7\nexec "$@"\n')
+        self.script("bin/ccache", '#!/bin/sh\n[ -z "$BROKEN" ] || exit 7\nexec "$@"\n')
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         self.assertRegex(self.configure(PATH=path), r"launcher: \[.*/bin/ccache\]")
         for environment in {"PATH": path, "BROKEN": "1"}, {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
