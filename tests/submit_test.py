@@ -237,17 +237,16 @@ class Settings(Case):
         for text, message in (("", "an empty file"), ("[1]", "settings: got no keys"), ("out_dir: x", "no script_path")):
             (self.folder / "settings.yaml").write_text(text)
             self.assertIn(message, self.submit("--settings-file", "settings.yaml", code=2))
-        for words, message in (((), "--settings-file"), (("lst",), "command: got lst"), (("--settings-file", "none.yaml"), "none.yaml"),
-                               (("--settings-file", self.settings(), "--scheduler", "pbs"), "invalid choice"),
-                               (("--settings-file", self.settings(), "--dryrun"), "did you mean --dry-run?"),
-                               (("--settings-file", self.settings(), "--nodes", "0"), '--nodes: got "0"'),
-                               (("--settings-file", self.settings(), "--nodes=2", "--scheduler=local"), "nodes: got 2"),
-                               (("--settings-file", self.settings(), "--sweep", "lr"), '--sweep: got "lr"'),
-                               (("--settings-file", self.settings(), "--scheduler=condor", "--", "a\nb"), r'got "a\nb"'),
-                               (("--settings-file", self.settings(), "--scheduler=condor", "--", "$(Dollar)"), "got"),
-                               (("list", "nowhere"), "out_dir"), (("list", "a", "b"), "out_dir: got a and b"), (("cancel", self.folder), "no job"), (("cancel", "7", self.folder), "JOB: got 7")):
-            with self.subTest(words=words):
-                self.assertIn(message, self.submit(*words, code=2))
+        self.settings()
+        mine = "--settings-file settings.yaml"
+        for line, message in (("", "--settings-file"), ("lst", "command: got lst"), ("--settings-file none.yaml", "none.yaml"),
+                              (f"{mine} --scheduler pbs", "invalid choice"), (f"{mine} --dryrun", "did you mean --dry-run?"),
+                              (f"{mine} --nodes 0", '--nodes: got "0"'), (f"{mine} --nodes=2 --scheduler=local", "nodes: got 2"),
+                              (f"{mine} --sweep lr", '--sweep: got "lr"'), (f"{mine} --scheduler=condor -- 'a\nb'", r'got "a\nb"'),
+                              (f"{mine} --scheduler=condor -- '$(Dollar)'", "got"), ("list nowhere", "out_dir"), ("list a b", "out_dir: got a and b"),
+                              ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7")):
+            with self.subTest(line=line):
+                self.assertIn(message, self.submit(*shlex.split(line), code=2))
         self.program.chmod(0o644)
         self.assertIn("chmod +x", self.submit("--settings-file", self.settings(), code=2))
         self.assertEqual(self.submitted(), [])
