@@ -29,7 +29,7 @@ SCONTROL = """#!/bin/bash
 case "$*" in
     *show*) printf 'JobId=7 JobName=any\\n   JobState=%s Reason=None\\n   Command=%s\\n' "${STATE:-RUNNING}" "$COMMAND" |
         if [[ $1 == --oneliner ]]; then tr -s '\\n ' ' '; else cat; fi ;;
-    *) echo "$*" >>"$STUB/changes" ;;
+    *) printf '%s\\0' "$*" >>"$STUB/changes" ;;
 esac
 """
 
@@ -70,10 +70,6 @@ class Scripts(Scratch):
         path = self.stub / file
         return path.read_text().split("\0")[:-1] if path.exists() else None
 
-    def changes(self):
-        path = self.stub / "changes"
-        return path.read_text() if path.exists() else ""
-
     def test_the_step(self):
         plain = ["--kill-on-bad-exit=1", "--wait=60"]
         for variables, options in (
@@ -112,13 +108,13 @@ class Scripts(Scratch):
     def test_exit_codes(self):
         array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
         for code, variables, changes in (
-                (85, {}, "requeue 7\n"), (75, {}, "requeue 7\n"), (85, array, "requeue 7_2\n"), (42, {}, ""), (85, {"STATE": "COMPLETING"}, ""),
-                (75, {"SLURM_RESTART_COUNT": "2"}, "requeue 7\n"), (75, {"SLURM_RESTART_COUNT": "3"}, ""),
-                (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, ""), (85, {"SLURM_RESTART_COUNT": "99"}, "requeue 7\n")):
+                (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 7_2"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
+                (75, {"SLURM_RESTART_COUNT": "2"}, ["requeue 7"]), (75, {"SLURM_RESTART_COUNT": "3"}, None),
+                (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, None), (85, {"SLURM_RESTART_COUNT": "99"}, ["requeue 7"])):
             with self.subTest(code=code, variables=variables):
                 said = self.run_script(STAGE, code=code, CODE=str(code), **variables)
-                self.assertEqual((self.changes(), "asking Slurm" in said), (changes, changes != ""))
-                self.assertEqual(said.endswith(f": exit code {code}\n"), changes == "", said)
+                self.assertEqual((self.words("changes"), "asking Slurm" in said), (changes, changes is not None))
+                self.assertEqual(said.endswith(f": exit code {code}\n"), changes is None, said)
 
     def test_signals_are_passed_on(self):
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
