@@ -17,7 +17,6 @@
 #include <fstream>
 #include <functional>
 #include <future>
-#include <map>
 #include <memory>
 #include <thread>
 
@@ -33,8 +32,7 @@
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/held_port.hpp"
-#include "tests/support/run_program.hpp"
+#include "tests/support/ranks_by_hand.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
 namespace {
@@ -57,17 +55,14 @@ Options plain() {
   return options;
 }
 
-std::vector<torch::Device> on_cpu(size_t ranks) {
-  return std::vector<torch::Device>(ranks, torch::kCPU);
-}
-
 /// Runs ranks as threads that meet like processes, each with its own options and device.
 /// @param kind kind of the store: a file, rank 0's, or an agent's
+/// @param devices none: the CPU
 /// @return exit code and error of each rank: "75: no store", or "other: text" without exit code
 std::vector<std::string> meet(const std::vector<Options>& options,
-                              const std::vector<torch::Device>& devices,
-                              const std::function<void(const ProcessGroup&, const Options&)>& body,
-                              Kind kind = Kind::kFile) {
+                              const std::function<void(const ProcessGroup&)>& body,
+                              Kind kind = Kind::kFile,
+                              const std::vector<torch::Device>& devices = {}) {
   const ddp::ScratchFolder folder("ddp-process-group");
   const ddp::test::HeldPort port;
   const ddp::StoreLocation store{.kind = kind,
@@ -83,13 +78,14 @@ std::vector<std::string> meet(const std::vector<Options>& options,
     serve.waitWorkers = false;
     of_agent = c10::make_intrusive<c10d::TCPStore>(store.host, serve);
   }
+  const int world_size = static_cast<int>(options.size());
   std::vector<std::string> messages(options.size());
-  ddp::test::run_threads(static_cast<int>(options.size()), [&](int rank) {
+  ddp::test::run_threads(world_size, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     try {
-      const int world_size = static_cast<int>(options.size());
-      ddp::init_process_group(options[r], ddp::test::rank_of(rank, world_size, store), devices[r]);
-      body(ddp::default_process_group(), options[r]);
+      ddp::init_process_group(options[r], ddp::test::rank_of(rank, world_size, store),
+                              devices.empty() ? torch::kCPU : devices[r]);
+      body(ddp::default_process_group());
       ddp::destroy_process_group();
     } catch (const ddp::Error& error) {
       messages[r] = fmt::format("{}: {}", static_cast<int>(error.code()), error.what());
@@ -100,31 +96,36 @@ std::vector<std::string> meet(const std::vector<Options>& options,
   return messages;
 }
 
-std::vector<std::string> meet(const std::vector<Options>& options,
-                              const std::function<void(const ProcessGroup&, const Options&)>& body,
-                              Kind kind = Kind::kFile) {
-  return meet(options, on_cpu(options.size()), body, kind);
+/// Runs `body(case, group, failed)` on ranks, each case over each backend, all at once because they
+/// wait. `failed` counts the ranks of this run that have thrown.
+/// @param check called with each case and what meet() returned
+template <typename Case, typename Body, typename Check>
+void meet_at_once(const std::vector<Case>& cases, const std::vector<std::string>& backends,
+                  Options options, size_t ranks, const Body& body, const Check& check) {
+  std::vector<std::pair<const Case*, std::future<std::vector<std::string>>>> runs;
+  for (const std::string& backend : backends) {
+    options.backend = backend;
+    for (const Case& one : cases) {
+      runs.emplace_back(&one, std::async(std::launch::async, [&body, &one, ranks, options] {
+        std::atomic<int> failed = 0;
+        const auto on_rank = [&](const ProcessGroup& group) {
+          try {
+            body(one, group, failed);
+          } catch (...) {
+            ++failed;
+            throw;
+          }
+        };
+        return meet(std::vector(ranks, options), on_rank, one.kind);
+      }));
+    }
+  }
+  for (auto& [one, run] : runs) {
+    check(*one, run.get());
+  }
 }
 
-/// Starts a rank of stage 04 on the CPU, as by hand.
-/// @param variables "A=1 B": A is set, B is not
-std::unique_ptr<ddp::test::Program> start_rank(const std::string& folder, const std::string& port,
-                                               int rank, const std::string& arguments,
-                                               const std::string& variables = "",
-                                               const std::string& program = DDP_BIN_DIR
-                                               "/04_ddp_launcher --device cpu") {
-  const std::string number = std::to_string(rank);
-  ddp::test::RunOptions options;
-  options.cwd = folder;
-  for (const std::string& word : ddp::test::words("RANK=" + number + " LOCAL_RANK=" + number +
-                                                  " WORLD_SIZE=2 MASTER_PORT=" + port +
-                                                  " MASTER_ADDR=127.0.0.1 " + variables)) {
-    const size_t equals = word.find('=');
-    auto& value = options.environment[word.substr(0, equals)];
-    value = equals == std::string::npos ? std::nullopt : std::optional(word.substr(equals + 1));
-  }
-  return std::make_unique<ddp::test::Program>(ddp::test::words(program + " " + arguments), options);
-}
+const std::string kStage = DDP_BIN_DIR "/04_ddp_launcher --device cpu ";
 
 }  // namespace
 
@@ -156,13 +157,13 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
   for (const auto& [named, make] : differences) {
     std::vector<Options> options(3, plain());
     make(options[2]);
-    std::vector<torch::Device> devices = on_cpu(3);
+    std::vector<torch::Device> devices;
     if (named == "device cpu") {  // a rank without GPU
       devices = {torch::Device("cuda:0"), torch::Device("cuda:1"), torch::kCPU};
     }
     std::atomic<bool> connected = false;
-    for (const std::string& message :
-         meet(options, devices, [&](const auto&, const auto&) { connected = true; })) {
+    const auto body = [&](const auto&) { connected = true; };
+    for (const std::string& message : meet(options, body, Kind::kFile, devices)) {
       INFO(message);
       CHECK(contains(message, "2: settings: rank 2 has \"" + named + "\", rank 0 has \""));
     }
@@ -180,7 +181,7 @@ TEST_CASE("what concerns one rank alone may differ", "[settings]") {
   options[1].snapshot = options[1].data_dir = "elsewhere";
   options[1].interface = "lo";
   setenv("GLOO_SOCKET_IFNAME", "lo,nope", 1);  // rank 0 takes the first, as torch does
-  CHECK(meet(options, [](const auto& group, const auto&) { group.barrier(); }) ==
+  CHECK(meet(options, [](const auto& group) { group.barrier(); }) ==
         std::vector<std::string>{"", ""});
   unsetenv("GLOO_SOCKET_IFNAME");
 }
@@ -191,7 +192,7 @@ TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and 
   options[0].find_batch = options[1].find_batch = true;
   options[0].global_batch = 2 * (options[0].batch_size = 48);
   options[1].global_batch = 2 * (options[1].batch_size = 24);
-  for (const std::string& message : meet(options, [](const auto&, const auto&) {})) {
+  for (const std::string& message : meet(options, [](const auto&) {})) {
     CHECK(contains(message, R"(rank 1 has "--global-batch 48", rank 0 has "--global-batch 96")"));
   }
   const ddp::ScratchFolder folder("ddp-process-group");
@@ -227,24 +228,6 @@ TEST_CASE("texts are compared by all ranks alike, and anew each time", "[setting
 }
 
 TEST_CASE("a rank that ends before its text was compared is named by all others", "[settings]") {
-  const auto without = [](int lost, Kind kind, bool verifies) {
-    Options options = plain();
-    options.timeout_seconds = 8;
-    auto messages = meet(
-        std::vector<Options>(4, options),
-        [&](const ProcessGroup& group, const auto&) {
-          group.barrier();  // until then ranks read one another's addresses in the store
-          if (group.rank() == lost) {
-            throw std::runtime_error("ended");
-          }
-          if (verifies) {
-            ddp::verify_same(group, "model", "the same");
-          }
-        },
-        kind);
-    messages.erase(messages.begin() + lost);
-    return messages;
-  };
   struct Case {
     int lost;
     Kind kind;
@@ -257,16 +240,24 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
       {0, Kind::kAgentTcp, "within 8 s rank 0 did not tell the other ranks about model"},
       {0, Kind::kTcp, "the store went away during the comparison of model"},
       {0, Kind::kTcp, "the store went away during destroy_process_group", false}};
-  std::vector<std::future<std::vector<std::string>>> runs;
-  for (const Case& one : cases) {
-    runs.push_back(std::async(std::launch::async, without, one.lost, one.kind, one.verifies));
-  }
-  for (size_t i = 0; i < cases.size(); ++i) {
-    for (const std::string& message : runs[i].get()) {
-      INFO(message);
-      CHECK(message.starts_with("75: " + cases[i].says));
+  Options options = plain();
+  options.timeout_seconds = 8;
+  const auto body = [](const Case& one, const ProcessGroup& group, const auto&) {
+    group.barrier();  // until then ranks read one another's addresses in the store
+    if (group.rank() == one.lost) {
+      throw std::runtime_error("ended");
     }
-  }
+    if (one.verifies) {
+      ddp::verify_same(group, "model", "the same");
+    }
+  };
+  meet_at_once(cases, {"gloo"}, options, 4, body, [](const Case& one, const auto& messages) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const std::string& message = messages[static_cast<size_t>(rank)];
+      INFO(message);
+      CHECK(message.starts_with(rank == one.lost ? "other: ended" : "75: " + one.says));
+    }
+  });
 }
 
 TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]") {
@@ -287,25 +278,21 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
       {{work + " --interface nope"}, Case::kFree, 2, "nope"},
   };
   for (const Case& one : cases) {
-    const ddp::ScratchFolder folder("ddp-process-group");
-    auto held = std::make_unique<ddp::test::HeldPort>();
-    const std::string port = held->number();
+    ddp::test::RanksByHand ranks;
     if (one.port == Case::kSilent) {
-      held->listen();
+      ranks.port.listen();
     }
-    std::vector<std::unique_ptr<ddp::test::Program>> started;
     for (size_t rank = 0; rank < one.ranks.size(); ++rank) {
       if (!one.ranks[rank].empty()) {
-        started.push_back(
-            start_rank(folder.path(), port, static_cast<int>(rank), one.ranks[rank],
-                       one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : ""));
+        ranks.start(static_cast<int>(rank), kStage + one.ranks[rank],
+                    one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
       }
     }
     std::string says = one.says;
     if (const size_t at = says.find("PORT"); at != std::string::npos) {
-      says.replace(at, 4, port);
+      says.replace(at, 4, ranks.port.number());
     }
-    for (const auto& program : started) {
+    for (const auto& program : ranks.started) {
       const ddp::test::RunResult result = program->wait();
       INFO(says << "\n" << result.err);
       CHECK(result.exit_code == one.exit_code);
@@ -319,15 +306,13 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
 
 TEST_CASE("rank 0 refuses an address that is not its own before the others give up",
           "[rendezvous][stage]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
+  ddp::test::RanksByHand ranks;
   const std::string nobodys = "MASTER_ADDR=255.255.255.255 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
-  const auto other = start_rank(folder.path(), "1", 1, "2 1 --timeout 9", nobodys);
-  const ddp::test::HeldPort port;
-  const auto result =
-      start_rank(folder.path(), port.number(), 0, "2 1 --timeout 11", nobodys)->wait();
+  auto& other = ranks.start(1, kStage + "2 1 --timeout 9", nobodys + " MASTER_PORT=1");
+  const auto result = ranks.start(0, kStage + "2 1 --timeout 11", nobodys).wait();
   CHECK(result.exit_code == 2);
   CHECK(contains(result.err, "MASTER_ADDR: got 255.255.255.255, which does not lead to this host"));
-  CHECK_FALSE(other->child().poll());
+  CHECK_FALSE(other.child().poll());
 }
 
 TEST_CASE("for a single node the store listens at loopback alone, whatever its address is",
@@ -342,24 +327,25 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
               "OMPI_COMM_WORLD_LOCAL_RANK=#",
         own + "RANK SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=# SLURM_LOCALID=# SLURM_NODEID=0 "
               "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2"}) {
-    const ddp::ScratchFolder folder("ddp-process-group");
-    const ddp::test::HeldPort port;
+    ddp::test::RanksByHand ranks;
     const auto start = [&](char rank) {
       std::string variables = launcher;
       std::ranges::replace(variables, '#', rank);
-      return start_rank(folder.path(), port.number(), rank - '0', "2 1 --quiet", variables);
+      ranks.start(rank - '0', kStage + "2 1 --quiet", variables);
     };
-    const auto first = start('0');
+    start('0');
     std::vector<std::string> listening;
     for (int look = 0; listening.empty() && look < 3000; ++look) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      listening = ddp::test::listening_at(std::stoi(port.number()));
+      listening = ddp::test::listening_at(std::stoi(ranks.port.number()));
     }
     CHECK(listening == std::vector<std::string>{"0100007F"});
-    const ddp::test::RunResult second = start('1')->wait();
-    INFO(launcher << second.err);
-    CHECK(second.exit_code == 0);
-    CHECK(first->wait().exit_code == 0);
+    start('1');
+    for (const auto& rank : ranks.started) {
+      const ddp::test::RunResult result = rank->wait();
+      INFO(launcher << result.err);
+      CHECK(result.exit_code == 0);
+    }
   }
 }
 
@@ -369,48 +355,46 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
   silent.listen();
   const ddp::test::HeldPort free;
   for (const std::string planted : {"link", "pipe", "another user's", "left over"}) {
-    const ddp::ScratchFolder folder("ddp-process-group");
-    const std::string file = fmt::format("{}/ddp-store-{}-7", folder.path(), geteuid());
-    std::ofstream(folder.path() + "/mine")
+    ddp::test::RanksByHand ranks;
+    const std::string& folder = ranks.folder.path();
+    const std::string file = fmt::format("{}/ddp-store-{}-7", folder, geteuid());
+    std::ofstream(folder + "/mine")
         << (planted == "left over" ? free : silent).number() << " 127.0.0.1\n";
     if (planted == "link") {
       std::filesystem::create_symlink("mine", file);
     } else if (planted == "pipe") {
       REQUIRE(mkfifo(file.c_str(), 0600) == 0);
     } else {
-      std::filesystem::copy(folder.path() + "/mine", file);
+      std::filesystem::copy(folder + "/mine", file);
       if (planted != "left over" && chown(file.c_str(), 65534, 65534) != 0) {
         std::filesystem::remove(file);
         WARN("not root: nothing is another user's");
       }
     }
-    std::vector<std::unique_ptr<ddp::test::Program>> ranks;
     for (const std::string rank : {"1", "0"}) {
-      ranks.push_back(start_rank(folder.path(), "1", 0, "2 1 --quiet --timeout 20",
-                                 "RANK MASTER_ADDR MASTER_PORT _CONDOR_NPROCS=2 DDP_JOB_ID=7 "
-                                 "_CONDOR_JOB_IWD=" +
-                                     folder.path() + " _CONDOR_PROCNO=" + rank));
+      ranks.start(0, kStage + "2 1 --quiet --timeout 20",
+                  "RANK MASTER_ADDR MASTER_PORT _CONDOR_NPROCS=2 DDP_JOB_ID=7 _CONDOR_JOB_IWD=" +
+                      folder + " _CONDOR_PROCNO=" + rank);
       std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 1 finds what is planted
     }
-    for (const auto& rank : ranks) {
+    for (const auto& rank : ranks.started) {
       const ddp::test::RunResult result = rank->wait();
       INFO(planted << ": " << result.err);
       CHECK(result.exit_code == 0);
     }
-    for (const auto& left : std::filesystem::directory_iterator(folder.path())) {
+    for (const auto& left : std::filesystem::directory_iterator(folder)) {
       CHECK_FALSE(contains(left.path().filename(), "ddp-store"));
     }
   }
 }
 
 TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous][stage]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::test::HeldPort port;
-  std::vector<std::unique_ptr<ddp::test::Program>> programs;
+  ddp::test::RanksByHand ranks;
   for (const int rank : {1, 1, 0}) {
     // Runs until it is stopped, so that each rank finds the run.
-    programs.push_back(start_rank(folder.path(), port.number(), rank, "1000000 1000000 --quiet"));
+    ranks.start(rank, kStage + "1000000 1000000 --quiet");
   }
+  const auto& programs = ranks.started;
   size_t refused = programs.size();
   for (int look = 0; refused == programs.size() && look < 500; ++look) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -435,17 +419,15 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
           "[lost][stage]") {
   int forgotten = 0;  // messages that Gloo forgets; else it reports the broken connection itself
   for (const std::string message : {"501", "502", "503", "504"}) {
-    const ddp::ScratchFolder folder("ddp-process-group");
-    const ddp::test::HeldPort port;
-    const std::string work = "1000000 1000000 --backend gloo --timeout 120";
-    const auto other = start_rank(folder.path(), port.number(), 0, work);
-    const auto cut = start_rank(folder.path(), port.number(), 1, work,
-                                "LD_PRELOAD=" DDP_CUT_CONNECTION " DDP_CUT_AT=" + message);
-    const ddp::test::RunResult result = cut->wait();
+    ddp::test::RanksByHand ranks;
+    const std::string work = kStage + "1000000 1000000 --backend gloo --timeout 120";
+    auto& other = ranks.start(0, work);
+    const ddp::test::RunResult result =
+        ranks.start(1, work, "LD_PRELOAD=" DDP_CUT_CONNECTION " DDP_CUT_AT=" + message).wait();
     INFO(message << ": " << result.seconds << " s\n" << result.err);
     CHECK(result.exit_code == 1);
     CHECK(std::ranges::count(result.err, '\n') == 1);
-    CHECK(other->wait().exit_code == 1);
+    CHECK(other.wait().exit_code == 1);
     CHECK(result.seconds < 60);
     forgotten += contains(result.err, "a connection to another rank broke") ? 1 : 0;
   }
@@ -453,19 +435,13 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
 }
 
 TEST_CASE("a rank that stands still and serves the store is named", "[timeout][stage]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::test::HeldPort port;
-  std::vector<std::unique_ptr<ddp::test::Program>> programs;
+  ddp::test::RanksByHand ranks;
   for (const int rank : {0, 1}) {
-    programs.push_back(
-        start_rank(folder.path(), port.number(), rank, "1000000 1 --backend gloo --timeout 8"));
+    ranks.start(rank, kStage + "1000000 1 --backend gloo --timeout 8");
   }
-  while (!std::filesystem::exists(folder.path() + "/04_ddp_launcher.safetensors")) {
-    REQUIRE_FALSE(programs[0]->child().poll());
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  programs[0]->child().signal(SIGSTOP);
-  const ddp::test::RunResult result = programs[1]->wait();  // it may not wait for the store
+  ranks.wait_for("04_ddp_launcher.safetensors");
+  ranks.started[0]->child().signal(SIGSTOP);
+  const ddp::test::RunResult result = ranks.started[1]->wait();  // it may not wait for the store
   INFO(result.err);
   CHECK(contains(result.err, "[rank 1] rank 0 did not arrive within 8 s"));
 }
@@ -475,6 +451,7 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
     std::string says;
     int line;
     std::function<void(const ProcessGroup&)> call;
+    Kind kind = Kind::kFile;
   };
   const std::vector<Case> cases = {
       {"all_reduce", __LINE__ + 1,
@@ -503,109 +480,57 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
          }
        }},
   };
-  const auto late_at = [](const std::string& backend, const Case* one) {
-    Options options = plain();
-    options.backend = backend;
-    options.timeout_seconds = 6;
-    std::atomic<int> failed = 0;
-    return meet(std::vector<Options>(3, options), [&](const ProcessGroup& group, const auto&) {
-      group.barrier();
-      const bool is_late = group.rank() == 1;
-      try {
-        if (!is_late || contains(one->says, " of ")) {  // late within the call
-          one->call(group);
-        }
-        for (int look = 0; is_late && failed < 2 && look < 300; ++look) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        }
-      } catch (...) {
-        ++failed;
-        throw;
-      }
-      throw std::runtime_error("comes too late");
-    });
-  };
-  std::vector<std::tuple<std::string, const Case*, std::future<std::vector<std::string>>>> runs;
-  for (const std::string backend : {"gloo", "shm"}) {
-    for (const Case& one : cases) {
-      runs.emplace_back(backend, &one, std::async(std::launch::async, late_at, backend, &one));
+  Options options = plain();
+  options.timeout_seconds = 6;
+  const auto body = [](const Case& one, const ProcessGroup& group, const auto& failed) {
+    group.barrier();
+    const bool is_late = group.rank() == 1;
+    if (!is_late || contains(one.says, " of ")) {  // late within the call
+      one.call(group);
     }
-  }
-  for (auto& [backend, one, run] : runs) {
-    const std::vector<std::string> messages = run.get();
+    for (int look = 0; is_late && failed < 2 && look < 300; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    throw std::runtime_error("comes too late");
+  };
+  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
     CHECK(messages[1] == "other: comes too late");
     for (const std::string& message : {messages[0], messages[2]}) {
-      INFO(backend << ", " << one->says << ": " << message);
+      INFO(one.says << ": " << message);
       CHECK(message.starts_with("1: "));
       CHECK(contains(message, "rank 1 "));
       CHECK(contains(message, "did not arrive within 6 s, expected all 3 ranks"));
-      CHECK(contains(message, one->says));
-      CHECK(contains(message, fmt::format("at tests/process_group_test.cpp:{}", one->line)));
+      CHECK(contains(message, one.says));
+      CHECK(contains(message, fmt::format("at tests/process_group_test.cpp:{}", one.line)));
     }
-  }
+  });
 }
 
-TEST_CASE("collectives: elements of any rank, type and stride", "[collectives]") {
-  for (const std::string backend : {"gloo", "shm"}) {
-    for (const int world_size : {1, 2, 3, 5}) {
-      run_ranks(
-          world_size,
-          [&](ProcessGroup& group) {
-            for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kInt64}) {
-              const auto of_rank = [&](int rank) {
-                return (torch::arange(24) + 100 * rank + 1).view({2, 3, 4}).to(dtype);
-              };
-              torch::Tensor sum = torch::zeros({2, 3, 4}, dtype);
-              for (int rank = 0; rank < world_size; ++rank) {
-                sum += of_rank(rank);
-              }
-              const torch::Tensor memory = torch::full({2, 3, 8}, -1, dtype);
-              const torch::Tensor tensor = memory.slice(2, 0, 8, 2);  // has gaps
-              const auto expect = [&](const torch::Tensor& expected) {
-                TORCH_CHECK(torch::equal(tensor, expected), "Expected ", expected, ", got ",
-                            tensor);
-                TORCH_CHECK(memory.slice(2, 1, 8, 2).eq(-1).all().item<bool>(), "wrote beside it");
-                tensor.copy_(of_rank(group.rank()));
-              };
-              tensor.copy_(of_rank(group.rank()));
-              expect(of_rank(group.rank()));
-              group.all_reduce(tensor);
-              expect(sum);
-              const torch::Tensor all = group.all_gather(tensor);
-              for (int rank = 0; rank < world_size; ++rank) {
-                TORCH_CHECK(torch::equal(all[rank], of_rank(rank)), "row ", rank, " is ",
-                            all[rank]);
-                group.broadcast(tensor, rank);
-                expect(of_rank(rank));
-              }
-            }
-            const torch::Tensor large = torch::arange(3e6) + group.rank();  // in several pieces
-            group.broadcast(large, world_size - 1);
-            TORCH_CHECK(torch::equal(large, torch::arange(3e6) + (world_size - 1)));
-          },
-          backend);
-    }
-  }
-}
-
-TEST_CASE("collectives of all types, AVG, without waiting, and all_to_all", "[collectives]") {
+TEST_CASE("collectives of any type and stride, AVG, without waiting, and all_to_all",
+          "[collectives]") {
   on_any_ranks([](ProcessGroup& group) {
     const int world_size = group.world_size();
     const int rank = group.rank();
     const auto equal = [](const torch::Tensor& got, const torch::Tensor& expected) {
       TORCH_CHECK(torch::equal(got, expected), "Expected ", expected, ", got ", got);
     };
-    for (const auto dtype :
-         {torch::kInt16, torch::kBool, torch::kComplexFloat, torch::kBFloat16, torch::kUInt16}) {
-      const auto of_rank = [&](int r) { return (torch::arange(6) % (r + 2)).to(dtype); };
-      const torch::Tensor rows = group.all_gather(of_rank(rank));
-      TORCH_CHECK(rows.sizes() == torch::IntArrayRef({world_size, 6}));
+    for (const auto dtype : {torch::kFloat32, torch::kInt64, torch::kInt16, torch::kBool,
+                             torch::kComplexFloat, torch::kBFloat16, torch::kUInt16}) {
+      const auto of_rank = [&](int r) {
+        return (torch::arange(24) % (r + 2)).view({2, 3, 4}).to(dtype);
+      };
+      const torch::Tensor memory = torch::ones({2, 3, 8}, dtype);
+      const torch::Tensor tensor = memory.slice(2, 0, 8, 2);  // has gaps
+      tensor.copy_(of_rank(rank));
+      const torch::Tensor rows = group.all_gather(tensor);
+      TORCH_CHECK(rows.sizes() == torch::IntArrayRef({world_size, 2, 3, 4}));
       for (int r = 0; r < world_size; ++r) {
-        const torch::Tensor tensor = of_rank(rank);
+        tensor.copy_(of_rank(rank));
         group.broadcast(tensor, r);
         equal(tensor, of_rank(r));
         equal(rows[r], of_rank(r));
       }
+      equal(memory.slice(2, 1, 8, 2), torch::ones({2, 3, 4}, dtype));
     }
     // Lazily conjugated and negated.
     const torch::Tensor plain_one = torch::complex(torch::ones({3}), torch::full({3}, 2.0));
@@ -620,9 +545,10 @@ TEST_CASE("collectives of all types, AVG, without waiting, and all_to_all", "[co
       lazy.copy_(expected);
     }
     for (const auto dtype : {torch::kFloat32, torch::kComplexDouble}) {
-      const torch::Tensor mean = torch::full({4}, rank * 2.0, dtype);
-      group.all_reduce(mean, c10d::ReduceOp::AVG);
-      equal(mean, torch::full({4}, world_size - 1.0, dtype));
+      const torch::Tensor pairs = torch::full({4, 2}, rank * 2.0, dtype);
+      group.all_reduce(pairs.select(1, 0), c10d::ReduceOp::AVG);
+      equal(pairs.select(1, 0), torch::full({4}, world_size - 1.0, dtype));
+      equal(pairs.select(1, 1), torch::full({4}, rank * 2.0, dtype));
     }
     group.broadcast(torch::ones({0}));
     const torch::Tensor sent = torch::full({5}, rank);
@@ -739,76 +665,67 @@ TEST_CASE("reduce_scatter and MAX; a message from rank to rank over Gloo", "[col
 }
 
 TEST_CASE("groups of some ranks, two at once, and what their wraps average", "[groups]") {
-  for (const std::string backend : {"gloo", "shm"}) {
-    run_ranks(
-        4,
-        [](ProcessGroup& group) {
-          const std::vector<std::vector<int>> members = {{0, 2}, {3, 1}, {2, 1, 0}};
-          std::vector<std::unique_ptr<ProcessGroup>> groups;
-          for (const auto& ranks : members) {
-            groups.push_back(group.subgroup(ranks));
-          }
-          for (size_t g = 0; g < members.size(); ++g) {
-            const auto own = std::ranges::find(members[g], group.rank());
-            TORCH_CHECK((groups[g] == nullptr) == (own == members[g].end()));
-            if (groups[g] == nullptr) {
-              continue;
-            }
-            TORCH_CHECK(groups[g]->rank() == own - members[g].begin() &&
-                        groups[g]->world_size() == std::ssize(members[g]));
-            const torch::Tensor from_first = torch::tensor(group.rank());
-            groups[g]->broadcast(from_first);
-            TORCH_CHECK(from_first.item<int>() == members[g].front());
-            torch::nn::Linear model(1, 1);
-            ddp::DistributedDataParallel wrap(model, *groups[g]);
-            wrap(torch::full({1, 1}, static_cast<float>(group.rank()))).sum().backward();
-            double mean = 0;
-            for (const int rank : members[g]) {
-              mean += static_cast<double>(rank) / static_cast<double>(members[g].size());
-            }
-            TORCH_CHECK(model->weight.grad().item<double>() == mean, "Expected ", mean, ", got ",
-                        model->weight.grad());
-          }
-          for (const std::vector<int>& ranks : {std::vector<int>{1, 4}, {1, 1}, {-1}}) {
-            TORCH_CHECK(contains(message_of([&] { group.subgroup(ranks); }),
-                                 "expected each of 0 to 3 at most once"));
-          }
-          TORCH_CHECK(contains(message_of([&] { group.subgroup({group.rank()}); }),
-                               R"(rank 1 has "1", rank 0 has "0", expected the same)"));
-        },
-        backend);
-  }
+  const auto on_rank = [](ProcessGroup& group) {
+    const std::vector<std::vector<int>> members = {{0, 2}, {3, 1}, {2, 1, 0}};
+    std::vector<std::unique_ptr<ProcessGroup>> groups;
+    for (const auto& ranks : members) {
+      groups.push_back(group.subgroup(ranks));
+    }
+    for (size_t g = 0; g < members.size(); ++g) {
+      const auto own = std::ranges::find(members[g], group.rank());
+      TORCH_CHECK((groups[g] == nullptr) == (own == members[g].end()));
+      if (groups[g] == nullptr) {
+        continue;
+      }
+      TORCH_CHECK(groups[g]->rank() == own - members[g].begin() &&
+                  groups[g]->world_size() == std::ssize(members[g]));
+      const torch::Tensor from_first = torch::tensor(group.rank());
+      groups[g]->broadcast(from_first);
+      TORCH_CHECK(from_first.item<int>() == members[g].front());
+      torch::nn::Linear model(1, 1);
+      ddp::DistributedDataParallel wrap(model, *groups[g]);
+      wrap(torch::full({1, 1}, static_cast<float>(group.rank()))).sum().backward();
+      const double mean = torch::tensor(members[g], torch::kFloat64).mean().item<double>();
+      TORCH_CHECK(model->weight.grad().item<double>() == mean, "Expected ", mean, ", got ",
+                  model->weight.grad());
+    }
+    for (const std::vector<int>& ranks : {std::vector<int>{1, 4}, {1, 1}, {-1}}) {
+      TORCH_CHECK(contains(message_of([&] { group.subgroup(ranks); }),
+                           "expected each of 0 to 3 at most once"));
+    }
+    TORCH_CHECK(contains(message_of([&] { group.subgroup({group.rank()}); }),
+                         R"(rank 1 has "1", rank 0 has "0", expected the same)"));
+  };
+  run_ranks(4, on_rank, GENERATE("gloo", "shm"));
 }
 
 TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
-  for (const Kind kind : {Kind::kFile, Kind::kTcp, Kind::kAgentTcp}) {
-    const std::vector<Options> options(3, plain());
-    std::atomic<int> sums = 0;
-    const auto messages = meet(
-        options,
-        [&](const ProcessGroup& first, const Options&) {
-          ddp::LaunchEnvironment launch = first.launch();
-          for (const std::string backend : {"shm", "gloo"}) {
-            ddp::destroy_process_group();
-            ddp::init_process_group(launch, torch::kCPU, {.backend = backend});
-            const torch::Tensor sum = torch::tensor(launch.rank + 1);
-            ddp::all_reduce(sum);
-            sums += sum.item<int>();
-            // A second group beside the default group, which knows who serves the store.
-            const auto all = ddp::new_group({1, 2, 0});
-            TORCH_CHECK(all->launch().store.server == (kind == Kind::kTcp ? 2 : -1));
-            all->all_reduce(sum);
-            sums += sum.item<int>();
-          }
-        },
-        kind);
-    CHECK(messages == std::vector<std::string>(3));
-    CHECK(sums == 2 * 3 * (6 + 18));
-  }
+  const Kind kind = GENERATE(Kind::kFile, Kind::kTcp, Kind::kAgentTcp);
+  std::atomic<int> sums = 0;
+  const auto on_rank = [&](const ProcessGroup& first) {
+    ddp::LaunchEnvironment launch = first.launch();
+    for (const std::string backend : {"shm", "gloo"}) {
+      ddp::destroy_process_group();
+      ddp::init_process_group(launch, torch::kCPU, {.backend = backend});
+      const torch::Tensor sum = torch::tensor(launch.rank + 1);
+      ddp::all_reduce(sum);
+      sums += sum.item<int>();
+      // A second group beside the default group, which knows who serves the store.
+      const auto all = ddp::new_group({1, 2, 0});
+      TORCH_CHECK(all->launch().store.server == (kind == Kind::kTcp ? 2 : -1));
+      all->all_reduce(sum);
+      sums += sum.item<int>();
+    }
+  };
+  CHECK(meet(std::vector(3, plain()), on_rank, kind) == std::vector<std::string>(3));
+  CHECK(sums == 2 * 3 * (6 + 18));
 }
 
 TEST_CASE("the default group is every thread's, whichever made it, and ends with the process",
           "[default_group]") {
+  CHECK(ddp::find_default_process_group() == nullptr);
+  CHECK_THROWS_WITH(ddp::default_process_group(),
+                    Catch::Matchers::Contains("Expected init_process_group()"));
   const auto in_thread = [](const auto& body) { std::thread(body).join(); };
   const auto uses = [] {
     ddp::SyncBatchNorm model(1);
@@ -826,7 +743,7 @@ TEST_CASE("the default group is every thread's, whichever made it, and ends with
   in_thread([] { ddp::destroy_process_group(); });
   CHECK(ddp::find_default_process_group() == nullptr);
   // Ranks that are threads: a further thread belongs to none.
-  CHECK(meet(std::vector<Options>(2, plain()), [&](const ProcessGroup& group, const auto&) {
+  CHECK(meet(std::vector(2, plain()), [&](const ProcessGroup& group) {
           in_thread([&] { TORCH_CHECK(ddp::find_default_process_group() == nullptr); });
           TORCH_CHECK(&ddp::default_process_group() == &group);
         }) == std::vector<std::string>(2));
@@ -855,6 +772,7 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
     std::function<void(const ProcessGroup&)> run;
     std::string others;
     std::string own;
+    Kind kind = Kind::kFile;
   };
   const std::vector<Case> cases = {
       {ends, "has ended its training, this rank calls all_reduce",
@@ -862,38 +780,29 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
       {skips, "goes on after a backward that failed there, this rank calls ",
        "the last backward failed on this rank, and not on all: "}};
   std::atomic<int> late = 0;  // ranks that were not told before --timeout
-  std::vector<std::tuple<const Case*, std::future<std::vector<std::string>>>> runs;
-  for (const Case& one : cases) {
-    for (const std::string backend : {"gloo", "shm"}) {
-      runs.emplace_back(&one, std::async(std::launch::async, [&, backend] {
-        Options options = plain();
-        options.backend = backend;
-        options.timeout_seconds = 8;
-        return meet(std::vector<Options>(3, options), [&](const ProcessGroup& group, const auto&) {
-          const auto begin = std::chrono::steady_clock::now();
-          const std::shared_ptr<void> at_end(nullptr, [&](void*) {
-            late += group.rank() != 1 && ddp::seconds_since(begin) > 6 ? 1 : 0;
-          });
-          one.run(group);
-        });
-      }));
-    }
-  }
-  for (auto& [one, run] : runs) {
-    const std::vector<std::string> messages = run.get();
+  Options options = plain();
+  options.timeout_seconds = 8;
+  const auto body = [&](const Case& one, const ProcessGroup& group, const auto&) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::shared_ptr<void> at_end(nullptr, [&](void*) {
+      late += group.rank() != 1 && ddp::seconds_since(begin) > 6 ? 1 : 0;
+    });
+    one.run(group);
+  };
+  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       INFO("rank " << rank << ": " << messages[rank]);
       if (rank == 1) {
-        CHECK(contains(messages[rank], one->own));
+        CHECK(contains(messages[rank], one.own));
         CHECK(contains(messages[rank], "lacks rank 0"));
       } else {
         CHECK(messages[rank].starts_with("1: "));
         CHECK(contains(messages[rank], "rank 1 "));
-        CHECK(contains(messages[rank], one->others));
+        CHECK(contains(messages[rank], one.others));
         CHECK(contains(messages[rank], "called at tests/process_group_test.cpp:"));
       }
     }
-  }
+  });
   CHECK(late == 0);
 }
 
@@ -916,23 +825,18 @@ TEST_CASE("a rank of the test below", "[.][stopped_ranks]") {
 
 TEST_CASE("a recv over Gloo ends after --timeout, in which a stopped rank's time does not count",
           "[timeout]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::test::HeldPort port;
-  std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+  ddp::test::RanksByHand ranks;
   for (const int rank : {0, 1}) {
-    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[stopped_ranks]", "",
-                               std::filesystem::read_symlink("/proc/self/exe")));
+    ranks.start(rank, ddp::test::own_cases("[stopped_ranks]"));
   }
-  while (!std::filesystem::exists(folder.path() + "/waits")) {
-    REQUIRE_FALSE(ranks[1]->child().poll());
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  ddp::test::Program& waiting = *ranks.started[1];
+  ranks.wait_for("waits");
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  ranks[1]->child().signal(SIGSTOP);
+  waiting.child().signal(SIGSTOP);
   std::this_thread::sleep_for(std::chrono::seconds(5));
-  ranks[1]->child().signal(SIGCONT);
-  std::ofstream(folder.path() + "/send").flush();
-  const ddp::test::RunResult result = ranks[1]->wait();
+  waiting.child().signal(SIGCONT);
+  std::ofstream(ranks.folder.path() + "/send").flush();
+  const ddp::test::RunResult result = waiting.wait();
   INFO(result.err);
   CHECK(result.exit_code == 1);
   CHECK(contains(result.err, "did not end within 4 s: recv of 1 float32, rank 0, called at "));
@@ -947,9 +851,10 @@ TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --tim
         *group, torch::kCPU,
         ddp::make_backend("gloo", store,
                           {rank, 2, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"}));
-    ProcessGroup(ddp::test::rank_of(rank, 2), store, group, torch::kCPU, log)
-        .broadcast(torch::ones({3 << 20}));
+    const torch::Tensor large = torch::arange(3 << 20, torch::kFloat32) + rank;
+    ProcessGroup(ddp::test::rank_of(rank, 2), store, group, torch::kCPU, log).broadcast(large, 1);
     TORCH_CHECK(log->count() == 3, log->count());
+    TORCH_CHECK(torch::equal(large, torch::arange(3 << 20, torch::kFloat32) + 1));
   });
   SUCCEED("no rank threw");
 }
@@ -970,15 +875,12 @@ TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
 }
 
 TEST_CASE("sizes that differ over Gloo are told with the collective and its line", "[call_site]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::test::HeldPort port;
-  std::vector<std::unique_ptr<ddp::test::Program>> ranks;
+  ddp::test::RanksByHand ranks;
   for (const int rank : {0, 1}) {
-    ranks.push_back(start_rank(folder.path(), port.number(), rank, "[sizes_of_ranks]", "",
-                               std::filesystem::read_symlink("/proc/self/exe")));
+    ranks.start(rank, ddp::test::own_cases("[sizes_of_ranks]"));
   }
   std::string all;
-  for (const auto& rank : ranks) {
+  for (const auto& rank : ranks.started) {
     const ddp::test::RunResult result = rank->wait();
     CHECK(result.exit_code == 1);
     CHECK(contains(result.err, "called at tests/process_group_test.cpp:"));
@@ -991,7 +893,7 @@ TEST_CASE("sizes that differ over Gloo are told with the collective and its line
 
 TEST_CASE("ranks that end while a message is under way do not stop those that wait for it",
           "[stops]") {
-  CHECK(meet(std::vector<Options>(4, plain()), [](const ProcessGroup& group, const auto&) {
+  CHECK(meet(std::vector(4, plain()), [](const ProcessGroup& group) {
           if (group.rank() == 2) {  // which passes the message on to rank 3
             std::this_thread::sleep_for(std::chrono::seconds(1));
           }
@@ -1001,36 +903,30 @@ TEST_CASE("ranks that end while a message is under way do not stop those that wa
 
 TEST_CASE("weights that differ in one bit are found, and with --no-communication not looked for",
           "[weights]") {
-  for (const auto& [communicates, differ] : {std::pair(true, false), {true, true}, {false, true}}) {
-    Options options = plain();
-    options.no_communication = !communicates;
-    const auto train = [&, communicates = communicates, differ = differ](const ProcessGroup& group,
-                                                                         const auto&) {
-      const torch::Tensor own = torch::full({2}, group.rank());
-      group.all_reduce(own);
-      TORCH_CHECK(own[1].item<int>() == (communicates ? 3 : group.rank()), "got ", own);
-      torch::nn::Linear model(3, 2);
-      group.broadcast(model->weight.detach());
-      model->bias.detach().fill_(1 + (differ && group.rank() == 1 ? 0x1p-23 : 0));
-      const bool is_lazy = group.rank() == 2;  // equal values, in other bits
-      const torch::Tensor phase = torch::complex(own.to(torch::kFloat32), own.to(torch::kFloat32));
-      model->register_parameter("conj", is_lazy ? phase.conj() : phase.conj().resolve_conj());
-      model->register_parameter("neg", is_lazy ? torch::_neg_view(-phase.abs()) : phase.abs());
-      ddp::expect_same_weights(*model);
-    };
-    for (const std::string& message : meet(std::vector<Options>(3, options), train)) {
-      INFO(message);
-      CHECK((communicates && differ
-                 ? message.starts_with("1: the weights differ: rank 1 has digest ")
-                 : message.empty()));
-    }
+  const auto [communicates, differ] =
+      GENERATE(std::pair(true, false), std::pair(true, true), std::pair(false, true));
+  Options options = plain();
+  options.no_communication = !communicates;
+  const auto train = [communicates = communicates, differ = differ](const ProcessGroup& group) {
+    const torch::Tensor own = torch::full({2}, group.rank());
+    group.all_reduce(own);
+    TORCH_CHECK(own[1].item<int>() == (communicates ? 3 : group.rank()), "got ", own);
+    torch::nn::Linear model(3, 2);
+    group.broadcast(model->weight.detach());
+    model->bias.detach().fill_(1 + (differ && group.rank() == 1 ? 0x1p-23 : 0));
+    const bool is_lazy = group.rank() == 2;  // equal values, in other bits
+    const torch::Tensor phase = torch::complex(own.to(torch::kFloat32), own.to(torch::kFloat32));
+    model->register_parameter("conj", is_lazy ? phase.conj() : phase.conj().resolve_conj());
+    model->register_parameter("neg", is_lazy ? torch::_neg_view(-phase.abs()) : phase.abs());
+    ddp::expect_same_weights(*model);
+  };
+  const std::string expected =
+      communicates && differ ? "1: the weights differ: rank 1 has digest " : "";
+  for (const std::string& message : meet(std::vector(3, options), train)) {
+    INFO(message);
+    CHECK(message.starts_with(expected));
+    CHECK(message.empty() == expected.empty());
   }
-}
-
-TEST_CASE("without init_process_group() there is no default group", "[default_group]") {
-  CHECK(ddp::find_default_process_group() == nullptr);
-  CHECK_THROWS_WITH(ddp::default_process_group(),
-                    Catch::Matchers::Contains("Expected init_process_group()"));
 }
 
 TEST_CASE("a collective is told by kind, size, number and the line that called it", "[call_site]") {

@@ -43,6 +43,16 @@ std::vector<std::string> words(const std::string& line) {
   return found;
 }
 
+Variables variables(const std::string& line) {
+  Variables found;
+  for (const std::string& word : words(line)) {
+    const size_t equals = word.find('=');
+    found[word.substr(0, equals)] =
+        equals == std::string::npos ? std::nullopt : std::optional(word.substr(equals + 1));
+  }
+  return found;
+}
+
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options) {
   return Program(argv, options).wait();
 }

@@ -13,9 +13,11 @@ namespace ddp::test {
 
 using RunResult = CaptureResult;
 
+/// std::nullopt: unset
+using Variables = std::map<std::string, std::optional<std::string>>;
+
 struct RunOptions {
-  std::map<std::string, std::optional<std::string>>
-      environment;  ///< overrides; std::nullopt: unset
+  Variables environment;  ///< overrides
   std::string cwd;  ///< empty: ours
   double timeout_seconds = 60;
 };
@@ -37,6 +39,9 @@ class Program : public CapturedChild {
 
 /// Words between blanks: "a  b c" -> {"a", "b", "c"}
 std::vector<std::string> words(const std::string& line);
+
+/// "A=1 B": A is set, B is not
+Variables variables(const std::string& line);
 
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});

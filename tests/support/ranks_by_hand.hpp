@@ -1,0 +1,50 @@
+// tests/support/ranks_by_hand.hpp - ranks that a test starts one by one, as without a launcher.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/files.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/held_port.hpp"
+#include "tests/support/run_program.hpp"
+
+namespace ddp::test {
+
+/// Command that runs test cases of this program.
+inline std::string own_cases(const std::string& tag) {
+  return std::filesystem::read_symlink("/proc/self/exe").native() + " " + tag;
+}
+
+/// Two ranks on this host, in a folder and at a port of their own.
+struct RanksByHand {
+  ScratchFolder folder{"ddp-ranks"};
+  HeldPort port;
+  std::vector<std::unique_ptr<Program>> started;
+
+  /// @param more variables beside those of a start by hand, or instead of them
+  Program& start(int rank, const std::string& command, const std::string& more = "") {
+    const std::string number = std::to_string(rank);
+    RunOptions options;
+    options.cwd = folder.path();
+    options.environment =
+        variables("RANK=" + number + " LOCAL_RANK=" + number +
+                  " WORLD_SIZE=2 MASTER_PORT=" + port.number() + " MASTER_ADDR=127.0.0.1 " + more);
+    return *started.emplace_back(std::make_unique<Program>(words(command), options));
+  }
+  /// Waits until the ranks have written the file, while all of them run.
+  void wait_for(const std::string& file) const {
+    while (!std::filesystem::exists(folder.path() + "/" + file)) {
+      for (const auto& rank : started) {
+        REQUIRE_FALSE(rank->child().poll());
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+};
+
+}  // namespace ddp::test
