@@ -23,9 +23,8 @@ using ddp::Variables;
 /// "A=1 B=2"
 Variables variables(const std::string& line) {
   Variables found;
-  for (const std::string& word : words(line)) {
-    const size_t equals = word.find('=');
-    found[word.substr(0, equals)] = word.substr(equals + 1);
+  for (const auto& [name, value] : ddp::test::variables(line)) {
+    found[name] = value.value();
   }
   return found;
 }
@@ -50,6 +49,8 @@ const Variables kSlurm = variables(
 const Variables kSlurmOneNode = variables(
     "SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=2 SLURM_NODEID=0 "
     "SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=3");
+const Variables kPod =
+    variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x");
 const Variables kCondor =
     variables("_CONDOR_PROCNO=1 _CONDOR_NPROCS=3 _CONDOR_JOB_IWD=/home/me/run DDP_JOB_ID=345");
 
@@ -124,6 +125,12 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
             "environment 1/2 1/2 0/1 +0 tcp @n1 environment/0"},
            {variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1] MASTER_PORT=29500"),
             "environment 1/2 1/2 0/1 +0 tcp @::1 environment/0"},
+           // A pod is one process, wherever its master says that it is.
+           {kPod, "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0"},
+           {with(kPod, "RANK=0 MASTER_ADDR=localhost"),
+            "environment 0/2 0/1 0/2 +0 tcp @localhost environment/0"},
+           {with(kPod, "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost"),
+            "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0"},
            {kOpenMpi, "openmpi 1/2 1/2 0/1 +0 tcp @127.0.0.1 openmpi/2096300033/0"},
            {mpi_round, "openmpi 2/4 1/2 0/2 +0 tcp @n1 openmpi/2096300033/0"},
            {kSlurm, "slurm 2/3 0/1 1/2 +0 tcp @n1 slurm/12.0/0"},
@@ -183,13 +190,13 @@ TEST_CASE("launchers nest, and the innermost decides") {
   CHECK(found.store.host == "localhost");
   CHECK(found.store.port == 29500);
   // torchrun's agent serves only at its own address and port.
-  ddp::IdentityOptions elsewhere;
-  elsewhere.master_addr = "n2";
-  CHECK(read(kTorchrun, elsewhere).store.kind == Kind::kTcp);
-  CHECK(read(kTorchrun, elsewhere).store.host == "n2");
-  ddp::IdentityOptions other_port;
-  other_port.master_port = 1;
-  CHECK(read(kTorchrun, other_port).store.kind == Kind::kTcp);
+  flags = {};
+  flags.master_addr = "n2";
+  CHECK(read(kTorchrun, flags).store.kind == Kind::kTcp);
+  CHECK(read(kTorchrun, flags).store.host == "n2");
+  flags = {};
+  flags.master_port = 1;
+  CHECK(read(kTorchrun, flags).store.kind == Kind::kTcp);
 }
 
 TEST_CASE("every rank derives the same port, another step or restart most likely another") {
@@ -252,6 +259,7 @@ TEST_CASE("contradictions are refused by name") {
            {without(kTorchrun, "MASTER_ADDR"), "MASTER_ADDR"},
            {without(kTorchrun, "MASTER_PORT"), "MASTER_PORT"},
            {without(kByHand, "LOCAL_RANK"), "LOCAL_RANK"},
+           {with(kPod, "MASTER_ADDR=127.0.0.1"), "LOCAL_RANK is not set"},  // two in a pod
            {without(kSpawn, "DDP_STORE_FILE"), "DDP_STORE_FILE"},
            {with(kOpenMpi, "OMPI_COMM_WORLD_SIZE=4"), "-x MASTER_ADDR"},
            {without(kOpenMpi, "PMIX_NAMESPACE"), "MASTER_ADDR"},
@@ -286,42 +294,23 @@ TEST_CASE("contradictions are refused by name") {
 }
 
 TEST_CASE("variables of other launchers are refused with the five to set") {
-  for (const char* const variable :
-       {"PMI_SIZE=4",
-        "PMIX_RANK=0",
-        "PALS_RANKID=1",
-        "FLUX_JOB_SIZE=2",
-        "JSM_NAMESPACE_SIZE=2",
-        "MPI_LOCALNRANKS=2",
-        "MV2_COMM_WORLD_SIZE=2",
-        "JOB_COMPLETION_INDEX=0",
-        "PET_NNODES=2",
-        "AWS_BATCH_JOB_NUM_NODES=2",
-        "DMLC_NUM_WORKER=2",
-        "WORLD_SIZE=1",
-        "LOCAL_RANK=0",
-        "OMPI_COMM_WORLD_SIZE=2",
-        "_CONDOR_NPROCS=2",
-        "HOROVOD_RANK=0 HOROVOD_SIZE=2",
-        "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
-        "NEW_RANK=0 NEW_NRANKS=2",
-        "ALPS_APP_PE=0",
-        "PBS_TASKNUM=2",
-        "PBS_VNODENUM=1",
-        "LSF_PM_TASKID=2",
-        "NODE_RANK=1",
-        "VC_TASK_INDEX=1",
-        "NODE_RANK=0 NNODES=2 MASTER_ADDR=x",
-        "SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=2",
-        "DSTACK_NODE_RANK=0 DSTACK_NODES_NUM=2",
-        "BEAKER_REPLICA_RANK=0 BEAKER_REPLICA_COUNT=2",
-        "AZUREML_NODE_COUNT=2",
-        "SM_HOSTS=[\"a\",\"b\"]",
-        "PMI_SIZE=two",
-        "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}}",
-        "TF_CONFIG={\"cluster\":{\"worker\":[\"a\",\"b\"]}}",
-        "TF_CONFIG={"}) {
-    check_refused(variables(variable), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
+  std::vector<std::string> launchers = words(
+      "PMI_SIZE=4 PMI_SIZE=two PMIX_RANK=0 PALS_RANKID=1 FLUX_JOB_SIZE=2 JSM_NAMESPACE_SIZE=2 "
+      "MPI_LOCALNRANKS=2 MV2_COMM_WORLD_SIZE=2 JOB_COMPLETION_INDEX=0 PET_NNODES=2 "
+      "AWS_BATCH_JOB_NUM_NODES=2 DMLC_NUM_WORKER=2 WORLD_SIZE=1 LOCAL_RANK=0 ALPS_APP_PE=0 "
+      "OMPI_COMM_WORLD_SIZE=2 _CONDOR_NPROCS=2 PBS_TASKNUM=2 PBS_VNODENUM=1 LSF_PM_TASKID=2 "
+      "NODE_RANK=1 VC_TASK_INDEX=1 AZUREML_NODE_COUNT=2 SM_HOSTS=[\"a\",\"b\"] TF_CONFIG={ "
+      "TF_CONFIG={\"cluster\":{\"worker\":[\"a\",\"b\"]}} "
+      "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}}");
+  for (const char* const pair :
+       {"HOROVOD_RANK=0 HOROVOD_SIZE=2", "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
+        "NEW_RANK=0 NEW_NRANKS=2", "NODE_RANK=0 NNODES=2 MASTER_ADDR=x",
+        "SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=2", "DSTACK_NODE_RANK=0 DSTACK_NODES_NUM=2",
+        "BEAKER_REPLICA_RANK=0 BEAKER_REPLICA_COUNT=2"}) {
+    launchers.emplace_back(pair);
+  }
+  for (const std::string& launcher : launchers) {
+    check_refused(variables(launcher), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
   CHECK(read(with(kByHand, "PMI_SIZE=2 PMIX_RANK=1")).launcher == "environment");
   // One process, or only a job.
@@ -335,48 +324,27 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
   CHECK(alone.note.empty());
 }
 
-TEST_CASE("what may be meant for several processes is noted") {
-  for (const auto& [all, note] : std::vector<std::pair<std::string, std::string>>{
-           {"MASTER_ADDR=n1", "MASTER_ADDR is \"n1\""},
-           {"MASTER_PORT=29500 MASTER_ADDR=n\x1b", "MASTER_ADDR is \"n\\x1b\""},
-           {"MASTER_PORT=29500", "MASTER_PORT is 29500"},
-           {"PBS_NUM_NODES=2", "PBS_NUM_NODES is 2"},
-           {"NHOSTS=2 MASTER_ADDR=n1", "NHOSTS is 2"}}) {
-    Variables parsed = variables(all);
-    CHECK(read(parsed).world_size == 1);
-    CHECK(contains(read(parsed).note, note + ", but this process has no rank and trains alone"));
+TEST_CASE("a process that trains alone notes what may be meant for several") {
+  for (const auto& [all, note] : std::vector<std::pair<Variables, std::string>>{
+           {variables("MASTER_ADDR=n1"), "MASTER_ADDR is \"n1\""},
+           {variables("MASTER_PORT=29500 MASTER_ADDR=n\x1b"), "MASTER_ADDR is \"n\\x1b\""},
+           {variables("MASTER_PORT=29500"), "MASTER_PORT is 29500"},
+           {variables("PBS_NUM_NODES=2"), "PBS_NUM_NODES is 2"},
+           {variables("NHOSTS=2 MASTER_ADDR=n1"), "NHOSTS is 2"},
+           // The batch script of a Slurm job is not a step.
+           {variables("SLURM_JOB_ID=5 SLURM_NTASKS=8 SLURM_PROCID=0"), "SLURM_NTASKS is 8"},
+           {variables("SLURM_JOB_ID=5 SLURM_NNODES=2"), "SLURM_NNODES is 2"},
+           // Nor is the shell of salloc, with use_interactive_step.
+           {with(kSlurm, "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"), "SLURM_NTASKS is 8"},
+       }) {
+    const ddp::LaunchEnvironment alone = read(all);
+    CHECK(alone.launcher == "none");
+    CHECK(alone.world_size == 1);
+    CHECK(contains(alone.note, note + ", but this process has no rank and trains alone"));
   }
-}
-
-TEST_CASE("the batch script of a Slurm job is not a step, and says so") {
-  const auto batch = read(variables("SLURM_JOB_ID=5 SLURM_NTASKS=8 SLURM_PROCID=0"));
-  CHECK(batch.launcher == "none");
-  CHECK(batch.world_size == 1);
-  CHECK(contains(batch.note, "SLURM_NTASKS is 8"));
-  CHECK(contains(read(variables("SLURM_JOB_ID=5 SLURM_NNODES=2")).note, "SLURM_NNODES is 2"));
   const auto single = read(variables("SLURM_JOB_ID=5 SLURM_NTASKS=1 SLURM_RESTART_COUNT=1"));
   CHECK(single.note.empty());
   CHECK(single.restart_count == 1);
-  // The shell of salloc, with use_interactive_step.
-  const auto shell = read(with(kSlurm, "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"));
-  CHECK(shell.launcher == "none");
-  CHECK(contains(shell.note, "SLURM_NTASKS is 8"));
-}
-
-TEST_CASE("a pod is one process, wherever its master says that it is") {
-  const auto pod = [](const std::string& changes) {
-    const Variables all = variables("RANK=0 WORLD_SIZE=2 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x");
-    return identity(with(all, changes));
-  };
-  CHECK(pod("MASTER_ADDR=localhost") == "environment 0/2 0/1 0/2 +0 tcp @localhost environment/0");
-  CHECK(pod("RANK=1 MASTER_ADDR=n1") == "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0");
-  // Two processes in one pod.
-  check_refused(
-      variables(
-          "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x"),
-      "LOCAL_RANK is not set");
-  CHECK(pod("RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost") ==
-        "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0");
 }
 
 TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks are") {
