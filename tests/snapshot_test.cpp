@@ -35,8 +35,7 @@
 #include "common/parallel/process_group.hpp"
 #include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/held_port.hpp"
-#include "tests/support/run_program.hpp"
+#include "tests/support/ranks_by_hand.hpp"
 
 extern "C" {
 extern std::atomic<int> ddp_fault_calls;  // support/faulty_calls.cpp
@@ -46,6 +45,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::test::contains;
+using ddp::test::message_of;
 
 std::string read(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -119,18 +119,22 @@ class Training {
   /// @return epochs done, -1 if the snapshot is refused, -2 if it has other values
   int64_t load_filled() {
     int64_t epochs_done = -1;
-    stderr_of([&] {
-      try {
-        epochs_done = load();
-      } catch (const ddp::Error&) {
-      }
-    });
+    stderr_of([&] { message_of<ddp::Error>([&] { epochs_done = load(); }); });
     for (const torch::Tensor& tensor : tensors()) {
       if (epochs_done > 0 && !(tensor == epochs_done).all().item<bool>()) {
         return -2;
       }
     }
     return epochs_done;
+  }
+  /// Message of a load that is refused with exit code 3; empty if it is not refused.
+  std::string refusal() {
+    try {
+      load();
+    } catch (const ddp::Error& error) {
+      return error.code() == ddp::ExitCode::kSnapshotRefused ? error.what() : "";
+    }
+    return "";
   }
   void save(int64_t epochs_done) {
     ddp::save_snapshot(options_, epochs_done, *model_, *optimizer_);
@@ -152,14 +156,8 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-/// Message of a load that is refused with exit code 3; empty if it is not refused.
 std::string refusal(const ddp::Options& options) {
-  try {
-    Training(options).load();
-  } catch (const ddp::Error& error) {
-    return error.code() == ddp::ExitCode::kSnapshotRefused ? error.what() : "";
-  }
-  return "";
+  return Training(options).refusal();
 }
 
 }  // namespace
@@ -173,12 +171,7 @@ TEST_CASE("every flipped bit and every truncation is found", "[snapshot]") {
   REQUIRE(training.load() == 7);
   const auto is_found = [&](const std::string& bytes) {
     write(options.snapshot, bytes);
-    try {
-      training.load();
-      return false;
-    } catch (const ddp::Error& error) {
-      return error.code() == ddp::ExitCode::kSnapshotRefused;
-    }
+    return !training.refusal().empty();
   };
   int silent = 0;
   for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
@@ -221,11 +214,10 @@ TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one", "[s
 }
 
 TEST_CASE("tensors in the file have the names of Python's state_dict()", "[snapshot]") {
-  const std::vector<std::string> adam = {"step", "exp_avg", "exp_avg_sq"};
-  for (const auto& [optimizer, state] :
-       {std::pair("sgd", std::vector<std::string>()),
-        std::pair("momentum", std::vector<std::string>{"momentum_buffer"}), std::pair("adam", adam),
-        std::pair("adamw", adam)}) {
+  for (const auto& [optimizer, state] : {std::pair("sgd", ""),
+                                         {"momentum", "momentum_buffer"},
+                                         {"adam", "step exp_avg exp_avg_sq"},
+                                         {"adamw", "step exp_avg exp_avg_sq"}}) {
     const ddp::ScratchFolder folder("ddp-snapshot");
     const ddp::Options options = options_in(folder, optimizer);
     Training training(options);
@@ -233,7 +225,7 @@ TEST_CASE("tensors in the file have the names of Python's state_dict()", "[snaps
     training.save(1);
     std::set<std::string> expected = {"layer0.weight", "layer0.bias", "layer1.weight",
                                       "layer1.bias"};
-    for (const std::string& name : state) {
+    for (const std::string& name : ddp::test::words(state)) {
       for (int parameter = 0; parameter < 4; ++parameter) {
         expected.insert(fmt::format("optimizer.state.{}.{}", parameter, name));
       }
@@ -391,16 +383,6 @@ TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none wh
   }
 }
 
-TEST_CASE("buffers are kept", "[snapshot]") {
-  const ddp::ScratchFolder folder("ddp-snapshot");
-  torch::nn::BatchNorm1d norm(2);
-  norm->running_mean.fill_(7);
-  ddp::save_snapshot(options_in(folder), 1, *norm);
-  norm->running_mean.zero_();
-  ddp::load_snapshot(options_in(folder), *norm);
-  CHECK(norm->running_mean.eq(7).all().item<bool>());
-}
-
 TEST_CASE("optimizers are torch::optim's, with the settings that are promised", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const auto settings = [&](const std::string& name) {
@@ -463,27 +445,23 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
 }
 
 TEST_CASE("what each value of --resume does with a snapshot that is there", "[snapshot]") {
-  struct Case {
-    const char* resume;
-    bool is_restart;
-    int64_t epochs_done;
-  };
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::Options options = options_in(folder);
   Training(options).save(5);
-  for (const auto& [resume, is_restart, epochs_done] :
-       {Case{"restart", false, 0}, Case{"restart", true, 5}, Case{"auto", false, 5},
-        Case{"auto", true, 5}, Case{"never", false, 0}, Case{"never", true, 0}}) {
-    if (is_restart) {
-      setenv("SLURM_JOB_ID", "1", 1);
-      setenv("SLURM_RESTART_COUNT", "1", 1);
-    }
+  const auto epochs_done = [&](const char* resume) {
     options.resume = resume;
-    INFO(resume << (is_restart ? ", restarted" : ""));
-    CHECK(Training(options).load() == epochs_done);
-    unsetenv("SLURM_JOB_ID");
-    unsetenv("SLURM_RESTART_COUNT");
-  }
+    return Training(options).load();
+  };
+  CHECK(epochs_done("restart") == 0);
+  CHECK(epochs_done("auto") == 5);
+  CHECK(epochs_done("never") == 0);
+  setenv("SLURM_JOB_ID", "1", 1);
+  setenv("SLURM_RESTART_COUNT", "1", 1);
+  CHECK(epochs_done("restart") == 5);
+  CHECK(epochs_done("auto") == 5);
+  CHECK(epochs_done("never") == 0);
+  unsetenv("SLURM_JOB_ID");
+  unsetenv("SLURM_RESTART_COUNT");
 }
 
 TEST_CASE("a rank of the next test", "[.][rank]") {
@@ -494,7 +472,9 @@ TEST_CASE("a rank of the next test", "[.][rank]") {
     options.resume = "auto";
     sleep(launch.rank == 1 ? 1 : 0);  // reads rank 0's answer late
     torch::nn::BatchNorm1d model(2);
-    ddp::load_snapshot(options, *model);
+    if (ddp::load_snapshot(options, *model) > 0) {
+      std::cerr << "loaded " << model->running_mean[1].item<int>() << "\n";
+    }
     if (launch.rank == 1) {
       raise(SIGUSR1);
     }
@@ -504,51 +484,31 @@ TEST_CASE("a rank of the next test", "[.][rank]") {
   }));
 }
 
-TEST_CASE("a refusal, also of the file system, and a stop reach all ranks, late ones too",
+TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop reach all ranks",
           "[snapshot]") {
-  const ddp::ScratchFolder folder("ddp-snapshot");
-  write(folder.path() + "/damaged", "damaged");
-  for (const auto& [snapshot, code, says] :
-       {std::tuple(std::string("damaged"), 3, "snapshot damaged: got 7 bytes"),
-        {std::string(300, 'x'), 3, "File name too long"},
-        {std::string("none"), 0, ""}}) {
-    const ddp::test::HeldPort port;
-    std::vector<std::unique_ptr<ddp::test::Program>> ranks;
-    for (const std::string rank : {"0", "1"}) {
-      ddp::test::RunOptions run_options;
-      run_options.cwd = folder.path();
-      run_options.environment = {{"RANK", rank},         {"LOCAL_RANK", rank},
-                                 {"WORLD_SIZE", "2"},    {"MASTER_ADDR", "127.0.0.1"},
-                                 {"SNAPSHOT", snapshot}, {"MASTER_PORT", port.number()}};
-      ranks.push_back(std::make_unique<ddp::test::Program>(
-          std::vector<std::string>{fs::read_symlink("/proc/self/exe"), "[rank]"}, run_options));
+  for (const auto& [snapshot, code, says] : {std::tuple(std::string("kept"), 0, "loaded 7\n"),
+                                             {"damaged", 3, "snapshot damaged: got 7 bytes"},
+                                             {std::string(300, 'x'), 3, "File name too long"},
+                                             {"none", 0, ""}}) {
+    ddp::test::RanksByHand ranks;
+    const std::string folder = ranks.folder.path() + "/";
+    write(folder + "damaged", "damaged");
+    ddp::Options options;
+    options.snapshot = folder + "kept";
+    torch::nn::BatchNorm1d model(2);
+    for (const int value : {7, 8}) {
+      model->running_mean.fill_(value);
+      ddp::save_snapshot(options, 1, *model);
     }
-    for (const auto& rank : ranks) {
+    damage(options.snapshot);
+    for (const int rank : {0, 1}) {
+      ranks.start(rank, ddp::test::own_cases("[rank]"), "SNAPSHOT=" + snapshot);
+    }
+    for (const auto& rank : ranks.started) {
       const ddp::test::RunResult result = rank->wait();
       INFO(result.err);
       CHECK(result.exit_code == code);
       CHECK(contains(result.err, says));
     }
   }
-}
-
-TEST_CASE("ranks take rank 0's snapshot", "[snapshot]") {
-  const ddp::ScratchFolder folder("ddp-snapshot");
-  ddp::test::RunOptions run_options;
-  run_options.cwd = folder.path();
-  const auto run = [&](const std::string& epochs, const std::string& more = "") {
-    return ddp::test::run_program(
-        ddp::test::words(DDP_BIN_DIR "/03_ddp_spawn --nprocs 2 --dataset-size 64 --save-every 1 "
-                                     "--snapshot s --total-epochs " +
-                         epochs + more),
-        run_options);
-  };
-  REQUIRE(run("3").exit_code == 0);
-  damage(folder.path() + "/s");
-  const ddp::test::RunResult older = run("4", " --resume auto");
-  INFO(older.out << older.err);
-  CHECK(older.exit_code == 0);
-  CHECK(contains(older.err, "going on from s.prev"));
-  CHECK_FALSE(contains(older.out, "Epoch 1 "));
-  CHECK(contains(older.out, "[CPU1] Epoch 2 "));
 }
