@@ -25,18 +25,16 @@ using ddp::test::contains;
 using ddp::test::Program;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
+using ddp::test::Variables;
 using ddp::test::words;
-using Variables = std::map<std::string, std::optional<std::string>>;
 
 constexpr double kGoneSeconds = 20;  // much more than needed, also on a busy machine
 
 RunOptions environment(Variables variables) {
   // The launcher of the tests must not look like the program's launcher.
-  for (const std::string& name :
-       words("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE SLURM_STEP_ID DDP_LAUNCHER "
-             "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE TORCHELASTIC_RUN_ID PMIX_RANK")) {
-    variables.emplace(name, std::nullopt);
-  }
+  variables.merge(ddp::test::variables(
+      "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE SLURM_STEP_ID DDP_LAUNCHER "
+      "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE TORCHELASTIC_RUN_ID PMIX_RANK"));
   RunOptions options;
   options.environment = std::move(variables);
   return options;
@@ -191,11 +189,8 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
     }
   }
   for (const std::string rank : {"0", "1"}) {  // of a launcher that was itself bound
-    const RunOptions two = environment({{"HOW", "rank"},
-                                        {"RANK", rank},
-                                        {"WORLD_SIZE", "2"},
-                                        {"MASTER_ADDR", "::1"},
-                                        {"MASTER_PORT", "1"}});
+    const RunOptions two = environment(
+        ddp::test::variables("HOW=rank WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=1 RANK=" + rank));
     std::vector<std::string> bound = words("taskset -c " + core);
     std::ranges::copy(command(), std::back_inserter(bound));
     for (const auto& argv : {command(), bound}) {
@@ -216,14 +211,8 @@ TEST_CASE("the ranks get the signal mask back, and SIGCHLD is not lost") {
 }
 
 TEST_CASE("a launcher that started several processes is refused by stages that start their own") {
-  Variables variables;
-  for (const std::string& name : words("RANK LOCAL_RANK MASTER_PORT")) {
-    variables[name] = "1";
-  }
-  for (const std::string& name : words("WORLD_SIZE LOCAL_WORLD_SIZE")) {
-    variables[name] = "2";
-  }
-  variables["MASTER_ADDR"] = "localhost";
+  Variables variables = ddp::test::variables(
+      "RANK=1 LOCAL_RANK=1 MASTER_PORT=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost");
   for (const char* const how : {"spawn", "alone"}) {
     variables["HOW"] = how;
     const RunResult result = run(variables);
