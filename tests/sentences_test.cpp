@@ -249,17 +249,6 @@ TEST_CASE("with several models there are five sentences, and every number is a r
   }
 }
 
-TEST_CASE("a run that is timed once does not take part in who is fastest", "[sentences]") {
-  std::vector<Timed> runs = default_runs("M");
-  Report report = make_report(runs);
-  Run& launched = report.runs.emplace_back(
-      make_run("04_ddp_launcher", {.launcher = "torchrun", .backend = "shm", .ranks = 2}));
-  add_repetition(launched, 0, 1);  // a lucky launch
-  conclude(report);
-  CHECK(report.runs.back().speedup.has_value());
-  CHECK(contains(texts(report)["fastest"], "on M 03_ddp_spawn on 2 ranks over shm"));
-}
-
 TEST_CASE("our fastest run with a peer's cores and global batch stands beside it, or none",
           "[pair]") {
   const int other = GENERATE(0, 1, 2, 3);  // 1: another batch, 2: more cores, 3: a failed run
