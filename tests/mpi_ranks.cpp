@@ -1,4 +1,5 @@
-// A rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT.
+// A rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT; mpi_ranks launch LAUNCHER RANK RANKS
+// asks whether that would be one.
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -41,8 +42,14 @@ int run(const std::string& what) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   try {
+    if (argc == 5) {
+      ddp::check_launch(
+          "mpi",
+          {.launcher = argv[2], .rank = std::atoi(argv[3]), .world_size = std::atoi(argv[4])});
+      return 0;
+    }
     return run(argv[1]);
   } catch (const std::exception& error) {
     std::cerr << "mpi_ranks: error: " << error.what() << "\n";

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""The MPI backend: real ranks under mpirun.
+
+usage: mpi_backend_test.py BUILD_DIR
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+from support.scratch import Scratch
+
+BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+RANKS = BUILD / "tests/mpi_ranks"
+
+
+class MpiBackend(Scratch):
+    def run_here(self, *command, **variables):
+        others = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
+        environment = {**others, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(self.folder), **variables}
+        return subprocess.run([str(word) for word in command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)
+
+    def mpirun(self, ranks, *program):
+        return self.run_here("mpirun", "--oversubscribe", "-np", ranks, *program)
+
+    def test_which_launches_are_an_mpi_world(self):
+        one_of_two = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+        for launcher, rank, ranks, variables, refusal in (
+                ("openmpi", 1, 2, one_of_two, ""), ("spawn", 0, 2, one_of_two, "spawn started"), ("slurm", 1, 2, {"PMIX_RANK": "1"}, ""),
+                ("none", 0, 1, {}, ""), ("spawn", 1, 2, {}, "spawn started the 2 ranks, expected mpirun"),
+                ("torchrun", 0, 3, {}, "mpirun -n 3 build/bin/04_ddp_launcher"), ("slurm", 1, 2, {"PMIX_RANK": "0"}, "slurm started the 2 ranks"),
+                ("spawn", 1, 2, {"OMPI_COMM_WORLD_SIZE": "1"}, "spawn started")):
+            with self.subTest(launcher=launcher, variables=variables):
+                done = self.run_here(RANKS, "launch", launcher, rank, ranks, **variables)
+                self.assertEqual(done.returncode, 1 if refusal else 0, done.stderr)
+                self.assertIn(refusal, done.stderr)
+
+    def test_every_collective_of_every_type_is_right_at_every_world_size(self):
+        for ranks in 1, 2, 3:
+            done = self.mpirun(ranks, RANKS, "collectives")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+            self.assertGreaterEqual(int(re.match(r"(\d+) results are right", done.stdout)[1]), 150 * ranks)
+
+    def test_a_rank_that_is_killed_or_leaves_ends_the_others(self):
+        for what, said in ("die", "signal 9"), ("leave", "mpi_ranks: error: had enough"):
+            done = self.mpirun(3, RANKS, what)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(said, done.stderr)
+
+    def test_two_ranks_of_a_stage_train_to_the_bits_of_shm_in_every_run(self):
+        digests = set()
+        for program, backend in ("05_multinode", "shm"), ("05_multinode", "mpi"), ("05_multinode", "mpi"), ("04_ddp_launcher", "mpi"):
+            done = self.mpirun(2, BUILD / "bin" / program, 2, 2, "--global-batch", 48, "--dataset", "digits", "--quiet", "--backend", backend)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+            digests.add(re.search("digest ([0-9a-f]{16}) ", done.stdout)[1])
+        self.assertEqual(len(digests), 1, digests)
+
+    def test_a_build_without_mpi_says_so(self):
+        (self.folder / "bin").mkdir()  # programs look for modules in lib beside their own folder
+        program = shutil.copy(BUILD / "bin/04_ddp_launcher", self.folder / "bin")
+        done = self.run_here(program, 1, 1, "--device", "cpu", "--backend", "mpi")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("--backend mpi: this build has no lib/libddp_mpi.so, expected", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
