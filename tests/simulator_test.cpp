@@ -194,6 +194,7 @@ TEST_CASE("a check that fails and a result that nobody waits for are mistakes") 
                                    "rank 1 never waited for its all_reduce of 8 bytes"});
 }
 
+// docs/learn/simulator.md has their whole drawings, and a program with a deadlock.
 TEST_CASE("the programs draw, decide by their targets and refuse a wrong command in one line") {
   const std::string bin = DDP_BIN_DIR;
   for (const char* name :
@@ -206,7 +207,6 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
     REQUIRE(result.out == run_program({bin + "/" + name}).out);
   }
   const auto late = run_program({bin + "/sim_late_rank"});
-  REQUIRE(contains(late.out, "rank 1    compute       |" + std::string(61, 'b') + ".......oooo|"));
   REQUIRE(contains(late.out, "communication |" + std::string(61, ' ') + "AAAAAAA    |"));
   for (const std::string nprocs : {"1", "2", "3", "7"}) {  // the targets are for four
     const auto ring = run_program({bin + "/sim_ring_all_reduce", "--nprocs", nprocs});
@@ -215,10 +215,6 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
   const auto missed = run_program({bin + "/sim_buckets", "--alpha-us", "20"});
   REQUIRE(missed.exit_code == 1);
   REQUIRE(contains(missed.out, "target step_us <= 2230: missed, 2243.3"));
-  const auto deadlock = run_program({bin + "/sim_deadlock"});
-  REQUIRE(deadlock.exit_code == 1);
-  REQUIRE(deadlock.out.empty());
-  REQUIRE(contains(deadlock.err, "sim_deadlock: error: deadlock at 500 us: rank 0 waits for "));
   for (const auto& [arguments, said] : std::vector<std::pair<std::string, std::string>>{
            {" --set bucket=1", "--set: got \"bucket\", expected one of: first_bucket_mib"},
            {" --set first_bucket_mib", "expected NAME=NUMBER"},
