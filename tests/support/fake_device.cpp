@@ -260,31 +260,25 @@ struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto kept = std::make_unique<c10::DataPtr>(c10::GetCPUAllocator()->allocate(bytes));
     void* const data = kept->get();
-    const std::lock_guard<std::mutex> lock(mutex());
-    ends()[data] = static_cast<std::byte*>(data) + std::max<size_t>(bytes, 1);
+    const std::lock_guard<std::mutex> lock(mutex);
+    ends[data] = static_cast<std::byte*>(data) + std::max<size_t>(bytes, 1);
     return {data, kept.release(), release, c10::kCPU};
   }
   static void release(void* context) {
     const std::unique_ptr<c10::DataPtr> kept(static_cast<c10::DataPtr*>(context));
-    const std::lock_guard<std::mutex> lock(mutex());
-    ends().erase(kept->get());
+    const std::lock_guard<std::mutex> lock(mutex);
+    ends.erase(kept->get());
   }
   static bool is_pinned(const void* place) {
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto after = ends().upper_bound(place);
-    return after != ends().begin() && place < std::prev(after)->second;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto after = ends.upper_bound(place);
+    return after != ends.begin() && place < std::prev(after)->second;
   }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
-  static std::mutex& mutex() {
-    static std::mutex it;
-    return it;
-  }
-  static std::map<const void*, const void*>& ends() {
-    static auto* const all = new std::map<const void*, const void*>();
-    return *all;
-  }
+  static inline std::mutex mutex;
+  static inline auto& ends = *new std::map<const void*, const void*>();
 } pinned_allocator;
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -458,23 +452,15 @@ at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return on_cpu(tensor).item();
 }
 
-/// For module.to(device), which gives parameters new memory.
-bool has_compatible_type(const at::Tensor&, const at::Tensor&) {
-  return true;
-}
-
-at::Tensor& set_storage(at::Tensor& tensor, at::Storage storage, int64_t offset,
-                        at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return at::native::set_storage_cpu_(tensor, std::move(storage), offset, sizes, strides);
-}
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
   library.impl("_copy_from", copy_from);
   library.impl("_local_scalar_dense", local_scalar_dense);
-  library.impl("_has_compatible_shallow_copy_type", has_compatible_type);
-  library.impl("set_.source_Storage_storage_offset", set_storage);
+  // For module.to(device), which gives parameters new memory.
+  library.impl("_has_compatible_shallow_copy_type",
+               [](const at::Tensor&, const at::Tensor&) { return true; });
+  library.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
   library.impl("as_strided", at::native::as_strided_tensorimpl);
   library.impl("view", at::native::view);
   library.impl("_reshape_alias", at::native::_reshape_alias);
