@@ -1,6 +1,8 @@
 // The rows of a program's --metrics become the steps of the job.
 #include "bench/metrics.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -20,10 +22,8 @@ constexpr const char* kSummary =
     "\n";
 
 std::string row(int rank, int step, double end_ms, double step_ms) {
-  const auto end_ns = static_cast<long long>(kBootNs + end_ms * 1e6);
-  return R"({"rank":)" + std::to_string(rank) + R"(,"step":)" + std::to_string(step) +
-         R"(,"end_ns":)" + std::to_string(end_ns) + R"(,"step_ms":)" + std::to_string(step_ms) +
-         "}\n";
+  return fmt::format("{{\"rank\":{},\"step\":{},\"end_ns\":{:.0f},\"step_ms\":{}}}\n", rank, step,
+                     kBootNs + end_ms * 1e6, step_ms);
 }
 
 Metrics read(const std::string& text, int ranks, bool one_host = true) {
