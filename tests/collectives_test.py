@@ -108,8 +108,7 @@ class Mpi(unittest.TestCase):
         mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
         for name in OURS:
             result = run(name, "--backend", "mpi", launcher=mpirun)
-            self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertEqual(table(result.stdout), expected(name, 2, 2), result.stdout)
+            self.assertEqual((result.returncode, table(result.stdout)), (0, expected(name, 2, 2)), result.stderr)
         result = run("all_reduce", "--nprocs", 3, launcher=mpirun)
         self.assertEqual(result.returncode, 2)
         self.assertIn("--nprocs: got 3, expected 2, what openmpi started", result.stderr)
