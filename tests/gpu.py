@@ -29,10 +29,6 @@ class Failed(Exception):
     """Message of a failed check, in one line."""
 
 
-def last_line(text):
-    return (text.strip().splitlines() or ["no output"])[-1]
-
-
 def count_devices():
     """CUDA devices that CUDA_VISIBLE_DEVICES leaves visible"""
     try:
@@ -86,7 +82,8 @@ class FirstRun:
                 process.wait()
         for code, (_, written) in zip(codes, texts):
             if code != 0:
-                raise Failed(f"exit code {code}: {last_line(written)}: {line}")
+                last = (written.strip().splitlines() or ["no output"])[-1]
+                raise Failed(f"exit code {code}: {last}: {line}")
         return texts[0][0]
 
     def moved(self, commands, environments=None):

@@ -44,25 +44,21 @@ class Carried(unittest.TestCase):
         others = {name: value for name, value in os.environ.items() if name not in ("LIBTORCH", "LD_LIBRARY_PATH")}
         return subprocess.run(words, cwd=self.folder, env={**others, **environment}, capture_output=True, text=True)
 
-    def results(self):
-        return json.loads((self.folder / "results.json").read_text())
-
     def test_1_every_check_passes(self):
         result = self.run_there()
         self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
-        results = self.results()
+        results = json.loads((self.folder / "results.json").read_text())
         self.assertEqual(results["libtorch"], str(self.folder / "site/torch"))
         self.assertGreaterEqual(len(results["checks"]), 10)
         self.assertTrue(result.stdout.endswith(f"{len(results['checks'])} passed, 0 failed\n"), result.stdout)
 
     def test_2_what_fails_is_named(self):
-        stage = self.folder / "packed/build/bin/02_data_parallel"
-        stage.write_text("#!/bin/sh\necho 'moved nan |'\n")
-        stage = self.folder / "packed/build/bin/02_data_parallel_mirrored"
-        stage.write_text("#!/bin/sh\necho 'no GPU for us' >&2\nexit 3\n")
+        stages = self.folder / "packed/build/bin"
+        (stages / "02_data_parallel").write_text("#!/bin/sh\necho 'moved nan |'\n")
+        (stages / "02_data_parallel_mirrored").write_text("#!/bin/sh\necho 'no GPU for us' >&2\nexit 3\n")
         result = self.run_there()
         self.assertEqual(result.returncode, 1, result.stdout)
-        failed = {check["name"]: check["error"] for check in self.results()["checks"] if check["error"]}
+        failed = {check["name"]: check["error"] for check in json.loads((self.folder / "results.json").read_text())["checks"] if check["error"]}
         self.assertEqual(sorted(failed), ["02_data_parallel, 2 devices", "02_data_parallel_mirrored, 2 devices"])
         self.assertIn("moved nan, expected ", failed["02_data_parallel, 2 devices"])
         self.assertIn("exit code 3: no GPU for us: build/bin/02_data_parallel_mirrored", failed["02_data_parallel_mirrored, 2 devices"])
