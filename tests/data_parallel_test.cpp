@@ -51,11 +51,10 @@ torch::Tensor random_state() {
   return at::detail::getDefaultCPUGenerator().get_state();
 }
 
-/// Another model with the same weights.
-template <typename ModuleHolder>
-ModuleHolder copy_of(const ModuleHolder& model) {
-  return ModuleHolder(
-      std::dynamic_pointer_cast<typename ModuleHolder::ContainedType>(model->clone()));
+/// Always with the same weights.
+ddp::Mlp make_model() {
+  torch::manual_seed(3);
+  return ddp::Mlp(std::vector<int64_t>{4, 6, 2});
 }
 
 /// True if all elements are close; false for NaN.
@@ -116,9 +115,8 @@ TEST_CASE("DataParallel computes what the module computes, with fewer samples th
   for (const size_t devices : {1U, 2U, 3U, 5U}) {
     for (const int64_t batch : {1, 4, 7}) {
       INFO(devices << " devices, " << batch << " samples");
-      torch::manual_seed(3);
-      ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
-      ddp::Mlp alone = copy_of(model);
+      ddp::Mlp model = make_model();
+      ddp::Mlp alone = make_model();
       ddp::DataParallel parallel_model(model, cpus(devices));
       for (int step = 0; step < 2; ++step) {  // gradients accumulate, weights change in between
         const torch::Tensor input = torch::randn({batch, 4});
@@ -176,8 +174,8 @@ TEST_CASE("replicas draw no random numbers and follow their model", "[data_paral
 }
 
 TEST_CASE("a backward may follow the next forward, once", "[data_parallel]") {
-  ddp::Mlp model(std::vector<int64_t>{4, 6, 2});
-  ddp::Mlp alone = copy_of(model);
+  ddp::Mlp model = make_model();
+  ddp::Mlp alone = make_model();
   ddp::DataParallel parallel_model(model, cpus(2));
   const torch::Tensor one = torch::randn({4, 4});
   const torch::Tensor two = torch::randn({4, 4});
