@@ -99,7 +99,6 @@ class Measuring(Fakes):
         self.assertEqual([repetition["block"] for repetition in run["repetitions"]], list(range(6)))
         self.assertAlmostEqual(run["step_ms"]["median"], 1.25, places=3)
         self.assertEqual(run["global_batch"], 64)
-        self.assertAlmostEqual(run["samples_per_second"] / (64 / 1.25e-3), 1, places=3)
         self.assertAlmostEqual(run["speedup"], 2 / 1.25, places=3)
         self.assertAlmostEqual(run["efficiency"], 1 / 1.25, places=3)
         self.assertAlmostEqual(run["exposed_comm_ms"], 0.125, places=3)
@@ -264,19 +263,16 @@ class Failing(Fakes):
                 self.failed(message, tries=tries)
 
     def test_hang(self):
+        """A run that is late gets SIGTERM and time to end; then all of it is killed."""
         # Its child has a session of its own and ignores the signal, as torchrun's may.
         self.behave("03_ddp_spawn", "import subprocess, signal\n"
                     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-                    f"subprocess.Popen(['/bin/sleep', '54321.{os.getpid()}'], start_new_session=True)\ntime.sleep(1000)")
-        self.failed("still running after", "--timeout", "3")
-        self.assertEqual(subprocess.run(["pgrep", "-f", f"sleep 54321.{os.getpid()}$"], capture_output=True).stdout, b"")
-
-    def test_time_to_end(self):
-        """A run that is late gets SIGTERM, and time to end by itself."""
-        self.behave("03_ddp_spawn", "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), open(here + '/ended', 'w'), sys.exit(0)))\n"
+                    f"subprocess.Popen(['/bin/sleep', '54321.{os.getpid()}'], start_new_session=True)\n"
+                    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), open(here + '/had_time', 'w')))\n"
                     "time.sleep(1000)")
         self.failed("still running after", "--timeout", "3")
-        self.assertTrue((self.bin / "ended").exists())
+        self.assertTrue((self.bin / "had_time").exists())
+        self.assertEqual(subprocess.run(["pgrep", "-f", f"sleep 54321.{os.getpid()}$"], capture_output=True).stdout, b"")
 
     def test_transient_failure_is_tried_again(self):
         self.behave("03_ddp_spawn", "os.path.exists(here + '/once') or (open(here + '/once', 'w'), sys.exit(75))")
@@ -295,12 +291,10 @@ class Failing(Fakes):
         self.assertIn("bench_micro", " ".join(entry["reason"] for entry in scaling["not_run"]))
 
     def test_open_mpi_in_the_environment(self):
-        self.behave("01_single_gpu", "'OMPI_COMM_WORLD_RANK' in os.environ and sys.exit(3); os.environ.get('OMPI_MCA_x') == WANTED or sys.exit(4)")
-        behaviour = self.bin / "01_single_gpu.behaviour"
-        text = behaviour.read_text()
-        for rank, wanted in (({}, "'1'"), ({"OMPI_COMM_WORLD_RANK": "0"}, "None")):
-            behaviour.write_text(text.replace("WANTED", wanted))
-            self.environment = {**self.environment, "OMPI_MCA_x": "1", **rank}
+        """Its settings reach the programs, but not where bench itself is a rank."""
+        for rank, wanted in (({}, "1"), ({"OMPI_COMM_WORLD_RANK": "0"}, None)):
+            self.behave("01_single_gpu", f"('OMPI_COMM_WORLD_RANK' in os.environ or os.environ.get('OMPI_MCA_x') != {wanted!r}) and sys.exit(3)")
+            self.environment |= {"OMPI_MCA_x": "1", **rank}
             self.measure(*SMALL, "--repetitions", "1")
 
     def test_full_disk(self):
@@ -427,12 +421,10 @@ class Options(Fakes):
         self.assertEqual(sorted(printed), sorted(made[len(printed):]))
 
     def test_filter(self):
-        listed = self.run_bench(*SMALL, "--benchmark_filter=threads", "--benchmark_list_tests").stdout
-        self.assertIn("threads:2", listed)
-        self.assertNotIn("03_ddp", listed)
-        listed = self.run_bench(*SMALL, "--benchmark_filter=-threads", "--benchmark_list_tests").stdout
-        self.assertNotRegex(listed, "threads:2|gloo")
-        self.assertIn("03_ddp", listed)
+        for pattern, there, absent in (("threads", "threads:2", "03_ddp"), ("-threads", "03_ddp", "threads:2|gloo")):
+            listed = self.run_bench(*SMALL, f"--benchmark_filter={pattern}", "--benchmark_list_tests").stdout
+            self.assertIn(there, listed)
+            self.assertNotRegex(listed, absent)
 
     def test_where_the_report_goes(self):
         result = self.run_bench(*SMALL, "--repetitions", "1", "--json", "a.json", "--html", "a.html", "--no_samples")
@@ -451,6 +443,7 @@ class Options(Fakes):
         self.assertFalse((self.root / "no.json").exists())
 
     def test_mistakes(self):
+        self.environment["CUDA_VISIBLE_DEVICES"] = ""
         for arguments, expected in [
                 ("--bogus", "--bogus"), ("--model M", "did you mean --models?"), ("--models X", '"X"'),
                 ("--backends tcp", "tcp"), ("--world-sizes 0", "--world-sizes"), ("--repetitions 0", "--repetitions"),
@@ -460,16 +453,11 @@ class Options(Fakes):
                 ("--benchmark_filter=(", "regular expression"), ("--benchmark_min_time=1", "--benchmark-min-time"),
                 ("--backends mpi", "mpi"), ("--device cuda", "CUDA"), ("extra", "extra")]:
             with self.subTest(arguments):
-                environment = self.environment
-                self.environment = environment | {"CUDA_VISIBLE_DEVICES": ""}
                 self.assertIn(expected, self.refused(*arguments.split()))
-                self.environment = environment
         self.assertEqual(self.calls(), [])
 
     def test_help(self):
         result = self.run_bench("--help")
-        self.assertEqual(result.returncode, 0)
-        self.assertIn("compare.py benchmarks before.json after.json", result.stdout)
         self.assertLessEqual(max(map(len, result.stdout.splitlines())), 100)
         self.assertNotRegex(result.stdout, r"Excludes|\{false\}")
         self.assertIn("schema version 3", self.run_bench("--version").stdout)
