@@ -173,19 +173,14 @@ def check_diverging_weights():
 UNEQUAL_RANKS = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from ddp_peers.command_line import run_peer
+import torch
+from ddp_peers import command_line, torch_peer
 
 def train(options, device, samples, model, log):
-    import torch
-    with torch.no_grad():
-        next(model.parameters()).fill_(log.rank)
-
-def run(options):
-    from ddp_peers import torch_peer
-    torch_peer.run(options, train)
+    torch.nn.init.constant_(next(model.parameters()), log.rank)
 
 if __name__ == "__main__":
-    sys.exit(run_peer("unequal", ["torch"], {"default": ""}, run))
+    sys.exit(command_line.run_peer("unequal", ["torch"], {"default": ""}, lambda options: torch_peer.run(options, train)))
 """
 
 
@@ -246,14 +241,13 @@ def check_install():
 
 def framework_cases():
     # The longest run first. S ends its epochs with a step in which only one rank has a sample.
-    for name, variants in (("tensorflow", {1: "mirrored", 2: "mirrored"}), ("accelerate", {1: "ddp", 2: "ddp"}),
-                           ("jax", {1: "jit", 2: "jit"})):
+    for name, variant in (("tensorflow", "mirrored"), ("accelerate", "ddp"), ("jax", "jit")):
         result = run([str(PEERS / "install.sh"), name])
         check(result.returncode == 0, f"install.sh {name} failed: {result.stderr}")
         program = [result.stdout.rstrip("\n"), "-B", str(PEERS / f"{name}.py")]
         for processes, workload in ((2, "S"), (1, "T")):
             yield f"{name}, {workload}, {processes} ranks", functools.partial(
-                check_parity, program, variants[processes], workload, processes, chatty=name == "tensorflow")
+                check_parity, program, variant, workload, processes, chatty=name == "tensorflow")
 
 
 def project_cases():
