@@ -495,6 +495,7 @@ TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop rea
     write(folder + "damaged", "damaged");
     ddp::Options options;
     options.snapshot = folder + "kept";
+    options.batch_size *= 2;  // of both ranks
     torch::nn::BatchNorm1d model(2);
     for (const int value : {7, 8}) {
       model->running_mean.fill_(value);
