@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <new>
 #include <regex>
@@ -51,10 +51,8 @@ TEST_CASE("the largest power of two that fits is found, or the most that is want
         return size <= limit;
       });
       INFO("most " << most << ", limit " << limit << ": " << found);
-      CHECK(found <= limit);
-      const int64_t next = found == 0 ? std::min<int64_t>(1, most) : std::min(2 * found, most);
-      CHECK((next > limit || next == found));
-      CHECK((found == most || (found & (found - 1)) == 0));
+      const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(limit)));
+      CHECK(found == (limit < most ? power : most));
       CHECK(trials <= 8);
     }
   }
