@@ -1,15 +1,12 @@
 // tests/support/ranks_by_hand.hpp - ranks that a test starts one by one, as without a launcher.
 #pragma once
 
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/files.hpp"
-#include "tests/catch.hpp"
 #include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -35,15 +32,6 @@ struct RanksByHand {
         variables("RANK=" + number + " LOCAL_RANK=" + number +
                   " WORLD_SIZE=2 MASTER_PORT=" + port.number() + " MASTER_ADDR=127.0.0.1 " + more);
     return *started.emplace_back(std::make_unique<Program>(words(command), options));
-  }
-  /// Waits until the ranks have written the file, while all of them run.
-  void wait_for(const std::string& file) const {
-    while (!std::filesystem::exists(folder.path() + "/" + file)) {
-      for (const auto& rank : started) {
-        REQUIRE_FALSE(rank->child().poll());
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
   }
 };
 
