@@ -55,14 +55,8 @@ PROGRAMS = [
     ("03", 1, {"        parameter.grad().div_(launch.world_size);\n": ""}, "Are they sums?"),
     ("03", 0, {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"},
      "by hand"),
-    ("03", 1, {BY_HAND: """      std::vector<torch::Tensor> gradients;
-      for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().flatten());
-      const auto flat = torch::cat(gradients).div_(launch.world_size);
-      ddp::all_reduce(flat);
-      int64_t begin = 0;
-      for (const auto& parameter : model->parameters()) {
-        parameter.grad().copy_(flat.narrow(0, begin, parameter.numel()).view_as(parameter));
-        begin += parameter.numel();
+    ("03", 1, {BY_HAND: """      for (const torch::Tensor& parameter : model->parameters()) {
+        ddp::all_reduce(parameter.grad().div_(launch.world_size));
       }
 """}, None),
     ("04", 0, {"options.seed);\n  ddp::DataLoader": "options.seed, false);\n  ddp::DataLoader"}, "order of one process"),
@@ -275,16 +269,6 @@ class Pages(unittest.TestCase):
         for operator, copy, is_right in (("has", "f( a );  // b", True), ("has", "// f(a);", False), ("lacks", "// f(a);", True),
                                          ("lacks", "f(a );", False)):
             self.assertEqual(exercise.complaint(copy, operator, "f(a);") is None, is_right, (operator, copy))
-
-    def test_messages_after_backward_in_waiting_hooks_and_in_hooks(self):
-        # When gradients (G), calls (m) and messages (e) begin and end in a step.
-        for step, expected in (({"G": [(0, 1), (2, 3)], "m": [(4, 5), (7, 8)], "e": [(4, 6), (7, 9)]}, ("2", "0", "0")),
-                               ({"G": [(0, 3), (4, 7)], "m": [(1, 2), (5, 6)], "e": [(1, 2), (5, 6)]}, ("2", "1", "0")),
-                               ({"G": [(0, 2), (4, 6)], "m": [(1, 1), (5, 5)], "e": [(1, 8), (5, 9)]}, ("2", "1", "32"))):
-            names = {"G": "torch::autograd::AccumulateGrad", "m": "all_reduce", "e": "gloo:all_reduce"}
-            events = [{"name": names[kind], "ts": 10 * number + begin, "dur": end - begin}
-                      for number in range(16) for kind, times in step.items() for begin, end in times]
-            self.assertEqual(tuple(exercise.messages(events).values()), expected)
 
 
 if __name__ == "__main__":
