@@ -72,8 +72,14 @@ class Host:
         run("ip", "link", "set", outside, "master", bridge, "up")
         run(*inside, "link", "set", interface, "up")
         for address in addresses:
-            nodad = ["nodad"] if ":" in address else []  # usable at once
-            run(*inside, "addr", "add", address, "dev", interface, *nodad)
+            self.add_address(address, interface)
+
+    def add_address(self, address, interface="eth0"):
+        nodad = ["nodad"] if ":" in address else []  # usable at once
+        run("ip", "-n", self.name, "addr", "replace", address, "dev", interface, *nodad)
+
+    def remove_address(self, address):
+        run("ip", "-n", self.name, "addr", "del", address, "dev", "eth0")
 
     def remove_interface(self, interface):
         run("ip", "-n", self.name, "link", "del", interface)
