@@ -4,7 +4,6 @@
 usage: condor_test.py BUILD_FOLDER [TEST...]     as root; see tests/clusters/condor_fixture.py
 """
 
-import json
 import os
 import pathlib
 import re
@@ -19,17 +18,11 @@ from condor_fixture import CHECKOUT, CondorPool  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"
-WAIT_SECONDS = 300
-OVER = {"done", "failed", "cancelled", "lost", "held"}
 
 pool = None
 
 
-def ranks_of(program):
-    return stages.ranks_of(program, "_CONDOR_PROCNO")
-
-
-class Pool(unittest.TestCase):
+class Pool(stages.Submitted, unittest.TestCase):
     """All files belong to alice."""
 
     def setUp(self):
@@ -44,29 +37,14 @@ class Pool(unittest.TestCase):
         pool.run("chown", "-R", "alice", pool.home, user="root")
         return self.folder / name
 
-    def tool(self, *arguments, code=0, path=""):
-        environment = {"PATH": f"{path}:/usr/bin:/bin"} if path else {}
-        result = pool.run(CHECKOUT / "tools/submit", *arguments, environment=environment)
-        self.assertEqual(result.returncode, code, (arguments, result.stdout, result.stderr))
+    def tool(self, *arguments):
+        result = pool.run(CHECKOUT / "tools/submit", *arguments)
+        self.assertEqual(result.returncode, 0, (arguments, result.stdout, result.stderr))
         return result.stdout
 
-    def submit(self, program, *arguments, more="", **options):
-        settings = self.write("settings.yaml", f"script_path: {json.dumps(str(program))}\nout_dir: out\n{more}")
-        self.tool("--settings-file", settings, *arguments, **options)
-
-    def jobs(self, out=None):
-        return json.loads(self.tool("status", "--json", out or self.out))
-
-    def wait_for(self, *states, out=None):
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            jobs = self.jobs(out)
-            found = tuple(job["state"] for job in jobs)
-            if found == states:
-                return jobs
-            if time.monotonic() > deadline or set(found) <= OVER:
-                self.fail(f"{found}, expected {states}\n{self.tool('logs', '--lines', '40', out or self.out)}\n{pool.logs()}")
-            time.sleep(0.5)
+    def submit(self, program, *arguments):
+        settings = self.write("settings.yaml", f"script_path: {program}\nout_dir: out\n")
+        self.tool("--settings-file", settings, *arguments)
 
     def read(self, job, name):
         return pool.path(job["folder"]).joinpath(name.format(**job)).read_text()
@@ -89,11 +67,11 @@ class Pool(unittest.TestCase):
         self.submit(BIN / "05_multinode", "--nodes", "2", "--", *training)
         job, = self.jobs()
         output = pool.path(job["folder"]) / f"job-{job['id']}.0.out"
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + stages.WAIT_SECONDS
         while not output.exists() or "Epoch 2 " not in output.read_text():
             self.assertLess(time.monotonic(), deadline, "no second epoch")
             time.sleep(0.01)
-        os.kill(ranks_of(BIN / "05_multinode")[1], signal.SIGUSR1)
+        os.kill(stages.ranks_of(BIN / "05_multinode", "_CONDOR_PROCNO")[1], signal.SIGUSR1)
         done, = self.wait_for("done")
         self.assertEqual((done["id"], done["attempt"], done["exit_code"]), (job["id"], 1, 0))
         self.assertEqual(pool.run("condor_history", job["id"], "-af", "NumJobStarts").stdout.split()[0], "2")

@@ -218,32 +218,19 @@ class Stops(Case):
         self.assertEqual((job.state(), job.facts()["Restarts"]), ("CANCELLED", "0"))
 
 
-class Submit(Case):
+class Submit(stages.Submitted, Case):
     """submit with a real Slurm."""
 
-    def tool(self, *arguments, code=0, path=""):
-        result = subprocess.run([ROOT / "tools/submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True,
-                                env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"})
-        self.assertEqual(result.returncode, code, (arguments, result.stdout, result.stderr))
+    out = "out"
+
+    def tool(self, *arguments):
+        result = subprocess.run([ROOT / "tools/submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, (arguments, result.stdout, result.stderr))
         return result.stdout
 
-    def submit(self, program, *arguments, **options):
+    def submit(self, program, *arguments):
         (self.folder / "settings.yaml").write_text(f"script_path: {program}\nout_dir: out\n")
-        self.tool("--settings-file", "settings.yaml", "--scheduler", "slurm", *arguments, **options)
-
-    def jobs(self):
-        return json.loads(self.tool("status", "--json", "out"))
-
-    def wait_for(self, *states):
-        deadline = time.monotonic() + JOB_SECONDS
-        while True:
-            jobs = self.jobs()
-            found = tuple(job["state"] for job in jobs)
-            if found == states:
-                return jobs
-            if time.monotonic() > deadline or {*found} <= {"done", "failed", "cancelled", "lost"}:
-                self.fail((found, [Job(job["id"]).output[-1000:] for job in jobs]))
-            time.sleep(0.3)
+        self.tool("--settings-file", "settings.yaml", "--scheduler", "slurm", *arguments)
 
     def test_two_nodes(self):
         self.submit(BIN / "05_multinode", "--nodes", "2", "--", *stages.WORKLOAD)

@@ -1,11 +1,8 @@
-#!/usr/bin/env python3
 """A real HTCondor pool on one machine: all daemons of Debian's minicondor, one machine with a partitionable slot of eight CPUs.
 
 HTCondor is not in every Debian, so the pool lives in a Debian trixie of its own, made once by debootstrap from the mirror of this
 machine's apt sources and kept in the build folder. What the pool writes goes into memory, over that: every pool starts fresh.
 This checkout is at its own path inside, as a shared file system would have it, and jobs run as the ordinary user `alice`.
-
-Run as a program, it starts the pool and a shell in it:  tests/clusters/condor_fixture.py BUILD_FOLDER [COMMAND...]
 """
 
 import fcntl
@@ -145,13 +142,12 @@ class CondorPool:
             time.sleep(0.3)
         raise RuntimeError(f"the pool is not ready after {START_SECONDS} s:\n{slots.stderr}{queue.stderr}\n{self.logs()}")
 
-    def run(self, *command, environment=None, cwd=None, user=USER, timeout=120):
+    def run(self, *command, user=USER):
         """Runs a command in the pool as alice. @return the result of subprocess.run"""
         variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.home), "USER": user, "LANG": "C.UTF-8"}
-        variables |= environment or {}
         start = ["chroot", f"--userspec={user}", self.root, "/usr/bin/env", "--ignore-environment",
-                 f"--chdir={cwd or self.home}", *(f"{name}={value}" for name, value in variables.items())]
-        return subprocess.run([str(part) for part in [*start, *command]], capture_output=True, text=True, timeout=timeout,
+                 f"--chdir={self.home}", *(f"{name}={value}" for name, value in variables.items())]
+        return subprocess.run([str(part) for part in [*start, *command]], capture_output=True, text=True, timeout=120,
                               stdin=subprocess.DEVNULL)
 
     def path(self, inside):
@@ -163,11 +159,3 @@ class CondorPool:
         for path in sorted(self.path("/var/log/condor").glob("S[ch]*Log")):
             text += f"---- {path.name}\n" + "\n".join(line[:200] for line in path.read_text(errors="replace").splitlines()[-10:]) + "\n"
         return text
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} BUILD_FOLDER [COMMAND...]")
-    pool = CondorPool(sys.argv[1])
-    print(pool.run("condor_status").stdout, end="", flush=True)
-    sys.exit(subprocess.call(["chroot", f"--userspec={USER}", pool.root, *(sys.argv[2:] or ["bash"])]))

@@ -1,14 +1,18 @@
 """Stages for the cluster tests: a workload for all launchers, and its expected result."""
 
 import contextlib
+import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+WAIT_SECONDS = 300
+OVER = {"done", "failed", "cancelled", "lost", "held"}  # states in which a job of submit stays
 # Two processes must end on the same bits, and four within 1e-4, under spawn, torchrun, mpirun, srun and HTCondor. Each test runs
 # these arguments, and compares with 03_ddp_spawn. So all launchers are compared with each other.
 WORKLOAD = "4 2 --dataset digits --global-batch 64".split()  # as in parity_test.cpp
@@ -47,6 +51,24 @@ def ranks_of(program, variable):
                 if environment:  # empty for a process that is ending
                     ranks[int(environment[variable])] = int(process.name)
     return ranks
+
+
+class Submitted:
+    """What a test case does with the jobs of tools/submit. The case has `tool`, which runs it, and `out`, the jobs' folder."""
+
+    def jobs(self, out=None):
+        return json.loads(self.tool("status", "--json", out or self.out))
+
+    def wait_for(self, *states, out=None):
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            jobs = self.jobs(out)
+            found = tuple(job["state"] for job in jobs)
+            if found == states:
+                return jobs
+            if time.monotonic() > deadline or {*found} <= OVER:
+                self.fail(f"{found}, expected {states}\n{self.tool('logs', '--lines', '40', out or self.out)}")
+            time.sleep(0.3)
 
 
 def torchrun():
