@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/network.hpp"
@@ -112,29 +113,23 @@ void require_below(const Sourced& got, const Sourced& limit) {
   }
 }
 
-/// FNV-1a: every rank derives the same number.
-uint32_t hash_of(const std::string& text) {
-  uint32_t hash = 2166136261U;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
-  }
-  return hash;
+/// 8 hex digits, the same on every rank.
+std::string digest_of(const std::string& text) {
+  return Hash().update(text).hex().substr(0, 8);
 }
 
 /// Number of tasks on a node, from Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
 int tasks_on_node(const std::string& name, const std::string& text, int node) {
-  for (std::string item : split(text)) {
-    const size_t open = item.find("(x");
-    int nodes = 1;
-    if (open != std::string::npos && item.ends_with(')')) {
-      nodes = parse_integer(name, item.substr(open + 2, item.size() - open - 3), 1, kMaxWorldSize);
-      item.resize(open);
+  static const std::regex count(R"((\d{1,6})(?:\(x([1-9]\d{0,5})\))?)");
+  for (const std::string& item : split(text)) {
+    std::smatch found;
+    if (!std::regex_match(item, found, count)) {
+      break;
     }
-    const int tasks = parse_integer(name, item, 0, kMaxWorldSize);
-    if (node < nodes) {
-      return tasks;
+    node -= found[2].matched ? std::stoi(found[2]) : 1;
+    if (node < 0) {
+      return std::stoi(found[1]);
     }
-    node -= nodes;
   }
   refuse("{}: got {}, expected a count for each node, as 2(x3),1", name, quote(text));
 }
@@ -328,7 +323,7 @@ class LaunchReader {
       for (const auto& [name, value] : variables_) {
         listens += found_.num_nodes == 1 && name.starts_with("PMIX_SERVER_URI") ? value : "";
       }
-      return listens.empty() ? job : fmt::format("{}.{:08x}", job, hash_of(listens));
+      return listens.empty() ? job : fmt::format("{}.{}", job, digest_of(listens));
     }
     return found_.launcher == "htcondor" ? find("DDP_JOB_ID").value_or("") : "";
   }
@@ -372,9 +367,10 @@ class LaunchReader {
     }
     if (store.port == 0 && derives) {
       // Below the ephemeral range, in which a client's socket may hold it by chance.
-      const uint32_t hash = hash_of(fmt::format("{}.{}", job, found_.restart_count));
+      const std::string digest = digest_of(fmt::format("{}.{}", job, found_.restart_count));
       set("store.port", store.port,
-          {20000 + static_cast<int>(hash % 12000U), "derived from the job's name"});
+          {20000 + static_cast<int>(std::stoul(digest, nullptr, 16) % 12000U),
+           "derived from the job's name"});
     }
     if (store.host.empty() || store.port == 0) {
       refuse("{} is not set, expected the place where rank 0 serves the store{}",
