@@ -1,12 +1,11 @@
 #include "bench/progress.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 
+#include "common/base/progress_bar.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
@@ -15,14 +14,9 @@ namespace {
 constexpr double kSecondsBetweenLines = 15;
 constexpr int kBarWidth = 24;
 
-bool is_terminal() {
-  const char* const term = std::getenv("TERM");
-  return isatty(STDERR_FILENO) == 1 && term != nullptr && term != std::string("dumb");
-}
-
 }  // namespace
 
-Progress::Progress() : on_terminal_(is_terminal()) {}
+Progress::Progress() : on_terminal_(stderr_is_terminal()) {}
 
 void Progress::begin(int runs) {
   runs_ = runs;

@@ -10,11 +10,7 @@ namespace ddp {
 double peak_rss_mib();
 
 /// Processor time of all threads, in milliseconds.
-struct CpuTimes {
-  double user_ms;
-  double system_ms;
-};
-CpuTimes cpu_times();
+double cpu_ms();
 
 /// Start time of this process, to the kernel's clock tick (usually 10 ms).
 std::chrono::system_clock::time_point process_start();

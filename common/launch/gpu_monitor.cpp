@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -74,7 +73,7 @@ void GpuMonitor::sample() {
     return;
   }
   const size_t watched = std::min(watched_, nvml_->devices.size() - first_);
-  GpuReadings now{.gpus = static_cast<int>(watched)};
+  GpuReadings now;
   for (size_t i = 0; i < watched; ++i) {
     const Device device = nvml_->devices[first_ + i];
     Utilisation utilisation{};
@@ -87,7 +86,7 @@ void GpuMonitor::sample() {
     now.memory_mib += static_cast<double>(memory.used_bytes) / (1024.0 * 1024.0);
   }
   sum_ = {sum_.utilisation_percent + now.utilisation_percent,
-          std::max(sum_.memory_mib, now.memory_mib), now.gpus};
+          std::max(sum_.memory_mib, now.memory_mib)};
   ++samples_;
 }
 

@@ -11,7 +11,6 @@ namespace ddp {
 struct GpuReadings {
   double utilisation_percent = 0;  ///< time in which a kernel ran, mean over samples and GPUs
   double memory_mib = 0;  ///< largest sum over the GPUs
-  int gpus = 0;
 };
 
 /// Samples the use of GPUs. NVML is opened at run time, so that this program needs no driver.

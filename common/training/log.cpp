@@ -25,11 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kStepsPerGather = 1024;
 
-double busy_ms() {
-  const CpuTimes times = cpu_times();
-  return times.user_ms + times.system_ms;
-}
-
 /// Largest memory that LibTorch has taken from the GPU.
 double peak_device_mib(const torch::Device& device) {
   if (device.is_cpu()) {
@@ -96,7 +91,7 @@ Log::Log(const Options& options, const torch::nn::Module& module)
     gpu_monitor_ = std::make_unique<GpuMonitor>();
     gpu_monitor_->watch(device_.index(), 1);
   }
-  busy_begin_ms_ = busy_ms();
+  busy_begin_ms_ = cpu_ms();
   begin_ = Clock::now();
   clock_.begin_epoch();
 }
@@ -203,7 +198,7 @@ void Log::gather_ranks() {
           first_end
               ? std::chrono::duration<double, std::milli>(*first_end - process_start()).count()
               : kNaN,
-      .busy_cores = (busy_ms() - busy_begin_ms_) / wall_ms,
+      .busy_cores = (cpu_ms() - busy_begin_ms_) / wall_ms,
       .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
   static_assert(sizeof(RankReport) == RankReport::kValues * sizeof(double));
   reports_ = gather(torch::tensor({own.median_ms, own.peak_rss_mib, own.peak_device_mib,

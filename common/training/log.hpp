@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "common/base/progress_bar.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/mlp.hpp"
 #include "common/launch/gpu_monitor.hpp"
 #include "common/launch/options.hpp"
 #include "common/parallel/process_group.hpp"
 #include "common/training/metrics_file.hpp"
-#include "common/training/progress_bar.hpp"
 #include "common/training/step_clock.hpp"
 #include "common/training/trace.hpp"
 

@@ -1,4 +1,4 @@
-#include "common/training/progress_bar.hpp"
+#include "common/base/progress_bar.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

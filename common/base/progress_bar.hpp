@@ -1,4 +1,4 @@
-// common/training/progress_bar.hpp - the progress of training, on a terminal.
+// common/base/progress_bar.hpp - the progress of training, on a terminal.
 #pragma once
 
 #include <chrono>
