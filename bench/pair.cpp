@@ -1,7 +1,6 @@
 #include "bench/report.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 
 namespace ddp::bench {

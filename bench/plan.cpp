@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
-#include <ostream>
 #include <ranges>
 #include <regex>
 #include <tuple>

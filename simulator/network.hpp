@@ -1,8 +1,6 @@
 // simulator/network.hpp - cost of messages and collectives.
 #pragma once
 
-#include <cstdint>
-
 namespace ddp::sim {
 
 /// Messages and bytes that a rank sends.

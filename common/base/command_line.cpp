@@ -1,6 +1,5 @@
 #include "common/base/command_line.hpp"
 
-#include <fmt/format.h>
 #include <pwd.h>
 #include <unistd.h>
 

@@ -114,8 +114,6 @@ class CommandLine {
   CommandLine(const std::string& program, const std::string& description,
               const std::string& version, const std::string& footer, std::size_t column_width);
   ~CommandLine();
-  CommandLine(const CommandLine&) = delete;
-  CommandLine& operator=(const CommandLine&) = delete;
 
   OptionGroup group(const std::string& title) { return {*app_, title}; }
   void require(const std::string& positional);

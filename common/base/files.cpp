@@ -17,7 +17,6 @@
 #include <random>
 #include <system_error>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
 
@@ -114,13 +113,8 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-namespace {
-
-const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-
-}  // namespace
-
 void expect_random_reads(const void* data, size_t bytes) {
+  static const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes / kPageBytes <= static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 2) {
     return;  // it fits in memory, and read-ahead makes reading faster
   }

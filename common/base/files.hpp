@@ -30,8 +30,6 @@ class NextFile {
   /// @throws Error (1) with the path and the reason, as all members do
   NextFile(const std::string& what, const std::string& path, size_t bytes);
   ~NextFile();
-  NextFile(const NextFile&) = delete;
-  NextFile& operator=(const NextFile&) = delete;
 
   void write(std::string_view bytes);
   void overwrite(off_t position, std::string_view bytes);

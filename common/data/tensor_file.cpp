@@ -10,7 +10,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"

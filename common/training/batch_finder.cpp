@@ -55,8 +55,6 @@ class CountingAllocator final : public c10::Allocator {
       used_bytes += bytes;
     }
     ~Block() { used_bytes -= bytes; }
-    Block(const Block&) = delete;
-    Block& operator=(const Block&) = delete;
 
     std::atomic<int64_t>& used_bytes;
     int64_t bytes;

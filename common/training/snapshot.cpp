@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <map>

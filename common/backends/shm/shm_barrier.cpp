@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <ctime>
 
 #include "common/base/exit_codes.hpp"
