@@ -184,6 +184,15 @@ if __name__ == "__main__":
 """
 
 
+def check_binding():
+    """Variables of OpenMP that bind the first process leave all CPUs to the ranks."""
+    program = (f"import os, sys; sys.path.append({str(PEERS)!r}); from ddp_peers.command_line import run_peer\n"
+               "def run(options):\n    import torch\n    print(len(os.sched_getaffinity(0)))\nsys.exit(run_peer('x', ['torch'], {'a': ''}, run))")
+    for name, value in ("OMP_PROC_BIND", "true"), ("OMP_PLACES", "{0}"), ("GOMP_CPU_AFFINITY", "0"), ("KMP_AFFINITY", "compact"):
+        result = run([sys.executable, "-B", "-c", program, "1", "1"], env={**os.environ, name: value})
+        check(result.stdout == f"{len(os.sched_getaffinity(0))}\n", f"{name}: {result}")
+
+
 def check_unequal_weights():
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "program.py"
@@ -262,6 +271,7 @@ def project_cases():
             check_parity, REDUCER, "reducer", workload, processes, "--backend", backend)
     yield "the weights diverge", check_diverging_weights
     yield "the ranks' weights differ", check_unequal_weights
+    yield "OpenMP binds", check_binding
 
 
 def main():

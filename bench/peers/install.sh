@@ -40,7 +40,7 @@ use "$project" || use "$venv/bin/python" || true
 # One installation at a time. After the wait the packages may be there.
 mkdir -p "$root/.venv-peers"
 exec 9>"$root/.venv-peers/.$name.lock"
-flock 9 || true  # some file systems have no locks
+flock -n 9 || { say "$name: waiting for another installation" && flock 9; } || true  # some file systems have no locks
 use "$venv/bin/python" || true
 
 # A new environment, without remains of an interrupted installation or of other versions.

@@ -124,7 +124,9 @@ def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
             except importlib.metadata.PackageNotFoundError:
                 raise UsageError(f"{sys.executable} has no {package}, expected the interpreter that "
                                  f"bench/peers/install.sh {program} prints") from None
-        # Read when torch and numpy are imported.
+        # Read when torch and numpy are imported. A binding of this process would be that of all its ranks.
+        for name in "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY":
+            os.environ.pop(name, None)
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are exceptions too, and make one line then
         run(options)
