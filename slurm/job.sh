@@ -6,7 +6,7 @@
 set -euo pipefail
 
 name=${1##*/}
-say() { printf '%s: %s\n' "$name" "$*" >&2; }
+say() { printf '%s: %s\n' "$name" "$*" >&2 || true; } # on a full disk too
 die() {
     say "error: $*"
     exit 2

@@ -46,7 +46,7 @@ class Scripts(Scratch):
     def program(self, text, name=STAGE):
         self.script(self.checkout / "build/bin" / name, f"#!/bin/bash\n{text}\n")
 
-    def start(self, name, *arguments, **variables):
+    def start(self, name, *arguments, stderr=subprocess.PIPE, **variables):
         """Runs a copy of the script in another folder, like slurmd."""
         script = self.stub / "slurm_script"
         shutil.copy(self.checkout / "slurm" / f"{name}.sh", script)
@@ -54,7 +54,7 @@ class Scripts(Scratch):
         environment |= {"PATH": f"{self.stub}:{environment['PATH']}", "STUB": str(self.stub), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]",
                         "SLURM_JOB_NUM_NODES": "2" if name in (STAGE, "bench") else "1", "SLURM_NTASKS_PER_NODE": "2",
                         "SLURM_CPUS_ON_NODE": "64", "COMMAND": f"{self.checkout}/slurm/{name}.sh 2 2", **variables}
-        return subprocess.Popen([script, *arguments], env=environment, cwd=self.stub, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        return subprocess.Popen([script, *arguments], env=environment, cwd=self.stub, text=True, stdout=subprocess.DEVNULL, stderr=stderr)
 
     def run_script(self, name, *arguments, code=0, **variables):
         """Its output; other results are in files."""
@@ -114,6 +114,9 @@ class Scripts(Scratch):
                 said = self.run_script(STAGE, code=code, CODE=str(code), **variables)
                 self.assertEqual((self.words("changes"), "asking Slurm" in said), (changes, changes is not None))
                 self.assertEqual(said.endswith(f": exit code {code}\n"), changes is None, said)
+        (self.stub / "changes").unlink()
+        with open("/dev/full", "w") as full:  # as on a full disk
+            self.assertEqual((self.start(STAGE, stderr=full, CODE="85").wait(60), self.words("changes")), (85, ["requeue 7"]))
 
     def test_signals_are_passed_on(self):
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
