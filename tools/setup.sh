@@ -9,8 +9,8 @@
 # LIBTORCH_VERSION=2.15.0 installs that version instead of the pinned version, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
 set -euo pipefail
-# Variables that send cd, grep, Python or pip elsewhere.
-unset CDPATH GREP_OPTIONS PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
+# Variables that send cd, grep, Python or pip elsewhere, or that nproc prints instead of the processors.
+unset CDPATH GREP_OPTIONS OMP_NUM_THREADS OMP_THREAD_LIMIT PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
 
 packages=(
     # to build
@@ -56,6 +56,7 @@ root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv=$root/.venv
 if [[ -n ${LIBTORCH_VERSION:-} ]]; then
+    [[ $LIBTORCH_VERSION =~ ^[0-9][0-9a-z.+]*$ ]] || die 2 "LIBTORCH_VERSION: got $LIBTORCH_VERSION, expected a version such as 2.15.0"
     venv=$root/.venv-$LIBTORCH_VERSION
     # With CUDA headers in the version of this torch.
     sed "s/^torch==.*/torch==$LIBTORCH_VERSION/; s/^\(nvidia-[a-z-]*\)==.*/\1/" requirements.txt >"$venv.txt"
@@ -131,7 +132,8 @@ install_venv() {
             die 2 "no Python for .venv: expected python3 from 3.10 to 3.13 with the venv module, found $(python3 --version 2>&1 || true)"
         # Empties .venv instead of removing it, because it may be a link to a larger disk.
         mkdir -p "$venv"
-        find "$venv/" -mindepth 1 -delete
+        [[ -e $venv/pyvenv.cfg || -z $(ls -A "$venv/") ]] || die 2 "$venv: got a folder of other files, expected an empty one, or no folder"
+        find "$venv/" -mindepth 1 ! -path "$venv/pyvenv.cfg" -delete
         free=$(df -Pm "$venv/" | awk 'NR == 2 { print $4 }')
         ((free >= venv_mb)) ||
             die 2 "not enough disk space for LibTorch: $((free / 1000)) GB free in $venv, expected $((venv_mb / 1000)) GB;" \
@@ -188,9 +190,7 @@ build() {
         rm -rf build/CMakeCache.txt build/CMakeFiles build/.setup-key
     fi
     # A build with tests stays configured with tests; `bench` builds only a part of it.
-    if [[ $tests == ON || ! -e build/CMakeCache.txt ]]; then
-        configure+=("-DBUILD_TESTING=$tests")
-    fi
+    [[ $tests == OFF && -e build/CMakeCache.txt ]] || configure+=("-DBUILD_TESTING=$tests")
     "${configure[@]}" || die 1 "cmake could not configure the build (its reason stands above)"
     printf '%s\n' "$key" >build/.setup-key
 
@@ -201,10 +201,7 @@ build() {
 
 # One setup at a time; the checkout itself is the lock, if its file system has locks.
 exec 9<"$root"
-if ! flock -n 9; then
-    say "Waiting for another setup in this checkout"
-    flock 9 || true
-fi
+flock -n 9 || { say "Waiting for another setup in this checkout" && flock 9; } || true
 
 if [[ -n ${LIBTORCH:-} ]]; then
     given=$LIBTORCH
@@ -218,9 +215,7 @@ if [[ -n ${LIBTORCH:-} ]]; then
     say "LibTorch: $LIBTORCH, no .venv is made"
 else
     install_venv
-    if [[ -n ${LIBTORCH_VERSION:-} ]]; then
-        LIBTORCH=$(echo "$venv"/lib/python3.*/site-packages/torch)
-    fi
+    [[ -z ${LIBTORCH_VERSION:-} ]] || LIBTORCH=$(echo "$venv"/lib/python3.*/site-packages/torch)
 fi
 build
 say "Set up in $SECONDS s"
