@@ -227,9 +227,11 @@ class Pages(unittest.TestCase):
             (folder / "bin").mkdir()
             (folder / "by_hand.cpp").write_text(exercise.find("11").right)
             (folder / "bin/03_ddp_spawn_by_hand").touch()
-            for content in "[" * 100_000, "[{", "":
-                (folder / "compile_commands.json").write_text(content)
-                result = subprocess.run([ROOT / "tools/exercise", "11", "--check", "--folder", name, "--build-dir", name], capture_output=True, text=True)
+            for content, *words in (("[" * 100_000,), ("[{",), ("",), ("[]",), ("[]", "--folder", "/dev/null"), ("[]", "--folder", "/proc/x"), ("\udcff",)):
+                (folder / "compile_commands.json").write_text(content, errors="surrogateescape")
+                check = [] if words else ["--check"]
+                result = subprocess.run([ROOT / "tools/exercise", "11", *check, "--build-dir", name, "--folder", name, *words], capture_output=True, text=True)
+                result.stdout = "" if words else result.stdout
                 self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
             (folder / "bin/03_ddp_spawn_by_hand").unlink()
             for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),

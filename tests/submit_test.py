@@ -56,7 +56,7 @@ if fault in ("refused", "no-answer"):
     sys.exit(f"{{name}}: error: {{fault}} \\x1b[31m")
 jobs = {{path.name: path.read_text().split("|") for path in sorted(stub.glob("[0-9]*"))}}
 if name in ("sbatch", "condor_submit"):
-    text = " ".join(sys.argv) if name == "sbatch" else pathlib.Path(sys.argv[-1]).read_text()
+    text = " ".join(sys.argv) if name == "sbatch" else pathlib.Path(sys.argv[-1]).read_text(errors="replace")
     if fault == "killed-after":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(0.3)  # a slow scheduler
@@ -182,6 +182,8 @@ class Settings(Case):
                      "arguments = \"'--snapshot=it''s' 'a\"\"b' '$(DOLLAR)(x)$$(DOLLARDOLLAR)y' '--metrics' 'metrics.jsonl' "
                      "'--resume' 'auto'\""):
             self.assertIn(f"\n{line}\n", text)
+        self.submit("--settings-file", self.settings(), "--scheduler", "condor", "--", "\udcff")
+        self.assertIn(b" \"'\xff'\"", (self.out / "submission_file.sub").read_bytes())  # a name in Latin-1
         self.assertEqual([submit_module.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
 
     def test_one_node_of_several_gpus_needs_torchrun(self):
@@ -244,7 +246,7 @@ class Settings(Case):
                               (f"{mine} --nodes 0", '--nodes: got "0"'), (f"{mine} --nodes=2 --scheduler=local", "nodes: got 2"),
                               (f"{mine} --sweep lr", '--sweep: got "lr"'), (f"{mine} --scheduler=condor -- 'a\nb'", r'got "a\nb"'),
                               (f"{mine} --scheduler=condor -- '$(Dollar)'", "got"), ("list nowhere", "out_dir"), ("list a b", "out_dir: got a and b"),
-                              ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7")):
+                              ("logs --lines 0", '--lines: got "0"'), ("logs --lines -3", '--lines: got "-3"'), ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7")):
             with self.subTest(line=line):
                 self.assertIn(message, self.submit(*shlex.split(line), code=2))
         self.program.chmod(0o644)

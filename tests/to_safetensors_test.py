@@ -240,8 +240,11 @@ class ToSafetensors(Scratch):
             if shown is not None:
                 with open(reader, "rb") as said:
                     self.assertTrue(said.read().startswith(shown), name)
-        done = subprocess.run(["sh", "-c", f"exec {sys.executable} {TOOL} t.csv closed.safetensors >&-"], stderr=subprocess.PIPE)
-        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        for words, code, lines in [("t.csv o.safetensors >&-", 0, 0), ("no o.safetensors 2>&-", 2, 0), ("no o.safetensors 2>/dev/full", 2, 0),
+                                   ("t.csv o.safetensors >&- 2>&- <&-", 0, 0), ("t.csv o.safetensors >/dev/full", 1, 1), ("t.csv o.safetensors >/dev/full 2>&1", 1, 0),
+                                   ("<(cat t.csv) o.safetensors", 0, 0), ("<(gzip -c t.csv) o.safetensors", 0, 0)]:
+            done = subprocess.run(["bash", "-c", f"exec {TOOL} {words}"], capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (code, lines), (words, done.stderr))
 
     def test_packages_of_another_python_do_not_matter(self):
         self.write("t.csv", table(["1,2,0"]))

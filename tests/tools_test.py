@@ -51,6 +51,20 @@ class Tools(Scratch):
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
                 self.assertRegex(done.stderr, f"found no bin/.* in {self.folder}/build|/nowhere is no LibTorch", name)
                 shutil.rmtree(self.folder / "new", ignore_errors=True)
+        for version in "&", "-x", "2.9/..", "2.9 0":
+            self.assertRegex(self.run_here("tools/setup.sh", "bench", LIBTORCH_VERSION=version).stderr, "^setup: LIBTORCH_VERSION: got .*, expected .*\n$")
+
+    def test_a_folder_of_other_files_is_no_venv(self):
+        function = re.search(r"^install_venv\(\) \{.*?^\}", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
+        helpers = "say() { :; }; die() { shift; echo \"$*\"; exit 2; }; find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n"
+        (self.folder / "link").symlink_to("disk")
+        for file, left in ("thesis", ["thesis"]), (".hidden", [".hidden"]), ("a/b", ["a"]), ("pyvenv.cfg", ["pyvenv.cfg"]), (None, []):
+            (self.folder / "disk").mkdir()
+            self.write(f"disk/{file}" if file else "else", "")
+            self.write("disk/lib/torch" if left == ["pyvenv.cfg"] else "else", "")
+            said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout
+            self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
+            shutil.rmtree(self.folder / "disk")
 
     def test_a_ccache_that_fails_is_not_used(self):
         self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
@@ -99,11 +113,15 @@ class Tools(Scratch):
         self.assertRegex(mutate("a.sh", "--timeout", "0.5", command=["sh", "-c", "git diff --quiet || sleep 60"])[1], r"noticed \(no end after 0.5 s\)\n-if.*\n\+if")
         self.assertEqual(mutate("a.sh", command=["git", "diff", "--quiet"])[0], 0)
         self.assertRegex(str(mutate("a.sh", command=["false"])), r"\(2, .*false: got noticed \(exit code 1\) without a break, expected")
+        self.assertRegex(str([mutate("a.sh", "--lines", lines) for lines in ("0", "-1")]), r"^\[\(2, .*lines 0: got no break.*\(2, .*lines -1: got no break")
         for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
-            running = subprocess.Popen([ROOT / "tools/mutate", "a.sh", "--", "sh", "-c", "git diff --quiet || sleep 60"], cwd=self.folder, stdout=subprocess.DEVNULL)
+            ignore = "trap '' HUP; " * (number != signal.SIGHUP)  # as nohup does
+            running = subprocess.Popen(["sh", "-c", f"{ignore}exec {ROOT}/tools/mutate a.sh -- sh -c 'git diff --quiet || sleep 60'"], cwd=self.folder, stdout=subprocess.DEVNULL)
             while (self.folder / "a.sh").read_text() == programs["a.sh"][0]:
                 time.sleep(0.01)
-            running.send_signal(number)
+            for each in [signal.SIGHUP] * bool(ignore) + [number]:
+                running.send_signal(each)
+                time.sleep(0.1)
             self.assertEqual((running.wait(), (self.folder / "a.sh").read_text()), (128 + number, programs["a.sh"][0]))
         programs["a.sh"] = (programs["a.sh"][0] + "exit 0\n",)
         self.write("a.sh", programs["a.sh"][0])

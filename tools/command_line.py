@@ -1,6 +1,7 @@
 """What the Python tools share: their output and packages, errors in one line, and paths."""
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -8,7 +9,7 @@ import pathlib
 import re
 import sys
 
-VENV = pathlib.Path(__file__).resolve().parent.parent / ".venv"
+VENV, NAME = pathlib.Path(__file__).resolve().parent.parent / ".venv", pathlib.Path(sys.argv[0]).name
 
 
 class Output(io.FileIO):
@@ -17,12 +18,17 @@ class Output(io.FileIO):
     def write(self, data):
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if self.fileno() == 1 and error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal has gone
+                print(f"{NAME}: error: standard output: got {error.strerror}, expected a stream that takes it all", file=sys.stderr, flush=True)
+                os._exit(1)
             return len(data)
 
 
-for _name in "stdout", "stderr":
-    if isinstance(_old := getattr(sys, _name), io.TextIOWrapper):  # not closed, and not a test's
+while (_null := os.open(os.devnull, os.O_RDWR)) < 3:  # for closed streams, whose numbers files would get
+    os.set_inheritable(_null, True)
+for _number, _name in (1, "stdout"), (2, "stderr"):
+    if isinstance(_old := getattr(sys, _name) or open(_number, "w", closefd=False), io.TextIOWrapper):  # not a test's
         _raw = io.BufferedWriter(Output(_old.fileno(), "w", closefd=False))
         # Names may have characters that a terminal's encoding lacks.
         setattr(sys, _name, io.TextIOWrapper(_raw, _old.encoding, "backslashreplace", line_buffering=_old.line_buffering or _old.write_through))

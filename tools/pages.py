@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S PYTHONSAFEPATH= python3
 """Keeps the pages true: runs the commands of their console blocks, compares what they print, follows links, looks options up in --help.
 
     tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
@@ -29,6 +29,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+for _number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:  # so that run() ends what it has started
+    if signal.getsignal(_number) != signal.SIG_IGN:  # of nohup
+        signal.signal(_number, lambda number, _: sys.exit(128 + number))
 UNIT = re.compile(r" ?(?:ms|us|s|min|samples/s|[MG]B/s|MiB)\b")
 
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S PYTHONSAFEPATH= python3
 """Keeps what the stages promise about each other: short files, small diffs, and pages that show exactly those.
 
 Below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file, against the one that it builds on, which has TEXT in one of

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S PYTHONSAFEPATH= python3
 """Fills the tables on the pages from the reports of bench that results/ keeps.
 
     tools/tables.py           rewrites the tables
