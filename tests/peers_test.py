@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -155,6 +156,7 @@ def check_bad_arguments():
         (["1", "1", "--lr", "nan"], "--lr", "'nan'"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
+    check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         result = run([sys.executable, "-B", str(PEERS / f"{name}.py"), "1", "1"])
         check_one_line(result, 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)

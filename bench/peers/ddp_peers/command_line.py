@@ -36,6 +36,7 @@ def guarded(program, body):
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
         text = line if isinstance(error, PeerError) else f"{type(error).__name__}: {line}"
         print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a full disk has not taken must not fail again at exit
         return error.code if isinstance(error, PeerError) else TRAINING_FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
