@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 #include "common/data/flat_parameters.hpp"
 #include "common/parallel/agreement.hpp"
 
@@ -99,10 +99,10 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
     std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
     const auto other = owner.lock();
     if (other != nullptr && other != own) {
-      throw UsageError(fmt::format(
+      refuse(
           "parameter {} belongs to another DistributedDataParallel, expected one at a time: wrap "
           "the whole model, once",
-          name));
+          name);
     }
     owner = own;
   });
@@ -115,16 +115,15 @@ void expect_sendable(const std::string& name, const torch::Tensor& tensor,
   const torch::Device device = tensor.device();
   if (device.type() != expected.type() ||
       (expected.has_index() && device.index() != expected.index())) {
-    throw UsageError(
-        fmt::format("{} is on {}, expected the process group's {}: move the model there first, "
-                    "then wrap it",
-                    name, device.str(), expected.str()));
+    refuse(
+        "{} is on {}, expected the process group's {}: move the model there first, "
+        "then wrap it",
+        name, device.str(), expected.str());
   }
   if (tensor.layout() != torch::kStrided || tensor.is_quantized() ||
       (tensor.requires_grad() && tensor.element_size() < 2)) {
-    throw UsageError(fmt::format(
-        "{} is a {}, expected a dense tensor, of numbers of 16 bits or more if it is trained", name,
-        tensor.toString()));
+    refuse("{} is a {}, expected a dense tensor, of numbers of 16 bits or more if it is trained",
+           name, tensor.toString());
   }
 }
 
@@ -140,8 +139,7 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
     if (parameter != nullptr) {
       std::erase_if(parameters, [&](const auto& other) { return other.is_same(*parameter); });
     } else if (!module.named_buffers().contains(name)) {
-      throw UsageError(fmt::format(
-          "ignored: got {}, expected a name of named_parameters() or named_buffers()", name));
+      refuse("ignored: got {}, expected a name of named_parameters() or named_buffers()", name);
     }
   }
   verify_same(process_group, "model", describe(module, options));
@@ -152,7 +150,7 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
     expect_sendable("buffer " + name, buffer, process_group.device());
   });
   if (parameters.empty()) {
-    throw UsageError("got a module none of whose parameters requires a gradient, expected one");
+    refuse("got a module none of whose parameters requires a gradient, expected one");
   }
   return parameters;
 }
@@ -286,10 +284,10 @@ void GradientReducer::expect_unchanged() {
     }
     const auto& [sizes, dtype, device] = layouts_[i];
     if (parameter.sizes() != sizes || parameter.dtype() != dtype || parameter.device() != device) {
-      throw UsageError(fmt::format(
+      refuse(
           "parameter {} was moved to another device, type or shape after the model was wrapped, "
           "expected it to stay: move the model first, then wrap it",
-          name_of(parameter)));
+          name_of(parameter));
     }
     if (parameter.requires_grad()) {  // else it was frozen after the wrap, and has no accumulator
       add_hook(i);
@@ -304,10 +302,10 @@ void GradientReducer::expect_unchanged() {
   });
   for (const torch::Tensor& parameter : frozen_) {
     if (parameter.requires_grad()) {
-      throw UsageError(fmt::format(
+      refuse(
           "parameter {} was frozen when the model was wrapped and requires a gradient now, "
           "expected it to stay frozen: unfreeze it first, then wrap the model",
-          name_of(parameter)));
+          name_of(parameter));
     }
   }
 }
@@ -318,11 +316,11 @@ void GradientReducer::expect_known(const torch::Tensor& parameter) const {
   }
   for (const auto& named : module_.named_parameters()) {
     if (named.value().is_same(parameter)) {
-      throw UsageError(fmt::format(
+      refuse(
           "parameter {} was added after the model was wrapped (register_parameter, "
           "register_module, replace_module), expected the parameters that it had: change the "
           "model first, then wrap it",
-          named.key()));
+          named.key());
     }
   }
 }

@@ -18,7 +18,7 @@
 #include "common/backends/backend.hpp"
 #include "common/backends/host_backend.hpp"
 #include "common/backends/store_exchange.hpp"
-#include "common/base/exit_codes.hpp"
+#include "common/base/refuse.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/data/flat_parameters.hpp"
 #include "common/launch/hardware.hpp"
@@ -139,13 +139,12 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
   for (auto member = ranks.begin(); member != ranks.end(); ++member) {
     if (*member < 0 || *member >= world_size() ||
         std::find(ranks.begin(), member, *member) != member) {
-      throw UsageError(
-          fmt::format("ranks of a group: got {}, expected each of 0 to {} at most once",
-                      fmt::join(ranks, " "), world_size() - 1));
+      refuse("ranks of a group: got {}, expected each of 0 to {} at most once",
+             fmt::join(ranks, " "), world_size() - 1);
     }
   }
   if (backend_name() == "mpi") {
-    throw UsageError(
+    refuse(
         "ranks of a group: got --backend mpi, which connects all ranks of its world, expected shm, "
         "gloo or nccl");
   }

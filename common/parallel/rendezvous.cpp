@@ -19,12 +19,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 
 #include "common/backends/store_exchange.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/patience.hpp"
+#include "common/base/refuse.hpp"
 #include "common/base/seconds_since.hpp"
 #include "common/launch/network.hpp"
 #include "common/launch/of_this_rank.hpp"
@@ -131,11 +130,11 @@ void require_address_of_this_host(const LaunchEnvironment& launch,
   while (!is_this_host(host) && try_connect(host, launch.store.port) != 0) {
     if (patience.is_over()) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
-      throw UsageError(fmt::format(
+      refuse(
           "{}: got {}{}, which does not lead to this host, where the store is; expected the name "
           "or address at which the others reach it",
           found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host,
-          addresses_in_brackets(host)));
+          addresses_in_brackets(host));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -182,11 +181,9 @@ std::string own_text(const std::string& path) {
   // No link, and no pipe that waits.
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};
-  std::string text(size_t{1} << 14U, '\0');
   const bool is_own =
       fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
-  const ssize_t length = is_own ? read(file.get(), text.data(), text.size()) : 0;
-  return text.substr(0, static_cast<size_t>(std::max<ssize_t>(0, length)));
+  return is_own ? read_text(fmt::format("/proc/self/fd/{}", file.get())) : "";
 }
 
 Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::string& interface,
@@ -291,7 +288,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
                               const Rendezvous& meeting) {
   const bool several_hosts = launch.num_nodes > 1 && !meeting.hosts.empty();
   if (!several_hosts) {
-    return interface.empty() ? "127.0.0.1" : addresses_of_interface(interface).front();
+    return interface.empty() ? kLoopback : addresses_of_interface(interface).front();
   }
   const std::vector<std::string> own = interface.empty()
                                            ? addresses_towards(meeting.hosts, meeting.port)
@@ -330,8 +327,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
       return mine == own.end() ? addresses_towards({wanted}, meeting.port).front() : *mine;
     }
   }
-  throw UsageError("addresses: " + all +
-                   "; expected an IPv4 address of every rank, or an IPv6 one");
+  refuse("addresses: {}; expected an IPv4 address of every rank, or an IPv6 one", all);
 }
 
 void wait_for_launcher() {
