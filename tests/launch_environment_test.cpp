@@ -152,8 +152,13 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
 }
 
 TEST_CASE("the first host of a node list, which a rank in a container reads without scontrol") {
+  std::string many = "n[1";
+  for (int node = 3; many.size() < 120'000; node += 2) {
+    many += "," + std::to_string(node);
+  }
   for (const auto& [list, first] :
        std::vector<std::pair<std::string, std::string>>{{"n1", "n1"},
+                                                        {many + "]", "n1"},
                                                         {"node1,node2", "node1"},
                                                         {"node[01-03,7],gpu-[1-2]x", "node01"},
                                                         {"gpu-[1-2]x,node7", "gpu-1x"},
@@ -300,7 +305,8 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
       "OMPI_COMM_WORLD_SIZE=2 _CONDOR_NPROCS=2 PBS_TASKNUM=2 PBS_VNODENUM=1 LSF_PM_TASKID=2 "
       "NODE_RANK=1 VC_TASK_INDEX=1 AZUREML_NODE_COUNT=2 SM_HOSTS=[\"a\",\"b\"] TF_CONFIG={ "
       "TF_CONFIG={\"cluster\":{\"worker\":[\"a\",\"b\"]}} "
-      "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}}");
+      "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}} "
+      "CLUSTER_SPEC={\"ps\":[\"a\"],\"worker\":[\"b\"]}");
   for (const char* const pair :
        {"HOROVOD_RANK=0 HOROVOD_SIZE=2", "X_COMM_RANK=1 X_COMM_WORLD_SIZE=4",
         "NEW_RANK=0 NEW_NRANKS=2", "NODE_RANK=0 NNODES=2 MASTER_ADDR=x",

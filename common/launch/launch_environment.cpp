@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -84,8 +83,8 @@ constexpr std::pair<const char*, const char*> kHints[] = {
     {"PBS_NUM_NODES,NHOSTS", "mpirun"},
     {"MASTER_ADDR,MASTER_PORT", "RANK and WORLD_SIZE"}};
 
-/// Number in a launcher's variable: 4 in "4", 2 in ["a", "b"] and in {"cluster": {"worker": ["a",
-/// "b"]}}; else the largest.
+/// Number in a launcher's variable: 4 in "4", 2 in ["a", "b"], in {"worker": ["a", "b"]} and in
+/// {"cluster": {"worker": ["a", "b"]}}; else the largest.
 int64_t number_in(const std::string& value) {
   const auto json = nlohmann::json::parse(value, nullptr, /*allow_exceptions=*/false);
   if (!json.is_structured()) {
@@ -94,7 +93,7 @@ int64_t number_in(const std::string& value) {
   int64_t hosts = 0;
   const auto flat = json.flatten();
   for (const auto& [path, host] : flat.items()) {
-    hosts += host.is_string() && (json.is_array() || path.starts_with("/cluster/")) ? 1 : 0;
+    hosts += host.is_string() && path.back() >= '0' && path.back() <= '9' ? 1 : 0;
   }
   return hosts;
 }
@@ -151,12 +150,18 @@ std::string checked_host(const std::string& source, const std::string& text) {
   return host;
 }
 
-/// First name of a node list such as "rack[1-2]-n[07-9,12]x,login": "rack1-n07x". Not by scontrol,
-/// which a container may lack.
+/// First name of a list, "r1-n07x" of "r[1-2]-n[07-9,12]x,login". A container may lack scontrol.
 std::string first_host(const std::string& name, const std::string& list) {
-  static const std::regex numbers(R"(\[(\d+)([-,][-,\d]*)?\])");
-  const std::string plain = std::regex_replace(list, numbers, "$1");
-  const std::string host = plain.substr(0, plain.find(','));
+  std::string host = list;
+  for (size_t open = 0; (open = host.find('[', open)) != std::string::npos;) {
+    const size_t rest = host.find_first_not_of("0123456789", open + 1);
+    const size_t end = host.find_first_not_of("0123456789-,", open + 1);
+    if (rest == open + 1 || end == std::string::npos || host[end] != ']') {
+      break;
+    }
+    host.erase(rest, end + 1 - rest).erase(open, 1);
+  }
+  host.resize(std::min(host.find(','), host.size()));
   if (host.empty() || host.find_first_of("[]") != std::string::npos) {
     refuse("{}: got {}, expected host names, as n[1-2,07]; or set MASTER_ADDR", name, quote(list));
   }
