@@ -33,6 +33,7 @@ TEST_CASE("the least of mask, control groups and scheduler is allowed") {
            {"self=0::/\n;cpu.max=50000 100000\n", {}, 1},
            {"self=0::/job\n;job/cpu.max=max 100000\n", {}},
            {"self=0::/of/the/host\n;cpu.max=400000 100000\n", {}, 4},
+           {"self=0::/pod:cri:1\n;pod:cri:1/cpu.max=600000 100000\n", {}, 6},
            {"self=5:cpu,cpuacct:/job\n1:name=systemd:/\n;cpu,cpuacct/job/cpu.cfs_quota_us=500000\n;"
             "cpu,cpuacct/job/cpu.cfs_period_us=100000\n",
             {},

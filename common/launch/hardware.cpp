@@ -34,12 +34,17 @@ int own_cores() {
 }
 
 /// Cores of the ranks of this host together. Open MPI and Slurm may have bound this rank to a part.
-/// slurmstepd itself may run anywhere: there the variables count.
+/// slurmstepd itself may run anywhere: there the variables count. A script or a container's starter
+/// between mpirun and the rank has the rank's variables and cores.
 int cores_of_host(const LaunchEnvironment& environment) {
-  const std::string& launcher = environment.launcher;
-  return find_allowance(launcher == "openmpi" ? cores_of(getppid())
-                        : launcher == "slurm" ? get_nprocs_conf()
-                                              : own_cores())
+  const bool by_mpirun = environment.launcher == "openmpi";
+  int64_t pid = getppid();
+  while (read_text(fmt::format("/proc/{}/environ", pid)).find("OMPI_COMM_") != std::string::npos) {
+    pid = number_after("PPid:", read_text(fmt::format("/proc/{}/status", pid)));
+  }
+  return find_allowance(by_mpirun && pid > 0 ? cores_of(static_cast<pid_t>(pid))
+                        : by_mpirun || environment.launcher == "slurm" ? get_nprocs_conf()
+                                                                       : own_cores())
       .cores;
 }
 
@@ -64,10 +69,9 @@ Allowance find_allowance(int cores, const std::string& root, const Variables& va
     }
     if (memory >> most >> other) {
       const std::string stat = text("memory.stat");
-      const auto of = [&stat](const char* newer, const char* older) {
-        return std::max(number_after(newer, stat), number_after(older, stat));
-      };
-      const int64_t cache = of("file", "total_cache") - of("shmem", "total_shmem");
+      const int64_t cache =
+          std::max(number_after("file", stat), number_after("total_cache", stat)) -
+          std::max(number_after("shmem", stat), number_after("total_shmem", stat));
       lower(most_bytes, std::max<int64_t>(most - other + cache, 1));
     }
   };
@@ -77,8 +81,8 @@ Allowance find_allowance(int cores, const std::string& root, const Variables& va
     const std::vector<std::string> fields = split(line + "::", ':');
     const std::string mount = root + "/sys/fs/cgroup/" + fields[1];
     // In a container the group's path may be the host's: then only the mount has files.
-    for (std::filesystem::path group = fields[2]; group.has_relative_path();
-         group = group.parent_path()) {
+    for (std::filesystem::path group = line.substr(std::min(line.find('/'), line.size()));
+         group.has_relative_path(); group = group.parent_path()) {
       apply_group(mount + group.native());
     }
     apply_group(mount);
@@ -133,7 +137,9 @@ int resolve_threads(const Options& options, const LaunchEnvironment& environment
 std::string note_on_cores(const LaunchEnvironment& environment) {
   const int ranks = environment.local_world_size;
   const bool is_silent = ranks == 1 || environment.local_rank != 0 || get_nprocs_conf() == 1;
-  return is_silent || cores_of_host(environment) > 1
+  const int cores = cores_of_host(environment);
+  // If a launcher binds nobody, OpenMP's library binds all to the first core.
+  return is_silent || (cores > 1 && (cores_of(0) > 1 || own_cores() < cores))
              ? ""
              : fmt::format("{} ranks share one core of {}: see OMP_PROC_BIND, binding, limits",
                            ranks, get_nprocs_conf());
