@@ -396,6 +396,25 @@ TEST_CASE("optimizers are torch::optim's, with the settings that are promised", 
   CHECK(dynamic_cast<torch::optim::AdamWOptions&>(*settings("adamw")).lr() == 0.001);
 }
 
+TEST_CASE("file systems that sync no files, or no folders, have snapshots", "[snapshot]") {
+  for (const int refusal : {EPERM, EINVAL, ENOSYS, EOPNOTSUPP}) {
+    for (const char* const at : {"1", "2"}) {
+      const ddp::ScratchFolder folder("ddp-snapshot");
+      Training training(options_in(folder, "momentum"));
+      ddp_fault_calls = 0;
+      setenv("DDP_FAULT_FOLDER", folder.path().c_str(), 1);
+      setenv("DDP_FAULT_CALL", "fsync", 1);
+      setenv("DDP_FAULT_AT", at, 1);
+      setenv("DDP_FAULT", std::to_string(refusal).c_str(), 1);
+      CHECK_NOTHROW(training.save_filled(1));
+      unsetenv("DDP_FAULT");
+      unsetenv("DDP_FAULT_CALL");
+      CHECK(training.load_filled() == 1);
+      CHECK(ddp_fault_calls == 2);
+    }
+  }
+}
+
 TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[snapshot]") {
   constexpr int kSaved = 10;
   constexpr int kReported = 11;

@@ -22,6 +22,18 @@
 
 namespace ddp {
 
+namespace {
+
+const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+/// True if the data is on the disk, or the file system or its server offers no such promise.
+bool sync(const FileDescriptor& file) {
+  return uninterrupted([&file] { return fsync(file.get()); }) == 0 || errno == EINVAL ||
+         errno == ENOSYS || errno == EOPNOTSUPP || errno == EPERM;
+}
+
+}  // namespace
+
 NextFile::NextFile(const std::string& what, const std::string& path, size_t bytes)
     : what_(what), path_(path), bytes_(bytes) {
   std::random_device random;
@@ -60,7 +72,7 @@ void NextFile::overwrite(off_t position, std::string_view bytes) {
 }
 
 void NextFile::take_place(bool keep_old) {
-  if (uninterrupted([this] { return fsync(file_.get()); }) != 0) {
+  if (!sync(file_)) {
     fail(errno);
   }
   if (keep_old) {
@@ -95,9 +107,7 @@ void NextFile::sync_folder() const {
   const std::string folder = std::filesystem::path(path_).parent_path();
   const FileDescriptor opened(
       open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Folders that may not be read, and folders of some file systems, cannot be synced.
-  if (opened.is_open() && uninterrupted([&] { return fsync(opened.get()); }) != 0 &&
-      errno != EINVAL) {
+  if (opened.is_open() && !sync(opened)) {  // not a folder that may not be read
     fail(errno);
   }
 }
