@@ -71,9 +71,12 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
            {"03_ddp_spawn 5 1", {"TMPDIR: got \"/no/such\"", "No such"}, {{"TMPDIR", "/no/such"}}},
            {"collectives all_reduce", {"TMPDIR: got \"gone\""}, {{"TMPDIR", "gone"}}},
-           {"bench_micro --nprocs 2", {"TMPDIR: got", "Not a dir"}, {{"TMPDIR", "/dev/null"}}},
+           {"bench_micro --suite pieces --nprocs 2",
+            {"TMPDIR: got", "Not a dir"},
+            {{"TMPDIR", "/dev/null"}}},
            {"bench --quick --stages 01_single_gpu", {"TMPDIR: got"}, {{"TMPDIR", "/no/such"}}},
            {"bench --dry-run --json /dev/stdout", {"--json: got", "regular file"}},
+           {"bench --dry-run --html /dev/fd/1", {"--html: got", "file"}},
            // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {

@@ -112,7 +112,7 @@ void check_output_file(const std::string& name, const std::string& path, bool is
   }
   // /dev/stdout is a link, perhaps to a regular file.
   if (is_replaced && fs::exists(path, error) &&
-      (!fs::is_regular_file(path, error) || folder == "/dev")) {
+      (!fs::is_regular_file(path, error) || folder == "/dev" || folder == "/dev/fd")) {
     refuse("{}: got {}, expected a regular file, or a new name", name, quote(path));
   }
 }
