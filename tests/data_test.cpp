@@ -164,6 +164,9 @@ TEST_CASE("rows of any type stay as they are, whatever their strides; others are
   const torch::Tensor conjugate = torch::randn({7, 2}, torch::kComplexDouble).conj();
   CHECK(torch::equal(batch_of(conjugate, conjugate).input,
                      conjugate.resolve_conj().index_select(0, sampler.indices())));
+  const torch::Tensor negative = torch::imag(conjugate);  // lazily negated
+  CHECK(torch::equal(ddp::Samples{conjugate, negative, sampler.indices()}.read().target,
+                     negative.resolve_neg().index_select(0, sampler.indices())));
   for (const auto& [tensor, name] :
        {std::pair(torch::ones({7, 2}).to_sparse(), "SparseCPUFloatType"),
         {torch::ones({7, 2}).to_sparse_csr(), "SparseCsrCPUFloatType"},

@@ -11,7 +11,7 @@ namespace {
 /// 255, as by torchvision's ToTensor.
 void copy_rows(const torch::Tensor& given, const int64_t* order, int64_t count,
                const torch::Tensor& to) {
-  const torch::Tensor from = given.contiguous();
+  const torch::Tensor from = given.contiguous().resolve_conj().resolve_neg();
   const int64_t rows = from.sizes().front();
   const size_t row_bytes = rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(rows);
   const auto* const source = static_cast<const uint8_t*>(from.const_data_ptr());
