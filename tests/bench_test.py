@@ -296,6 +296,10 @@ class Failing(Fakes):
             self.behave("01_single_gpu", f"('OMPI_COMM_WORLD_RANK' in os.environ or os.environ.get('OMPI_MCA_x') != {wanted!r}) and sys.exit(3)")
             self.environment |= {"OMPI_MCA_x": "1", **rank}
             self.measure(*SMALL, "--repetitions", "1")
+        of_others = {"SM_HOSTS": '["a", "b"]', "CLUSTER_SPEC": "{", "NODE_RANK": "0", "NNODES": "2", "PBS_TASKNUM": "2"}
+        self.behave("01_single_gpu", f"set(os.environ) & set({[*of_others]}) - {{'NNODES'}} and sys.exit(3)")
+        self.environment |= of_others
+        self.measure(*SMALL, "--repetitions", "1")
 
     def test_full_disk(self):
         with open("/dev/full", "w") as full:
