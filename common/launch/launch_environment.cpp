@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 #include <utility>
 
