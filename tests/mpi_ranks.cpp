@@ -45,9 +45,11 @@ int run(const std::string& what) {
 int main(int argc, char** argv) {
   try {
     if (argc == 5) {
-      ddp::check_launch(
-          "mpi",
-          {.launcher = argv[2], .rank = std::atoi(argv[3]), .world_size = std::atoi(argv[4])});
+      ddp::LaunchEnvironment launch;
+      launch.launcher = argv[2];
+      launch.rank = std::atoi(argv[3]);
+      launch.world_size = std::atoi(argv[4]);
+      ddp::check_launch("mpi", launch);
       return 0;
     }
     return run(argv[1]);
