@@ -212,7 +212,7 @@ class Pages(unittest.TestCase):
             for file in "train.sh", "by_hand.cpp":
                 (pathlib.Path(name) / file).write_text("mine")
             for arguments, is_right, answer in (("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
-                                                ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "A ring sends")):
+                                                ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "^0 .*A ring sends")):
                 check.return_value = is_right, ["a row"], ""
                 with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", name]),
                       contextlib.redirect_stdout(io.StringIO()) as printed):

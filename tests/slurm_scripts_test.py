@@ -73,6 +73,7 @@ class Scripts(Scratch):
         plain = ["--kill-on-bad-exit=1", "--wait=60"]
         for variables, options in (
                 ({}, plain), ({"SLURM_CPUS_PER_TASK": "3"}, [*plain, "--cpus-per-task=3"]),
+                ({"SLURM_CPUS_PER_TASK": "32"}, [*plain, "--cpus-per-task=32"]),  # all of the node
                 ({"SLURM_GPUS_ON_NODE": "8"}, [*plain, "--ntasks=16", "--ntasks-per-node=8"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "2"}, [*plain, "--ntasks=16", "--ntasks-per-node=8", "--overcommit"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "8"},
@@ -105,9 +106,9 @@ class Scripts(Scratch):
                                               "--json", "bench-7.json", "--models", "S"])
 
     def test_exit_codes(self):
-        array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+        array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
         for code, variables, changes in (
-                (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 7_2"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
+                (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 5_2"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
                 (75, {"SLURM_RESTART_COUNT": "2"}, ["requeue 7"]), (75, {"SLURM_RESTART_COUNT": "3"}, None),
                 (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, None), (85, {"SLURM_RESTART_COUNT": "99"}, ["requeue 7"])):
             with self.subTest(code=code, variables=variables):
@@ -169,6 +170,7 @@ class Scripts(Scratch):
         self.assertIn("SLURM_JOB_ID is not set", self.run_script(STAGE, code=2, SLURM_JOB_ID=""))
         mine = self.run_script("04_ddp_launcher", COMMAND="/elsewhere/my.sh", SLURM_SUBMIT_DIR=str(self.checkout))
         self.assertIn("tasks 2 | GPUs per node 0", mine)
+        self.assertEqual(self.words("step")[2:], [f"{self.checkout}/build/bin/04_ddp_launcher", "50", "10"])
 
 
 if __name__ == "__main__":

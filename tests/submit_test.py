@@ -170,6 +170,9 @@ class Settings(Case):
             str(ROOT / "slurm/job.sh"), str(stage), "010", "1e-3", "yes", "a b", "--snapshot", "snapshot.safetensors",
             "--metrics", "metrics.jsonl", "--resume", "auto", "--device", "cuda"])
         self.assertFalse(self.out.exists())
+        self.assertNotIn("010", self.submit("--settings-file", settings, "--scheduler", "slurm", "--dry-run", "--"))  # none, instead of the file's
+        self.settings("local: {condor: {num_gpus: 2}}\n")  # starts its processes itself
+        self.assertIn(" --ntasks-per-node=1 ", self.submit("--settings-file", settings, "--scheduler", "slurm", "--dry-run"))
         self.settings("local: {condor: {num_cpus: 1, num_gpus: 2}}\n", stage)
         self.assertIn(" --cpus-per-task=1 ", self.submit("--settings-file", settings, "--scheduler", "slurm", "--dry-run"))
 
@@ -259,7 +262,7 @@ class Schedulers(Case):
         for scheduler in ("slurm", "condor"):
             with self.subTest(scheduler=scheduler):
                 self.setUp()
-                self.submit("--settings-file", self.settings(), "--scheduler", scheduler, "--sweep", "a=1,2\\,3", "b=x")
+                self.submit("--settings-file", self.settings(), "--scheduler", scheduler, "--sweep", "a=1,2\\,3", "--sweep=--b=x")
                 jobs = self.jobs("list")
                 self.assertEqual([job["id"] for job in jobs], self.submitted())
                 self.assertEqual([job["command"][1:] for job in jobs], [["--a", "1", "--b", "x"], ["--a", "2,3", "--b", "x"]])
@@ -311,6 +314,9 @@ class Schedulers(Case):
         self.submit(*words)
         self.submit(*words)  # a second submission on purpose
         self.assertEqual((len(self.submitted()), len(self.jobs())), (4, 5))
+        (self.out / "job-0.json").unlink()
+        self.submit(*words)  # takes no number that is in use
+        self.assertEqual([job["number"] for job in self.jobs()], [1, 2, 3, 4, 5, 6])
 
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")

@@ -156,13 +156,13 @@ class ToSafetensors(Scratch):
 
     def test_what_is_wrong_with_a_table_is_said(self):
         for content, *parts in [
-            ("", "line 0: column 1 has no name"), ("a,b\n1,2\n", "line 1: got 0 columns label", "--target"),
+            ("", "line 0: column 1 has no name"), ("Unnamed: 0,label\n0,1\n", "column 1 has no name"), ("a,b\n1,2\n", "line 1: got 0 columns label", "--target"),
             (",a,label\n0,1,2\n", "line 1: column 1 has no name", "index=False"), ("1,2\n3,4\n", "line 1: got the number 1"),
             ("a;label\n1;2\n", "line 1: got 1 column,"), ("label,Label\n1,2\n", "got 2 columns label"), (table([]), "line 1: got no line of numbers"),
             (table(["1,2,0", "1,2"]), "line 3: got 2 columns, expected 3"), (table(["1,2,0", "", "1,x,0"]), "line 4: column 2 (b): got 'x'"),
             (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
             (table(["1_0,1,0"]), "got '1_0'"), (table(["1,2,3", "1,2,-1"]), "line 3: column 3 (label): got -1, expected a class"),
-            (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
+            (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1000000"]), "got 1000000, expected a class"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
             (table(["1,2,3", "1,2,750000"]), "got whole numbers up to 750000 in 2 samples as label", "--labels"),
             (table(['1,"2,0']), "unexpected end of data"), (b"a,label\n\xff,1\n", "UTF-8"), (b"a,label\nx\x1b\n,1\n", "got 1 columns"),
             (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"), (b"\n\n\n", "line 3: column 1 has no name"),
@@ -195,6 +195,8 @@ class ToSafetensors(Scratch):
         for error in IndexError("a"), MemoryError(), RecursionError("c"), subprocess.CalledProcessError(1, "d"):
             with mock.patch.object(Image.Image, "convert", side_effect=error):
                 self.check_refused("f o.safetensors", "image f/a/1.png: got ")
+        os.mkdir("f/c")
+        self.check_refused("f o.safetensors", "f/c: got nothing in it, expected images of one class")
         self.write("f/b/more/x.png", whole)
         self.check_refused("f o.safetensors", "f/b/more: got a folder, expected in f/b only images of one class")
         self.write("f/labels.csv", "")

@@ -66,6 +66,14 @@ class Tools(Scratch):
             self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
             shutil.rmtree(self.folder / "disk")
 
+    def test_a_relative_libtorch_lies_where_setup_is_called(self):
+        script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
+        for name in "bin/dirname", "bin/flock":
+            self.script(name, f'#!/bin/sh\nexec {shutil.which(name[4:])} "$@"\n')
+        for name, message in ("lib/libtorch_cpu.so", "setup: LIBTORCH=a is no LibTorch"), ("include/torch/x.h", "setup: no g++ and no apt-get here"):
+            self.write(f"a/{name}", "")
+            self.assertIn(message, self.run_here("/bin/bash", script, "bench", PATH=f"{self.folder}/bin", LIBTORCH="a").stderr)
+
     def test_a_ccache_that_fails_is_not_used(self):
         self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\ninclude({ROOT}/cmake/project.cmake)\n"
                                      'message("launcher: [${CMAKE_CXX_COMPILER_LAUNCHER}]")\n')
