@@ -63,8 +63,8 @@ class Trace(unittest.TestCase):
         self.assertTrue(self.events("t.json"))
         written = (self.folder / "t.json").stat().st_size
         left = sorted(self.folder.rglob("*"))
-        for most_bytes in 9000, written // 2, written - 9000:
-            said = self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json", code=2, most_bytes=most_bytes)
+        for most_bytes in 9000, written // 4, written // 2:  # traces of one program differ in length
+            said = self.run_stage("01_single_gpu 1 9 --dataset-size 800 --trace t.json", code=1, most_bytes=most_bytes)
             self.assertIn("expected room", said)
             self.assertEqual(sorted(self.folder.rglob("*")), left)
 

@@ -10,8 +10,8 @@
 #include <set>
 
 #include "common/base/command_line.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -85,7 +85,10 @@ void Trace::stop() {
   profiler::disableProfiler()->save(saved);
   std::error_code error;
   if (!std::filesystem::exists(saved, error)) {
-    refuse("--trace: the profiler cannot write {}, expected room for a trace in TMPDIR", saved);
+    throw Error(
+        ExitCode::kTrainingFailed,
+        fmt::format("--trace: the profiler cannot write {}, expected room for a trace in TMPDIR",
+                    saved));
   }
   replace_file("trace", path_, MappedFile(saved).bytes());
 }
