@@ -72,6 +72,7 @@ TEST_CASE("the ranks' batches together are the batch of one process, in the last
     ddp::DataLoader loader(numbered(size), sampler, kStepSamples / world_size);
     CHECK(loader.steps() == steps);
     CHECK(loader.samples_per_step() == kStepSamples);
+    CHECK(loader.max_batch() == std::min(kStepSamples, size + world_size - 1) / world_size);
     size_t step = 0;
     for (const ddp::Batch& batch : loader) {
       CHECK(torch::equal(batch.input.squeeze(1).to(torch::kInt64), batch.target));
@@ -124,14 +125,16 @@ TEST_CASE("a batch takes no memory, and one that was overwritten has no gradient
   }
   CHECK(ddp::test::allocations() == before);
 
-  ddp::Mlp model(std::vector<int64_t>{3, 1});
-  torch::Tensor sum = torch::zeros({});
-  for (const ddp::Batch& one : loader) {
-    const torch::Tensor loss = ddp::loss(model->forward(one.input), one.target);
-    CHECK_NOTHROW(loss.backward({}, /*retain_graph=*/true));
-    sum = sum + loss;
+  const torch::Tensor weight = torch::ones({}, torch::requires_grad());
+  for (const auto part : {&ddp::Batch::input, &ddp::Batch::target}) {
+    torch::Tensor sum = torch::zeros({});
+    for (const ddp::Batch& one : loader) {
+      const torch::Tensor loss = (weight * one.*part).sum();
+      CHECK_NOTHROW(loss.backward({}, /*retain_graph=*/true));
+      sum = sum + loss;
+    }
+    CHECK_THROWS_WITH(sum.backward(), Contains("modified by an inplace operation"));
   }
-  CHECK_THROWS_WITH(sum.backward(), Contains("modified by an inplace operation"));
 }
 
 TEST_CASE("rows of any type stay as they are, whatever their strides; others are refused",

@@ -469,6 +469,7 @@ TEST_CASE("a different model or option on one rank is refused by name, before an
       model.register_parameter(name, tied ? model.weight : torch::ones({2, 3}));
     });
   };
+  const torch::Tensor columns = torch::ones({3, 2}).t();
   struct Case {
     Linear first;  // model of rank 0
     Linear second;
@@ -487,6 +488,8 @@ TEST_CASE("a different model or option on one rank is refused by name, before an
        R"("a [2, 3] float", rank 0 has "a [2, 3] float tied to weight")"},
       {Linear(3, 2), changed([](auto& model) { model.weight.set_requires_grad(false); }),
        R"("weight [2, 3] float frozen", rank 0 has "weight [2, 3] float")"},
+      {Linear(3, 2), changed([&](auto& model) { model.weight.set_data(columns); }),
+       R"("weight [2, 3] float strides [1, 2]", rank 0 has "weight [2, 3] float")"},
       {with_buffer(torch::ones({4})), with_buffer(torch::ones({4}, torch::kLong)),
        R"("mean [4] long int buffer", rank 0 has "mean [4] float buffer")"},
       {Linear(3, 2),

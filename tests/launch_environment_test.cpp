@@ -107,9 +107,9 @@ void check_refused(const Variables& all, const std::string& name,
 TEST_CASE("each launcher's variables make an identity and a place to meet") {
   const Variables torchrun_alone =
       variables("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=a");
-  // Ranks 0 and 2 on the first node, 1 and 3 on the second.
+  // Ranks 0 and 2 on the first node, 1 on the second.
   const Variables mpi_round = with(
-      kOpenMpi, "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 MASTER_ADDR=n1 MASTER_PORT=29500");
+      kOpenMpi, "OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=2 MASTER_ADDR=n1 MASTER_PORT=29500");
   for (const auto& [all, expected] : std::vector<std::pair<Variables, std::string>>{
            {{}, "none 0/1 0/1 0/1 +0 none @ "},
            {kTorchrun, "torchrun 3/4 1/2 1/2 +2 agent_tcp @n1 torchrun/job7/2"},
@@ -131,7 +131,7 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
            {with(kPod, "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost"),
             "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0"},
            {kOpenMpi, "openmpi 1/2 1/2 0/1 +0 tcp @127.0.0.1 openmpi/2096300033/0"},
-           {mpi_round, "openmpi 2/4 1/2 0/2 +0 tcp @n1 openmpi/2096300033/0"},
+           {mpi_round, "openmpi 2/3 1/2 0/2 +0 tcp @n1 openmpi/2096300033/0"},
            {kSlurm, "slurm 2/3 0/1 1/2 +0 tcp @n1 slurm/12.0/0"},
            {with(kSlurm, "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)"),
             "slurm 2/4 0/2 1/2 +0 tcp @n1 slurm/12.0/0"},
@@ -264,7 +264,7 @@ TEST_CASE("contradictions are refused by name") {
            {without(kTorchrun, "MASTER_PORT"), "MASTER_PORT"},
            {without(kByHand, "LOCAL_RANK"), "LOCAL_RANK"},
            {with(kPod, "MASTER_ADDR=127.0.0.1"), "LOCAL_RANK is not set"},  // two in a pod
-           {without(kSpawn, "DDP_STORE_FILE"), "DDP_STORE_FILE"},
+           {with(kSpawn, "DDP_STORE_FILE="), "DDP_STORE_FILE is empty"},
            {with(kOpenMpi, "OMPI_COMM_WORLD_SIZE=4"), "-x MASTER_ADDR"},
            {without(kOpenMpi, "PMIX_NAMESPACE"), "MASTER_ADDR"},
            {without(kSlurm, "SLURM_JOB_ID"), "SLURM_JOB_ID"},

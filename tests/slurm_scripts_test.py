@@ -72,8 +72,7 @@ class Scripts(Scratch):
     def test_the_step(self):
         plain = ["--kill-on-bad-exit=1", "--wait=60"]
         for variables, options in (
-                ({}, plain), ({"SLURM_CPUS_PER_TASK": "3"}, [*plain, "--cpus-per-task=3"]),
-                ({"SLURM_CPUS_PER_TASK": "32"}, [*plain, "--cpus-per-task=32"]),  # all of the node
+                ({}, plain), ({"SLURM_CPUS_PER_TASK": "32"}, [*plain, "--cpus-per-task=32"]),  # all of the node
                 ({"SLURM_GPUS_ON_NODE": "8"}, [*plain, "--ntasks=16", "--ntasks-per-node=8"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "2"}, [*plain, "--ntasks=16", "--ntasks-per-node=8", "--overcommit"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "8"},

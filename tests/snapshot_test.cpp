@@ -385,15 +385,17 @@ TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none wh
 
 TEST_CASE("optimizers are torch::optim's, with the settings that are promised", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
-  const auto settings = [&](const std::string& name) {
-    return ddp::make_optimizer({torch::ones({1})}, options_in(folder, name))->defaults().clone();
+  const auto settings = [&](const std::string& name, std::optional<double> rate = {}) {
+    ddp::Options options = options_in(folder, name);
+    options.learning_rate = rate;
+    return ddp::make_optimizer({torch::ones({1})}, options)->defaults().clone();
   };
-  const auto momentum = settings("momentum");
-  CHECK(dynamic_cast<torch::optim::SGDOptions&>(*momentum).momentum() == 0.9);
-  CHECK(momentum->get_lr() == 0.02);
+  CHECK(dynamic_cast<torch::optim::SGDOptions&>(*settings("momentum")).momentum() == 0.9);
+  CHECK(settings("momentum")->get_lr() == 0.02);
   CHECK(settings("sgd")->get_lr() == 0.1);
   CHECK(dynamic_cast<torch::optim::AdamOptions&>(*settings("adam")).lr() == 0.001);
   CHECK(dynamic_cast<torch::optim::AdamWOptions&>(*settings("adamw")).lr() == 0.001);
+  CHECK(settings("adam", 0.5)->get_lr() + settings("adamw", 0.25)->get_lr() == 0.75);
 }
 
 TEST_CASE("file systems that sync no files, or no folders, have snapshots", "[snapshot]") {
