@@ -391,8 +391,7 @@ TEST_CASE("optimizers are torch::optim's, with the settings that are promised", 
     return ddp::make_optimizer({torch::ones({1})}, options)->defaults().clone();
   };
   CHECK(dynamic_cast<torch::optim::SGDOptions&>(*settings("momentum")).momentum() == 0.9);
-  CHECK(settings("momentum")->get_lr() == 0.02);
-  CHECK(settings("sgd")->get_lr() == 0.1);
+  CHECK((settings("momentum")->get_lr() == 0.02 && settings("sgd")->get_lr() == 0.1));
   CHECK(dynamic_cast<torch::optim::AdamOptions&>(*settings("adam")).lr() == 0.001);
   CHECK(dynamic_cast<torch::optim::AdamWOptions&>(*settings("adamw")).lr() == 0.001);
   CHECK(settings("adam", 0.5)->get_lr() + settings("adamw", 0.25)->get_lr() == 0.75);
