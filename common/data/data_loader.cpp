@@ -64,7 +64,7 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_s
     TORCH_CHECK((is_resident_ || part->is_cpu()) && part->layout() == torch::kStrided &&
                     !part->is_quantized(),
                 "Expected samples in dense tensors on the host, got a ", part->toString());
-    *part = part->contiguous().resolve_conj().resolve_neg();
+    *part = as_rows(*part);
   }
   if (is_resident_) {
     samples_.input = as_features(samples_.input.to(device));

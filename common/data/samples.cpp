@@ -7,11 +7,10 @@
 namespace ddp {
 namespace {
 
-/// to[i] = given[order[i]]. If `to` is of another type, the rows are pixels, which are divided by
-/// 255, as by torchvision's ToTensor.
-void copy_rows(const torch::Tensor& given, const int64_t* order, int64_t count,
+/// to[i] = from[order[i]]. If `to` is of another type, the rows are pixels, which are divided by
+/// 255, as by torchvision's ToTensor. Both tensors are as_rows().
+void copy_rows(const torch::Tensor& from, const int64_t* order, int64_t count,
                const torch::Tensor& to) {
-  const torch::Tensor from = given.contiguous().resolve_conj().resolve_neg();
   const int64_t rows = from.sizes().front();
   const size_t row_bytes = rows == 0 ? 0 : from.nbytes() / static_cast<size_t>(rows);
   const auto* const source = static_cast<const uint8_t*>(from.const_data_ptr());
@@ -49,7 +48,8 @@ Samples Samples::read() const {
     return {as_features(input), target};
   }
   Samples all = room_for(size());
-  gather_rows(*this, rows.const_data_ptr<int64_t>(), size(), all);
+  const Samples from{as_rows(input), as_rows(target)};
+  gather_rows(from, rows.const_data_ptr<int64_t>(), size(), all);
   return all;
 }
 
@@ -69,6 +69,10 @@ void gather_rows(const Samples& from, const int64_t* order, int64_t count, const
   // Autograd may have saved the old values: by the version it notices that they changed.
   to.input.unsafeGetTensorImpl()->bump_version();
   to.target.unsafeGetTensorImpl()->bump_version();
+}
+
+torch::Tensor as_rows(const torch::Tensor& tensor) {
+  return tensor.contiguous().resolve_conj().resolve_neg();
 }
 
 torch::Tensor as_features(const torch::Tensor& input) {

@@ -25,9 +25,13 @@ struct Samples {
 };
 
 /// Reads the rows order[0], ..., order[count - 1] of `from` into the first rows of `to`.
+/// @param from of tensors from as_rows()
 /// @param to from room_for(); changed in place, as autograd sees it
 /// @throws c10::Error if an index is out of range
 void gather_rows(const Samples& from, const int64_t* order, int64_t count, const Samples& to);
+
+/// Tensor whose rows can be copied byte by byte; the tensor itself, if it is so already.
+torch::Tensor as_rows(const torch::Tensor& tensor);
 
 /// uint8 pixels as float32, value / 255; other types as they are.
 torch::Tensor as_features(const torch::Tensor& input);
