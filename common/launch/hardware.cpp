@@ -136,10 +136,12 @@ int resolve_threads(const Options& options, const LaunchEnvironment& environment
 
 std::string note_on_cores(const LaunchEnvironment& environment) {
   const int ranks = environment.local_world_size;
-  const bool is_silent = ranks == 1 || environment.local_rank != 0 || get_nprocs_conf() == 1;
+  if (ranks == 1 || environment.local_rank != 0 || get_nprocs_conf() == 1) {
+    return "";
+  }
   const int cores = cores_of_host(environment);
   // If a launcher binds nobody, OpenMP's library binds all to the first core.
-  return is_silent || (cores > 1 && (cores_of(0) > 1 || own_cores() < cores))
+  return cores > 1 && (cores_of(0) > 1 || own_cores() < cores)
              ? ""
              : fmt::format("{} ranks share one core of {}: see OMP_PROC_BIND, binding, limits",
                            ranks, get_nprocs_conf());
