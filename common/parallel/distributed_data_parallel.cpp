@@ -156,7 +156,7 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
 }
 
 /// Calls `use` for all parameters, also undefined ones. For every forward: Module::parameters()
-/// copies all names.
+/// copies all names, and modules() makes a list.
 template <typename Use>
 void for_each_parameter(const torch::nn::Module& module, const Use& use) {
   struct Access : torch::nn::Module {
@@ -164,15 +164,11 @@ void for_each_parameter(const torch::nn::Module& module, const Use& use) {
       return module.*(&Access::parameters_);
     }
   };
-  const auto use_own = [&use](const torch::nn::Module& one) {
+  module.apply([&use](const torch::nn::Module& one) {
     for (const auto& item : Access::parameters_of(one)) {
       use(item.value());
     }
-  };
-  use_own(module);
-  for (const auto& child : module.modules(/*include_self=*/false)) {
-    use_own(*child);
-  }
+  });
 }
 
 }  // namespace
