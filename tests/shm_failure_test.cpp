@@ -134,7 +134,7 @@ TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
     RankProcesses ranks(world_size, [world_size](int rank, const Exchange& exchange) {
       return reduce_for_ever(rank, world_size, exchange);
     });
-    ranks.await_all(1);
+    ranks.await_all();
     usleep(static_cast<useconds_t>(random() % 5000));
     const std::string died =
         fmt::format("rank {} (pid {}) died during all_reduce", victim, ranks.pid(victim));

@@ -17,11 +17,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{60};
 
-/// Numbers of each rank's calls of tick(), shared by all processes.
-std::atomic<int>& ticks_of(int rank) {
-  static void* const shared = mmap(nullptr, (shm::kMaxRanks + 1) * sizeof(std::atomic<int>),
+/// True for ranks that have called tick(), shared by all processes.
+std::atomic<bool>& is_ticking(int rank) {
+  static void* const shared = mmap(nullptr, (shm::kMaxRanks + 1) * sizeof(std::atomic<bool>),
                                    PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return static_cast<std::atomic<int>*>(shared)[rank];
+  return static_cast<std::atomic<bool>*>(shared)[rank];
 }
 
 /// Runs a rank in a child and ends it. @param out receives the body's result or exception
@@ -59,7 +59,7 @@ void run_shm_threads(int world_size, const std::function<void(shm::Communicator&
 RankProcesses::RankProcesses(int world_size, const Body& body)
     : exchange_(std::make_unique<RankExchange>(world_size)) {
   for (int rank = 0; rank < world_size; ++rank) {
-    ticks_of(rank) = 0;
+    is_ticking(rank) = false;
   }
   for (int rank = 0; rank < world_size; ++rank) {
     int ends[2];
@@ -81,22 +81,18 @@ RankProcesses::~RankProcesses() {
 }
 
 void RankProcesses::tick(int rank) {
-  ++ticks_of(rank);
+  is_ticking(rank) = true;
 }
 
-void RankProcesses::await(int rank, int times) {
+void RankProcesses::await_all() const {
   const Clock::time_point deadline = Clock::now() + kPatience;
-  while (ticks_of(rank) < times) {
-    if (Clock::now() > deadline) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " did not come so far");
-    }
-    usleep(200);
-  }
-}
-
-void RankProcesses::await_all(int times) const {
   for (size_t rank = 0; rank < pids_.size(); ++rank) {
-    await(static_cast<int>(rank), times);
+    while (!is_ticking(static_cast<int>(rank))) {
+      if (Clock::now() > deadline) {
+        throw std::runtime_error("rank " + std::to_string(rank) + " did not come so far");
+      }
+      usleep(200);
+    }
   }
 }
 

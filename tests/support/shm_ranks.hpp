@@ -90,14 +90,12 @@ class RankProcesses {
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
   /// Called by a body to report progress.
   static void tick(int rank);
-  /// Blocks until every rank has called tick() `times` times. @throws std::runtime_error after 60 s
-  void await_all(int times) const;
+  /// Blocks until every rank has called tick(). @throws std::runtime_error after 60 s
+  void await_all() const;
   /// Waits for all ranks, and kills ranks that have not ended after 60 s.
   std::vector<ProcessOutcome> wait();
 
  private:
-  static void await(int rank, int times);
-
   std::unique_ptr<RankExchange> exchange_;
   std::vector<pid_t> pids_;
   std::vector<int> pipes_;
