@@ -1,7 +1,6 @@
 // The shared-memory backend through c10d and the stages.
 #include <sys/resource.h>
 
-#include <array>
 #include <chrono>
 #include <fstream>
 #include <regex>
@@ -13,20 +12,13 @@
 #include "common/base/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/backend_conformance.hpp"
-#include "tests/support/held_port.hpp"
-#include "tests/support/run_program.hpp"
+#include "tests/support/ranks_by_hand.hpp"
 
 namespace {
 
 using ddp::test::contains;
-using ddp::test::Program;
 using ddp::test::run_backends;
-using ddp::test::run_program;
-using ddp::test::RunOptions;
 using ddp::test::RunResult;
-using Argv = std::vector<std::string>;
-
-const std::string kBin = std::string(DDP_BIN_DIR) + "/";
 
 bool mapped_as_shared(const torch::Tensor& tensor) {
   const auto at = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
@@ -43,52 +35,13 @@ bool mapped_as_shared(const torch::Tensor& tensor) {
   return false;
 }
 
-/// Runs programs in a folder of their own, without a launcher's variables.
-class Runs {
- public:
-  RunResult run(const Argv& argv) const { return run_program(argv, options()); }
-
-  /// Starts two ranks of stage 04. @param wrappers command in front of each rank
-  void start_pair(const Argv& arguments, const std::array<Argv, 2>& wrappers = {}) {
-    for (const int rank : {0, 1}) {
-      Argv argv = wrappers[static_cast<size_t>(rank)];
-      argv.push_back(kBin + "04_ddp_launcher");
-      argv.insert(argv.end(), arguments.begin(), arguments.end());
-      RunOptions mine = options();
-      mine.environment["RANK"] = std::to_string(rank);
-      mine.environment["WORLD_SIZE"] = "2";
-      mine.environment["LOCAL_RANK"] = std::to_string(rank);
-      mine.environment["LOCAL_WORLD_SIZE"] = "2";
-      mine.environment["MASTER_ADDR"] = "127.0.0.1";
-      mine.environment["MASTER_PORT"] = port_.number();
-      programs_.push_back(std::make_unique<Program>(argv, mine));
-    }
-  }
-  std::vector<RunResult> wait() const { return {programs_[0]->wait(), programs_[1]->wait()}; }
-
-  /// Backend in the summary of m.jsonl.
-  std::string backend_used() const {
-    std::ifstream file(folder_.path() + "/m.jsonl");
-    const std::string text(std::istreambuf_iterator<char>(file), {});
-    std::smatch match;
-    return std::regex_search(text, match, std::regex(R"re("backend":"(\w+)")re")) ? match[1].str()
-                                                                                  : "none";
-  }
-
- private:
-  RunOptions options() const {
-    RunOptions options;
-    options.cwd = folder_.path();
-    for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"}) {
-      options.environment[name] = std::nullopt;
-    }
-    return options;
-  }
-
-  ddp::ScratchFolder folder_{"ddp-shm"};
-  ddp::test::HeldPort port_;
-  std::vector<std::unique_ptr<Program>> programs_;
-};
+/// Backend in the summary of m.jsonl.
+std::string backend_used(const ddp::test::RanksByHand& ranks) {
+  const std::string text = ddp::read_text(ranks.folder.path() + "/m.jsonl");
+  std::smatch match;
+  std::regex_search(text, match, std::regex(R"re("backend":"(\w+)")re"));
+  return match.empty() ? "none" : match[1].str();
+}
 
 }  // namespace
 
@@ -185,33 +138,39 @@ TEST_CASE("no shared memory: shm is an error, auto goes on with Gloo") {
 TEST_CASE("stage 03 uses shared memory by default", "[stage]") {
   for (const auto& [backend, used] :
        std::map<std::string, std::string>{{"auto", "shm"}, {"shm", "shm"}, {"gloo", "gloo"}}) {
-    const Runs runs;
-    const RunResult result = runs.run({kBin + "03_ddp_spawn", "2", "2", "--nprocs", "2", "--device",
-                                       "cpu", "--metrics", "m.jsonl", "--backend", backend});
+    ddp::test::RanksByHand ranks;
+    const std::string program = DDP_BIN_DIR "/03_ddp_spawn 2 2 --nprocs 2 --metrics m.jsonl";
+    const RunResult result = ranks
+                                 .start(0, program + " --backend " + backend,
+                                        "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT")
+                                 .wait();
     INFO(result.err);
     CHECK(result.exit_code == 0);
     CHECK(result.err.empty());
-    CHECK(runs.backend_used() == used);
+    CHECK(backend_used(ranks) == used);
   }
 }
 
 TEST_CASE("a host of another name: shm is refused by both ranks, auto uses Gloo", "[stage]") {
-  const Argv elsewhere = {"unshare", "--uts", "sh", "-c",
-                          "hostname elsewhere && exec \"$0\" \"$@\""};
-  Runs refused;
-  refused.start_pair({"1", "1", "--device", "cpu", "--backend", "shm"}, {Argv{}, elsewhere});
-  for (const RunResult& result : refused.wait()) {
-    INFO(result.err);
-    CHECK(result.exit_code == 2);
-    CHECK(contains(result.err, "--backend shm: rank 1 is on elsewhere (boot id "));
-    CHECK(contains(result.err, "expected all ranks on one host; use --backend gloo"));
+  for (const std::string backend : {"shm", "auto"}) {
+    ddp::test::RanksByHand ranks;
+    std::ofstream(ranks.folder.path() + "/elsewhere") << "hostname elsewhere && exec \"$@\"";
+    for (const int rank : {0, 1}) {
+      ranks.start(rank,
+                  std::string(rank == 1 ? "unshare --uts sh elsewhere " : "") +
+                      DDP_BIN_DIR "/04_ddp_launcher 1 1 --metrics m.jsonl --backend " + backend,
+                  "LOCAL_WORLD_SIZE=2");
+    }
+    for (const auto& rank : ranks.started) {
+      const RunResult result = rank->wait();
+      INFO(result.err);
+      CHECK(result.exit_code == (backend == "shm" ? 2 : 0));
+      CHECK(result.err.empty() == (backend == "auto"));
+      if (backend == "shm") {
+        CHECK(contains(result.err, "--backend shm: rank 1 is on elsewhere (boot id "));
+        CHECK(contains(result.err, "expected all ranks on one host; use --backend gloo"));
+      }
+    }
+    CHECK(backend_used(ranks) == (backend == "shm" ? "none" : "gloo"));
   }
-  Runs automatic;
-  automatic.start_pair({"1", "1", "--device", "cpu", "--metrics", "m.jsonl"}, {Argv{}, elsewhere});
-  for (const RunResult& result : automatic.wait()) {
-    INFO(result.err);
-    CHECK(result.exit_code == 0);
-    CHECK(result.err.empty());
-  }
-  CHECK(automatic.backend_used() == "gloo");
 }
