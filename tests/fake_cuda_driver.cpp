@@ -1,5 +1,5 @@
 // tests/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in CUDA_VISIBLE_DEVICES, out
-// of eight. FAKE_DRIVER_VERSION is its version, FAKE_DRIVER_FAILS the result of cuInit().
+// of eight. FAKE_DRIVER_FAILS is the result of cuInit().
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -62,7 +62,6 @@ extern "C" int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
 }
 
 extern "C" int cuDriverGetVersion(int* version) {
-  const char* const pretended = std::getenv("FAKE_DRIVER_VERSION");
-  *version = pretended == nullptr ? 99000 : std::atoi(pretended);
+  *version = 99000;
   return kSuccess;
 }
