@@ -1,14 +1,10 @@
 // Addresses for peers, and ports. For several hosts see two_hosts_test.py.
 #include "common/launch/network.hpp"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <string>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/process.hpp"
 #include "tests/catch.hpp"
 
 using ddp::test::contains;
@@ -59,20 +55,4 @@ TEST_CASE("a name is told with its addresses, and known as this host's or not") 
   CHECK(ddp::addresses_in_brackets("no-such-host.invalid").empty());
   CHECK(ddp::is_this_host("localhost"));
   CHECK_FALSE(ddp::is_this_host("192.0.2.7"));
-}
-
-TEST_CASE("a port is taken or refused") {
-  const ddp::FileDescriptor listener(socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE(bind(listener.get(), generic, length) == 0);
-  REQUIRE(getsockname(listener.get(), generic, &length) == 0);
-  const int port = ntohs(address.sin_port);
-  CHECK(ddp::try_connect("127.0.0.1", port) == ECONNREFUSED);
-  REQUIRE(listen(listener.get(), 1) == 0);
-  CHECK(ddp::try_connect("127.0.0.1", port) == 0);
-  CHECK_THROWS_AS(ddp::try_connect("no-such-host.invalid", port), ddp::TransientError);
 }
