@@ -1,10 +1,8 @@
 // tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case without an
 // assertion fails, and so does a program if no test case fits its arguments: they have tested
 // nothing.
-#include <algorithm>
 #include <cstdlib>
 #include <iostream>
-#include <string_view>
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -38,10 +36,7 @@ CATCH_REGISTER_LISTENER(EmptyTestCases)
 
 int main(int argc, char** argv) {
   // Hides GPUs, because `--device auto` would use them.
-  if (std::none_of(argv, argv + argc,
-                   [](const std::string_view word) { return word.find("[gpu]") != word.npos; })) {
-    setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
-  }
+  setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
   Catch::Session session;
   session.configData().warnings = kNothingToRun;
   const int code = session.applyCommandLine(argc, argv);

@@ -22,6 +22,7 @@ RUN_S, TIMEOUT_S = 120, 30  # no run takes so long; --timeout of the stages, so 
 # Variables of this script's launcher, which its own ranks must not get.
 LAUNCHER = re.compile(r"SLURM_|PMI|OMPI_|TORCHELASTIC_|_CONDOR_|DDP_|GROUP_|MASTER_|(LOCAL_)?(RANK|WORLD_SIZE)$")
 MOVED = re.compile(r"^(?:\[rank 0\] )?moved (\S+) \|", re.MULTILINE)
+WORKLOADS = {"digits": ["--dataset", "digits"], "values": ["--dataset-size", 500], "Adam": ["--dataset", "digits", "--optimizer", "adam"]}
 YOUR_MODEL, FASHION = ROOT / "build/tests/outside/build/your_model", pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -92,9 +93,9 @@ class FirstRun:
             raise Failed(f"did not say how far the weights moved: {shlex.join(map(str, commands[0]))}")
         return float(found[1])
 
-    def train(self, program, world_size, *options, device=None):
+    def train(self, program, world_size, workload, *options, device=None):
         """@return `moved` of the program's last line"""
-        command = [ROOT / "build/bin" / program, "3", "3", "--dataset", "digits", "--global-batch", 24 * world_size,
+        command = [ROOT / "build/bin" / program, "3", "3", *WORKLOADS[workload], "--global-batch", 24 * world_size,
                    "--device", device or self.device, "--snapshot", "s", *options]
         if program.startswith("01"):
             return self.moved([command])
@@ -109,10 +110,10 @@ class FirstRun:
                               [{"NCCL_HOSTID": str(rank), "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"} for rank in range(world_size)])
         return self.moved([[*command, "--rank", rank, "--local-rank", rank, "--local-world-size", world_size] for rank in range(world_size)])
 
-    def parity(self, program, world_size, *options):
-        if world_size not in self.expected:
-            self.expected[world_size] = self.train("01_single_gpu", world_size, device="cpu")
-        self.compare(self.train(program, world_size, *options), self.expected[world_size], 1e-4)
+    def parity(self, program, world_size, workload, *options):
+        if (world_size, workload) not in self.expected:
+            self.expected[world_size, workload] = self.train("01_single_gpu", world_size, workload, device="cpu")
+        self.compare(self.train(program, world_size, workload, *options), self.expected[world_size, workload], 1e-4)
 
     def your_model(self):
         command, ranks = [YOUR_MODEL, "1", "2112"], 1 << (self.count.bit_length() - 1)  # a number that divides the batch
@@ -138,21 +139,21 @@ class FirstRun:
 
     def all(self):
         count = self.count
-        self.check("01", self.parity, "01_single_gpu", 1)
-        for program in "02_data_parallel", "02_data_parallel_mirrored", "03_ddp_spawn_by_hand", "04_ddp_launcher", "04_ddp_launcher_accelerated":
-            self.check(f"{program}, {count} devices", self.parity, program, count)
+        for workload in WORKLOADS:
+            for program in ("01_single_gpu", "02_data_parallel", "02_data_parallel_mirrored", "03_ddp_spawn", "03_ddp_spawn_by_hand",
+                            "04_ddp_launcher", "04_ddp_launcher_accelerated"):
+                self.check(f"{program}, {workload}, batch of {count} devices", self.parity, program, count, workload)
         backend = "shm" if self.device == "cpu" else "nccl"
         for size in range(1, count + 1):
-            for program in "03_ddp_spawn", "03_ddp_spawn_fused":
-                self.check(f"{program} over {backend}, {size} ranks", self.parity, program, size, "--backend", backend)
-            if self.device == "cuda":
-                self.check(f"03_ddp_spawn_fused --graph, {size} ranks", self.parity, "03_ddp_spawn_fused", size, "--graph")
+            self.check(f"03_ddp_spawn over {backend}, {size} ranks", self.parity, "03_ddp_spawn", size, "digits", "--backend", backend)
+            for graph in [[]] if self.device == "cpu" else [[], ["--graph"]]:
+                for workload in "digits", "values":
+                    self.check(" ".join(["03_ddp_spawn_fused", *graph, f"over {backend}, {workload}, {size} ranks"]),
+                               self.parity, "03_ddp_spawn_fused", size, workload, "--backend", backend, *graph)
         for size in 2, 4:
-            self.check(f"05_multinode, {size} ranks on one device", self.parity, "05_multinode", size, "--interface", "lo")
+            self.check(f"05_multinode, {size} ranks on one device", self.parity, "05_multinode", size, "digits", "--interface", "lo")
         if YOUR_MODEL.exists() and FASHION.is_dir():
             self.check("your_model", self.your_model)
-        if self.device == "cuda" and (ROOT / "build/tests/parity_test").exists():
-            self.check("test cases [gpu]", self.run, [[ROOT / "build/tests/parity_test", "[gpu]"]])
 
 
 def main():

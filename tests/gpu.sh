@@ -30,10 +30,10 @@ pack() {
     mkdir -p "$to"/{tests,build/{bin,lib/system,lib/compiler,share,tests/outside/build}}
     to=$(cd -P -- "$to" && pwd)
     cd "$build"
-    local files=(bin/0[1-5]_* lib/libddp_cuda.so tests/parity_test)
+    local files=(bin/0[1-5]_* lib/libddp_cuda.so)
     [[ ! -e tests/outside/build/your_model ]] || files+=(tests/outside/build/your_model)
     for file in "${files[@]}"; do
-        [[ -e $file ]] || die "pack: found no $file in $build, expected it built: ninja benchmark ddp_cuda parity_test"
+        [[ -e $file ]] || die "pack: found no $file in $build, expected it built: ninja benchmark ddp_cuda"
         strip -o "$to/build/$file" "$file"
         while read -r name path; do
             # The compiler's libraries are used only if the machine has older libraries.

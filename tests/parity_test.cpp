@@ -3,25 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/files.hpp"
 #include "common/data/tensor_file.hpp"
-#include "common/launch/hardware.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/held_port.hpp"
 #include "tests/support/processes.hpp"
+#include "tests/support/ranks_by_hand.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -42,10 +37,8 @@ struct Outcome {
 /// The words of `line`, with torchrun and the programs of this build by their paths.
 std::vector<std::string> command(const std::string& line) {
   std::vector<std::string> words = ddp::test::words(line);
-  // The folder beside this program, because tests/gpu.sh may have copied the build.
-  const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "bin";
   for (std::string& word : words) {
-    const fs::path program = bin / word;
+    const fs::path program = fs::path(DDP_BIN_DIR) / word;
     word = word == "torchrun" ? DDP_TORCHRUN : fs::exists(program) ? program.string() : word;
   }
   return words;
@@ -89,27 +82,6 @@ class Folder {
     fs::remove(file());
     fs::remove(file("s.prev"));
     return with_weights(outcome_of(start(line).wait()));
-  }
-
-  /// Runs ranks on this host without a launcher.
-  Outcome run_ranks(const std::string& line, int world_size) const {
-    INFO(line);
-    fs::remove(file());
-    const ddp::test::HeldPort port;
-    const std::string size = std::to_string(world_size);
-    std::vector<std::unique_ptr<Program>> ranks;
-    for (int i = 0; i < world_size; ++i) {
-      const std::string rank = std::to_string(i);
-      ranks.emplace_back(
-          new Program(start(line + " --rank " + rank + " --local-rank " + rank + " --world-size " +
-                            size + " --local-world-size " + size +
-                            " --master-addr 127.0.0.1 --master-port " + port.number())));
-    }
-    const Outcome outcome = with_weights(outcome_of(ranks[0]->wait()));
-    for (auto rank = ranks.begin() + 1; rank != ranks.end(); ++rank) {
-      CHECK((*rank)->wait().exit_code == 0);
-    }
-    return outcome;
   }
 
   /// Resumes from the snapshot, if it is there.
@@ -258,7 +230,12 @@ TEST_CASE(
       CHECK((world_size != 2 || outcome.digest == digest));
     }
   }
-  CHECK(folder.run_ranks("04_ddp_launcher " + workload, 2).digest == digest);
+  ddp::test::RanksByHand ranks;
+  for (const int rank : {0, 1}) {
+    ranks.start(rank, DDP_BIN_DIR "/04_ddp_launcher " + workload);
+  }
+  CHECK(outcome_of(ranks.started[0]->wait()).digest == digest);
+  CHECK(ranks.started[1]->wait().exit_code == 0);
 }
 
 TEST_CASE("a run that a signal stopped, started again, has the bits of an unbroken one",
@@ -319,41 +296,4 @@ TEST_CASE("fashion-mnist: the losses of the first 20 steps agree to 1e-5", "[fas
     return true;
   };
   CHECK((all_agree(" --seed 42") || all_agree(" --seed 43")));
-}
-
-// With one GPU this says nothing about NCCL between devices. DDP_TEST_DEVICE=cpu tries the case
-// itself where there is no GPU.
-TEST_CASE("on GPUs every stage ends where stage 01 on the CPU does", "[.][gpu]") {
-  const Folder folder;
-  const char* const wanted = std::getenv("DDP_TEST_DEVICE");
-  const bool on_cpu = wanted != nullptr && std::string(wanted) == "cpu";
-  const int count = on_cpu ? 2 : std::min(ddp::count_cuda_devices(), 8);
-  REQUIRE(count > 0);
-  std::cout << "used: " << count << (on_cpu ? " CPU" : " CUDA") << " devices" << std::endl;
-  for (const int world_size : std::set{1, std::min(2, count), count}) {
-    // The last batch of an epoch is smaller.
-    const std::string batch = " --global-batch " + std::to_string(24 * world_size);
-    for (const std::string& workload :
-         {" 3 3 --dataset digits" + batch, " 3 3 --dataset-size 500" + batch,
-          " 3 3 --dataset digits --optimizer adam" + batch}) {
-      const Outcome reference = folder.run("01_single_gpu --device cpu" + workload);
-      const std::string device = workload + (on_cpu ? " --device cpu" : " --device cuda");
-      std::vector<std::string> programs = {"02_data_parallel", "02_data_parallel_mirrored",
-                                           "03_ddp_spawn", "03_ddp_spawn_by_hand"};
-      if (!contains(workload, "adam")) {
-        programs.emplace_back("03_ddp_spawn_fused");
-        if (!on_cpu) {
-          programs.emplace_back("03_ddp_spawn_fused --graph");
-        }
-      }
-      for (const std::string& program : programs) {
-        INFO(program << device << ", world size " << world_size);
-        CHECK(agrees(folder.run(program + device + " --nprocs " + std::to_string(world_size)),
-                     reference));
-      }
-      INFO(device << ", world size " << world_size);
-      CHECK((world_size > 1 || agrees(folder.run("01_single_gpu" + device), reference)));
-      CHECK(agrees(folder.run_ranks("04_ddp_launcher" + device, world_size), reference));
-    }
-  }
 }
