@@ -10,18 +10,14 @@ import pathlib
 import resource
 import subprocess
 import sys
-import tempfile
 import unittest
+
+from support.scratch import Scratch
 
 BIN = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "build").resolve() / "bin"
 
 
-class Trace(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="ddp-trace-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
+class Trace(Scratch):
     def run_stage(self, line, code=0, most_bytes=resource.RLIM_INFINITY):
         """Its output, without times, and its errors. @param most_bytes of a file"""
         result = subprocess.run([BIN / line.split()[0], *line.split()[1:]], cwd=self.folder, capture_output=True, text=True, timeout=120,
