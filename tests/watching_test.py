@@ -14,10 +14,11 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 import unittest
+
+from support.scratch import Scratch
 
 STAGES = pathlib.Path(sys.argv.pop(1)).resolve()
 EPOCH_LINE = r"\[CPU\d\] Epoch \d+ \| Batchsize: 32 \| Steps: \d+ \| Loss: \d+\.\d{4}"
@@ -29,12 +30,7 @@ def as_displayed(text):
     return [line.rsplit("\r\x1b[K", 1)[-1] for line in text.replace("\r\n", "\n").split("\n")]
 
 
-class Watching(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="ddp-watching-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
+class Watching(Scratch):
     def on_terminal(self, *command, stop_at=None, term="xterm"):
         """Runs a program on a terminal. @return output, exit code @param stop_at regular expression: stops the run there"""
         master, slave = pty.openpty()
