@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
+
+from support.scratch import Scratch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ["2", "2113"]  # 34 steps per epoch; in the last step one rank has no sample
@@ -21,7 +22,7 @@ def run(*command, **options):
     return subprocess.run([str(word) for word in command], check=False, text=True, capture_output=True, timeout=240, **options)
 
 
-class YourModel(unittest.TestCase):
+class YourModel(Scratch):
     @classmethod
     def setUpClass(cls):
         build_dir, cmake, _, flags = ARGUMENTS
@@ -41,11 +42,6 @@ class YourModel(unittest.TestCase):
             result = run(*command)
             if result.returncode != 0:
                 raise AssertionError(f"{command}: exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
-
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="ddp-your-model-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
 
     def torchrun(self, *command):
         return run(ARGUMENTS[2], "--standalone", "--nproc-per-node=2", "--no-python", *command, cwd=self.folder)
