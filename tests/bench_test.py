@@ -442,9 +442,9 @@ class Options(Fakes):
                                 "--benchmark_out_format=json")
         self.assertEqual(json.loads(result.stdout), json.loads((self.root / "b.json").read_text()))
         # As bench/run.sh calls it: the last file counts.
-        result = self.run_bench("--json", "no.json", *SMALL, "--repetitions", "1", "--json")
+        result = self.run_bench("--json", "no.json", "--html", "no.html", *SMALL, "--repetitions", "1", "--json", "--html", "b.html")
         json.loads(result.stdout)
-        self.assertFalse((self.root / "no.json").exists())
+        self.assertFalse([*self.root.glob("no.*")])
 
     def test_mistakes(self):
         self.environment["CUDA_VISIBLE_DEVICES"] = ""

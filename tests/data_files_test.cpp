@@ -143,7 +143,7 @@ TEST_CASE("a file that others wrote: any order and alignment, nothing that is wr
       {changed("__metadata__", 1), "got a header with other fields"},
       {changed("x", {{"y", {{1}}}}), "nested too deeply"},
       {changed("\x1b[2J", entry("I8", {0}, 8, 8)), "loaded"},
-      {changed("\x1b[2J", entry("F32", {0}, 9, 8)), "tensor \"\\x1b[2J\" at [9,8]"},
+      {changed("\x1b[2J", entry("F32", {0}, 8, 7)), "tensor \"\\x1b[2J\" at [8,7]"},
       {changed("features", entry("I8", {2, 12}, 16, 40)), "of dtype \"I8\", expected F64, F32"},
       {changed("features", entry("F32", {6}, 16, 40)), "features of Float [6], expected float32"},
       {changed("features", entry("F32", {2, 2}, 16, 40)), "F32 and shape [2,2] in 24 bytes"},
@@ -261,6 +261,9 @@ TEST_CASE("of a file larger than memory a batch reads its samples, and nothing e
   const double before_mib = resident_file_mib();
   ddp::gather_rows(dataset.train, order.const_data_ptr<int64_t>(), kReadRows, batch);
   const double grown_mib = resident_file_mib() - before_mib;
+  for (const int64_t wrong : {int64_t{-1}, rows}) {
+    CHECK_THROWS_AS(ddp::gather_rows(dataset.train, &wrong, 1, batch), c10::Error);
+  }
   // A row that begins within a page ends in another page.
   const double expected_mib = static_cast<double>(kReadRows * (kRowBytes + page_bytes)) / (1 << 20);
   INFO(grown_mib << " MiB, expected " << expected_mib);

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 def main(folder):
     subprocess.run([sys.argv[1], "[.safetensors]"], cwd=folder, check=True)
     path = folder / "written.safetensors"
+    assert path.read_bytes()[0] % 8 == 0  # the header's size, after which the data begins
     tensors = load_file(path)
     assert tensors.pop("scalar").item() == 7
     assert tensors.pop("none").shape == (0, 3)

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -438,7 +439,8 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
           code = ddp_fault_calls < at ? kNotReached : kSaved;
         } catch (const ddp::Error& error) {
           const bool is_clear = error.code() == ddp::ExitCode::kTrainingFailed &&
-                                contains(error.what(), options.snapshot);
+                                contains(error.what(), options.snapshot + " cannot be written: " +
+                                                           std::strerror(std::atoi(fault.c_str())));
           code = is_clear ? kReported : 1;
         }
         _exit(code);

@@ -157,6 +157,14 @@ TEST_CASE("signals are forwarded to every rank, and a second one changes nothing
   }
 }
 
+TEST_CASE("a user's signal that comes while ranks load their libraries stops them in time") {
+  Program program(words(DDP_BIN_DIR "/03_ddp_spawn 100000 100000 --nprocs 2"), environment({}));
+  while (children_of(program.pid()).size() < 2) {
+  }
+  kill(program.pid(), GENERATE(SIGUSR1, SIGUSR2));
+  CHECK(program.wait().exit_code == 85);
+}
+
 TEST_CASE("a SIGHUP that is ignored, as under nohup, reaches no rank") {
   const auto before = std::signal(SIGHUP, SIG_IGN);
   Program program(command("--nprocs 2"), environment({{"ALL", "hangup"}}));

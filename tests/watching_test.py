@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A run's progress: the bar on a terminal.
+"""Progress of a run, and of bench: the bar on a terminal.
 
 usage: tests/watching_test.py STAGES [unittest's arguments]
 """
@@ -68,6 +68,12 @@ class Watching(Scratch):
         self.assertRegex(self.on_terminal(*stage)[0], BAR)
         for text, _ in (self.on_terminal(*stage, "--quiet"), self.on_terminal(*stage, "--verbose"), self.on_terminal(*stage, term="dumb")):
             self.assertNotIn("steps/s", text)
+
+    def test_the_bar_of_bench_is_as_long_as_what_is_done(self):
+        bars = re.findall(r"\[(#*)(\.*)\] (\d+)/(\d+)", self.on_terminal("bench", *"--models T --stages 01 --world-sizes 1 --repetitions 1".split())[0])
+        self.assertGreater(len(bars), 2)
+        for bar, rest, done, runs in bars:
+            self.assertEqual(len(bar), len(bar + rest) * int(done) // int(runs))
 
 
 if __name__ == "__main__":
