@@ -34,8 +34,8 @@ void MetricsFile::keep_epochs(int64_t epochs_done) {
   off_t kept_bytes = 0;
   if (epochs_done > 0) {
     std::ifstream in(path_);
-    // A last line without newline may be half a line, and a long line is not this suite's.
-    for (std::string line; std::getline(in, line) && !in.eof() && line.size() < 4096;) {
+    // A last line without newline may be half a line.
+    for (std::string line; std::getline(in, line) && !in.eof();) {
       const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
       const auto number = [&row](const char* name) {
         const auto found = row.is_object() ? row.find(name) : row.end();
