@@ -88,6 +88,7 @@ class Case(Scratch):
     def settings(self, text="", program=None):
         path = self.folder / "settings.yaml"
         path.write_text(f"script_path: {program or self.program}\nout_dir: out\n{text}")
+        path.chmod(0o664)  # as many systems' umask has it
         return path
 
     def start(self, *arguments):
@@ -184,14 +185,17 @@ class Settings(Case):
                      "arguments = \"'--snapshot=it''s' 'a\"\"b' '$(DOLLAR)(x)$$(DOLLARDOLLAR)y' '--metrics' 'metrics.jsonl' "
                      "'--resume' 'auto'\""):
             self.assertIn(f"\n{line}\n", text)
+        self.assertIn("\nrequest_cpus = 1\n", self.submit("--settings-file", self.settings("nodes: 2\nlocal: {condor: {num_cpus: 1, num_gpus: 2}}", stage), "--scheduler=condor", "--dry-run"))
         self.submit("--settings-file", self.settings(), "--scheduler", "condor", "--", "\udcff")
         self.assertIn(b" \"'\xff'\"", (self.out / "submission_file.sub").read_bytes())  # a name in Latin-1
         self.assertEqual([submit_module.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
 
-    def test_one_node_of_several_gpus_needs_torchrun(self):
-        stage = self.script(self.folder / "04_ddp_launcher", "#!/bin/sh\n")
-        text = self.submit("--settings-file", self.settings("local: {condor: {num_gpus: 2}}", stage), "--scheduler=local", "--dry-run")
-        self.assertRegex(text, rf"torchrun --standalone --nproc-per-node=2 --no-python {stage} ")
+    def test_what_starts_a_program(self):
+        stage, script, module = (self.write(self.folder / name, "", mode) for name, mode in (("04_ddp_launcher", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
+        for program, gpus, start in ((stage, 2, rf"\S*torchrun --standalone --nproc-per-node=2 --no-python {stage} "), (stage, 1, f"{stage} "),
+                                     (script, 2, f"{script}\n"), (module, 2, rf"\S*python3 {module}\n")):
+            text = self.submit("--settings-file", self.settings(f"local: {{condor: {{num_gpus: {gpus}}}}}", program), "--scheduler=local", "--dry-run")
+            self.assertRegex(text, rf"\A{start}")
 
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
@@ -201,7 +205,7 @@ class Settings(Case):
             file.write_text(f"script_path: {self.program}\nout_dir: {path}\n")
             self.assertRegex(self.submit("--settings-file", file, "--dry-run", code=2), 'paths.yaml:2: out_dir: got ".*", expected a path')
         for path in ("~/out", "$HOME/out", "${HOME}/out"):
-            file.write_text(f"script_path: {self.program}\nout_dir: {path}  # a no-break\u00a0space\n")
+            file.write_text(f"\ufeffscript_path: {self.program}\nout_dir: {path}  # a no-break\u00a0space\nlocal: {{condor: {{memory_gpus: 9}}}}\n")
             text = self.submit("--settings-file", file, "--scheduler=condor", "--dry-run")
             self.assertIn(f"initialdir = {pathlib.Path.home()}/out/job-0-", text)
             self.assertNotIn("gpus", text)
@@ -246,11 +250,13 @@ class Settings(Case):
         for line, message in (("", "--settings-file"), ("lst", "command: got lst"), ("--settings-file none.yaml", "none.yaml"),
                               (f"{mine} --scheduler pbs", "invalid choice"), (f"{mine} --dryrun", "did you mean --dry-run?"),
                               (f"{mine} --nodes 0", '--nodes: got "0"'), (f"{mine} --nodes=2 --scheduler=local", "nodes: got 2"),
-                              (f"{mine} --sweep lr", '--sweep: got "lr"'), (f"{mine} --scheduler=condor -- 'a\nb'", r'got "a\nb"'),
+                              (f"{mine} --sweep lr", '--sweep: got "lr"'), (f"{mine} --sweep lr=", '--sweep: got "lr="'), (f"{mine} --scheduler=condor -- 'a\nb'", r'got "a\nb"'),
                               (f"{mine} --scheduler=condor -- '$(Dollar)'", "got"), ("list nowhere", "out_dir"), ("list a b", "out_dir: got a and b"),
+                              (f"list a {mine}", "out_dir: got a and /"), ("cancel 0 . --all", "numbers and all"), ("resubmit --failed 0 .", "numbers and all"),
                               ("logs --lines 0", '--lines: got "0"'), ("logs --lines -3", '--lines: got "-3"'), ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7")):
             with self.subTest(line=line):
                 self.assertIn(message, self.submit(*shlex.split(line), code=2))
+        self.assertEqual(json.loads(self.submit("list", "--json", self.folder)), [])
         self.program.chmod(0o644)
         self.assertIn("chmod +x", self.submit("--settings-file", self.settings(), code=2))
         self.assertEqual(self.submitted(), [])
@@ -270,7 +276,8 @@ class Schedulers(Case):
                 self.submit("cancel", "1", "--settings-file", "settings.yaml")
                 self.assertEqual(self.stub.joinpath(jobs[1]["id"]).read_text().split("|")[1], "CANCELLED")
                 self.assertEqual([job["state"] for job in self.jobs()], ["pending", "cancelled"])
-                self.assertEqual(self.submit("resubmit", "--failed", self.out), "nothing to resubmit\n")
+                for chosen in "--failed", "0":  # which is pending
+                    self.assertEqual(self.submit("resubmit", chosen, self.out), "nothing to resubmit\n")
                 self.submit("resubmit", "1", self.out)
                 again = self.jobs()[1]
                 self.assertEqual((again["state"], again["attempt"], again["earlier_ids"]), ("pending", 2, [jobs[1]["id"]]))
@@ -279,6 +286,7 @@ class Schedulers(Case):
                 self.assertEqual(table[2].split(), ["1", "pending", again["id"], "2", "a-2-3_b-x"])
                 output = self.out / "job-0-a-1_b-x" / f"job-{jobs[0]['id']}.out"
                 output.write_text("one\ntwo\x1b\n")
+                self.write("out/job-0.json", (self.out / "job-0.json").read_text().replace('"earlier_ids": []', '"earlier_ids": ["1"]'))  # as this one's id begins
                 self.assertEqual(self.submit("logs", "0", self.out, "--lines", "1"), f"==> {output}\ntwo\\x1b\n")
 
     def test_killed_at_any_moment(self):
@@ -405,8 +413,8 @@ class Local(Case):
         self.wait(self.start_local("echo >>n; (($(wc -l <n) > 3)) || exit 75", "--sweep", "x=1,2"), 0)
         self.assertEqual([job["state"] for job in self.jobs("list")], ["done", "done"])
         self.program.write_text("no script")
-        self.wait(self.start("resubmit", "0", self.out), 1)
-        self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")][0], ("failed", "Exec format error"))
+        self.wait(self.start("resubmit", "0", "1", self.out), 1)
+        self.assertEqual([(job["state"], job["reason"]) for job in self.jobs("list")], [("failed", "Exec format error")] * 2)
 
     # It takes a while to stop, and the next start has to wait for that.
     WAITS = "trap 'sleep 0.5; echo end >>starts; exit 85' TERM; echo start >>starts; [[ ! -e go ]] || exit 0; touch ready; while :; do sleep 0.02; done"
