@@ -151,6 +151,7 @@ class ToSafetensors(Scratch):
             written = self.convert(f"t.csv o.safetensors --test whole.csv {arguments}")
             self.assertEqual((written["labels"].dtype, written["test_labels"].dtype), (dtype, dtype))
             target = 0 if "--target" in arguments else 2
+            self.assertIn((rb'\"label\", \"a\"]', b"", rb'\"b\", \"label\"]')[target], pathlib.Path("o.safetensors").read_bytes())
             numpy.testing.assert_array_equal(written["labels"], [float(row.split(",")[target]) for row in rows])
             self.assertEqual(written["features"][1, 0], 4 if target == 0 else float(rows[1].split(",")[0]))
 
@@ -160,12 +161,12 @@ class ToSafetensors(Scratch):
             (",a,label\n0,1,2\n", "line 1: column 1 has no name", "index=False"), ("1,2\n3,4\n", "line 1: got the number 1"),
             ("a;label\n1;2\n", "line 1: got 1 column,"), ("label,Label\n1,2\n", "got 2 columns label"), (table([]), "line 1: got no line of numbers"),
             (table(["1,2,0", "1,2"]), "line 3: got 2 columns, expected 3"), (table(["1,2,0", "", "1,x,0"]), "line 4: column 2 (b): got 'x'"),
-            (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
+            (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1,,0"]), "line 2: column 2 (b): got ''"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
             (table(["1_0,1,0"]), "got '1_0'"), (table(["1,2,3", "1,2,-1"]), "line 3: column 3 (label): got -1, expected a class"),
             (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1000000"]), "got 1000000, expected a class"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
             (table(["1,2,3", "1,2,750000"]), "got whole numbers up to 750000 in 2 samples as label", "--labels"),
             (table(['1,"2,0']), "unexpected end of data"), (b"a,label\n\xff,1\n", "UTF-8"), (b"a,label\nx\x1b\n,1\n", "got 1 columns"),
-            (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"), (b"\n\n\n", "line 3: column 1 has no name"),
+            (gzip.compress(b"a,label\n" + b"1,2\n" * 99)[:-9], "t.csv cannot be read"), (gzip.compress(b"")[:10] + b"\xff" * 9, "t.csv cannot be read"), (b"\n\n\n", "line 3: column 1 has no name"),
             (table(["1,2,0", "1,2,2"]), "got whole numbers up to 2 in 2 samples"), (gzip.compress(b"a,label\n" + b"1" * (1 << 22)), "line 2: got a line of 4"),
             (gzip.compress(b'"a\n",' * 9), "line 1: got unexpected end"), (gzip.compress(b" " * (1 << 23)), "line 1: got a line of 4"),
         ]:
@@ -225,6 +226,8 @@ class ToSafetensors(Scratch):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "o.safetensors: 1 samples of 4 x 5 uint8, classes 0 to 0; none held out: a stage does so with a fifth\n")
         self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
+        self.write("two.csv", table(["1,2,0", "1,2,1"]))
+        self.assertIn(": 1 samples of 2 float32, classes 0 to 1; 2 held out\n", self.run_tool("t.csv o.safetensors --test two.csv").stdout)
         for code in errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS:  # file systems without modes
             with mock.patch.object(os, "chmod", side_effect=OSError(code, "no modes here")):
                 self.convert("f o.safetensors")
