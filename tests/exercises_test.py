@@ -211,12 +211,13 @@ class Pages(unittest.TestCase):
               mock.patch.object(exercise, "build", return_value="an error")):
             for file in "train.sh", "by_hand.cpp":
                 (pathlib.Path(name) / file).write_text("mine")
-            for arguments, is_right, answer in (("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
+            for arguments, is_right, answer in (("", None, "^0 01 .*\n12 "), ("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
                                                 ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "^0 .*A ring sends")):
                 check.return_value = is_right, ["a row"], ""
-                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", name]),
+                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", name, "--build-dir", "build"]),
                       contextlib.redirect_stdout(io.StringIO()) as printed):
                     self.assertRegex(f"{exercise.main()} {printed.getvalue()}", f"(?s){answer}")
+            self.assertTrue(check.call_args[0][2].is_absolute())  # commands run in other folders
             self.assertEqual((pathlib.Path(name) / "train.sh").read_text(), "mine")
             with mock.patch.object(pathlib.Path, "chmod", side_effect=PermissionError):  # a file system without modes
                 self.assertRegex(exercise.make(exercise.find("12"), pathlib.Path(name) / "new"), "^Edit ")
@@ -242,7 +243,7 @@ class Pages(unittest.TestCase):
 
     def test_facts_are_of_the_last_epoch_and_of_all_ranks(self):
         epochs = "".join(f"[CPU{rank}] Epoch {epoch} | Batchsize: 8 | Steps: {4 + epoch} | Loss: {loss}\n"
-                         for rank, epoch, loss in ((0, 0, 3), (1, 0, 3), (1, 1, 2), (0, 1, 1)))
+                         for rank, epoch, loss in ((0, 0, 3), (1, 0, 3), (2, 0, 3), (1, 1, 2), (0, 1, 1)))
         facts = exercise.run(f"echo 'digest a\n{epochs}digest b'${{CUDA_VISIBLE_DEVICES-x}}; exit 3\n", None, None, ROOT)
         self.assertEqual(facts, {"exit": "3", "output": facts["output"], "digest": "b", "trainings_from_epoch_0": "1", "batch_size": "8", "steps": "5",
                                  "printed_loss": "1 and 2"})

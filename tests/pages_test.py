@@ -70,7 +70,7 @@ class Pages(TemporaryTree):
 
     def test_outputs_are_compared(self):
         self.check({"$ echo a\na\n": 0, "$ echo a\nb\n": 1, "$ echo a\n": 0, "$ false\n": 1, "$ echo a \\\n    b\na b\n": 0,
-                    "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ touch left && ls left\nleft\n": 0}, "```console\n{}```\n")
+                    "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ echo a\nb\n$ echo c\nc\n": 1, "$ touch left && ls left\nleft\n": 0}, "```console\n{}```\n")
         self.assertFalse((self.folder / "left").exists())
 
     def test_links_lead_somewhere(self):
