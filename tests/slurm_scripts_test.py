@@ -28,7 +28,7 @@ SCONTROL = """#!/bin/bash
 case "$*" in
     *show*) printf 'JobId=7 JobName=any\\n   JobState=%s Reason=None\\n   Command=%s\\n' "${STATE:-RUNNING}" "$COMMAND" |
         if [[ $1 == --oneliner ]]; then tr -s '\\n ' ' '; else cat; fi ;;
-    *) printf '%s\\0' "$*" >>"$STUB/changes" ;;
+    *) printf '%s\\0' "$*" >>"$STUB/changes"; exit ${REFUSED:-0} ;;
 esac
 """
 
@@ -72,7 +72,7 @@ class Scripts(Scratch):
     def test_the_step(self):
         plain = ["--kill-on-bad-exit=1", "--wait=60"]
         for variables, options in (
-                ({}, plain), ({"SLURM_CPUS_PER_TASK": "32"}, [*plain, "--cpus-per-task=32"]),  # all of the node
+                ({}, plain), ({"SLURM_CPUS_ON_NODE": ""}, plain), ({"SLURM_CPUS_PER_TASK": "32"}, [*plain, "--cpus-per-task=32"]),  # all of the node
                 ({"SLURM_GPUS_ON_NODE": "8"}, [*plain, "--ntasks=16", "--ntasks-per-node=8"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "2"}, [*plain, "--ntasks=16", "--ntasks-per-node=8", "--overcommit"]),
                 ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "8"},
@@ -98,10 +98,10 @@ class Scripts(Scratch):
             self.assertIn("--nodes=2: expected 1", self.run_script(name, code=2, SLURM_JOB_NUM_NODES="2"))
 
     def test_the_benchmark_on_all_nodes(self):
-        said = self.run_script("bench", "--models", "S", SLURM_JOB_NUM_NODES="5", SLURM_NTASKS_PER_NODE="6", SLURM_CPUS_ON_NODE="5")
+        said = self.run_script("bench", "--models", "S", SLURM_JOB_NUM_NODES="4", SLURM_NTASKS_PER_NODE="6", SLURM_CPUS_ON_NODE="5")
         self.assertIn("6 tasks share 5 CPUs", said)
         self.assertIsNone(self.words("step"))  # bench calls srun
-        self.assertEqual(self.words("argv"), ["--launchers", "srun", "--stages", STAGE, "--nodes", "1,2,4,5", "--world-sizes", "1,2,4,6",
+        self.assertEqual(self.words("argv"), ["--launchers", "srun", "--stages", STAGE, "--nodes", "1,2,4", "--world-sizes", "1,2,4,6",
                                               "--json", "bench-7.json", "--models", "S"])
 
     def test_exit_codes(self):
@@ -109,11 +109,11 @@ class Scripts(Scratch):
         for code, variables, changes in (
                 (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 5_2"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
                 (75, {"SLURM_RESTART_COUNT": "2"}, ["requeue 7"]), (75, {"SLURM_RESTART_COUNT": "3"}, None),
-                (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, None), (85, {"SLURM_RESTART_COUNT": "99"}, ["requeue 7"])):
+                (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, None), (85, {"SLURM_RESTART_COUNT": "99"}, ["requeue 7"]), (85, {"REFUSED": "1"}, ["requeue 7"])):
             with self.subTest(code=code, variables=variables):
                 said = self.run_script(STAGE, code=code, CODE=str(code), **variables)
                 self.assertEqual((self.words("changes"), "asking Slurm" in said), (changes, changes is not None))
-                self.assertEqual(said.endswith(f": exit code {code}\n"), changes is None, said)
+                self.assertEqual(said.endswith(f": exit code {code}\n"), changes is None or "REFUSED" in variables, said)
         (self.stub / "changes").unlink()
         with open("/dev/full", "w") as full:  # as on a full disk
             self.assertEqual((self.start(STAGE, stderr=full, CODE="85").wait(60), self.words("changes")), (85, ["requeue 7"]))

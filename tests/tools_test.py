@@ -65,6 +65,8 @@ class Tools(Scratch):
             said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout
             self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
             shutil.rmtree(self.folder / "disk")
+        helpers = "mkdir disk; " + helpers.replace("venv_mb=0", "venv_mb=1000000000")
+        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout)
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
