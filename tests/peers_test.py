@@ -153,7 +153,7 @@ def check_bad_arguments():
         (["1", "1", "--global-batch", "1e3"], "--global-batch", "'1e3'", "integer"),
         (["1", "1", "--layers", "20"], "--layers", "'20'"),
         (["1", "1", "--layers", "20,0"], "--layers", "'20,0'"),
-        (["1", "1", "--lr", "nan"], "--lr", "'nan'"),
+        (["1", "1", "--lr", "nan"], "--lr", "'nan'"), (["1", "1", "--lr", "0"], "--lr", "'0'"), (["1", "1", "--lr", "inf"], "--lr", "'inf'"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
     check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")
@@ -173,16 +173,24 @@ def check_diverging_weights():
 
 
 UNEQUAL_RANKS = """
-import sys
+import os, sys, time
 sys.path.append(sys.argv.pop(1))
 import torch
-from ddp_peers import command_line, torch_peer
+from ddp_peers import arrays, command_line, processes, torch_peer
 
 def train(options, device, samples, model, log):
+    if options.seed < 2:
+        os.kill(os.getpid() if options.seed else os.getppid(), 9) if log.rank else time.sleep(1000)
     torch.nn.init.constant_(next(model.parameters()), log.rank)
 
+def run(options):
+    options.seed == 2 and processes._check([1, -9])  # a rank that failed because another one was killed
+    options.seed == 3 and os.kill(os.getpid(), 9 * bool(arrays.start_drawing(options)))
+    torch_peer.run(options, train)
+
 if __name__ == "__main__":
-    sys.exit(command_line.run_peer("unequal", ["torch"], {"default": ""}, lambda options: torch_peer.run(options, train)))
+    code = command_line.run_peer("unequal", ["torch"], {"default": ""}, run)
+    sys.exit(code + 9 * len(open(f"/proc/self/task/{os.getpid()}/children").read().split()[1:]))  # multiprocessing has a process of its own
 """
 
 
@@ -195,12 +203,13 @@ def check_binding():
         check(result.stdout == f"{len(os.sched_getaffinity(0))}\n", f"{name}: {result}")
 
 
-def check_unequal_weights():
+def check_unequal_weights():  # and ranks that are killed: run() waits until no process has the pipe
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "program.py"
         program.write_text(UNEQUAL_RANKS)
-        result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2"])
-        check_one_line(result, 1, "[rank 1]", "the final weights differ from rank 0's", name="unequal")
+        for seed, message in (42, "[rank 1]: error: the final weights differ from rank 0's"), (1, "rank 1 was killed by signal 9"), (2, "rank 1 was killed"), (0, ""), (3, ""):
+            result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", "--seed", str(seed)], 120)
+            check_one_line(result, 1, message, name="unequal") if message else check(result.returncode == -9, f"{seed}: {result}")
 
 
 def make_wheel(folder, version):
@@ -240,6 +249,8 @@ def check_install():
         check(own_python == (0, f"{root}/.venv/bin/python", ""), f"the project's own: {own_python}")
         requirements.write_text('# what the peer needs\nTiny_Peer==1.1; python_version >= "3"  # pinned\ntiny-peer==9; python_version < "3"\n')
         check(install("tiny")[:2] == (0, own) and install("tiny") == (0, own, ""), "it is not installed, or a second time")
+        pathlib.Path(own).parents[1].joinpath(".installing").touch()
+        check("installing" in install("tiny")[2], "an interrupted installation is not made anew")
         version = run([own, "-c", "import torch, tiny_peer; print(tiny_peer.VERSION)"])
         check(version.stdout == "1.1\n", f"not what was pinned, or not what the project has: {version}")
         # Another version that is not available gives one line, and never an environment that looks complete.
