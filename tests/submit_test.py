@@ -158,6 +158,8 @@ class Settings(Case):
         bid.write_text(TUTORIAL.read_text().replace("# bid: 100 #", "bid: 100 #"))
         self.assertIn("\n+Bid = 100\n", self.submit("--settings-file", bid, "--dry-run", "--scheduler", "condor"))
         self.submit("--settings-file", TUTORIAL, "--scheduler", "condor", code=2)  # there is no such program
+        own = self.submit("--settings-file", ROOT / "condor/settings.yaml", "--scheduler=local", "--dry-run")
+        self.assertIn("/03_ddp_spawn 50 10 --dataset digits --nprocs 2 --snapshot ", own)
 
     def test_what_slurm_is_given(self):
         stage = self.script(self.folder / "05_multinode", "#!/bin/sh\n")
@@ -194,8 +196,7 @@ class Settings(Case):
         stage, script, module = (self.write(self.folder / name, "", mode) for name, mode in (("04_ddp_launcher", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
         for program, gpus, start in ((stage, 2, rf"\S*torchrun --standalone --nproc-per-node=2 --no-python {stage} "), (stage, 1, f"{stage} "),
                                      (script, 2, f"{script}\n"), (module, 2, rf"\S*python3 {module}\n")):
-            text = self.submit("--settings-file", self.settings(f"local: {{condor: {{num_gpus: {gpus}}}}}", program), "--scheduler=local", "--dry-run")
-            self.assertRegex(text, rf"\A{start}")
+            self.assertRegex(self.submit("--settings-file", self.settings(f"local: {{condor: {{num_gpus: {gpus}}}}}", program), "--scheduler=local", "--dry-run"), rf"\A{start}")
 
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
@@ -276,8 +277,7 @@ class Schedulers(Case):
                 self.submit("cancel", "1", "--settings-file", "settings.yaml")
                 self.assertEqual(self.stub.joinpath(jobs[1]["id"]).read_text().split("|")[1], "CANCELLED")
                 self.assertEqual([job["state"] for job in self.jobs()], ["pending", "cancelled"])
-                for chosen in "--failed", "0":  # which is pending
-                    self.assertEqual(self.submit("resubmit", chosen, self.out), "nothing to resubmit\n")
+                self.assertEqual({self.submit("resubmit", chosen, self.out) for chosen in ("--failed", "0")}, {"nothing to resubmit\n"})  # job 0 is pending
                 self.submit("resubmit", "1", self.out)
                 again = self.jobs()[1]
                 self.assertEqual((again["state"], again["attempt"], again["earlier_ids"]), ("pending", 2, [jobs[1]["id"]]))

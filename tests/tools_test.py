@@ -65,8 +65,7 @@ class Tools(Scratch):
             said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout
             self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
             shutil.rmtree(self.folder / "disk")
-        helpers = "mkdir disk; " + helpers.replace("venv_mb=0", "venv_mb=1000000000")
-        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout)
+        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", f"mkdir disk; {helpers}venv_mb=1000000000\n{function}\ninstall_venv").stdout)
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
@@ -122,6 +121,7 @@ class Tools(Scratch):
         self.assertEqual(mutate("a.sh", "--seed", "7"), mutate("a.sh", "--seed", "7"))
         self.assertRegex(mutate("a.sh", "--timeout", "0.5", command=["sh", "-c", "git diff --quiet || sleep 60"])[1], r"noticed \(no end after 0.5 s\)\n-if.*\n\+if")
         self.assertEqual(mutate("a.sh", command=["git", "diff", "--quiet"])[0], 0)
+        self.assertRegex(self.run_here(ROOT / "tools/mutate", "$HOME/a.sh", "--", "true").stderr, "FILE: got .*, expected a path of this machine")
         self.assertRegex(str(mutate("a.sh", command=["false"])), r"\(2, .*false: got noticed \(exit code 1\) without a break, expected")
         self.assertRegex(str([mutate("a.sh", "--lines", lines) for lines in ("0", "-1")]), r"^\[\(2, .*lines 0: got no break.*\(2, .*lines -1: got no break")
         for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
