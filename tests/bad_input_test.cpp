@@ -1,5 +1,7 @@
 // A mistake gives one line on stderr and exit code 2, at once, and no file is written. For the
 // command line see options_test, for launchers' variables launch_environment_test.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -41,6 +43,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   const ddp::ScratchFolder scratch("ddp-bad");
   const fs::path folder = scratch.path();
   fs::create_directory(folder / "work");
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   const Variables rank1 = {{"RANK", "1"},
                            {"WORLD_SIZE", "2"},
                            {"LOCAL_RANK", "0"},
@@ -63,7 +66,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"03_ddp_spawn 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
            {"01_single_gpu 5 1 --snapshot no/such/folder/x", {"--snapshot", "no/such/folder/x"}},
            {"03_ddp_spawn 5 1 --nprocs 1 --snapshot .", {"--snapshot", "\".\""}},
-           {"01_single_gpu 5 1 --snapshot /dev/full", {"--snapshot", "/dev/full"}},
+           {"01_single_gpu 5 1 --snapshot ../pipe", {"--snapshot", "../pipe"}},
            {"03_ddp_spawn 5 1 --nprocs 2 --rank 0 --world-size 1", {"--rank: got 0"}},
            {"01_single_gpu 5 1 --metrics no/such/m", {"--metrics", "no/such/m"}},
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
