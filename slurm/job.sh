@@ -18,6 +18,11 @@ for variable in SLURM_{JOB_NUM_NODES,NTASKS,NTASKS_PER_NODE,GPUS_ON_NODE,CPUS_ON
     [[ ${!variable:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$variable: got $(printf %q "${!variable}"), expected a number"
 done
 
+# If sbatch was called in a job, it has copied the variables of that job.
+record=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID ") || record=
+[[ $record != *" Restarts="* || $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+[[ $record != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+
 # A task per GPU; without GPUs, as many as --ntasks and --ntasks-per-node say.
 nodes=${SLURM_JOB_NUM_NODES:-1}
 gpus=${SLURM_GPUS_ON_NODE:-0}
@@ -96,18 +101,15 @@ while :; do
     ((forwarded)) || break # a forwarded signal ends `wait` early
 done
 
-case $code in
-    75) most=3 ;;                         # a port was taken, or a rank did not come
-    85) most=${DDP_MAX_REQUEUES:-100} ;;  # stopped with a good snapshot
-    *) most=0 ;;
-esac
+# 75: a port was taken, or a rank did not come. 85: stopped with a good snapshot.
+most=([75]=3 [85]=${DDP_MAX_REQUEUES:-100})
 job=$SLURM_JOB_ID
 # The last task of an array has the whole array's job id.
 [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 restarts=${SLURM_RESTART_COUNT:-0}
 # A cancelled job is not RUNNING any more, and stays cancelled.
-if ((restarts < most)) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
-    say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most $most times)"
+if ((restarts < ${most[code]:-0})) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
+    say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most ${most[code]} times)"
     ! scontrol requeue "$job" || exit "$code"
 fi
 say "exit code $code"

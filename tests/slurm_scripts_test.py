@@ -26,7 +26,7 @@ while [[ $1 == --* ]]; do shift; done
 """
 SCONTROL = """#!/bin/bash
 case "$*" in
-    *show*) printf 'JobId=7 JobName=any\\n   JobState=%s Reason=None\\n   Command=%s\\n' "${STATE:-RUNNING}" "$COMMAND" |
+    *show*) printf 'JobId=7 JobName=any%s\\n   JobState=%s Reason=None\\n   Command=%s\\n' "$RECORD" "${STATE:-RUNNING}" "$COMMAND" |
         if [[ $1 == --oneliner ]]; then tr -s '\\n ' ' '; else cat; fi ;;
     *) printf '%s\\0' "$*" >>"$STUB/changes"; exit ${REFUSED:-0} ;;
 esac
@@ -107,7 +107,8 @@ class Scripts(Scratch):
     def test_exit_codes(self):
         array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
         for code, variables, changes in (
-                (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 5_2"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
+                (85, {}, ["requeue 7"]), (75, {}, ["requeue 7"]), (85, array, ["requeue 5_2"]), (85, {**array, "RECORD": " ArrayTaskId=2 Restarts=0"}, ["requeue 5_2"]),
+                (85, {**array, "RECORD": " Restarts=0"}, ["requeue 7"]), (75, {"SLURM_RESTART_COUNT": "3", "RECORD": " Restarts=0"}, ["requeue 7"]), (42, {}, None), (85, {"STATE": "COMPLETING"}, None),
                 (75, {"SLURM_RESTART_COUNT": "2"}, ["requeue 7"]), (75, {"SLURM_RESTART_COUNT": "3"}, None),
                 (85, {"SLURM_RESTART_COUNT": "3", "DDP_MAX_REQUEUES": "3"}, None), (85, {"SLURM_RESTART_COUNT": "99"}, ["requeue 7"]), (85, {"REFUSED": "1"}, ["requeue 7"])):
             with self.subTest(code=code, variables=variables):
