@@ -122,7 +122,7 @@ class Tools(Scratch):
         self.assertRegex(mutate("a.sh", "--timeout", "0.5", command=["sh", "-c", "git diff --quiet || sleep 60"])[1], r"noticed \(no end after 0.5 s\)\n-if.*\n\+if")
         self.assertEqual(mutate("a.sh", command=["git", "diff", "--quiet"])[0], 0)
         self.assertRegex(self.run_here(ROOT / "tools/mutate", "$HOME/a.sh", "--", "true").stderr, "FILE: got .*, expected a path of this machine")
-        self.assertRegex(str(mutate("a.sh", command=["false"])), r"\(2, .*false: got noticed \(exit code 1\) without a break, expected")
+        self.assertRegex(str(mutate("a.sh", command=["false"])), r"\(2, .*false: got exit code 1 without a break, expected")
         self.assertRegex(str([mutate("a.sh", "--lines", lines) for lines in ("0", "-1")]), r"^\[\(2, .*lines 0: got no break.*\(2, .*lines -1: got no break")
         for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
             ignore = "trap '' HUP; " * (number != signal.SIGHUP)  # as nohup does
@@ -133,6 +133,10 @@ class Tools(Scratch):
                 running.send_signal(each)
                 time.sleep(0.1)
             self.assertEqual((running.wait(), (self.folder / "a.sh").read_text()), (128 + number, programs["a.sh"][0]))
+        for name, text in ("b.py", "x = '\xff'\n"), ("c.sh", "x='\xff'\n"), ("d.py", "def f(:\n"), ("e.py", "\0\n"), ("f.py", f"x = {'-' * 100_000}1\n"):
+            (self.folder / name).write_text(text, "latin-1")
+            done = self.run_here("sh", "-ec", f"git add {name}; git -c user.name=a -c user.email=a@b commit -qm a; exec {ROOT}/tools/mutate {name} -- true")
+            self.assertRegex(str(done), rf"returncode=2, stdout='', stderr=.mutate: error: .*{name}: got .+, expected UTF-8[^\\]*\\n")
         programs["a.sh"] = (programs["a.sh"][0] + "exit 0\n",)
         self.write("a.sh", programs["a.sh"][0])
         self.assertRegex(str(mutate("a.sh")), r"^\(2, .*a.sh: got M a.sh, expected a file of git without uncommitted changes")
