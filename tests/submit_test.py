@@ -254,7 +254,8 @@ class Settings(Case):
                               (f"{mine} --sweep lr", '--sweep: got "lr"'), (f"{mine} --sweep lr=", '--sweep: got "lr="'), (f"{mine} --scheduler=condor -- 'a\nb'", r'got "a\nb"'),
                               (f"{mine} --scheduler=condor -- '$(Dollar)'", "got"), ("list nowhere", "out_dir"), ("list a b", "out_dir: got a and b"),
                               (f"list a {mine}", "out_dir: got a and /"), ("cancel 0 . --all", "numbers and all"), ("resubmit --failed 0 .", "numbers and all"),
-                              ("logs --lines 0", '--lines: got "0"'), ("logs --lines -3", '--lines: got "-3"'), ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7")):
+                              ("logs --lines 0", '--lines: got "0"'), ("logs --lines -3", '--lines: got "-3"'), ("cancel .", "no job"), ("cancel 7 .", "JOB: got 7"),
+                              (f"list {'1' * 5000}", "out_dir: got"), (f"list . {'1' * 5000}", "out_dir: got"), ("list ٣ .", "out_dir: got ٣")):
             with self.subTest(line=line):
                 self.assertIn(message, self.submit(*shlex.split(line), code=2))
         self.assertEqual(json.loads(self.submit("list", "--json", self.folder)), [])
