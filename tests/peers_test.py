@@ -154,6 +154,7 @@ def check_bad_arguments():
         (["1", "1", "--layers", "20"], "--layers", "'20'"),
         (["1", "1", "--layers", "20,0"], "--layers", "'20,0'"),
         (["1", "1", "--lr", "nan"], "--lr", "'nan'"), (["1", "1", "--lr", "0"], "--lr", "'0'"), (["1", "1", "--lr", "inf"], "--lr", "'inf'"),
+        (["1", "1", "--seed", str(2**64)], "--seed", "integer"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
     check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")

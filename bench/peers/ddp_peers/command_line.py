@@ -43,11 +43,14 @@ def guarded(program, body):
     return DONE
 
 
-def positive_integer(text):
-    value = int(text)
-    if value < 1:
+def integer(text, least=0, end=2**64):
+    if not least <= (value := int(text)) < end:
         raise ValueError
     return value
+
+
+def positive_integer(text):
+    return integer(text, 1, 2**31)
 
 
 def rate(text):
@@ -86,7 +89,7 @@ def _make_parser(program, variants, devices):
     add("--dataset-size", type=positive_integer, default=2048, metavar="SAMPLES", help="number of training samples (default 2048)")
     add("--layers", type=widths, default=[20, 1], metavar="WIDTHS", help="widths of all layers (default 20,1)")
     add("--lr", type=rate, default=0.1, dest="learning_rate", metavar="RATE", help="learning rate of SGD (default 0.1)")
-    add("--seed", type=int, default=42, metavar="N", help="seed of weights, data and order (default 42)")
+    add("--seed", type=integer, default=42, metavar="N", help="seed of weights, data and order (default 42)")
     add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
     add("--metrics", metavar="FILE", help="file for a JSON line per rank and step, then the summary")
     return parser
