@@ -23,8 +23,8 @@ namespace {
 constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;
 
-/// Beginnings of variables that launchers set for a process of a job. srun's tasks see all GPUs of
-/// their node, as in slurm/job.sh.
+/// Beginnings of variables that launchers set for a process of a job, and of those that mislead
+/// torchrun's Python. srun's tasks see all GPUs of their node, as in slurm/job.sh.
 const std::vector<std::string> kIdentity = split(
     "RANK=,LOCAL_RANK=,WORLD_SIZE=,LOCAL_WORLD_SIZE=,GROUP_,ROLE_,MASTER_,TORCHELASTIC_,"
     "OMPI_COMM_WORLD_,OMPI_UNIVERSE_,PMIX_,PMI_,MPI_LOCAL,MV2_COMM_WORLD_,FLUX_TASK_,"
@@ -32,7 +32,7 @@ const std::vector<std::string> kIdentity = split(
     "SLURM_STEP_ID=,SLURM_STEPID=,SLURM_GPU_BIND=,SLURM_GPUS_PER_TASK=,SLURM_NTASKS_PER_GPU=,"
     "SLURM_TRES_PER_TASK=,SLURM_TRES_BIND=,NODE_RANK=,PET_,PADDLE_,DMLC_,AWS_BATCH_JOB_NUM_NODES=,"
     "AZUREML_NODE_COUNT=,SM_HOSTS=,CLUSTER_SPEC=,TF_CONFIG=,PBS_TASKNUM=,PBS_VNODENUM=,"
-    "LSF_PM_TASKID=,VC_TASK_INDEX=,ALPS_APP_PE=");
+    "LSF_PM_TASKID=,VC_TASK_INDEX=,ALPS_APP_PE=,LWS_,PYTHONPATH=,PYTHONHOME=,PYTHONSAFEPATH=");
 
 bool is_identity(std::string_view variable) {
   // If mpirun started bench, OMPI_* are mpirun's; else they are the user's settings.

@@ -53,15 +53,19 @@ std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, con
 
 using PieceTimes = std::map<std::string, std::vector<double>>;  // milliseconds, by the piece's name
 
-/// Adds the times of a call of bench_micro. A piece's name is the text before the first slash.
-void read_times(const std::string& path, PieceTimes& times_ms) {
-  const auto document = nlohmann::json::parse(std::ifstream(path));
+/// Adds the times of a call of bench_micro. A piece's name ends at a slash. @return what is wrong
+std::string read_times(const std::string& path, PieceTimes& times_ms) {
+  const auto document = nlohmann::json::parse(std::ifstream(path), nullptr, false);
+  if (document.is_discarded()) {
+    return "its times are cut off, expected room for them in TMPDIR";
+  }
   for (const auto& entry : document.at("benchmarks")) {
     if (!entry.value("error_occurred", false)) {
       const std::string name = entry.at("run_name").get<std::string>();
       times_ms[name.substr(0, name.find('/'))].push_back(entry.at("real_time").get<double>());
     }
   }
+  return "";
 }
 
 /// Sets each piece to its median over the calls, because a whole launch may be slow.
@@ -103,10 +107,9 @@ void measure_pieces(const Plan& plan, Session& session, Report& report) {
           {.argv = micro_command(*run, shapes, plan, out), .timeout_s = plan.settings.timeout_s},
           session);
       session.progress.finish();
-      if (child.ok()) {
-        read_times(out, measured[shapes]);
-      } else if (!child.interrupted && call == 0) {
-        report.not_run.push_back({"pieces of " + run->name, child.failure()});
+      const std::string failure = child.ok() ? read_times(out, measured[shapes]) : child.failure();
+      if (!failure.empty() && !child.interrupted && call == 0) {
+        report.not_run.push_back({"pieces of " + run->name, failure});
       }
     }
   }

@@ -285,10 +285,12 @@ class Failing(Fakes):
         self.assertIn("no reference", run_of(scaling, "03_ddp_spawn", 2)["error"])
 
     def test_without_pieces(self):
-        (self.bin / "bench_micro").unlink()
-        scaling = self.measure(*SMALL, "--repetitions", "1")
-        self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
-        self.assertIn("bench_micro", " ".join(entry["reason"] for entry in scaling["not_run"]))
+        for program, reason in (("/nonexistent", "bench_micro"), ("/bin/true", "cut off")):
+            (self.bin / "bench_micro").unlink()
+            (self.bin / "bench_micro").symlink_to(program)
+            scaling = self.measure(*SMALL, "--repetitions", "1")
+            self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
+            self.assertIn(reason, " ".join(entry["reason"] for entry in scaling["not_run"]))
 
     def test_open_mpi_in_the_environment(self):
         """Its settings reach the programs, but not where bench itself is a rank."""
@@ -296,7 +298,7 @@ class Failing(Fakes):
             self.behave("01_single_gpu", f"('OMPI_COMM_WORLD_RANK' in os.environ or os.environ.get('OMPI_MCA_x') != {wanted!r}) and sys.exit(3)")
             self.environment |= {"OMPI_MCA_x": "1", **rank}
             self.measure(*SMALL, "--repetitions", "1")
-        of_others = {"SM_HOSTS": '["a", "b"]', "CLUSTER_SPEC": "{", "NODE_RANK": "0", "NNODES": "2", "PBS_TASKNUM": "2"}
+        of_others = {"PYTHONPATH": "/other", "PYTHONSAFEPATH": "1", "LWS_GROUP_SIZE": "2", "SM_HOSTS": '["a", "b"]', "CLUSTER_SPEC": "{", "NODE_RANK": "0", "NNODES": "2", "PBS_TASKNUM": "2"}
         self.behave("01_single_gpu", f"set(os.environ) & set({[*of_others]}) - {{'NNODES'}} and sys.exit(3)")
         self.environment |= of_others
         self.measure(*SMALL, "--repetitions", "1")
