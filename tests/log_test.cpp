@@ -308,5 +308,6 @@ TEST_CASE("a loss or a weight that is not finite ends the run", "[log]") {
     INFO("loss " << loss << ", weight " << weight << ": " << said);
     CHECK(contains(said, "diverged in epoch 0") == ends);
     CHECK(said.empty() != ends);
+    CHECK(contains(ddp::test::message_of([&] { log.report({.loss = kNaN}); }), "test samples"));
   }
 }

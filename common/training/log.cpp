@@ -226,6 +226,7 @@ void Log::report(const Evaluation& evaluation) {
   if (initial_weights_.empty()) {
     return;  // stage 04 on several nodes: only rank 0 reports
   }
+  TORCH_CHECK(std::isfinite(evaluation.loss), "the loss of the test samples is ", evaluation.loss);
   const std::string digest = parameter_hash(module_).substr(0, 16);
   const double distance = moved();
   std::string line = fmt::format("moved {:#.6g} | loss {:.4f}", distance, evaluation.loss);
