@@ -303,7 +303,7 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
       "MPI_LOCALNRANKS=2 MV2_COMM_WORLD_SIZE=2 JOB_COMPLETION_INDEX=0 PET_NNODES=2 "
       "AWS_BATCH_JOB_NUM_NODES=2 DMLC_NUM_WORKER=2 WORLD_SIZE=1 LOCAL_RANK=0 ALPS_APP_PE=0 "
       "OMPI_COMM_WORLD_SIZE=2 _CONDOR_NPROCS=2 PBS_TASKNUM=2 PBS_VNODENUM=1 LSF_PM_TASKID=2 "
-      "NODE_RANK=1 VC_TASK_INDEX=1 AZUREML_NODE_COUNT=2 SM_HOSTS=[\"a\",\"b\"] TF_CONFIG={ "
+      "NODE_RANK=1 LWS_GROUP_SIZE=2 VC_TASK_INDEX=1 AZUREML_NODE_COUNT=2 SM_HOSTS=[\"a\",\"b\"] TF_CONFIG={ "
       "TF_CONFIG={\"cluster\":{\"worker\":[\"a\",\"b\"]}} "
       "CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"],\"workerpool1\":[\"b\"]}} "
       "CLUSTER_SPEC={\"ps\":[\"a\"],\"worker\":[\"b\"]}");
