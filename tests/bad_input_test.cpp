@@ -67,6 +67,10 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"01_single_gpu 5 1 --snapshot no/such/folder/x", {"--snapshot", "no/such/folder/x"}},
            {"03_ddp_spawn 5 1 --nprocs 1 --snapshot .", {"--snapshot", "\".\""}},
            {"01_single_gpu 5 1 --snapshot ../pipe", {"--snapshot", "../pipe"}},
+           {"01_single_gpu 5 1 --snapshot " + std::string(240, 'a'),
+            {"--snapshot", "<= 234 bytes"}},
+           {"01_single_gpu 5 1 --snapshot x --metrics ../work/x", {"--metrics", "twice"}},
+           {"02_data_parallel 5 1 --dataset a.safetensors --trace ./a.safetensors", {"--dataset"}},
            {"03_ddp_spawn 5 1 --nprocs 2 --rank 0 --world-size 1", {"--rank: got 0"}},
            {"01_single_gpu 5 1 --metrics no/such/m", {"--metrics", "no/such/m"}},
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
@@ -124,6 +128,8 @@ TEST_CASE("every program begins alike: closed streams are open, and a full file 
            {"(sleep 0.3; ddp-env; exit $?) | false", "cannot write to stdout"},
            {"(sleep 0.3; sim_buckets) | false", "cannot write to stdout"},
            {"(sleep 0.3; 01_single_gpu 1 9) | false", "cannot write to stdout"},
+           {"ulimit -f 2; timeout 60 03_ddp_spawn 1 1 2> e; test $? = 1 && head -1 e >&2; exit 1",
+            "File too large"},
        }) {
     INFO(script);
     const ddp::ScratchFolder folder("ddp-begin");

@@ -107,8 +107,10 @@ void check_output_file(const std::string& name, const std::string& path, bool is
   std::error_code error;
   const fs::path folder = fs::absolute(path, error).parent_path();
   if (!path.empty() &&
-      (fs::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0)) {
-    refuse("{}: got {}, expected a file in an existing, writable folder", name, quote(path));
+      (fs::is_directory(path, error) || access(folder.c_str(), W_OK | X_OK) != 0 ||
+       (is_replaced && fs::path(path).filename().native().size() > 234))) {  // .tmp.* is longer
+    refuse("{}: got {}, expected a file in an existing, writable folder, named by <= 234 bytes",
+           name, quote(path));
   }
   // /dev/stdout is a link, perhaps to a regular file.
   if (is_replaced && fs::exists(path, error) &&

@@ -221,9 +221,12 @@ Rendezvous open_store(const LaunchEnvironment& launch, const std::string& interf
   switch (launch.store.kind) {
     case Kind::kNone:
       return {.store = c10::make_intrusive<c10d::HashStore>(), .hosts = {}};
-    case Kind::kFile:
-      return {.store = c10::make_intrusive<c10d::FileStore>(launch.store.file, launch.world_size),
-              .hosts = {}};
+    case Kind::kFile: {
+      const auto store = c10::make_intrusive<c10d::FileStore>(launch.store.file, launch.world_size);
+      // For ever: after half a record, as on a full disk, ~FileStore() would wait for the rest.
+      [[maybe_unused]] static const auto* kept = thread_is_a_rank ? nullptr : new auto(store);
+      return {.store = store, .hosts = {}};
+    }
     case Kind::kTcp:
     case Kind::kAgentTcp:
       return meet_at_address(launch, timeout);
