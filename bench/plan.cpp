@@ -10,7 +10,6 @@
 #include <regex>
 #include <tuple>
 
-#include "bench/command.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
 #include "common/base/parse.hpp"

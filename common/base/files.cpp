@@ -24,8 +24,6 @@ namespace ddp {
 
 namespace {
 
-const auto kPageBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-
 /// True if the data is on the disk, or the file system or its server offers no such promise.
 bool sync(const FileDescriptor& file) {
   return uninterrupted([&file] { return fsync(file.get()); }) == 0 || errno == EINVAL ||

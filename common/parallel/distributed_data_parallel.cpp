@@ -4,8 +4,6 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdint>
