@@ -180,13 +180,19 @@ import torch
 from ddp_peers import arrays, command_line, processes, torch_peer
 
 def train(options, device, samples, model, log):
-    if options.seed < 2:
-        os.kill(os.getpid() if options.seed else os.getppid(), 9) if log.rank else time.sleep(1000)
+    if options.seed == 0 and log.rank == 1:  # the parent dies, and both ranks have to die too
+        os.kill(os.getppid(), 9)
+    if options.seed == 1 and log.rank == 1:  # rank 1 dies, and the parent has to end rank 0
+        os.kill(os.getpid(), 9)
+    time.sleep(1000 if options.seed < 2 else 0)  # until this rank is killed
     torch.nn.init.constant_(next(model.parameters()), log.rank)
 
 def run(options):
-    options.seed == 2 and processes._check([1, -9])  # a rank that failed because another one was killed
-    options.seed == 3 and os.kill(os.getpid(), 9 * bool(arrays.start_drawing(options)))
+    if options.seed == 2:  # rank 0 failed because rank 1 was killed
+        processes._check([1, -9])
+    if options.seed == 3:  # this process dies, and the process that draws has to die too
+        arrays.start_drawing(options)
+        os.kill(os.getpid(), 9)
     torch_peer.run(options, train)
 
 if __name__ == "__main__":
