@@ -53,6 +53,7 @@ if fault == "killed-before":
     os.kill(os.getppid(), signal.SIGKILL)
     sys.exit(1)
 if fault in ("refused", "no-answer"):
+    os.write(2, b"\\xff\\n")  # Latin-1
     sys.exit(f"{{name}}: error: {{fault}} \\x1b[31m")
 jobs = {{path.name: path.read_text().split("|") for path in sorted(stub.glob("[0-9]*"))}}
 if name in ("sbatch", "condor_submit"):
@@ -82,12 +83,12 @@ class Case(Scratch):
         self.stub = self.folder / "stub"
         for name in ("sbatch", "squeue", "scancel", "condor_submit", "condor_q", "condor_rm"):
             self.script(self.stub / name, SCHEDULER.format(python=sys.executable, stub=str(self.stub)))
-        self.out = self.folder / "out"
+        self.out = self.folder / "new/out"
         self.program = self.script(self.folder / "program", "#!/bin/sh\nexit 0\n")
 
     def settings(self, text="", program=None):
         path = self.folder / "settings.yaml"
-        path.write_text(f"script_path: {program or self.program}\nout_dir: out\n{text}")
+        path.write_text(f"script_path: {program or self.program}\nout_dir: new/out\n{text}", errors="surrogateescape")
         path.chmod(0o664)  # as many systems' umask has it
         return path
 
@@ -180,23 +181,27 @@ class Settings(Case):
 
     def test_several_nodes_on_condor(self):
         stage = self.script(self.folder / "05_multinode", "#!/bin/sh\n")
-        settings = self.settings("nodes: 2\ntime: 1-02:03:04\nlocal: {condor: {num_cpus: 8, num_gpus: 2, memory_cpus: 101}}\n", stage)
+        settings = self.settings("nodes: 2\naccount: physics\ntime: 1-02:03:04\nlocal: {condor: {num_cpus: 8, num_gpus: 2, memory_cpus: 101}}\n", stage)
         text = self.submit("--settings-file", settings, "--scheduler", "condor", "--dry-run", "--", "--snapshot=it's", 'a"b', "$(x)$$y")
-        for line in ("universe = parallel", "machine_count = 4", "request_cpus = 4", "request_gpus = 1", "request_memory = 51",
+        for line in ("universe = parallel", "machine_count = 4", "request_cpus = 4", "request_gpus = 1", "request_memory = 51", "accounting_group = physics", "+ParallelShutdownPolicy = \"WAIT_FOR_ALL\"",
+                     "environment = \"DDP_JOB_ID=$(ClusterId).$$([NumJobStarts])\"",
                      "output = job-$(ClusterId).$(Node).out", "error = job-$(ClusterId).$(Node).err", "allowed_execute_duration = 93784",
                      "arguments = \"'--snapshot=it''s' 'a\"\"b' '$(DOLLAR)(x)$$(DOLLARDOLLAR)y' '--metrics' 'metrics.jsonl' "
                      "'--resume' 'auto'\""):
             self.assertIn(f"\n{line}\n", text)
         self.assertIn("\nrequest_cpus = 1\n", self.submit("--settings-file", self.settings("nodes: 2\nlocal: {condor: {num_cpus: 1, num_gpus: 2}}", stage), "--scheduler=condor", "--dry-run"))
+        self.assertIn("\nmachine_count = 2\n", self.submit("--settings-file", self.settings("nodes: 2\nlocal: {condor: {num_gpus: 0, bid: 0}}", stage), "--scheduler=condor", "--dry-run"))
         self.submit("--settings-file", self.settings(), "--scheduler", "condor", "--", "\udcff")
         self.assertIn(b" \"'\xff'\"", (self.out / "submission_file.sub").read_bytes())  # a name in Latin-1
         self.assertEqual([submit_module.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
 
     def test_what_starts_a_program(self):
-        stage, script, module = (self.write(self.folder / name, "", mode) for name, mode in (("04_ddp_launcher", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
-        for program, gpus, start in ((stage, 2, rf"\S*torchrun --standalone --nproc-per-node=2 --no-python {stage} "), (stage, 1, f"{stage} "),
+        stage, several, script, module = (self.write(self.folder / name, "", mode) for name, mode in (
+            ("04_ddp_launcher", 0o755), ("05_multinode", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
+        for program, gpus, start in ((stage, 2, rf"\S*torchrun --standalone --nproc-per-node=2 --no-python {stage} "), (stage, 1, f"{stage} "), (several, 2, r"\S*torchrun "),
                                      (script, 2, f"{script}\n"), (module, 2, rf"\S*python3 {module}\n")):
             self.assertRegex(self.submit("--settings-file", self.settings(f"local: {{condor: {{num_gpus: {gpus}}}}}", program), "--scheduler=local", "--dry-run"), rf"\A{start}")
+        self.assertIn("nodes: got 2, expected 1 with 04_ddp", self.submit("--settings-file", self.settings(program=stage), "--nodes=2", "--dry-run", code=2))
 
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
@@ -224,7 +229,7 @@ class Settings(Case):
     def test_refused(self):
         for text, message in (
                 ("nodes:\u00a02", "settings.yaml:3: got the invisible character U+00A0, expected a space"),
-                ("nodes: 2\r\ntime: 1\u200e", "settings.yaml:4: got the invisible character U+200E"),
+                ("nodes: 2\r\ntime: 1\u200e", "settings.yaml:4: got the invisible character U+200E"), ("account: \udcff", "U+DCFF"),
                 ("nodez: 2", "settings.yaml:3: unknown key: got nodez, expected nodes"),
                 ("local:\n  condor:\n    num_cpu: 2", "settings.yaml:5: unknown key: got local.condor.num_cpu, expected local.condor.num_cpus"),
                 ("num_gpus: 2", "settings.yaml:3: unknown key: got num_gpus, expected local.condor.num_gpus"),
@@ -260,8 +265,14 @@ class Settings(Case):
                 self.assertIn(message, self.submit(*shlex.split(line), code=2))
         self.assertEqual(json.loads(self.submit("list", "--json", self.folder)), [])
         self.program.chmod(0o644)
-        self.assertIn("chmod +x", self.submit("--settings-file", self.settings(), code=2))
+        for program in (self.program, self.folder, self.folder / "none.py"):
+            self.assertIn("chmod +x", self.submit("--settings-file", self.settings(program=program), "--scheduler=slurm", code=2))
         self.assertEqual(self.submitted(), [])
+        words = ("--settings-file", self.settings(), "--dry-run")
+        self.assertTrue(self.submit(*words).startswith("# Job 0,"))  # as both are there
+        (self.stub / "condor_submit").unlink()
+        self.assertTrue(self.submit(*words).startswith("sbatch "))
+        self.assertIn("PATH: got no condor_submit", self.submit("--settings-file", self.settings(program="/bin/sh"), "--scheduler=condor", code=2))
 
 
 class Schedulers(Case):
@@ -275,6 +286,9 @@ class Schedulers(Case):
                 self.assertEqual([job["command"][1:] for job in jobs], [["--a", "1", "--b", "x"], ["--a", "2,3", "--b", "x"]])
                 self.assertEqual([pathlib.Path(job["folder"]).name for job in jobs], ["job-0-a-1_b-x", "job-1-a-2-3_b-x"])
                 self.assertEqual((self.out / "submission_file.sub").exists(), scheduler == "condor")
+                self.fault({"slurm": "scancel refused", "condor": "condor_rm refused"}[scheduler])
+                self.submit("cancel", "1", self.out, code=1)
+                self.assertEqual(self.jobs()[1]["state"], "pending")
                 self.submit("cancel", "1", "--settings-file", "settings.yaml")
                 self.assertEqual(self.stub.joinpath(jobs[1]["id"]).read_text().split("|")[1], "CANCELLED")
                 self.assertEqual([job["state"] for job in self.jobs()], ["pending", "cancelled"])
@@ -287,7 +301,7 @@ class Schedulers(Case):
                 self.assertEqual(table[2].split(), ["1", "pending", again["id"], "2", "a-2-3_b-x"])
                 output = self.out / "job-0-a-1_b-x" / f"job-{jobs[0]['id']}.out"
                 output.write_text("one\ntwo\x1b\n")
-                self.write("out/job-0.json", (self.out / "job-0.json").read_text().replace('"earlier_ids": []', '"earlier_ids": ["1"]'))  # as this one's id begins
+                self.write("new/out/job-0.json", (self.out / "job-0.json").read_text().replace('"earlier_ids": []', '"earlier_ids": ["1"]'))  # as this one's id begins
                 self.assertEqual(self.submit("logs", "0", self.out, "--lines", "1"), f"==> {output}\ntwo\\x1b\n")
 
     def test_killed_at_any_moment(self):
@@ -318,7 +332,7 @@ class Schedulers(Case):
                 (self.out / "job-0-program" / output.format(number)).touch()
                 (self.stub / number).unlink()
                 self.assertEqual((self.jobs()[0]["id"], self.submitted()), (number, []))
-        words = ("--settings-file", self.settings(), "--scheduler", "condor", "--sweep", "x=1,2.json")
+        words = ("--settings-file", self.settings(), "--scheduler", "condor", "--sweep", f"x=1,\u00e9{'.' * 300}")
         self.submit(*words)
         self.submit(*words)  # a second submission on purpose
         (self.out / "job-0.json").unlink()
@@ -327,8 +341,8 @@ class Schedulers(Case):
 
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")
-        with unittest.mock.patch("os.fsync", side_effect=OSError(errno.EIO, "no disk")):  # a job is on the disk before it is submitted
-            self.assertIn("no disk", self.submit(*words, code=1))
+        with unittest.mock.patch("os.fsync", lambda file: submit_module.refuse("disk", os.fstat(file).st_size, "more space")):
+            self.assertRegex(self.submit(*words, code=2), "disk: got [1-9]")  # a job is on the disk before it is submitted
         self.assertEqual(self.submitted(), [])
         self.fault("sbatch refused")
         self.assertIn(r"refused: sbatch: error: refused \x1b[31m", self.submit(*words, code=1))
@@ -339,13 +353,15 @@ class Schedulers(Case):
         self.assertIn("squeue gave no answer", self.submit(*words, code=75))
         self.submit("status", self.out, code=75)
         (self.stub / "fault").unlink()
+        with unittest.mock.patch("subprocess.run", side_effect=FileNotFoundError("squeue")):
+            self.submit("status", self.out, code=75)
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
         self.assertEqual(len(self.submitted()), 2)
         run = subprocess.run
 
         def hangs(command, **options):
             if command[0] == "sbatch":
-                raise subprocess.TimeoutExpired(command, 300)
+                raise subprocess.TimeoutExpired(command, options["timeout"])
             return run(command, **options)
 
         with unittest.mock.patch("subprocess.run", hangs):
@@ -358,6 +374,7 @@ class Schedulers(Case):
         output = self.out / f"job-0-program/job-{number}.out"
         for state, reason, said, expected in (
                 ("PENDING", "Priority", "", ("pending", None, "Priority")), ("PENDING", "JobHeldUser", "", ("held", None, "JobHeldUser")),
+                *((word, "None", "", (state, None, "")) for word, state in (("CONFIGURING", "pending"), ("REQUEUED", "pending"), ("REQUEUE_HOLD", "held"), ("SPECIAL_EXIT", "held"))),
                 ("RUNNING", "None", "program: exit code 85, asking Slurm to start the job again (1 of at most 100 times)\n", ("running", None, "")),
                 *((word, "None", "", ("running", None, "")) for word in ("COMPLETING", "RESIZING", "STOPPED", "NEWER")), ("FAILED", "NonZeroExitCode", "program: exit code 3\n", ("failed", 3, ""))):
             self.change(number, state, reason)
@@ -366,15 +383,16 @@ class Schedulers(Case):
             self.assertEqual((job["state"], job["exit_code"], job["reason"]), expected)
         failed = ("TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "REVOKED", "FAILED")
         for state, said, expected in (*((word, "", ("failed", f"Slurm says {word}")) for word in failed),
-                                      ("COMPLETED", "", ("done", "")), ("CANCELLED", "", ("cancelled", "")),
+                                      ("COMPLETED", "", ("done", "")), ("CANCELLED", "", ("cancelled", "")), ("CANCELLED", "program: exit code 143\n", ("cancelled", "")),
                                       (None, "program: exit code 3\nprogram: exit code 0\n--\nUsed: 3 h, exit code 9\n", ("done", "")),
                                       (None, "", ("lost", ""))):
             self.submit("resubmit", "0", self.out)
             number = self.jobs()[0]["id"]
             self.change(number, state) if state else (self.stub / number).unlink()
             (self.out / f"job-0-program/job-{number}.out").write_text(said)
+            self.submit("cancel", "0", self.out)  # too late
             job, = self.jobs()
-            self.assertEqual((job["state"], job["reason"], job["exit_code"]), (*expected, 0 if said else None))
+            self.assertEqual((job["state"], job["reason"], job["exit_code"]), (*expected, 0 if said and state != "CANCELLED" else None))
         self.submit("resubmit", "--failed", self.out)  # it is lost
         self.assertEqual(self.jobs("list")[0]["state"], "pending")
 
@@ -386,6 +404,7 @@ class Schedulers(Case):
         for text, expected in (
                 ("", ("pending", None, "")), (submitted + "001 (100.000.000) half", ("pending", None, "")), (running, ("running", None, "")),
                 (running + "012 (100.000.000) Job was held.\n\tFailed to execute\n\tCode 6\n...\n", ("held", None, "Failed to execute")),
+                (running + "012 (100.000.000) Job was held.\n\tx\n...\n013 (100.000.000) Job was released.\n...\n", ("pending", None, "")),
                 (running + "004 (100.000.000) Job was evicted.\n...\n", ("pending", None, "")),
                 (running + "005 (100.000.000) Job terminated.\n\t(1) Normal termination (return value 7)\n...\n", ("failed", 7, ""))):
             (self.out / f"job-0-program/job-{number}.log").write_text(text)
@@ -406,10 +425,10 @@ class Local(Case):
     def test_exit_codes_that_ask_for_another_start(self):
         for codes, starts, expected in (("85 75 85 0", 4, 0), ("75 75 75 75", 4, 75), ("3", 1, 3), ("0", 1, 0)):
             self.setUp()
-            self.wait(self.start_local(f"codes=({codes}); n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; exit ${{codes[n]}}"), int(expected > 0))
+            self.wait(self.start_local(f"codes=({codes}); n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) | tee n >&2; exit ${{codes[n]}}"), int(expected > 0))
             job, = self.jobs("list")
             self.assertEqual((job["state"], job["exit_code"]), ("failed" if expected else "done", expected))
-            self.assertEqual((self.out / "job-0-program/n").read_text(), f"{starts}\n")
+            self.assertEqual((self.out / "job-0-program/job-local.out").read_text(), "".join(f"{start}\n" for start in range(1, starts + 1)))
         self.setUp()  # each job of a sweep has its own restarts
         self.wait(self.start_local("echo >>n; (($(wc -l <n) > 3)) || exit 75", "--sweep", "x=1,2"), 0)
         self.assertEqual([job["state"] for job in self.jobs("list")], ["done", "done"])
@@ -467,9 +486,9 @@ class Local(Case):
         self.assertEqual(self.jobs()[0]["state"], "running")  # it waits until that is written
         job = json.loads(file.read_text())
         words = job["process"].split()
-        for number in range(4):
+        for number in range(5):  # 4: it has ended
             other = words[:number] + ["elsewhere"] + words[number + 1:]
-            file.write_text(json.dumps(job | {"id": str(innocent.pid), "process": " ".join(other)}))
+            file.write_text(json.dumps(job | {"id": str(innocent.pid) if number < 4 else "999999999", "process": " ".join(other)}))
             if number < 3:
                 self.assertIn(f"where the job runs, {other[0]}\n", self.submit("cancel", "0", self.out, code=2))
             else:
@@ -477,6 +496,7 @@ class Local(Case):
             self.assertIsNone(innocent.poll())
         os.kill(int(job["id"]), signal.SIGKILL)
         self.wait(process, 1)
+        self.assertEqual([(job["exit_code"], job["reason"]) for job in self.jobs()], [(None, "signal 9")])
 
 
 class Others(Case):
@@ -532,6 +552,8 @@ class Others(Case):
         if os.geteuid() == 0:
             os.chown(aside, 1, -1, follow_symlinks=False)
             self.refused(aside, "status", aside)
+            os.chown(self.settings(), 1, -1)
+            self.refused(self.folder / "settings.yaml", *submission)
 
     def test_damaged_job_files(self):
         self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
