@@ -118,6 +118,9 @@ class ToSafetensors(Scratch):
         numpy.testing.assert_array_equal(features[0], PIXELS[0])
         self.assertEqual(features[1, 0, 0], 0)
         numpy.testing.assert_array_equal(features[1].flatten()[1:], PIXELS[0].flatten()[1:])
+        for content, *shape in (b"P3 1 1 255 0 9 255", 1, 1, 3), (encoded(gray.convert("1")), 4, 5), (encoded(gray.convert("RGBA")), 4, 5, 3):
+            self.write("m/a/1.png", content)
+            self.assertEqual(self.convert("m o.safetensors")["features"].shape, (1, *shape))
         # A color that is transparent is black, whether it is a palette's or all pixels' own; a phone's photo has more pictures behind it.
         for mode in "P", "RGB", "L":
             image = Image.fromarray(numpy.full((2, 2), 200, "uint8")).convert(mode)
@@ -142,7 +145,7 @@ class ToSafetensors(Scratch):
 
     def test_targets(self):
         for rows, arguments, dtype in [
-            (["1,2,0", "3,4,1"], "", "int64"), (["1,2,0.5", "3,4,1"], "", "float32"),
+            (["1,2,0 ", "3,4,1 "], "", "int64"), (["1,2,0.5", "3,4,1"], "", "float32"),
             (["1,2,1.0", "3,4,0.0"], "--labels classes", "int64"), (["1,2,1", "3,4,0"], "--labels values", "float32"),
             (["1,2,1", "0.5,4,1"], "--target a --labels values", "float32"),
         ]:
@@ -160,7 +163,7 @@ class ToSafetensors(Scratch):
             ("", "line 0: column 1 has no name"), ("Unnamed: 0,label\n0,1\n", "column 1 has no name"), ("a,b\n1,2\n", "line 1: got 0 columns label", "--target"),
             (",a,label\n0,1,2\n", "line 1: column 1 has no name", "index=False"), ("1,2\n3,4\n", "line 1: got the number 1"),
             ("a;label\n1;2\n", "line 1: got 1 column,"), ("label,Label\n1,2\n", "got 2 columns label"), (table([]), "line 1: got no line of numbers"),
-            (table(["1,2,0", "1,2"]), "line 3: got 2 columns, expected 3"), (table(["1,2,0", "", "1,x,0"]), "line 4: column 2 (b): got 'x'"),
+            (table(["1,2,0", "1,2"]), "line 3: got 2 columns, expected 3"), (table(["1,2,0,9"]), "got 4 columns"), (table(["1,2,0", "", "1,x,0"]), "line 4: column 2 (b): got 'x'"),
             (table(["1,nan,0"]), "line 2: column 2 (b): got 'nan'"), (table(["1,,0"]), "line 2: column 2 (b): got ''"), (table(["1e39,1,0"]), "column 1 (a): got '1e39'"),
             (table(["1_0,1,0"]), "got '1_0'"), (table(["1,2,3", "1,2,-1"]), "line 3: column 3 (label): got -1, expected a class"),
             (table(["1,2,3", "1,2,0.5"]), "got 0.5", "--labels values"), (table(["1,2,1000000"]), "got 1000000, expected a class"), (table(["1,2,1.0"]), "got only whole numbers", "--labels"),
@@ -196,6 +199,8 @@ class ToSafetensors(Scratch):
         for error in IndexError("a"), MemoryError(), RecursionError("c"), subprocess.CalledProcessError(1, "d"):
             with mock.patch.object(Image.Image, "convert", side_effect=error):
                 self.check_refused("f o.safetensors", "image f/a/1.png: got ")
+        with mock.patch.object(Image, "MAX_IMAGE_PIXELS", 15):
+            self.check_refused("f o.safetensors", "image f/a/1.png: got Image size (20 pixels)")
         os.mkdir("f/c")
         self.check_refused("f o.safetensors", "f/c: got nothing in it, expected images of one class")
         self.write("f/b/more/x.png", whole)
@@ -219,6 +224,8 @@ class ToSafetensors(Scratch):
         ]:
             with self.subTest(line):
                 self.check_refused(line, *parts)
+        with mock.patch("csv.reader", side_effect=MemoryError()):
+            self.check_refused("t.csv o.safetensors", "t.csv cannot be read: MemoryError")
         done = self.run_tool("f no/such/o.safetensors")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
         # As a command, with any Python first in PATH; other users can read the file.
@@ -235,8 +242,8 @@ class ToSafetensors(Scratch):
     def test_a_terminal_that_lacks_a_character_or_has_gone_changes_nothing(self):
         self.write("t.csv", table(["1,2,0"]))
         for encoding, name, shown in [("ascii", "\xfc.safetensors", rb"\xfc"), ("latin-1", "\u5b57.safetensors", rb"\u5b57"),
-                                      ("utf-8", "\xe9.safetensors", "\xe9".encode()), ("ascii", b"\xff.safetensors", rb"\udcff"), ("ascii", "gone.safetensors", None)]:
-            reader, writer = os.pipe()
+                                      ("utf-8", "\xe9.safetensors", "\xe9".encode()), ("ascii", b"\xff.safetensors", rb"\udcff"), ("ascii", "gone.safetensors", None), ("ascii", "terminal.safetensors", None)]:
+            reader, writer = os.openpty() if name == "terminal.safetensors" else os.pipe()
             if shown is None:
                 os.close(reader)
             done = subprocess.run([sys.executable, TOOL, "t.csv", name], stdout=writer, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": encoding})
