@@ -7,7 +7,9 @@ import json
 import pathlib
 import re
 import sys
+import time
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -48,7 +50,7 @@ class Wildcards(unittest.TestCase):
                 self.assertEqual(pages.same_line(SUMMARY, SUMMARY.replace(old, new)), same)
         for expected, got, same in (
                 ("moved ... samples/s", SUMMARY, True), ("a  1 |", "a 1    |", True), ("step 0.04 ms", "step 1.5e-05 ms", True),
-                ("[CPU0] Epoch 3", "[CPU1] Epoch 3", False), ("Steps: 32", "Steps: 33", False), ("a", "a b", False)):
+                ("[CPU0] Epoch 3", "[CPU1] Epoch 3", False), ("Steps: 32", "Steps: 33", False), ("32 steps", "33 steps", False), ("a", "a b", False)):
             with self.subTest(got):
                 self.assertEqual(pages.same_line(expected, got), same)
 
@@ -64,23 +66,25 @@ class Pages(TemporaryTree):
     def check(self, cases, page):
         """@param cases what is in place of {} on the page, and the exit code"""
         for content, code in cases.items():
-            with self.subTest(content):
+            with self.subTest(content), mock.patch.dict("os.environ", PYTHONPATH="of another Python", CUDA_VISIBLE_DEVICES="0"):
                 self.write("README.md", page.format(content))
                 self.assertEqual(self.run_quietly(pages.main)[0], code)
 
     def test_outputs_are_compared(self):
         self.check({"$ echo a\na\n": 0, "$ echo a\nb\n": 1, "$ echo a\n": 0, "$ false\n": 1, "$ echo a \\\n    b\na b\n": 0,
-                    "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ echo a\nb\n$ echo c\nc\n": 1, "$ touch left && ls left\nleft\n": 0}, "```console\n{}```\n")
+                    "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ echo a\nb\n$ echo c\nc\n": 1, "$ touch $TMPDIR/left && ls left\nleft\n": 0,
+                    "$ echo ${PYTHONPATH-none}$CUDA_VISIBLE_DEVICES\nnone\n": 0, f"$ (sleep 0.2; touch {self.folder}/left) &\n": 0}, "```console\n{}```\n")
+        time.sleep(0.3)
         self.assertFalse((self.folder / "left").exists())
 
     def test_links_lead_somewhere(self):
         self.write("docs/a.md", "# The page: a\n")
-        self.check({"docs/a.md": 0, "docs/a.md#the-page-a": 0, "#a-title": 0, "https://a.org/b": 0, "docs/b.md": 1, "docs/a.md#b": 1},
+        self.check({"docs/a.md": 0, "docs/a.md#the-page-a": 0, "#a-title": 0, "https://a.org/b": 0, "docs/b.md": 1, "docs/a.md#b": 1, "#b": 1},
                    "# A title\n\n[words]({})\n")
 
     def test_options_are_those_of_the_program(self):
         self.script("build/bin/a", "#!/bin/sh\necho '--a-b N'\n")
-        self.check({"build/bin/a --a-b 1": 0, "build/bin/a --a_b 1 | cat --c": 0, "build/bin/a --a": 1, "build/bin/a --a-bc": 1}, "`{}`\n")
+        self.check({"build/bin/a --a-b 1 -- --c": 0, "build/bin/a --a_b 1 | cat --c": 0, "build/bin/a --a": 1, "build/bin/a --a-bc": 1}, "`{}`\n")
 
 
 class StageDiffs(TemporaryTree):
@@ -139,18 +143,18 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
 
 
 class Tables(TemporaryTree):
-    MARKERS = ("scaling T,M", "pieces M", "peers", "pays M:03_ddp_spawn", "origin")
+    MARKERS = ("scaling T,M", "pieces M", "peers", "pays T,M:03_ddp_spawn", "origin")
 
     def setUp(self):
         super().setUp()
         stages = [run(name, ranks, 3.0, variant=variant, model=model) for model in "TM" for name, ranks, variant in
                   (("01_single_gpu", 1, "main"), ("03_ddp_spawn", 2, "main"), ("03_ddp_spawn", 2, "by_hand"))]
-        failed = run("05_multinode", 2, 3.0, parity={"ok": False})
+        failed = [run("05_multinode", 2, 3.0) | wrong for wrong in ({"parity": {"ok": False}}, {"error": "killed"}, {"step_ms": {"median": None}})]
         peer = run("jax", 2, 2.0, kind="peer", variant="jit", backend="none")
-        self.report = {"schema_version": 3, "partial": False, "runs": [*stages, failed, peer],
+        self.report = {"schema_version": 3, "partial": False, "runs": [*stages, run("03_ddp_spawn", 1, 3.0, model="T"), *failed, peer],
                        "machine": {"cpu_model": "A", "cores": 2}, "software": {"libtorch": "2.11.0", "git_commit": "abc"},
                        "settings": {"repetitions": 6, "command": "bench"},
-                       "comparisons": [{"kind": "peer", "a": stages[4]["name"], "b": peer["name"], "ratio": 0.67, "ci95": [0.5, 0.75]}]}
+                       "comparisons": [{"kind": "peer", "a": stages[4]["name"], "b": name, "ratio": 0.67, "ci95": [0.5, 0.75]} for name in (peer["name"], failed[0]["name"])]}
         self.write("README.md", "\n\n".join(f"<!-- table: {kind} results/a.json -->\nold" for kind in self.MARKERS) + "\n\nText.\n")
 
     def fill(self, *arguments):
@@ -164,8 +168,8 @@ class Tables(TemporaryTree):
         text = (self.folder / "README.md").read_text()
         self.assertIn("| M: 03_ddp_spawn_by_hand | none | shm | 2 | 3.00 | 42,667 | 1.50 (1.25 to 1.75) | 0.750 |".replace("none", "-"), text)
         self.assertIn("| M: jax jit | 2 | - | 2.00 | 34 | 130 | 03_ddp_spawn, 2, shm | 3.00 | 0.670 (0.500 to 0.750) |", text)
-        self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 |\n", text)
-        self.assertNotIn("05_multinode", text)  # it trained something else
+        self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 | 3.00 | 1.50 |\n", text)
+        self.assertNotIn("05_multinode", text)  # it failed, or trained something else
         self.assertNotIn("old", text)
         self.assertTrue(text.endswith("\n\nText.\n"))
 
