@@ -20,13 +20,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 
 
+HELPERS = 'say() { :; }; die() { code=$1; shift; echo "$*"; exit "$code"; }\n'
+
+
+def function(name):
+    """A function of tools/setup.sh."""
+    return re.search(rf"^{name}\(\) \{{([^\n]*\}}|.*?\n\}})\n", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
+
+
 class Tools(Scratch):
     def run_here(self, *command, **environment):
         return subprocess.run(command, cwd=self.folder, env={**os.environ, **environment}, capture_output=True, text=True)
 
     def test_compilers_fit_the_limits_of_control_groups(self):
-        function = re.search(r"^find_jobs\(\) \{.*?^\}", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
-        function = function.replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 9")
+        find_jobs = function("find_jobs").replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 9")
         version2, version1 = "0::/a/b\n", "4:memory:/d\n1:cpu,cpuacct:/d\n0::/\n"
         for groups, files, jobs in [
             (version2, {}, 8), ("", {}, 8), (version2, {"a/b/memory.max": "max", "a/b/cpu.max": "max 100000"}, 8), (version2, {"a/b/memory.max": "6500000000"}, 3),
@@ -39,7 +46,7 @@ class Tools(Scratch):
             for name, text in {"proc/self/cgroup": groups, "proc/meminfo": "MemFree: 1 kB\nMemAvailable: 16000000 kB\n",
                                **{f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()}}.items():
                 self.write(name, text)
-            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{function}\nfind_jobs")
+            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{find_jobs}find_jobs")
             self.assertEqual((done.stdout, done.stderr), (f"{jobs}\n", ""), (groups, files))
 
     def test_cdpath_sends_no_script_elsewhere(self):
@@ -51,21 +58,42 @@ class Tools(Scratch):
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
                 self.assertRegex(done.stderr, f"found no bin/.* in {self.folder}/build|/nowhere is no LibTorch", name)
                 shutil.rmtree(self.folder / "new", ignore_errors=True)
+        self.assertRegex(self.run_here("tools/setup.sh", "tests", LIBTORCH="/nowhere").stderr, '^setup: got "tests", expected .*\n$')
         for version in "&", "-x", "2.9/..", "2.9 0":
             self.assertRegex(self.run_here("tools/setup.sh", "bench", LIBTORCH_VERSION=version).stderr, "^setup: LIBTORCH_VERSION: got .*, expected .*\n$")
+        self.script("tools/setup.sh", '#!/bin/sh\necho "$1"\nexit $CODE\n')
+        self.script("build/bin/bench", '#!/bin/sh\necho "$@"\n')
+        for code, printed in (0, "--json report.json --html report.html --cpu\n"), (1, ""):
+            done = self.run_here("bench/run.sh", "--cpu", CODE=str(code))
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (code, printed, "bench\n"))
 
     def test_a_folder_of_other_files_is_no_venv(self):
-        function = re.search(r"^install_venv\(\) \{.*?^\}", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
-        helpers = "say() { :; }; die() { shift; echo \"$*\"; exit 2; }; find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n"
+        helpers = HELPERS + "find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n" + function("install_venv")
         (self.folder / "link").symlink_to("disk")
         for file, left in ("thesis", ["thesis"]), (".hidden", [".hidden"]), ("a/b", ["a"]), ("pyvenv.cfg", ["pyvenv.cfg"]), (None, []):
             (self.folder / "disk").mkdir()
             self.write(f"disk/{file}" if file else "else", "")
             self.write("disk/lib/torch" if left == ["pyvenv.cfg"] else "else", "")
-            said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + function + "\ninstall_venv").stdout
+            said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + "install_venv").stdout
             self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
             shutil.rmtree(self.folder / "disk")
-        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", f"mkdir disk; {helpers}venv_mb=1000000000\n{function}\ninstall_venv").stdout)
+        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", f"mkdir disk; {helpers}venv_mb=1000000000\ninstall_venv").stdout)
+
+    def test_a_venv_is_kept_brought_up_to_date_or_made_anew(self):
+        """A failed installation never looks complete, and the one before it stays in use."""
+        python = self.script("python", '#!/bin/sh\necho "$*" | grep -o "m venv\\|pip install\\|import torch" >>calls\ncase "$*" in\n'
+                                       '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) exit 1 ;; esac\n')
+        install = (f"{HELPERS}find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
+                   f"{function('wanted_stamp')}{function('install_venv')}install_venv")
+        anew, newer = "m venv pip install import torch", "pip install import torch"
+        for wanted, fails, code, calls in (("1", "none", 0, anew), ("1", "none", 0, ""), ("2", "pip install", 1, "pip install"), ("1", "none", 0, ""), ("2", "none", 0, newer),
+                                           ("3", "import torch", 1, newer), ("3", "none", 0, anew), ("3", "import pip", 0, anew), ("moved", "none", 0, anew)):
+            self.write("r", wanted)
+            self.write("calls", "")
+            if wanted == "moved":
+                self.write("venv/stamp", (self.folder / "venv/stamp").read_text().replace("/venv", "/elsewhere"))
+            done = self.run_here("bash", "-euo", "pipefail", "-c", install, FAILS=fails)
+            self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, fails, done))
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
