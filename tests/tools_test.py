@@ -23,8 +23,7 @@ CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 HELPERS = 'say() { :; }; die() { code=$1; shift; echo "$*"; exit "$code"; }\n'
 
 
-def function(name):
-    """A function of tools/setup.sh."""
+def function(name):  # of tools/setup.sh
     return re.search(rf"^{name}\(\) \{{([^\n]*\}}|.*?\n\}})\n", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
 
 
@@ -84,16 +83,13 @@ class Tools(Scratch):
         python = self.script("python", '#!/bin/sh\necho "$*" | grep -o "m venv\\|pip install\\|import torch" >>calls\ncase "$*" in\n'
                                        '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) exit 1 ;; esac\n')
         install = (f"{HELPERS}find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
-                   f"{function('wanted_stamp')}{function('install_venv')}install_venv")
+                   f"{function('wanted_stamp')}{function('install_venv')}export FAILS=none")
         anew, newer = "m venv pip install import torch", "pip install import torch"
-        for wanted, fails, code, calls in (("1", "none", 0, anew), ("1", "none", 0, ""), ("2", "pip install", 1, "pip install"), ("1", "none", 0, ""), ("2", "none", 0, newer),
-                                           ("3", "import torch", 1, newer), ("3", "none", 0, anew), ("3", "import pip", 0, anew), ("moved", "none", 0, anew)):
-            self.write("r", wanted)
-            self.write("calls", "")
-            if wanted == "moved":
-                self.write("venv/stamp", (self.folder / "venv/stamp").read_text().replace("/venv", "/elsewhere"))
-            done = self.run_here("bash", "-euo", "pipefail", "-c", install, FAILS=fails)
-            self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, fails, done))
+        for wanted, before, code, calls in (
+                ("1", ":", 0, anew), ("1", ":", 0, ""), ("2", "FAILS='pip install'", 1, "pip install"), ("1", ":", 0, ""), ("2", ":", 0, newer),
+                ("3", "FAILS='import torch'", 1, newer), ("3", ":", 0, anew), ("3", "FAILS='import pip'", 0, anew), ("3", "sed -i s:venv:: venv/stamp", 0, anew)):
+            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{install}\necho {wanted} >r; >calls; {before}\ninstall_venv")
+            self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, before, done.stdout))
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
