@@ -97,7 +97,7 @@ def check_metrics(rows, summary, stage, variant, processes, ranks):
     check(summary["world_size"] == processes and summary["device"] == "cpu", "the summary is another run's")
     # The stages' programs have no variants.
     if variant != "reducer":
-        check(summary["variant"] == variant, f"the variant is {summary['variant']}")
+        check((summary["variant"], summary["backend"]) == (variant, "gloo" if ranks > 1 else None), f"another variant or backend: {summary}")
         medians = [statistics.median(row["step_ms"] for row in rows if row["rank"] == rank
                                      and row["step"] >= summary["warmup_steps"]) for rank in range(ranks)]
         check(is_close(summary["step_ms"], max(medians)), f"step_ms is {summary['step_ms']}, expected {medians}")
@@ -155,9 +155,11 @@ def check_bad_arguments():
         (["1", "1", "--layers", "20,0"], "--layers", "'20,0'"),
         (["1", "1", "--lr", "nan"], "--lr", "'nan'"), (["1", "1", "--lr", "0"], "--lr", "'0'"), (["1", "1", "--lr", "inf"], "--lr", "'inf'"),
         (["1", "1", "--seed", str(2**64)], "--seed", "integer"),
+        (["1", "1", "--device", "cuda"], "--device cuda", "found 0 CUDA devices"),
     ]:
         check_one_line(run([*PYTORCH, *case]), 2, *words)
     check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")
+    check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"]), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         result = run([sys.executable, "-B", str(PEERS / f"{name}.py"), "1", "1"])
         check_one_line(result, 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
@@ -193,6 +195,8 @@ def run(options):
     if options.seed == 3:  # this process dies, and the process that draws has to die too
         arrays.start_drawing(options)
         os.kill(os.getpid(), 9)
+    if options.seed == 4:
+        arrays.report(None, None, [[torch.zeros(1).numpy(), torch.ones(1).numpy()]])
     torch_peer.run(options, train)
 
 if __name__ == "__main__":
@@ -203,18 +207,19 @@ if __name__ == "__main__":
 
 def check_binding():
     """Variables of OpenMP that bind the first process leave all CPUs to the ranks."""
-    program = (f"import os, sys; sys.path.append({str(PEERS)!r}); from ddp_peers.command_line import run_peer\n"
-               "def run(options):\n    import torch\n    print(len(os.sched_getaffinity(0)))\nsys.exit(run_peer('x', ['torch'], {'a': ''}, run))")
+    program = (f"import os, sys; sys.path.append({str(PEERS)!r}); from ddp_peers.command_line import run_peer\ndef run(options):\n    import torch\n"
+               "    print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], options.global_batch)\nsys.exit(run_peer('x', ['torch'], {'a': ''}, run))")
     for name, value in ("OMP_PROC_BIND", "true"), ("OMP_PLACES", "{0}"), ("GOMP_CPU_AFFINITY", "0"), ("KMP_AFFINITY", "compact"):
-        result = run([sys.executable, "-B", "-c", program, "1", "1"], env={**os.environ, name: value})
-        check(result.stdout == f"{len(os.sched_getaffinity(0))}\n", f"{name}: {result}")
+        result = run([sys.executable, "-B", "-c", program, "1", "1", "--threads", "3", "--nprocs", "2"], env={**os.environ, name: value})
+        check(result.stdout == f"{len(os.sched_getaffinity(0))} 3 64\n", f"{name}: {result}")
 
 
 def check_unequal_weights():  # and ranks that are killed: run() waits until no process has the pipe
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "program.py"
         program.write_text(UNEQUAL_RANKS)
-        for seed, message in (42, "[rank 1]: error: the final weights differ from rank 0's"), (1, "rank 1 was killed by signal 9"), (2, "rank 1 was killed"), (0, ""), (3, ""):
+        for seed, message in ((42, "[rank 1]: error: the final weights differ from rank 0's"), (1, "rank 1 was killed by signal 9"),
+                              (2, "rank 1 was killed"), (4, "the final weights of the replicas differ"), (0, ""), (3, "")):
             result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", "--seed", str(seed)], 120)
             check_one_line(result, 1, message, name="unequal") if message else check(result.returncode == -9, f"{seed}: {result}")
 
