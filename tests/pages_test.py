@@ -70,9 +70,9 @@ class Pages(TemporaryTree):
                 self.assertEqual(self.run_quietly(pages.main)[0], code)
 
     def test_outputs_are_compared(self):
-        self.check({f"$ (sleep 0.05; touch {self.folder}/left) &\n": 0, "$ echo a\na\n": 0, "$ echo a\nb\n": 1, "$ echo a\n": 0, "$ false\n": 1, "$ echo a \\\n    b\na b\n": 0,
+        self.check({f"$ (sleep 0.1; touch {self.folder}/left) &\n": 0, "$ echo a\na\n": 0, "$ echo a\nb\n": 1, "$ echo a\n": 0, "$ false\n": 1, "$ echo a \\\n    b\na b\n": 0,
                     "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ echo a\nb\n$ echo c\nc\n": 1, "$ touch $TMPDIR/left && ls left\nleft\n": 0,
-                    "$ echo ${PYTHONPATH-none}$CUDA_VISIBLE_DEVICES\nnone\n": 0}, "```console\n{}```\n")
+                    "$ echo ${PYTHONPATH-none}$CUDA_VISIBLE_DEVICES\nnone\n": 0, "$ sleep 0.3\n": 0}, "```console\n{}```\n")
         self.assertFalse((self.folder / "left").exists())
 
     def test_links_lead_somewhere(self):
