@@ -135,9 +135,7 @@ void add_hidden(OptionGroup group, Settings& settings) {
 void check_together(const Settings& settings) {
   check_output_file("--json", settings.json_file);
   check_output_file("--html", settings.html_file);
-  if (!settings.json_file.empty() && settings.json_file == settings.html_file) {
-    refuse("--html: got {}, expected another file than --json", quote(settings.html_file));
-  }
+  expect_different_files("--json, --html", {settings.json_file, settings.html_file});
   if (settings.quick && settings.full) {
     refuse("--full: got --quick too, expected one of them");
   }

@@ -5,7 +5,7 @@
 #SBATCH --open-mode=append --requeue --signal=B:USR1@90
 set -euo pipefail
 
-name=${1##*/}
+name=${1:-job.sh} name=${name##*/}
 say() { printf '%s: %s\n' "$name" "$*" >&2 || true; } # on a full disk too
 die() {
     say "error: $*"
@@ -13,6 +13,7 @@ die() {
 }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || die "SLURM_JOB_ID is not set, expected a Slurm job: sbatch slurm/$name.sh"
+(($#)) || die "got no command, expected sbatch slurm/job.sh COMMAND..."
 # bash would run commands that stand in a variable with which it computes.
 for variable in SLURM_{JOB_NUM_NODES,NTASKS,NTASKS_PER_NODE,GPUS_ON_NODE,CPUS_ON_NODE,CPUS_PER_TASK,RESTART_COUNT} DDP_MAX_REQUEUES; do
     [[ ${!variable:-0} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$variable: got $(printf %q "${!variable}"), expected a number"

@@ -454,7 +454,7 @@ class Options(Fakes):
                 ("--bogus", "--bogus"), ("--model M", "did you mean --models?"), ("--models X", '"X"'),
                 ("--backends tcp", "tcp"), ("--world-sizes 0", "--world-sizes"), ("--repetitions 0", "--repetitions"),
                 ("--repetitions 1.5", "--repetitions"), ("--timeout x", "--timeout"), ("--seed -1", "--seed"),
-                ("--quick --full", "--full"), ("--json /nonexistent/x", "/nonexistent/x"), ("--json a --html a", "--html"),
+                ("--quick --full", "--full"), ("--json /nonexistent/x", "/nonexistent/x"), ("--json a --html ./a", "twice"),
                 ("--stages 07", '"07"'), ("--stages 04", "--stages 04"), ("--nodes 2", "--launchers srun"),
                 ("--benchmark_filter=(", "regular expression"), ("--benchmark_min_time=1", "--benchmark-min-time"),
                 ("--backends mpi", "mpi"), ("--device cuda", "CUDA"), ("extra", "extra")]:

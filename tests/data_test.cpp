@@ -1,4 +1,5 @@
 // Order, batches, loss, evaluation, datasets and tensor files.
+#include <sys/stat.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
@@ -292,9 +293,11 @@ TEST_CASE("the digits are the published ones, and damaged ones are refused by na
   ddp::DataOptions options;
   options.dataset = "digits";
   options.data_dir = folder.path();
+  const std::string copy = folder.path() + "/digits.safetensors";
+  REQUIRE(mkfifo(copy.c_str(), 0600) == 0);  // nobody writes to it
   CHECK_THROWS_WITH(ddp::load_dataset(options),
                     Contains("--data-dir: found no digits.safetensors in " + folder.path()));
-  const std::string copy = folder.path() + "/digits.safetensors";
+  fs::remove(copy);
   fs::copy(DDP_SOURCE_DIR "/data/digits.safetensors", copy);
   CHECK_NOTHROW(ddp::load_dataset(options));
   const auto size = fs::file_size(copy);

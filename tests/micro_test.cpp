@@ -206,6 +206,7 @@ TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
       {"--suite pieces --min-seconds nan", {"--min-seconds", "nan"}},
       {"--suite pieces --benchmark_enable_random_interleaving=true", {"interleaving", "order"}},
       {"--suite pieces --benchmark_out=$HOME/x", {"--benchmark_out", "$HOME/x"}},
+      {"--suite pieces --benchmark_out=/no/such/x", {"--benchmark_out", "/no/such/x"}},
       {"--suite all_reduce --bytes 4,6", {"--bytes", "6", "multiple of 4"}},
       {"--suite all_reduce --nprocs 1", {"--nprocs", "one rank"}},
       {"--suite pieces --nprocs 1 --benchmark_bogus=1", {"--benchmark_bogus"}},

@@ -157,7 +157,7 @@ def check_bad_arguments():
         (["1", "1", "--seed", str(2**64)], "--seed", "integer"),
         (["1", "1", "--device", "cuda"], "--device cuda", "found 0 CUDA devices"),
     ]:
-        check_one_line(run([*PYTORCH, *case]), 2, *words)
+        check_one_line(run([*PYTORCH, *case], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
     check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")
     check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"]), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch

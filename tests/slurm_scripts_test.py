@@ -172,6 +172,7 @@ class Scripts(Scratch):
             self.assertIn("5", self.words("argv"))
         (self.checkout / "build/bin" / STAGE).unlink()
         self.assertRegex(self.run_script(STAGE, code=2), rf"\A{STAGE}: error: .*/build/bin/{STAGE} is not there, expected a build: .*\n\Z")
+        self.assertEqual(self.run_script("job", code=2), "job.sh: error: got no command, expected sbatch slurm/job.sh COMMAND...\n")
         self.assertIn("SLURM_JOB_ID is not set", self.run_script(STAGE, code=2, SLURM_JOB_ID=""))
 
 

@@ -272,6 +272,8 @@ class Settings(Case):
         (self.stub / "condor_submit").unlink()
         self.assertRegex(self.submit("--settings-file", self.settings(), "--dry-run"), "^sbatch ")
         self.assertIn("PATH: got no condor_submit", self.submit("--settings-file", self.settings(program="/bin/sh"), "--scheduler=condor", code=2))
+        self.out.parent.write_text("a file")
+        self.assertIn("expected a folder that is there or can be made", self.submit("--settings-file", self.settings(program="/bin/sh"), code=2))
 
 
 class Schedulers(Case):
@@ -561,7 +563,8 @@ class Others(Case):
         file = self.out / "job-0.json"
         job = json.loads(file.read_text())
         for change in ({"id": "0"}, {"id": "-1"}, {"id": "1 2"}, {"id": "\u0663"}, {"id": 7}, {"id": "1\n"}, {"name": "a/b"}, {"name": "a\0"}, {"number": 1},
-                       {"scheduler": "pbs"}, {"command": "sh"}, {"command": [1]}, {"earlier_ids": [7]}, {"state": None}, {"new": 1}, {"settings": []}):
+                       {"scheduler": "pbs"}, {"command": "sh"}, {"command": [1]}, {"earlier_ids": [7]}, {"state": None}, {"new": 1}, {"settings": []},
+                       {"settings": {}}, {"command": []}):
             file.write_text(json.dumps(job | change))
             with self.subTest(change=change):
                 self.assertIn("job-0.json: got something else, expected a job", self.submit("status", self.out, code=2))

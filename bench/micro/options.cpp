@@ -80,7 +80,9 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
       std::replace(argument.begin() + 2, argument.begin() + static_cast<ptrdiff_t>(name_end), '-',
                    '_');
       if (const std::string name = "--benchmark_out"; argument.starts_with(name + "=")) {
-        argument = name + "=" + parse_path(name, argument.substr(name_end + 1));
+        const std::string path = parse_path(name, argument.substr(name_end + 1));
+        check_output_file(name, path, /*is_replaced=*/false);
+        argument = name + "=" + path;
       }
       options.benchmark_flags.push_back(argument);
     } else {

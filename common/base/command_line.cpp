@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <iostream>
 #include <numeric>
+#include <set>
 
 #include "common/base/refuse.hpp"
 
@@ -116,6 +117,17 @@ void check_output_file(const std::string& name, const std::string& path, bool is
   if (is_replaced && fs::exists(path, error) &&
       (!fs::is_regular_file(path, error) || folder == "/dev" || folder == "/dev/fd")) {
     refuse("{}: got {}, expected a regular file, or a new name", name, quote(path));
+  }
+}
+
+void expect_different_files(const std::string& names, const std::vector<std::string>& paths) {
+  std::set<std::filesystem::path> files;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const auto file = weakly_canonical(std::filesystem::absolute(path, error), error);
+    if (!path.empty() && !files.insert(file).second) {
+      refuse("{}: got {} twice, expected different files", names, quote(path));
+    }
   }
 }
 

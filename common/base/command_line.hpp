@@ -38,6 +38,9 @@ std::string parse_path(const std::string& name, const std::string& text);
 /// @param is_replaced by a rename, which a pipe or a device must not be
 /// @throws UsageError unless `path` is empty, or a file in an existing, writable folder
 void check_output_file(const std::string& name, const std::string& path, bool is_replaced = true);
+/// Checks that no file is that of two options, of which one would be lost. Empty paths are none.
+/// @throws UsageError
+void expect_different_files(const std::string& names, const std::vector<std::string>& paths);
 
 /// Thrown after --help or --version was answered on stdout.
 struct Answered {};

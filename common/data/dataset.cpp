@@ -44,7 +44,7 @@ std::string find_published(const DataOptions& options, const PublishedFile& file
   for (const std::string& folder : folders) {
     for (const char* const suffix : {".gz", ""}) {
       const std::string path = fmt::format("{}/{}{}", folder, file.name, suffix);
-      if (fs::exists(path)) {
+      if (fs::is_regular_file(path)) {
         return path;
       }
     }

@@ -13,10 +13,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -136,15 +134,9 @@ void check_output_files(const Options& options) {
   check_output_file("--metrics", options.metrics, /*is_replaced=*/false);
   check_output_file("--trace", options.trace);
   const bool reads_file = options.dataset.ends_with(".safetensors");
-  std::set<std::filesystem::path> files;  // one for two options would be lost
-  for (const std::string& path : {reads_file ? options.dataset : std::string(), options.snapshot,
-                                  options.metrics, options.trace}) {
-    std::error_code error;
-    const auto file = weakly_canonical(std::filesystem::absolute(path, error), error);
-    if (!path.empty() && !files.insert(file).second) {
-      refuse("--snapshot, --metrics, --trace, --dataset: got {} twice, expected once", quote(path));
-    }
-  }
+  expect_different_files(
+      "--dataset, --snapshot, --metrics, --trace",
+      {reads_file ? options.dataset : "", options.snapshot, options.metrics, options.trace});
 }
 
 /// True if the reader of standard output is gone, for example mpirun.
