@@ -119,6 +119,8 @@ TEST_CASE("every program begins alike: closed streams are open, and a full file 
       CHECK(contains(metrics, "summary") == contains(line, "--metrics"));
     }
   }
+  const ddp::ScratchFolder pipe("ddp-begin");
+  CHECK(run("mkfifo m; cat m > out & exec 01_single_gpu 1 9 --metrics m", pipe).exit_code == 0);
   for (const auto& [script, said] : {
            std::pair<std::string, std::string>{
                "ulimit -f 2; exec 01_single_gpu 1 1 --hidden 300 --lr 1e-3",
