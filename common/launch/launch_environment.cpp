@@ -254,7 +254,7 @@ class LaunchReader {
     // Kubeflow tells its master that the address is localhost, though the others are elsewhere.
     const bool is_pod = is_by_hand() && find("KUBERNETES_SERVICE_HOST");
     const bool is_elsewhere = found_.rank == 0 || !is_loopback_address(host);
-    if (is_pod && is_elsewhere && found_.world_size > 1 && !find(names.local_rank)) {
+    if (is_pod && is_elsewhere && !find(names.local_rank)) {
       return {{0, kPod}, {1, kPod}};
     }
     const bool is_one_node = found_.world_size == 1 || (is_loopback_address(host) && !is_pod);

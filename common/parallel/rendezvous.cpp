@@ -168,10 +168,9 @@ Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string&
                              std::chrono::milliseconds timeout) {
   const std::string& file = launch.store.file;
   Rendezvous served = serve(launch, 0, timeout);
-  const std::vector<std::string> hosts =
-      launch.num_nodes > 1 ? addresses_to_publish(launch.store.host, interface) : served.hosts;
   replace_file("file of addresses", file,
-               fmt::format("{} {}\n", served.port, fmt::join(hosts, " ")));
+               fmt::format("{} {}\n", served.port,
+                           fmt::join(addresses_to_publish(launch.store.host, interface), " ")));
   at_train_end([file] { unlink(file.c_str()); });  // a restart must not read it
   return served;
 }
