@@ -115,11 +115,15 @@ TEST_CASE("each launcher's variables make an identity and a place to meet") {
            {kTorchrun, "torchrun 3/4 1/2 1/2 +2 agent_tcp @n1 torchrun/job7/2"},
            {without(kTorchrun, "GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE"),
             "torchrun 3/4 1/2 1/2 +2 tcp @n1 torchrun/job7/2"},
+           {with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE=False"),
+            "torchrun 3/4 1/2 1/2 +2 tcp @n1 torchrun/job7/2"},
            {with(kTorchrun, "WORLD_SIZE=5 SLURM_RESTART_COUNT=1"),
             "torchrun 3/5 1/2 1/2 +3 agent_tcp @n1 torchrun/job7/3"},
            {torchrun_alone, "torchrun 0/1 0/1 0/1 +0 none @ "},
            {kSpawn, "spawn 0/2 0/2 0/1 +0 file @ spawn/0"},
            {kByHand, "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0"},
+           {with(kByHand, "WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=fe80::1%eth0"),
+            "environment 1/4 1/2 1/4 +0 tcp @fe80::1%eth0 environment/0"},
            {with(kByHand, "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
             "environment 1/2 1/2 0/1 +0 tcp @n1 environment/0"},
            {variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1] MASTER_PORT=29500"),
@@ -193,6 +197,9 @@ TEST_CASE("launchers nest, and the innermost decides") {
   CHECK(found.local_rank == 1);
   CHECK(found.store.host == "localhost");
   CHECK(found.store.port == 29500);
+  flags.local_rank = 0;
+  flags.local_world_size = 1;
+  CHECK(read(all, flags).num_nodes == 2);
   // torchrun's agent serves only at its own address and port.
   flags = {};
   flags.master_addr = "n2";
@@ -277,7 +284,9 @@ TEST_CASE("contradictions are refused by name") {
            {with(kSlurm, "SLURM_STEP_TASKS_PER_NODE=2(x,1"), "SLURM_STEP_TASKS_PER_NODE"},
            {with(kCondor, "_CONDOR_PROCNO=3"), "_CONDOR_PROCNO: got 3"},
            {without(kCondor, "DDP_JOB_ID"), "DDP_JOB_ID"},
+           {with(kCondor, "DDP_JOB_ID=../7"), "DDP_JOB_ID"},
            {with(kCondor, "MASTER_ADDR=n1"), "MASTER_PORT"},
+           {with(kCondor, "MASTER_PORT=1"), "MASTER_ADDR"},
            {variables("RANK=0"), "WORLD_SIZE"}}) {
     check_refused(bad, name);
   }
@@ -340,7 +349,7 @@ TEST_CASE("a process that trains alone notes what may be meant for several") {
            {variables("SLURM_JOB_ID=5 SLURM_NTASKS=8 SLURM_PROCID=0"), "SLURM_NTASKS is 8"},
            {variables("SLURM_JOB_ID=5 SLURM_NNODES=2"), "SLURM_NNODES is 2"},
            // Nor is the shell of salloc, with use_interactive_step.
-           {with(kSlurm, "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"), "SLURM_NTASKS is 8"},
+           {with(kSlurm, "SLURM_STEP_ID=4294967280 SLURM_STEP_NUM_TASKS=1"), "SLURM_NTASKS is 8"},
        }) {
     const ddp::LaunchEnvironment alone = read(all);
     CHECK(alone.launcher == "none");
@@ -355,6 +364,7 @@ TEST_CASE("a process that trains alone notes what may be meant for several") {
 TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks are") {
   CHECK(read(with(kSlurm, "SLURM_PROCID=0")).store.server == -1);
   CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
+  CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_LOCALID=1")).store.server == -1);
   CHECK(contains(ddp::describe(read(with(kSlurm, "SLURM_PROCID=0")), false), "another rank"));
   CHECK(read(with(kSlurm, "MASTER_ADDR=n9 SLURM_PROCID=0")).store.server == 0);
 }
@@ -365,7 +375,7 @@ TEST_CASE("every fact is shown with its source, on one line of JSON or in a tabl
     const std::string line = ddp::describe(environment, true);
     CHECK(line.find('\n') == line.size() - 1);
     const nlohmann::json document = nlohmann::json::parse(line);
-    CHECK(document.at("rank") == environment.rank);
+    CHECK(document.at("local_world_size") == environment.local_world_size);
     CHECK(document.at("evidence").size() == environment.evidence.size());
     const std::string text = ddp::describe(environment, false);
     for (const ddp::Evidence& fact : environment.evidence) {
