@@ -46,10 +46,11 @@ TEST_CASE("the least of mask, control groups and scheduler is allowed") {
             1050},
            {"self=4:memory:/job\n;memory/job/memory.limit_in_bytes=1048576000\n;"
             "memory/job/memory.usage_in_bytes=104857600\n;"
-            "memory/job/memory.stat=total_cache 104857600\ntotal_shmem 0\n",
+            "memory/job/memory.stat=total_cache 104857600\ntotal_shmem 52428800\n",
             {},
             16,
-            1000},
+            950},
+           {"self=0::/a\n;a/memory.max=1048576\n;a/memory.current=2097152\n", {}, 16, 0},
            {"self=4:memory:/\n;memory/memory.limit_in_bytes=9223372036854771712\n;"
             "memory/memory.usage_in_bytes=1\n",
             {}},

@@ -37,16 +37,20 @@ TEST_CASE("an interface is asked for by name, and refused with those that exist"
 }
 
 TEST_CASE("the way to a host, and the addresses that rank 0 publishes") {
-  CHECK(ddp::addresses_towards({"127.0.0.1"}, 1) == std::vector<std::string>{"127.0.0.1"});
+  CHECK(ddp::addresses_towards({"127.0.0.1", "127.0.0.2"}, 1) ==
+        std::vector<std::string>{"127.0.0.1"});
   CHECK_THROWS_AS(ddp::addresses_towards({"no-such-host.invalid"}, 1), ddp::TransientError);
   CHECK_THROWS_AS(ddp::require_resolvable("no-such-host.invalid", std::chrono::milliseconds(1)),
                   ddp::TransientError);
   CHECK_NOTHROW(ddp::require_resolvable("localhost", std::chrono::hours(24)));
   CHECK(ddp::addresses_to_publish("192.0.2.7", "").front() == "192.0.2.7");
   CHECK(ddp::addresses_to_publish("192.0.2.7", "lo").front() == "127.0.0.1");
-  const std::vector<std::string> own = ddp::addresses_to_publish("127.0.1.1", "");
-  CHECK_FALSE(own.empty());
-  CHECK(std::ranges::find(own, "127.0.1.1") == own.end());
+  for (const std::string name : {"127.0.1.1", "fe80::1%lo"}) {
+    const std::vector<std::string> own = ddp::addresses_to_publish(name, "");
+    REQUIRE_FALSE(own.empty());
+    CHECK(std::ranges::find(own, name) == own.end());
+    CHECK(ddp::is_this_host(own.front()));
+  }
 }
 
 TEST_CASE("a name is told with its addresses, and known as this host's or not") {

@@ -210,6 +210,18 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
   }
 }
 
+TEST_CASE("under srun SIGTERM ends a rank with an error; rank 1 looks at no file to write") {
+  Program program(
+      command("--snapshot no/such/x"),
+      environment(ddp::test::variables(
+          "HOW=rank ALL=sleep SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 "
+          "SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 "
+          "SLURM_STEP_TASKS_PER_NODE=2")));
+  REQUIRE(program.wait_for_output("rank 1 ready"));
+  kill(program.pid(), SIGTERM);
+  CHECK(program.wait().exit_code == 1);
+}
+
 TEST_CASE("the ranks get the signal mask back, and SIGCHLD is not lost") {
   CHECK(run({{"ALL", "mask"}}).exit_code == 0);
   const auto before = std::signal(SIGCHLD, SIG_IGN);

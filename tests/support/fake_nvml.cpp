@@ -36,7 +36,7 @@ int nvmlDeviceGetUtilizationRates(void* device, FakeUtilisation* utilisation) {
   return 0;
 }
 int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
-  memory->used_bytes = (device == &devices[1] ? 1ull : 2ull) << 30;
+  memory->used_bytes = (device == &devices[1] ? 1ull : 2ull) << (looks > 2 ? 29 : 30);
   return 0;
 }
 
