@@ -1,5 +1,6 @@
 // Order, batches, loss, evaluation, datasets and tensor files.
 #include <sys/stat.h>
+
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
@@ -333,6 +334,10 @@ TEST_CASE("a tensor file reads back as written; damage is noticed; the file befo
   ddp::write_tensor_file(path, file);
   CHECK(read(path + ".prev").metadata.at("key") == "older");
   CHECK_THROWS_WITH(ddp::MappedFile(path + "x"), Contains("No such file"));
+  std::ofstream(path + "x").flush();
+  CHECK_THROWS_WITH(ddp::MappedFile(path + "x"), Contains("holds 0 bytes"));
+  REQUIRE(mkfifo((path + "y").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(ddp::MappedFile(path + "y"), Contains("is no regular file"));
 }
 
 TEST_CASE("a tensor file of every type, for safetensors_test.py", "[.safetensors]") {

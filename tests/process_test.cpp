@@ -140,11 +140,12 @@ TEST_CASE("a next file has a name that nobody else knows, whatever lies beside i
     ddp::NextFile other("file", path, 5);  // of a program with the same process id
     one.write("one");
     other.write("other");
-    one.take_place(/*keep_old=*/false);
+    one.take_place(/*keep_old=*/true);  // there is none
     CHECK(ddp::read_text(path) == "one");
     other.take_place(/*keep_old=*/false);
     CHECK(ddp::read_text(path) == "other");
     CHECK(ddp::read_text(precious) == "kept");
+    ddp::NextFile("file", path, 4).write("left");
     fs::remove(path);
     CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == before);
   }
