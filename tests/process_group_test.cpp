@@ -184,6 +184,8 @@ TEST_CASE("what concerns one rank alone may differ", "[settings]") {
   CHECK(meet(options, [](const auto& group) { group.barrier(); }) ==
         std::vector<std::string>{"", ""});
   unsetenv("GLOO_SOCKET_IFNAME");
+  CHECK(std::string(getenv("NCCL_SOCKET_IFNAME")) == "=lo");  // this name, not all that begin so
+  CHECK(std::signal(SIGPIPE, SIG_DFL) == SIG_IGN);
 }
 
 TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and the world size",
@@ -209,7 +211,12 @@ TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and 
 }
 
 TEST_CASE("texts are compared by all ranks alike, and anew each time", "[settings]") {
+  std::atomic<int> here = 0;
   run_ranks(4, [&](ProcessGroup& group) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(group.rank() * 50));
+    ++here;
+    group.barrier();
+    TORCH_CHECK(here == 4, "the barrier let ", here.load(), " ranks pass");
     for (const std::string text : {"first", "second"}) {
       if (group.rank() == 1 && text == "second") {
         // The other ranks come first, when the store has only the earlier text of this rank.
@@ -854,6 +861,9 @@ TEST_CASE("a rank leaves when the others know that all are there") {
   store->set("departure/1", {1});  // it has not read the key of rank 0 yet
   CHECK(first.wait_for(std::chrono::seconds(1)) == std::future_status::timeout);
   ddp::depart(*store, 1, 2, "test");
+  // A connection that breaks blames nobody, unless a rank had a time-out.
+  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), /*timed_out=*/false).empty());
+  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), true) == std::vector<int>{1});
 }
 
 TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
@@ -930,4 +940,6 @@ TEST_CASE("a collective is told by kind, size, number and the line that called i
   CHECK(log.of(*late) == "broadcast of 120 float16 (collective 60), called at mine.cpp:7");
   CHECK(contains(log.of(*early), "(collective 70)"));  // unknown: the last collective
   CHECK(log.last_call() == "collective 70, called at mine.cpp:7");
+  log.started(late.get());  // in memory that is in use again
+  CHECK(contains(log.of(*late), "(collective 70)"));
 }
