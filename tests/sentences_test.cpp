@@ -133,7 +133,7 @@ TEST_CASE("speeds follow from launches of the same block", "[pair]") {
 TEST_CASE("what fails or trains another way has no speed and is compared with nothing", "[pair]") {
   std::vector<Timed> timed = default_runs("M");
   const bool has_error = GENERATE(true, false);
-  for (const std::size_t which : {0u, 3u, 5u}) {
+  for (const std::size_t which : {0u, 3u, 5u, 9u, 10u}) {
     CAPTURE(has_error, which);
     std::vector<Timed> runs = timed;
     if (has_error) {
@@ -199,6 +199,7 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
 TEST_CASE("a difference counts that is larger than those of equal commands", "[judge]") {
   std::vector<Timed> runs = default_runs("M");
   runs.back().step_ms *= 1.2;
+  runs.push_back({control_of(runs[4].run), 6});  // of its kind the largest counts
   std::ranges::copy_if(default_runs("L"), std::back_inserter(runs),
                        [](const Timed& timed) { return timed.run.kind != "control"; });
   const Report report = make_report(runs);
@@ -206,6 +207,8 @@ TEST_CASE("a difference counts that is larger than those of equal commands", "[j
   CHECK(comparison(report, "peer", "shm", "pytorch_compiled").significant);  // 1.5
   CHECK_FALSE(comparison(report, "threads", "shm", "01").significant);  // 1.14
   CHECK_FALSE(comparison(report, "control", "shm", "shm").significant);
+  runs[9].step_ms *= 3;  // the control of one core
+  CHECK_FALSE(comparison(make_report(runs), "baseline", "shm", "01").significant);
   auto said = texts(report);
   CHECK(contains(said["ranks"], "on L whether 2 ranks over shm help cannot be told"));
   CHECK_THAT(said["controls"],
@@ -274,19 +277,21 @@ TEST_CASE("ranks stand beside as many threads, and each world size beside one pr
                                {make_run("01_single_gpu", {.threads = 2}), 12},
                                {ranks(1), 4.1},
                                {ranks(2), 10},
-                               {ranks(4), 18}});
+                               {ranks(4), 18},
+                               {make_run("02_data_parallel", {.ranks = 2}), 9}});
   CHECK_FALSE(contains(texts(report)["ranks"], "1 rank "));
   CHECK(contains(texts(report)["ranks"],
                  "whether 2 ranks over shm help cannot be told (0.80x), "
                  "whether 4 ranks"));
-  CHECK(contains(comparison(report, "threads", "ranks:", "threads:2").a, "ranks:2"));
+  CHECK(contains(comparison(report, "threads", "ranks:", "threads:2").a, "shm/threads:1/ranks:2"));
+  CHECK(std::ranges::count(report.comparisons, "threads", &Comparison::kind) == 1);
   for (Run& run : report.runs) {
     run.pieces_ms.backward = 1;
   }
   CHECK(count_lines(screen_of(report), "^  M: 03_ddp_spawn shm +4 ") == 1);
   report.runs[2].error = "exit code 1";
   conclude(report);
-  CHECK(contains(texts(report)["fastest"], " or 2 more)"));
+  CHECK(contains(texts(report)["fastest"], " or 3 more)"));
 }
 
 TEST_CASE("contenders have the repetitions that an interval needs, or are all", "[pair]") {
@@ -343,7 +348,7 @@ TEST_CASE("the screen of a default report has at most 45 lines, and a row for ea
   timed[4].run.error = "parity: moved 0.2, stage 01 moved 0.134512";
   Report report = make_report(timed);
   for (Run& run : report.runs) {
-    run.pieces_ms = {.data = 0.00025, .forward = 1, .backward = 2, .update = 0.5, .all_reduce = 1};
+    run.pieces_ms = {.data = 0.25, .forward = 1, .backward = 2, .update = 0.5, .all_reduce = 1};
     run.limit_ms = 0.00712;
     if (run.is_distributed()) {
       run.exposed_comm_ms = 0.25;
@@ -361,7 +366,7 @@ TEST_CASE("the screen of a default report has at most 45 lines, and a row for ea
   CHECK(count_lines(lines, "control") == 0);
   // Pieces, their sum, the step, exposed, limit.
   CHECK(count_lines(lines,
-                    "^  M: 03_ddp_spawn shm +2( +\\d\\.\\d+){5} +4.50 +4.40 +0.250 +0.0071$") == 1);
+                    "^  M: 03_ddp_spawn shm +2( +\\d\\.\\d+){5} +4.75 +4.40 +0.250 +0.0071$") == 1);
   CHECK(count_lines(lines, "^Not run: srun") == 1);
   report.partial = true;
   CHECK(count_lines(screen_of(report), "partial") == 1);
