@@ -155,7 +155,9 @@ class Measuring(Fakes):
         self.assertNotEqual(orders[0], orders[2])
 
     def test_strong_scaling_keeps_the_global_batch(self):
+        self.behave("01_single_gpu", "time.time = lambda: 3e9 if global_batch == 32 else 0")  # as if the clock had been set
         scaling = self.measure(*SMALL, "--scaling", "weak,strong", "--repetitions", "1")
+        self.assertEqual({run["startup_ms"] for run in scaling["runs"] if run["stage"] == "01_single_gpu"}, {None})
         batches = {(run["scaling"], run["world_size"] * run["threads"]): run["global_batch"] for run in scaling["runs"]}
         self.assertEqual(batches, {("weak", 1): 32, ("weak", 2): 64, ("strong", 1): 64, ("strong", 2): 64})
         speedup = run_of(scaling, "03_ddp_spawn", 2, scaling="strong")["speedup"]
@@ -170,7 +172,7 @@ class Measuring(Fakes):
                 self.assertTrue(run_of(scaling, stage, 2, launcher=launcher)["parity"]["ok"])
         scaling = self.measure(*SMALL[:4], "--stages", "04", "--backends", "mpi", "--repetitions", "1", "--steps", "20")
         self.assertEqual(run_of(scaling, "04_ddp_launcher", 2)["pieces_ms"]["all_reduce"], 0.2)
-        self.assertIn("-np 2 " + str(self.bin / "bench_micro"), (self.path / "CALLS").read_text())
+        self.assertIn("--oversubscribe --bind-to none --allow-run-as-root -np 2 " + str(self.bin / "bench_micro"), (self.path / "CALLS").read_text())
         (self.path / "is_mpich").touch()
         scaling = self.measure(*SMALL[:4], "--stages", "04", "--repetitions", "1", "--steps", "20")
         self.assertEqual([run["launcher"] for run in scaling["runs"] if run["stage"] == "04_ddp_launcher"], ["torchrun"])
@@ -180,18 +182,23 @@ class Measuring(Fakes):
     def test_several_nodes(self):
         self.install(self.path / "srun")
         self.assertIn("no allocation", self.refused("--launchers", "srun"))
-        self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2", "SLURMD_NODENAME": "n1"}
+        self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2", "SLURMD_NODENAME": "n1",
+                             "SLURM_CPUS_PER_TASK": "3"}
+        self.behave("05_multinode", f"os.environ['TMPDIR'] == {str(self.tmp)!r} or sys.exit(3)")  # a folder of every node
         arguments = ["--launchers", "srun", "--stages", "05", "--nodes", "1,2", "--models", "T", "--repetitions", "1"]
         runs = self.measure(*arguments, "--world-sizes", "1,2")["runs"]
-        self.assertEqual([(run["nodes"], run["world_size"], run["backend"]) for run in runs if run["stage"] == "05_multinode"],
-                         [(1, 1, "gloo"), (1, 2, "gloo"), (2, 4, "gloo")])
+        self.assertEqual([(run["nodes"], run["world_size"], run["backend"], run["global_batch"]) for run in runs if run["stage"] == "05_multinode"],
+                         [(1, 1, "gloo", 32), (1, 2, "gloo", 64), (2, 4, "gloo", 128)])
         commands = (self.path / "CALLS").read_text()
         self.assertIn("--relative=0 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
         self.assertIn("--nodelist=n1 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
+        for per_node, cpus in ((1, 2), (2, 1)):
+            self.assertRegex(commands, rf"-node={per_node} --kill-on-bad-exit=1 --chdir=\S+ --cpus-per-task={cpus} /")
+        self.assertNotIn("04_ddp", self.run_bench("--launchers", "srun", "--nodes", "1,2", "--models", "T", "--dry-run").stdout)
         self.assertIn("SLURM_JOB_NUM_NODES: got 2, expected at least 4", self.refused(*arguments, "--nodes", "4"))
         too_many = len(os.sched_getaffinity(0)) + 2  # on each node; the job has two CPUs there
         plan = self.run_bench(*arguments, "--nodes", "2", "--world-sizes", str(too_many), "--dry-run").stdout
-        self.assertRegex(plan, rf"--overcommit (?s:.*)Note: {too_many} ranks take turns")
+        self.assertRegex(plan, rf"--cpus-per-task=1 --overcommit (?s:.*)Note: {too_many} ranks take turns")
         strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
         self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
 
@@ -251,6 +258,7 @@ class Failing(Fakes):
             ("moved = None", "its weights are not numbers", 1),
             ("print('page of a launcher\\nx: error: no\\x1b[2J memory\\nmore', file=sys.stderr); sys.exit(3)", r"^exit code 3: x: error: no\\x1b\[2J memory$", 1),
             ("os.kill(os.getpid(), 9)", "killed by signal 9", 1),
+            ("os._exit(0)", "the program wrote none", 1),
             ("summary_lines = 0", "the last line is no summary", 1),
             ("global_batch = 7", "it trained with a global batch of 7, expected 64", 1),
             ("steps = 5 if steps > 64 else steps", "it made 5 steps, expected at least 20", 4),
@@ -373,7 +381,7 @@ class Options(Fakes):
     def test_dry_run_prints_the_plan(self):
         self.install(self.path / "torchrun")
         self.install(self.path / "mpirun")
-        lines = self.run_bench("--dry-run", "--world-sizes", "1,2").stdout.splitlines()
+        lines = self.run_bench("--dry-run", "--world-sizes", "2,1,2").stdout.splitlines()
         self.assertEqual(self.calls(), [])
         table = lines[1:lines.index("")]
         self.assertLessEqual(max(map(len, table)), 100)
@@ -404,6 +412,8 @@ class Options(Fakes):
             self.assertRegex("\n".join(lines), rf"M/weak/{name}: bin/\w+ (\d+) \1 --global-batch 128 --layers 784,512,512,10 .* {options}")
         several = self.run_bench("--dry-run", "--models", "T", "--world-sizes", "2,4", "--scaling", "weak,strong").stdout
         self.assertEqual(len(re.findall("^no comm ", several, re.MULTILINE)), 4)
+        several = self.run_bench("--dry-run", "--models", "T", "--world-sizes", "2", "--stages", ",".join(STAGES[2:5])).stdout
+        self.assertEqual(len(re.findall("^no comm ", several, re.MULTILINE)), 2)  # not of by_hand
         named = self.run_bench("--dry-run", "--models", "T,S", "--world-sizes", "1,2", "--quick").stdout
         self.assertRegex(named, "02_data_parallel .* T\n")
         self.assertNotRegex(named, "03_ddp_spawn +spawn +shm +1 ")
@@ -430,6 +440,7 @@ class Options(Fakes):
         for pattern, there, absent in (("threads", "threads:2", "03_ddp"), ("-threads", "03_ddp", "threads:2|gloo")):
             listed = self.run_bench(*SMALL, f"--benchmark_filter={pattern}", "--benchmark_list_tests").stdout
             self.assertIn(there, listed)
+            self.assertIn("01_single_gpu/ranks:1/", listed)
             self.assertNotRegex(listed, absent)
 
     def test_where_the_report_goes(self):
@@ -456,7 +467,7 @@ class Options(Fakes):
                 ("--repetitions 1.5", "--repetitions"), ("--timeout x", "--timeout"), ("--seed -1", "--seed"),
                 ("--quick --full", "--full"), ("--json /nonexistent/x", "/nonexistent/x"), ("--json a --html ./a", "twice"),
                 ("--stages 07", '"07"'), ("--stages 04", "--stages 04"), ("--nodes 2", "--launchers srun"),
-                ("--benchmark_filter=(", "regular expression"), ("--benchmark_min_time=1", "--benchmark-min-time"),
+                ("--html /nonexistent/x", "/nonexistent/x"), ("--benchmark_filter=(", "regular expression"), ("--benchmark_min_time=1", "--benchmark-min-time"),
                 ("--backends mpi", "mpi"), ("--device cuda", "CUDA"), ("extra", "extra")]:
             with self.subTest(arguments):
                 self.assertIn(expected, self.refused(*arguments.split()))
