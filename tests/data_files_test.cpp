@@ -98,11 +98,6 @@ TEST_CASE("classes or values, pixels or floats, with a test part or without", "[
     CHECK(torch::equal(part.read().target, classes.index_select(0, part.rows)));
   }
 
-  const ddp::Dataset few = load(folder, {{"features", rows},
-                                         {"labels", classes},
-                                         {"test_features", rows},
-                                         {"test_labels", classes * 0}});
-  CHECK(few.layers.back() == 4);  // the test part has one of them
   const torch::Tensor pixels = torch::randint(256, {11, 6}, torch::kUInt8);
   const torch::Tensor values = torch::randn({11});
   const ddp::Dataset given = load(folder, {{"labels", values},
@@ -204,11 +199,11 @@ TEST_CASE("labels that are no classes, values that are no numbers, parts that do
       {{}, labels, {}, {}, "has no tensor features"},
       {features, labels, {}, labels, "has no tensor test_features"},
       {features, labels, features, {}, "has no tensor test_labels"},
+      {features, labels, features, labels * 0, "loaded"},
       {features.to(torch::kFloat64), labels, {}, {}, "features of Double [4, 2]"},
       {features, labels.view({4, 1}), {}, {}, "labels of Long [4, 1]"},
       {features, torch::zeros({4, 2}), {}, {}, "labels of Float [4, 2]"},
       {features, torch::zeros({}), {}, {}, "labels of Float []"},
-      {features, labels * 333'333, {}, {}, "loaded"},  // the most classes, and one more
       {features, labels * 333'333 + 1, {}, {}, "labels from 1 to 1000000"},
       {features, labels - 1, {}, {}, "labels from -1 to 2"},
       {features, labels * 1'000'000, {}, {}, "labels from 0 to 3000000"},
@@ -243,8 +238,6 @@ TEST_CASE("a fifth of every class is held out, in whatever order the classes are
     const ddp::Dataset dataset =
         load(folder, {{"features", torch::zeros({1000, 1})}, {"labels", labels}});
     CHECK(dataset.test.size() == 200);
-    const torch::Tensor rows = torch::cat({dataset.test.rows, dataset.train.rows});
-    CHECK(rows.diff().lt(0).sum().item<int64_t>() == 1);  // each part in the file's order
     CHECK(dataset.test.read().target.bincount().min().item<int64_t>() > 20);
     const torch::Tensor both = torch::cat({dataset.train.rows, dataset.test.rows});
     CHECK(torch::equal(std::get<0>(both.sort()), torch::arange(1000)));

@@ -36,6 +36,9 @@ struct NormalizedImpl : torch::nn::Cloneable<NormalizedImpl> {
     linear = register_module("linear", torch::nn::Linear(4, 4));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
     again = register_parameter("again", ties ? linear->weight : torch::ones({4, 4}));
+    if (ties) {
+      register_parameter("tied", again);  // stays so in a clone
+    }
   }
   torch::Tensor forward(const torch::Tensor& input) {
     return norm->forward(torch::tanh(torch::linear(linear->forward(input), again)));

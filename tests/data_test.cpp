@@ -99,21 +99,6 @@ TEST_CASE("the ranks' batches together are the batch of one process, in the last
   CHECK(next == order.end());
 }
 
-TEST_CASE("a loader's batch has samples, and room for longer epochs", "[loader]") {
-  struct Growing : ddp::RandomSampler {
-    Growing() : RandomSampler(2, /*seed=*/1) {}
-    const torch::Tensor& indices() const override { return all; }
-    int64_t epoch_samples() const override { return all.size(0); }
-    torch::Tensor all = torch::arange(2);
-  } sampler;
-  CHECK_THROWS_WITH(ddp::DataLoader(numbered(9), sampler, 0), Contains("batch_size >= 1, got 0"));
-  ddp::DataLoader loader(numbered(9), sampler, 6);
-  sampler.all = torch::arange(9);
-  CHECK(torch::equal((*loader.begin()).target, torch::arange(6)));
-  const ddp::Batch batch{torch::ones({3, 1}), torch::ones({3}), /*weight=*/0.5};
-  CHECK(batch.split(2)[1].weight == Approx(0.5 / 3));
-}
-
 TEST_CASE("drop_last leaves a step out in which a batch is not whole", "[loader]") {
   for (const int64_t size : {7, 8, 15, 16, 17}) {
     for (const int rank : {0, 1}) {
@@ -129,6 +114,18 @@ TEST_CASE("drop_last leaves a step out in which a batch is not whole", "[loader]
       CHECK(loader.steps() == steps);
     }
   }
+}
+
+TEST_CASE("a batch has samples, and an epoch may be longer than the first", "[loader]") {
+  struct Growing : ddp::RandomSampler {
+    using RandomSampler::RandomSampler;
+    const torch::Tensor& indices() const override { return all; }
+    torch::Tensor all = torch::arange(2);
+  } sampler(9, /*seed=*/1);
+  CHECK_THROWS_WITH(ddp::DataLoader(numbered(9), sampler, 0), Contains("batch_size >= 1, got 0"));
+  ddp::DataLoader loader(numbered(9), sampler, 6);
+  sampler.all = torch::arange(9);
+  CHECK(torch::equal((*loader.begin()).target, torch::arange(6)));
 }
 
 TEST_CASE("a batch takes no memory, and one that was overwritten has no gradient", "[loader]") {
@@ -276,10 +273,6 @@ TEST_CASE("any module is evaluated: loss and accuracy, in chunks", "[loss]") {
   CHECK(regression.loss == Approx(9));
   CHECK(std::isnan(regression.accuracy));
 
-  const auto first = [](const torch::Tensor& input) { return input.narrow(1, 0, 1); };
-  const ddp::Samples wide{torch::full({2, (1 << 22) + 1}, 3.0), torch::ones({2, 1})};
-  CHECK(ddp::evaluate_forward(first, {}, wide).loss == 4);  // one sample is more than a chunk
-
   ddp::Mlp model(std::vector<int64_t>{1, 4});
   for (const torch::Tensor& parameter : model->parameters()) {
     parameter.detach().zero_();
@@ -293,11 +286,6 @@ TEST_CASE("any module is evaluated: loss and accuracy, in chunks", "[loss]") {
 TEST_CASE("synthetic data are the seed's, in the shape that is asked for", "[dataset]") {
   ddp::DataOptions options;
   CHECK(ddp::load_dataset(options).layers == std::vector<int64_t>{20, 1});
-  options.layers = {400, 1};
-  CHECK(ddp::load_dataset(options).train.target.var().item<double>() == Approx(1).margin(0.3));
-  options.dataset_size = 1;
-  CHECK(ddp::load_dataset(options).test.size() == 1);
-  options = {};
   options.layers = {8, 4};
   const ddp::Dataset classes = ddp::load_dataset(options);
   CHECK(classes.classification());
@@ -332,8 +320,6 @@ TEST_CASE("the digits are the published ones, and damaged ones are refused by na
     std::ofstream(copy) << damaged;
     CHECK_THROWS_WITH(ddp::load_dataset(options), Contains("data file " + copy + " holds"));
   }
-  std::ofstream(copy + ".gz") << "\x1f\x8b\x08 and no more of gzip";
-  CHECK_THROWS_WITH(ddp::load_dataset(options), Contains("cannot be read or unpacked"));
 }
 
 TEST_CASE("a tensor file reads back as written; damage is noticed; the file before is kept",
@@ -342,7 +328,7 @@ TEST_CASE("a tensor file reads back as written; damage is noticed; the file befo
   const std::string path = folder.path() + "/a";
   const ddp::TensorFile file{
       {{"key", "value"}},
-      {{"w", torch::randn({2, 3})}, {"n", torch::tensor({1, 2}, torch::kInt64)}}};
+      {{"w", torch::randn({3, 2}).t()}, {"n", torch::tensor({1, 2}, torch::kInt64)}}};
   ddp::write_tensor_file(path, {{{"key", "older"}}, {}});
   ddp::write_tensor_file(path, file);
   const auto read = [](const std::string& name) {

@@ -35,9 +35,10 @@ void all_reduce(Communicator& communicator, size_t count, DType dtype = DType::k
 
 /// Runs `body` on connected ranks, as processes.
 std::vector<ProcessOutcome> run_connected(
-    int world_size, const std::function<std::string(Communicator& communicator)>& body) {
+    int world_size, const std::function<std::string(Communicator& communicator)>& body,
+    std::chrono::seconds timeout = kLong) {
   RankProcesses ranks(world_size, [&](int rank, const Exchange& exchange) {
-    return body(*Communicator::connect(rank, world_size, kLong, exchange));
+    return body(*Communicator::connect(rank, world_size, timeout, exchange));
   });
   return ranks.wait();
 }
@@ -91,6 +92,9 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
        "rank 0 calls broadcast from rank 0 of 100 bytes, rank 1 calls broadcast from rank 1"},
       {[](Communicator& communicator) { communicator.barrier(); },
        reduce(1, DType::kInt64, ReduceOp::kSum), "rank 0 calls barrier"},
+      {[](Communicator& communicator) { communicator.barrier(); },
+       [](Communicator& communicator) { communicator.broadcast(nullptr, 0, 0); },
+       "rank 1 calls broadcast from rank 0 of 0 "},
   };
   for (const Case& c : cases) {
     for (const ProcessOutcome& outcome : run_connected(2, [&](Communicator& communicator) {
@@ -124,6 +128,17 @@ TEST_CASE("a rank that leaves ends the others, and every later call repeats the 
     CHECK(contains(outcomes[0].text, ") left during all_reduce sum of 3 float64"));
     CHECK(outcomes[1].text == "done");
   }
+}
+
+TEST_CASE("every call has the whole time limit") {
+  const auto waits_twice = [](Communicator& communicator) {
+    for (int call = 0; call < 2; ++call) {
+      sleep(communicator.rank() == 1 ? 3 : 0);
+      communicator.barrier();
+    }
+    return std::string("done");
+  };
+  CHECK(run_connected(2, waits_twice, std::chrono::seconds(4))[0].text == "done");
 }
 
 TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
