@@ -769,7 +769,8 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
 
 TEST_CASE("failed backwards of all ranks at different layers leave nothing behind", "[models]") {
   const int64_t bytes = GENERATE(1, 8, 1 << 30);
-  on_any_ranks([bytes](ProcessGroup& group) {
+  const bool to_none = GENERATE(true, false);
+  on_any_ranks([bytes, to_none](ProcessGroup& group) {
     Linear first = one_weight();
     Linear second = one_weight();
     Linear third = one_weight();
@@ -790,17 +791,17 @@ TEST_CASE("failed backwards of all ranks at different layers leave nothing behin
     };
     wrap->train();
     const double all = (first->weight * second->weight * third->weight).item<double>();
-    // Gradients become none before the forward after a failed backward, after it, or without it.
+    // After a failed backward gradients become none or 0, before or after the forward, or without.
     for (const int order : {0, 1, 2}) {
       for (const bool fails : {false, true, true, false}) {
         if (order == 0) {
-          wrap->zero_grad();
+          wrap->zero_grad(to_none);
         }
         if (order != 2) {
           wrap.forward(torch::ones({1, 1}));
         }
         if (order != 0) {
-          wrap->zero_grad();
+          wrap->zero_grad(to_none);
         }
         if (fails) {
           TORCH_CHECK(message_of<std::domain_error>([&] { backward(true); }) == "as told");

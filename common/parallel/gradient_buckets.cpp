@@ -152,7 +152,8 @@ void GradientBuckets::abandon(size_t first) {
   finish();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (torch::Tensor& gradient = parameters_[i].mutable_grad();
-        gradient.is_same(bucket_views_[i])) {
+        // Not is_same(): zero_grad(false) of LibTorch puts another tensor on the same memory.
+        gradient.has_storage() && gradient.is_alias_of(bucket_views_[i])) {
       gradient.reset();
     }
   }
