@@ -48,7 +48,6 @@ void fill_times(Run& run) {
     }
   }
   run.startup_ms = median(startups_ms);
-  run.samples_per_second.reset();
   if (run.error || !run.parity.ok) {
     return;
   }
