@@ -138,7 +138,7 @@ TEST_CASE("every call has the whole time limit") {
     }
     return std::string("done");
   };
-  CHECK(run_connected(2, waits_twice, std::chrono::seconds(4))[0].text == "done");
+  CHECK(run_connected(2, waits_twice, std::chrono::seconds(5))[0].text == "done");
 }
 
 TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
