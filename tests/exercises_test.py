@@ -235,6 +235,7 @@ class Pages(unittest.TestCase):
                 result = subprocess.run([ROOT / "tools/exercise", "11", *check, "--build-dir", name, "--folder", name, *words], capture_output=True, text=True)
                 result.stdout = "" if words else result.stdout
                 self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+            self.assertIn("--nonsense", subprocess.run([ROOT / "tools/exercise", "--nonsense"], capture_output=True, text=True).stderr)
             (folder / "bin/03_ddp_spawn_by_hand").unlink()
             for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),
                                    (lambda: exercise.build(exercise.find("11"), folder, folder), "expected a build there"),

@@ -236,7 +236,7 @@ class Settings(Case):
                 ("zzz: 1", "settings.yaml:3: unknown key: got zzz, expected one of script_path, out_dir,"),
                 ("nodes: 1\nnodes: 2", "settings.yaml:4: nodes: got the key twice"),
                 ("nodes: two", 'nodes: got "two", expected a number from 1 on'), ("nodes: 010", 'nodes: got "010"'),
-                ("nodes:", 'nodes: got ""'), ("nodes: [1]", "nodes: got keys or a list"), ("local: 3", "local: got no keys"),
+                ("nodes:", 'nodes: got ""'), ("account:", 'account: got ""'), ("nodes: [1]", "nodes: got keys or a list"), ("local: 3", "local: got no keys"),
                 ("time: 1:3", 'time: got "1:3"'), ("local: {device: gpu}", 'local.device: got "gpu", expected auto, cpu or cuda'),
                 ("arguments: 50 10", "arguments: got something else, expected a list of words"), ("arguments: [{a: b}]", "arguments: got"),
                 ('account: "a b"', 'account: got "a b"'), ("a: [", "settings.yaml:3: got "), ("\x07: 1", "character U+0007"), ('arguments: ["\\0"]', "arguments: got"),
