@@ -102,15 +102,18 @@ while :; do
     ((forwarded)) || break # a forwarded signal ends `wait` early
 done
 
-# 75: a port was taken, or a rank did not come. 85: stopped with a good snapshot.
-most=([75]=3 [85]=${DDP_MAX_REQUEUES:-100})
+case $code in
+    75) most=3 ;;                         # a port was taken, or a rank did not come
+    85) most=${DDP_MAX_REQUEUES:-100} ;;  # stopped with a good snapshot
+    *) most=0 ;;
+esac
 job=$SLURM_JOB_ID
 # The last task of an array has the whole array's job id.
 [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 restarts=${SLURM_RESTART_COUNT:-0}
 # A cancelled job is not RUNNING any more, and stays cancelled.
-if ((restarts < ${most[code]:-0})) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
-    say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most ${most[code]} times)"
+if ((restarts < most)) && [[ $(scontrol --oneliner show job "$job") == *" JobState=RUNNING "* ]]; then
+    say "exit code $code, asking Slurm to start the job again ($((restarts + 1)) of at most $most times)"
     ! scontrol requeue "$job" || exit "$code"
 fi
 say "exit code $code"
