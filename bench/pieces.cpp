@@ -55,7 +55,8 @@ using PieceTimes = std::map<std::string, std::vector<double>>;  // milliseconds,
 
 /// Adds the times of a call of bench_micro. A piece's name ends at a slash. @return what is wrong
 std::string read_times(const std::string& path, PieceTimes& times_ms) {
-  const auto document = nlohmann::json::parse(std::ifstream(path), nullptr, false);
+  const auto document =
+      nlohmann::json::parse(std::ifstream(path), nullptr, /*allow_exceptions=*/false);
   if (document.is_discarded()) {
     return "its times are cut off, expected room for them in TMPDIR";
   }
