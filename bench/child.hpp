@@ -9,7 +9,7 @@
 #include "bench/progress.hpp"
 #include "common/base/files.hpp"
 #include "common/base/process.hpp"
-#include "common/launch/gpu_monitor.hpp"
+#include "common/device/gpu_monitor.hpp"
 
 namespace ddp::bench {
 

@@ -12,7 +12,7 @@
 #include "bench/statistics.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/hardware.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp::bench {
 namespace {

@@ -81,6 +81,6 @@ ExitCode run(int argc, char** argv) {
 }  // namespace ddp::bench
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded(
+  return ddp::run_program(
       [&](std::string&) { return static_cast<int>(ddp::bench::run(argc, argv)); });
 }

@@ -15,7 +15,7 @@
 #include "common/base/parse.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/hardware.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp::bench {
 namespace {

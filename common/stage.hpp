@@ -2,14 +2,14 @@
 // lacks. For other layers or optimizers, include <torch/torch.h> too.
 #pragma once
 
-#include "common/backends/device.hpp"  // set_device
 #include "common/data/data_loader.hpp"  // DataLoader, RandomSampler
 #include "common/data/dataset.hpp"  // load_dataset
-#include "common/data/mlp.hpp"  // Mlp, loss, evaluate
+#include "common/device/device.hpp"  // set_device
 #include "common/fused/fused_mlp.hpp"  // FusedMlp
 #include "common/fused/step_graph.hpp"  // StepGraph
 #include "common/launch/options.hpp"  // Options
 #include "common/launch/spawn.hpp"  // run_alone, spawn, run_rank
+#include "common/model/mlp.hpp"  // Mlp, loss, evaluate
 #include "common/parallel/accelerator.hpp"  // Accelerator
 #include "common/parallel/data_parallel.hpp"  // DataParallel
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel

@@ -120,8 +120,7 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
 
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets, int nprocs) {
-  return internal::guarded(
-      [&](std::string&) { return run(parse(argc, argv, nprocs), rank, targets); });
+  return run_program([&](std::string&) { return run(parse(argc, argv, nprocs), rank, targets); });
 }
 
 }  // namespace ddp::sim

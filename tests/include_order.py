@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 # From the bottom to the top: a folder may use the folders before it.
-ORDER = ["base", "launch", "backends", "data", "fused", "parallel", "training"]
+ORDER = ["base", "meet", "device", "launch", "backends", "data", "model", "fused", "parallel", "training"]
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
-WITHOUT_TORCH = ["common/base", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]
-BUT = ("tools/collectives.cpp", "bench/micro/", "bench/peers/")  # they run on a process group
+WITHOUT_TORCH = ["common/base", "common/meet", "common/device", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]
+# They run on a process group, or are libraries of their own (ddp_meet_torch, ddp_device_torch).
+BUT = ("tools/collectives.cpp", "bench/micro/", "bench/peers/", "common/meet/store.", "common/meet/board.", "common/device/device.")
 
 
 def included(source):
@@ -27,6 +28,7 @@ def violations(root):
             top, _, rest = header.partition("/")
             if top in ("bench", "tools", "tests") or top == "common" and rest.split("/")[0] not in below:
                 yield f"{name}: includes {header}, expected of common/ only {', '.join(below)}"
+    yield from circles(root)
     for source in sorted(root.glob("0*/*.cpp")):
         for header in included(source):
             if header.startswith("common/") and header != "common/stage.hpp":
@@ -36,6 +38,21 @@ def violations(root):
             for header in included(source):
                 if re.match(r"(torch|ATen|c10)/", header) and not source.relative_to(root).as_posix().startswith(BUT):
                     yield f"{source.relative_to(root)}: includes {header}, expected no LibTorch in {folder}"
+
+
+def circles(root):
+    """A header and its source are one node: a circle of nodes cannot be understood one by one."""
+    uses = {}
+    for source in (root / "common").rglob("*.[ch]pp"):
+        node = source.relative_to(root).with_suffix("").as_posix()
+        uses.setdefault(node, set()).update(header.removesuffix(".hpp") for header in included(source) if header.startswith("common/"))
+    for node in sorted(uses):
+        seen, ahead = set(), uses[node] - {node}
+        while ahead - seen:
+            seen |= ahead
+            ahead = {used for other in seen for used in uses.get(other, ())}
+        if node in seen:
+            yield f"{node}: includes itself through {', '.join(sorted(other for other in uses[node] & seen if other != node))}"
 
 
 if __name__ == "__main__":

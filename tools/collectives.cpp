@@ -18,7 +18,6 @@
 #include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
-#include "common/parallel/agreement.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
@@ -288,7 +287,7 @@ void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
   std::string own = options.collective->before(lab);
   own += "\n" + options.collective->run(lab);
   std::vector<std::string> befores, afters;  // every rank's, on rank 0
-  verify(group, "tensors", own, [&](const std::vector<std::string>& texts) {
+  group.board().check("tensors", own, [&](const std::vector<std::string>& texts) {
     for (const std::string& text : texts) {
       befores.push_back(split(text, '\n').front());
       afters.push_back(split(text, '\n').back());
@@ -309,7 +308,7 @@ int run(int argc, char** argv, std::string& who) {
     check_world(options, ranks, "spawn");
     return start_ranks(options.program, {argv, argv + argc}, ranks);
   }
-  who = internal::name_of_rank(environment);
+  who = name_of_rank(environment);
   run_rank(options, environment);
   return static_cast<int>(ExitCode::kDone);
 }
@@ -318,5 +317,5 @@ int run(int argc, char** argv, std::string& who) {
 }  // namespace ddp
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded([&](std::string& who) { return ddp::run(argc, argv, who); });
+  return ddp::run_program([&](std::string& who) { return ddp::run(argc, argv, who); });
 }

@@ -3,11 +3,11 @@
 
 #include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/launch/launch_environment.hpp"
 #include "common/launch/run_main.hpp"
+#include "common/meet/launch.hpp"
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded([argc, argv](std::string&) {
+  return ddp::run_program([argc, argv](std::string&) {
     bool json = false;
     ddp::CommandLine line(
         "ddp-env",

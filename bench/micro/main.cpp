@@ -9,8 +9,8 @@
 #include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/backends/device.hpp"
 #include "common/base/refuse.hpp"
+#include "common/device/device.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
 
@@ -53,7 +53,7 @@ int run(int argc, char** argv, std::string& who) {
   const LaunchEnvironment launch = read_launch_environment();
   const bool is_alone = launch.launcher == "none";
   const int size = is_alone ? options.stage.nprocs.value_or(kDefaultProcesses) : launch.world_size;
-  who = internal::name_of_rank(launch);
+  who = name_of_rank(launch);
   initialize(options, launch.rank == 0);
   check_world(options, size, launch.launcher);
   if (is_alone && size > 1) {
@@ -79,5 +79,5 @@ int run(int argc, char** argv, std::string& who) {
 }  // namespace ddp::micro
 
 int main(int argc, char** argv) {
-  return ddp::internal::guarded([&](std::string& who) { return ddp::micro::run(argc, argv, who); });
+  return ddp::run_program([&](std::string& who) { return ddp::micro::run(argc, argv, who); });
 }

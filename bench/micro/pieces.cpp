@@ -5,7 +5,7 @@
 #include "bench/micro/suites.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
-#include "common/data/mlp.hpp"
+#include "common/model/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/parallel/gradient_buckets.hpp"
 #include "common/training/optimizer.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/data/flat_parameters.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/backends/backend.hpp"
+#include "common/base/module.hpp"
 
 namespace ddp {
 
@@ -41,8 +42,11 @@ struct CudaModule {
   void (*average)(const std::vector<torch::Tensor>& tensors);
 };
 
-/// Opens the module, once. @return nullptr if this build has none
-/// @throws UsageError if it is there but cannot be opened
-const CudaModule* cuda_module();
+/// @return nullptr if this build has none @throws UsageError if it is there but cannot be opened
+inline const CudaModule* cuda_module() {
+  // Opening the library registers CUDA with LibTorch. That must come before any use of CUDA.
+  static const auto* const module = static_cast<const CudaModule*>(open_module(kCudaModule));
+  return module;
+}
 
 }  // namespace ddp

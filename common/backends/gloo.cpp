@@ -1,4 +1,3 @@
-// common/backends/gloo.cpp - LibTorch's Gloo, and waits that notice broken connections.
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -10,10 +9,10 @@
 // setTimeout(), which does.
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "common/backends/backend.hpp"
+#include "common/backends/gloo.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/patience.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/base/process_exit.hpp"
 
 namespace ddp {
 namespace {

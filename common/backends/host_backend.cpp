@@ -4,8 +4,6 @@
 
 #include <mutex>
 
-#include "common/backends/backend.hpp"
-
 namespace ddp {
 namespace {
 

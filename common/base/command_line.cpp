@@ -45,6 +45,10 @@ std::string plain(const std::string& word) {
 
 }  // namespace
 
+std::string program_name() {
+  return std::filesystem::read_symlink("/proc/self/exe").filename();
+}
+
 std::string join(const Choices& choices) {
   std::string text;
   for (std::size_t i = 0; i < choices.size(); ++i) {

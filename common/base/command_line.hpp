@@ -18,6 +18,9 @@ class Option;
 
 namespace ddp {
 
+/// Base name of this program's executable, for messages and default file names.
+std::string program_name();
+
 using Choices = std::vector<std::string>;
 
 /// "a, b or c"

@@ -32,6 +32,13 @@ bool sync(const FileDescriptor& file) {
 
 }  // namespace
 
+void FileDescriptor::reset(int fd) {
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+  fd_ = fd;
+}
+
 NextFile::NextFile(const std::string& what, const std::string& path, size_t bytes)
     : what_(what), path_(path), bytes_(bytes) {
   std::random_device random;

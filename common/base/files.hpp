@@ -8,8 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include "common/base/process.hpp"
-
 namespace ddp {
 
 /// Repeats `call` while it returns a negative number and errno is EINTR. @return its result
@@ -21,6 +19,23 @@ auto uninterrupted(const Call& call) {
   }
   return result;
 }
+
+/// A file descriptor that is closed when its owner goes.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor() { close(); }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void reset(int fd);  ///< closes the old descriptor
+  void close() { reset(-1); }
+
+ private:
+  int fd_;
+};
 
 /// New version of the file at `path`, written beside it and then renamed to `path`. Its name until
 /// then is random, so that no other program has a file, a pipe or a link of that name.

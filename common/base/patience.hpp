@@ -3,6 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <optional>
+#include <thread>
+#include <utility>
 
 namespace ddp {
 
@@ -26,5 +30,27 @@ class Patience {
   std::chrono::duration<double> left_;
   std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
 };
+
+/// For clocks of libraries, which run on while a process is stopped: then a wait around them has
+/// the limit.
+inline constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
+
+/// Calls `ask` in a thread, which is left behind after `limit`: a call to a store whose process was
+/// stopped never returns. Time in which this process is stopped does not count.
+/// @return the answer, or nothing @throws the exceptions of `ask`
+template <typename Ask>
+auto ask_in_time(Ask ask, std::chrono::milliseconds limit) -> std::optional<decltype(ask())> {
+  std::packaged_task<decltype(ask())()> task(std::move(ask));
+  auto answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  constexpr std::chrono::milliseconds kLook(250);
+  for (Patience patience(limit);
+       answer.wait_for(std::min(limit, kLook)) != std::future_status::ready;) {
+    if (patience.is_over()) {
+      return std::nullopt;
+    }
+  }
+  return answer.get();
+}
 
 }  // namespace ddp

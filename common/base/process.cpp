@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/seconds_since.hpp"
 
@@ -129,13 +128,6 @@ std::string content_of(const FileDescriptor& file) {
 }
 
 }  // namespace
-
-void FileDescriptor::reset(int fd) {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-  fd_ = fd;
-}
 
 Child::Child(const std::vector<std::string>& argv, const ChildOptions& options)
     : pid_(start(argv, options)) {}

@@ -13,24 +13,9 @@
 #include <system_error>
 #include <vector>
 
+#include "common/base/files.hpp"
+
 namespace ddp {
-
-/// A file descriptor that is closed when its owner goes.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  ~FileDescriptor() { close(); }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void reset(int fd);  ///< closes the old descriptor
-  void close() { reset(-1); }
-
- private:
-  int fd_;
-};
 
 /// Exit code of a program that could not be run, as in a shell.
 inline constexpr int kCannotRunExitCode = 127;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/data/data_loader.hpp"
-#include "common/data/flat_parameters.hpp"
-#include "common/data/mlp.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/model/mlp.hpp"
 
 namespace ddp {
 

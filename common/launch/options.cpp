@@ -11,7 +11,7 @@
 
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/network.hpp"
+#include "common/meet/address.hpp"
 
 namespace ddp {
 namespace {
@@ -212,10 +212,6 @@ void check_together(const Options& options, const CommandLine& line) {
 }
 
 }  // namespace
-
-std::string program_name() {
-  return std::filesystem::read_symlink("/proc/self/exe").filename();
-}
 
 Options parse_options(int argc, const char* const* argv, Launch launch, const ExtraOptions& extra) {
   Options options;

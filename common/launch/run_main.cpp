@@ -7,41 +7,31 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <exception>
 #include <iostream>
-#include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "common/base/command_line.hpp"
 #include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"
+#include "common/base/process_exit.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/hardware.hpp"
-#include "common/launch/of_this_rank.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/device/hardware.hpp"
 #include "common/launch/stop_request.hpp"
 
 namespace ddp {
 namespace {
 
-struct TrainEnd {
-  std::vector<std::function<void()>> actions;
-};
-std::atomic<bool> skips_destructors = false;
-
 /// Names of this process in its errors, for all threads.
 struct Speaker {
   std::string program;
   std::string who;  ///< "[rank 2] "
-  std::function<std::string(const std::string&)> explain;
 } speaker;
 
 /// Every program begins so. Without the open streams the next files would become standard output
@@ -117,11 +107,12 @@ int report(const Failure& failure) {
 [[noreturn]] void end_by_thread_error() {
   constexpr std::chrono::seconds kOthersTurn{1};  // for reading this process's store
   Failure failure = failure_of(std::current_exception());
-  if (speaker.explain) {
-    failure.line = speaker.explain(failure.line);
+  const Explain explain = thread_error_explanation();
+  if (explain) {
+    failure.line = explain(failure.line);
   }
   const int code = report(failure);
-  if (speaker.explain) {
+  if (explain) {
     std::this_thread::sleep_for(kOthersTurn);
   }
   std::cout << std::flush;
@@ -170,11 +161,9 @@ void say_notes(const LaunchEnvironment& environment) {
 
 }  // namespace
 
-namespace internal {
-
-int guarded(const std::function<int(std::string& who)>& body) {
+int run_program(const std::function<int(std::string& who)>& body) {
   begin_program();
-  speaker = {.program = program_name(), .who = "", .explain = {}};
+  speaker = {.program = program_name(), .who = ""};
   std::set_terminate(end_by_thread_error);
   int code = static_cast<int>(ExitCode::kDone);
   try {
@@ -188,15 +177,9 @@ int guarded(const std::function<int(std::string& who)>& body) {
     code =
         report({ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
   }
-  speaker.explain = {};
-  for (const auto& action : std::exchange(of_this_rank<TrainEnd>().actions, {})) {
-    action();
-  }
-  if (skips_destructors) {
-    std::fflush(nullptr);
-    std::_Exit(code);
-  }
-  return code;
+  explain_thread_errors({});
+  run_train_end_actions();
+  return exit_code_of_process(code);
 }
 
 std::string name_of_rank(const LaunchEnvironment& environment) {
@@ -214,7 +197,7 @@ void refuse_several(const std::string& program, const LaunchEnvironment& environ
 int run_main(
     int argc, char** argv, Launch launch, const ExtraOptions& extra,
     const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train) {
-  return guarded([&](std::string& who) {
+  return run_program([&](std::string& who) {
     Options options = parse_options(argc, argv, launch, extra);
     const LaunchEnvironment environment = read_launch_environment(options);
     who = name_of_rank(environment);
@@ -242,36 +225,20 @@ int run_main(
   });
 }
 
-}  // namespace internal
-
-void skip_destructors_at_exit() {
-  skips_destructors = true;
-}
-
-void explain_thread_errors(std::function<std::string(const std::string&)> explain) {
-  static std::mutex mutex;  // in tests a rank is a thread
-  const std::lock_guard<std::mutex> lock(mutex);
-  speaker.explain = std::move(explain);
-}
-
-void at_train_end(std::function<void()> action) {
-  of_this_rank<TrainEnd>().actions.push_back(std::move(action));
-}
-
 int run_alone(int argc, char** argv, AloneFunction train) {
-  return internal::run_main(
+  return run_main(
       argc, argv, Launch::kAlone, {},
       [train](const Options& options, const LaunchEnvironment&) { return train(options); });
 }
 
 int run_rank(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
-  return internal::run_main(argc, argv, Launch::kLauncher, extra, train);
+  return run_main(argc, argv, Launch::kLauncher, extra, train);
 }
 
 int run_rank(const std::function<void(const LaunchEnvironment&)>& train) {
-  return internal::guarded([&](std::string& who) {
+  return run_program([&](std::string& who) {
     const LaunchEnvironment environment = read_launch_environment();
-    who = internal::name_of_rank(environment);
+    who = name_of_rank(environment);
     say_notes(environment);
     end_with_launcher(environment);
     train(environment);

@@ -1,22 +1,31 @@
-// common/launch/run_main.hpp - turns an exception into a line and an exit code, for programs with a
-// command line of their own.
+// common/launch/run_main.hpp - main() of every program: an exception becomes a line and an exit
+// code.
 #pragma once
 
 #include <functional>
 #include <string>
 
 #include "common/base/exit_codes.hpp"
-#include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
+#include "common/meet/launch.hpp"
 
-namespace ddp::internal {
+namespace ddp {
 
-/// Every program's main(). Opens closed standard streams, and ignores SIGPIPE and SIGXFSZ. Runs
+/// A stage's train function. It returns kDone, or kRunAgain if it stopped on request and saved.
+using AloneFunction = ExitCode (*)(const Options& options);
+using TrainFunction = ExitCode (*)(const Options& options, const LaunchEnvironment& environment);
+
+/// Runs stages 01 and 02, which are a single process. Refuses launchers that started several
+/// processes.
+/// @return the exit code; an error is one line on stderr
+int run_alone(int argc, char** argv, AloneFunction train);
+
+/// main() of every program. Opens closed standard streams, and ignores SIGPIPE and SIGXFSZ. Runs
 /// `body`, then the actions of at_train_end(). Turns an exception into an exit code, a line on
 /// stderr, "<program>: error: [rank 2] message", and the file in which torchrun looks for the root
 /// cause.
 /// @param body returns the exit code; writes "[rank 2] " into its argument once the rank is known
-int guarded(const std::function<int(std::string& who)>& body);
+int run_program(const std::function<int(std::string& who)>& body);
 
 /// "[rank 2] ", or nothing in a world of one process.
 std::string name_of_rank(const LaunchEnvironment& environment);
@@ -26,10 +35,16 @@ std::string name_of_rank(const LaunchEnvironment& environment);
 void refuse_several(const std::string& program, const LaunchEnvironment& environment,
                     const char* why);
 
+/// Runs stages 04 and 05: a launcher started this process and gives its rank.
+/// @return the exit code; an error is one line on stderr
+int run_rank(int argc, char** argv, TrainFunction train, const ExtraOptions& extra = {});
+/// The same for programs that parse their command line themselves.
+int run_rank(const std::function<void(const LaunchEnvironment&)>& train);
+
 /// main() of a stage's process: parses the command line, reads the launch environment, and trains.
 /// @param train returns kDone or kRunAgain
 int run_main(
     int argc, char** argv, Launch launch, const ExtraOptions& extra,
     const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train);
 
-}  // namespace ddp::internal
+}  // namespace ddp

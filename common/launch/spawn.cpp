@@ -16,8 +16,7 @@
 #include "common/base/files.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/hardware.hpp"
-#include "common/launch/run_main.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp {
 namespace {
@@ -202,8 +201,7 @@ int processes_to_start(const DeviceOptions& options) {
 
 int start_and_wait(int argc, char** argv, const ExtraOptions& extra) {
   const Options options = parse_options(argc, argv, Launch::kSpawn, extra);
-  internal::refuse_several(options.program, read_launch_environment(options),
-                           "starts its own processes");
+  refuse_several(options.program, read_launch_environment(options), "starts its own processes");
   if (options.rank) {
     refuse("--rank: got {}, expected none: {} numbers its processes itself", *options.rank,
            options.program);
@@ -225,9 +223,9 @@ int start_ranks(const std::string& program, const std::vector<std::string>& argv
 
 int spawn(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
   if (process_getenv("DDP_LAUNCHER")) {
-    return internal::run_main(argc, argv, Launch::kSpawn, extra, train);
+    return run_main(argc, argv, Launch::kSpawn, extra, train);
   }
-  return internal::guarded([&](std::string&) { return start_and_wait(argc, argv, extra); });
+  return run_program([&](std::string&) { return start_and_wait(argc, argv, extra); });
 }
 
 }  // namespace ddp

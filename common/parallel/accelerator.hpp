@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "common/backends/device.hpp"
+#include "common/device/device.hpp"
 #include "common/launch/options.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"

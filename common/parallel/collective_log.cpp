@@ -9,9 +9,10 @@
 #include <utility>
 
 #include "common/backends/cuda_module.hpp"
-#include "common/backends/store_exchange.hpp"
+#include "common/base/patience.hpp"
+#include "common/base/process_exit.hpp"
 #include "common/base/seconds_since.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/meet/board.hpp"
 
 namespace ddp {
 namespace {
@@ -97,24 +98,19 @@ constexpr std::chrono::milliseconds kOthersNotice(300);
 constexpr std::chrono::milliseconds kOthersTime(1000);
 constexpr std::chrono::seconds kStoreAnswers{1};
 
-std::vector<int> ask_store(c10d::Store& store, int rank, int world_size, bool timed_out) {
+std::vector<int> ask_store(Board board, int world_size, bool timed_out) {
+  const std::string kWaits = "late/waits";
   const std::string kTimedOut = "late/timed out";
-  const std::vector<std::string> keys = keys_of_ranks("late", world_size);
-  store.set(keys[static_cast<size_t>(rank)], "waits");
+  board.leave(kWaits);
   if (timed_out) {
-    store.set(kTimedOut, "yes");
+    board.leave(kTimedOut);
   }
   std::this_thread::sleep_for(kOthersNotice);
-  std::vector<int> silent;
-  if (store.check({kTimedOut})) {
-    std::this_thread::sleep_for(kOthersTime);
-    for (int other = 0; other < world_size; ++other) {
-      if (!store.check({keys[static_cast<size_t>(other)]})) {
-        silent.push_back(other);
-      }
-    }
+  if (board.missing(kTimedOut).size() == static_cast<size_t>(world_size)) {
+    return {};
   }
-  return silent;
+  std::this_thread::sleep_for(kOthersTime);
+  return board.missing(kWaits);
 }
 
 /// Names the collective in the text of ProcessGroupNCCL's watchdog; returns other texts unchanged.
@@ -132,11 +128,11 @@ std::string nccl_collective(const std::string& what, const std::string& timeout)
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out) {
   try {
-    if (auto late = ask_in_time(
-            [store, timed_out, rank = launch.rank, world_size = launch.world_size] {
-              return ask_store(*store, rank, world_size, timed_out);
-            },
-            kOthersNotice + kOthersTime + kStoreAnswers)) {
+    if (auto late =
+            ask_in_time([board = Board(store, launch.rank, launch.world_size, store->getTimeout()),
+                         world_size = launch.world_size,
+                         timed_out] { return ask_store(board, world_size, timed_out); },
+                        kOthersNotice + kOthersTime + kStoreAnswers)) {
       return *std::move(late);
     }
   } catch (const std::exception&) {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "common/launch/launch_environment.hpp"
+#include "common/meet/launch.hpp"
 
 namespace ddp {
 

@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "common/launch/hardware.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp {
 namespace {

@@ -12,8 +12,7 @@
 #include <utility>
 
 #include "common/base/refuse.hpp"
-#include "common/data/flat_parameters.hpp"
-#include "common/parallel/agreement.hpp"
+#include "common/model/flat_parameters.hpp"
 
 namespace ddp {
 namespace {
@@ -140,7 +139,7 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
       refuse("ignored: got {}, expected a name of named_parameters() or named_buffers()", name);
     }
   }
-  verify_same(process_group, "model", describe(module, options));
+  process_group.board().same("model", describe(module, options));
   for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
     expect_sendable("parameter " + name, parameter, process_group.device());
   });

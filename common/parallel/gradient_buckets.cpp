@@ -7,7 +7,7 @@
 #include <ranges>
 #include <tuple>
 
-#include "common/data/flat_parameters.hpp"
+#include "common/model/flat_parameters.hpp"
 
 namespace ddp {
 

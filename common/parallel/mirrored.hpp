@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/data/data_loader.hpp"
-#include "common/data/flat_parameters.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/data_parallel.hpp"
 
 namespace ddp {

@@ -15,20 +15,19 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "common/backends/backend.hpp"
+#include "common/backends/gloo.hpp"
 #include "common/backends/host_backend.hpp"
-#include "common/backends/store_exchange.hpp"
+#include "common/backends/registry.hpp"
+#include "common/base/patience.hpp"
+#include "common/base/process_exit.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/seconds_since.hpp"
-#include "common/data/flat_parameters.hpp"
-#include "common/launch/hardware.hpp"
-#include "common/launch/network.hpp"
-#include "common/launch/of_this_rank.hpp"
-#include "common/launch/spawn.hpp"
+#include "common/device/hardware.hpp"
 #include "common/launch/stop_request.hpp"
-#include "common/parallel/agreement.hpp"
+#include "common/meet/address.hpp"
+#include "common/meet/store.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/parallel/collective_log.hpp"
-#include "common/parallel/rendezvous.hpp"
 
 namespace ddp {
 namespace {
@@ -119,6 +118,7 @@ ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::St
       group_(std::move(group)),
       device_(device),
       log_(std::move(log)),
+      board_(store_, launch_.rank, launch_.world_size, store_->getTimeout()),
       all_reduces_(all_reduces),
       connect_(std::move(connect)) {}
 
@@ -135,7 +135,7 @@ ProcessGroup::~ProcessGroup() {
 std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ranks) const {
   const std::string name = fmt::format(
       "group/{}", store_->add(fmt::format("groups/{}", rank()), 1));  // the same on all ranks
-  verify_same(*this, "ranks of a group", fmt::format("{}", fmt::join(ranks, " ")));
+  board_.same("ranks of a group", fmt::format("{}", fmt::join(ranks, " ")));
   for (auto member = ranks.begin(); member != ranks.end(); ++member) {
     if (*member < 0 || *member >= world_size() ||
         std::find(ranks.begin(), member, *member) != member) {
@@ -306,8 +306,7 @@ void ProcessGroup::meet_after_failed_backward() const {
   try {
     at_store(what, [&] {
       stop(++failed_backwards_);
-      meet(*store_, fmt::format("failed backward/{}", failed_backwards_), rank(), world_size(),
-           what);
+      board_.gather("failed backward", "", what);
     });
   } catch (const TransientError& error) {
     throw Error(
@@ -477,6 +476,20 @@ void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
   group.setGroupName("world");
 }
 
+std::string shared_device(const std::vector<std::string>& devices) {
+  for (size_t rank = 1; rank < devices.size(); ++rank) {
+    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
+    const auto first = std::find(devices.begin(), here, *here);
+    if (first != here && !here->empty()) {
+      return fmt::format(
+          "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
+          "all devices of its node, or one of its own (--gpus-per-task=1)",
+          first - devices.begin(), rank, *here);
+    }
+  }
+  return "";
+}
+
 namespace {
 
 std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
@@ -515,18 +528,19 @@ std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
   };
   auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, group, device, log,
                                                       options.all_reduces, connect);
-  verify_same(
-      *process_group, "settings",
+  process_group->board().same(
+      "settings",
       fmt::format("version {}\nworld size {}\nnodes: {}\ndevice {}\n{}", DDP_VERSION,
                   launch.world_size, launch.num_nodes > 1 ? "several" : "one",
                   c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
   // Later than the comparison: a rank that finds one node does not tell its address.
-  *address = address_for_peers(launch, interface, meeting);
+  *address = address_for_peers(launch, interface, meeting, process_group->board());
   if (device.is_cuda()) {
     // Ranks with different host ids may share a device: NCCL then sends through its sockets.
     const char* const host_id = std::getenv("NCCL_HOSTID");
-    verify(*process_group, "devices",
-           cuda_device_uuid(device.index()) + (host_id != nullptr ? host_id : ""), shared_device);
+    process_group->board().check(
+        "devices", cuda_device_uuid(device.index()) + (host_id != nullptr ? host_id : ""),
+        shared_device);
     explain_nccl_timeouts(meeting.store, launch, log);
   }
   attach_backend(*group, device, connect(meeting.store, launch.rank, launch.world_size));
@@ -567,7 +581,7 @@ void init_process_group(LaunchEnvironment launch, torch::Device device,
 void destroy_process_group(const CallSite& site) {
   const ProcessGroup& group = default_process_group();
   group.end_training();
-  depart(*group.store(), group.rank(), group.world_size(), "destroy_process_group, " + site.text());
+  depart(group.board(), fmt::format("destroy_process_group ({})", site.text()));
   group.c10d_group()->getDefaultBackend()->shutdown();
   // Keeps the object until `train` has ended, because other objects refer to it.
   at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(of_this_rank<DefaultGroup>()))] {});

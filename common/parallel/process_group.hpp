@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "common/launch/launch_environment.hpp"
 #include "common/launch/options.hpp"
+#include "common/meet/board.hpp"
+#include "common/meet/launch.hpp"
 #include "common/parallel/collective_log.hpp"
 
 namespace ddp {
@@ -112,7 +113,8 @@ class ProcessGroup {
   /// all_reduce() reads without a copy.
   torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) const;
 
-  /// Store for exchanges without the backend, see agreement.hpp.
+  /// Texts between the ranks, without the backend.
+  Board& board() const noexcept { return board_; }
   const c10::intrusive_ptr<c10d::Store>& store() const noexcept { return store_; }
   /// Group for c10d's own components, such as its Reducer.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d_group() const noexcept { return group_; }
@@ -146,6 +148,7 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   torch::Device device_;
+  mutable Board board_;  // counts its calls
   std::shared_ptr<CollectiveLog> log_;  // the backend's threads read it too
   bool all_reduces_;
   Connect connect_;
@@ -214,6 +217,10 @@ inline torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) {
 /// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
 void expect_same_weights(const torch::nn::Module& module,
                          const CallSite& site = CallSite::current());
+
+/// Names the first pair of ranks that use the same CUDA device. Objection for Board::check().
+/// @param devices UUIDs by rank; "" if unknown
+std::string shared_device(const std::vector<std::string>& devices);
 
 /// Makes `backend` the backend of `group` for `device`.
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,

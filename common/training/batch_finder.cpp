@@ -19,7 +19,7 @@
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
-#include "common/launch/hardware.hpp"
+#include "common/device/hardware.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {

@@ -13,7 +13,7 @@
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process_usage.hpp"
-#include "common/data/flat_parameters.hpp"
+#include "common/model/flat_parameters.hpp"
 #include "common/training/optimizer.hpp"
 
 namespace ddp {

@@ -11,9 +11,9 @@
 
 #include "common/base/progress_bar.hpp"
 #include "common/data/data_loader.hpp"
-#include "common/data/mlp.hpp"
-#include "common/launch/gpu_monitor.hpp"
+#include "common/device/gpu_monitor.hpp"
 #include "common/launch/options.hpp"
+#include "common/model/mlp.hpp"
 #include "common/parallel/process_group.hpp"
 #include "common/training/metrics_file.hpp"
 #include "common/training/step_clock.hpp"

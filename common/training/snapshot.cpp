@@ -13,7 +13,6 @@
 #include "common/base/parse.hpp"
 #include "common/data/tensor_file.hpp"
 #include "common/launch/stop_request.hpp"
-#include "common/parallel/agreement.hpp"
 #include "common/parallel/process_group.hpp"
 #include "common/training/optimizer.hpp"
 
@@ -156,7 +155,8 @@ int64_t apply(const Options& options, const std::string& path, const std::string
 
 /// Copies rank 0's text, of any size, to all ranks.
 std::string broadcast_text(const ProcessGroup& group, std::string text, const CallSite& site) {
-  const auto size = std::stoll(share(group, "snapshot size", std::to_string(text.size())));
+  const auto size =
+      std::stoll(group.board().from_rank_0("snapshot size", std::to_string(text.size())));
   text.resize(static_cast<size_t>(size));
   const torch::Tensor host = torch::from_blob(text.data(), {size}, torch::kUInt8);
   const torch::Tensor bytes = host.to(group.device());
@@ -195,18 +195,17 @@ int64_t load(const Options& options, const torch::nn::Module& module,
       refusal = error.what();
     }
   }
-  refusal = share(*group, "snapshot refusal", refusal + "\n");
-  if (refusal != "\n") {
+  refusal = group->board().from_rank_0("snapshot refusal", refusal);
+  if (!refusal.empty()) {
     destroy_process_group(site);  // rank 0 stays until the other ranks have the answer
-    refusal.pop_back();
     throw Error(ExitCode::kSnapshotRefused, refusal);
   }
-  const std::string path = share(*group, "snapshot path", newest.first + "\n");
-  if (path == "\n") {
+  const std::string path = group->board().from_rank_0("snapshot path", newest.first);
+  if (path.empty()) {
     return 0;
   }
-  return apply(options, path.substr(0, path.size() - 1),
-               broadcast_text(*group, newest.second, site.in("load_snapshot")), module, optimizer);
+  return apply(options, path, broadcast_text(*group, newest.second, site.in("load_snapshot")),
+               module, optimizer);
 }
 
 void save(const Options& options, int64_t epochs_done, const torch::nn::Module& module,

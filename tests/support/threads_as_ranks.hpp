@@ -11,8 +11,8 @@
 #include <functional>
 #include <string>
 
-#include "common/backends/backend.hpp"
-#include "common/launch/of_this_rank.hpp"
+#include "common/backends/registry.hpp"
+#include "common/base/process_exit.hpp"
 #include "common/parallel/process_group.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/rank_threads.hpp"

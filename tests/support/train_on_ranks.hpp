@@ -7,8 +7,8 @@
 
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
-#include "common/data/flat_parameters.hpp"
-#include "common/data/mlp.hpp"
+#include "common/model/flat_parameters.hpp"
+#include "common/model/mlp.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
 #include "common/training/optimizer.hpp"

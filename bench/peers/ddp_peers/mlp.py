@@ -1,4 +1,4 @@
-"""The stages' model and its loss: see common/data/mlp.hpp."""
+"""The stages' model and its loss: see common/model/mlp.hpp."""
 
 import torch
 import torch.nn.functional as F

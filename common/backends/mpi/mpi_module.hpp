@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/backends/shm/communicator.hpp"
+#include "common/base/module.hpp"
 
 namespace ddp {
 
@@ -15,8 +16,11 @@ struct MpiModule {
   std::unique_ptr<Communicator> (*connect)(int rank, int world_size);
 };
 
-/// Opens the module, once. @return nullptr if this build has none
+/// @return nullptr if this build has none
 /// @throws UsageError if it cannot be opened, for example without libmpi
-const MpiModule* mpi_module();
+inline const MpiModule* mpi_module() {
+  static const auto* const module = static_cast<const MpiModule*>(open_module(kMpiModule));
+  return module;
+}
 
 }  // namespace ddp

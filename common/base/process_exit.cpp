@@ -1,0 +1,63 @@
+#include "common/base/process_exit.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ddp {
+namespace {
+
+struct TrainEnd {
+  std::vector<std::function<void()>> actions;
+};
+
+std::atomic<bool> skips_destructors = false;
+
+std::mutex explanation_mutex;  // in tests a rank is a thread
+Explain explanation;
+
+}  // namespace
+
+void at_train_end(std::function<void()> action) {
+  of_this_rank<TrainEnd>().actions.push_back(std::move(action));
+}
+
+void run_train_end_actions() {
+  for (const auto& action : std::exchange(of_this_rank<TrainEnd>().actions, {})) {
+    action();
+  }
+}
+
+void skip_destructors_at_exit() {
+  skips_destructors = true;
+}
+
+int exit_code_of_process(int code) {
+  if (skips_destructors) {
+    std::fflush(nullptr);
+    std::_Exit(code);
+  }
+  return code;
+}
+
+void explain_thread_errors(Explain explain) {
+  const std::lock_guard<std::mutex> lock(explanation_mutex);
+  explanation = std::move(explain);
+}
+
+Explain thread_error_explanation() {
+  const std::lock_guard<std::mutex> lock(explanation_mutex);
+  return explanation;
+}
+
+void wait_for_launcher() {
+  constexpr std::chrono::seconds kLaunchersTurn{1};
+  std::this_thread::sleep_for(kLaunchersTurn);
+}
+
+}  // namespace ddp

@@ -1,0 +1,62 @@
+// common/model/mlp.hpp - the model of all stages; loss and evaluation of any model.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "common/data/samples.hpp"
+
+namespace ddp {
+
+/// Linear layers with ReLU between them. Cloneable, because stage 02 makes a replica per device.
+class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
+ public:
+  /// @param widths features of the input, of each hidden layer, and of the output:
+  /// {64, 128, 128, 10}
+  /// @param verbose print the input's shape and device at every forward
+  explicit MlpImpl(std::vector<int64_t> widths, bool verbose = false);
+  void reset() override;
+
+  /// @param  input (batch, widths.front()) float32, on the model's device; batch may be 0
+  /// @return       (batch, widths.back()) float32; the last layer is linear
+  torch::Tensor forward(const torch::Tensor& input);
+
+ private:
+  std::vector<int64_t> widths_;
+  bool verbose_;
+  std::vector<torch::nn::Linear> layers_;
+};
+TORCH_MODULE(Mlp);
+
+/// Mean loss of a batch times its weight: mean squared error for one output, else cross entropy.
+/// @param output (samples, outputs); without samples the loss and its gradients are zero
+/// @param target (samples) int64 classes, or (samples, 1) float32 values
+/// @param weight Batch::weight, see Note [Averaging] in data_loader.hpp
+torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, double weight = 1);
+
+struct Evaluation {
+  double loss = 0;  ///< mean over the samples
+  /// Share of the samples with the target class as largest output. NaN for regression.
+  double accuracy = 0;
+};
+
+/// Part of evaluate() that does not depend on the module's type.
+/// @param parameters parameters of the module, for its device and its largest extent
+Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&)> forward,
+                            const std::vector<torch::Tensor>& parameters, const Samples& samples);
+
+/// Loss and accuracy of a module over `samples`, summed in float64, without gradients, in chunks
+/// that bound the memory. The mode of the module does not change: call eval() first if it has
+/// dropout or batch normalization.
+/// @param module anything with parameters() and forward(Tensor)
+template <typename Module>
+Evaluation evaluate(Module& module, const Samples& samples) {
+  return evaluate_forward([&module](const torch::Tensor& input) { return module.forward(input); },
+                          module.parameters(), samples);
+}
+
+}  // namespace ddp

@@ -1,0 +1,176 @@
+// The shared-memory backend through c10d and the stages.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "common/backends/registry.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/files.hpp"
+#include "tests/backends/backend_conformance.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/ranks_by_hand.hpp"
+
+namespace {
+
+using ddp::test::contains;
+using ddp::test::run_backends;
+using ddp::test::RunResult;
+
+bool mapped_as_shared(const torch::Tensor& tensor) {
+  const auto at = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    char dash = 0;
+    std::istringstream(line) >> std::hex >> begin >> dash >> end;
+    if (at >= begin && at < end) {
+      return line.find("memfd:ddp-cpp") != std::string::npos;
+    }
+  }
+  return false;
+}
+
+/// Backend in the summary of m.jsonl.
+std::string backend_used(const ddp::test::RanksByHand& ranks) {
+  const std::string text = ddp::read_text(ranks.folder.path() + "/m.jsonl");
+  std::smatch match;
+  std::regex_search(text, match, std::regex(R"re("backend":"(\w+)")re"));
+  return match.empty() ? "none" : match[1].str();
+}
+
+}  // namespace
+
+TEST_CASE("every collective of every type is right") {
+  at::set_num_threads(1);
+  const int world_size = GENERATE(1, 2, 3);
+  run_backends(world_size, "shm", [](c10d::Backend& backend) {
+    TORCH_CHECK(ddp::test::check_collectives(backend, {.nan = true}) >= 150);
+  });
+  SUCCEED("no rank threw");
+}
+
+TEST_CASE("what it cannot do is refused in one line") {
+  const auto backend =
+      ddp::make_backend("shm", c10::make_intrusive<c10d::HashStore>(),
+                        {0, 1, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
+  const auto reduce = [&](const torch::Tensor& tensor,
+                          c10d::ReduceOp op = c10d::ReduceOp::SUM) -> std::function<void()> {
+    return [&backend, tensor, op] {
+      std::vector<torch::Tensor> tensors{tensor};
+      backend->allreduce(tensors, {.reduceOp = op});
+    };
+  };
+  std::vector<torch::Tensor> none;
+  std::vector<torch::Tensor> one{torch::ones({2})};
+  const std::vector<std::pair<std::function<void()>, std::string>> cases = {
+      {reduce(torch::ones({2}), c10d::ReduceOp::PRODUCT),
+       "Expected all_reduce with SUM, AVG, MAX or MIN, got"},
+      {reduce(torch::ones({2}, torch::kInt32), c10d::ReduceOp::AVG),
+       "Expected all_reduce of floating-point numbers, got int"},
+      {reduce(torch::ones({2}, torch::kComplexFloat), c10d::ReduceOp::MAX),
+       "Expected all_reduce of real numbers, got c10::complex<float>"},
+      {reduce(torch::ones({2}).to_sparse()),
+       "Expected all_reduce of a dense tensor, got SparseCPUFloatType"},
+      {[&] { backend->allreduce(none, {}); }, "Expected all_reduce of 1 tensor, got 0"},
+      {[&] { backend->broadcast(one, {.rootRank = 3}); },
+       "Expected broadcast from rank 0 to 0, got 3"},
+      {[&] {
+         backend->shutdown();
+         backend->allreduce(one, {});
+       },
+       "Expected a call before the process group was destroyed, got one after"}};
+  for (const auto& [call, expected] : cases) {
+    std::string message;
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      message = error.what_without_backtrace();
+    }
+    INFO(message);
+    CHECK(contains(message, "--backend shm: " + expected));
+    CHECK_FALSE(contains(message, "\n"));
+  }
+}
+
+TEST_CASE("memory for gradients is shared, unless the ranks' sizes differ") {
+  run_backends(2, "shm", [](c10d::Backend& backend) {
+    TORCH_CHECK(backend.supportsTensorAlloc(0));
+    const torch::Tensor same = backend.allocateTensor(1000, torch::kFloat64);
+    TORCH_CHECK(same.numel() == 1000 && same.dtype() == torch::kFloat64);
+    TORCH_CHECK(mapped_as_shared(same));
+    const torch::Tensor different =
+        backend.allocateTensor(1000 + backend.getRank(), torch::kFloat32);
+    TORCH_CHECK(different.numel() == 1000 + backend.getRank());
+    TORCH_CHECK(!mapped_as_shared(different));
+  });
+  SUCCEED("no rank threw");
+}
+
+TEST_CASE("no shared memory: shm is an error, auto goes on with Gloo") {
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{1 << 20, before.rlim_max};
+  std::string message;
+  std::string used;
+  setrlimit(RLIMIT_FSIZE, &small);
+  try {
+    run_backends(2, "shm", [](c10d::Backend&) {});
+  } catch (const ddp::UsageError& error) {
+    message = error.what();
+  }
+  run_backends(2, "auto", [&](c10d::Backend& backend) {
+    if (backend.getRank() == 0) {
+      used = backend.getBackendName();
+    }
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(message ==
+        "--backend shm: rank 0 cannot make 8 MiB of shared memory: ulimit -f allows files of 1 "
+        "MiB; use --backend gloo");
+  CHECK(used == "gloo");
+}
+
+TEST_CASE("stage 03 uses shared memory by default", "[stage]") {
+  for (const auto& [backend, used] :
+       std::map<std::string, std::string>{{"auto", "shm"}, {"shm", "shm"}, {"gloo", "gloo"}}) {
+    ddp::test::RanksByHand ranks;
+    const std::string program = DDP_BIN_DIR "/03_ddp_spawn 2 2 --nprocs 2 --metrics m.jsonl";
+    const RunResult result = ranks
+                                 .start(0, program + " --backend " + backend,
+                                        "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT")
+                                 .wait();
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    CHECK(result.err.empty());
+    CHECK(backend_used(ranks) == used);
+  }
+}
+
+TEST_CASE("a host of another name: shm is refused by both ranks, auto uses Gloo", "[stage]") {
+  for (const std::string backend : {"shm", "auto"}) {
+    ddp::test::RanksByHand ranks;
+    std::ofstream(ranks.folder.path() + "/elsewhere") << "hostname elsewhere && exec \"$@\"";
+    for (const int rank : {0, 1}) {
+      ranks.start(rank,
+                  std::string(rank == 1 ? "unshare --uts sh elsewhere " : "") +
+                      DDP_BIN_DIR "/04_ddp_launcher 1 1 --metrics m.jsonl --backend " + backend,
+                  "LOCAL_WORLD_SIZE=2");
+    }
+    for (const auto& rank : ranks.started) {
+      const RunResult result = rank->wait();
+      INFO(result.err);
+      CHECK(result.exit_code == (backend == "shm" ? 2 : 0));
+      CHECK(result.err.empty() == (backend == "auto"));
+      if (backend == "shm") {
+        CHECK(contains(result.err, "--backend shm: rank 1 is on elsewhere (boot id "));
+        CHECK(contains(result.err, "expected all ranks on one host; use --backend gloo"));
+      }
+    }
+    CHECK(backend_used(ranks) == (backend == "shm" ? "none" : "gloo"));
+  }
+}

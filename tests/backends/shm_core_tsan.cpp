@@ -1,0 +1,120 @@
+// The collectives over shared memory under the thread sanitizer: ranks are threads on one mapping,
+// so that the sanitizer sees every access to it and their order. Compiled only with the sources
+// that it uses.
+//
+//   shm_core_tsan          must be silent
+//   shm_core_tsan --race   skips a meeting: the sanitizer must report it
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_kernels.hpp"
+#include "tests/backends/random_collectives.hpp"
+
+namespace {
+
+using ddp::shm::Communicator;
+
+/// Mapping with a part for each rank.
+class SharedParts {
+ public:
+  SharedParts(int world_size, size_t bytes)
+      : bytes_(bytes * static_cast<size_t>(world_size)),
+        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED) {
+      std::abort();
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      parts_.push_back(static_cast<std::byte*>(memory_) + static_cast<size_t>(rank) * bytes);
+    }
+  }
+  ~SharedParts() { munmap(memory_, bytes_); }
+  SharedParts(const SharedParts&) = delete;
+  SharedParts& operator=(const SharedParts&) = delete;
+  const std::vector<std::byte*>& parts() const { return parts_; }
+
+ private:
+  size_t bytes_;
+  void* memory_;
+  std::vector<std::byte*> parts_;
+};
+
+size_t round_to_page(size_t bytes) {
+  return (bytes + 4095) / 4096 * 4096;
+}
+
+/// Collective without one of its meetings: a rank stores into its mailbox with one kernel, and
+/// another rank loads from there with another kernel.
+void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here) {
+  // At the same time without order: a late rank that reads the other's progress would be ordered
+  // after it.
+  here.fetch_add(1, std::memory_order_relaxed);
+  while (here.load(std::memory_order_relaxed) < 2) {
+    std::this_thread::yield();
+  }
+  std::byte* const mailbox = parts[0] + Communicator::part_bytes(2) - 8192;
+  std::vector<float> data(1024);
+  if (rank == 0) {
+    ddp::shm::stream(mailbox, data.data(), 4096);
+  } else {
+    ddp::shm::Reduction reduction(ddp::DType::kFloat32, ddp::ReduceOp::kSum, data.size(), 1, 1);
+    reduction.inputs[0] = mailbox;
+    reduction.outputs[0] = data.data();
+    ddp::shm::reduce(reduction);
+  }
+}
+
+void run(int world_size, bool with_race) {
+  const SharedParts memory(world_size, round_to_page(Communicator::part_bytes(world_size)));
+  const auto region = std::make_shared<SharedParts>(world_size, round_to_page(400000));
+  std::atomic<int> here{0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Communicator communicator(rank, memory.parts(), std::chrono::seconds(100),
+                                  [](int) { return true; });
+        communicator.add_region(region->parts(), 400000, region);
+        const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
+          return std::shared_ptr<void>(region, region->parts()[static_cast<size_t>(rank)]);
+        });
+        if (!wrong.empty()) {
+          throw std::runtime_error(wrong);
+        }
+        if (with_race) {
+          race(memory.parts(), rank, here);
+        }
+        communicator.barrier();
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        std::_Exit(1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool with_race = argc > 1 && std::string(argv[1]) == "--race";
+  if (with_race) {
+    run(2, true);
+    return 0;
+  }
+  for (const int world_size : {2, 3, 4}) {
+    run(world_size, false);
+  }
+  std::printf("done\n");
+  return 0;
+}

@@ -1,0 +1,375 @@
+// Speeds, comparisons, verdicts and sentences from measured steps, in the record and on the screen.
+#include "bench/report.hpp"
+
+#include <limits>
+#include <map>
+#include <regex>
+#include <sstream>
+
+#include "tests/bench/made_up_reports.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using namespace ddp::bench;
+using ddp::test::add_repetition;
+using ddp::test::conclude;
+using ddp::test::contains;
+using ddp::test::control_of;
+using ddp::test::make_run;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Adds repetitions around `step_ms`, with small differences between blocks and between runs.
+void time_run(Run& run, double step_ms, int repetitions, double spread) {
+  static int calls = 0;
+  ++calls;
+  for (int block = 0; block < repetitions; ++block) {
+    add_repetition(run, block, step_ms * (1 + spread * ((calls + 3 * block) % 7 - 3)));
+  }
+}
+
+/// Run of a default plan with peers, and its step.
+struct Timed {
+  Run run;
+  double step_ms;
+};
+
+std::vector<Timed> default_runs(const std::string& model) {
+  const Run alone = make_run("01_single_gpu", {.model = model});
+  const Run ranks =
+      make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2, .model = model});
+  const auto over_gloo = [&](const char* kind, const char* program, const char* variant) {
+    return make_run(program, {kind, variant, "spawn", "gloo", 2, 1, model});
+  };
+  return {
+      {alone, 4},
+      {make_run("01_single_gpu", {.threads = 2, .model = model}), 5},
+      {make_run("02_data_parallel", {.ranks = 2, .model = model}), 5.5},
+      {ranks, 4.4},
+      {over_gloo("stage", "03_ddp_spawn", "main"), 6},
+      {make_run("pytorch", {.kind = "peer", .variant = "tuned", .threads = 2, .model = model}), 9},
+      {over_gloo("peer", "pytorch", "tuned"), 8},
+      {over_gloo("peer", "pytorch", "compiled"), 6.6},
+      {make_run("jax", {.kind = "peer", .variant = "jit", .threads = 2, .model = model}), 4},
+      {control_of(alone), 4},
+      {control_of(ranks), 4.4},
+  };
+}
+
+Report make_report(const std::vector<Timed>& timed, int repetitions = 9, double spread = 0.002) {
+  Report report;
+  for (const auto& [run, step_ms] : timed) {
+    report.runs.push_back(run);
+    time_run(report.runs.back(), step_ms, repetitions, spread);
+  }
+  conclude(report);
+  return report;
+}
+
+const Comparison& comparison(const Report& report, const std::string& kind, const std::string& a,
+                             const std::string& b) {
+  for (const Comparison& one : report.comparisons) {
+    if (one.kind == kind && contains(one.a, a) && contains(one.b, b)) {
+      return one;
+    }
+  }
+  FAIL("no comparison " << kind << " of " << a << " and " << b);
+  throw;
+}
+
+std::map<std::string, std::string> texts(const Report& report) {
+  std::map<std::string, std::string> all;
+  for (const Sentence& sentence : report.sentences) {
+    CHECK(all.emplace(sentence.code, sentence.text).second);
+  }
+  return all;
+}
+
+/// Lines of the screen.
+std::vector<std::string> screen_of(const Report& report) {
+  std::stringstream out;
+  print(out, report);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(out, line);) {
+    CHECK(line.size() <= kScreenWidth);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+int count_lines(const std::vector<std::string>& lines, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return static_cast<int>(std::ranges::count_if(
+      lines, [&](const std::string& line) { return std::regex_search(line, regex); }));
+}
+
+TEST_CASE("speeds follow from launches of the same block", "[pair]") {
+  Run alone = make_run("01_single_gpu");
+  Run ranks = make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
+  for (int block = 0; block < 6; ++block) {
+    const double slower = 1 + block;  // the machine is slower, for both
+    add_repetition(alone, block, 2 * slower);
+    add_repetition(ranks, 5 - block, 2.5 * (6 - block));
+    ranks.repetitions.back().no_comm_median_ms = 2.5 * (6 - block) - 0.5;
+    ranks.repetitions.back().startup_ms = 600 + block;
+  }
+  add_repetition(ranks, 7, 1e6);  // without a pair in its block
+  Report report;
+  report.runs = {alone, ranks};
+  pair(report);
+  const Run& result = report.runs[1];
+  CHECK(report.runs[0].speedup == 1.0);
+  CHECK(report.runs[0].samples_per_second.value() == Approx(64e3 / *report.runs[0].step_ms.median));
+  CHECK(result.step_ms.n == 35);
+  CHECK(result.speedup.value() == Approx(1.6));
+  CHECK(result.speedup_ci95.value().low == Approx(1.6));
+  CHECK(result.efficiency.value() == Approx(0.8));
+  CHECK(result.exposed_comm_ms.value() == Approx(0.5));
+  CHECK(result.startup_ms == 602.5);
+  CHECK(comparison(report, "baseline", "03", "01").pairs == 6);
+}
+
+TEST_CASE("what fails or trains another way has no speed and is compared with nothing", "[pair]") {
+  std::vector<Timed> timed = default_runs("M");
+  const bool has_error = GENERATE(true, false);
+  for (const std::size_t which : {0u, 3u, 5u, 9u, 10u}) {
+    CAPTURE(has_error, which);
+    std::vector<Timed> runs = timed;
+    if (has_error) {
+      runs[which].run.error = "exit code 1";
+    } else {
+      runs[which].run.parity.ok = false;
+    }
+    const Report report = make_report(runs);
+    const Run& failed = report.runs[which];
+    CHECK_FALSE(failed.has_speed());
+    CHECK_FALSE((failed.step_ms.median || failed.samples_per_second || failed.speedup));
+    CHECK_FALSE(report.comparisons.empty());
+    for (const Comparison& one : report.comparisons) {
+      CHECK((one.a != failed.name && one.b != failed.name));
+    }
+    for (const Sentence& sentence : report.sentences) {
+      CHECK(std::ranges::find(sentence.runs, failed.name) == sentence.runs.end());
+    }
+    CHECK(report.runs[1].speedup.has_value() == (which != 0));  // the baseline is missing
+  }
+}
+
+TEST_CASE("the sentences of a quiet report say all that it shows", "[sentences]") {
+  const Report report = make_report(default_runs("M"));
+  std::vector<std::string> codes;
+  std::ranges::transform(report.sentences, std::back_inserter(codes), &Sentence::code);
+  CHECK(codes == std::vector<std::string>{"fastest", "ranks", "threads", "peers", "controls"});
+  CHECK_FALSE(contains(texts(report)["fastest"], "not significantly"));
+  CHECK(*comparison(report, "best", "shm", "gloo").ratio == Approx(1.364).epsilon(0.01));
+}
+
+TEST_CASE("nothing is claimed without controls, or by less than they differed", "[sentences]") {
+  std::vector<Timed> runs = default_runs("M");
+  int repetitions = 9;
+  SECTION("without any") {
+    std::erase_if(runs, [](const Timed& timed) { return timed.run.kind == "control"; });
+  }
+  SECTION("without that of ranks") {
+    runs.pop_back();
+  }
+  SECTION("when one of them differs by more") {
+    runs.back().step_ms *= GENERATE(3.0, 0.3);
+  }
+  SECTION("with too few repetitions") {
+    repetitions = GENERATE(1, 5);
+  }
+  const Report report = make_report(runs, repetitions);
+  CHECK(report.comparisons.size() > 8);
+  CHECK(std::ranges::none_of(report.comparisons, &Comparison::significant));
+  auto said = texts(report);
+  CAPTURE(said["peers"]);
+  CHECK(contains(said["fastest"],
+                 "(not significantly faster than 01_single_gpu with 2 threads or 3 more)"));
+  CHECK(contains(said["ranks"], "whether 2 ranks over shm help cannot be told (1.8"));
+  CHECK(contains(said["threads"],
+                 "2 ranks over shm beat one process with 2 threads cannot be told (1.1"));
+  CHECK(contains(said["peers"], "x* as fast as pytorch compiled over gloo (both over gloo: 1."));
+  CHECK(*comparison(report, "peer", "gloo", "pytorch_compiled").ratio == Approx(1.1).epsilon(0.02));
+  CHECK(std::ranges::count(said["peers"], '*') == 5);  // at each ratio, and at their explanation
+  CHECK(said["controls"].size() > 0);
+}
+
+TEST_CASE("a difference counts that is larger than those of equal commands", "[judge]") {
+  std::vector<Timed> runs = default_runs("M");
+  runs.back().step_ms *= 1.2;
+  runs.push_back({control_of(runs[4].run), 6});  // of its kind the largest counts
+  std::ranges::copy_if(default_runs("L"), std::back_inserter(runs),
+                       [](const Timed& timed) { return timed.run.kind != "control"; });
+  const Report report = make_report(runs);
+  CHECK(comparison(report, "baseline", "shm", "01").significant);  // 1.82
+  CHECK(comparison(report, "peer", "shm", "pytorch_compiled").significant);  // 1.5
+  CHECK_FALSE(comparison(report, "threads", "shm", "01").significant);  // 1.14
+  CHECK_FALSE(comparison(report, "control", "shm", "shm").significant);
+  runs[9].step_ms *= 3;  // the control of one core
+  CHECK_FALSE(comparison(make_report(runs), "baseline", "shm", "01").significant);
+  auto said = texts(report);
+  CHECK(contains(said["ranks"], "on L whether 2 ranks over shm help cannot be told"));
+  CHECK_THAT(said["controls"],
+             Catch::Matches(".*: on M [0-2]\\.. % with one core, 2[0-3]\\.. % with several;.*"));
+}
+
+TEST_CASE("with several models there are five sentences, and every number is a ratio of the report",
+          "[sentences]") {
+  std::vector<Timed> runs = default_runs("T");
+  for (Timed& timed : runs) {
+    timed.step_ms *= timed.run.cores() > 1 ? 3 : 1;  // neither ranks nor threads help
+  }
+  runs[1].step_ms = 9.3;  // threads slow it down less
+  for (Timed& timed : default_runs("L")) {
+    timed.run.scaling = "strong";
+    runs.push_back(timed);
+  }
+  const Report report = make_report(runs);
+  REQUIRE(report.sentences.size() == 5);
+  auto said = texts(report);
+  CHECK(contains(said["fastest"], "on T 01_single_gpu; on L strong 03_ddp_spawn"));
+  CHECK(contains(said["ranks"], "on T 2 ranks over shm do not help (0.6"));
+  CHECK(contains(said["ranks"], "on L strong 2 ranks over shm help (1.8"));
+  CHECK(contains(said["threads"], "on T one process with 2 threads is 1.4"));
+  CHECK(contains(said["threads"], "x as fast as 2 ranks over shm; on L"));
+  for (const Sentence& sentence : report.sentences) {
+    CAPTURE(sentence.text);
+    CHECK(sentence.text.size() < 400);
+    CHECK_FALSE(sentence.runs.empty());
+    for (const std::string& name : sentence.runs) {
+      CHECK(report.find(name) != nullptr);
+    }
+    const std::regex number("([0-9.]+)x");
+    for (std::sregex_iterator at(sentence.text.begin(), sentence.text.end(), number), end;
+         at != end; ++at) {
+      const double value = std::stod((*at)[1]);
+      CHECK(std::ranges::any_of(report.comparisons, [&](const Comparison& one) {
+        return std::abs(*one.ratio - value) < 0.006 || std::abs(1 / *one.ratio - value) < 0.006;
+      }));
+    }
+  }
+}
+
+TEST_CASE("our fastest run with a peer's cores and global batch stands beside it, or none",
+          "[pair]") {
+  const int other = GENERATE(0, 1, 2, 3);  // 1: another batch, 2: more cores, 3: a failed run
+  std::vector<Timed> runs = default_runs("M");
+  for (Timed& timed : runs) {
+    if (timed.run.kind == "stage" && timed.run.cores() == 2) {
+      timed.run.global_batch *= other == 1 ? 2 : 1;
+      timed.run.threads *= other == 2 ? 2 : 1;
+    }
+  }
+  runs[3].run.parity.ok = other != 3;  // then our fastest is one process, as two of the peers
+  const Report report = make_report(runs);
+  // Two transports for each: PyTorch in one process, the faster of PyTorch's over gloo, JAX.
+  CHECK(std::ranges::count(report.comparisons, "peer", &Comparison::kind) ==
+        std::vector{6, 0, 0, 4}[static_cast<std::size_t>(other)]);
+}
+
+TEST_CASE("ranks stand beside as many threads, and each world size beside one process", "[pair]") {
+  const auto ranks = [](int n) {
+    return make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = n});
+  };
+  Report report = make_report({{make_run("01_single_gpu"), 4},
+                               {make_run("01_single_gpu", {.threads = 2}), 12},
+                               {ranks(1), 4.1},
+                               {ranks(2), 10},
+                               {ranks(4), 18},
+                               {make_run("02_data_parallel", {.ranks = 2}), 9}});
+  CHECK_FALSE(contains(texts(report)["ranks"], "1 rank "));
+  CHECK(contains(texts(report)["ranks"],
+                 "whether 2 ranks over shm help cannot be told (0.80x), "
+                 "whether 4 ranks"));
+  CHECK(contains(comparison(report, "threads", "ranks:", "threads:2").a, "shm/threads:1/ranks:2"));
+  CHECK(std::ranges::count(report.comparisons, "threads", &Comparison::kind) == 1);
+  for (Run& run : report.runs) {
+    run.pieces_ms.backward = 1;
+  }
+  CHECK(count_lines(screen_of(report), "^  M: 03_ddp_spawn shm +4 ") == 1);
+  report.runs[2].error = "exit code 1";
+  conclude(report);
+  CHECK(contains(texts(report)["fastest"], " or 3 more)"));
+}
+
+TEST_CASE("contenders have the repetitions that an interval needs, or are all", "[pair]") {
+  for (const int most : {5, 6, 7}) {
+    Run often = make_run("03_ddp_spawn", {.launcher = "spawn", .ranks = 2});
+    Run rarely = make_run("02_data_parallel", {.ranks = 2});
+    time_run(often, 4, most, 0);
+    time_run(rarely, 3, 5, 0);
+    Report report;
+    report.runs = {often, rarely};
+    conclude(report);
+    CAPTURE(most);
+    const Workload runs = workloads(report).front();
+    CHECK(contenders(runs).size() == (most < 6 ? 2 : 1));
+    CHECK(fastest_stage(runs)->stage == (most < 6 ? "02_data_parallel" : "03_ddp_spawn"));
+  }
+}
+
+TEST_CASE("a report where nothing was measured says so", "[sentences]") {
+  Report empty;
+  conclude(empty);
+  CHECK(empty.sentences.empty());
+  std::vector<Timed> runs = default_runs("M");
+  const Report report = make_report(runs, 0);
+  CHECK(contains(texts(report)["fastest"], "on M nothing could be measured"));
+  CHECK(report.comparisons.empty());
+}
+
+TEST_CASE("the record has what is known, and null for the rest", "[record]") {
+  Report report = make_report(default_runs("M"));
+  report.not_run = {{"mpirun", "it is not installed"}};
+  report.runs[0].speedup = kNan;
+  report.runs[0].limit_ms = std::numeric_limits<double>::infinity();
+  report.runs[1].gpu = {.utilisation_percent = 50, .memory_mib = 100};
+  const auto document = nlohmann::ordered_json::parse(to_json(report).dump());
+  const auto& runs = document["runs"];
+  CHECK(document["schema_version"] == 3);
+  CHECK(document["not_run"][0]["reason"] == "it is not installed");
+  CHECK(runs[0]["speedup"].is_null());
+  CHECK(runs[0]["limit_ms"].is_null());
+  CHECK(runs[1]["gpu"]["memory_mib"] == 100);
+  CHECK(runs[3]["speedup"] == *report.runs[3].speedup);
+  CHECK(runs[3]["speedup_ci95"] ==
+        std::vector{report.runs[3].speedup_ci95->low, report.runs[3].speedup_ci95->high});
+  CHECK(runs[3]["repetitions"][0]["samples_ms"].size() == 5);
+  CHECK(to_json(report, /*samples=*/false)["runs"][3]["repetitions"][0]["samples_ms"].empty());
+}
+
+TEST_CASE("the screen of a default report has at most 45 lines, and a row for each run",
+          "[screen]") {
+  std::vector<Timed> timed = default_runs("T");
+  std::ranges::copy(default_runs("M"), std::back_inserter(timed));
+  timed[2].run.error = "rank 1: exit code 75: " + std::string(200, 'y');
+  timed[4].run.error = "parity: moved 0.2, stage 01 moved 0.134512";
+  Report report = make_report(timed);
+  for (Run& run : report.runs) {
+    run.pieces_ms = {.data = 0.25, .forward = 1, .backward = 2, .update = 0.5, .all_reduce = 1};
+    run.limit_ms = 0.00712;
+    if (run.is_distributed()) {
+      run.exposed_comm_ms = 0.25;
+    }
+  }
+  report.not_run = {{"srun", "not in a Slurm allocation"}};
+  const std::vector<std::string> lines = screen_of(report);
+  CHECK(lines.size() <= 45);
+  CHECK(count_lines(lines, "^[TM]: ") == 2);
+  CHECK(count_lines(lines,
+                    "^  01_single_gpu +- +- +1x2 +5\\.00 +25,6\\d\\d +1\\.60 \\(.* 80% +ok$") == 2);
+  CHECK(count_lines(lines, "^  02_data_parallel .*error: rank 1: exit code 75: y+\\.\\.\\.$") == 1);
+  CHECK(count_lines(lines, "^  03.*gloo +2  error: parity: moved 0.2, stage 01 moved 0.134512$") ==
+        1);
+  CHECK(count_lines(lines, "control") == 0);
+  // Pieces, their sum, the step, exposed, limit.
+  CHECK(count_lines(lines,
+                    "^  M: 03_ddp_spawn shm +2( +\\d\\.\\d+){5} +4.75 +4.40 +0.250 +0.0071$") == 1);
+  CHECK(count_lines(lines, "^Not run: srun") == 1);
+  report.partial = true;
+  CHECK(count_lines(screen_of(report), "partial") == 1);
+}
+
+}  // namespace

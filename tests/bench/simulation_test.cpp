@@ -1,0 +1,140 @@
+// Reports of simulated launches with known speeds: frequency of false claims.
+#include <regex>
+
+#include "tests/bench/made_up_reports.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using namespace ddp::bench;
+using ddp::test::contains;
+using ddp::test::NormalNoise;
+
+constexpr int kReports = 1000;
+constexpr int kMostFalse = kReports / 20;
+
+/// Distribution of launches' times.
+struct World {
+  double effect = 1;  ///< factor on the step of all runs but stage 01 and the fastest
+  double noise = 0.01;  ///< standard deviation of a launch's logarithm
+  bool has_slow_mode = false;  ///< one launch in six of several ranks takes twice as long
+  double drift = 0;  ///< the machine grows slower by this share in each block
+  int blocks = 9;
+};
+
+/// One process, ranks in three variants, threads, and a peer. All are equally fast but for the
+/// effect.
+std::vector<Run> make_runs() {
+  const Run alone = ddp::test::make_run("01_single_gpu");
+  const Run ranks =
+      ddp::test::make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
+  return {
+      alone,
+      ranks,
+      ddp::test::make_run(
+          "03_ddp_spawn",
+          {.variant = "by_hand", .launcher = "spawn", .backend = "shm", .ranks = 2}),
+      ddp::test::make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "gloo", .ranks = 2}),
+      ddp::test::make_run("01_single_gpu", {.threads = 2}),
+      ddp::test::make_run(
+          "pytorch",
+          {.kind = "peer", .variant = "tuned", .launcher = "spawn", .backend = "gloo", .ranks = 2}),
+      ddp::test::control_of(alone),
+      ddp::test::control_of(ranks)};
+}
+
+/// Number of reports, out of kReports, that ...
+struct Counts {
+  int significant = 0;  ///< call any difference significant
+  int claims = 0;  ///< claim any difference in a sentence
+  int wrong_way = 0;  ///< call a run significantly faster that is slower or equal
+  int found = 0;  ///< find that by_hand is slower than the fastest
+  int missed_fastest = 0;  ///< name another run as the fastest and do not name the fastest with it
+};
+
+/// True if a sentence has a ratio without a star, or says that ranks help or do not help.
+bool claims_anything(const Report& report) {
+  static const std::regex claim("[0-9]x as |[0-9]x\\)|shm help|do not help");
+  static const std::regex unknown("whether [^)]*\\)");
+  return std::ranges::any_of(report.sentences, [](const Sentence& sentence) {
+    return std::regex_search(std::regex_replace(sentence.text, unknown, ""), claim);
+  });
+}
+
+/// True for all runs but stage 01 with one thread and the fastest, and their controls.
+bool is_affected(const Run& run, const std::string& fastest) {
+  return run.cores() > 1 && !run.name.starts_with(fastest);
+}
+
+Counts simulate(const World& world) {
+  std::mt19937_64 engine(1);
+  NormalNoise normal(2);
+  Counts counts;
+  const std::vector<Run> runs = make_runs();
+  const std::string fastest = runs[1].name;
+  for (int i = 0; i < kReports; ++i) {
+    Report report;
+    report.runs = runs;
+    std::vector<Run*> order;
+    std::ranges::transform(report.runs, std::back_inserter(order), [](Run& run) { return &run; });
+    for (int block = 0; block < world.blocks; ++block) {
+      // Not by std::ranges::shuffle, because its order depends on the library.
+      for (std::size_t left = order.size(); left > 1; --left) {
+        std::swap(order[left - 1], order[engine() % left]);
+      }
+      for (std::size_t place = 0; place < order.size(); ++place) {
+        Run& run = *order[place];
+        const bool slow = world.has_slow_mode && run.is_distributed() && engine() % 6 == 0;
+        const double time = block + static_cast<double>(place) / static_cast<double>(order.size());
+        ddp::test::add_repetition(run, block,
+                                  run.cores() * std::exp(world.noise * normal()) * (slow ? 2 : 1) *
+                                      (is_affected(run, fastest) ? world.effect : 1) *
+                                      (1 + world.drift * time));
+      }
+    }
+    ddp::test::conclude(report);
+    const auto any = [&](const auto& holds) {
+      return std::ranges::any_of(report.comparisons, holds) ? 1 : 0;
+    };
+    const auto is_slow = [&](const std::string& name) {
+      return is_affected(*report.find(name), fastest);
+    };
+    counts.significant += any(&Comparison::significant);
+    counts.wrong_way += any([&](const Comparison& one) {
+      const int truth = is_slow(one.b) - is_slow(one.a);  // 1: a is faster
+      return one.significant && truth != (*one.ratio > 1 ? 1 : -1);
+    });
+    counts.found += any([](const Comparison& one) {
+      return one.significant && one.kind == "best" && contains(one.b, "by_hand");
+    });
+    counts.claims += claims_anything(report) ? 1 : 0;
+    const Sentence& first = report.sentences.front();
+    counts.missed_fastest += std::ranges::find(first.runs, fastest) == first.runs.end() ? 1 : 0;
+  }
+  return counts;
+}
+
+TEST_CASE("where there is no effect, one in twenty reports at most claims one", "[simulation]") {
+  World world =
+      GENERATE(World{}, World{.noise = 0.05}, World{.drift = 0.02}, World{.has_slow_mode = true});
+  world.blocks = GENERATE(6, 9);
+  const Counts counts = simulate(world);
+  CAPTURE(world.blocks, world.noise, world.drift);
+  CHECK(counts.significant <= kMostFalse);
+  CHECK(counts.claims <= kMostFalse);
+}
+
+TEST_CASE("an effect of 5 % is found, and never called the other way round", "[simulation]") {
+  // The effect is not found where launches differ by more, but the opposite is not claimed.
+  const World world = GENERATE(World{.effect = 1.05}, World{.effect = 1.05, .noise = 0.08},
+                               World{.effect = 1.05, .noise = 0.08, .has_slow_mode = true});
+  const Counts counts = simulate(world);
+  CAPTURE(world.noise, world.has_slow_mode);
+  CHECK(counts.wrong_way <= kMostFalse);
+  CHECK(counts.missed_fastest <= kMostFalse);
+  const bool is_quiet = world.noise < 0.05;
+  CHECK((!is_quiet || counts.found > 0.8 * kReports));
+  CHECK((!is_quiet || counts.claims > 0.8 * kReports));
+}
+
+}  // namespace

@@ -1,0 +1,67 @@
+// tests/device/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in
+// CUDA_VISIBLE_DEVICES, out of eight. FAKE_DRIVER_FAILS is the result of cuInit().
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInvalidDevice = 101;
+
+/// Devices up to the first name that is no device, as in the real driver.
+std::vector<std::string> visible_devices() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::istringstream names(visible == nullptr ? "0,1,2,3,4,5,6,7" : visible);
+  std::vector<std::string> devices;
+  for (std::string name; std::getline(names, name, ',');) {
+    const bool is_index = name.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_uuid = name.rfind("GPU-", 0) == 0 || name.rfind("MIG-", 0) == 0;
+    if (!is_index && !is_uuid) {
+      break;
+    }
+    devices.push_back(name);
+  }
+  return devices;
+}
+
+}  // namespace
+
+extern "C" int cuInit(unsigned int /*flags*/) {
+  const char* const code = std::getenv("FAKE_DRIVER_FAILS");
+  return code == nullptr ? kSuccess : std::atoi(code);
+}
+
+extern "C" int cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(visible_devices().size());
+  return kSuccess;
+}
+
+extern "C" int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return kSuccess;
+}
+
+/// UUID 03030303-... for device 3, and 8932f937-... for GPU-8932f937....
+extern "C" int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+  const std::vector<std::string> devices = visible_devices();
+  if (device < 0 || static_cast<size_t>(device) >= devices.size()) {
+    return kInvalidDevice;
+  }
+  const std::string& name = devices[static_cast<size_t>(device)];
+  std::string digits = name.size() == 1 ? "" : name.substr(4);
+  std::erase(digits, '-');
+  for (size_t i = 0; i < 16; ++i) {
+    uuid[i] = static_cast<unsigned char>(name.size() == 1 ? name[0] - '0'
+                                         : 2 * i + 1 < digits.size()
+                                             ? std::stoi(digits.substr(2 * i, 2), nullptr, 16)
+                                             : 0);
+  }
+  return kSuccess;
+}
+
+extern "C" int cuDriverGetVersion(int* version) {
+  *version = 99000;
+  return kSuccess;
+}

@@ -1,0 +1,953 @@
+// Ranks form a process group and compare their settings; results of its collectives, and messages
+// about a rank that does not come.
+#include "common/parallel/process_group.hpp"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "common/base/exit_codes.hpp"
+#include "common/base/files.hpp"
+#include "common/base/seconds_since.hpp"
+#include "common/launch/spawn.hpp"
+#include "common/meet/address.hpp"
+#include "common/meet/board.hpp"
+#include "common/meet/store.hpp"
+#include "common/parallel/distributed_data_parallel.hpp"
+#include "common/parallel/nn.hpp"
+#include "common/parallel/sync_batch_norm.hpp"
+#include "common/training/snapshot.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/ranks_by_hand.hpp"
+#include "tests/support/threads_as_ranks.hpp"
+
+namespace {
+
+using ddp::Options;
+using ddp::ProcessGroup;
+using ddp::test::contains;
+using ddp::test::message_of;
+using ddp::test::on_any_ranks;
+using ddp::test::run_ranks;
+using Kind = ddp::StoreLocation::Kind;
+
+Options plain() {
+  Options options;
+  options.program = "process_group_test";
+  options.total_epochs = options.save_every = 2;
+  options.learning_rate = 0.1;
+  options.backend = "gloo";
+  options.timeout_seconds = 30;
+  return options;
+}
+
+/// Runs ranks as threads that meet like processes, each with its own options and device.
+/// @param kind kind of the store: a file, rank 0's, or an agent's
+/// @param devices none: the CPU
+/// @return exit code and error of each rank: "75: no store", or "other: text" without exit code
+std::vector<std::string> meet(const std::vector<Options>& options,
+                              const std::function<void(const ProcessGroup&)>& body,
+                              Kind kind = Kind::kFile,
+                              const std::vector<torch::Device>& devices = {}) {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::test::HeldPort port;
+  const ddp::StoreLocation store{.kind = kind,
+                                 .host = "127.0.0.1",
+                                 .port = std::stoi(port.number()),
+                                 .file = folder.path() + "/store",
+                                 .prefix = ""};
+  c10::intrusive_ptr<c10d::Store> of_agent;
+  if (kind == Kind::kAgentTcp) {
+    c10d::TCPStoreOptions serve;
+    serve.port = static_cast<uint16_t>(store.port);
+    serve.isServer = true;
+    serve.waitWorkers = false;
+    of_agent = c10::make_intrusive<c10d::TCPStore>(store.host, serve);
+  }
+  const int world_size = static_cast<int>(options.size());
+  std::vector<std::string> messages(options.size());
+  ddp::test::run_threads(world_size, [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    try {
+      ddp::init_process_group(options[r], ddp::test::rank_of(rank, world_size, store),
+                              devices.empty() ? torch::kCPU : devices[r]);
+      body(ddp::default_process_group());
+      ddp::destroy_process_group();
+    } catch (const ddp::Error& error) {
+      messages[r] = fmt::format("{}: {}", static_cast<int>(error.code()), error.what());
+    } catch (const std::exception& error) {
+      messages[r] = std::string("other: ") + error.what();
+    }
+  });
+  return messages;
+}
+
+/// Runs `body(case, group, failed)` on ranks, each case over each backend, all at once because they
+/// wait. `failed` counts the ranks of this run that have thrown.
+/// @param check called with each case and what meet() returned
+template <typename Case, typename Body, typename Check>
+void meet_at_once(const std::vector<Case>& cases, const std::vector<std::string>& backends,
+                  Options options, size_t ranks, const Body& body, const Check& check) {
+  std::vector<std::pair<const Case*, std::future<std::vector<std::string>>>> runs;
+  for (const std::string& backend : backends) {
+    options.backend = backend;
+    for (const Case& one : cases) {
+      runs.emplace_back(&one, std::async(std::launch::async, [&body, &one, ranks, options] {
+        std::atomic<int> failed = 0;
+        const auto on_rank = [&](const ProcessGroup& group) {
+          try {
+            body(one, group, failed);
+          } catch (...) {
+            ++failed;
+            throw;
+          }
+        };
+        return meet(std::vector(ranks, options), on_rank, one.kind);
+      }));
+    }
+  }
+  for (auto& [one, run] : runs) {
+    check(*one, run.get());
+  }
+}
+
+const std::string kStage = DDP_BIN_DIR "/04_ddp_launcher --device cpu ";
+
+}  // namespace
+
+TEST_CASE("ranks that were told different things refuse before they connect, and name the setting",
+          "[settings]") {
+  using Difference = std::pair<std::string, std::function<void(Options&)>>;
+  const std::vector<Difference> differences = {
+      {"program other", [](Options& o) { o.program = "other"; }},
+      {"--total-epochs 3", [](Options& o) { o.total_epochs = 3; }},
+      {"--save-every 1", [](Options& o) { o.save_every = 1; }},
+      {"--global-batch 48", [](Options& o) { o.batch_size = 16; }},
+      {"--global-batch as found", [](Options& o) { o.find_batch = true; }},
+      {"--optimizer adam", [](Options& o) { o.optimizer = "adam"; }},
+      {"--lr 0.10000001", [](Options& o) { o.learning_rate = 0.10000001; }},
+      {"--lr the optimizer's own", [](Options& o) { o.learning_rate.reset(); }},
+      {"--seed 43", [](Options& o) { o.seed = 43; }},
+      {"--deterministic true", [](Options& o) { o.deterministic = true; }},
+      {"--dataset digits", [](Options& o) { o.dataset = "digits"; }},
+      {"--dataset-size 2047", [](Options& o) { o.dataset_size = 2047; }},
+      {"--hidden 7,7", [](Options& o) { o.hidden.assign(2, 7); }},
+      {"--layers 3,3", [](Options& o) { o.layers.assign(2, 3); }},
+      {"--backend shm", [](Options& o) { o.backend = "shm"; }},
+      {"--bucket-mib 25.000001", [](Options& o) { o.bucket_mib = 25.000001; }},
+      {"--resume auto", [](Options& o) { o.resume = "auto"; }},
+      {"--metrics true", [](Options& o) { o.metrics = "m.jsonl"; }},
+      {"--no-communication true", [](Options& o) { o.no_communication = true; }},
+      {"device cpu", [](Options&) {}},
+  };
+  for (const auto& [named, make] : differences) {
+    std::vector<Options> options(3, plain());
+    make(options[2]);
+    std::vector<torch::Device> devices;
+    if (named == "device cpu") {  // a rank without GPU
+      devices = {torch::Device("cuda:0"), torch::Device("cuda:1"), torch::kCPU};
+    }
+    std::atomic<bool> connected = false;
+    const auto body = [&](const auto&) { connected = true; };
+    for (const std::string& message : meet(options, body, Kind::kFile, devices)) {
+      INFO(message);
+      CHECK(contains(message, "2: settings: rank 2 has \"" + named + "\", rank 0 has \""));
+    }
+    CHECK_FALSE(connected);
+  }
+}
+
+TEST_CASE("what concerns one rank alone may differ", "[settings]") {
+  std::vector<Options> options(2, plain());
+  options[0].dataset = "here/data.safetensors";
+  options[1].dataset = "there/data.safetensors";
+  options[1].threads = 2;
+  options[1].quiet = options[1].verbose = true;
+  options[1].timeout_seconds = 31;
+  options[1].snapshot = options[1].data_dir = "elsewhere";
+  options[1].interface = "lo";
+  setenv("GLOO_SOCKET_IFNAME", "lo,nope", 1);  // rank 0 takes the first, as torch does
+  CHECK(meet(options, [](const auto& group) { group.barrier(); }) ==
+        std::vector<std::string>{"", ""});
+  unsetenv("GLOO_SOCKET_IFNAME");
+  CHECK(std::string(getenv("NCCL_SOCKET_IFNAME")) == "=lo");  // this name, not all that begin so
+  CHECK(std::signal(SIGPIPE, SIG_DFL) == SIG_IGN);
+}
+
+TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and the world size",
+          "[settings]") {
+  std::vector<Options> options(2, plain());
+  options[0].find_batch = options[1].find_batch = true;
+  options[0].global_batch = 2 * (options[0].batch_size = 48);
+  options[1].global_batch = 2 * (options[1].batch_size = 24);
+  for (const std::string& message : meet(options, [](const auto&) {})) {
+    CHECK(contains(message, R"(rank 1 has "--global-batch 48", rank 0 has "--global-batch 96")"));
+  }
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::StoreLocation store{
+      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
+  ddp::test::run_threads(3, [&](int rank) {
+    const auto message = message_of<ddp::UsageError>([&] {
+      const auto launch = ddp::test::rank_of(rank, rank == 0 ? 2 : 3, store);
+      ddp::init_process_group(plain(), launch, torch::kCPU);
+    });
+    TORCH_CHECK(contains(message, R"(rank 1 has "world size 3", rank 0 has "world size 2")"),
+                message);
+  });
+}
+
+TEST_CASE("texts are compared by all ranks alike, and anew each time", "[settings]") {
+  std::atomic<int> here = 0;
+  run_ranks(4, [&](ProcessGroup& group) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(group.rank() * 50));
+    ++here;
+    group.barrier();
+    TORCH_CHECK(here == 4, "the barrier let ", here.load(), " ranks pass");
+    for (const std::string text : {"first", "second"}) {
+      if (group.rank() == 1 && text == "second") {
+        // The other ranks come first, when the store has only the earlier text of this rank.
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      }
+      group.board().same("model", text);
+      TORCH_CHECK(group.board().from_rank_0("outcome", text) == text, "shared another text");
+    }
+    const auto gpu_of = [&](const std::vector<std::string>& uuids) {
+      group.board().check("devices", uuids[static_cast<size_t>(group.rank())], ddp::shared_device);
+    };
+    gpu_of({"", "b", "", "c"});
+    const auto refusal = message_of<ddp::UsageError>([&] { gpu_of({"a", "b", "c", "b"}); });
+    TORCH_CHECK(contains(refusal, "ranks 1 and 3 have one CUDA device, UUID b"), refusal);
+  });
+}
+
+TEST_CASE("a rank that ends before its text was compared is named by all others", "[settings]") {
+  struct Case {
+    int lost;
+    Kind kind;
+    std::string says;
+    bool verifies = true;
+  };
+  const std::vector<Case> cases = {
+      {1, Kind::kTcp, "within 8 s the comparison of model lacks rank 1 of world size 4"},
+      {3, Kind::kFile, "within 8 s the comparison of model lacks rank 3 of world size 4"},
+      {0, Kind::kAgentTcp, "within 8 s rank 0 did not tell the other ranks about model"},
+      {0, Kind::kTcp, "the store went away during the comparison of model"},
+      {0, Kind::kTcp, "the store went away during destroy_process_group", false}};
+  Options options = plain();
+  options.timeout_seconds = 8;
+  const auto body = [](const Case& one, const ProcessGroup& group, const auto&) {
+    group.barrier();  // until then ranks read one another's addresses in the store
+    if (group.rank() == one.lost) {
+      throw std::runtime_error("ended");
+    }
+    if (one.verifies) {
+      group.board().same("model", "the same");
+    }
+  };
+  meet_at_once(cases, {"gloo"}, options, 4, body, [](const Case& one, const auto& messages) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const std::string& message = messages[static_cast<size_t>(rank)];
+      INFO(message);
+      CHECK(message.starts_with(rank == one.lost ? "other: ended" : "75: " + one.says));
+    }
+  });
+}
+
+TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]") {
+  struct Case {
+    std::vector<std::string> ranks;  // arguments by rank; "": the rank is not started
+    enum { kFree, kSilent, kAgent } port;
+    int exit_code;
+    std::string says;
+  };
+  const std::string work = "2 1 --timeout 3";
+  const std::vector<Case> cases = {
+      {{work}, Case::kFree, 75, "within 3 s rendezvous lacks rank 1 of world size 2"},
+      {{work}, Case::kSilent, 75, "cannot listen on port PORT"},
+      {{"", work}, Case::kFree, 75, "no store at 127.0.0.1:PORT within 3 s, expected"},
+      {{"", work}, Case::kSilent, 75, "another program may have the port"},
+      {{"", work}, Case::kAgent, 75, "nobody serves the store at 127.0.0.1:PORT"},
+      {{work, work + " --seed 7"}, Case::kFree, 2, "rank 1 has \"--seed 7\", rank 0 has \"--seed"},
+      {{work + " --interface nope"}, Case::kFree, 2, "nope"},
+  };
+  for (const Case& one : cases) {
+    ddp::test::RanksByHand ranks;
+    if (one.port == Case::kSilent) {
+      ranks.port.listen();
+    }
+    for (size_t rank = 0; rank < one.ranks.size(); ++rank) {
+      if (!one.ranks[rank].empty()) {
+        ranks.start(static_cast<int>(rank), kStage + one.ranks[rank],
+                    one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
+      }
+    }
+    std::string says = one.says;
+    if (const size_t at = says.find("PORT"); at != std::string::npos) {
+      says.replace(at, 4, ranks.port.number());
+    }
+    for (const auto& program : ranks.started) {
+      const ddp::test::RunResult result = program->wait();
+      INFO(says << "\n" << result.err);
+      CHECK(result.exit_code == one.exit_code);
+      CHECK(result.out.empty());
+      CHECK(contains(result.err, "04_ddp_launcher: error: [rank "));
+      CHECK(contains(result.err, says));
+      CHECK(std::ranges::count(result.err, '\n') == 1);
+    }
+  }
+}
+
+TEST_CASE("rank 0 refuses an address that is not its own before the others give up",
+          "[rendezvous][stage]") {
+  ddp::test::RanksByHand ranks;
+  const std::string nobodys = "MASTER_ADDR=255.255.255.255 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
+  auto& other = ranks.start(1, kStage + "2 1 --timeout 9", nobodys + " MASTER_PORT=1");
+  const auto result = ranks.start(0, kStage + "2 1 --timeout 11", nobodys).wait();
+  CHECK(result.exit_code == 2);
+  CHECK(contains(result.err, "MASTER_ADDR: got 255.255.255.255, which does not lead to this host"));
+  CHECK_FALSE(other.child().poll());
+}
+
+TEST_CASE("for a single node the store listens at loopback alone, whatever its address is",
+          "[rendezvous][stage]") {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  const std::string own = std::string("MASTER_ADDR=") + host.data() + " ";
+  for (const std::string& launcher :
+       {std::string("MASTER_ADDR=localhost"), std::string("MASTER_ADDR=::1"),
+        own + "LOCAL_WORLD_SIZE=2",
+        own + "RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=# "
+              "OMPI_COMM_WORLD_LOCAL_RANK=#",
+        own + "RANK SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=# SLURM_LOCALID=# SLURM_NODEID=0 "
+              "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2"}) {
+    ddp::test::RanksByHand ranks;
+    const auto start = [&](char rank) {
+      std::string variables = launcher;
+      std::ranges::replace(variables, '#', rank);
+      ranks.start(rank - '0', kStage + "2 1 --quiet", variables);
+    };
+    start('0');
+    std::vector<std::string> listening;
+    for (int look = 0; listening.empty() && look < 3000; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      listening = ddp::test::listening_at(std::stoi(ranks.port.number()));
+    }
+    CHECK(listening == std::vector<std::string>{"0100007F"});
+    start('1');
+    for (const auto& rank : ranks.started) {
+      const ddp::test::RunResult result = rank->wait();
+      INFO(launcher << result.err);
+      CHECK(result.exit_code == 0);
+    }
+  }
+}
+
+TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, and gone at the end",
+          "[rendezvous][stage]") {
+  const ddp::test::HeldPort silent;
+  silent.listen();
+  const ddp::test::HeldPort free;
+  for (const std::string planted : {"link", "pipe", "another user's", "left over"}) {
+    ddp::test::RanksByHand ranks;
+    const std::string& folder = ranks.folder.path();
+    const std::string file = fmt::format("{}/ddp-store-{}-7", folder, geteuid());
+    std::ofstream(folder + "/mine")
+        << (planted == "left over" ? free : silent).number() << " 127.0.0.1\n";
+    if (planted == "link") {
+      std::filesystem::create_symlink("mine", file);
+    } else if (planted == "pipe") {
+      REQUIRE(mkfifo(file.c_str(), 0600) == 0);
+    } else {
+      std::filesystem::copy(folder + "/mine", file);
+      if (planted != "left over" && chown(file.c_str(), 65534, 65534) != 0) {
+        std::filesystem::remove(file);
+        WARN("not root: nothing is another user's");
+      }
+    }
+    for (const std::string rank : {"1", "0"}) {
+      ranks.start(0, kStage + "2 1 --quiet --timeout 20",
+                  "RANK MASTER_ADDR MASTER_PORT _CONDOR_NPROCS=2 DDP_JOB_ID=7 _CONDOR_JOB_IWD=" +
+                      folder + " _CONDOR_PROCNO=" + rank);
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 1 finds what is planted
+    }
+    for (const auto& rank : ranks.started) {
+      const ddp::test::RunResult result = rank->wait();
+      INFO(planted << ": " << result.err);
+      CHECK(result.exit_code == 0);
+    }
+    for (const auto& left : std::filesystem::directory_iterator(folder)) {
+      CHECK_FALSE(contains(left.path().filename(), "ddp-store"));
+    }
+  }
+}
+
+TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous][stage]") {
+  ddp::test::RanksByHand ranks;
+  for (const int rank : {1, 1, 0}) {
+    // Runs until it is stopped, so that each rank finds the run.
+    ranks.start(rank, kStage + "1000000 1000000 --quiet");
+  }
+  const auto& programs = ranks.started;
+  size_t refused = programs.size();
+  for (int look = 0; refused == programs.size() && look < 500; ++look) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    refused = static_cast<size_t>(
+        std::ranges::find_if(programs,
+                             [](const auto& one) { return one->child().poll().has_value(); }) -
+        programs.begin());
+  }
+  REQUIRE(refused < 2);
+  for (const auto& program : programs) {
+    kill(program->pid(), SIGUSR1);
+  }
+  for (size_t i = 0; i < programs.size(); ++i) {
+    const ddp::test::RunResult result = programs[i]->wait();
+    INFO(result.err);
+    CHECK(result.exit_code == (i == refused ? 75 : 85));
+    CHECK((i != refused || contains(result.err, "[rank 1] rank 1 was here before")));
+  }
+}
+
+TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
+          "[lost][stage]") {
+  int forgotten = 0;  // messages that Gloo forgets; else it reports the broken connection itself
+  for (const std::string message : {"501", "502", "503", "504"}) {
+    ddp::test::RanksByHand ranks;
+    const std::string work = kStage + "1000000 1000000 --backend gloo --timeout 120";
+    auto& other = ranks.start(0, work);
+    const ddp::test::RunResult result =
+        ranks.start(1, work, "LD_PRELOAD=" DDP_CUT_CONNECTION " DDP_CUT_AT=" + message).wait();
+    INFO(message << ": " << result.seconds << " s\n" << result.err);
+    CHECK(result.exit_code == 1);
+    CHECK(std::ranges::count(result.err, '\n') == 1);
+    CHECK(other.wait().exit_code == 1);
+    CHECK(result.seconds < 60);
+    forgotten += contains(result.err, "a connection to another rank broke") ? 1 : 0;
+  }
+  CHECK(forgotten > 0);
+}
+
+TEST_CASE("a rank that stands still and serves the store is named", "[timeout][stage]") {
+  ddp::test::RanksByHand ranks;
+  for (const int rank : {0, 1}) {
+    ranks.start(rank, kStage + "1000000 1 --backend gloo --timeout 8");
+  }
+  while (!std::filesystem::exists(ranks.folder.path() + "/04_ddp_launcher.safetensors")) {
+    REQUIRE_FALSE(ranks.started[0]->child().poll());
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ranks.started[0]->child().signal(SIGSTOP);
+  const ddp::test::RunResult result = ranks.started[1]->wait();  // it may not wait for the store
+  INFO(result.err);
+  CHECK(contains(result.err, "[rank 1] rank 0 did not arrive within 8 s"));
+}
+
+TEST_CASE("a late rank is named, with the collective and the line that called it", "[timeout]") {
+  struct Case {
+    std::string says;
+    int line;
+    std::function<void(const ProcessGroup&)> call;
+    Kind kind = Kind::kFile;
+  };
+  const std::vector<Case> cases = {
+      {"all_reduce", __LINE__ + 1,
+       [](const ProcessGroup& group) { group.all_reduce(torch::ones({6})); }},
+      {"broadcast", __LINE__ + 1,
+       [](const ProcessGroup& group) { group.broadcast(torch::ones({6}), 1); }},
+      {"all_gather", __LINE__ + 1,
+       [](const ProcessGroup& group) { group.all_gather(torch::ones({6})); }},
+      {"called by expect_same_weights at", __LINE__ + 1,
+       [](const ProcessGroup&) { ddp::expect_same_weights(*torch::nn::Linear(2, 1)); }},
+      {"called by stop_requested at", __LINE__ + 1,
+       [](const ProcessGroup&) { ddp::stop_requested(); }},
+      {"called by backward of a collective at", __LINE__ + 2,
+       [](const ProcessGroup& group) {
+         const auto sum = ddp::nn::all_reduce(torch::ones({1}, torch::requires_grad()), group);
+         if (group.rank() != 1) {
+           sum.backward();
+         }
+       }},
+      {"bucket 0 of gradients", __LINE__ + 3,
+       [](const ProcessGroup& group) {
+         torch::nn::Linear model(5, 1);
+         ddp::DistributedDataParallel parallel_model(model, group);
+         if (group.rank() != 1) {
+           parallel_model.forward(torch::ones({2, 5})).sum().backward();
+         }
+       }},
+  };
+  Options options = plain();
+  options.timeout_seconds = 6;
+  const auto body = [](const Case& one, const ProcessGroup& group, const auto& failed) {
+    group.barrier();
+    const bool is_late = group.rank() == 1;
+    if (!is_late || contains(one.says, " of ")) {  // late within the call
+      one.call(group);
+    }
+    for (int look = 0; is_late && failed < 2 && look < 300; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    throw std::runtime_error("comes too late");
+  };
+  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
+    CHECK(messages[1] == "other: comes too late");
+    for (const std::string& message : {messages[0], messages[2]}) {
+      INFO(one.says << ": " << message);
+      CHECK(message.starts_with("1: "));
+      CHECK(contains(message, "rank 1 "));
+      CHECK(contains(message, "did not arrive within 6 s, expected all 3 ranks"));
+      CHECK(contains(message, one.says));
+      CHECK(
+          contains(message, fmt::format("at tests/parallel/process_group_test.cpp:{}", one.line)));
+    }
+  });
+}
+
+TEST_CASE("collectives of any type and stride, AVG, without waiting, and all_to_all",
+          "[collectives]") {
+  on_any_ranks([](ProcessGroup& group) {
+    const int world_size = group.world_size();
+    const int rank = group.rank();
+    const auto equal = [](const torch::Tensor& got, const torch::Tensor& expected) {
+      TORCH_CHECK(torch::equal(got, expected), "Expected ", expected, ", got ", got);
+    };
+    for (const auto dtype : {torch::kFloat32, torch::kInt64, torch::kInt16, torch::kBool,
+                             torch::kComplexFloat, torch::kBFloat16, torch::kUInt16}) {
+      const auto of_rank = [&](int r) {
+        return (torch::arange(24) % (r + 2)).view({2, 3, 4}).to(dtype);
+      };
+      const torch::Tensor memory = torch::ones({2, 3, 8}, dtype);
+      const torch::Tensor tensor = memory.slice(2, 0, 8, 2);  // has gaps
+      tensor.copy_(of_rank(rank));
+      const torch::Tensor rows = group.all_gather(tensor);
+      TORCH_CHECK(rows.sizes() == torch::IntArrayRef({world_size, 2, 3, 4}));
+      for (int r = 0; r < world_size; ++r) {
+        tensor.copy_(of_rank(rank));
+        group.broadcast(tensor, r);
+        equal(tensor, of_rank(r));
+        equal(rows[r], of_rank(r));
+      }
+      equal(memory.slice(2, 1, 8, 2), torch::ones({2, 3, 4}, dtype));
+    }
+    // Lazily conjugated and negated.
+    const torch::Tensor plain_one = torch::complex(torch::ones({3}), torch::full({3}, 2.0));
+    for (const torch::Tensor& lazy :
+         {plain_one.conj(), torch::imag(plain_one.conj()), torch::_neg_view(torch::ones({3}))}) {
+      const torch::Tensor expected = lazy.clone();
+      equal(group.all_gather(lazy)[world_size - 1], expected);
+      group.broadcast(lazy);
+      equal(lazy.clone(), expected);
+      group.all_reduce(lazy);
+      equal(lazy.clone(), expected * world_size);
+      lazy.copy_(expected);
+    }
+    for (const auto dtype : {torch::kFloat32, torch::kComplexDouble}) {
+      const torch::Tensor pairs = torch::full({4, 2}, rank * 2.0, dtype);
+      group.all_reduce(pairs.select(1, 0), c10d::ReduceOp::AVG);
+      equal(pairs.select(1, 0), torch::full({4}, world_size - 1.0, dtype));
+      equal(pairs.select(1, 1), torch::full({4}, rank * 2.0, dtype));
+    }
+    group.broadcast(torch::ones({0}));
+    const torch::Tensor sent = torch::full({5}, rank);
+    const torch::Tensor gathered = torch::empty({world_size, 5}, torch::kLong);
+    const torch::Tensor scattered = torch::arange(world_size * 2).view({world_size, 2});
+    const auto first = group.start_all_gather(gathered, sent);
+    const auto second = group.start_reduce_scatter(scattered);
+    const torch::Tensor copied = torch::full({3}, rank);
+    const auto third = group.start_broadcast(copied, world_size - 1);
+    for (const auto& work : {first, second, third}) {
+      group.wait(work);
+    }
+    equal(gathered, torch::arange(world_size).view({world_size, 1}).expand({-1, 5}));
+    equal(scattered[rank], torch::tensor({rank * 2, rank * 2 + 1}) * world_size);
+    equal(copied, torch::full({3}, world_size - 1));
+    const torch::Tensor ranks = torch::arange(world_size).view({1, world_size});
+    const torch::Tensor input = torch::cat({ranks, ranks}).t() + 10 * rank;  // has gaps
+    equal(group.all_to_all(input.to(torch::kInt16)),  // Gloo does not have it
+          (10 * torch::cat({ranks, ranks}).t() + rank).to(torch::kInt16));
+  });
+}
+
+TEST_CASE("gradients flow through collectives as in one process, second ones too", "[nn]") {
+  // A contrastive loss: each rank's rows against all rows.
+  const auto rows_of = [](int rank) {
+    return torch::sin(torch::arange(6, torch::kFloat64).view({2, 3}) + rank);
+  };
+  const auto loss_of = [](const torch::Tensor& own, const torch::Tensor& all,
+                          const torch::Tensor& sum) {
+    return own.mm(all.t()).logsumexp(1).sum() + sum.pow(3).sum();
+  };
+  on_any_ranks([&](ProcessGroup& group) {
+    const int world_size = group.world_size();
+    std::vector<torch::Tensor> leaves;
+    for (int r = 0; r < world_size; ++r) {
+      leaves.push_back(rows_of(r).requires_grad_());
+    }
+    torch::Tensor loss = torch::zeros({}, torch::kFloat64);
+    for (const torch::Tensor& own : leaves) {
+      loss = loss + loss_of(own, torch::cat(leaves), torch::stack(leaves).sum(0));
+    }
+    const auto slopes = torch::autograd::grad({loss}, leaves, {}, std::nullopt, true);
+    torch::Tensor penalty = torch::zeros({}, torch::kFloat64);
+    for (const torch::Tensor& slope : slopes) {
+      penalty = penalty + slope.pow(2).sum();
+    }
+    const auto expected = torch::autograd::grad({penalty}, leaves);
+    const auto rank = static_cast<size_t>(group.rank());
+    const torch::Tensor own = rows_of(group.rank()).requires_grad_();
+    const torch::Tensor all = ddp::nn::all_gather(own, group).flatten(0, 1);
+    const torch::Tensor slope = torch::autograd::grad(
+        {loss_of(own, all, ddp::nn::all_reduce(own, group))}, {own}, {}, std::nullopt, true)[0];
+    TORCH_CHECK(torch::allclose(slope, slopes[rank]), "got ", slope);
+    const torch::Tensor second = torch::autograd::grad({slope.pow(2).sum()}, {own})[0];
+    TORCH_CHECK(torch::allclose(second, expected[rank]), "got ", second);
+    const torch::Tensor parts =
+        ddp::nn::reduce_scatter(own.unsqueeze(0).expand({world_size, -1, -1}), group);
+    TORCH_CHECK(torch::allclose(parts, torch::stack(leaves).sum(0)), "got ", parts);
+  });
+}
+
+TEST_CASE("reduce_scatter and MAX; a message from rank to rank over Gloo", "[collectives]") {
+  on_any_ranks([](ProcessGroup& group) {
+    const int world_size = group.world_size();
+    const int rank = group.rank();
+    const torch::Tensor input = torch::arange(24).view({3, 2, 4}).transpose(0, 1) + rank;
+    const torch::Tensor rows =
+        torch::stack(std::vector<torch::Tensor>(static_cast<size_t>(world_size), input));
+    const torch::Tensor sent = rows + 10 * rank;
+    const torch::Tensor own = group.reduce_scatter(sent);
+    TORCH_CHECK(torch::equal(sent, rows + 10 * rank) && own.storage_offset() == 0);
+    TORCH_CHECK(own.eq((input - rank) * world_size + 11 * world_size * (world_size - 1) / 2)
+                    .all()
+                    .item<bool>(),
+                "got ", own);
+    const torch::Tensor number = torch::tensor(rank);
+    group.all_reduce(number, c10d::ReduceOp::MAX);
+    TORCH_CHECK(number.item<int>() == world_size - 1);
+    std::vector<torch::Tensor> gaps{torch::zeros({4, 2}).t()};
+    std::vector<torch::Tensor> integers{torch::ones({2}, torch::kLong)};
+    const torch::Tensor seven = torch::ones({7, 2});
+    const torch::Tensor two = torch::ones({2});
+    const torch::Tensor table = torch::ones({world_size, 2});
+    const torch::Tensor wide = torch::ones({2, world_size + 1}).t().narrow(0, 0, world_size);
+    const std::vector<std::pair<std::string, std::function<void()>>> refusals = {
+        {"all_reduce of a contiguous tensor, got strides [1, 2]",
+         [&] { group.start_all_reduce(gaps); }},
+        {"AVG of floating-point numbers, got long",
+         [&] { group.start_all_reduce(integers, c10d::ReduceOp::AVG); }},
+        {"broadcast of a contiguous", [&] { group.start_broadcast(gaps[0]); }},
+        {"all_gather of a contiguous", [&] { group.start_all_gather(table, gaps[0]); }},
+        {"all_gather into a contiguous", [&] { group.start_all_gather(wide, two); }},
+        {"one for each rank, got a tensor of [7, 2]", [&] { group.start_all_gather(seven, two); }},
+        {"into rows of 3 float", [&] { group.start_all_gather(table, torch::ones({3})); }},
+        {"into rows of 2 long", [&] { group.start_all_gather(table, integers[0]); }},
+        {"reduce_scatter of ", [&] { group.reduce_scatter(seven); }},
+        {"all_to_all of ", [&] { group.all_to_all(seven); }}};
+    for (const auto& [text, call] : refusals) {
+      TORCH_CHECK(contains(message_of(call), text), "got ", message_of(call));
+    }
+    if (world_size == 1) {
+      return;
+    }
+    const torch::Tensor message = torch::full({3, 5}, -1.0).t();
+    if (group.backend_name() == "shm") {
+      TORCH_CHECK(contains(message_of([&] { group.send(message, 0); }), "Backend shm does not"));
+    } else if (rank == 0) {
+      group.send(torch::arange(15.0).view({3, 5}).t(), world_size - 1);
+    } else if (rank == world_size - 1) {
+      group.recv(message, 0);
+      TORCH_CHECK(torch::equal(message, torch::arange(15.0).view({3, 5}).t()), message);
+    }
+  });
+}
+
+TEST_CASE("groups of some ranks, two at once, and what their wraps average", "[groups]") {
+  const auto on_rank = [](ProcessGroup& group) {
+    const std::vector<std::vector<int>> members = {{0, 2}, {3, 1}, {2, 1, 0}};
+    std::vector<std::unique_ptr<ProcessGroup>> groups;
+    for (const auto& ranks : members) {
+      groups.push_back(group.subgroup(ranks));
+    }
+    for (size_t g = 0; g < members.size(); ++g) {
+      const auto own = std::ranges::find(members[g], group.rank());
+      TORCH_CHECK((groups[g] == nullptr) == (own == members[g].end()));
+      if (groups[g] == nullptr) {
+        continue;
+      }
+      TORCH_CHECK(groups[g]->rank() == own - members[g].begin() &&
+                  groups[g]->world_size() == std::ssize(members[g]));
+      const torch::Tensor from_first = torch::tensor(group.rank());
+      groups[g]->broadcast(from_first);
+      TORCH_CHECK(from_first.item<int>() == members[g].front());
+      torch::nn::Linear model(1, 1);
+      ddp::DistributedDataParallel wrap(model, *groups[g]);
+      wrap(torch::full({1, 1}, static_cast<float>(group.rank()))).sum().backward();
+      const double mean = torch::tensor(members[g], torch::kFloat64).mean().item<double>();
+      TORCH_CHECK(model->weight.grad().item<double>() == mean, "Expected ", mean, ", got ",
+                  model->weight.grad());
+    }
+    for (const std::vector<int>& ranks : {std::vector<int>{1, 4}, {1, 1}, {-1}}) {
+      TORCH_CHECK(contains(message_of([&] { group.subgroup(ranks); }),
+                           "expected each of 0 to 3 at most once"));
+    }
+    TORCH_CHECK(contains(message_of([&] { group.subgroup({group.rank()}); }),
+                         R"(rank 1 has "1", rank 0 has "0", expected the same)"));
+  };
+  run_ranks(4, on_rank, GENERATE("gloo", "shm"));
+}
+
+TEST_CASE("a group can be made again after one was destroyed", "[groups]") {
+  const Kind kind = GENERATE(Kind::kFile, Kind::kTcp, Kind::kAgentTcp);
+  std::atomic<int> sums = 0;
+  const auto on_rank = [&](const ProcessGroup& first) {
+    ddp::LaunchEnvironment launch = first.launch();
+    for (const std::string backend : {"shm", "gloo"}) {
+      ddp::destroy_process_group();
+      launch.store.file += kind == Kind::kFile && backend == "gloo" ? "2" : "";  // another store
+      ddp::init_process_group(launch, torch::kCPU, {.backend = backend});
+      TORCH_CHECK(kind != Kind::kFile || std::filesystem::exists(launch.store.file));
+      const torch::Tensor sum = torch::tensor(launch.rank + 1);
+      ddp::all_reduce(sum);
+      sums += sum.item<int>();
+      // A second group beside the default group, which knows who serves the store.
+      const auto all = ddp::new_group({1, 2, 0});
+      TORCH_CHECK(all->launch().store.server == (kind == Kind::kTcp ? 2 : -1));
+      all->all_reduce(sum);
+      sums += sum.item<int>();
+    }
+  };
+  CHECK(meet(std::vector(3, plain()), on_rank, kind) == std::vector<std::string>(3));
+  CHECK(sums == 2 * 3 * (6 + 18));
+}
+
+TEST_CASE("the default group is every thread's, whichever made it, and ends with the process",
+          "[default_group]") {
+  CHECK(ddp::find_default_process_group() == nullptr);
+  CHECK_THROWS_WITH(ddp::default_process_group(),
+                    Catch::Matchers::Contains("Expected init_process_group()"));
+  const auto in_thread = [](const auto& body) { std::thread(body).join(); };
+  const auto uses = [] {
+    ddp::SyncBatchNorm model(1);
+    const torch::Tensor output = model->forward(torch::tensor({{0.0}, {2.0}}));
+    ddp::all_reduce(torch::ones({1}));
+    return std::abs(output[1].item<double>() - 1) < 1e-4;
+  };
+  const auto make = [] { ddp::init_process_group({}, torch::kCPU, {.backend = "shm"}); };
+  bool right = false;
+  in_thread(make);
+  CHECK(uses());
+  make();  // a second one in another thread
+  in_thread([&] { right = uses(); });
+  CHECK(right);
+  in_thread([] { ddp::destroy_process_group(); });
+  CHECK(ddp::find_default_process_group() == nullptr);
+  // Ranks that are threads: a further thread belongs to none.
+  CHECK(meet(std::vector(2, plain()), [&](const ProcessGroup& group) {
+          in_thread([&] { TORCH_CHECK(ddp::find_default_process_group() == nullptr); });
+          TORCH_CHECK(&ddp::default_process_group() == &group);
+        }) == std::vector<std::string>(2));
+}
+
+TEST_CASE("a rank that ends or goes on alone is named at once, with the call that waits for it",
+          "[stops]") {
+  const auto ends = [](const ProcessGroup& group) {
+    if (group.rank() != 1) {
+      group.all_reduce(torch::ones({6}));
+    }
+  };
+  // Rank 1 catches the exception of its own backward, as an out-of-memory error, and goes on.
+  const auto skips = [](const ProcessGroup& group) {
+    torch::nn::Linear model(5, 1);
+    ddp::DistributedDataParallel wrap(model, group);
+    for (int step = 0; step < 3; ++step) {
+      torch::Tensor input = torch::ones({2, 5}).requires_grad_();
+      if (step == 1 && group.rank() == 1) {
+        input.register_hook([](const torch::Tensor&) { throw std::domain_error("as told"); });
+      }
+      message_of<std::domain_error>([&] { wrap.forward(input).sum().backward(); });
+    }
+  };
+  struct Case {
+    std::function<void(const ProcessGroup&)> run;
+    std::string others;
+    std::string own;
+    Kind kind = Kind::kFile;
+  };
+  const std::vector<Case> cases = {
+      {ends, "has ended its training, this rank calls all_reduce",
+       "destroy_process_group (called at"},
+      {skips, "goes on after a backward that failed there, this rank calls ",
+       "the last backward failed on this rank, and not on all: "}};
+  std::atomic<int> late = 0;  // ranks that were not told before --timeout
+  Options options = plain();
+  options.timeout_seconds = 8;
+  const auto body = [&](const Case& one, const ProcessGroup& group, const auto&) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::shared_ptr<void> at_end(nullptr, [&](void*) {
+      late += group.rank() != 1 && ddp::seconds_since(begin) > 6 ? 1 : 0;
+    });
+    one.run(group);
+  };
+  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
+    for (size_t rank = 0; rank < messages.size(); ++rank) {
+      INFO("rank " << rank << ": " << messages[rank]);
+      if (rank == 1) {
+        CHECK(contains(messages[rank], one.own));
+        CHECK(contains(messages[rank], "lacks rank 0"));
+      } else {
+        CHECK(messages[rank].starts_with("1: "));
+        CHECK(contains(messages[rank], "rank 1 "));
+        CHECK(contains(messages[rank], one.others));
+        CHECK(contains(messages[rank], "called at tests/parallel/process_group_test.cpp:"));
+      }
+    }
+  });
+  CHECK(late == 0);
+}
+
+TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
+  Options options = plain();
+  options.timeout_seconds = 4;
+  std::atomic<bool> ended = false;
+  const auto messages = meet(std::vector(2, options), [&](const ProcessGroup& group) {
+    const torch::Tensor message = torch::ones({1});
+    if (group.rank() == 1) {
+      const std::shared_ptr<void> at_end(nullptr, [&](void*) { ended = true; });
+      group.recv(message, 0);
+      group.recv(message, 0);  // which never comes
+    }
+    group.send(message, 1);
+    for (int look = 0; !ended && look < 300; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  INFO(messages[1]);
+  CHECK(messages[1].starts_with("1: it did not end within 4 s: recv of 1 float32, rank 0, called"));
+}
+
+TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --timeout") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ddp::test::run_threads(2, [&](int rank) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, 2);
+    const auto log = std::make_shared<ddp::CollectiveLog>();
+    ddp::attach_backend(
+        *group, torch::kCPU,
+        ddp::make_backend("gloo", store,
+                          {rank, 2, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"}));
+    const torch::Tensor large = torch::arange(3 << 20, torch::kFloat32) + rank;
+    ProcessGroup(ddp::test::rank_of(rank, 2), store, group, torch::kCPU, log).broadcast(large, 1);
+    TORCH_CHECK(log->count() == 3, log->count());
+    TORCH_CHECK(torch::equal(large, torch::arange(3 << 20, torch::kFloat32) + 1));
+  });
+  SUCCEED("no rank threw");
+}
+
+TEST_CASE("a rank leaves when the others know that all are there") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto board_of = [&store](int rank) {
+    return ddp::Board(store, rank, 2, std::chrono::seconds(30));
+  };
+  const auto depart = [&](int rank) {
+    ddp::Board board = board_of(rank);
+    ddp::depart(board, "test");
+  };
+  const auto first = std::async(std::launch::async, depart, 0);
+  store->set("departure/0/1", std::vector<uint8_t>{'\n'});  // it has not read the key of rank 0 yet
+  CHECK(first.wait_for(std::chrono::seconds(1)) == std::future_status::timeout);
+  depart(1);
+  // A connection that breaks blames nobody, unless a rank had a time-out.
+  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), /*timed_out=*/false).empty());
+  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), true) == std::vector<int>{1});
+}
+
+TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
+  std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
+    ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 8});
+    ddp::all_reduce(torch::ones({launch.rank == 0 ? 4 : 8}));
+  }));
+}
+
+TEST_CASE("sizes that differ over Gloo are told with the collective and its line", "[call_site]") {
+  ddp::test::RanksByHand ranks;
+  for (const int rank : {0, 1}) {
+    ranks.start(rank, ddp::test::own_cases("[sizes_of_ranks]"));
+  }
+  std::string all;
+  for (const auto& rank : ranks.started) {
+    const ddp::test::RunResult result = rank->wait();
+    CHECK(result.exit_code == 1);
+    CHECK(contains(result.err, "called at tests/parallel/process_group_test.cpp:"));
+    all += result.err;
+  }
+  INFO(all);
+  CHECK(contains(all, "Gloo got a message of another size than this rank expects: "));
+  CHECK(contains(all, "; called last: all_reduce of "));
+}
+
+TEST_CASE("ranks that end while a message is under way do not stop those that wait for it",
+          "[stops]") {
+  CHECK(meet(std::vector(4, plain()), [](const ProcessGroup& group) {
+          if (group.rank() == 2) {  // which passes the message on to rank 3
+            std::this_thread::sleep_for(std::chrono::seconds(1));
+          }
+          group.broadcast(torch::ones({6}));
+        }) == std::vector<std::string>(4));
+}
+
+TEST_CASE("weights that differ in one bit are found, and with --no-communication not looked for",
+          "[weights]") {
+  const auto [communicates, differ] =
+      GENERATE(std::pair(true, false), std::pair(true, true), std::pair(false, true));
+  Options options = plain();
+  options.no_communication = !communicates;
+  const auto train = [communicates = communicates, differ = differ](const ProcessGroup& group) {
+    const torch::Tensor own = torch::full({2}, group.rank());
+    group.all_reduce(own);
+    TORCH_CHECK(own[1].item<int>() == (communicates ? 3 : group.rank()), "got ", own);
+    torch::nn::Linear model(3, 2);
+    group.broadcast(model->weight.detach());
+    model->bias.detach().fill_(1 + (differ && group.rank() == 1 ? 0x1p-23 : 0));
+    const bool is_lazy = group.rank() == 2;  // equal values, in other bits
+    const torch::Tensor phase = torch::complex(own.to(torch::kFloat32), own.to(torch::kFloat32));
+    model->register_parameter("conj", is_lazy ? phase.conj() : phase.conj().resolve_conj());
+    model->register_parameter("neg", is_lazy ? torch::_neg_view(-phase.abs()) : phase.abs());
+    ddp::expect_same_weights(*model);
+  };
+  const std::string expected =
+      communicates && differ ? "1: the weights differ: rank 1 has digest " : "";
+  for (const std::string& message : meet(std::vector(3, options), train)) {
+    INFO(message);
+    CHECK(message.starts_with(expected));
+    CHECK(message.empty() == expected.empty());
+  }
+}
+
+TEST_CASE("a collective is told by kind, size, number and the line that called it", "[call_site]") {
+  ddp::CollectiveLog log;
+  CHECK(log.last().empty());
+  const auto early = c10::make_intrusive<c10d::Work>();
+  const auto late = c10::make_intrusive<c10d::Work>();
+  for (int i = 1; i <= 70; ++i) {
+    log.begin("broadcast", torch::zeros({i, 2}, torch::kHalf), {.file = "mine.cpp", .line = 7});
+    log.started(i == 1 ? early.get() : i == 60 ? late.get() : nullptr);
+  }
+  CHECK(log.of(*late) == "broadcast of 120 float16 (collective 60), called at mine.cpp:7");
+  CHECK(contains(log.of(*early), "(collective 70)"));  // unknown: the last collective
+  CHECK(log.last_call() == "collective 70, called at mine.cpp:7");
+  log.started(late.get());  // in memory that is in use again
+  CHECK(contains(log.of(*late), "(collective 70)"));
+}
