@@ -102,7 +102,7 @@ while :; do
     ((forwarded)) || break # a forwarded signal ends `wait` early
 done
 
-case $code in
+case $code in # tools/ddp_submit reads these rows, too
     75) most=3 ;;                         # a port was taken, or a rank did not come
     85) most=${DDP_MAX_REQUEUES:-100} ;;  # stopped with a good snapshot
     *) most=0 ;;

@@ -6,8 +6,6 @@ usage: submit_test.py [TEST...]
 """
 
 import errno
-import importlib.machinery
-import importlib.util
 import itertools
 import json
 import os
@@ -27,9 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUBMIT = ROOT / "tools/submit"
 sys.dont_write_bytecode = True  # beside the script
 sys.path.insert(0, str(SUBMIT.parent))
-loader = importlib.machinery.SourceFileLoader("submit", str(SUBMIT))
-submit_module = sys.modules["submit"] = importlib.util.module_from_spec(importlib.util.spec_from_loader("submit", loader))
-loader.exec_module(submit_module)
+from ddp_submit import cli, condor, jobs, settings  # noqa: E402
 TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
 
 # A job is a file with its id as name: tag, state and reason. `fault` in the same folder names a fault that happens once:
@@ -104,7 +100,7 @@ class Case(Scratch):
             os.chdir(self.folder)
             code = 99
             try:
-                code = submit_module.run([str(word) for word in arguments])
+                code = cli.run([str(word) for word in arguments])
             finally:
                 sys.stdout.flush()
                 os._exit(code)
@@ -194,7 +190,7 @@ class Settings(Case):
         self.assertRegex(self.submit("--settings-file", settings, "--scheduler=condor", "--dry-run"), r"(?s)'--device' 'cpu'.*\nmachine_count = 2\n.*\n\+Bid = 0\n")
         self.submit("--settings-file", self.settings(), "--scheduler", "condor", "--", "\udcff")
         self.assertIn(b" \"'\xff'\"", (self.out / "submission_file.sub").read_bytes())  # a name in Latin-1
-        self.assertEqual([submit_module.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
+        self.assertEqual([condor.seconds(time) for time in ("90", "1:30", "12:00:00", "1-12")], [5400, 90, 43200, 129600])
 
     def test_what_starts_a_program(self):
         stage, script, module = (self.write(self.folder / name, "", mode) for name, mode in (("04_ddp_launcher", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
@@ -342,7 +338,7 @@ class Schedulers(Case):
 
     def test_refused_unanswered_and_answered_too_late(self):
         words = ("--settings-file", self.settings(), "--scheduler", "slurm")
-        with unittest.mock.patch("os.fsync", lambda file: submit_module.refuse("disk", os.fstat(file).st_size, "more space")):
+        with unittest.mock.patch("os.fsync", lambda file: settings.refuse("disk", os.fstat(file).st_size, "more space")):
             self.assertRegex(self.submit(*words, code=2), "disk: got [1-9]")  # a job is on the disk before it is submitted
         self.assertEqual(self.submitted(), [])
         self.fault("sbatch refused")
@@ -584,7 +580,7 @@ class Others(Case):
         os.killpg(holder.pid, signal.SIGKILL)
         self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
         for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
-            with unittest.mock.patch.object(submit_module.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
+            with unittest.mock.patch.object(jobs.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
                 self.assertIn(f"{self.out}/.lock: got {os.strerror(number)}, expected a file system", self.submit("status", self.out, code=2))
 
 
