@@ -6,6 +6,7 @@ usage: submit_test.py [TEST...]
 """
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -352,49 +353,47 @@ class Schedulers(Case):
             self.assertIn("sbatch timed out", self.new("slurm", code=75))
         self.assertEqual(self.states("list")[3], "new")
 
+    def check_states(self, rows, say):
+        """`say(number, *row)` makes the scheduler say the row's first values; the last three are state, exit code and reason."""
+        for *said, state, code, reason in rows:
+            if self.states("list")[0] in jobs.OVER:
+                self.submit("resubmit", "0", self.out)
+            say(self.jobs("list")[0]["id"], *said)
+            if state in jobs.OVER:
+                self.submit("cancel", "0", self.out)  # too late
+            self.assertEqual(self.ends(), [(state, code, reason)], said)
+
     def test_what_slurm_says(self):
+        def say(number, word, reason, output):
+            self.change(number, word, reason) if word else (self.stub / number).unlink()
+            self.write(f"new/out/job-0-program/job-{number}.out", output)
+
         self.new("slurm")
-        number, = self.submitted()
         body = "program: exit code "
-        for word, reason, said, *expected in (
-                ("PENDING", "Priority", "", "pending", None, "Priority"), ("PENDING", "JobHeldAdmin", "", "held", None, "JobHeldAdmin"),
-                *((word, "None", "", state, None, "") for state, words in (
-                    ("pending", "CONFIGURING REQUEUED"), ("held", "REQUEUE_HOLD SPECIAL_EXIT"), ("running", "COMPLETING RESIZING STOPPED NEWER")) for word in words.split()),
-                ("RUNNING", "None", f"{body}85, asking Slurm to start the job again (1 of at most 100 times)\n", "running", None, ""),
-                ("FAILED", "NonZeroExitCode", f"{body}3\n", "failed", 3, "")):
-            self.change(number, word, reason)
-            self.write(f"new/out/job-0-program/job-{number}.out", said)
-            self.assertEqual(self.ends(), [tuple(expected)], word)
-        for word, said, *expected in (
-                *((word, "", "failed", None, f"Slurm says {word}") for word in (
-                    "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "REVOKED", "FAILED")),
-                ("COMPLETED", "", "done", None, ""), ("CANCELLED", "", "cancelled", None, ""), ("CANCELLED", f"{body}143\n", "cancelled", None, ""),
-                (None, f"{body}3\n{body}0\n--\nUsed: 3 h, exit code 9\n", "done", 0, ""), (None, "", "lost", None, "")):
-            self.submit("resubmit", "0", self.out)
-            number = self.jobs()[0]["id"]
-            self.change(number, word) if word else (self.stub / number).unlink()
-            self.write(f"new/out/job-0-program/job-{number}.out", said)
-            self.submit("cancel", "0", self.out)  # too late
-            self.assertEqual(self.ends(), [tuple(expected)], word)
+        failed = "TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE LAUNCH_FAILED REVOKED FAILED"
+        self.check_states((
+            ("PENDING", "Priority", "", "pending", None, "Priority"), ("PENDING", "JobHeldAdmin", "", "held", None, "JobHeldAdmin"),
+            *((word, "None", "", state, None, "") for state, words in (
+                ("pending", "CONFIGURING REQUEUED"), ("held", "REQUEUE_HOLD SPECIAL_EXIT"), ("running", "COMPLETING RESIZING STOPPED NEWER")) for word in words.split()),
+            ("RUNNING", "None", f"{body}85, asking Slurm to start the job again (1 of at most 100 times)\n", "running", None, ""),
+            ("FAILED", "NonZeroExitCode", f"{body}3\n", "failed", 3, ""), *((word, "None", "", "failed", None, f"Slurm says {word}") for word in failed.split()),
+            ("COMPLETED", "None", "", "done", None, ""), ("CANCELLED", "None", "", "cancelled", None, ""), ("CANCELLED", "None", f"{body}143\n", "cancelled", None, ""),
+            ("", "", f"{body}3\n{body}0\n--\nUsed: 3 h, exit code 9\n", "done", 0, ""), ("", "", "", "lost", None, "")), say)
         self.submit("resubmit", "--failed", self.out)  # it is lost
         self.assertEqual(self.states("list"), ["pending"])
 
     def test_what_condor_s_log_says(self):
         self.new("condor")
-        submitted = "000 (100.000.000) 2026-01-31 10:00:00 Job submitted\n...\n"
+        submitted, held = "000 (100.000.000) 2026-01-31 10:00:00 Job submitted\n...\n", "012 (100.000.000) Job was held.\n\tFailed to execute\n\tCode 6\n...\n"
         running = submitted + "001 (100.000.000) Job executing on host\n...\n"
-        for text, *expected in (
-                ("", "pending", None, ""), (submitted + "001 (100.000.000) half", "pending", None, ""), (running, "running", None, ""),
-                (running + "012 (100.000.000) Job was held.\n\tFailed to execute\n\tCode 6\n...\n", "held", None, "Failed to execute"),
-                (running + "012 (100.000.000) Job was held.\n\tx\n...\n013 (100.000.000) Job was released.\n...\n", "pending", None, ""),
-                (running + "004 (100.000.000) Job was evicted.\n...\n", "pending", None, ""),
-                (running + "005 (100.000.000) Job terminated.\n\t(1) Normal termination (return value 7)\n...\n", "failed", 7, ""),
-                ("005 (1) x\n\t(0) Abnormal termination (signal 9)\n...\n", "failed", None, "signal 9"),
-                ("009 (1) Job was aborted\n...\n", "cancelled", None, ""), ("005 (1) x\n\t(1) Normal termination (return value 0)\n...\n", "done", 0, "")):
-            if self.states("list")[0] not in ("pending", "running", "held"):
-                self.submit("resubmit", "0", self.out)
-            self.write(f"new/out/job-0-program/job-{self.jobs()[0]['id']}.log", text)
-            self.assertEqual(self.ends(), [tuple(expected)], text)
+        self.check_states((
+            ("", "pending", None, ""), (submitted + "001 (100.000.000) half", "pending", None, ""), (running, "running", None, ""),
+            (running + held, "held", None, "Failed to execute"), (running + held + "013 (100.000.000) Job was released.\n...\n", "pending", None, ""),
+            (running + "004 (100.000.000) Job was evicted.\n...\n", "pending", None, ""),
+            (running + "005 (100.000.000) Job terminated.\n\t(1) Normal termination (return value 7)\n...\n", "failed", 7, ""),
+            ("005 (1) x\n\t(0) Abnormal termination (signal 9)\n...\n", "failed", None, "signal 9"), ("009 (1) Job was aborted\n...\n", "cancelled", None, ""),
+            ("005 (1) x\n\t(1) Normal termination (return value 0)\n...\n", "done", 0, "")),
+            lambda number, log: self.write(f"new/out/job-0-program/job-{number}.log", log))
 
 
 class Local(Case):
@@ -536,17 +535,16 @@ class Others(Case):
             self.assertIn("job-0.json: got something else, expected a job", self.submit("status", self.out, code=2), text[:500])
 
     def test_locks(self):
-        self.submit("--settings-file", self.settings(), "--scheduler", "slurm")
-        holder = subprocess.Popen(["flock", "--close", self.out / ".lock", "sleep", "100"], start_new_session=True)
-        self.addCleanup(holder.wait)
-        self.addCleanup(lambda: holder.poll() is None and os.killpg(holder.pid, signal.SIGKILL))
-        self.wait_for(lambda: subprocess.run(["flock", "--nonblock", self.out / ".lock", "true"]).returncode == 1)
+        self.new("slurm")
+        held = os.open(self.out / ".lock", os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self.addCleanup(fcntl.flock, held, fcntl.LOCK_UN)  # of the child's copy, too
         process = self.start("status", self.out)
         self.wait_for(lambda: (self.folder / "stderr").read_text())
-        os.killpg(holder.pid, signal.SIGKILL)
+        fcntl.flock(held, fcntl.LOCK_UN)
         self.assertEqual(self.wait(process, 0)[1], f"submit: waiting for another submit in {self.out}\n")
         for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
-            with unittest.mock.patch.object(jobs.fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
+            with unittest.mock.patch.object(fcntl, "flock", side_effect=OSError(number, os.strerror(number))):
                 self.assertIn(f"{self.out}/.lock: got {os.strerror(number)}, expected a file system", self.submit("status", self.out, code=2))
 
 

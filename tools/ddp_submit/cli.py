@@ -10,7 +10,6 @@ in the scheduler. If the tag is there, the job was submitted; else the next call
 
 import argparse
 import contextlib
-import dataclasses
 import difflib
 import hashlib
 import json
@@ -26,7 +25,7 @@ from .condor import Condor
 from .jobs import OVER, Jobs
 from .local import Local
 from .scheduler import make_jobs
-from .settings import COUNT, FAILED, KEYS, OVERRIDES, USAGE, Failure, note, read_settings, refuse
+from .settings import COUNT, FAILED, KEYS, OVERRIDES, USAGE, Failure, read_settings, refuse, say
 from .slurm import Slurm
 
 SCHEDULERS = {scheduler.name: scheduler for scheduler in (Condor(), Slurm(), Local())}
@@ -41,11 +40,11 @@ def submit(options):
     scheduler = SCHEDULERS[options.scheduler or [*installed, *SCHEDULERS][0]]
     new = make_jobs(settings, scheduler, options.sweep)
     jobs = Jobs(settings["out_dir"], SCHEDULERS)
-    request = hashlib.sha256(json.dumps([dataclasses.asdict(job) for job in new]).encode()).hexdigest()[:16]
+    request = hashlib.sha256(json.dumps([vars(job) for job in new]).encode()).hexdigest()[:16]
     folders = {os.getcwd(), os.path.dirname(os.path.abspath(options.settings_file))}
     for word in sorted({word for text in (*settings["arguments"], *options.sweep) for word in re.split("[=,]", text)} - {""}):
         if not os.path.isabs(word) and any(os.path.exists(os.path.join(folder, word)) for folder in folders):
-            note(f"{one_line(word)}: the program looks for it in its job's folder below {one_line(jobs.out_dir)}, not here; give the full path")
+            say(f"note: {word}: the program looks for it in its job's folder below {jobs.out_dir}, not here; give the full path")
     texts = [scheduler.describe(jobs, job) for job in new]  # refuses texts that the scheduler cannot have
     if options.dry_run:
         return print(*texts, sep="", end="")
@@ -75,7 +74,7 @@ def show(options, jobs):
             jobs.refresh(there)
     chosen = select(options, jobs.load())
     if options.json:
-        return print(json.dumps([dataclasses.asdict(job) | {"folder": str(jobs.folder(job))} for job in chosen], indent=1))
+        return print(json.dumps([vars(job) | {"folder": str(jobs.folder(job))} for job in chosen], indent=1))
     row = "{:>4}  {:9}  {:>4}  {:>8}  {:>7}  {:30}  {}".format
     print(row("job", "state", "exit", "id", "attempt", "name", "reason"))
     for job in chosen:
@@ -142,7 +141,7 @@ def track(action, argv):
     if not os.path.isdir(out_dir):
         refuse("out_dir", out_dir, "a folder; it is made when the first job is submitted to it")
     if not options.jobs and not any(out_dir.glob("job-[0-9]*.json")):
-        note(f"no job was submitted to {one_line(out_dir)}")
+        say(f"note: no job was submitted to {out_dir}")
         return print("[]\n" if getattr(options, "json", False) else "", end="")
     return ACTIONS[action](options, Jobs(out_dir, SCHEDULERS))
 
@@ -171,7 +170,7 @@ def run(argv):
     try:
         return main(argv) or 0
     except (Failure, OSError, UnicodeError) as error:
-        print(f"submit: {one_line(error)}", file=sys.stderr)
+        say(error)
         return getattr(error, "code", FAILED)
     except KeyboardInterrupt:
         return 130

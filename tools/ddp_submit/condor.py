@@ -52,8 +52,7 @@ class Condor(Scheduler):
         return "\n".join([f"# Job {job.number}, written by submit.", *given, "queue\n"])
 
     def start(self, jobs, job):
-        file = jobs.out_dir / "submission_file.sub"
-        write(file, self.describe(jobs, job))
+        write(file := jobs.out_dir / "submission_file.sub", self.describe(jobs, job))
         return self.call(jobs, self.command, "-terse", str(file))
 
     def tags(self, jobs):

@@ -7,13 +7,9 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import signal
-import sys
 
-from command_line import one_line
-
-from .settings import FAILED, KEYS, last_word, owned, private, refuse, write
+from .settings import FAILED, KEYS, last_word, owned, private, refuse, say, write
 
 OVER = ("done", "failed", "cancelled", "lost")
 
@@ -22,8 +18,7 @@ OVER = ("done", "failed", "cancelled", "lost")
 def flock(file, wait=True):
     """Yields the file's descriptor. Without waiting, BlockingIOError if another process has the lock."""
     owned(file.parent, os.stat)
-    note = f"submit: waiting for another submit in {one_line(file.parent)}"
-    signal.signal(signal.SIGALRM, lambda *_: print(note, file=sys.stderr, flush=True))
+    signal.signal(signal.SIGALRM, lambda *_: say(f"waiting for another submit in {file.parent}"))
     with open(file, "a", opener=private) as stream:
         signal.alarm(1)
         try:
@@ -73,7 +68,7 @@ class Job:
     def renew(self):
         if self.id:  # without an id the scheduler may have it under its tag
             self.earlier_ids.append(self.id)
-            self.tag = secrets.token_hex(12)
+            self.tag = os.urandom(12).hex()
         self.attempt += 1
         self.state, self.id, self.exit_code, self.reason = "new", "", None, ""
 
@@ -106,7 +101,7 @@ class Jobs:
     def save(self, job):
         """Writes the job's file atomically."""
         temporary = self.out_dir / f".job-{job.number}.tmp"
-        write(temporary, json.dumps(dataclasses.asdict(job), indent=1))
+        write(temporary, json.dumps(vars(job), indent=1))
         os.replace(temporary, self.out_dir / f"job-{job.number}.json")
 
     def folder(self, job):
@@ -127,11 +122,11 @@ class Jobs:
     def add(self, new, request, there):
         """Writes new jobs. If a submit with the same `request` was killed, its jobs go on instead."""
         left = [job.submission for job in there if job.left and job.submission.startswith(request)]
-        submission = left[0] if left else request + secrets.token_hex(12)
+        submission = left[0] if left else request + os.urandom(12).hex()
         have = {job.number for job in there}
         first = min((job.number for job in there if job.submission == submission), default=max(have, default=-1) + 1)
         for number, job in enumerate(new, first):
-            job.number, job.submission, job.tag = number, submission, secrets.token_hex(12)
+            job.number, job.submission, job.tag = number, submission, os.urandom(12).hex()
             if number not in have:
                 self.save(job)
                 there.append(job)

@@ -6,7 +6,6 @@ import os
 import pathlib
 import shlex
 import signal
-import socket
 import subprocess
 
 from .jobs import flock
@@ -20,7 +19,7 @@ def process(pid):
     """Host, boot and process namespace, and start of a process: elsewhere and later its number is another process's."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     start = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')} {start}"
+    return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')} {start}"
 
 
 class Local(Scheduler):

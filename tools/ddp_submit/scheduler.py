@@ -8,10 +8,8 @@ import shutil
 import subprocess
 import sys
 
-from command_line import one_line
-
 from .jobs import Job
-from .settings import FAILED, NO_ANSWER, Failure, note, refuse
+from .settings import FAILED, NO_ANSWER, Failure, refuse, say
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOB_SH = ROOT / "slurm/job.sh"
@@ -25,7 +23,8 @@ def last_line(text):
 
 
 class Scheduler:
-    """HTCondor and Slurm also have `describe`, `start`, `tags` and `state`."""
+    """A batch system also has `describe(jobs, job)`, the submission as text; `start(jobs, job)`, which passes it on and returns what `call`
+    does; `tags(jobs)`, the ids by tag; and `state(jobs, active)`, which updates the jobs."""
 
     name = ""
     command, remove = "", ""  # which submit and cancel; a scheduler without them is always there
@@ -37,9 +36,8 @@ class Scheduler:
     def launch(self, program, nodes, gpus):
         """@return the words that start `program`, and the number of processes that the scheduler starts on each node"""
         name = os.path.basename(program)
-        start = [program]
-        if not os.access(program, os.X_OK) and program.endswith(".py"):
-            start = [shutil.which("python3") or sys.executable, program]
+        is_module = program.endswith(".py") and not os.access(program, os.X_OK)
+        start = [shutil.which("python3") or sys.executable, program] if is_module else [program]
         if nodes > 1 and (not self.several_nodes or re.match("0[1-4]_", name)):
             refuse("nodes", nodes, f"1 with {name if self.several_nodes else f'--scheduler {self.name}'}; 05_multinode runs on several")
         needs_launcher = bool(re.match("0[45]_", name))
@@ -66,7 +64,7 @@ class Scheduler:
             job.state = "pending"
             if not job.id:
                 job.end(None, f"refused: {last_line(said)}")
-                print(f"submit: job {job.number}: {one_line(job.reason)}", file=sys.stderr)
+                say(f"job {job.number}: {job.reason}")
             jobs.save(job)
             if job.id:
                 print(f"job {job.number} is submitted as {job.id}: {jobs.folder(job)}", flush=True)
@@ -102,8 +100,7 @@ def sweep_points(axes):
     """["lr=0.1,0.01", "seed=1,2"] -> (("lr", "0.1"), ("seed", "1")), ..."""
     choices = []
     for axis in axes:
-        found = re.fullmatch(r"(?:--)?([\w-]+)=(.+)", axis, re.S)
-        if not found:
+        if not (found := re.fullmatch(r"(?:--)?([\w-]+)=(.+)", axis, re.S)):
             refuse("--sweep", f'"{axis}"', "an option and its values, e.g. lr=0.1,0.01")
         choices.append([(found[1], value.replace("\\,", ",")) for value in re.split(r"(?<!\\),", found[2])])
     return itertools.product(*choices)
@@ -114,7 +111,7 @@ def make_jobs(settings, scheduler, sweep):
     if device == "cpu" and gpus:
         refuse("num_gpus", f"{gpus} with device cpu", "0")
     for key in filter(settings.get, scheduler.unused):
-        note(f"{key} is not used, {scheduler.unused[key]}")
+        say(f"note: {key} is not used, {scheduler.unused[key]}")
     start, per_node = scheduler.launch(program, settings["nodes"], gpus)
     settings = settings | {"num_cpus": settings["num_cpus"] or per_node}
     jobs = []

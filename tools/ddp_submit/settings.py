@@ -9,7 +9,7 @@ import sys
 
 import yaml
 
-from command_line import local_path
+from command_line import local_path, one_line
 
 FAILED, USAGE, NO_ANSWER = 1, 2, 75  # submit's exit codes
 
@@ -26,8 +26,8 @@ def refuse(name, got, expected):
     raise Failure(USAGE, f"{name}: got {got}, expected {expected}")
 
 
-def note(text):
-    print(f"submit: note: {text}", file=sys.stderr)
+def say(text):
+    print(f"submit: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def owned(path, look=os.lstat, others=0o022, owners=()):
@@ -126,8 +126,7 @@ def read_settings(file):
         text = owned(file, os.stat, 0o002, {0, os.stat(__file__).st_uid}).read_text("utf-8-sig", "surrogateescape")
         # As in text from web pages and word processors, whose spaces are no spaces of YAML.
         for number, line in enumerate(re.split("\r\n?|\n", text), 1):
-            odd = [c for c in line.partition("#")[0] if not c.isprintable() and c != "\t"]
-            if odd:
+            if odd := [c for c in line.partition("#")[0] if not c.isprintable() and c != "\t"]:
                 refuse(f"{file}:{number}", f"the invisible character U+{ord(odd[0]):04X}", "a space or nothing")
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except OSError as error:

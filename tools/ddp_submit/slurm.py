@@ -47,6 +47,5 @@ class Slurm(Scheduler):
             for file in jobs.files(job, ".out") if word in ("", "FAILED", "COMPLETED") else ():
                 # job.sh prints the exit code at the end, for when Slurm has forgotten the job. A site's epilogue may follow.
                 body = re.escape(os.path.basename(job.command[0]))
-                said = re.findall(rf"^{body}: exit code (\d+)$".encode(), file.read_bytes(), re.M)
-                if said:
+                if said := re.findall(rf"^{body}: exit code (\d+)$".encode(), file.read_bytes(), re.M):
                     job.end(int(said[-1]))
