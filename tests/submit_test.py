@@ -75,10 +75,8 @@ class Case(Scratch):
         self.program = self.script("program", "#!/bin/sh\nexit 0\n")
 
     def settings(self, text="", program=None):
-        path = self.folder / "settings.yaml"
-        path.write_text(text if "script_path" in text else f"script_path: {program or self.program}\nout_dir: new/out\n{text}", errors="surrogateescape")
-        path.chmod(0o664)  # as many systems' umask has it
-        return path
+        text = text if "script_path" in text else f"script_path: {program or self.program}\nout_dir: new/out\n{text}"
+        return self.write("settings.yaml", text.encode(errors="surrogateescape"), 0o664)  # as many systems' umask has it
 
     def start(self, *arguments):
         """Starts submit as a fork of this process, because Python's start takes longer than submit. @return its process id"""
@@ -137,9 +135,6 @@ class Case(Scratch):
     def change(self, number, state, reason="None"):
         path = self.stub / number
         path.write_text(f"{path.read_text().split('|')[0]}|{state}|{reason}")
-
-    def fault(self, command, text):
-        (self.stub / f"{command}.fault").write_text(text)
 
 
 class Settings(Case):
@@ -277,7 +272,7 @@ class Schedulers(Case):
             self.assertEqual([(job["command"][1:], pathlib.Path(job["folder"]).name) for job in (first, second)],
                              [(["--a", "1", "--b", "x"], "job-0-a-1_b-x"), (["--a", "2,3", "--b", "x"], "job-1-a-2-3_b-x")])
             self.assertEqual((self.out / "submission_file.sub").exists(), scheduler == "condor")
-            self.fault(remove, "refused")
+            self.write(f"stub/{remove}.fault", "refused")
             self.submit("cancel", "1", self.out, code=1)
             self.assertEqual(self.states(), ["pending", "pending"])
             self.submit("cancel", "1", "--settings-file", "settings.yaml")
@@ -300,7 +295,7 @@ class Schedulers(Case):
                 ("slurm", "sbatch", "killed-after", "resubmit", 2), ("condor", "condor_q", "killed-before", "the same", 2),
                 ("condor", "condor_submit", "killed-before", "the same", 3), ("condor", "condor_submit", "killed-after", "status", 2)):
             self.setUp()
-            self.fault(command, fault)
+            self.write(f"stub/{command}.fault", fault)
             self.new(scheduler, "--sweep", "x=1,2", code=-signal.SIGKILL)
             self.assertEqual(self.states("list"), ["new"] * 2)
             self.submit(*{"the same": ("--settings-file", "settings.yaml", "--scheduler", scheduler, "--sweep", "x=1,2"),
@@ -310,7 +305,7 @@ class Schedulers(Case):
         for scheduler, command, output in (
                 ("slurm", "sbatch", "job-{}.out"), ("condor", "condor_submit", "job-{}.log"), ("condor", "condor_submit", "job-{}.1.out")):
             self.setUp()  # the job has ended, and the scheduler has forgotten it
-            self.fault(command, "killed-after")
+            self.write(f"stub/{command}.fault", "killed-after")
             self.new(scheduler, code=-signal.SIGKILL)
             self.wait_for(self.submitted)
             number, = self.submitted()
@@ -335,15 +330,15 @@ class Schedulers(Case):
         with unittest.mock.patch("os.fsync", lambda file: settings.refuse("disk", os.fstat(file).st_size, "more space")):
             self.assertRegex(self.new("slurm", code=2), "disk: got [1-9]")  # a job is on the disk before it is submitted
         self.assertEqual(self.submitted(), [])
-        self.fault("sbatch", "refused")
+        self.write("stub/sbatch.fault", "refused")
         for said in self.new("slurm", code=1), self.submit("list", self.out):
             self.assertIn(r"refused: sbatch: error: refused \x1b[31m", said)
         self.write("stub/100", f"{self.jobs('list')[0]['tag']}|PENDING|None")  # it has the job all the same
         self.submit("resubmit", "--failed", self.out)
-        self.fault("sbatch", "lost-answer")
+        self.write("stub/sbatch.fault", "lost-answer")
         self.new("slurm")
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
-        self.fault("squeue", "refused")
+        self.write("stub/squeue.fault", "refused")
         self.assertIn("squeue gave no answer", self.new("slurm", code=75))
         with unittest.mock.patch("subprocess.run", side_effect=FileNotFoundError("squeue")):
             self.submit("status", self.out, code=75)
@@ -442,8 +437,8 @@ class Local(Case):
             self.wait_for((self.out / "job-0-x-1/ready").exists)
             os.kill(process, signal.SIGKILL)
             self.wait(process, -signal.SIGKILL)
-            for folder in ("job-0-x-1", "job-1-x-2"):
-                self.write(f"new/out/{folder}/go", "")
+            self.write("new/out/job-0-x-1/go", "")
+            self.write("new/out/job-1-x-2/go", "")
             self.submit(*words)
             self.assertEqual(self.states(), ["done"] * points)
             self.assertEqual([(self.out / f"job-{point}-x-{point + 1}/starts").read_text() for point in range(points)],
@@ -478,7 +473,7 @@ class Others(Case):
 
     def refused(self, path, *words):
         before = self.submitted()
-        self.assertRegex(self.submit(*words, code=2), rf"submit: {re.escape(str(path))}: got [-dl]\S{{9}} of user \d+, expected")
+        self.assertRegex(self.submit(*words, code=2), rf"submit: {re.escape(str(path))}: got [-dl]\S{{9}} of user \d+, expected", words)
         self.assertEqual(self.submitted(), before)
 
     def test_files(self):
@@ -491,21 +486,19 @@ class Others(Case):
         log = self.write(folder / f"job-{number}.out", "program: exit code 0\n")
         reading, submission = [("list", self.out), ("logs", self.out)], ("--settings-file", self.settings(), "--scheduler", "slurm")
         changing = [("status", self.out), ("cancel", "0", self.out), ("resubmit", "0", self.out), submission]
-        harms = {"g+w": lambda path: path.chmod(0o720), "o+w": lambda path: path.chmod(0o702),
-                 "owner": lambda path: os.chown(path, 1, -1, follow_symlinks=False) if os.geteuid() == 0 else path.chmod(0o720),
-                 "link": lambda path: (path.rename(aside), path.symlink_to(aside))}
+        harms = [lambda path: path.chmod(0o720), lambda path: path.chmod(0o702), lambda path: (path.rename(aside), path.symlink_to(aside)),
+                 *[lambda path: os.chown(path, 1, -1, follow_symlinks=False)] * (os.geteuid() == 0)]
         for path, calls, good in ((self.out, reading + changing, 0o755), (file, reading + changing, 0o644), (folder, reading + changing, 0o755),
                                   (lock, changing, 0o644), (log, [changing[0], reading[1]], 0o644)):
             path.chmod(good)
-            for harm, words in zip(list(harms)[:3 if path == self.out else 4], itertools.cycle(calls)):
-                with self.subTest(path=path.name, harm=harm, words=words):
-                    harms[harm](path)
-                    self.refused(path, *words)
-                    if path.is_symlink():
-                        path.unlink()
-                        aside.rename(path)
-                    os.chown(path, os.geteuid(), -1)
-                    path.chmod(good)
+            for harm, words in zip(harms[:2] + harms[2 + (path == self.out):], itertools.cycle(calls)):  # a link to out_dir may be one's own
+                harm(path)
+                self.refused(path, *words)
+                if path.is_symlink():
+                    path.unlink()
+                    aside.rename(path)
+                os.chown(path, os.geteuid(), -1)
+                path.chmod(good)
         folder.chmod(0o700)
         log.chmod(0o666)  # nobody gets to it
         self.assertEqual(self.states(), ["done"])
