@@ -335,6 +335,7 @@ class Schedulers(Case):
             self.assertIn(r"refused: sbatch: error: refused \x1b[31m", said)
         self.write("stub/100", f"{self.jobs('list')[0]['tag']}|PENDING|None")  # it has the job all the same
         self.submit("resubmit", "--failed", self.out)
+        self.assertEqual(self.ends("list"), [("pending", None, "")])
         self.write("stub/sbatch.fault", "lost-answer")
         self.new("slurm")
         self.assertEqual([job["id"] for job in self.jobs()], self.submitted())
@@ -375,7 +376,10 @@ class Schedulers(Case):
             ("COMPLETED", "None", "", "done", None, ""), ("CANCELLED", "None", "", "cancelled", None, ""), ("CANCELLED", "None", f"{body}143\n", "cancelled", None, ""),
             ("", "", f"{body}3\n{body}0\n--\nUsed: 3 h, exit code 9\n", "done", 0, ""), ("", "", "", "lost", None, "")), say)
         self.submit("resubmit", "--failed", self.out)  # it is lost
-        self.assertEqual(self.states("list"), ["pending"])
+        self.change(self.jobs("list")[0]["id"], "RUNNING")
+        self.assertEqual(self.states(), ["running"])
+        self.new("slurm")  # a second submission on purpose
+        self.assertEqual(self.states("list"), ["running", "pending"])
 
     def test_what_condor_s_log_says(self):
         self.new("condor")
@@ -401,7 +405,7 @@ class Local(Case):
             self.setUp()
             self.wait(self.start_local(f"codes=({codes}); n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) | tee n >&2; exit ${{codes[n]}}"), int(expected > 0))
             self.assertEqual(self.ends("list"), [("failed" if expected else "done", expected, "")])
-            self.assertEqual((self.out / "job-0-program/job-local.out").read_text(), "".join(f"{start}\n" for start in range(1, starts + 1)))
+            self.assertEqual(self.submit("logs", self.out).splitlines(), [f"==> {self.out}/job-0-program/job-local.out", *map(str, range(1, starts + 1))])
         self.setUp()  # each job of a sweep has its own restarts
         self.wait(self.start_local("echo >>n; (($(wc -l <n) > 3)) || exit 75", "--sweep", "x=1,2"), 0)
         self.assertEqual(self.states("list"), ["done", "done"])

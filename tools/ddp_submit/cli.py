@@ -47,7 +47,7 @@ def submit(options):
             say(f"note: {word}: the program looks for it in its job's folder below {jobs.out_dir}, not here; give the full path")
     texts = [scheduler.describe(jobs, job) for job in new]  # refuses texts that the scheduler cannot have
     if options.dry_run:
-        return print(*texts, sep="", end="")
+        return print("".join(texts), end="")
     if not os.path.isfile(settings["script_path"]) or not os.access(new[0].command[0], os.X_OK):
         refuse("script_path", settings["script_path"], "a program that is executable (chmod +x), or a Python script *.py")
     if scheduler.command and scheduler.name not in installed:

@@ -54,19 +54,20 @@ def write(file, text):
         os.fsync(stream.fileno())
 
 
-def matching(pattern, expected, convert=lambda text, _folder: text):
-    def parse(name, value, folder):
+def matching(pattern, expected, convert=str):
+    def parse(name, value, _folder):
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.S) or not value.isprintable():
             refuse(name, f'"{value}"' if isinstance(value, str) else "keys or a list", expected)
-        try:
-            return convert(value, folder)
-        except argparse.ArgumentTypeError as error:
-            raise Failure(USAGE, f"{name}: {error}") from None
+        return convert(value)
     return parse
 
 
-def full_path(text, folder):
-    return os.path.normpath(os.path.join(folder, local_path(os.path.expandvars(text))))
+def path(name, value, folder):
+    text = matching(r".*[^\\]", "a path")(name, value, folder)
+    try:
+        return os.path.normpath(os.path.join(folder, local_path(os.path.expandvars(text))))
+    except argparse.ArgumentTypeError as error:
+        raise Failure(USAGE, f"{name}: {error}") from None
 
 
 def words(name, value, _folder):
@@ -75,12 +76,11 @@ def words(name, value, _folder):
     return value
 
 
-COUNT = matching("[1-9][0-9]{0,8}", "a number from 1 on", lambda text, _folder: int(text))
-NATURAL = matching("0|[1-9][0-9]{0,8}", "a number from 0 on", lambda text, _folder: int(text))
-PATH = matching(r".*[^\\]", "a path", full_path)
+COUNT = matching("[1-9][0-9]{0,8}", "a number from 1 on", int)
+NATURAL = matching("0|[1-9][0-9]{0,8}", "a number from 0 on", int)
 NAME = matching(r"[\w.,:@+/-]+", "a name of letters, digits and .,:@+/-_")
 KEYS = {
-    "script_path": PATH, "out_dir": PATH, "arguments": words, "nodes": COUNT, "account": NAME, "partition": NAME,
+    "script_path": path, "out_dir": path, "arguments": words, "nodes": COUNT, "account": NAME, "partition": NAME,
     "time": matching("([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}", "a limit as Slurm has it, e.g. 90, 12:00:00 or 1-12"),
     "local.device": matching("auto|cpu|cuda", "auto, cpu or cuda"),
     "local.condor.bid": NATURAL, "local.condor.num_cpus": COUNT, "local.condor.memory_cpus": COUNT,
