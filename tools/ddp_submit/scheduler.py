@@ -23,8 +23,8 @@ def last_line(text):
 
 
 class Scheduler:
-    """A batch system also has `describe(jobs, job)`, the submission as text; `start(jobs, job)`, which passes it on and returns what `call`
-    does; `tags(jobs)`, the ids by tag; and `state(jobs, active)`, which updates the jobs."""
+    """A batch system also has `describe(jobs, job)`, the submission as text, and `start(jobs, job)`, which passes it on and returns as `call`.
+    Its `tags(jobs)` gives the ids by tag, and `state(jobs, active)` updates the jobs."""
 
     name = ""
     command, remove = "", ""  # which submit and cancel; a scheduler without them is always there
