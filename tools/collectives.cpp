@@ -1,5 +1,5 @@
-// collectives - the lab: runs a collective over a few ranks and prints every rank's tensor before
-// and after it.
+// collectives - runs a collective over a few ranks and prints every rank's tensor before and after
+// it.
 //
 //   run:  build/bin/collectives all_reduce --nprocs 3
 #include <fmt/format.h>
@@ -9,9 +9,9 @@
 #include <iostream>
 #include <iterator>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "common/base/command_line.hpp"
@@ -26,34 +26,14 @@ namespace {
 constexpr int kMaxRanks = 16;  // a terminal has room for their tensors
 constexpr int64_t kMaxSize = 64;
 
-constexpr std::pair<const char*, c10d::ReduceOp::RedOpType> kOps[] = {
+struct Operation {
+  const char* name;
+  c10d::ReduceOp::RedOpType type;
+};
+constexpr Operation kOperations[] = {
     {"sum", c10d::ReduceOp::SUM},         {"mean", c10d::ReduceOp::AVG},
     {"product", c10d::ReduceOp::PRODUCT}, {"min", c10d::ReduceOp::MIN},
     {"max", c10d::ReduceOp::MAX},
-};
-
-/// A rank with its first values.
-struct Lab {
-  const ProcessGroup& group;
-  int64_t size;  ///< elements of a rank's tensor, or of each part of it
-  int root;
-  c10d::ReduceOp::RedOpType op;
-
-  /// Group for what only LibTorch has.
-  c10d::ProcessGroup& c10d_group() const { return *group.c10d_group(); }
-  bool is_root() const { return group.rank() == root; }
-  /// (size): 1 2 on rank 0, 11 12 on rank 1, so each number shows its rank.
-  torch::Tensor tensor() const { return parts()[0].clone(); }
-  /// (world_size, size): row r is for rank r. With many values the ranks differ by 100.
-  torch::Tensor parts() const {
-    const int64_t count = size * group.world_size();
-    int64_t step = 10;
-    while (step < count) {
-      step *= 10;
-    }
-    const int64_t first = step * group.rank() + 1;
-    return torch::arange(first, first + count, torch::kFloat).view({-1, size});
-  }
 };
 
 /// "1 2 | 11 12", with a bar between the rows.
@@ -66,98 +46,129 @@ std::string text(const torch::Tensor& tensor) {
   return fmt::format("{}", fmt::join(rows, " | "));
 }
 
-/// Row of the table: a collective. A rank's tensor is a text, or a remark stands in its place.
-struct Collective {
-  const char* name;
-  std::string_view sentence;  ///< names {root} and {op} if the collective has them
-  bool only_gloo;  ///< our own backends have what data parallelism needs
-  std::string (*before)(const Lab& lab);
-  std::string (*run)(const Lab& lab);  ///< @return what the rank has after it
+/// (world_size, size): row r is for rank r. 1 2 | 3 4 on rank 0, 11 12 | 13 14 on rank 1, so each
+/// number shows its rank. With many values the ranks differ by 100.
+torch::Tensor first_values(const ProcessGroup& group, int64_t size) {
+  const int64_t count = size * group.world_size();
+  int64_t step = 10;
+  while (step < count) {
+    step *= 10;
+  }
+  const int64_t first = step * group.rank() + 1;
+  return torch::arange(first, first + count, torch::kFloat).view({-1, size});
+}
 
-  bool has(const char* field) const { return sentence.find(field) != std::string_view::npos; }
+/// A rank before its collective.
+struct Rank {
+  const ProcessGroup& group;
+  int root;
+  c10d::ReduceOp::RedOpType op;
+  torch::Tensor parts;  ///< (world_size, size): row r is for rank r
+  std::vector<torch::Tensor> tensor{parts[0].clone()};  ///< (size), in a vector for c10d
+
+  bool is_root() const { return group.rank() == root; }
 };
 
-std::string own(const Lab& lab) {
-  return text(lab.tensor());
+/// Row of the table of collectives. A rank's tensor is a text, or a remark stands in its place.
+struct Collective {
+  const char* name;
+  std::string_view expected;  ///< names {root} and {op} if the collective has them
+  bool only_c10d;  ///< our own backends have what data parallelism needs
+  std::string (*before)(const Rank& rank);
+  std::string (*run)(Rank& rank);  ///< @return what the rank has after it
+
+  bool has(std::string_view field) const { return expected.find(field) != expected.npos; }
+};
+
+std::string tensor(const Rank& rank) {
+  return text(rank.tensor[0]);
 }
-std::string parts(const Lab& lab) {
-  return text(lab.parts());
+std::string parts(const Rank& rank) {
+  return text(rank.parts);
 }
 
 constexpr Collective kCollectives[] = {
-    {"broadcast", "Every rank now has what rank {root} had.", false, own,
-     [](const Lab& lab) {
-       const torch::Tensor tensor = lab.tensor();
-       lab.group.broadcast(tensor, lab.root);
-       return text(tensor);
+    {"broadcast", "Every rank now has what rank {root} had.", false, tensor,
+     [](Rank& rank) {
+       rank.group.broadcast(rank.tensor[0], rank.root);
+       return tensor(rank);
      }},
     {"all_reduce", "Every rank now has the {op} of all ranks' tensors, element by element.", false,
-     own,
-     [](const Lab& lab) {
-       const torch::Tensor tensor = lab.tensor();
-       lab.group.all_reduce(tensor, lab.op);
-       return text(tensor);
+     tensor,
+     [](Rank& rank) {
+       rank.group.all_reduce(rank.tensor[0], rank.op);
+       return tensor(rank);
      }},
     {"reduce", "Rank {root} alone now has the {op} of all ranks' tensors, element by element.",
-     true, own,
-     [](const Lab& lab) -> std::string {
-       const bool averages = lab.op == c10d::ReduceOp::AVG;  // Gloo has no mean
-       std::vector<torch::Tensor> tensor{lab.tensor().div_(averages ? lab.group.world_size() : 1)};
-       const auto op = averages ? c10d::ReduceOp::SUM : lab.op;
-       lab.c10d_group().reduce(tensor, {.reduceOp = op, .rootRank = lab.root})->wait();
-       return lab.is_root() ? text(tensor.front()) : "(left undefined)";
+     true, tensor,
+     [](Rank& rank) -> std::string {
+       if (rank.op == c10d::ReduceOp::AVG) {  // Gloo has no mean
+         rank.tensor[0].div_(rank.group.world_size());
+         rank.op = c10d::ReduceOp::SUM;
+       }
+       rank.group.c10d_group()
+           ->reduce(rank.tensor, {.reduceOp = rank.op, .rootRank = rank.root})
+           ->wait();
+       return rank.is_root() ? tensor(rank) : "(left undefined)";
      }},
-    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", false, own,
-     [](const Lab& lab) { return text(lab.group.all_gather(lab.tensor())); }},
-    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.", true, own,
-     [](const Lab& lab) -> std::string {
-       const torch::Tensor rows = torch::empty_like(lab.parts());
-       std::vector<torch::Tensor> tensor{lab.tensor()};
-       std::vector<std::vector<torch::Tensor>> places(lab.is_root() ? 1 : 0, rows.unbind());
-       lab.c10d_group().gather(places, tensor, {.rootRank = lab.root})->wait();
-       return lab.is_root() ? text(rows) : "-";
+    {"all_gather", "Every rank now has all ranks' tensors, one after the other.", false, tensor,
+     [](Rank& rank) { return text(rank.group.all_gather(rank.tensor[0])); }},
+    {"gather", "Rank {root} alone now has all ranks' tensors, one after the other.", true, tensor,
+     [](Rank& rank) -> std::string {
+       std::vector<std::vector<torch::Tensor>> rows(rank.is_root() ? 1 : 0, rank.parts.unbind());
+       rank.group.c10d_group()->gather(rows, rank.tensor, {.rootRank = rank.root})->wait();
+       return rank.is_root() ? parts(rank) : "-";
      }},
     {"scatter", "Rank r now has part r of what rank {root} had.", true,
-     [](const Lab& lab) { return lab.is_root() ? parts(lab) : "-"; },
-     [](const Lab& lab) {
-       std::vector<torch::Tensor> tensor{torch::empty_like(lab.tensor())};
-       std::vector<std::vector<torch::Tensor>> sent(lab.is_root() ? 1 : 0, lab.parts().unbind());
-       lab.c10d_group().scatter(tensor, sent, {.rootRank = lab.root})->wait();
-       return text(tensor.front());
+     [](const Rank& rank) { return rank.is_root() ? parts(rank) : "-"; },
+     [](Rank& rank) {
+       std::vector<std::vector<torch::Tensor>> rows(rank.is_root() ? 1 : 0, rank.parts.unbind());
+       rank.group.c10d_group()->scatter(rank.tensor, rows, {.rootRank = rank.root})->wait();
+       return tensor(rank);
      }},
     {"reduce_scatter", "Rank r now has part r of the {op} of all ranks' tensors.", false, parts,
-     [](const Lab& lab) { return text(lab.group.reduce_scatter(lab.parts(), lab.op)); }},
+     [](Rank& rank) { return text(rank.group.reduce_scatter(rank.parts, rank.op)); }},
     {"all_to_all", "Rank r now has part r of every rank's tensor, one after the other.", false,
-     parts, [](const Lab& lab) { return text(lab.group.all_to_all(lab.parts())); }},
-    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.", true, own,
-     [](const Lab& lab) {
-       const int ranks = lab.group.world_size();
-       std::vector<torch::Tensor> sent{lab.tensor()};
-       std::vector<torch::Tensor> received{lab.tensor()};
+     parts, [](Rank& rank) { return text(rank.group.all_to_all(rank.parts)); }},
+    {"send_recv", "Every rank sent its tensor to the next rank, the last one to rank 0.", true,
+     tensor,
+     [](Rank& rank) {
+       const int ranks = rank.group.world_size(), own = rank.group.rank();
+       std::vector<torch::Tensor> received{rank.tensor[0].clone()};
        if (ranks > 1) {  // no backend can send to itself
          // Starts both before waiting: if all ranks waited for their send, none would receive.
-         const int rank = lab.group.rank();
-         const auto send = lab.c10d_group().send(sent, (rank + 1) % ranks, /*tag=*/0);
-         lab.c10d_group().recv(received, (rank + ranks - 1) % ranks, /*tag=*/0)->wait();
+         const auto& group = rank.group.c10d_group();
+         const auto send = group->send(rank.tensor, (own + 1) % ranks, /*tag=*/0);
+         group->recv(received, (own + ranks - 1) % ranks, /*tag=*/0)->wait();
          send->wait();
        }
-       return text(received.front());
+       return text(received[0]);
      }},
     // Counts this rank in the store before the barrier, and reads the count after it.
     {"barrier", "No rank left before all had come.", false,
-     [](const Lab& lab) -> std::string {
-       lab.group.store()->add("lab/barrier", 1);
-       return "has come";
-     },
-     [](const Lab& lab) {
-       lab.group.barrier();
-       return fmt::format("knows that {} of {} have", lab.group.store()->add("lab/barrier", 0),
-                          lab.group.world_size());
+     [](const Rank&) -> std::string { return "has come"; },
+     [](Rank& rank) {
+       rank.group.store()->add("collectives/barrier", 1);
+       rank.group.barrier();
+       return fmt::format("knows that {} of {} have",
+                          rank.group.store()->add("collectives/barrier", 0),
+                          rank.group.world_size());
      }},
 };
 
-struct LabOptions {
-  std::string program = program_name();
+Choices names_of(auto&& rows) {
+  Choices names;
+  std::ranges::transform(rows, std::back_inserter(names), [](const auto& row) { return row.name; });
+  return names;
+}
+
+/// "for broadcast, reduce": the collectives that have a field.
+std::string for_collectives_with(std::string_view field) {
+  const auto has = [field](const Collective& collective) { return collective.has(field); };
+  return fmt::format("for {}", fmt::join(names_of(kCollectives | std::views::filter(has)), ", "));
+}
+
+struct CommandOptions {
   const Collective* collective = nullptr;
   std::optional<int> nprocs;
   std::string backend = "auto";
@@ -166,13 +177,9 @@ struct LabOptions {
   std::string op = "sum";
 };
 
-LabOptions parse_lab_options(int argc, char** argv) {
-  LabOptions options;
-  Choices names;
-  Choices ops;
-  std::ranges::transform(kCollectives, std::back_inserter(names), &Collective::name);
-  std::ranges::transform(kOps, std::back_inserter(ops), [](const auto& op) { return op.first; });
-  CommandLine line(options.program,
+CommandOptions parse_command_line(int argc, char** argv) {
+  CommandOptions options;
+  CommandLine line(program_name(),
                    "Runs a collective over a few ranks and prints every rank's tensor before and "
                    "after it.",
                    "collectives " DDP_VERSION,
@@ -182,7 +189,7 @@ LabOptions parse_lab_options(int argc, char** argv) {
                    40);
   OptionGroup group = line.group("Options");
   std::string name;
-  group.choice("collective,--collective", name, names, "collective to run");
+  group.choice("collective,--collective", name, names_of(kCollectives), "collective to run");
   group.integer<std::optional<int>, int>("--nprocs", options.nprocs, 1, kMaxRanks, "2",
                                          "number of ranks; a launcher gives its own number");
   group.choice("--backend", options.backend, {"auto", "shm", "gloo", "mpi"},
@@ -190,8 +197,8 @@ LabOptions parse_lab_options(int argc, char** argv) {
   group.integer("--size", options.size, int64_t{1}, kMaxSize, "2",
                 "elements of a rank's tensor, or of each part of it");
   group.integer("--root", options.root, 0, kMaxRanks - 1, "0",
-                "rank that sends or receives, for broadcast, reduce, gather, scatter");
-  group.choice("--op", options.op, ops, "for all_reduce, reduce, reduce_scatter");
+                "rank that sends or receives, " + for_collectives_with("{root}"));
+  group.choice("--op", options.op, names_of(kOperations), for_collectives_with("{op}"));
   line.require("collective");
   line.parse(argc, argv);
 
@@ -202,113 +209,109 @@ LabOptions parse_lab_options(int argc, char** argv) {
   if (line.given("--op") && !options.collective->has("{op}")) {
     refuse("--op: got {}, expected none: {} computes nothing", options.op, name);
   }
-  const bool only_gloo = options.collective->only_gloo;
-  if (only_gloo || options.op == "product") {
-    if (options.backend != "auto" && options.backend != "gloo") {
-      refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
-             only_gloo ? "" : " with --op " + options.op);
-    }
-    options.backend = "gloo";
-  }
   return options;
 }
 
-/// @throws UsageError if the world does not fit the command line
-void check_world(const LabOptions& options, int world_size, const std::string& launcher) {
-  if (world_size != options.nprocs.value_or(world_size)) {
-    refuse("--nprocs: got {}, expected {}, what {} started", *options.nprocs, world_size, launcher);
-  }
-  if (world_size > kMaxRanks) {
-    refuse("got {} ranks ({}), expected at most {}", world_size, launcher, kMaxRanks);
-  }
-  if (options.root >= world_size) {
-    refuse("--root: got {}, expected 0 to {}", options.root, world_size - 1);
+/// The only place that asks what a backend can do. @return name for init_process_group()
+/// @throws UsageError if the backend of the command line lacks the collective, or its launcher
+std::string choose_backend(const CommandOptions& options, int ranks, const std::string& launcher) {
+  const std::string name = options.collective->name;
+  const bool only_gloo = options.collective->only_c10d || options.op == "product";
+  if (only_gloo && options.backend != "auto" && options.backend != "gloo") {
+    refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
+           options.collective->only_c10d ? "" : " with --op " + options.op);
   }
   if (options.backend == "mpi" && launcher == "spawn") {
     refuse(
         "--backend: got mpi, expected mpirun to start the ranks: mpirun -np {} {} {} --backend mpi",
-        world_size, options.program, options.collective->name);
+        ranks, program_name(), name);
+  }
+  return only_gloo ? "gloo" : options.backend;
+}
+
+/// @throws UsageError if the world does not fit the command line
+void check_world(const CommandOptions& options, int ranks, const std::string& launcher) {
+  if (ranks != options.nprocs.value_or(ranks)) {
+    refuse("--nprocs: got {}, expected {}, what {} started", *options.nprocs, ranks, launcher);
+  }
+  if (ranks > kMaxRanks) {
+    refuse("got {} ranks ({}), expected at most {}", ranks, launcher, kMaxRanks);
+  }
+  if (options.root >= ranks) {
+    refuse("--root: got {}, expected 0 to {}", options.root, ranks - 1);
   }
 }
 
 /// Column of the table, with numbers of equal width: "[ 1  2 | 11 12]".
-/// @param texts every rank's tensor or remark
-std::vector<std::string> column(const std::string& title, const std::vector<std::string>& texts) {
-  const auto is_tensor = [](const std::string& text) { return text[0] >= '0' && text[0] <= '9'; };
+/// @param cells every rank's tensor or remark
+std::vector<std::string> column(const std::string& title, std::vector<std::string> cells) {
+  const auto is_tensor = [](const std::string& cell) { return cell[0] >= '0' && cell[0] <= '9'; };
   size_t width = 0;
-  for (const std::string& text : texts) {
-    for (const std::string& word : split(is_tensor(text) ? text : "", ' ')) {
+  for (const std::string& cell : cells) {
+    for (const std::string& word : split(is_tensor(cell) ? cell : "", ' ')) {
       width = std::max(width, word.size());
     }
   }
-  std::vector<std::string> lines{title};
-  for (const std::string& text : texts) {
-    std::vector<std::string> words = split(text, ' ');
+  for (std::string& cell : cells) {
+    std::vector<std::string> words = split(cell, ' ');
     for (std::string& word : words) {
       word = word == "|" ? word : fmt::format("{:>{}}", word, width);
     }
-    lines.push_back(is_tensor(text) ? fmt::format("[{}]", fmt::join(words, " ")) : text);
+    cell = is_tensor(cell) ? fmt::format("[{}]", fmt::join(words, " ")) : cell;
   }
-  return lines;
+  cells.insert(cells.begin(), title);
+  return cells;
 }
 
-std::string report(const LabOptions& options, const std::string& backend,
-                   const std::vector<std::string>& befores,
-                   const std::vector<std::string>& afters) {
-  const std::vector<std::string> before = column("before", befores);
-  const std::vector<std::string> after = column("after", afters);
-  const size_t width = std::ranges::max_element(before, {}, &std::string::size)->size();
+std::string report(const CommandOptions& options, const std::string& backend,
+                   const std::vector<std::string>& before, const std::vector<std::string>& after) {
   const Collective& collective = *options.collective;
+  const size_t ranks = before.size() - 1;  // below the title
+  const size_t width = std::ranges::max_element(before, {}, &std::string::size)->size();
   std::string text = fmt::format("{}{}, {} rank{}, backend {}\n\n", collective.name,
-                                 collective.has("{op}") ? " " + options.op : "", befores.size(),
-                                 befores.size() == 1 ? "" : "s", backend);
-  for (size_t row = 0; row < before.size(); ++row) {
+                                 collective.has("{op}") ? " " + options.op : "", ranks,
+                                 ranks == 1 ? "" : "s", backend);
+  for (size_t row = 0; row <= ranks; ++row) {
     text += fmt::format("{:<4}  {:<{}}  {}\n", row == 0 ? "rank" : std::to_string(row - 1),
                         before[row], width, after[row]);
   }
-  return text + "\n" +
-         fmt::format(fmt::runtime(collective.sentence), fmt::arg("root", options.root),
-                     fmt::arg("op", options.op)) +
-         "\n";
+  const std::string expected =
+      fmt::format(fmt::runtime(collective.expected), fmt::arg("root", options.root),
+                  fmt::arg("op", options.op));
+  return fmt::format("{}\n{}\n", text, expected);
 }
 
-void run_rank(const LabOptions& options, const LaunchEnvironment& environment) {
-  check_world(options, environment.world_size, environment.launcher);
-  ProcessGroupOptions group_options;
-  group_options.backend = options.backend;
-  group_options.settings =
-      fmt::format("collective {}\nsize {}\nroot {}\nop {}", options.collective->name, options.size,
-                  options.root, options.op);
-  init_process_group(environment, torch::kCPU, group_options);
+void run_rank(const CommandOptions& options, const LaunchEnvironment& environment) {
+  const Collective& collective = *options.collective;
+  const std::string settings = fmt::format("collective {}\nsize {}\nroot {}\nop {}",
+                                           collective.name, options.size, options.root, options.op);
+  init_process_group(environment, torch::kCPU, {.backend = options.backend, .settings = settings});
   const ProcessGroup& group = default_process_group();
-  const auto [name, op] =
-      *std::ranges::find(kOps, options.op, [](const auto& o) { return o.first; });
-  const Lab lab = {group, options.size, options.root, op};
-  std::string own = options.collective->before(lab);
-  own += "\n" + options.collective->run(lab);
-  std::vector<std::string> befores, afters;  // every rank's, on rank 0
-  group.board().check("tensors", own, [&](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      befores.push_back(split(text, '\n').front());
-      afters.push_back(split(text, '\n').back());
-    }
-    return std::string();
-  });
+  const auto operation = std::ranges::find(kOperations, options.op, &Operation::name);
+  Rank rank = {group, options.root, operation->type, first_values(group, options.size)};
+  const std::string before = collective.before(rank);
+  const std::string after = collective.run(rank);
+  const auto had = group.board().gather("tensors before", before);
+  const auto have = group.board().gather("tensors after", after);
   if (environment.rank == 0) {
-    std::cout << report(options, group.backend_name(), befores, afters) << std::flush;
+    std::cout << report(options, group.backend_name(), column("before", had), column("after", have))
+              << std::flush;
   }
   destroy_process_group();
 }
 
 int run(int argc, char** argv, std::string& who) {
-  const LabOptions options = parse_lab_options(argc, argv);
+  CommandOptions options = parse_command_line(argc, argv);
   const LaunchEnvironment environment = read_launch_environment();
-  if (environment.launcher == "none") {
-    const int ranks = options.nprocs.value_or(2);
-    check_world(options, ranks, "spawn");
-    return start_ranks(options.program, {argv, argv + argc}, ranks);
-  }
+  const bool is_rank = environment.launcher != "none";
+  const std::string launcher = is_rank ? environment.launcher : "spawn";
+  const int ranks = is_rank ? environment.world_size : options.nprocs.value_or(2);
   who = name_of_rank(environment);
+  check_world(options, ranks, launcher);
+  options.backend = choose_backend(options, ranks, launcher);
+  if (!is_rank) {
+    return start_ranks(program_name(), {argv, argv + argc}, ranks);
+  }
   run_rank(options, environment);
   return static_cast<int>(ExitCode::kDone);
 }
