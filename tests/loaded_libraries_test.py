@@ -4,29 +4,26 @@
 usage: loaded_libraries_test.py BUILD_DIR Cpu|Mpi|Cuda
 """
 
-import os
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
+
+from support.scratch import Scratch
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 # Not libcudart, because PyTorch's libtorch_cpu.so itself is linked to it.
 UNWANTED = re.compile("lib(ddp_cuda|ddp_mpi|torch_cuda|c10_cuda|cuda|nvidia|nccl|cudnn|cublas|mpi|open-rte|open-pal|pmix)[^a-z]")
 
 
-class Loaded(unittest.TestCase):
+class Loaded(Scratch):
     def load(self, line, succeeds=True):
         """Runs a program with a fake CUDA driver. @return the names of the libraries, those that are unwanted, and the number of processes"""
-        program, *arguments = line.split()
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{folder}/loaded", "CUDA_VISIBLE_DEVICES": "0",
-                           "LD_LIBRARY_PATH": str(BUILD / "tests/fake_driver")}
-            done = subprocess.run([BUILD / "bin" / program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-            self.assertEqual(done.returncode == 0, succeeds, done.stderr)
-            processes = [path.read_text() for path in pathlib.Path(folder).glob("loaded.*")]
+        self.setUp()  # a folder for each run
+        done = self.run_here(*f"{BUILD}/bin/{line}".split(), LD_DEBUG="files", LD_DEBUG_OUTPUT=f"{self.folder}/loaded", CUDA_VISIBLE_DEVICES="0",
+                             LD_LIBRARY_PATH=f"{BUILD}/tests/fake_driver")
+        self.assertEqual(done.returncode == 0, succeeds, done.stderr)
+        processes = [path.read_text() for path in self.folder.glob("loaded.*")]
         names = {pathlib.Path(path).name for text in processes for path in re.findall(r"calling init: (\S+)", text)}
         return names, [name for name in names if UNWANTED.match(name)], len(processes)
 
@@ -44,12 +41,11 @@ class Cpu(Loaded):
                 self.assertGreaterEqual(processes, 3 if line.startswith("03_") else 1)
 
     def test_another_libtorch_is_not_taken(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for name in ("libtorch_cpu.so", "libc10.so", "libtorch_cuda.so"):
-                (pathlib.Path(folder) / name).write_text("of another version")
-            for program in ("01_single_gpu", "03_ddp_spawn", "05_multinode", "bench_micro", "collectives", "peer_c10d"):
-                with self.subTest(program):
-                    subprocess.run([BUILD / "bin" / program, "--version"], env={**os.environ, "LD_LIBRARY_PATH": folder}, check=True, timeout=60)
+        for name in ("libtorch_cpu.so", "libc10.so", "libtorch_cuda.so"):
+            self.write(name, "of another version")
+        for program in ("01_single_gpu", "03_ddp_spawn", "05_multinode", "bench_micro", "collectives", "peer_c10d"):
+            with self.subTest(program):
+                self.assertEqual(self.run_here(BUILD / "bin" / program, "--version", LD_LIBRARY_PATH=str(self.folder)).returncode, 0)
 
 
 class Mpi(Loaded):

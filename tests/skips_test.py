@@ -6,7 +6,6 @@ usage: skips_test.py CMAKE CTEST
 
 import pathlib
 import re
-import subprocess
 import sys
 import unittest
 
@@ -29,11 +28,11 @@ class Skips(Scratch):
             leave_out(two cluster "user id 7, expected 0")
             leave_out(three launcher "no torchrun" MISSING)""")
         build = self.folder / "build"
-        subprocess.run([CMAKE, "-S", self.folder, "-B", build], check=True, capture_output=True)
-        tests = subprocess.run([CTEST, "--test-dir", build], capture_output=True, text=True)
+        self.assertEqual(self.run_here(CMAKE, "-S", ".", "-B", build).returncode, 0)
+        tests = self.run_here(CTEST, "--test-dir", build)
         self.assertNotEqual(tests.returncode, 0)
         self.assertRegex(tests.stdout, r"(?s)1 tests failed out of 4.*did not run:.*one \(Skipped\).*two \(Skipped\).*FAILED:.*three \(Failed\)")
-        said = subprocess.run([ROOT / "tests/skipped.sh", build], capture_output=True, text=True)
+        said = self.run_here(ROOT / "tests/skipped.sh", build)
         self.assertEqual((said.stdout, said.stderr), ("2 skipped\n  one: no GPU here\n  two: user id 7, expected 0\n", ""))
 
     def test_no_test_leaves_by_another_way(self):

@@ -20,19 +20,21 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 
 
-HELPERS = 'say() { :; }; die() { code=$1; shift; echo "$*"; exit "$code"; }\n'
-
-
-def function(name):  # of tools/setup.sh
-    return re.search(rf"^{name}\(\) \{{([^\n]*\}}|.*?\n\}})\n", (ROOT / "tools/setup.sh").read_text(), re.DOTALL | re.MULTILINE)[0]
+def functions(*names):  # of tools/setup.sh
+    text = (ROOT / "tools/setup.sh").read_text()
+    return "".join(re.search(rf"^{name}\(\) \{{([^\n]*\}}|.*?\n\}})\n", text, re.DOTALL | re.MULTILINE)[0] for name in names)
 
 
 class Tools(Scratch):
-    def run_here(self, *command, **environment):
-        return subprocess.run(command, cwd=self.folder, env={**os.environ, **environment}, capture_output=True, text=True)
+    def run_script(self, *parts):
+        """Runs parts of tools/setup.sh, after what it has of tools/installing.sh."""
+        return self.run_here("bash", "-euo", "pipefail", "-c", "\n".join([f"program=setup; . {ROOT}/tools/installing.sh; say() {{ :; }}", *parts]))
+
+    def copy(self, name, folder="."):
+        return self.script(f"{folder}/{name}", (ROOT / name).read_text())
 
     def test_compilers_fit_the_limits_of_control_groups(self):
-        find_jobs = function("find_jobs").replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 9")
+        find_jobs = functions("find_jobs").replace("/sys/", "sys/").replace("/proc/", "proc/").replace("nproc", "echo 9")
         version2, version1 = "0::/a/b\n", "4:memory:/d\n1:cpu,cpuacct:/d\n0::/\n"
         for groups, files, jobs in [
             (version2, {}, 8), ("", {}, 8), (version2, {"a/b/memory.max": "max", "a/b/cpu.max": "max 100000"}, 8), (version2, {"a/b/memory.max": "6500000000"}, 3),
@@ -45,13 +47,14 @@ class Tools(Scratch):
             for name, text in {"proc/self/cgroup": groups, "proc/meminfo": "MemFree: 1 kB\nMemAvailable: 16000000 kB\n",
                                **{f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()}}.items():
                 self.write(name, text)
-            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{find_jobs}find_jobs")
+            done = self.run_script(find_jobs, "find_jobs")
             self.assertEqual((done.stdout, done.stderr), (f"{jobs}\n", ""), (groups, files))
 
     def test_cdpath_sends_no_script_elsewhere(self):
         (self.folder / "build").mkdir()
+        self.copy("tools/installing.sh")
         for name, *words in ("tools/setup.sh", "bench"), ("bench/run.sh",), ("tests/run.sh",), ("tests/gpu.sh", "pack", "new"):
-            self.script(name, (ROOT / name).read_text())
+            self.copy(name)
             for path in ".", "..:.", f"{self.folder}":
                 done = self.run_here(name, *words, CDPATH=path, LIBTORCH="/nowhere")
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (name, done.stderr))
@@ -67,32 +70,33 @@ class Tools(Scratch):
             self.assertEqual((done.returncode, done.stdout, done.stderr), (code, printed, "bench\n"))
 
     def test_a_folder_of_other_files_is_no_venv(self):
-        helpers = HELPERS + "find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n" + function("install_venv")
+        helpers = "find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n" + functions("install_venv")
         (self.folder / "link").symlink_to("disk")
         for file, left in ("thesis", ["thesis"]), (".hidden", [".hidden"]), ("a/b", ["a"]), ("pyvenv.cfg", ["pyvenv.cfg"]), (None, []):
             (self.folder / "disk").mkdir()
             self.write(f"disk/{file}" if file else "else", "")
             self.write("disk/lib/torch" if left == ["pyvenv.cfg"] else "else", "")
-            said = self.run_here("bash", "-euo", "pipefail", "-c", helpers + "install_venv").stdout
+            said = self.run_script(helpers, "install_venv").stderr
             self.assertEqual((os.listdir(self.folder / "disk"), "got a folder of other files" in said), (left, left not in (["pyvenv.cfg"], [])), said)
             shutil.rmtree(self.folder / "disk")
-        self.assertIn("not enough disk space", self.run_here("bash", "-euo", "pipefail", "-c", f"mkdir disk; {helpers}venv_mb=1000000000\ninstall_venv").stdout)
+        self.assertIn("not enough disk space", self.run_script("mkdir disk", helpers, "venv_mb=1000000000", "install_venv").stderr)
 
     def test_a_venv_is_kept_brought_up_to_date_or_made_anew(self):
         """A failed installation never looks complete, and the one before it stays in use."""
         python = self.script("python", '#!/bin/sh\necho "$*" | grep -o "m venv\\|pip install\\|import torch" >>calls\ncase "$*" in\n'
                                        '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) exit 1 ;; esac\n')
-        install = (f"{HELPERS}find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
-                   f"{function('wanted_stamp')}{function('install_venv')}export FAILS=none")
+        install = (f"find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
+                   f"{functions('wanted_stamp', 'install_venv')}export FAILS=none")
         anew, newer = "m venv pip install import torch", "pip install import torch"
         for wanted, before, code, calls in (
                 ("1", ":", 0, anew), ("1", ":", 0, ""), ("2", "FAILS='pip install'", 1, "pip install"), ("1", ":", 0, ""), ("2", ":", 0, newer),
                 ("3", "FAILS='import torch'", 1, newer), ("3", ":", 0, anew), ("3", "FAILS='import pip'", 0, anew), ("3", "sed -i s:venv:: venv/stamp", 0, anew)):
-            done = self.run_here("bash", "-euo", "pipefail", "-c", f"{install}\necho {wanted} >r; >calls; {before}\ninstall_venv")
-            self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, before, done.stdout))
+            done = self.run_script(install, f"echo {wanted} >r; >calls; {before}", "install_venv")
+            self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, before, done.stderr))
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
-        script = self.script("checkout/tools/setup.sh", (ROOT / "tools/setup.sh").read_text())
+        self.copy("tools/installing.sh", "checkout")
+        script = self.copy("tools/setup.sh", "checkout")
         for name in "bin/dirname", "bin/flock":
             self.script(name, f'#!/bin/sh\nexec {shutil.which(name[4:])} "$@"\n')
         for name, message in ("lib/libtorch_cpu.so", "setup: LIBTORCH=a is no LibTorch"), ("include/torch/x.h", "setup: no g++ and no apt-get here"):

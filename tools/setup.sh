@@ -9,8 +9,9 @@
 # LIBTORCH_VERSION=2.15.0 installs that version instead of the pinned version, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
 set -euo pipefail
-# Variables that send cd, grep, Python or pip elsewhere, or that nproc prints instead of the processors.
-unset CDPATH GREP_OPTIONS OMP_NUM_THREADS OMP_THREAD_LIMIT PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
+program=setup
+# shellcheck source=tools/installing.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/installing.sh"
 
 packages=(
     # to build
@@ -36,20 +37,11 @@ case ${1:-all} in
         tests=ON
         ;;
     *)
-        printf 'setup: got "%s", expected bench or all\n' "$1" >&2
-        exit 2
+        die 2 "got \"$1\", expected bench or all"
         ;;
 esac
 # Disk space to install .venv/: 5 GB, and the downloads.
 venv_mb=8000
-
-say() { printf '==> %s\n' "$*"; }
-die() {
-    local code=$1
-    shift
-    printf 'setup: %s\n' "$*" >&2
-    exit "$code"
-}
 
 caller_dir=$PWD
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -149,10 +141,8 @@ install_venv() {
     done
     [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
-    # TMPDIR: /tmp may be a small memory disk. --no-compile: few of torch's seven thousand Python files are used.
-    # --no-user and its neighbours: pip's settings may name a folder for other packages.
-    TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --no-compile --only-binary :all: \
-        --no-user --target "" --prefix "$venv" --root / "${arguments[@]}" </dev/null || {
+    # --no-compile: few of torch's seven thousand Python files are used.
+    pip_install "$venv" --no-compile "${arguments[@]}" || {
         # After a failure, for example without network, the old installation still works.
         [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
@@ -199,9 +189,8 @@ build() {
         die 1 "the build failed (its reason stands above)"
 }
 
-# One setup at a time; the checkout itself is the lock, if its file system has locks.
 exec 9<"$root"
-flock -n 9 || { say "Waiting for another setup in this checkout" && flock 9; } || true
+lock 9 "Waiting for another setup in this checkout"
 
 if [[ -n ${LIBTORCH:-} ]]; then
     given=$LIBTORCH

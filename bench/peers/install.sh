@@ -3,19 +3,13 @@
 # the project's .venv if it has the packages, else .venv-peers/NAME, which is made or updated first.
 # Standard output is only the path. Exit codes: 2 usage or no Python; 1 the installation failed.
 set -euo pipefail
-unset CDPATH PYTHONPATH PYTHONHOME PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_REQUIRE_HASHES
+program=install.sh
+# shellcheck source=tools/installing.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/../../tools/installing.sh"
 
 here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd -P -- "$here/../.." && pwd)
 project=$root/.venv/bin/python
-
-say() { printf '==> %s\n' "$*" >&2; }
-die() {
-    local code=$1
-    shift
-    printf 'install.sh: %s\n' "$*" >&2
-    exit "$code"
-}
 
 known=$(cd "$here" && printf '%s ' requirements-*.txt | sed 's/requirements-//g; s/\.txt//g; s/ $//')
 name=${1:-}
@@ -23,28 +17,24 @@ name=${1:-}
 requirements=$here/requirements-$name.txt
 venv=$root/.venv-peers/$name
 
-# pip's settings may name another folder.
-into=(--no-user --target "" --root / --prefix)
-
 # use PYTHON: prints it and ends if it has every pinned version. Without an index pip only checks that.
 use() {
     [[ -x $1 && ! -e ${1%/bin/python}/.installing ]] || return 1
-    "$1" -I -m pip --isolated --disable-pip-version-check install --quiet --no-index "${into[@]}" "${1%/bin/python}" \
-        --requirement "$requirements" >/dev/null 2>&1 || return 1
+    pip_install "${1%/bin/python}" --isolated --quiet --no-index --requirement "$requirements" >/dev/null 2>&1 || return 1
     printf '%s\n' "$1"
     exit 0
 }
 
 use "$project" || use "$venv/bin/python" || true
 
-# One installation at a time. After the wait the packages may be there.
+# After the wait the packages may be there.
 mkdir -p "$root/.venv-peers"
 exec 9>"$root/.venv-peers/.$name.lock"
-flock -n 9 || { say "$name: waiting for another installation" && flock 9; } || true  # some file systems have no locks
+lock 9 "$name: waiting for another installation" >&2
 use "$venv/bin/python" || true
 
 # A new environment, without remains of an interrupted installation or of other versions.
-say "$name: installing ${requirements#"$root"/} into ${venv#"$root"/}"
+say "$name: installing ${requirements#"$root"/} into ${venv#"$root"/}" >&2
 rm -rf "$venv"
 python=python3
 [[ ! -x $project ]] || python=$project
@@ -55,10 +45,8 @@ if [[ -x $project ]]; then
     purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
     "$project" -I -c "$purelib" >"$("$venv/bin/python" -I -c "$purelib")/project.pth"
 fi
-# TMPDIR, because /tmp may be a small memory disk. Only wheels, so that nothing is compiled.
 mkdir "$venv/tmp"
-TMPDIR=$venv/tmp "$venv/bin/python" -I -m pip install --disable-pip-version-check --only-binary :all: \
-    "${into[@]}" "$venv" --requirement "$requirements" </dev/null >&2 9>&- ||
+pip_install "$venv" --requirement "$requirements" >&2 9>&- ||
     die 1 "pip could not install $requirements (its reason stands above; run this again when it is gone)"
 rm -r "$venv/tmp" "$venv/.installing"
 use "$venv/bin/python" || die 1 "$venv lacks what pip said to have installed from $requirements"
