@@ -6,7 +6,6 @@ With --frameworks the peers that install.sh has installed beside the project's e
 Exit code 0 if every check holds, else 1. The checks run two at a time: most of their time is importing a framework.
 """
 
-import concurrent.futures
 import functools
 import importlib.metadata
 import json
@@ -21,13 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import zipfile
+
+from support.cases import check, run_cases
 
 BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:3])
 PEERS = SOURCE_DIR / "bench" / "peers"
-PYTORCH = [sys.executable, "-B", str(PEERS / "pytorch.py")]
 REDUCER = [str(BIN_DIR / "peer_c10d")]
+
+
+def peer(name, python=sys.executable):
+    return [python, "-B", str(PEERS / f"{name}.py")]
+
+
+PYTORCH = peer("pytorch")
 TIMEOUT_S = 480  # for a command, on a busy machine
 TOLERANCE = 1e-4
 GLOBAL_BATCH = 64
@@ -37,12 +43,7 @@ WORKLOADS = {"T": ["--layers", "20,1", "--dataset-size", "640"],
              "S": ["--layers", "64,128,128,10", "--dataset-size", str(8 * GLOBAL_BATCH + 1), "--lr", "0.05"]}
 
 
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
-
-
-def run(command, timeout_s=TIMEOUT_S, **more):
+def run(*command, timeout_s=TIMEOUT_S, **more):
     return subprocess.run(command, timeout=timeout_s, capture_output=True, text=True, stdin=subprocess.DEVNULL, **more)
 
 
@@ -67,7 +68,7 @@ def read_metrics(folder):
 def stage_run(workload):
     """@return losses of the steps, and summary, of stage 01"""
     with tempfile.TemporaryDirectory() as folder:
-        result = run([str(BIN_DIR / "01_single_gpu"), *arguments(workload, folder), *without_snapshot(folder)])
+        result = run(BIN_DIR / "01_single_gpu", *arguments(workload, folder), *without_snapshot(folder))
         check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
         rows, summary = read_metrics(folder)
         return [row["loss"] for row in rows], summary
@@ -121,7 +122,7 @@ def check_parity(program, variant, workload, processes, *options, chatty=False):
         own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
         pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
         closed = [] if program is REDUCER else ["sh", "-c", 'exec "$@" >&- <&-', "sh"]
-        result = run([*closed, *program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options], cwd=folder,
+        result = run(*closed, *program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options, cwd=folder,
                      env={**os.environ, "PYTHONPATH": folder})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
@@ -131,6 +132,12 @@ def check_parity(program, variant, workload, processes, *options, chatty=False):
     check_metrics(rows, summary, stage, variant, processes, ranks)
     check_losses(rows, of_steps)
     return f"differs by {difference:.1e}"
+
+
+def parity(program, variant, workload, processes, *options, **more):
+    """Case of check_parity()."""
+    name = " ".join([variant, workload, str(processes), *options])
+    return name, functools.partial(check_parity, program, variant, workload, processes, *options, **more)
 
 
 def check_one_line(result, code, *words, name="pytorch"):
@@ -157,20 +164,18 @@ def check_bad_arguments():
         (["1", "1", "--seed", str(2**64)], "--seed", "integer"),
         (["1", "1", "--device", "cuda"], "--device cuda", "found 0 CUDA devices"),
     ]:
-        check_one_line(run([*PYTORCH, *case], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
-    check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"]), 1, "No space left")
-    check_one_line(run(["bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"]), 1, "--metrics: cannot write /no/such/m")
+        check_one_line(run(*PYTORCH, *case, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
+    check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"), 1, "No space left")
+    check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
-        result = run([sys.executable, "-B", str(PEERS / f"{name}.py"), "1", "1"])
-        check_one_line(result, 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
-    result = run([sys.executable, "-B", str(PEERS / "jax.py"), "1", "1", "--device", "cuda"])
-    check_one_line(result, 2, "--device", "cuda", name="jax")
+        check_one_line(run(*peer(name), "1", "1"), 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
+    check_one_line(run(*peer("jax"), "1", "1", "--device", "cuda"), 2, "--device", "cuda", name="jax")
 
 
 def check_diverging_weights():
     """Weights become NaN: exit code 1, one line, and no metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        result = run([*PYTORCH, *arguments("T", folder), "--lr", "1e30"])
+        result = run(*PYTORCH, *arguments("T", folder), "--lr", "1e30")
         check_one_line(result, 1, "the weights moved by")
         check(not os.path.exists(f"{folder}/metrics"), "metrics were written all the same")
 
@@ -210,7 +215,7 @@ def check_binding():
     program = (f"import os, sys; sys.path.append({str(PEERS)!r}); from ddp_peers.command_line import run_peer\ndef run(options):\n    import torch\n"
                "    print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], options.global_batch)\nsys.exit(run_peer('x', ['torch'], {'a': ''}, run))")
     for name, value in ("OMP_PROC_BIND", "true"), ("OMP_PLACES", "{0}"), ("GOMP_CPU_AFFINITY", "0"), ("KMP_AFFINITY", "compact"):
-        result = run([sys.executable, "-B", "-c", program, "1", "1", "--threads", "3", "--nprocs", "2"], env={**os.environ, name: value})
+        result = run(sys.executable, "-B", "-c", program, "1", "1", "--threads", "3", "--nprocs", "2", env={**os.environ, name: value})
         check(result.stdout == f"{len(os.sched_getaffinity(0))} 3 64\n", f"{name}: {result}")
 
 
@@ -220,7 +225,7 @@ def check_unequal_weights():  # and ranks that are killed: run() waits until no 
         program.write_text(UNEQUAL_RANKS)
         for seed, message in ((42, "[rank 1]: error: the final weights differ from rank 0's"), (1, "rank 1 was killed by signal 9"),
                               (2, "rank 1 was killed"), (4, "the final weights of the replicas differ"), (0, ""), (3, "")):
-            result = run([sys.executable, "-B", str(program), str(PEERS), *arguments("T", folder), "--nprocs", "2", "--seed", str(seed)], 120)
+            result = run(sys.executable, "-B", program, PEERS, *arguments("T", folder), "--nprocs", "2", "--seed", str(seed), timeout_s=120)
             check_one_line(result, 1, message, name="unequal") if message else check(result.returncode == -9, f"{seed}: {result}")
 
 
@@ -241,8 +246,9 @@ def check_install():
         peers, wheels = root / "bench" / "peers", root / "wheels"
         peers.mkdir(parents=True)
         wheels.mkdir()
-        for file in ("install.sh", "requirements-pytorch.txt"):
-            shutil.copy(PEERS / file, peers)
+        (root / "tools").mkdir()
+        for file in "bench/peers/install.sh", "bench/peers/requirements-pytorch.txt", "tools/installing.sh":
+            shutil.copy(SOURCE_DIR / file, root / file)
         (root / ".venv").symlink_to(sys.prefix)
         pinned = peers / "requirements-pytorch.txt"  # LIBTORCH_VERSION installs another version
         pinned.write_text(re.sub("^torch==.*", f"torch=={importlib.metadata.version('torch')}", pinned.read_text(), flags=re.M))
@@ -253,7 +259,7 @@ def check_install():
                    PIP_TARGET=f"{root}/t", PIP_PREFIX=f"{root}/p", PIP_ROOT=f"{root}/r", PIP_NO_DEPS="1", PIP_PYTHON="/nowhere", CDPATH=".")
 
         def install(*words):
-            result = run(["bench/peers/install.sh", *words], env=env, cwd=root)
+            result = run("bench/peers/install.sh", *words, env=env, cwd=root)
             return result.returncode, result.stdout.rstrip("\n"), result.stderr
 
         own = f"{root}/.venv-peers/tiny/bin/python"
@@ -263,7 +269,7 @@ def check_install():
         check(install("tiny")[:2] == (0, own) and install("tiny") == (0, own, ""), "it is not installed, or a second time")
         pathlib.Path(own).parents[1].joinpath(".installing").touch()
         check("installing" in install("tiny")[2], "an interrupted installation is not made anew")
-        version = run([own, "-c", "import torch, tiny_peer; print(tiny_peer.VERSION)"])
+        version = run(own, "-c", "import torch, tiny_peer; print(tiny_peer.VERSION)")
         check(version.stdout == "1.1\n", f"not what was pinned, or not what the project has: {version}")
         # Another version that is not available gives one line, and never an environment that looks complete.
         requirements.write_text("tiny-peer==1.0\n")
@@ -274,48 +280,26 @@ def check_install():
 
 
 def framework_cases():
-    # The longest run first. S ends its epochs with a step in which only one rank has a sample.
     for name, variant in (("tensorflow", "mirrored"), ("accelerate", "ddp"), ("jax", "jit")):
-        result = run([str(PEERS / "install.sh"), name])
+        result = run(PEERS / "install.sh", name)
         check(result.returncode == 0, f"install.sh {name} failed: {result.stderr}")
-        program = [result.stdout.rstrip("\n"), "-B", str(PEERS / f"{name}.py")]
+        program = peer(name, result.stdout.rstrip("\n"))
         for processes, workload in ((2, "S"), (1, "T")):
-            yield f"{name}, {workload}, {processes} ranks", functools.partial(
-                check_parity, program, variant, workload, processes, chatty=name == "tensorflow")
+            yield parity(program, variant, workload, processes, chatty=name == "tensorflow")
 
 
 def project_cases():
-    # Long runs first, so that both cores are busy to the end.
-    yield "compiled, S, 2 ranks", functools.partial(check_parity, PYTORCH, "compiled", "S", 2, chatty=True)
+    yield parity(PYTORCH, "compiled", "S", 2, chatty=True)
     yield "bad arguments", check_bad_arguments
     yield "install.sh", check_install
-    for workload, processes in (("S", 2), ("T", 1)):
-        yield f"tuned, {workload}, {processes} ranks", functools.partial(check_parity, PYTORCH, "tuned", workload, processes)
-    for workload, backend, processes in (("T", "gloo", 2), ("S", "shm", 4)):
-        yield f"c10d, {workload}, {backend}, {processes} ranks", functools.partial(
-            check_parity, REDUCER, "reducer", workload, processes, "--backend", backend)
+    yield parity(PYTORCH, "tuned", "S", 2)
+    yield parity(PYTORCH, "tuned", "T", 1)
+    yield parity(REDUCER, "reducer", "T", 2, "--backend", "gloo")
+    yield parity(REDUCER, "reducer", "S", 4, "--backend", "shm")
     yield "the weights diverge", check_diverging_weights
     yield "the ranks' weights differ", check_unequal_weights
     yield "OpenMP binds", check_binding
 
 
-def main():
-    cases = list(framework_cases() if "--frameworks" in sys.argv else project_cases())
-
-    def run_case(case):
-        begin = time.monotonic()
-        try:
-            note, failed = case[1]() or "", False
-        except Exception:
-            note, failed = traceback.format_exc(), True
-        print(f"{'FAILED' if failed else 'ok    '} {case[0]} ({time.monotonic() - begin:.1f} s) {note}", flush=True)
-        return failed
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        failed = sum(pool.map(run_case, cases))
-    print(f"{len(cases) - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(framework_cases() if "--frameworks" in sys.argv else project_cases(), 2))

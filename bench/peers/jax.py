@@ -70,7 +70,6 @@ def place_in_core(cpu):
 
 def run(options):
     from ddp_peers import arrays
-    from ddp_peers.step_log import StepLog
 
     drawing = arrays.start_drawing(options)
     # XLA has a thread for each core that the process may use at the import, for all devices together.
@@ -90,22 +89,21 @@ def run(options):
     initial = [layout(value) for value in work.parameters]
     step, on_all, by_row = make_step(options, jax.devices(), layout)
     inputs, targets = on_all(work.inputs), on_all(work.targets)
+
+    def make_batch(samples):
+        return tuple(map(by_row, deal(np, samples, options.processes)))
+
     # An epoch's last batch may be smaller. Both programs are compiled before the first step, on a copy of the parameters.
     for size in {min(options.global_batch, options.dataset_size), options.dataset_size % options.global_batch} - {0}:
-        batch = map(by_row, deal(np, np.arange(size), options.processes))
-        jax.block_until_ready(step(on_all(initial), inputs, targets, *batch))
+        jax.block_until_ready(step(on_all(initial), inputs, targets, *make_batch(np.arange(size))))
     parameters = on_all(initial)
 
-    log = StepLog(options)
-    for epoch in range(options.total_epochs):
-        steps = work.steps(epoch, options.global_batch)
-        batches = [tuple(map(by_row, deal(np, samples, options.processes))) for samples in steps]
-        log.begin_epoch(epoch)
-        for samples, (indices, weights) in zip(steps, batches):
-            parameters, loss = step(parameters, inputs, targets, indices, weights)
-            loss.block_until_ready()  # all results of a program are ready together
-            log.end_step(loss, len(samples))
-        log.end_epoch()
+    def run_step(*batch):
+        nonlocal parameters
+        parameters, loss = step(parameters, inputs, targets, *batch)
+        return loss.block_until_ready()  # all results of a program are ready together
+
+    log = arrays.train(options, work, make_batch, run_step)
     arrays.report(log, work, [[layout(np.asarray(shard.data)) for shard in parameter.addressable_shards]
                               for parameter in parameters])
 

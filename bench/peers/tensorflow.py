@@ -62,7 +62,6 @@ def make_step(tf, options, work):
 
 def run(options):
     from ddp_peers import arrays
-    from ddp_peers.step_log import StepLog
 
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # errors are exceptions too, which become one line
     drawing = arrays.start_drawing(options)
@@ -70,15 +69,11 @@ def run(options):
 
     work = drawing.result()
     step, trained = make_step(tf, options, work)
-    log = StepLog(options)
-    for epoch in range(options.total_epochs):
-        # Converted between epochs, when the other peers draw their samples.
-        batches = [(tf.constant(samples), tf.constant(len(samples) / options.processes, tf.float32))
-                   for samples in work.steps(epoch, options.global_batch)]
-        log.begin_epoch(epoch)
-        for samples, share in batches:
-            log.end_step(step(samples, share), len(samples))
-        log.end_epoch()
+
+    def make_batch(samples):
+        return tf.constant(samples), tf.constant(len(samples) / options.processes, tf.float32)
+
+    log = arrays.train(options, work, make_batch, step)
     arrays.report(log, work, trained())
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .command_line import PeerError
 from .processes import end_with
+from .step_log import StepLog
 
 
 @dataclass
@@ -44,6 +45,19 @@ def start_drawing(options):
     work = with_torch.submit(_draw, options)
     with_torch.shutdown(wait=False)
     return work
+
+
+def train(options, work, make_batch, step):
+    """@param make_batch called between epochs with a step's indices, when the other peers draw their samples
+    @param step called with what make_batch returns; returns the loss @return the StepLog"""
+    log = StepLog(options)
+    for epoch in range(options.total_epochs):
+        batches = [(make_batch(samples), len(samples)) for samples in work.steps(epoch, options.global_batch)]
+        log.begin_epoch(epoch)
+        for batch, share in batches:
+            log.end_step(step(*batch), share)
+        log.end_epoch()
+    return log
 
 
 def report(log, work, copies):

@@ -19,6 +19,10 @@ class Samples:
     def to(self, device):
         return Samples(self.input.to(device), self.target.to(device))
 
+    def empty(self, size):
+        """@return uninitialised samples of the same shape and type"""
+        return Samples(*(tensor.new_empty(size, *tensor.shape[1:]) for tensor in (self.input, self.target)))
+
 
 def seeded_generator(seed):
     return torch.Generator().manual_seed(seed % 2**64)  # the stages add seed and epoch as 64-bit numbers
@@ -62,20 +66,18 @@ class GatherLoader:
         self.options = options
         self.rank = rank
         self.shares = step_shares(options)
-        self.input = self.samples.input[:0].clone()
-        self.target = self.samples.target[:0].clone()
+        self.batch = self.samples.empty(0)
 
     def set_epoch(self, epoch):
-        own = epoch_order(self.options, epoch)[self.rank::self.options.processes].contiguous().to(self.input.device)
+        own = epoch_order(self.options, epoch)[self.rank::self.options.processes].contiguous().to(self.samples.input.device)
         self.indices = list(own.split(self.options.batch_per_rank))
         # A rank with one batch less has an empty batch in its last step.
         self.indices += [own[:0]] * (len(self.shares) - len(self.indices))
 
     def __iter__(self):
         for share, indices in zip(self.shares, self.indices):
-            if len(indices) != len(self.input):  # the last batch of an epoch, and the first of the next
-                self.input = self.samples.input.new_empty(len(indices), *self.samples.input.shape[1:])
-                self.target = self.samples.target.new_empty(len(indices), *self.samples.target.shape[1:])
-            torch.index_select(self.samples.input, 0, indices, out=self.input)
-            torch.index_select(self.samples.target, 0, indices, out=self.target)
-            yield self.input, self.target, share
+            if len(indices) != len(self.batch.input):  # the last batch of an epoch, and the first of the next
+                self.batch = self.samples.empty(len(indices))
+            torch.index_select(self.samples.input, 0, indices, out=self.batch.input)
+            torch.index_select(self.samples.target, 0, indices, out=self.batch.target)
+            yield self.batch.input, self.batch.target, share
