@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The lab, tools/collectives.cpp: every rank's tensor after each collective, computed here again, and errors for bad commands.
+"""tools/collectives.cpp: every rank's tensor after each collective, computed here again, and errors for bad commands.
 
 usage: collectives_test.py PROGRAM Lab|Mpi
 """

@@ -12,7 +12,6 @@ import importlib.util
 import io
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -23,6 +22,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
 from pages import same_line  # noqa: E402
+from support.scratch import Scratch  # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("exercise", str(ROOT / "tools" / "exercise"))
 exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exercise", loader))
@@ -131,7 +131,7 @@ def build_together(page, texts, folder):
 
 def complaint(page, text, refusal):
     """How the check of a program differs from what is expected. @param refusal a word of its sentence, or none if the program is right"""
-    with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         exercise.make(page, folder)
         (folder / page.source.name).write_text(text)
@@ -162,7 +162,7 @@ class Programs(unittest.TestCase):
             (folder / page.program).write_text(script)
             (folder / page.program).chmod(0o755)
 
-        with (concurrent.futures.ThreadPoolExecutor(2) as pool, tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name,
+        with (concurrent.futures.ThreadPoolExecutor(2) as pool, tempfile.TemporaryDirectory() as name,
               mock.patch.object(exercise, "build", build)):
             for built in pool.map(lambda stage: build_together(*stage, pathlib.Path(name) / stage[0].program), stages.values()):
                 scripts.update(built)
@@ -170,7 +170,12 @@ class Programs(unittest.TestCase):
         self.assertEqual(found, [], "\n".join(found))
 
 
-class Pages(unittest.TestCase):
+class Pages(Scratch):
+    def exercise(self, words):
+        """@return exit code, standard output and errors of tools/exercise in the folder"""
+        result = self.run_here(ROOT / "tools/exercise", *words.split())
+        return result.returncode, result.stdout, result.stderr
+
     def test_every_exercise_is_listed_once_and_in_order(self):
         listed = re.findall(r"^\| \[(.+?)\]\((\S+?)#", (exercise.PAGES / "README.md").read_text(), re.MULTILINE)
         self.assertEqual(listed, [(page.title, page.page.name) for page in exercise.exercises()])
@@ -202,43 +207,36 @@ class Pages(unittest.TestCase):
         self.assertTrue(exercise.first_difference([], []))
         self.assertTrue(exercise.first_difference(exercise.step_losses('{"step": 0, "loss": null}'), [0.0]))
 
-    def test_check_without_a_copy_names_the_command_that_makes_it(self):
-        result = subprocess.run([ROOT / "tools/exercise", "5", "--check", "--folder", "/nowhere"], capture_output=True, text=True)
-        self.assertEqual((result.returncode, result.stdout), (2, ""))
-        self.assertRegex(result.stderr, "make it first: tools/exercise 05 --folder /nowhere$")
-
     def test_the_copy_is_kept_and_exit_codes_tell_what_is_right(self):
-        with (tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "check") as check,
-              mock.patch.object(exercise, "build", return_value="an error")):
+        with mock.patch.object(exercise, "check") as check, mock.patch.object(exercise, "build", return_value="an error"):
             for file in "train.sh", "by_hand.cpp":
-                (pathlib.Path(name) / file).write_text("mine")
+                self.write(file, "mine")
             for arguments, is_right, answer in (("", None, "^0 01 .*\n12 "), ("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
                                                 ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "^0 .*A ring sends")):
                 check.return_value = is_right, ["a row"], ""
-                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", name, "--build-dir", "build"]),
+                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", str(self.folder), "--build-dir", "build"]),
                       contextlib.redirect_stdout(io.StringIO()) as printed):
                     self.assertRegex(f"{exercise.main()} {printed.getvalue()}", f"(?s){answer}")
             self.assertTrue(check.call_args[0][2].is_absolute())  # commands run in other folders
-            self.assertEqual((pathlib.Path(name) / "train.sh").read_text(), "mine")
+            self.assertEqual((self.folder / "train.sh").read_text(), "mine")
             with mock.patch.object(pathlib.Path, "chmod", side_effect=PermissionError):  # a file system without modes
-                self.assertRegex(exercise.make(exercise.find("12"), pathlib.Path(name) / "new"), "^Edit ")
+                self.assertRegex(exercise.make(exercise.find("12"), self.folder / "new"), "^Edit ")
 
     def test_what_is_not_there_is_refused(self):
-        with tempfile.TemporaryDirectory(prefix="ddp-exercises-test-") as name, mock.patch.object(exercise, "TIMEOUT_S", 0.1):
-            folder = pathlib.Path(name)
-            (folder / "bin").mkdir()
-            (folder / "by_hand.cpp").write_text(exercise.find("11").right)
-            (folder / "bin/03_ddp_spawn_by_hand").touch()
-            for content, *words in (("[" * 100_000,), ("[{",), ("",), ("[]",), ("[]", "--folder", "/dev/null"), ("[]", "--folder", "/proc/x"), ("\udcff",)):
-                (folder / "compile_commands.json").write_text(content, errors="surrogateescape")
-                check = [] if words else ["--check"]
-                result = subprocess.run([ROOT / "tools/exercise", "11", *check, "--build-dir", name, "--folder", name, *words], capture_output=True, text=True)
-                result.stdout = "" if words else result.stdout
-                self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
-            self.assertIn("--nonsense", subprocess.run([ROOT / "tools/exercise", "--nonsense"], capture_output=True, text=True).stderr)
-            (folder / "bin/03_ddp_spawn_by_hand").unlink()
+        with mock.patch.object(exercise, "TIMEOUT_S", 0.1):
+            program = self.write("bin/03_ddp_spawn_by_hand", "")
+            self.write("by_hand.cpp", exercise.find("11").right)
+            for content, words in ((b"[" * 100_000, ""), (b"[{", ""), (b"", ""), (b"[]", ""), (b"[]", "--folder /dev/null"), (b"[]", "--folder /proc/x"), (b"\xff", "")):
+                self.write("compile_commands.json", content)
+                code, printed, said = self.exercise(f"11 --build-dir . --folder . {words or '--check'}")
+                self.assertEqual((code, "" if words else printed, said.count("\n")), (2, "", 1), said)
+            self.assertIn("--nonsense", self.exercise("--nonsense")[2])
+            code, printed, said = self.exercise("5 --check --folder /nowhere")
+            self.assertEqual((code, printed), (2, ""))
+            self.assertRegex(said, "make it first: tools/exercise 05 --folder /nowhere$")
+            program.unlink()
             for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),
-                                   (lambda: exercise.build(exercise.find("11"), folder, folder), "expected a build there"),
+                                   (lambda: exercise.build(exercise.find("11"), self.folder, self.folder), "expected a build there"),
                                    (lambda: exercise.reference_facts("exit 3", ROOT), "got exit code 3, expected 0"),
                                    (lambda: exercise.run("sleep 9", None, None, ROOT), "got no end after 0.1 s")):
                 self.assertRaisesRegex(exercise.Bad, message, wrong)
@@ -251,10 +249,8 @@ class Pages(unittest.TestCase):
                                  "printed_loss": "1 and 2"})
         self.assertEqual(exercise.step_losses('{"step": 0, "loss": 1}\n{"step": 0, "loss": 2}'), [1.5])
 
-    def test_links_are_no_text_of_a_terminal(self):
+    def test_a_diff_fits_or_is_refused_and_links_are_no_text_of_a_terminal(self):
         self.assertEqual(exercise.plain("a [b\nc](d.md#e) f(g)"), "a b\nc f(g)")
-
-    def test_a_diff_fits_or_is_refused(self):
         diff = " a\n-b\n+B\n@@\n c\n+d\n"
         self.assertEqual(exercise.changed("a\nb\nc\n", diff), "a\nB\nc\nd\n")
         self.assertEqual(exercise.changed("a\nB\nc\nd\n", diff, backwards=True), "a\nb\nc\n")

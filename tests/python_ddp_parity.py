@@ -4,7 +4,6 @@ usage: python_ddp_parity.py BIN_DIR SOURCE_DIR
 Exit code 0 if every tensor agrees to 1e-5, else 1.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 BIN_DIR, SOURCE_DIR = sys.argv[1:3]
-sys.path.insert(0, os.path.join(SOURCE_DIR, "bench", "peers"))
+sys.path.insert(0, f"{SOURCE_DIR}/bench/peers")
 
 from ddp_peers.data import GatherLoader, load_samples  # noqa: E402
 from ddp_peers.mlp import Mlp, loss_of  # noqa: E402
@@ -51,15 +50,12 @@ def train(rank, rendezvous, output):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        ours_path = os.path.join(folder, "ours.safetensors")
-        theirs_path = os.path.join(folder, "theirs.safetensors")
-        subprocess.run(
-            [os.path.join(BIN_DIR, "03_ddp_spawn"), str(EPOCHS), str(EPOCHS), "--layers", ",".join(map(str, OPTIONS.layers)),
-             "--dataset-size", str(OPTIONS.dataset_size), "--nprocs", str(WORLD_SIZE), "--global-batch", str(OPTIONS.global_batch),
-             "--seed", str(OPTIONS.seed), "--lr", str(OPTIONS.learning_rate), "--snapshot", ours_path, "--quiet"],
-            check=True, timeout=120)
-        mp.spawn(train, args=(os.path.join(folder, "rendezvous"), theirs_path), nprocs=WORLD_SIZE)
-        ours, theirs = load_file(ours_path), load_file(theirs_path)
+        subprocess.run([f"{BIN_DIR}/03_ddp_spawn", *(
+            f"{EPOCHS} {EPOCHS} --layers {','.join(map(str, OPTIONS.layers))} --dataset-size {OPTIONS.dataset_size} --nprocs {WORLD_SIZE} "
+            f"--global-batch {OPTIONS.global_batch} --seed {OPTIONS.seed} --lr {OPTIONS.learning_rate} --snapshot ours --quiet").split()],
+            cwd=folder, check=True, timeout=120)
+        mp.spawn(train, args=(f"{folder}/rendezvous", f"{folder}/theirs"), nprocs=WORLD_SIZE)
+        ours, theirs = load_file(f"{folder}/ours"), load_file(f"{folder}/theirs")
 
     initial = initial_model().state_dict()
     failed = ours.keys() != theirs.keys()

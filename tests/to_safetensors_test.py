@@ -73,8 +73,7 @@ class ToSafetensors(Scratch):
         self.assertFalse((self.folder / "o.safetensors").exists())
 
     def digest(self, dataset):
-        done = subprocess.run([BIN_DIR / "01_single_gpu", "3", "9", "--quiet", "--hidden", "8", "--dataset", dataset],
-                              cwd=self.folder, capture_output=True, text=True)
+        done = self.run_here(BIN_DIR / "01_single_gpu", "3", "9", "--quiet", "--hidden", "8", "--dataset", dataset)
         self.assertEqual(done.returncode, 0, done.stderr)
         return re.search("digest ([0-9a-f]{16})", done.stdout)[1]
 
@@ -227,7 +226,7 @@ class ToSafetensors(Scratch):
         done = self.run_tool("f no/such/o.safetensors")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
         # As a command, with any Python first in PATH; other users can read the file.
-        done = subprocess.run([TOOL, "f", "o.safetensors"], cwd=self.folder, capture_output=True, text=True, umask=0o022)
+        done = self.run_here(TOOL, "f", "o.safetensors", options={"umask": 0o022})
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "o.safetensors: 1 samples of 4 x 5 uint8, classes 0 to 0; none held out: a stage does so with a fifth\n")
         self.assertEqual((self.folder / "o.safetensors").stat().st_mode & 0o777, 0o644)
@@ -253,7 +252,7 @@ class ToSafetensors(Scratch):
         for words, code, lines in [("t.csv o.safetensors >&-", 0, 0), ("no o.safetensors 2>&-", 2, 0), ("no o.safetensors 2>/dev/full", 2, 0),
                                    ("t.csv o.safetensors >&- 2>&- <&-", 0, 0), ("t.csv o.safetensors >/dev/full", 1, 1), ("t.csv o.safetensors >/dev/full 2>&1", 1, 0),
                                    ("<(cat t.csv) o.safetensors", 0, 0), ("<(gzip -c t.csv) o.safetensors", 0, 0)]:
-            done = subprocess.run(["bash", "-c", f"exec {TOOL} {words}"], capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+            done = self.run_here("bash", "-c", f"exec {TOOL} {words}", PYTHONSAFEPATH="1")
             self.assertEqual((done.returncode, done.stderr.count("\n")), (code, lines), (words, done.stderr))
 
     def test_packages_of_another_python_do_not_matter(self):
@@ -262,13 +261,14 @@ class ToSafetensors(Scratch):
             self.write("site/numpy.py", wrong)
             for file in TOOL, TOOL.parent / "command_line.py":
                 self.write(f"tools/{file.name}", file.read_text())
-            command = [sys.executable, "tools/to_safetensors", "t.csv", "o.safetensors"]
-            environment = {**os.environ, "PYTHONPATH": f"{self.folder}/site"}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            def run_copy():
+                return self.run_here(sys.executable, "tools/to_safetensors", "t.csv", "o.safetensors", PYTHONPATH=f"{self.folder}/site")
+
+            done = run_copy()
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
             self.assertRegex(done.stderr, r": numpy: got (.*boom.*|'\(' was never closed.*), expected the packages of requirements.txt")
             self.script(".venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-            self.assertEqual(subprocess.run(command, capture_output=True, env=environment).returncode, 0, wrong)
+            self.assertEqual(run_copy().returncode, 0, wrong)
             shutil.rmtree(".venv")
 
 
