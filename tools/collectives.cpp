@@ -246,12 +246,8 @@ void check_world(const CommandOptions& options, int ranks, const std::string& la
 /// @param cells every rank's tensor or remark
 std::vector<std::string> column(const std::string& title, std::vector<std::string> cells) {
   const auto is_tensor = [](const std::string& cell) { return cell[0] >= '0' && cell[0] <= '9'; };
-  size_t width = 0;
-  for (const std::string& cell : cells) {
-    for (const std::string& word : split(is_tensor(cell) ? cell : "", ' ')) {
-      width = std::max(width, word.size());
-    }
-  }
+  const std::string all = fmt::format("{}", fmt::join(cells | std::views::filter(is_tensor), " "));
+  const size_t width = std::ranges::max(split(all, ' '), {}, &std::string::size).size();
   for (std::string& cell : cells) {
     std::vector<std::string> words = split(cell, ' ');
     for (std::string& word : words) {
