@@ -9,7 +9,6 @@ import pathlib
 import re
 import signal
 import sys
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
@@ -37,14 +36,8 @@ class Pool(stages.Submitted, unittest.TestCase):
         pool.run("chown", "-R", "alice", pool.home, user="root")
         return self.folder / name
 
-    def tool(self, *arguments):
-        result = pool.run(CHECKOUT / "tools/submit", *arguments)
-        self.assertEqual(result.returncode, 0, (arguments, result.stdout, result.stderr))
-        return result.stdout
-
-    def submit(self, program, *arguments):
-        settings = self.write("settings.yaml", f"script_path: {program}\nout_dir: out\n")
-        self.tool("--settings-file", settings, *arguments)
+    def run_submit(self, *arguments):
+        return pool.run(CHECKOUT / "tools/submit", *arguments)
 
     def read(self, job, name):
         return pool.path(job["folder"]).joinpath(name.format(**job)).read_text()
@@ -67,10 +60,7 @@ class Pool(stages.Submitted, unittest.TestCase):
         self.submit(BIN / "05_multinode", "--nodes", "2", "--", *training)
         job, = self.jobs()
         output = pool.path(job["folder"]) / f"job-{job['id']}.0.out"
-        deadline = time.monotonic() + stages.WAIT_SECONDS
-        while not output.exists() or "Epoch 2 " not in output.read_text():
-            self.assertLess(time.monotonic(), deadline, "no second epoch")
-            time.sleep(0.01)
+        stages.wait_until(lambda: output.exists() and "Epoch 2 " in output.read_text(), stages.WAIT_SECONDS, self.jobs, pause_s=0.01)
         os.kill(stages.ranks_of(BIN / "05_multinode", "_CONDOR_PROCNO")[1], signal.SIGUSR1)
         done, = self.wait_for("done")
         self.assertEqual((done["id"], done["attempt"], done["exit_code"]), (job["id"], 1, 0))
@@ -96,7 +86,4 @@ class Pool(stages.Submitted, unittest.TestCase):
 
 if __name__ == "__main__":
     pool = CondorPool(BUILD)
-    successful = unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]], exit=False).result.wasSuccessful()
-    if not successful:
-        print(pool.logs(), file=sys.stderr)
-    sys.exit(0 if successful else 1)
+    stages.run_tests(pool.logs)

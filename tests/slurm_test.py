@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "clusters"))
@@ -22,6 +21,7 @@ import stages  # noqa: E402
 from namespaces import run  # noqa: E402
 from slurm_fixture import SlurmCluster  # noqa: E402
 from stages import agrees, last_line  # noqa: E402
+from support.scratch import Scratch  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"
@@ -95,23 +95,22 @@ def has_pending(pid, number):
     return True
 
 
-class Case(unittest.TestCase):
+class Case(Scratch):
     def setUp(self):
         self.folder = cluster.folder / self.id().partition(".")[2]
         self.folder.mkdir(parents=True)
 
     def program(self, text, name="program"):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/bash\n{text}\n")
-        path.chmod(0o755)
-        return path
+        return self.script(name, f"#!/bin/bash\n{text}\n")
+
+    def unbroken(self, words, **more):
+        """@return moved and digest of a run that nothing disturbs"""
+        folder = self.folder / "unbroken"
+        folder.mkdir()
+        return sbatch(*words, folder=folder, **more).finished()
 
     def assert_nothing_runs(self):
-        deadline = time.monotonic() + 20
-        while cluster.processes_on_nodes() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        self.assertEqual(cluster.processes_on_nodes(), [])
+        stages.wait_until(lambda: not cluster.processes_on_nodes(), 20, cluster.processes_on_nodes)
 
 
 class Scripts(Case):
@@ -172,9 +171,8 @@ class Stops(Case):
     EPOCHS = 100
 
     def test_the_time_limit_comes_and_slurm_starts_it_again(self):
-        (self.folder / "unbroken").mkdir()
         words = ["05_multinode", str(self.EPOCHS), str(self.EPOCHS), *LONG]
-        expected = sbatch(*words, options=["--ntasks-per-node=1"], folder=self.folder / "unbroken").finished()
+        expected = self.unbroken(words, options=["--ntasks-per-node=1"])
         job = sbatch(*words, options=["--ntasks-per-node=1", "--time=1", "--signal=B:USR1@10"], folder=self.folder)
         job.wait_for(lambda: "Epoch 0 " in job.output)
         # The signal comes after 20 to 50 s. The ranks are paused until then, because a fast machine would be done.
@@ -193,9 +191,8 @@ class Stops(Case):
 
     def test_a_killed_rank(self):
         """The other ranks end too, and a second job ends on the bits of an undisturbed run."""
-        (self.folder / "unbroken").mkdir()
         words = ["05_multinode", "100", "5", *LONG]
-        expected = sbatch(*words, folder=self.folder / "unbroken").finished()
+        expected = self.unbroken(words)
         job = sbatch(*words, folder=self.folder)
         job.wait_for(lambda: "[CPU0] Epoch 7 |" in job.output)
         os.kill(ranks_of("05_multinode")[2], signal.SIGKILL)
@@ -221,16 +218,10 @@ class Stops(Case):
 class Submit(stages.Submitted, Case):
     """submit with a real Slurm."""
 
-    out = "out"
+    out, scheduler = "out", ("--scheduler", "slurm")
 
-    def tool(self, *arguments):
-        result = subprocess.run([ROOT / "tools/submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
-        self.assertEqual(result.returncode, 0, (arguments, result.stdout, result.stderr))
-        return result.stdout
-
-    def submit(self, program, *arguments):
-        (self.folder / "settings.yaml").write_text(f"script_path: {program}\nout_dir: out\n")
-        self.tool("--settings-file", "settings.yaml", "--scheduler", "slurm", *arguments)
+    def run_submit(self, *arguments):
+        return subprocess.run([ROOT / "tools/submit", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
 
     def test_two_nodes(self):
         self.submit(BIN / "05_multinode", "--nodes", "2", "--", *stages.WORKLOAD)
@@ -255,7 +246,4 @@ class Submit(stages.Submitted, Case):
 if __name__ == "__main__":
     cluster = SlurmCluster()
     os.environ["PATH"] = f"{ROOT}/.venv/bin:{os.environ['PATH']}"
-    successful = unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]], exit=False).result.wasSuccessful()
-    if not successful:
-        print(cluster.logs(), file=sys.stderr)
-    sys.exit(0 if successful else 1)
+    stages.run_tests(cluster.logs)

@@ -5,11 +5,9 @@ batch system, over IPv4 and over IPv6.
 usage: two_hosts_test.py BUILD_DIR [TEST...]     as root; see tests/clusters/namespaces.py
 """
 
-import os
 import pathlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +22,6 @@ from stages import WORKLOAD, agrees, last_line  # noqa: E402
 BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
 SHARED = pathlib.Path("/var/tmp/home")  # shared by both hosts, like home directories
 RUN_SECONDS = 180
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 hosts = []
 expected = {}
@@ -33,7 +30,7 @@ expected = {}
 def start(host, *words, **variables):
     """Starts a command on a host. Its output is read at the wait."""
     command = host.command("exec " + shlex.join(map(str, words)))
-    return subprocess.Popen(command, cwd=SHARED, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    return subprocess.Popen(command, cwd=SHARED, env=stages.own_variables() | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
 
@@ -47,10 +44,13 @@ def finish(*programs):
     return [program.returncode for program in programs], "".join(out for out, _ in texts), "".join(err for _, err in texts)
 
 
-def listening(host):
-    """Addresses and ports of listening programs on the host, in the kernel's form."""
-    text = run("nsenter", f"--net=/run/netns/{host.name}", "cat", "/proc/net/tcp", "/proc/net/tcp6")
-    return [line.split()[1] for line in text.splitlines() if len(line.split()) > 3 and line.split()[3] == "0A"]
+ESTABLISHED, LISTENING = "01", "0A"
+
+
+def sockets(host, state, *tables):
+    """Own addresses and ports of the host's sockets in a state, in the kernel's form."""
+    lines = run("nsenter", f"--net=/run/netns/{host.name}", "cat", *(f"/proc/net/{table}" for table in tables)).splitlines()
+    return [line.split()[1] for line in lines if line.split()[3] == state]
 
 
 def with_names(host, lines):
@@ -73,7 +73,7 @@ class TwoHosts(unittest.TestCase):
             self.assertEqual(digest, expected[2][1], out)
         self.assertTrue(agrees(moved, expected[ranks][0]), (moved, expected[ranks]))
         for host in hosts:
-            self.assertEqual(listening(host), [])
+            self.assertEqual(sockets(host, LISTENING, "tcp", "tcp6"), [])
 
     def ranks(self, *arguments, **variables):
         """Ranks started by hand, one on each host, over Gloo."""
@@ -116,7 +116,7 @@ class Mpirun(TwoHosts):
         return finish(start(hosts[0], "mpirun", "--host", ",".join(f"{host.name}:{slots}" for host in hosts), "-np", ranks,
                             "--map-by", "slot", "--bind-to", "none", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.agent,
                             *options, "-x", "MASTER_ADDR", "-x", "MASTER_PORT", BIN / "05_multinode", *WORKLOAD,
-                            **MPI, MASTER_ADDR=address, MASTER_PORT="29611"))
+                            MASTER_ADDR=address, MASTER_PORT="29611"))
 
     def test_rendezvous(self):
         self.check(*self.mpirun(4, hosts[0].ipv4), 4)
@@ -147,12 +147,11 @@ class NamedNetwork(TwoHosts):
         ranks = self.ranks("1000000", "1000000", **variables)
         try:
             self.assertTrue(any("Epoch 3 " in line for line in ranks[0].stdout), "they never trained")
-            text = run("nsenter", f"--net=/run/netns/{hosts[1].name}", "cat", "/proc/net/tcp")
+            established = sockets(hosts[1], ESTABLISHED, "tcp")
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.communicate()
-        established = [line.split()[1] for line in text.splitlines() if line.split()[3] == "01"]
         return {".".join(str(int(address[at:at + 2], 16)) for at in (6, 4, 2, 0)) for address in established}
 
     def test_gloo_socket_ifname(self):
@@ -242,9 +241,5 @@ if __name__ == "__main__":
     SHARED.mkdir()
     expected = {ranks: stages.spawned(BIN, ranks) for ranks in (2, 4)}
     hosts = namespaces.make_hosts(("host1", "host2"), "controller")
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_"))]:
-        del os.environ[name]
-    for program in ("mpirun", stages.torchrun()):
-        if not shutil.which(program):
-            sys.exit(f"{sys.argv[0]}: error: found no {program}, expected what tools/setup.sh installs")
-    unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]])
+    stages.need_launchers()
+    stages.run_tests()

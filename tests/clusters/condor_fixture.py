@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import namespaces  # noqa: E402
 from namespaces import run  # noqa: E402
+from stages import wait_until  # noqa: E402
 
 HOST = "condorhost"
 USER = "alice"
@@ -53,14 +53,10 @@ UPDATE_INTERVAL = 5
 
 def debian_mirror():
     """First mirror of Debian's main archive in apt's sources."""
-    folder = pathlib.Path("/etc/apt")
-    for path in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
-        text = path.read_text() if path.is_file() else ""
-        for line in text.splitlines():
-            found = (re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+/debian/?)\s", line) or re.match(r"URIs:\s*(\S+/debian/?)\s*$", line))
-            if found:
-                return found.group(1)
-    raise RuntimeError(f"no Debian mirror in {folder}/sources.list*, expected one, to install HTCondor's packages from")
+    found = re.search(r"^\S+/debian/?$", run("apt-get", "indextargets", "--format", "$(REPO_URI)"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError("no Debian mirror in apt's sources, expected one, to install HTCondor's packages from")
+    return found[0]
 
 
 def make_root(cache):
@@ -133,14 +129,11 @@ class CondorPool:
         run("chroot", self.root, "chown", USER, CHECKOUT)
 
     def _wait_until_ready(self):
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
+        def is_ready():
             slots = self.run("condor_status", "-af", "Name")
-            queue = self.run("condor_q", "-totals")
-            if slots.returncode == 0 and "slot1@" in slots.stdout and queue.returncode == 0:
-                return
-            time.sleep(0.3)
-        raise RuntimeError(f"the pool is not ready after {START_SECONDS} s:\n{slots.stderr}{queue.stderr}\n{self.logs()}")
+            return slots.returncode == 0 and "slot1@" in slots.stdout and self.run("condor_q", "-totals").returncode == 0
+
+        wait_until(is_ready, START_SECONDS, lambda: f"a slot and a queue\n{self.logs()}")
 
     def run(self, *command, user=USER):
         """Runs a command in the pool as alice. @return the result of subprocess.run"""
