@@ -261,12 +261,19 @@ def check_terminal_stop(_launcher, number, chance):
 
 def check_suspended_start():
     """A rank that is suspended for longer than --timeout while it waits for the others, or for the store of rank 0."""
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    port = free_port()
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def has_store():
+        """True if a program is connected to the port."""
+        return any(re.search(rf":{port:04X} \S+ 01 ", pathlib.Path(f"/proc/net/{table}").read_text()) for table in ("tcp", "tcp6"))
+
     def start(rank):
         return Run([BIN / "04_ddp_launcher", "1", "1", "--timeout", "10"], variables | {"RANK": rank})
 
     for early, late in ("01", "10"):
         with start(early) as first:
+            first.wait_until(lambda: early == "1" or has_store(), "rank 0's store")
             time.sleep(1.5)
             os.kill(first.launcher.pid, signal.SIGSTOP)
             time.sleep(11)
