@@ -2,21 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-#include "common/base/progress_bar.hpp"
 #include "common/base/seconds_since.hpp"
 
 namespace ddp::bench {
 namespace {
 
 constexpr double kSecondsBetweenLines = 15;
-constexpr int kBarWidth = 24;
 
 }  // namespace
-
-Progress::Progress() : on_terminal_(stderr_is_terminal()) {}
 
 void Progress::begin(int runs) {
   runs_ = runs;
@@ -35,23 +32,13 @@ void Progress::start(const std::string& what) {
     note(fmt::format("{} of {} runs{}", done_, runs_, left));
     return;
   }
-  const std::string bar(static_cast<std::size_t>(kBarWidth * std::min(done_, runs_) / runs_), '#');
-  const std::string line =
-      fmt::format("[{:.<{}}] {}/{}{}  {}", bar, kBarWidth, done_, runs_, left, what);
-  std::fputs(fmt::format("\r{:.99}\x1b[K", line).c_str(), stderr);
-  drawn_ = true;
+  line_.show(fmt::format(
+      "{:.99}", fmt::format("{} {}/{}{}  {}", drawn_bar(done_, runs_), done_, runs_, left, what)));
 }
 
 void Progress::note(const std::string& line) {
-  clear();
+  line_.hide();
   std::fputs((line + "\n").c_str(), stderr);
-}
-
-void Progress::clear() {
-  if (drawn_) {
-    std::fputs("\r\x1b[K", stderr);
-    drawn_ = false;
-  }
 }
 
 }  // namespace ddp::bench

@@ -8,18 +8,6 @@
 namespace ddp::bench {
 namespace {
 
-bool all_finite(const std::vector<double>& values) {
-  return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
-}
-
-double percentile_of_sorted(const std::vector<double>& sorted, double q) {
-  const double position = q * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  const double weight = position - static_cast<double>(below);
-  return sorted[below] + weight * (sorted[above] - sorted[below]);
-}
-
 /// Number of sorted means of pairs beyond each end of a 95 % interval: the largest sum that the
 /// positive signed ranks of `n` symmetric values do not exceed in at most 2.5 % of all cases.
 std::size_t means_outside(std::size_t n) {
@@ -41,18 +29,6 @@ std::size_t means_outside(std::size_t n) {
 }
 
 }  // namespace
-
-std::optional<double> percentile(std::vector<double> values, double q) {
-  if (values.empty() || !all_finite(values)) {
-    return std::nullopt;
-  }
-  std::ranges::sort(values);
-  return percentile_of_sorted(values, q);
-}
-
-std::optional<double> median(const std::vector<double>& values) {
-  return percentile(values, 0.5);
-}
 
 Distribution summarize(const std::vector<double>& values) {
   Distribution result;

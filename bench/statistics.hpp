@@ -1,9 +1,11 @@
-// bench/statistics.hpp - medians, percentiles, intervals, and the parity of two trainings.
+// bench/statistics.hpp - summaries of times, intervals, and the parity of two trainings.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 #include <vector>
+
+#include "common/base/percentile.hpp"
 
 namespace ddp::bench {
 
@@ -30,11 +32,8 @@ struct Interval {
   double high = 0;
 };
 
-/// Percentile with linear interpolation between the closest ranks, as numpy's default.
-/// @param q in [0, 1]
-/// @return nothing for no values or for a value that is not finite
-std::optional<double> percentile(std::vector<double> values, double q);
-std::optional<double> median(const std::vector<double>& values);
+using ddp::median;
+using ddp::percentile;
 Distribution summarize(const std::vector<double>& values);
 
 /// Typical difference of pairs, from a value per block.

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 #include <string_view>
 
 namespace ddp {
@@ -15,31 +15,37 @@ bool stderr_is_terminal() {
   return isatty(STDERR_FILENO) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
 }
 
+std::string drawn_bar(int64_t done, int64_t total) {
+  constexpr int64_t kWidth = 24;
+  const std::string filled(static_cast<size_t>(kWidth * std::min(done, total) / total), '#');
+  return fmt::format("[{:.<{}}]", filled, kWidth);
+}
+
+void StatusLine::show(const std::string& text) {
+  // A single write, so that other output does not mix with the line.
+  std::fputs(("\r" + text + "\x1b[K").c_str(), stderr);
+  shown_ = true;
+}
+
+void StatusLine::hide() {
+  if (shown_) {
+    std::fputs("\r\x1b[K", stderr);
+    shown_ = false;
+  }
+}
+
 void ProgressBar::draw(int64_t epoch, int64_t step) {
   constexpr std::chrono::milliseconds kBetweenDrawings{200};
-  constexpr int kWidth = 24;
   ++steps_;
   const Clock::time_point now = Clock::now();
   if (now < next_) {
     return;
   }
   next_ = now + kBetweenDrawings;
-  const auto filled = static_cast<size_t>(epoch * kWidth / total_epochs_);
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  // A single write, so that other output does not mix with the bar.
-  std::fputs(
-      fmt::format("\repoch {}/{} [{:.<{}}] step {}, {:.1f} steps/s\x1b[K", epoch + 1, total_epochs_,
-                  std::string(filled, '#'), kWidth, step, static_cast<double>(steps_) / seconds)
-          .c_str(),
-      stderr);
-  drawn_ = true;
-}
-
-void ProgressBar::hide() {
-  if (drawn_) {
-    std::fputs("\r\x1b[K", stderr);
-    drawn_ = false;
-  }
+  line_.show(fmt::format("epoch {}/{} {} step {}, {:.1f} steps/s", epoch + 1, total_epochs_,
+                         drawn_bar(epoch, total_epochs_), step,
+                         static_cast<double>(steps_) / seconds));
 }
 
 }  // namespace ddp

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/base/percentile.hpp"
+
 namespace ddp {
 namespace {
 
@@ -86,12 +88,8 @@ int64_t StepClock::warmup_steps() const {
 }
 
 double StepClock::median_ms() const {
-  std::vector<float> sorted(last_ms_.begin() + warmup_steps(), last_ms_.end());
-  if (sorted.empty()) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  std::ranges::sort(sorted);
-  return (static_cast<double>(sorted[(sorted.size() - 1) / 2]) + sorted[sorted.size() / 2]) / 2;
+  return median({last_ms_.begin() + warmup_steps(), last_ms_.end()})
+      .value_or(std::numeric_limits<double>::quiet_NaN());
 }
 
 }  // namespace ddp
