@@ -1,6 +1,12 @@
 #include "bench/catalog.hpp"
 
 #include <algorithm>
+#include <iterator>
+
+#include "bench/backends.hpp"
+#include "bench/launchers.hpp"
+#include "bench/tables.hpp"
+#include "common/base/parse.hpp"
 
 namespace ddp::bench {
 
@@ -22,41 +28,87 @@ const Model& find_model(const std::string& name) {
   return *std::ranges::find(known, name, &Model::name);
 }
 
-const std::vector<PlanRow>& known_rows() {
-  using enum Start;
+namespace {
+
+/// Rows with sizes and times of their own. See stages.list for the others.
+std::vector<PlanRow> rows_of_the_plan() {
+  using enum LaunchKind;
   using enum Sizes;
   using enum Models;
   using enum Times;
+  constexpr const char* kC10d = "c10d";
   // clang-format off
-  static const std::vector<PlanRow> rows = {
-    {"01_single_gpu",    "main",        kAlone,    kOne,     kEach,     kRepeated},
-    {"01_single_gpu",    "main",        kAlone,    kThreads, kHeaviest, kRepeated},
-    {"02_data_parallel", "main",        kReplicas, kLargest, kHeaviest, kRepeated},
-    {"02_data_parallel", "mirrored",    kReplicas, kLargest, kHeaviest, kWithFull},
-    {"03_ddp_spawn",     "main",        kSpawn,    kAll,     kEach,     kRepeated},
-    {"03_ddp_spawn",     "main",        kSpawn,    kSeveral, kHeaviest, kRepeated, "gloo"},
-    {"03_ddp_spawn",     "by_hand",     kSpawn,    kLargest, kHeaviest, kWithFull},
-    {"03_ddp_spawn",     "fused",       kSpawn,    kLargest, kHeaviest, kWithFull},
-    {"04_ddp_launcher",  "main",        kLauncher, kLargest, kHeaviest, kOnce},
-    {"04_ddp_launcher",  "accelerated", kLauncher, kLargest, kHeaviest, kWithFull, "", "mpirun"},
-    {"05_multinode",     "main",        kLauncher, kLargest, kHeaviest, kOnce,     "", "mpirun"},
-    {"pytorch",    "tuned",    kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", "pytorch"},
-    {"pytorch",    "tuned",    kAlone,    kThreads, kEach,     kRepeated, "",     "", "pytorch"},
-    {"pytorch",    "compiled", kSpawn,    kSeveral, kHeaviest, kSlow,     "gloo", "", "pytorch"},
-    {"pytorch",    "compiled", kAlone,    kThreads, kHeaviest, kSlow,     "",     "", "pytorch"},
-    {"accelerate", "ddp",      kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", "accelerate"},
-    {"tensorflow", "mirrored", kReplicas, kSeveral, kEach,     kRepeated, "",     "", "tensorflow", false},
-    {"jax",        "jit",      kAlone,    kThreads, kEach,     kRepeated, "",     "", "jax", false},
-    {"jax",        "jit",      kReplicas, kSeveral, kEach,     kRepeated, "",     "", "jax", false},
-    {kBuiltPeer,   "reducer",  kSpawn,    kSeveral, kEach,     kRepeated, "gloo", "", kBuiltPeer},
-    {kBuiltPeer,   "reducer",  kSpawn,    kSeveral, kEach,     kRepeated, "",     "", kBuiltPeer},
+  return {
+    {"01_single_gpu",    "main",        kOne,     kEach,     kRepeated},
+    {"01_single_gpu",    "main",        kThreads, kHeaviest, kRepeated},
+    {"02_data_parallel", "main",        kLargest, kHeaviest, kRepeated},
+    {"03_ddp_spawn",     "main",        kAll,     kEach,     kRepeated},
+    {"03_ddp_spawn",     "main",        kSeveral, kHeaviest, kRepeated, kGloo},
+    {"04_ddp_launcher",  "main",        kLargest, kHeaviest, kOnce},
+    {"04_ddp_launcher",  "accelerated", kLargest, kHeaviest, kWithFull, "", kQuickLauncher},
+    {"05_multinode",     "main",        kLargest, kHeaviest, kOnce,     "", kQuickLauncher},
+    {"pytorch",    "tuned",    kSeveral, kEach,     kRepeated, kGloo, "", "pytorch",    kSpawn},
+    {"pytorch",    "tuned",    kThreads, kEach,     kRepeated, "",    "", "pytorch",    kAlone},
+    {"pytorch",    "compiled", kSeveral, kHeaviest, kSlow,     kGloo, "", "pytorch",    kSpawn},
+    {"pytorch",    "compiled", kThreads, kHeaviest, kSlow,     "",    "", "pytorch",    kAlone},
+    {"accelerate", "ddp",      kSeveral, kEach,     kRepeated, kGloo, "", "accelerate", kSpawn},
+    {"tensorflow", "mirrored", kSeveral, kEach,     kRepeated, "",    "", "tensorflow", kReplicas, false},
+    {"jax",        "jit",      kThreads, kEach,     kRepeated, "",    "", "jax",        kAlone,    false},
+    {"jax",        "jit",      kSeveral, kEach,     kRepeated, "",    "", "jax",        kReplicas, false},
+    {kC10d,        "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", kC10d,        kSpawn,    true, false},
+    {kC10d,        "reducer",  kSeveral, kEach,     kRepeated, "",    "", kC10d,        kSpawn,    true, false},
     // Beside frameworks over Gloo, and beside JAX's compiled step.
-    {"03_ddp_spawn", "main",  kSpawn, kSeveral, kEach, kRepeated, "gloo", "",
-     "pytorch,accelerate,tensorflow,jax"},
-    {"03_ddp_spawn", "fused", kSpawn, kLargest, kEach, kRepeated, "shm",  "", "jax", false},
+    {"03_ddp_spawn", "main",  kSeveral, kEach, kRepeated, kGloo, "", "pytorch,accelerate,tensorflow,jax"},
+    {"03_ddp_spawn", "fused", kLargest, kEach, kRepeated, kShm,  "", "jax",             kSpawn,    false},
   };
   // clang-format on
+}
+
+/// The plan's rows of the program in a row of stages.list.
+std::vector<PlanRow> rows_of(const std::vector<std::string>& cells, std::vector<PlanRow> rows) {
+  const std::vector<std::string> launches = {"alone", "replicas", "spawn", "launcher"};
+  const std::vector<std::string> source = split(cells.at(0), '/');
+  std::erase_if(rows, [&](const PlanRow& row) {
+    return row.stage != source.at(0) || row.variant != source.at(1);
+  });
+  const bool has_own = std::ranges::any_of(rows, [](const auto& row) { return row.peers.empty(); });
+  if (const PlanRow by_name{.stage = source.at(0), .variant = source.at(1)}; !has_own) {
+    rows.push_back(by_name);
+  }
+  for (PlanRow& row : rows) {
+    row.launch = LaunchKind(std::ranges::find(launches, cells.at(2)) - launches.begin());
+    row.is_python = false;
+    row.lacks = cell_parts(cells.at(4));
+  }
+  std::erase_if(rows, [](const PlanRow& row) { return !row.has("bench"); });
   return rows;
+}
+
+}  // namespace
+
+std::string PlanRow::file() const {
+  return is_python ? "" : is_peer() ? "peer_" + stage : program();
+}
+
+bool PlanRow::is_named(const std::string& word) const {
+  return word == program() || (has("autograd") && word == program().substr(0, 2));
+}
+
+const std::vector<PlanRow>& known_rows() {
+  static const std::vector<PlanRow> all = [] {
+    const std::vector<PlanRow> plan = rows_of_the_plan();
+    std::vector<PlanRow> rows;
+    for (const std::vector<std::string>& cells : table_rows(kStagesList)) {
+      std::ranges::move(rows_of(cells, plan), std::back_inserter(rows));
+    }
+    std::ranges::copy_if(plan, std::back_inserter(rows), &PlanRow::is_peer);
+    // Peers come after the stages, and then what stands beside the peers.
+    std::ranges::stable_sort(rows, {}, [](const PlanRow& row) {
+      return row.peers.empty() ? 0 : row.is_peer() ? 1 : 2;
+    });
+    return rows;
+  }();
+  return all;
 }
 
 }  // namespace ddp::bench

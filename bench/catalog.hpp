@@ -5,14 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace ddp::bench {
+#include "bench/settings.hpp"
 
-/// Program that all others are compared with.
-inline constexpr const char* kBaseline = "01_single_gpu";
-/// Program without autograd, for comparison with frameworks that compile a step.
-inline constexpr const char* kFused = "03_ddp_spawn_fused";
-/// Peer that is built with the stages; the other peers are Python programs.
-inline constexpr const char* kBuiltPeer = "c10d";
+namespace ddp::bench {
 
 /// Training task: a multilayer perceptron on synthetic data.
 struct Model {
@@ -31,7 +26,7 @@ struct Model {
 const Model& find_model(const std::string& name);
 
 /// Way in which a program's processes are started.
-enum class Start {
+enum class LaunchKind {
   kAlone,  ///< one process
   kReplicas,  ///< one process, --nprocs replicas of the model
   kSpawn,  ///< the program itself starts --nprocs processes
@@ -61,18 +56,26 @@ enum class Times {
 struct PlanRow {
   std::string stage;  ///< the program's folder "03_ddp_spawn", or the framework of a peer
   std::string variant;  ///< "main", the other source in the folder, or the peer's variant
-  Start start;
-  Sizes sizes;
-  Models models;
-  Times times;
+  Sizes sizes = Sizes::kLargest;
+  Models models = Models::kHeaviest;
+  Times times = Times::kWithFull;
   std::string backend = "";  ///< on CPUs; empty: the default
   std::string launcher = "";  ///< the only launcher, if it is installed
   std::string peers = "";  ///< takes part with one of these --peers; empty: always
+  LaunchKind launch = LaunchKind::kAlone;  ///< of stages by stages.list
   bool on_gpus = true;
+  bool is_python = true;  ///< of a peer: false if it is built with the stages
+  std::vector<std::string> lacks = {};  ///< words of stages.list
 
   /// True for another framework's program. See bench/peers/README.md.
   bool is_peer() const { return peers == stage; }
+  bool has(const std::string& word) const { return !contains(lacks, word); }
   std::string program() const { return variant == "main" ? stage : stage + "_" + variant; }
+  /// Its file beside the other programs; empty for none.
+  std::string file() const;
+  /// True if `word` is the program's name or the number of its stage. What has no autograd has no
+  /// number, because its step is another one.
+  bool is_named(const std::string& word) const;
 };
 const std::vector<PlanRow>& known_rows();
 

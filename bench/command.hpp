@@ -18,17 +18,17 @@ struct Length {
 };
 
 /// Length of the run for the comparison of weights.
-Length parity_length(const Entry& entry);
-Length timed_length(const Entry& entry, const Settings& settings);
+Length parity_length(const PlannedRun& planned);
+Length timed_length(const PlannedRun& planned, const Settings& settings);
 
-/// Launcher's command; empty if the program starts its processes itself.
+/// What the launcher adds in front; empty if the program starts its processes itself.
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 
 /// Whole command, launcher included.
 /// @param folder folder for metrics.jsonl and the snapshot
-std::vector<std::string> command_line(const Entry& entry, const Plan& plan, const Length& length,
-                                      const std::string& folder);
+std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
+                                      const Length& length, const std::string& folder);
 
 /// Line for a POSIX shell. Words must not have single quotes.
 std::string shell_line(const std::vector<std::string>& words);

@@ -19,30 +19,30 @@ Json library_context() {
   return Json::parse(text.str()).at("context");
 }
 
-Json make_entry(const Run& run, std::size_t family, std::size_t repetition) {
+Json make_benchmark(const Run& run, std::size_t family, std::size_t repetition) {
   const bool is_timed = run.has_speed() && repetition < run.repetitions.size();
   const double step_ms = is_timed ? run.repetitions[repetition].median_ms : 0;
   const std::string name = run.name + kBenchmarkSuffix;
-  Json entry = {{"name", name},
-                {"family_index", family},
-                {"per_family_instance_index", 0},
-                {"run_name", name},
-                {"run_type", "iteration"},
-                {"repetitions", run.repetitions.size()},
-                {"repetition_index", repetition},
-                {"threads", 1},
-                {"iterations", 1},
-                {"real_time", step_ms},
-                {"cpu_time", 0.0},
-                {"time_unit", "ms"},
-                {"ranks", run.world_size}};
+  Json made = {{"name", name},
+               {"family_index", family},
+               {"per_family_instance_index", 0},
+               {"run_name", name},
+               {"run_type", "iteration"},
+               {"repetitions", run.repetitions.size()},
+               {"repetition_index", repetition},
+               {"threads", 1},
+               {"iterations", 1},
+               {"real_time", step_ms},
+               {"cpu_time", 0.0},
+               {"time_unit", "ms"},
+               {"ranks", run.world_size}};
   if (step_ms > 0) {
-    entry["samples_per_second"] = static_cast<double>(run.global_batch) / step_ms * 1e3;
+    made["samples_per_second"] = static_cast<double>(run.global_batch) / step_ms * 1e3;
   } else {
-    entry["error_occurred"] = true;
-    entry["error_message"] = run.error.value_or("not timed");
+    made["error_occurred"] = true;
+    made["error_message"] = run.error.value_or("not timed");
   }
-  return entry;
+  return made;
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ Json google_benchmark_document(const Report& report) {
   for (std::size_t family = 0; family < report.runs.size(); ++family) {
     const Run& run = report.runs[family];
     for (std::size_t k = 0; k < std::max<std::size_t>(run.repetitions.size(), 1); ++k) {
-      benchmarks.push_back(make_entry(run, family, k));
+      benchmarks.push_back(make_benchmark(run, family, k));
     }
   }
   return {{"context", context}, {"benchmarks", benchmarks}};

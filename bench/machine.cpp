@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "bench/command.hpp"
+#include "bench/launchers.hpp"
 #include "bench/statistics.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
@@ -22,25 +23,9 @@ using nlohmann::ordered_json;
 
 constexpr double kInstallTimeoutSeconds = 1800;  // some frameworks are gigabytes
 
-/// Standard output of a command that answers at once; empty if it fails.
-std::string ask(const std::vector<std::string>& argv) {
-  try {
-    const CaptureResult result = CapturedChild(argv).wait();
-    return result.exit_code == 0 ? result.out : "";
-  } catch (const std::system_error&) {
-    return "";
-  }
-}
-
 std::string last_line(std::string text) {
   text.erase(text.find_last_not_of('\n') + 1);
   return text.substr(text.rfind('\n') + 1);
-}
-
-/// Path of torchrun; empty for none. The checkout's own fits this build's LibTorch.
-std::string find_torchrun(const fs::path& peers_dir) {
-  const std::string own = peers_dir.parent_path().parent_path() / ".venv" / "bin" / "torchrun";
-  return is_executable(own) ? own : find_in_path("torchrun").value_or("");
 }
 
 /// Value of the first line "key: value" of a file, or "unknown".
@@ -64,7 +49,7 @@ ordered_json gpu_names() {
   return names;
 }
 
-ordered_json describe_machine() {
+ordered_json machine_facts() {
   utsname kernel{};
   uname(&kernel);
   const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
@@ -73,9 +58,10 @@ ordered_json describe_machine() {
           {"gpus", gpu_names()},     {"kernel", kernel.release}};
 }
 
-ordered_json describe_software(const Plan& plan) {
-  const std::string commit = last_line(ask({"git", "-C", plan.settings.peers_dir, "describe",
-                                            "--always", "--dirty", "--abbrev=40", "--exclude=*"}));
+ordered_json software_facts(const Plan& plan) {
+  const std::string commit =
+      last_line(answer_of({"git", "-C", plan.settings.peers_dir, "describe", "--always", "--dirty",
+                           "--abbrev=40", "--exclude=*"}));
   return {
       {"compiler", DDP_COMPILER},
       {"libtorch", DDP_TORCH_VERSION},
@@ -84,7 +70,7 @@ ordered_json describe_software(const Plan& plan) {
   };
 }
 
-ordered_json describe_settings(const Settings& settings) {
+ordered_json settings_facts(const Settings& settings) {
   std::vector<std::string> command = {"bench"};
   command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
   return {
@@ -97,37 +83,6 @@ ordered_json describe_settings(const Settings& settings) {
 }
 
 }  // namespace
-
-void find_launchers(Plan& plan) {
-  const std::vector<std::string>& asked = plan.settings.launchers;
-  const bool has_allocation = std::getenv("SLURM_JOB_ID") != nullptr;
-  for (const std::string name : {"spawn", "torchrun", "mpirun", "srun"}) {
-    if (asked.empty() ? name == "srun" && !has_allocation : !contains(asked, name)) {
-      continue;
-    }
-    const std::string path = name == "spawn"      ? plan.settings.stage_dir  // the program itself
-                             : name == "torchrun" ? find_torchrun(plan.settings.peers_dir)
-                                                  : find_in_path(name).value_or("");
-    std::string missing = path.empty() ? "it is not in PATH" : "";
-    if (name == "srun" && !has_allocation) {
-      missing = "there is no allocation (SLURM_JOB_ID is not set)";
-    } else if (name == "mpirun" && !path.empty()) {
-      // The stages do not support the variables of other MPIs.
-      const std::string version = ask({path, "--version"});
-      if (version.find("Open MPI") == std::string::npos &&
-          version.find("OpenRTE") == std::string::npos) {
-        missing = path + " is not Open MPI's";
-      }
-    }
-    if (missing.empty()) {
-      plan.launchers[name] = path;
-    } else if (asked.empty()) {
-      plan.not_run.push_back({name, missing});
-    } else {
-      refuse("--launchers {}: {}", name, missing);
-    }
-  }
-}
 
 void install_peers(Plan& plan, Session& session) {
   for (auto& [peer, python] : plan.pythons) {
@@ -145,10 +100,10 @@ void install_peers(Plan& plan, Session& session) {
   }
 }
 
-void describe(const Plan& plan, Report& report) {
-  report.machine = describe_machine();
-  report.software = describe_software(plan);
-  report.settings = describe_settings(plan.settings);
+void add_facts(const Plan& plan, Report& report) {
+  report.machine = machine_facts();
+  report.software = software_facts(plan);
+  report.settings = settings_facts(plan.settings);
   report.not_run = plan.not_run;
 }
 

@@ -22,7 +22,7 @@ Report measure(Plan& plan) {
     session.progress.note(note);
   }
   install_peers(plan, session);
-  describe(plan, report);
+  add_facts(plan, report);
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
   run_plan(plan, session, report);
   measure_pieces(plan, session, report);

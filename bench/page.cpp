@@ -5,7 +5,7 @@
 
 namespace ddp::bench {
 
-// Part of the program, so that it needs no other file: see page_assets.cpp.in.
+// Part of the program, so that it needs no other file: see embedded.cpp.in.
 extern const char* const kPageTemplate;
 extern const char* const kChartLibrary;  ///< with its copyright notices
 

@@ -2,10 +2,12 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <set>
 
+#include "bench/backends.hpp"
 #include "bench/command.hpp"
 #include "bench/statistics.hpp"
 
@@ -22,10 +24,10 @@ struct Shapes {
   auto operator<=>(const Shapes&) const = default;
 };
 
-/// Nothing for stage 02 (replicas in a process), and for peers, by_hand and fused (other pieces).
-std::optional<Shapes> shapes_of(const Run& run) {
-  if (run.kind == "peer" || run.stage == "02_data_parallel" || run.variant == "by_hand" ||
-      run.variant == "fused" || run.nodes > 1) {
+/// Nothing for peers, on several nodes, and where stages.list says that the pieces are others.
+std::optional<Shapes> shapes_of(const PlannedRun& planned) {
+  const Run& run = planned.run;
+  if (planned.row.is_peer() || !planned.row.has("pieces") || run.nodes > 1) {
     return std::nullopt;
   }
   return Shapes{run.layers, run.global_batch / run.world_size, run.world_size, run.threads,
@@ -35,7 +37,7 @@ std::optional<Shapes> shapes_of(const Run& run) {
 std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, const Plan& plan,
                                        const std::string& out) {
   std::vector<std::string> argv;
-  if (shapes.backend == "mpi") {  // mpirun must start its ranks
+  if (needs_mpi(shapes.backend)) {  // its launcher must start the ranks
     argv = launcher_command(run, plan);
   }
   argv.insert(argv.end(),
@@ -60,10 +62,10 @@ std::string read_times(const std::string& path, PieceTimes& times_ms) {
   if (document.is_discarded()) {
     return "its times are cut off, expected room for them in TMPDIR";
   }
-  for (const auto& entry : document.at("benchmarks")) {
-    if (!entry.value("error_occurred", false)) {
-      const std::string name = entry.at("run_name").get<std::string>();
-      times_ms[name.substr(0, name.find('/'))].push_back(entry.at("real_time").get<double>());
+  for (const auto& piece : document.at("benchmarks")) {
+    if (!piece.value("error_occurred", false)) {
+      const std::string name = piece.at("run_name").get<std::string>();
+      times_ms[name.substr(0, name.find('/'))].push_back(piece.at("real_time").get<double>());
     }
   }
   return "";
@@ -84,8 +86,8 @@ int calls_of_each(const Plan& plan) {
 
 int count_piece_calls(const Plan& plan) {
   std::set<Shapes> all;
-  for (const Entry& entry : plan.entries) {
-    if (const auto shapes = shapes_of(entry.run)) {
+  for (const PlannedRun& planned : plan.runs) {
+    if (const auto shapes = shapes_of(planned)) {
       all.insert(*shapes);
     }
   }
@@ -94,30 +96,34 @@ int count_piece_calls(const Plan& plan) {
 
 void measure_pieces(const Plan& plan, Session& session, Report& report) {
   const std::string out = session.scratch.path() + "/pieces.json";
-  std::map<Shapes, const Run*> first;  // run with these shapes
-  for (const Run& run : report.runs) {
-    if (const std::optional<Shapes> shapes = shapes_of(run); shapes && !run.error) {
-      first.try_emplace(*shapes, &run);
+  std::map<Shapes, std::vector<Run*>> runs;  // of the report, with these shapes
+  for (const PlannedRun& planned : plan.runs) {
+    const auto run = std::ranges::find(report.runs, planned.run.name, &Run::name);
+    if (const auto shapes = shapes_of(planned); shapes && run != report.runs.end()) {
+      runs[*shapes].push_back(&*run);
     }
   }
   std::map<Shapes, PieceTimes> measured;
   for (int call = 0; call < calls_of_each(plan); ++call) {
-    for (const auto& [shapes, run] : first) {
-      session.progress.start("pieces of " + run->name);
+    for (const auto& [shapes, those] : runs) {
+      const auto first = std::ranges::find_if(those, [](const Run* run) { return !run->error; });
+      if (first == those.end()) {
+        continue;
+      }
+      const Run& run = **first;
+      session.progress.start("pieces of " + run.name);
       const ChildResult child = run_child(
-          {.argv = micro_command(*run, shapes, plan, out), .timeout_s = plan.settings.timeout_s},
+          {.argv = micro_command(run, shapes, plan, out), .timeout_s = plan.settings.timeout_s},
           session);
       session.progress.finish();
       const std::string failure = child.ok() ? read_times(out, measured[shapes]) : child.failure();
       if (!failure.empty() && !child.interrupted && call == 0) {
-        report.not_run.push_back({"pieces of " + run->name, failure});
+        report.not_run.push_back({"pieces of " + run.name, failure});
       }
     }
   }
-  for (Run& run : report.runs) {
-    if (const std::optional<Shapes> shapes = shapes_of(run)) {
-      fill(measured[*shapes], run);
-    }
+  for (const auto& [shapes, those] : runs) {
+    std::ranges::for_each(those, [&](Run* run) { fill(measured[shapes], *run); });
   }
   report.partial = report.partial || session.interrupts.requested();
 }

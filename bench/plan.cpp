@@ -10,6 +10,8 @@
 #include <regex>
 #include <tuple>
 
+#include "bench/backends.hpp"
+#include "bench/launchers.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
 #include "common/base/parse.hpp"
@@ -23,346 +25,316 @@ namespace {
 /// Upper limit with --full: torchrun takes seconds to start, torch.compile tens of seconds.
 constexpr int kRepetitionsOfSlowStarts = 6;
 
-/// True if `word` is the program's name or the number of its stage. kFused has no number, because
-/// its step is another one.
-bool is_named(const std::string& program, const std::string& word) {
-  return word == program || (program != kFused && word == program.substr(0, 2));
+/// Model and scaling that all rows are run with.
+struct Work {
+  Model model;
+  std::string scaling;
+  bool is_heaviest = false;  ///< the model with the most arithmetic, or all with --full
+  std::vector<int> world_sizes;  ///< ascending
+  std::int64_t common_batch = 0;  ///< global batch that every number of ranks divides
+
+  int largest() const { return world_sizes.back(); }
+};
+
+bool is_on_cpu(const Settings& settings) {
+  return settings.device == "cpu";
 }
 
-class Planner {
- public:
-  explicit Planner(Settings settings) { plan_.settings = std::move(settings); }
+bool has_program(const Settings& settings, const std::string& name) {
+  return is_executable(settings.stage_dir + "/" + name);
+}
 
-  Plan make() {
-    choose_device();
-    choose_models();
-    find_launchers(plan_);
-    choose_world_sizes();
-    for (const Model& model : models_) {
-      for (const std::string& scaling : settings_.scaling) {
-        model_ = &model;
-        scaling_ = scaling;
-        std::ranges::for_each(known_rows(), [this](const PlanRow& row) { expand(row); });
-      }
-    }
-    check_named();
-    apply_filter();
-    if (settings_.most_repetitions() > 1) {
-      add_controls();
-      add_runs_without_communication();
-    } else {
-      plan_.not_run.push_back({"equal commands, runs without communication, intervals",
-                               "they take more than one repetition"});
-    }
-    return std::move(plan_);
+/// Replaces "auto". @return the number of GPUs, or of cores
+int resolve_device(Settings& settings) {
+  settings.stage_dir = std::filesystem::absolute(settings.stage_dir).lexically_normal();
+  if (!has_program(settings, kBaseline)) {
+    refuse("--stage-dir: got {}, expected a folder with {}", settings.stage_dir, kBaseline);
   }
-
- private:
-  void choose_device() {
-    settings_.stage_dir = std::filesystem::absolute(settings_.stage_dir).lexically_normal();
-    if (!has_program(kBaseline)) {
-      refuse("--stage-dir: got {}, expected a folder with {}", settings_.stage_dir, kBaseline);
-    }
-    const int devices = settings_.device == "cpu" ? 0 : count_cuda_devices();
-    if (settings_.device == "cuda" && devices == 0) {
-      refuse("--device cuda: {}", why_no_cuda_device());
-    }
-    settings_.device = devices > 0 ? "cuda" : "cpu";
-    units_ = devices > 0 ? devices : count_cores();
+  const int devices = is_on_cpu(settings) ? 0 : count_cuda_devices();
+  if (settings.device == "cuda" && devices == 0) {
+    refuse("--device cuda: {}", why_no_cuda_device());
   }
+  settings.device = devices > 0 ? "cuda" : "cpu";
+  return devices > 0 ? devices : count_cores();
+}
 
-  bool on_cpu() const { return settings_.device == "cpu"; }
-
-  void choose_models() {
-    std::vector<std::string> names = settings_.models;
-    if (names.empty()) {
-      names = split(settings_.full ? "T,S,M,L" : "T,M");
+std::vector<int> resolve_world_sizes(const Settings& settings, int units) {
+  std::vector<int> sizes = settings.world_sizes;
+  if (sizes.empty()) {
+    const int most = !is_on_cpu(settings) || settings.full ? units : std::min(units, 4);
+    for (int size = 1; size < most; size *= 2) {
+      sizes.push_back(size);
     }
-    std::ranges::transform(names, std::back_inserter(models_), find_model);
-    const auto work = [](const Model& model) { return model.parameters() * model.batch; };
-    heaviest_model_ = std::ranges::max_element(models_, {}, work)->name;
+    sizes.push_back(most);
   }
+  return sizes;
+}
 
-  void choose_world_sizes() {
-    world_sizes_ = settings_.world_sizes;
-    if (world_sizes_.empty()) {
-      const int most = !on_cpu() || settings_.full ? units_ : std::min(units_, 4);
-      for (int size = 1; size < most; size *= 2) {
-        world_sizes_.push_back(size);
-      }
-      world_sizes_.push_back(most);
-    }
-    for (const int size : world_sizes_) {
-      if (size > units_) {
-        plan_.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size,
-                                          units_, on_cpu() ? "cores" : "GPUs"));
-      }
+/// Fills what the settings leave open from this machine. @return all models with all scalings
+std::vector<Work> resolve(Plan& plan) {
+  Settings& settings = plan.settings;
+  const int units = resolve_device(settings);
+  plan.launchers = find_launchers(settings, plan.not_run);
+  const std::vector<int> sizes = resolve_world_sizes(settings, units);
+  std::int64_t multiple = 1;
+  for (const int size : sizes) {
+    multiple = std::lcm<std::int64_t>(multiple, size);
+    if (size > units) {
+      plan.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size, units,
+                                       is_on_cpu(settings) ? "cores" : "GPUs"));
     }
   }
-
-  int largest() const { return world_sizes_.back(); }
-
-  bool has_program(const std::string& name) const {
-    return is_executable(settings_.stage_dir + "/" + name);
+  for (const int nodes : settings.nodes) {
+    multiple = std::lcm<std::int64_t>(multiple, sizes.back() * nodes);
   }
-
-  void skip(const std::string& what, const std::string& reason) {
-    if (std::ranges::find(plan_.not_run, what, &NotRun::what) == plan_.not_run.end()) {
-      plan_.not_run.push_back({what, reason});
-    }
-  }
-
-  std::string default_backend() const {
-    return !on_cpu() ? "nccl" : settings_.nodes.back() > 1 ? "gloo" : "shm";
-  }
-
-  /// Global batch that every number of ranks divides, under srun on several nodes too.
-  std::int64_t common_batch() const {
-    std::int64_t multiple = 1;
-    for (const int size : world_sizes_) {
-      multiple = std::lcm<std::int64_t>(multiple, size);
-    }
-    for (const int nodes : settings_.nodes) {
-      multiple = std::lcm<std::int64_t>(multiple, largest() * nodes);
-    }
-    return model_->batch * multiple;
-  }
-
-  /// True for a row that the command line asks for.
-  bool is_wanted(const PlanRow& row) const {
-    const bool has_several = largest() > 1;
-    if ((row.sizes == Sizes::kSeveral && !has_several) ||
-        (row.sizes == Sizes::kThreads && has_several && !on_cpu())) {  // a process has one GPU
-      return false;
-    }
-    const bool is_heaviest = settings_.full || model_->name == heaviest_model_;
-    if (!row.peers.empty()) {
-      const bool too_slow = row.times == Times::kSlow && !settings_.full &&
-                            (!is_heaviest || (row.sizes == Sizes::kThreads && has_several));
-      return !too_slow && std::ranges::any_of(split(row.peers), [this](const std::string& peer) {
-        return contains(settings_.peers, peer);
-      });
-    }
-    if (!settings_.by_name()) {
-      return (row.models == Models::kEach || is_heaviest || !settings_.models.empty()) &&
-             (row.times != Times::kWithFull || settings_.full);
-    }
-    const std::string program = row.program();
-    if (program == kBaseline) {
-      return true;
-    }
-    const bool on_these_nodes = settings_.nodes.back() == 1 || program == "05_multinode";
-    const auto names_it = [&](const std::string& word) { return is_named(program, word); };
-    return on_these_nodes &&
-           (settings_.stages.empty() ? program != kFused
-                                     : std::ranges::any_of(settings_.stages, names_it));
-  }
-
-  /// True if the user chose this row by name, and no default counts.
-  bool by_name(const PlanRow& row) const { return settings_.by_name() && row.peers.empty(); }
-
-  /// Installed launchers that can start a row's program.
-  std::vector<std::string> launchers_of(const PlanRow& row) const {
-    if (row.start == Start::kAlone || row.start == Start::kReplicas) {
-      return {"none"};
-    }
-    if (!row.peers.empty()) {
-      return {"spawn"};
-    }
-    std::vector<std::string> launchers =
-        split(row.start == Start::kSpawn ? "spawn" : "torchrun,mpirun,srun");
-    std::erase_if(launchers, [this](const auto& name) { return !plan_.launchers.contains(name); });
-    if (!settings_.by_name() && contains(launchers, row.launcher)) {
-      return {row.launcher};
-    }
-    return launchers;
-  }
-
-  std::vector<std::string> backends_of(const PlanRow& row, const std::string& launcher) const {
-    if (launcher == "none") {
-      return {"none"};
-    }
-    if (by_name(row) && !settings_.backends.empty()) {
-      std::vector<std::string> backends = settings_.backends;
-      if (launcher != "mpirun") {  // which starts the processes of MPI
-        std::erase(backends, "mpi");
-      }
-      return backends;
-    }
-    const bool has_own = !row.backend.empty() && !by_name(row) && on_cpu();
-    return {has_own ? row.backend : default_backend()};
-  }
-
-  /// Adds a row's runs with the current model and scaling.
-  void expand(const PlanRow& row) {
-    if (!is_wanted(row)) {
-      return;
-    }
-    if (!row.on_gpus && !on_cpu()) {
-      skip(row.peers, "it takes part on CPUs only");
-      return;
-    }
-    if (row.is_peer() && row.stage != kBuiltPeer) {
-      plan_.pythons[row.stage] = "python3";  // until install_peers() finds it
-    } else if (!has_program(row.is_peer() ? "peer_" + row.stage : row.program())) {
-      skip(row.is_peer() ? row.stage : row.program(), "it is not built");
-      return;
-    }
-    std::vector<int> sizes = {row.sizes == Sizes::kOne ? 1 : largest()};
-    if (by_name(row) ? row.start != Start::kAlone : row.sizes == Sizes::kAll && !settings_.quick) {
-      sizes = world_sizes_;
-    }
-    for (const std::string& launcher : launchers_of(row)) {
-      for (const std::string& backend : backends_of(row, launcher)) {
-        for (const int size : sizes) {
-          add(row, launcher, backend, 1, size);
-        }
-        for (const int nodes : launcher == "srun" ? settings_.nodes : std::vector<int>()) {
-          add(row, launcher, backend, nodes, largest() * nodes);
-        }
-      }
+  std::vector<Model> models;
+  std::ranges::transform(
+      settings.models.empty() ? split(settings.full ? "T,S,M,L" : "T,M") : settings.models,
+      std::back_inserter(models), find_model);
+  const std::string heaviest = std::ranges::max_element(models, {}, [](const Model& model) {
+                                 return model.parameters() * model.batch;
+                               })->name;
+  std::vector<Work> all;
+  for (const Model& model : models) {
+    for (const std::string& scaling : settings.scaling) {
+      all.push_back(
+          {model, scaling, settings.full || model.name == heaviest, sizes, model.batch * multiple});
     }
   }
+  return all;
+}
 
-  int repetitions_of(const PlanRow& row, const std::string& launcher) const {
-    const int most = settings_.most_repetitions();
-    if (by_name(row)) {
-      return most;
-    }
-    if (row.times == Times::kOnce && !settings_.full) {
-      return 1;
-    }
-    const bool starts_slowly = row.times == Times::kSlow || launcher == "torchrun";
-    return starts_slowly ? std::min(most, kRepetitionsOfSlowStarts) : most;
+/// True if the user chose this row by name, and no default counts.
+bool by_name(const PlanRow& row, const Settings& settings) {
+  return settings.by_name() && row.peers.empty();
+}
+
+/// True for a row that the command line asks for.
+bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
+  const bool has_several = work.largest() > 1;
+  if ((row.sizes == Sizes::kSeveral && !has_several) ||
+      (row.sizes == Sizes::kThreads && has_several && !is_on_cpu(settings))) {  // of one GPU
+    return false;
   }
-
-  /// @param size number of ranks or replicas, or of threads
-  void add(const PlanRow& row, const std::string& launcher, const std::string& backend, int nodes,
-           int size) {
-    Entry entry;
-    entry.model = *model_;
-    entry.start = row.start;
-    entry.parity_batch = common_batch();
-    entry.repetitions = repetitions_of(row, launcher);
-    Run& run = entry.run;
-    run.kind = row.is_peer() ? "peer" : "stage";
-    run.stage = row.stage;
-    run.variant = row.variant;
-    run.launcher = launcher;
-    run.backend = backend;
-    run.device = settings_.device;
-    run.model = model_->name;
-    run.layers = model_->layers;
-    run.parameters = model_->parameters();
-    run.scaling = scaling_;
-    run.nodes = nodes;
-    (row.sizes == Sizes::kThreads ? run.threads : run.world_size) = size;
-    run.global_batch = scaling_ == "strong" ? common_batch() : model_->batch * size;
-    run.lines_of_code = lines_of_code(run, settings_.peers_dir);
-    run.name = fmt::format("{}/{}/{}", run.model, scaling_, row.program());
-    for (const std::string& part : {launcher, backend}) {
-      run.name += part == "none" ? "" : "/" + part;
-    }
-    run.name += nodes == 1 ? "" : fmt::format("/nodes:{}", nodes);
-    run.name += run.threads == 1 ? "" : fmt::format("/threads:{}", run.threads);
-    run.name += fmt::format("/ranks:{}", run.world_size);
-    const auto is_it = [&](const Entry& other) { return other.run.name == run.name; };
-    if (std::ranges::none_of(plan_.entries, is_it)) {
-      plan_.entries.push_back(std::move(entry));
-    }
-  }
-
-  void check_named() const {
-    for (const std::string& name : settings_.stages) {
-      const auto is_it = [&](const PlanRow& row) {
-        return row.peers.empty() && is_named(row.program(), name);
-      };
-      if (std::ranges::none_of(known_rows(), is_it)) {
-        refuse("--stages: got {}, expected programs such as 03_ddp_spawn, or 01 to 05",
-               quote(name));
-      }
-      if (std::ranges::none_of(plan_.entries, [&](const Entry& entry) {
-            return entry.run.kind == "stage" && is_named(entry.run.program(), name);
-          })) {
-        refuse("--stages {}: it is not built, or none of the launchers ({}) starts it", name,
-               fmt::join(std::views::keys(plan_.launchers), ", "));
-      }
-    }
-    for (const std::string& backend : settings_.backends) {
-      const auto uses_it = [&](const Entry& entry) { return entry.run.backend == backend; };
-      if (std::ranges::none_of(plan_.entries, uses_it)) {
-        refuse("--backends {}: no stage uses it, expected several ranks (mpi: under mpirun)",
-               backend);
-      }
-    }
-  }
-
-  void apply_filter() {
-    if (settings_.filter.empty() || settings_.filter == "all") {
-      return;
-    }
-    const bool negative = settings_.filter[0] == '-';
-    std::regex regex;
-    try {
-      regex.assign(settings_.filter.substr(negative ? 1 : 0), std::regex::extended);
-    } catch (const std::regex_error&) {
-      refuse("--benchmark_filter: got {}, expected a regular expression", quote(settings_.filter));
-    }
-    std::erase_if(plan_.entries, [&](const Entry& entry) {
-      return !entry.run.is_baseline() &&
-             std::regex_search(entry.run.name + kBenchmarkSuffix, regex) == negative;
+  if (!row.peers.empty()) {
+    const bool too_slow = row.times == Times::kSlow && !settings.full &&
+                          (!work.is_heaviest || (row.sizes == Sizes::kThreads && has_several));
+    return !too_slow && std::ranges::any_of(split(row.peers), [&](const std::string& peer) {
+      return contains(settings.peers, peer);
     });
   }
-
-  void repeat(const Entry& original, const char* kind, const char* suffix) {
-    Entry entry = original;
-    entry.original = original.run.name;
-    entry.run.kind = kind;
-    entry.run.name += suffix;
-    plan_.entries.push_back(std::move(entry));
+  if (!settings.by_name()) {
+    return (row.models == Models::kEach || work.is_heaviest || !settings.models.empty()) &&
+           (row.times != Times::kWithFull || settings.full);
   }
+  if (row.program() == kBaseline) {
+    return true;
+  }
+  const bool on_these_nodes =
+      settings.nodes.back() == 1 || (row.launch == LaunchKind::kLauncher && row.has("nodes"));
+  const auto names_it = [&](const std::string& word) { return row.is_named(word); };
+  return on_these_nodes &&
+         (settings.stages.empty() ? row.has("autograd")
+                                  : std::ranges::any_of(settings.stages, names_it));
+}
 
-  /// Adds a second run of stage 01 and of the stage with the most ranks, per model and scaling.
-  void add_controls() {
-    std::map<std::pair<std::string, std::string>, Entry> most_ranks;  // by model and scaling
-    for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
-      if (entry.run.is_baseline()) {
-        repeat(entry, "control", "/control");
-      } else if (entry.run.kind == "stage" && entry.processes() > 1 && entry.repetitions > 1) {
-        Entry& most =
-            most_ranks.try_emplace({entry.run.model, entry.run.scaling}, entry).first->second;
-        most = entry.processes() > most.processes() ? entry : most;
+/// Installed launchers that can start a row's program.
+std::vector<std::string> launchers_of(const PlanRow& row, const Plan& plan) {
+  const bool is_one_process = row.launch == LaunchKind::kReplicas;
+  std::vector<std::string> names;
+  for (const Launcher& launcher : launchers()) {
+    const bool is_there = launcher.starts == LaunchKind::kAlone || !row.peers.empty() ||
+                          plan.launchers.contains(launcher.name);
+    if (is_there && launcher.starts == (is_one_process ? LaunchKind::kAlone : row.launch)) {
+      names.push_back(launcher.name);
+    }
+  }
+  const bool has_own = !plan.settings.by_name() && contains(names, row.launcher);
+  return has_own ? std::vector{row.launcher} : names;
+}
+
+std::vector<std::string> backends_of(const PlanRow& row, const Launcher& launcher,
+                                     const Settings& settings) {
+  if (launcher.starts == LaunchKind::kAlone) {
+    return {"none"};
+  }
+  if (by_name(row, settings) && !settings.backends.empty()) {
+    std::vector<std::string> backends = settings.backends;
+    std::erase_if(backends, [&](const auto& name) { return needs_mpi(name) && !launcher.has_mpi; });
+    return backends;
+  }
+  const bool has_own = !row.backend.empty() && !by_name(row, settings) && is_on_cpu(settings);
+  return {has_own ? row.backend : default_backend(!is_on_cpu(settings), settings.nodes.back())};
+}
+
+int repetitions_of(const PlanRow& row, const Launcher& launcher, const Settings& settings) {
+  const int most = settings.most_repetitions();
+  if (by_name(row, settings)) {
+    return most;
+  }
+  if (row.times == Times::kOnce && !settings.full) {
+    return 1;
+  }
+  const bool starts_slowly = row.times == Times::kSlow || launcher.starts_slowly;
+  return starts_slowly ? std::min(most, kRepetitionsOfSlowStarts) : most;
+}
+
+/// "M/weak/03_ddp_spawn/spawn/shm/ranks:2"
+std::string name_of(const Run& run, const PlanRow& row) {
+  std::string name = fmt::format("{}/{}/{}", run.model, run.scaling, row.program());
+  for (const std::string& part : {run.launcher, run.backend}) {
+    name += part == "none" ? "" : "/" + part;
+  }
+  name += run.nodes == 1 ? "" : fmt::format("/nodes:{}", run.nodes);
+  name += run.threads == 1 ? "" : fmt::format("/threads:{}", run.threads);
+  return name + fmt::format("/ranks:{}", run.world_size);
+}
+
+/// Adds a run, unless it is there.
+/// @param size number of ranks or replicas, or of threads
+void add_run(const PlanRow& row, const Work& work, const Launcher& launcher,
+             const std::string& backend, int nodes, int size, Plan& plan) {
+  Run run;
+  run.kind = row.is_peer() ? "peer" : "stage";
+  run.stage = row.stage;
+  run.variant = row.variant;
+  run.launcher = launcher.name;
+  run.backend = backend;
+  run.device = plan.settings.device;
+  run.model = work.model.name;
+  run.layers = work.model.layers;
+  run.parameters = work.model.parameters();
+  run.scaling = work.scaling;
+  run.nodes = nodes;
+  (row.sizes == Sizes::kThreads ? run.threads : run.world_size) = size;
+  run.global_batch = work.scaling == "strong" ? work.common_batch : work.model.batch * size;
+  run.lines_of_code = lines_of_code(run, plan.settings.peers_dir);
+  run.name = name_of(run, row);
+  const auto is_it = [&](const PlannedRun& other) { return other.run.name == run.name; };
+  if (std::ranges::none_of(plan.runs, is_it)) {
+    plan.runs.push_back({.run = run,
+                         .row = row,
+                         .original = "",
+                         .model = work.model,
+                         .parity_batch = work.common_batch,
+                         .repetitions = repetitions_of(row, launcher, plan.settings)});
+  }
+}
+
+/// Adds a row's runs.
+void expand(const PlanRow& row, const Work& work, Plan& plan) {
+  const Settings& settings = plan.settings;
+  if (!is_wanted(row, work, settings)) {
+    return;
+  }
+  const bool is_excluded = !row.on_gpus && !is_on_cpu(settings);
+  if (is_excluded || (!row.is_python && !has_program(settings, row.file()))) {
+    const std::string what = is_excluded ? row.peers : row.is_peer() ? row.stage : row.program();
+    if (std::ranges::find(plan.not_run, what, &NotRun::what) == plan.not_run.end()) {
+      plan.not_run.push_back(
+          {what, is_excluded ? "it takes part on CPUs only" : "it is not built"});
+    }
+    return;
+  }
+  if (row.is_python) {
+    plan.pythons[row.stage] = "python3";  // until install_peers() finds it
+  }
+  std::vector<int> sizes = {row.sizes == Sizes::kOne ? 1 : work.largest()};
+  if (by_name(row, settings) ? row.launch != LaunchKind::kAlone
+                             : row.sizes == Sizes::kAll && !settings.quick) {
+    sizes = work.world_sizes;
+  }
+  for (const std::string& name : launchers_of(row, plan)) {
+    const Launcher& launcher = find_launcher(name);
+    for (const std::string& backend : backends_of(row, launcher, settings)) {
+      for (const int size : sizes) {
+        add_run(row, work, launcher, backend, 1, size, plan);
+      }
+      for (const int nodes : launcher.spans_nodes ? settings.nodes : std::vector<int>()) {
+        add_run(row, work, launcher, backend, nodes, work.largest() * nodes, plan);
       }
     }
-    for (const auto& [work, entry] : most_ranks) {
-      repeat(entry, "control", "/control");
+  }
+}
+
+void check_named(const Plan& plan) {
+  for (const std::string& name : plan.settings.stages) {
+    if (std::ranges::none_of(known_rows(), [&](const PlanRow& row) {
+          return row.peers.empty() && row.is_named(name);
+        })) {
+      refuse("--stages: got {}, expected programs such as 03_ddp_spawn, or 01 to 05", quote(name));
+    }
+    if (std::ranges::none_of(plan.runs, [&](const PlannedRun& planned) {
+          return planned.run.kind == "stage" && planned.row.is_named(name);
+        })) {
+      refuse("--stages {}: it is not built, or none of the launchers ({}) starts it", name,
+             fmt::join(std::views::keys(plan.launchers), ", "));
     }
   }
-
-  /// Adds runs without communication for stages that are repeated and use DistributedDataParallel,
-  /// and for the fused stage; not for by_hand.
-  void add_runs_without_communication() {
-    for (const Entry& entry : std::vector<Entry>(plan_.entries)) {
-      const bool is_there = std::ranges::any_of(plan_.entries, [&](const Entry& other) {
-        return other.run.kind == kNoCommunication && compute_the_same(other.run, entry.run);
-      });
-      if (entry.run.kind == "stage" && entry.processes() > 1 && !is_there &&
-          entry.repetitions == settings_.most_repetitions() && entry.run.variant != "by_hand") {
-        repeat(entry, kNoCommunication, "/no_communication");
-      }
+  for (const std::string& backend : plan.settings.backends) {
+    if (std::ranges::none_of(
+            plan.runs, [&](const PlannedRun& planned) { return planned.run.backend == backend; })) {
+      refuse("--backends {}: no stage uses it, expected several ranks (mpi: under mpirun)",
+             backend);
     }
   }
+}
 
-  Plan plan_;
-  Settings& settings_ = plan_.settings;
-  std::vector<Model> models_;
-  std::string heaviest_model_;
-  int units_ = 1;  ///< GPUs, or cores
-  std::vector<int> world_sizes_;  ///< ascending
-  // Model and scaling of the runs that are being added.
-  const Model* model_ = nullptr;
-  std::string scaling_;
-};
+void apply_filter(Plan& plan) {
+  const std::string& filter = plan.settings.filter;
+  if (filter.empty() || filter == "all") {
+    return;
+  }
+  const bool negative = filter[0] == '-';
+  std::regex regex;
+  try {
+    regex.assign(filter.substr(negative ? 1 : 0), std::regex::extended);
+  } catch (const std::regex_error&) {
+    refuse("--benchmark_filter: got {}, expected a regular expression", quote(filter));
+  }
+  std::erase_if(plan.runs, [&](const PlannedRun& planned) {
+    return !planned.run.is_baseline() &&
+           std::regex_search(planned.run.name + kBenchmarkSuffix, regex) == negative;
+  });
+}
+
+void repeat(PlannedRun planned, const char* kind, const char* suffix, Plan& plan) {
+  planned.original = planned.run.name;
+  planned.run.kind = kind;
+  planned.run.name += suffix;
+  plan.runs.push_back(std::move(planned));
+}
+
+/// Adds a second run of stage 01 and of the stage with the most ranks, per model and scaling.
+void add_controls(Plan& plan) {
+  std::map<std::pair<std::string, std::string>, PlannedRun> most_ranks;  // by model and scaling
+  for (const PlannedRun& planned : std::vector<PlannedRun>(plan.runs)) {
+    if (planned.run.is_baseline()) {
+      repeat(planned, "control", "/control", plan);
+    } else if (planned.run.kind == "stage" && planned.processes() > 1 && planned.repetitions > 1) {
+      PlannedRun& most =
+          most_ranks.try_emplace({planned.run.model, planned.run.scaling}, planned).first->second;
+      most = planned.processes() > most.processes() ? planned : most;
+    }
+  }
+  for (const auto& [work, planned] : most_ranks) {
+    repeat(planned, "control", "/control", plan);
+  }
+}
+
+/// Adds runs without communication for stages that are repeated, unless the option changes nothing.
+void add_runs_without_communication(Plan& plan) {
+  for (const PlannedRun& planned : std::vector<PlannedRun>(plan.runs)) {
+    const bool is_there = std::ranges::any_of(plan.runs, [&](const PlannedRun& other) {
+      return other.run.kind == kNoCommunication && compute_the_same(other.run, planned.run);
+    });
+    if (planned.run.kind == "stage" && planned.processes() > 1 && !is_there &&
+        planned.repetitions == plan.settings.most_repetitions() &&
+        planned.row.has("no-communication")) {
+      repeat(planned, kNoCommunication, "/no_communication", plan);
+    }
+  }
+}
 
 }  // namespace
 
@@ -374,7 +346,23 @@ bool compute_the_same(const Run& a, const Run& b) {
 }
 
 Plan make_plan(Settings settings) {
-  return Planner(std::move(settings)).make();
+  Plan plan;
+  plan.settings = std::move(settings);
+  for (const Work& work : resolve(plan)) {
+    for (const PlanRow& row : known_rows()) {
+      expand(row, work, plan);
+    }
+  }
+  check_named(plan);
+  apply_filter(plan);
+  if (plan.settings.most_repetitions() > 1) {
+    add_controls(plan);
+    add_runs_without_communication(plan);
+  } else {
+    plan.not_run.push_back({"equal commands, runs without communication, intervals",
+                            "they take more than one repetition"});
+  }
+  return plan;
 }
 
 }  // namespace ddp::bench

@@ -13,13 +13,13 @@
 
 namespace ddp::bench {
 
-/// Kind of a run that is not in the report: an entry's command without gradient exchange.
+/// Kind of a run that is not in the report: a command without gradient exchange.
 inline constexpr const char* kNoCommunication = "no comm";
 
-/// Row of the plan: a command that is run once to compare weights, then timed.
-struct Entry {
-  Run run;  ///< description; run_plan() adds the measurements
-  Start start = Start::kAlone;
+/// Command that is run once to compare weights, then timed.
+struct PlannedRun {
+  Run run;  ///< its fields that are known before; run_plan() adds the measurements
+  PlanRow row;
   std::string original;  ///< name of the run that a control or a run without communication repeats
   Model model;
   std::int64_t parity_batch = 0;  ///< global batch of the parity run, the same at all world sizes
@@ -27,7 +27,8 @@ struct Entry {
 
   /// Number of processes that write metrics.
   int processes() const {
-    return start == Start::kAlone || start == Start::kReplicas ? 1 : run.world_size;
+    return row.launch == LaunchKind::kAlone || row.launch == LaunchKind::kReplicas ? 1
+                                                                                   : run.world_size;
   }
 };
 
@@ -36,9 +37,8 @@ bool compute_the_same(const Run& a, const Run& b);
 
 struct Plan {
   Settings settings;  ///< with "auto" resolved in `device`
-  /// Stage 01 comes before the entries that are compared with it, and an original before its
-  /// control.
-  std::vector<Entry> entries;
+  /// Stage 01 comes before the runs that are compared with it, and an original before its control.
+  std::vector<PlannedRun> runs;
   std::map<std::string, std::string> launchers;  ///< name: path
   std::map<std::string, std::string> pythons;  ///< interpreter by peer
   std::vector<NotRun> not_run;

@@ -4,19 +4,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "bench/tables.hpp"
 #include "common/base/parse.hpp"
 
 namespace ddp::bench {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 /// At most `width` bytes of `text`, with "..." for the rest.
-std::string shorten(const std::string& text, std::size_t width) {
+std::string cut(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
 }
 
 void print_line(std::ostream& out, const std::string& line) {
-  out << shorten(line, kScreenWidth) << '\n';
+  out << cut(line, kScreenWidth) << '\n';
 }
 
 /// Three significant digits, with at most four after the point: "0.0412", "1.23", "1230"; "-" for
@@ -44,13 +48,61 @@ std::string ratio(double value) {
   return fmt::format("{:.{}f}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
 }
 
-std::string speedup(const Run& run) {
-  if (!run.speedup) {
+/// Value of a column's key; null if it is not known.
+Json value_of(Json run, const std::string& key) {
+  for (const std::string& name : split(key, '.')) {
+    run = Json(run.at(name));
+  }
+  return run;
+}
+
+/// A run's number as columns.list says.
+std::string shown(const Column& column, const Json& run) {
+  const Json value = value_of(run, column.keys.at(0));
+  if (column.shown == "sum") {
+    return significant(std::accumulate(value.begin(), value.end(), 0.0, [](double sum, auto& part) {
+      return sum + (part.is_null() ? 0 : part.template get<double>());
+    }));
+  }
+  if (value.is_null()) {
     return "-";
   }
-  return run.speedup_ci95 ? fmt::format("{} ({}-{})", ratio(*run.speedup),
-                                        ratio(run.speedup_ci95->low), ratio(run.speedup_ci95->high))
-                          : ratio(*run.speedup);
+  if (column.shown == "agrees") {
+    return value.get<bool>() ? "ok" : "-";
+  }
+  const auto number = value.get<double>();
+  if (column.shown == "ratio") {
+    const Json ends = value_of(run, column.keys.at(1));
+    return ratio(number) +
+           (ends.is_null() ? "" : fmt::format(" ({}-{})", ratio(ends[0]), ratio(ends[1])));
+  }
+  return column.shown == "count"   ? count(number)
+         : column.shown == "share" ? fmt::format("{:.0f}%", 100 * number)
+                                   : significant(number);
+}
+
+/// The columns that have a `place`, `text_of` in each.
+template <typename TextOf>
+std::string cells(std::string Column::*place, TextOf text_of) {
+  std::string line;
+  for (const Column& column : columns()) {
+    if (const std::string& where = column.*place; where != "-") {
+      line += fmt::format(" {:>{}}", text_of(column), std::stoi(where));
+    }
+  }
+  return line;
+}
+
+std::string titles(std::string Column::*place) {
+  return cells(place, [place](const Column& column) {
+    const std::string& where = column.*place;
+    return where.find(':') == std::string::npos ? column.title : where.substr(where.find(':') + 1);
+  });
+}
+
+std::string numbers(std::string Column::*place, const Run& run) {
+  const Json fields = run;
+  return cells(place, [&fields](const Column& column) { return shown(column, fields); });
 }
 
 /// "2", or "1x2" for a rank with two threads.
@@ -68,7 +120,7 @@ void print_wrapped(std::ostream& out, const std::string& first_indent, const std
   std::string line = first_indent;
   const std::string indent(first_indent.size(), ' ');
   for (const std::string& part : split(text, ' ')) {
-    const std::string word = shorten(part, kScreenWidth - indent.size());
+    const std::string word = cut(part, kScreenWidth - indent.size());
     if (line.size() > indent.size() && line.size() + 1 + word.size() > kScreenWidth) {
       out << line << '\n';
       line = indent;
@@ -89,7 +141,6 @@ std::string title(const Run& run) {
 
 void print_speeds(std::ostream& out, const Workload& runs) {
   constexpr const char* kDescription = "  {:<{}} {:<8} {:<7} {:>5}";
-  constexpr const char* kSpeed = " {:>7} {:>10} {:>16} {:>4} {:>6}";
   std::size_t width = 0;
   for (const Run* run : runs) {
     width = std::max(width, run->program().size());
@@ -97,15 +148,11 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   print_line(out, "");
   print_line(out, title(*runs.front()));
   print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
-                      fmt::format(kSpeed, "step ms", "samples/s", "speed-up", "eff.", "parity"));
+                      titles(&Column::speeds));
   for (const Run* run : runs) {
-    const std::string efficiency =
-        run->efficiency ? fmt::format("{:.0f}%", 100 * *run->efficiency) : "-";
     print_line(out, fmt::format(kDescription, run->program(), width, dash_for_none(run->launcher),
                                 dash_for_none(run->backend), ranks(*run)) +
-                        (run->has_speed() ? fmt::format(kSpeed, significant(run->step_ms.median),
-                                                        count(*run->samples_per_second),
-                                                        speedup(*run), efficiency, "ok")
+                        (run->has_speed() ? numbers(&Column::speeds, *run)
                                           : "  error: " + run->error.value_or("not timed")));
   }
 }
@@ -119,8 +166,7 @@ const Run* run_in_pieces(const Workload& runs) {
 }
 
 void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
-  constexpr const char* kRow =
-      "  {:<25} {:>5} {:>6} {:>7} {:>8} {:>6} {:>6} {:>6} {:>6} {:>7} {:>6}";
+  constexpr const char* kDescription = "  {:<25} {:>5}";
   bool is_first = true;
   for (const Workload& runs : all) {
     const Run* const run = run_in_pieces(runs);
@@ -132,20 +178,13 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
       print_line(out,
                  "ms of a step: pieces alone (reduce: the all-reduces); exposed: what they "
                  "add; limit: bare products");
-      print_line(out, fmt::format(kRow, "program", "ranks", "data", "forward", "backward", "update",
-                                  "reduce", "= sum", "step", "exposed", "limit"));
+      print_line(out, fmt::format(kDescription, "program", "ranks") + titles(&Column::pieces));
       is_first = false;
     }
-    const auto& [data, forward, backward, update, reduce] = run->pieces_ms;
-    const double sum = data.value_or(0) + forward.value_or(0) + backward.value_or(0) +
-                       update.value_or(0) + reduce.value_or(0);
     const std::string name = fmt::format("{}: {}{}", run->model, run->program(),
                                          run->backend == "none" ? "" : " " + run->backend);
-    print_line(out,
-               fmt::format(kRow, shorten(name, 25), ranks(*run), significant(data),
-                           significant(forward), significant(backward), significant(update),
-                           significant(reduce), significant(sum), significant(run->step_ms.median),
-                           significant(run->exposed_comm_ms), significant(run->limit_ms)));
+    print_line(out, fmt::format(kDescription, cut(name, 25), ranks(*run)) +
+                        numbers(&Column::pieces, *run));
   }
 }
 
@@ -160,7 +199,7 @@ void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
   }
   // Two lines, with room for an early break.
   const std::string text = fmt::format("Not run: {}.", fmt::join(names, "; "));
-  print_wrapped(out, "", shorten(text, 2 * kScreenWidth - 30));
+  print_wrapped(out, "", cut(text, 2 * kScreenWidth - 30));
 }
 
 }  // namespace

@@ -17,14 +17,14 @@ std::string from_here(const std::string& path) {
 }
 
 /// Command for a shell. For a peer's Python it calls install.sh.
-std::string shown_command(const Entry& entry, const Plan& plan) {
+std::string shown_command(const PlannedRun& planned, const Plan& plan) {
   std::vector<std::string> argv =
-      command_line(entry, plan, timed_length(entry, plan.settings), "FOLDER");
+      command_line(planned, plan, timed_length(planned, plan.settings), "FOLDER");
   std::string python;
-  if (plan.pythons.contains(entry.run.stage)) {
+  if (planned.row.is_python) {
     argv.erase(argv.begin());
     python =
-        fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), entry.run.stage);
+        fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), planned.run.stage);
   }
   std::ranges::transform(argv, argv.begin(), from_here);
   return python + shell_line(argv);
@@ -33,9 +33,9 @@ std::string shown_command(const Entry& entry, const Plan& plan) {
 }  // namespace
 
 void list_benchmarks(std::ostream& out, const Plan& plan) {
-  for (const Entry& entry : plan.entries) {
-    if (entry.run.kind != kNoCommunication) {
-      out << entry.run.name << kBenchmarkSuffix << '\n';
+  for (const PlannedRun& planned : plan.runs) {
+    if (planned.run.kind != kNoCommunication) {
+      out << planned.run.name << kBenchmarkSuffix << '\n';
     }
   }
 }
@@ -44,15 +44,15 @@ void print_plan(std::ostream& out, const Plan& plan) {
   constexpr const char* kRow = "{:<7} {:<28} {:<8} {:<7} {:>5} {:>7} {:<7} {:>6} {:>4}  {}\n";
   out << fmt::format(kRow, "role", "program", "launcher", "backend", "ranks", "threads", "scaling",
                      "batch", "reps", "model");
-  for (const Entry& entry : plan.entries) {
-    const Run& run = entry.run;
+  for (const PlannedRun& planned : plan.runs) {
+    const Run& run = planned.run;
     out << fmt::format(kRow, run.kind, run.program(), run.launcher, run.backend, run.world_size,
-                       run.threads, run.scaling, run.global_batch, entry.repetitions, run.model);
+                       run.threads, run.scaling, run.global_batch, planned.repetitions, run.model);
   }
   out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
          "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";
-  for (const Entry& entry : plan.entries) {
-    out << fmt::format("{}: {}\n", entry.run.name, shown_command(entry, plan));
+  for (const PlannedRun& planned : plan.runs) {
+    out << fmt::format("{}: {}\n", planned.run.name, shown_command(planned, plan));
   }
   out << '\n';
   for (const std::string& note : plan.notes) {

@@ -1,7 +1,8 @@
 // bench/record.hpp - a report: the JSON object "ddp_scaling", field by field.
 //
 // run_plan() adds the measurements, pair() and judge() the comparisons, write_sentences() the
-// sentences. The screen, the page and the document read nothing else.
+// sentences. The screen, the page and the document read nothing else. Below each structure stand
+// the fields that the document has. columns.list says which of them are shown.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,35 @@
 
 #include "bench/statistics.hpp"
 
+namespace nlohmann {
+
+/// Writes null for no value. For numbers that are not finite, dump() does.
+template <typename T>
+struct adl_serializer<std::optional<T>> {
+  static void to_json(ordered_json& json, const std::optional<T>& value) {
+    json = value ? ordered_json(*value) : ordered_json(nullptr);
+  }
+};
+
+}  // namespace nlohmann
+
+// Writer part of NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE for ordered_json, which 3.11 lacks.
+#define DDP_JSON_FIELDS(Type, ...)                                                            \
+  inline void to_json(nlohmann::ordered_json& nlohmann_json_j, const Type& nlohmann_json_t) { \
+    NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__))                  \
+  }
+
 namespace ddp::bench {
 
 inline constexpr int kSchemaVersion = 3;
+
+/// Program that all others are compared with.
+inline constexpr const char* kBaseline = "01_single_gpu";
+
+inline void to_json(nlohmann::ordered_json& json, const Interval& interval) {
+  json = {interval.low, interval.high};
+}
+DDP_JSON_FIELDS(Distribution, median, p10, p90, n)
 
 /// Timed launch of a run's program.
 struct Repetition {
@@ -25,6 +52,7 @@ struct Repetition {
   std::optional<double> no_comm_median_ms;  ///< the same command with --no-communication
   std::optional<double> startup_ms;  ///< from the start of the command to the end of its first step
 };
+DDP_JSON_FIELDS(Repetition, block, started, samples_ms, median_ms, no_comm_median_ms, startup_ms)
 
 /// Comparison with stage 01's final weights, on the same data with the same global batch.
 struct Parity {
@@ -32,17 +60,20 @@ struct Parity {
   std::optional<double> reference_moved;  ///< `moved` of stage 01
   bool ok = false;
 };
+DDP_JSON_FIELDS(Parity, moved, reference_moved, ok)
 
 /// Parts of a step, each timed alone by bench_micro, at the run's shapes and number of ranks.
 struct Pieces {
   std::optional<double> data, forward, backward, update, all_reduce;  ///< ms
 };
+DDP_JSON_FIELDS(Pieces, data, forward, backward, update, all_reduce)
 
 /// Use of the GPUs during the last launch, start-up included.
 struct GpuUsage {
   double utilisation_percent = 0;
   double memory_mib = 0;
 };
+DDP_JSON_FIELDS(GpuUsage, utilisation_percent, memory_mib)
 
 /// Row of the screen. With an error or without parity it has no speed.
 struct Run {
@@ -50,8 +81,8 @@ struct Run {
   std::string kind = "stage";  ///< "stage", "peer", or "control": a second run of the same command
   std::string stage;  ///< the stage's folder, or the peer's name
   std::string variant = "main";  ///< "main", "by_hand", ..., or the peer's variant
-  std::string launcher = "none";  ///< "none", "spawn", "torchrun", "mpirun", "srun"
-  std::string backend = "none";  ///< "none", "shm", "gloo", "mpi", "nccl"
+  std::string launcher = "none";  ///< a row of launchers.cpp
+  std::string backend = "none";  ///< a row of backends.hpp
   std::string device = "cpu";
   std::string model;  ///< "T", "S", "M", "L"
   std::vector<std::int64_t> layers;  ///< widths: input, hidden layers, output
@@ -87,9 +118,14 @@ struct Run {
   bool is_distributed() const { return kind != "peer" && launcher != "none"; }
   /// True for stage 01 with one thread, the reference for the other runs of its model.
   bool is_baseline() const {
-    return kind == "stage" && stage == "01_single_gpu" && variant == "main" && threads == 1;
+    return kind == "stage" && stage == kBaseline && variant == "main" && threads == 1;
   }
 };
+DDP_JSON_FIELDS(Run, name, kind, stage, variant, launcher, backend, device, model, layers,
+                parameters, scaling, nodes, world_size, threads, global_batch, repetitions, step_ms,
+                samples_per_second, speedup, speedup_ci95, efficiency, pieces_ms, exposed_comm_ms,
+                exposed_comm_ci95_ms, limit_ms, peak_rss_mib, startup_ms, lines_of_code, gpu,
+                parity, error)
 
 /// True for the same model, scaling and device.
 bool same_work(const Run& a, const Run& b);
@@ -105,18 +141,21 @@ struct Comparison {
   /// True if the interval is farther from 1 than the differences between equal commands.
   bool significant = false;
 };
+DDP_JSON_FIELDS(Comparison, kind, a, b, ratio, ci95, pairs, significant)
 
 struct Sentence {
   std::string code;  ///< "fastest", "ranks", "threads", "peers", "controls"
   std::vector<std::string> runs;  ///< names of its runs
   std::string text;
 };
+DDP_JSON_FIELDS(Sentence, code, runs, text)
 
 /// Missing part of a report, and the reason.
 struct NotRun {
   std::string what;
   std::string reason;
 };
+DDP_JSON_FIELDS(NotRun, what, reason)
 
 struct Report {
   int schema_version = kSchemaVersion;
@@ -135,8 +174,12 @@ struct Report {
   /// Stage 01's run of the same work; nullptr if it has no speed.
   const Run* baseline_of(const Run& run) const;
 };
+DDP_JSON_FIELDS(Report, schema_version, machine, software, settings, runs, comparisons, sentences,
+                not_run, partial)
 
 /// JSON object "ddp_scaling". @param samples false: leaves samples_ms empty, most of the size
 nlohmann::ordered_json to_json(const Report& report, bool samples = true);
+
+#undef DDP_JSON_FIELDS
 
 }  // namespace ddp::bench

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "bench/command.hpp"
+#include "bench/launchers.hpp"
 #include "bench/metrics.hpp"
 #include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
@@ -20,8 +21,8 @@ namespace {
 
 constexpr int kMaxAttempts = 3;  // for runs that end with exit code 75, "try again later"
 
-/// Result of a launch.
-struct Launch {
+/// What a launch ended with.
+struct Outcome {
   Metrics metrics;
   std::string error;  ///< empty: none
   bool interrupted = false;
@@ -30,19 +31,19 @@ struct Launch {
   std::optional<GpuUsage> gpu;
 };
 
-/// Runs the entry's command, again if it ends with exit code 75. The folder is empty before each
+/// Runs the command, again if it ends with exit code 75. The folder is empty before each
 /// attempt, so that files of another run cannot be read by mistake.
-ChildResult run_command(const Entry& entry, const Length& length, const Plan& plan,
+ChildResult run_command(const PlannedRun& planned, const Length& length, const Plan& plan,
                         const std::string& folder, Session& session) {
-  Command command = {.argv = command_line(entry, plan, length, folder),
+  Command command = {.argv = command_line(planned, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
                      .cwd = folder};
-  if (entry.run.launcher != "srun") {  // the scratch folder is on this node only
+  if (!find_launcher(planned.run.launcher).spans_nodes) {
     // Files that torchrun leaves behind are deleted, and torch.compile finds its earlier results.
     command.env["TMPDIR"] = session.scratch.path();
   }
-  session.progress.start(entry.run.name);
-  session.gpus.watch(0, entry.run.device == "cpu" ? 0 : entry.run.world_size);
+  session.progress.start(planned.run.name);
+  session.gpus.watch(0, planned.run.device == "cpu" ? 0 : planned.run.world_size);
   ChildResult child;
   for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
     std::filesystem::remove_all(folder);
@@ -70,10 +71,11 @@ std::string mismatch(const Metrics& metrics, const Length& length) {
   return std::isfinite(metrics.moved) ? "" : "its weights are not numbers";
 }
 
-Launch launch(const Entry& entry, const Length& length, const Plan& plan, Session& session) {
+Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& plan,
+                 Session& session) {
   const std::string folder = session.scratch.path() + "/run";
-  const ChildResult child = run_command(entry, length, plan, folder, session);
-  Launch result;
+  const ChildResult child = run_command(planned, length, plan, folder, session);
+  Outcome result;
   result.interrupted = child.interrupted;
   const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
   char utc[32] = "";
@@ -85,7 +87,7 @@ Launch launch(const Entry& entry, const Length& length, const Plan& plan, Sessio
   }
   try {
     result.metrics =
-        read_metrics(folder + "/metrics.jsonl", entry.processes(), entry.run.nodes == 1);
+        read_metrics(folder + "/metrics.jsonl", planned.processes(), planned.run.nodes == 1);
     result.error = mismatch(result.metrics, length);
   } catch (const Error& error) {
     result.error = error.what();
@@ -106,7 +108,7 @@ void set_error(Run& run, const std::string& error, Session& session) {
   session.progress.note(run.name + ": " + error);
 }
 
-void judge_parity(Run& run, const Launch& own, const Launch& reference, Session& session) {
+void judge_parity(Run& run, const Outcome& own, const Outcome& reference, Session& session) {
   if (own.interrupted) {
     run.error = "interrupted before its weights were compared";
     return;
@@ -125,18 +127,18 @@ void judge_parity(Run& run, const Launch& own, const Launch& reference, Session&
 }
 
 void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
-  std::map<std::string, Launch> references;  // by model and scaling
+  std::map<std::string, Outcome> references;  // by model and scaling
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Entry& entry = plan.entries[i];
-    if (!entry.original.empty()) {  // an equal command has equal weights
-      const Run& original = *std::ranges::find(runs, entry.original, &Run::name);
+    const PlannedRun& planned = plan.runs[i];
+    if (!planned.original.empty()) {  // an equal command has equal weights
+      const Run& original = *std::ranges::find(runs, planned.original, &Run::name);
       runs[i].parity = original.parity;
       runs[i].error = original.error;
       continue;
     }
-    const Launch own = launch(entry, parity_length(entry), plan, session);
-    Launch& reference = references[entry.run.model + "/" + entry.run.scaling];
-    if (entry.run.is_baseline()) {
+    const Outcome own = run_once(planned, parity_length(planned), plan, session);
+    Outcome& reference = references[planned.run.model + "/" + planned.run.scaling];
+    if (planned.run.is_baseline()) {
       reference = own;
     }
     judge_parity(runs[i], own, reference, session);
@@ -144,30 +146,30 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
 }
 
 /// Takes the last `timed_steps` steps.
-Repetition make_repetition(const Launch& launched, int block, std::int64_t timed_steps) {
-  const std::vector<double>& steps_ms = launched.metrics.steps_ms;
+Repetition make_repetition(const Outcome& outcome, int block, std::int64_t timed_steps) {
+  const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
   Repetition repetition;
   repetition.block = block;
-  repetition.started = launched.started;
+  repetition.started = outcome.started;
   repetition.samples_ms.assign(steps_ms.end() - timed_steps, steps_ms.end());
   repetition.median_ms = median(repetition.samples_ms).value();
-  repetition.startup_ms = launched.startup_ms;
+  repetition.startup_ms = outcome.startup_ms;
   return repetition;
 }
 
-void time_once(const Entry& entry, int block, const Plan& plan, Session& session, Run& run) {
-  const Length length = timed_length(entry, plan.settings);
-  const Launch launched = launch(entry, length, plan, session);
-  if (launched.interrupted) {
+void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& session, Run& run) {
+  const Length length = timed_length(planned, plan.settings);
+  const Outcome outcome = run_once(planned, length, plan, session);
+  if (outcome.interrupted) {
     return;
   }
-  if (!launched.error.empty()) {
-    set_error(run, launched.error, session);
+  if (!outcome.error.empty()) {
+    set_error(run, outcome.error, session);
     return;
   }
-  run.repetitions.push_back(make_repetition(launched, block, length.timed_steps));
-  run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), launched.metrics.peak_rss_mib);
-  run.gpu = launched.gpu;
+  run.repetitions.push_back(make_repetition(outcome, block, length.timed_steps));
+  run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), outcome.metrics.peak_rss_mib);
+  run.gpu = outcome.gpu;
 }
 
 /// Copies the times of runs without communication to all runs with the same computation.
@@ -192,26 +194,25 @@ void hand_over_without_communication(std::vector<Run>& runs) {
 
 int count_launches(const Plan& plan) {
   int launches = 0;
-  for (const Entry& entry : plan.entries) {
-    launches += entry.repetitions + (entry.original.empty() ? 1 : 0);
+  for (const PlannedRun& planned : plan.runs) {
+    launches += planned.repetitions + (planned.original.empty() ? 1 : 0);
   }
   return launches;
 }
 
 void run_plan(const Plan& plan, Session& session, Report& report) {
-  std::vector<Run> runs;  // in the order of plan.entries
-  std::ranges::transform(plan.entries, std::back_inserter(runs), &Entry::run);
+  std::vector<Run> runs;  // in the order of plan.runs
+  std::ranges::transform(plan.runs, std::back_inserter(runs), &PlannedRun::run);
   check_parity(plan, session, runs);
   std::vector<std::size_t> order(runs.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::mt19937_64 generator(plan.settings.seed);
-  const int blocks = std::ranges::max(plan.entries, {}, &Entry::repetitions).repetitions;
+  const int blocks = std::ranges::max(plan.runs, {}, &PlannedRun::repetitions).repetitions;
   for (int block = 0; block < blocks; ++block) {
     std::ranges::shuffle(order, generator);
     for (const std::size_t i : order) {
-      if (block < plan.entries[i].repetitions && !runs[i].error &&
-          !session.interrupts.requested()) {
-        time_once(plan.entries[i], block, plan, session, runs[i]);
+      if (block < plan.runs[i].repetitions && !runs[i].error && !session.interrupts.requested()) {
+        time_once(plan.runs[i], block, plan, session, runs[i]);
       }
     }
   }
@@ -219,7 +220,7 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
   report.partial = session.interrupts.requested();
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].kind == kNoCommunication) {
-      const Run* const original = report.find(plan.entries[i].original);  // it comes before
+      const Run* const original = report.find(plan.runs[i].original);  // it comes before
       if (runs[i].error && !original->error) {
         report.not_run.push_back({runs[i].name, *runs[i].error});
       }

@@ -1,3 +1,4 @@
+#include "bench/launchers.hpp"
 #include "bench/report.hpp"
 
 #include <fmt/ranges.h>
@@ -38,7 +39,7 @@ std::string ranks_of(const Run& run) {
 
 /// "04_ddp_launcher under mpirun on 2 ranks over shm".
 std::string label(const Run& run) {
-  const bool has_launcher = run.launcher != "none" && run.launcher != "spawn";
+  const bool has_launcher = find_launcher(run.launcher).starts == LaunchKind::kLauncher;
   return run.program() + (has_launcher ? " under " + run.launcher : "") +
          (run.backend != "none" ? " on " + ranks_of(run) : manner(run));
 }

@@ -4,7 +4,8 @@
 
 #include <filesystem>
 
-#include "bench/record.hpp"
+#include "bench/backends.hpp"
+#include "bench/launchers.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 
@@ -28,7 +29,7 @@ constexpr const char* kStandardOutput = "-";  // as a file's name
 /// Adds a list of names, without duplicates. A later list replaces an earlier list.
 /// @param choices allowed names; empty: all
 void add_names(OptionGroup& group, const char* name, std::vector<std::string>& target,
-               const Choices& choices, const char* help) {
+               const Choices& choices, const std::string& help) {
   const auto store = [&target, choices](const std::string& option, const std::string& text) {
     target.clear();
     for (const std::string& part : split(text)) {
@@ -64,11 +65,11 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_numbers(group, "--world-sizes", settings.world_sizes, 4096,
               "ranks, or replicas in stage 02 (default: powers of two up\n"
               "to all cores, at most 4, or to all GPUs)");
-  add_names(group, "--backends", settings.backends, {"shm", "gloo", "mpi", "nccl"},
-            "shm, gloo, mpi, nccl (default: shm and some gloo on CPUs,\n"
-            "nccl on GPUs)");
-  add_names(group, "--launchers", settings.launchers, {"spawn", "torchrun", "mpirun", "srun"},
-            "spawn, torchrun, mpirun, srun (default: all that are installed)");
+  add_names(group, "--backends", settings.backends, backend_names(),
+            fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
+                        fmt::join(backend_names(), ", "), kShm, kGloo, default_backend(true, 1)));
+  add_names(group, "--launchers", settings.launchers, launcher_names(),
+            fmt::format("{} (default: all that are installed)", fmt::join(launcher_names(), ", ")));
   add_names(group, "--models", settings.models, {"T", "S", "M", "L"},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
             "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
@@ -139,8 +140,11 @@ void check_together(const Settings& settings) {
   if (settings.quick && settings.full) {
     refuse("--full: got --quick too, expected one of them");
   }
-  if (settings.nodes.back() > 1 && settings.launchers != std::vector<std::string>{"srun"}) {
-    refuse("--nodes: got {}, expected --launchers srun beside it", fmt::join(settings.nodes, ","));
+  const std::string& over_nodes =
+      std::ranges::find(launchers(), true, &Launcher::spans_nodes)->name;
+  if (settings.nodes.back() > 1 && settings.launchers != std::vector{over_nodes}) {
+    refuse("--nodes: got {}, expected --launchers {} beside it", fmt::join(settings.nodes, ","),
+           over_nodes);
   }
 }
 

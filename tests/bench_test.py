@@ -19,9 +19,9 @@ import time
 import unittest
 
 PROGRAMS = GOOGLE_COMPARE = pathlib.Path()
-FAKE = pathlib.Path(__file__).parent / "support/fake_programs.py"
-STAGES = ["01_single_gpu", "02_data_parallel", "03_ddp_spawn", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused", "04_ddp_launcher",
-          "05_multinode"]
+ROOT = pathlib.Path(__file__).parent.parent
+FAKE = ROOT / "tests/support/fake_programs.py"
+STAGES = [row.split()[0].removesuffix("/main").replace("/", "_") for row in (ROOT / "stages.list").read_text().splitlines() if row[0] != "#"]
 SMALL = ["--models", "T", "--world-sizes", "2", "--stages", "03_ddp_spawn", "--steps", "20"]
 
 
@@ -219,10 +219,6 @@ class Measuring(Fakes):
         fused = run_of(scaling, "03_ddp_spawn", 2, variant="fused", backend="shm")  # beside JAX
         self.assertEqual(fused["pieces_ms"]["forward"], None)
         self.assertEqual(len(self.calls("03_ddp_spawn_fused ")), 2)
-        self.assertNotIn("fused", self.run_bench("--dry-run", "--world-sizes", "2", "--peers", "pytorch,accelerate,tensorflow").stdout)
-        for arguments, rows in ((), 1), (("--full",), 8):  # on one of two models as ranks, on four in both ways
-            plan = self.run_bench("--dry-run", "--world-sizes", "2", "--peers", "pytorch", *arguments).stdout
-            self.assertEqual(len(re.findall("^peer +pytorch compiled", plan, re.MULTILINE)), rows)
         (self.bin / "peer_c10d").chmod(0o644)
         self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
         (self.peers / "no_network").touch()
@@ -243,11 +239,21 @@ class Failing(Fakes):
         self.assertNotIn(run["name"], [name for c in scaling["comparisons"] for name in (c["a"], c["b"])])
         return run
 
-    def test_without_communication(self):
+    def test_what_fails_without_harm(self):
         self.behave("03_ddp_spawn", "'--no-communication' in arguments and sys.exit(3)")
         scaling = self.measure(*SMALL, "--repetitions", "2")
         self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["exposed_comm_ms"])
         self.assertIn({"what": "T/weak/03_ddp_spawn/spawn/shm/ranks:2/no_communication", "reason": "exit code 3"}, scaling["not_run"])
+        self.behave("03_ddp_spawn", "open(here + '/tries', 'a').write('x'), os.path.getsize(here + '/tries') > 2 or sys.exit(75)")
+        (self.bin / "CALLS").unlink()
+        self.measure(*SMALL, "--repetitions", "1")
+        self.assertEqual(len(self.calls("03")), 4)  # twice once more
+        for program, reason in (("/nonexistent", "bench_micro"), ("/bin/true", "cut off")):
+            (self.bin / "bench_micro").unlink()
+            (self.bin / "bench_micro").symlink_to(program)
+            scaling = self.measure(*SMALL, "--repetitions", "1")
+            self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
+            self.assertIn(reason, " ".join(entry["reason"] for entry in scaling["not_run"]))
 
     def test_what_has_no_speed(self):
         table = [  # behaviour of 03_ddp_spawn, its error, number of its starts
@@ -279,23 +285,10 @@ class Failing(Fakes):
         self.assertTrue((self.bin / "had_time").exists())
         self.assertEqual(subprocess.run(["pgrep", "-f", f"sleep 54321.{os.getpid()}$"], capture_output=True).stdout, b"")
 
-    def test_transient_failure_is_tried_again(self):
-        self.behave("03_ddp_spawn", "open(here + '/tries', 'a').write('x'), os.path.getsize(here + '/tries') > 2 or sys.exit(75)")
-        self.measure(*SMALL, "--repetitions", "1")
-        self.assertEqual(len(self.calls("03")), 4)
-
     def test_without_a_reference(self):
         self.behave("01_single_gpu", "sys.exit(1)")
         scaling = self.measure(*SMALL, "--repetitions", "1", code=1)
         self.assertIn("no reference", run_of(scaling, "03_ddp_spawn", 2)["error"])
-
-    def test_without_pieces(self):
-        for program, reason in (("/nonexistent", "bench_micro"), ("/bin/true", "cut off")):
-            (self.bin / "bench_micro").unlink()
-            (self.bin / "bench_micro").symlink_to(program)
-            scaling = self.measure(*SMALL, "--repetitions", "1")
-            self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
-            self.assertIn(reason, " ".join(entry["reason"] for entry in scaling["not_run"]))
 
     def test_open_mpi_in_the_environment(self):
         """Its settings reach the programs, but not where bench itself is a rank."""
@@ -407,22 +400,29 @@ class Options(Fakes):
         self.assertIn("M/weak/03_ddp_spawn/spawn/gloo/ranks:2: bin/03_ddp_spawn ", "\n".join(lines))
         for name, options in (("01_single_gpu/threads:2/ranks:1", "--threads 2 "), ("02_data_parallel/ranks:2", "--nprocs 2 --threads 1 ")):
             self.assertRegex("\n".join(lines), rf"M/weak/{name}: bin/\w+ (\d+) \1 --global-batch 128 --layers 784,512,512,10 .* {options}")
-        several = self.run_bench("--dry-run", "--models", "T", "--world-sizes", "2,4", "--scaling", "weak,strong").stdout
-        self.assertEqual(len(re.findall("^no comm ", several, re.MULTILINE)), 4)
-        several = self.run_bench("--dry-run", "--models", "T", "--world-sizes", "2", "--stages", ",".join(STAGES[2:5])).stdout
-        self.assertEqual(len(re.findall("^no comm ", several, re.MULTILINE)), 2)  # not of by_hand
-        named = self.run_bench("--dry-run", "--models", "T,S", "--world-sizes", "1,2", "--quick").stdout
-        self.assertRegex(named, "02_data_parallel .* T\n")
-        self.assertNotRegex(named, "03_ddp_spawn +spawn +shm +1 ")
-        self.assertNotIn("fused", self.run_bench("--dry-run", "--launchers", "spawn").stdout)
-        too_many = self.run_bench("--dry-run", "--world-sizes", "4096", "--peers", "jax").stdout
-        self.assertIn("Note: 4096 ranks take turns", too_many)
-        self.assertNotIn("Not run: 4096", too_many)
-        self.assertIn(": $(peers/install.sh jax) peers/jax.py ", too_many)
-        full = self.run_bench("--dry-run", "--world-sizes", "1,2", "--full").stdout
-        # torchrun takes seconds to start, so it repeats less often.
-        for row in (" S\n", " L\n", "03_ddp_spawn_by_hand", "03_ddp_spawn_fused", "torchrun .* 6  M\n", "mpirun .* 15  M\n"):
-            self.assertRegex(full, row)
+
+    def test_what_the_options_leave_in_the_plan(self):
+        self.install(self.path / "torchrun")
+        self.install(self.path / "mpirun")
+        for arguments, counts in [  # how many lines of the plan match a pattern
+                ("--models T --world-sizes 2,4 --scaling weak,strong", {"no comm ": 4, "control .* 2 .* strong": 0, "control .* 4 .* strong": 1}),
+                (f"--models T --world-sizes 2 --stages {','.join(STAGES)}", {"no comm .*(by_hand|mirrored)": 0, "no comm .*fused": 1}),
+                ("--models T,S --world-sizes 1,2 --quick", {"stage +02_data_parallel .* T$": 1, "stage +03_ddp_spawn +spawn +shm +1 ": 0}),
+                ("--world-sizes 1", {".* gloo": 0, ".* srun": 0}),
+                ("--launchers spawn", {".*fused": 0}),
+                ("--world-sizes 4096 --peers jax", {"Note: 4096 ranks take turns": 1, "Not run: 4096": 0, r".*: \$\(peers/install.sh jax\) peers/jax.py ": 4}),
+                # torchrun takes seconds to start, so it repeats less often.
+                ("--world-sizes 1,2 --full", {"stage .* S$": 12, "stage .* L$": 12, "stage .*by_hand .* M$": 1, "stage .*(fused|mirrored) .* M$": 2,
+                                              "stage .*torchrun .* 6  M$": 1, "stage .*mpirun .* 15  M$": 3}),
+                ("--world-sizes 2 --peers pytorch,accelerate,tensorflow", {".*fused": 0, "peer +pytorch compiled": 1}),
+                ("--world-sizes 2 --peers pytorch --full", {"peer +pytorch compiled": 8})]:  # on four models in both ways
+            plan = self.run_bench("--dry-run", *arguments.split()).stdout
+            self.assertEqual({pattern: len(re.findall(f"^{pattern}", plan, re.MULTILINE)) for pattern in counts}, counts, arguments)
+        for pattern, there, absent in (("threads", "threads:2", "03_ddp"), ("-threads", "03_ddp", "threads:2|gloo")):
+            listed = self.run_bench(*SMALL, f"--benchmark_filter={pattern}", "--benchmark_list_tests").stdout
+            self.assertIn(there, listed)
+            self.assertIn("01_single_gpu/ranks:1/", listed)
+            self.assertNotRegex(listed, absent)
 
     def test_it_does_what_it_prints(self):
         arguments = ["--models", "S", "--world-sizes", "2", "--repetitions", "1", "--quick"]
@@ -432,13 +432,6 @@ class Options(Fakes):
         made = [f"bin/{line.split(' --quiet')[0].split(' --snapshot')[0]}" for line in self.calls("0")]
         self.assertEqual(len(made), 2 * len(printed))
         self.assertEqual(sorted(printed), sorted(made[len(printed):]))
-
-    def test_filter(self):
-        for pattern, there, absent in (("threads", "threads:2", "03_ddp"), ("-threads", "03_ddp", "threads:2|gloo")):
-            listed = self.run_bench(*SMALL, f"--benchmark_filter={pattern}", "--benchmark_list_tests").stdout
-            self.assertIn(there, listed)
-            self.assertIn("01_single_gpu/ranks:1/", listed)
-            self.assertNotRegex(listed, absent)
 
     def test_where_the_report_goes(self):
         result = self.run_bench(*SMALL, "--repetitions", "1", "--json", "a.json", "--html", "a.html", "--no_samples")

@@ -90,7 +90,7 @@ class StageDiffs(TemporaryTree):
 
     def setUp(self):
         super().setUp()
-        for path in {path for after, before, _ in stage_diffs.DIFFS for path in (after, before)}:
+        for path in {path for pair in stage_diffs.DIFFS for path in pair[:2]}:
             self.write_stage(path, "a", "f")
         # mirrored.cpp builds on it, with no hunk of its own.
         self.changed = "02_data_parallel/main.cpp", "02_data_parallel/mirrored.cpp"
@@ -136,7 +136,7 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
     return {"name": f"{kind}/{name}/{variant}/{ranks}", "kind": kind, "stage": name, "variant": variant, "launcher": "none", "backend": "shm",
             "model": "M", "scaling": "weak", "world_size": ranks, "threads": 1, "global_batch": 64 * ranks, "error": None, "parity": {"ok": True},
             "step_ms": {"median": step_ms}, "samples_per_second": 64e3 * ranks / step_ms, "speedup": 1.5, "speedup_ci95": [1.25, 1.75],
-            "efficiency": 0.75, "pieces_ms": dict.fromkeys(tables.PIECES, 0.5), "exposed_comm_ms": 0.1, "exposed_comm_ci95_ms": None,
+            "efficiency": 0.75, "pieces_ms": {key.partition(".")[2]: 0.5 for key in tables.PIECES}, "exposed_comm_ms": 0.1, "exposed_comm_ci95_ms": None,
             "limit_ms": 1.5, "peak_rss_mib": 130.0, "lines_of_code": 34, **fields}
 
 

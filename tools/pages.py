@@ -41,6 +41,11 @@ def pages():
             if not page.relative_to(ROOT).parts[0].startswith((".", "build"))]
 
 
+def table_rows(name):
+    """Rows of a table of text such as stages.list, in which two blanks or more stand between cells."""
+    return [re.split(" {2,}", line) for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+
+
 def same_number(expected, got, after):
     if len(expected) == 16 and "." not in expected:
         return len(got) == 16

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S PYTHONSAFEPATH= python3
-"""Keeps what the stages promise about each other: short files, small diffs, and pages that show exactly those.
+"""Keeps what stages.list promises about the stages: short files, small diffs, and pages that show exactly those.
 
 Below a marker `<!-- hunk STAGE/FILE.cpp: TEXT -->` stands the hunk of that file, against the one that it builds on, which has TEXT in one of
 its changed lines. `<!-- hunk STAGE/FILE.cpp, new lines: TEXT | TEXT -->` shows of several hunks what is new, and the line after it. Below
@@ -11,24 +11,13 @@ import difflib
 import re
 import sys
 
-from pages import ROOT, rewrite
+from pages import ROOT, rewrite, table_rows
 
 MAX_LINES = 70
-# file, the file it builds on, budget in changed lines that are neither blank nor comment.
-DIFFS = [
-    ("02_data_parallel/main.cpp", "01_single_gpu/main.cpp", 10),
-    ("02_data_parallel/mirrored.cpp", "02_data_parallel/main.cpp", None),
-    ("03_ddp_spawn/main.cpp", "02_data_parallel/main.cpp", 30),
-    ("03_ddp_spawn/by_hand.cpp", "03_ddp_spawn/main.cpp", 16),
-    ("03_ddp_spawn/fused.cpp", "03_ddp_spawn/main.cpp", None),
-    ("04_ddp_launcher/main.cpp", "03_ddp_spawn/main.cpp", 4),
-    ("04_ddp_launcher/accelerated.cpp", "04_ddp_launcher/main.cpp", None),
-    ("04_ddp_launcher/auto_batch.cpp", "04_ddp_launcher/main.cpp", None),
-    ("05_multinode/main.cpp", "04_ddp_launcher/main.cpp", 4),
-]
-# A reader may go from one device to DDP without stage 02.
-SHORT_CUT = ("03_ddp_spawn/main.cpp", "01_single_gpu/main.cpp", 24)
-BUILDS_ON = {after: before for after, before, _ in DIFFS}
+# file, a file whose text it changes, budget in changed lines that are neither blank nor comment.
+DIFFS = [(f"{after}.cpp", f"{before}.cpp", int(budget) if budget else None) for after, changes, *_ in table_rows("stages.list") if changes != "-"
+         for before, _, budget in (change.partition(":") for change in changes.split(","))]
+BUILDS_ON = {after: before for after, before, _ in reversed(DIFFS)}  # the first counts
 NOT_IN_A_STAGE = re.compile(r"^\s*#\s*(if|el|endif)")
 HUNK = re.compile(r"(<!-- hunk (\S+\.cpp)(, new lines)?: (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
 EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
@@ -42,8 +31,8 @@ def is_code(line):
     return bool(line.strip()) and not line.strip().startswith("//")
 
 
-def changed_code_lines(after, before=None):
-    diff = list(difflib.unified_diff(lines_of(before or BUILDS_ON[after]), lines_of(after), n=0, lineterm=""))[2:]
+def changed_code_lines(after, before):
+    diff = list(difflib.unified_diff(lines_of(before), lines_of(after), n=0, lineterm=""))[2:]
     return sum(1 for line in diff if line[0] in "+-" and is_code(line[1:]))
 
 
@@ -91,7 +80,7 @@ def update_page(path, page):
 
 def wrong_stages():
     complaints = []
-    for after, before, budget in [*DIFFS, SHORT_CUT]:
+    for after, before, budget in DIFFS:
         count = changed_code_lines(after, before)
         print(f"{before} -> {after}: {count} changed lines of code, budget {budget or 'none'}")
         if budget is not None and count > budget:

@@ -4,7 +4,7 @@
     tools/tables.py           rewrites the tables
     tools/tables.py --check   fails where a table is not what its report gives
 
-A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up to the next blank line. KIND:
+A table stands below a marker `<!-- table: KIND [ARGUMENT] [results/FILE] -->`, up to the next blank line. KIND:
 
     scaling T,M[:NAME,NAME,...]     programs (default: all) with these models, on all cores: step, speed-up over stage 01, efficiency
     pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and speed-up, two columns for each of these models
@@ -12,6 +12,7 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] results/FILE -->`, up
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
     origin              where, from which commit and by which command it was measured
+    columns             the numbers of a run: the fields of bench/columns.list and what they mean
 
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
 """
@@ -22,10 +23,12 @@ import re
 import sys
 import textwrap
 
-from pages import ROOT, rewrite
+from pages import ROOT, rewrite, table_rows
 
-TABLE = re.compile(r"(<!-- table: (\w+)(?: (\S+))? (results/\S+) -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
-PIECES = ("data", "forward", "backward", "update", "all_reduce")
+TABLE = re.compile(r"(<!-- table: (\w+)(?: (?!results/)(\S+))?(?: (results/\S+))? -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
+COLUMNS = {keys.split(",")[0]: (keys.split(","), title if unit == "-" else f"{title}, {unit}", title, meaning)
+           for keys, title, unit, *_, meaning in table_rows("bench/columns.list")}
+PIECES = [key for key in COLUMNS if key.startswith("pieces_ms.")]
 
 
 def load(path):
@@ -51,6 +54,21 @@ def table(head, rows):
     return "\n".join("| " + " | ".join(map(show, row)) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
+def value_of(run, key):
+    for name in key.split("."):
+        run = run[name]
+    return run
+
+
+def shown(run, *columns):
+    """The run's numbers in these columns, with their intervals."""
+    return [show(*(value_of(run, key) for key in COLUMNS[column][0][:2])) for column in columns]
+
+
+def heads(*columns):
+    return [COLUMNS[column][1] for column in columns]
+
+
 def name_of(run):
     return run["stage"] if run["variant"] == "main" else f"{run['stage']}{' ' if run['kind'] == 'peer' else '_'}{run['variant']}"
 
@@ -70,10 +88,9 @@ def runs_of(report, **wanted):
 
 
 def scaling(report, argument):
-    models, _, programs = argument.partition(":")
-    return table(["model: program", "launcher", "backend", "ranks", "step, ms", "samples/s", "speed-up", "efficiency"], [
-        [f"{run['model']}: {name_of(run)}", "-" if run["launcher"] == "none" else run["launcher"], transport_of(run), ranks_of(run),
-         run["step_ms"]["median"], run["samples_per_second"], show(run["speedup"], run["speedup_ci95"]), run["efficiency"]]
+    (models, _, programs), columns = argument.partition(":"), ("step_ms.median", "samples_per_second", "speedup", "efficiency")
+    return table(["model: program", "launcher", "backend", "ranks", *heads(*columns)], [
+        [f"{run['model']}: {name_of(run)}", "-" if run["launcher"] == "none" else run["launcher"], transport_of(run), ranks_of(run), *shown(run, *columns)]
         for run in runs_of(report, kind="stage") if run["model"] in models.split(",") and (run["world_size"] > 1 or "01" in run["stage"])
         and (not programs or name_of(run) in programs.split(","))])
 
@@ -82,30 +99,33 @@ def pays(report, argument):
     rows, (models, _, programs) = {}, argument.partition(":")
     for run in (run for run in runs_of(report) if run["stage"] in programs.split(",")):
         rows.setdefault((name_of(run), ranks_of(run), transport_of(run)), {})[run["model"]] = run
-    columns = [(model, field) for model in models.split(",") for field in ("step, ms", "speed-up")]
-    return table(["program", "ranks", "transport", *(f"{model}: {field}" for model, field in columns)], [
-        [*key, *((run["step_ms"]["median"] if field == "step, ms" else run["speedup"]) for model, field in columns for run in [found[model]])]
+    columns = [(model, column) for model in models.split(",") for column in ("step_ms.median", "speedup")]
+    return table(["program", "ranks", "transport", *(f"{model}: {COLUMNS[column][1]}" for model, column in columns)], [
+        [*key, *(value_of(found[model], column) for model, column in columns)]
         for key, found in rows.items() if all(model in found for model in models.split(","))])
 
 
 def pieces(report, model):
-    return table(["model: program", "ranks", *(name.replace("_", "-") for name in PIECES), "sum, ms", "step, ms", "exposed, ms", "limit, ms"], [
-        [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["backend"] != "none" else ""), ranks_of(run), *(run["pieces_ms"][name] for name in PIECES),
-         sum(run["pieces_ms"][name] or 0 for name in PIECES), run["step_ms"]["median"],
-         show(run["exposed_comm_ms"], run["exposed_comm_ci95_ms"]), run["limit_ms"]]
+    columns = "step_ms.median", "exposed_comm_ms", "limit_ms"
+    return table(["model: program", "ranks", *(COLUMNS[piece][2] for piece in PIECES), *heads("pieces_ms", *columns)], [
+        [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["backend"] != "none" else ""), ranks_of(run), *shown(run, *PIECES),
+         sum(value_of(run, piece) or 0 for piece in PIECES), *shown(run, *columns)]
         for run in runs_of(report, kind="stage", variant="main", model=model)
         if run["pieces_ms"]["forward"] is not None and (run["world_size"] > 1 or "01" in run["stage"])])
 
 
 def peers(report, model):
-    named, rows = {run["name"]: run for run in runs_of(report)}, []
+    named, rows, columns = {run["name"]: run for run in runs_of(report)}, [], ("step_ms.median", "lines_of_code", "peak_rss_mib")
     for comparison in report["comparisons"]:
         if comparison["kind"] == "peer" and comparison["b"] in named and model in (None, named[comparison["b"]]["model"]):
             ours, peer = named[comparison["a"]], named[comparison["b"]]
-            rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), peer["step_ms"]["median"], peer["lines_of_code"],
-                         peer["peak_rss_mib"], f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", ours["step_ms"]["median"],
-                         show(comparison["ratio"], comparison["ci95"])])
-    return table(["framework", "ranks", "transport", "step, ms", "lines", "memory, MiB", "ours", "step, ms", "our speed / its"], rows)
+            rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), *shown(peer, *columns),
+                         f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", *shown(ours, columns[0]), show(comparison["ratio"], comparison["ci95"])])
+    return table(["framework", "ranks", "transport", *heads(*columns), "ours", *heads(columns[0]), "our speed / its"], rows)
+
+
+def meanings():
+    return table(["number", "meaning"], [[", ".join(f"`{key}`" for key in keys), meaning] for keys, _, _, meaning in COLUMNS.values() if meaning != "-"])
 
 
 def origin(report, _):
@@ -122,8 +142,10 @@ def update_page(page, text):
     def filled(match):
         marker, kind, argument, file, _ = match.groups()
         try:
+            if kind == "columns":
+                return marker + meanings()
             return marker + {"scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
-        except (OSError, KeyError, ValueError, RecursionError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]
 

@@ -40,7 +40,7 @@ for (const [, tag, id] of page.matchAll(/<(\w+)[^>]*? id="(\w+)"/g)) {
   if (tag === "canvas") new Element("div").appendChild(byId[id]);
 }
 const scripts = Array.from(page.matchAll(/<script(.*?)>([^]*?)<\/script>/g), ([, attributes, text]) => ({ attributes, text }));
-byId.document.textContent = scripts.find(({ attributes }) => attributes.includes('id="document"')).text;
+for (const id of ["document", "columns"]) byId[id].textContent = scripts.find(({ attributes }) => attributes.includes(`id="${id}"`))?.text;
 Object.assign(globalThis, {  // no window, so that the library uses nothing else of a browser
   document: { createElement: (tag) => new Element(tag), getElementById: (id) => byId[id] },
   getComputedStyle: () => ({ color: "rgb(1, 2, 3)" }),

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/tables.hpp"
 #include "common/base/files.hpp"
 #include "common/data/tensor_file.hpp"
 #include "tests/catch.hpp"
@@ -50,6 +51,36 @@ std::string torchrun(int world_size) {
 
 std::string mpirun(int world_size) {
   return "mpirun --oversubscribe -np " + std::to_string(world_size) + " ";
+}
+
+/// Program of stages.list.
+struct Stage {
+  std::string program;
+  std::string launch;
+  std::string bits;  ///< whose digest it has on two ranks, or "-"
+  bool has_optimizers = true;
+
+  bool is_under_launcher() const { return launch == "launcher"; }
+  /// Command for two ranks, or for one device.
+  std::string on_two() const {
+    return (is_under_launcher() ? mpirun(2) : "") + program +
+           (launch == "replicas" || launch == "spawn" ? " --nprocs 2" : "") +
+           (has_optimizers ? " --optimizer adam" : "");
+  }
+};
+
+std::vector<Stage> stages() {
+  const auto program_of = [](std::string source) {
+    source = source.substr(0, source.find("/main"));
+    std::ranges::replace(source, '/', '_');
+    return source;
+  };
+  std::vector<Stage> rows;
+  for (const auto& row : ddp::bench::table_rows(ddp::read_text(DDP_SOURCE_DIR "/stages.list"))) {
+    rows.push_back({program_of(row.at(0)), row.at(2), program_of(row.at(3)),
+                    !contains(row.at(4), "autograd")});
+  }
+  return rows;
 }
 
 /// Result of a program that has trained to its end.
@@ -130,8 +161,7 @@ const std::vector<std::string> kWorkloads = {
 void check_that_a_stopped_run_goes_on(const std::string& program, int signal, int exit_code,
                                       const std::string& who = "program") {
   const Folder folder;
-  const std::string options = program + " --dataset digits --global-batch 48" +
-                              (contains(program, "fused") ? " " : " --optimizer adam ");
+  const std::string options = program + " --dataset digits --global-batch 48 ";
   Program run = folder.start(options + "--save-every 1000000 --total-epochs 1000000");
   REQUIRE(run.wait_for_output("Epoch 3 "));
   std::vector<pid_t> told{run.pid()};
@@ -178,32 +208,33 @@ TEST_CASE(
     "[parity]") {
   const Folder folder;
   for (const std::string& workload : kWorkloads) {
-    const Outcome reference = folder.run("01_single_gpu" + workload);
-    const auto run = [&](const std::string& program, int world_size) {
-      const std::string line = program + workload + " --nprocs " + std::to_string(world_size);
-      const Outcome outcome = folder.run(line);
-      INFO(line << ": moved " << outcome.moved << ", stage 01 " << reference.moved);
-      CHECK(agrees(outcome, reference));
-      return outcome.digest;
-    };
     const bool is_plain = !contains(workload, "--optimizer");
+    const Outcome reference = folder.run("01_single_gpu" + workload);
     for (const int world_size : is_plain ? std::vector{1, 2, 4} : std::vector{2}) {
-      run("02_data_parallel", world_size);
-      const std::string digest = run("03_ddp_spawn --backend gloo", world_size);
-      std::vector<std::string> programs{"02_data_parallel_mirrored", "03_ddp_spawn --backend shm",
-                                        "03_ddp_spawn_by_hand --backend shm"};
-      if (world_size == 2) {
-        programs.emplace_back("03_ddp_spawn --backend shm --bucket-mib 0.001");
-        programs.emplace_back("03_ddp_spawn_by_hand --backend gloo");
-      }
-      for (const std::string& program : programs) {
-        INFO(program << workload);
-        CHECK((run(program, world_size) == digest || world_size != 2));
-      }
-      if (is_plain) {  // it has only SGD
-        const std::string fused = "03_ddp_spawn_fused --backend ";
-        CHECK(run(fused + "shm", world_size) ==
-              run(fused + (world_size == 2 ? "gloo" : "shm"), world_size));
+      std::map<std::string, std::string> digests;
+      const auto run = [&](const Stage& stage, const std::string& options) {
+        const std::string line =
+            stage.program + options + workload + " --nprocs " + std::to_string(world_size);
+        const Outcome outcome = folder.run(line);
+        INFO(line << ": moved " << outcome.moved << ", stage 01 " << reference.moved);
+        CHECK(agrees(outcome, reference));
+        // With other numbers of ranks, only a command has the bits of its first run.
+        const std::string alike = world_size != 2     ? stage.program + options
+                                  : stage.bits != "-" ? stage.bits
+                                                      : stage.program;
+        CHECK(digests.try_emplace(alike, outcome.digest).first->second == outcome.digest);
+      };
+      for (const Stage& stage : stages()) {
+        if (stage.launch == "replicas") {
+          run(stage, "");
+        } else if (stage.launch == "spawn" && (is_plain || stage.has_optimizers)) {
+          run(stage, " --backend shm");
+          const bool over_gloo = world_size == 2 || stage.program == stage.bits;
+          run(stage, over_gloo ? " --backend gloo" : " --backend shm");
+          if (stage.program == stage.bits && world_size == 2) {
+            run(stage, " --backend shm --bucket-mib 0.001");
+          }
+        }
       }
     }
   }
@@ -219,12 +250,16 @@ TEST_CASE(
   const Folder folder;
   const Outcome reference = folder.run("01_single_gpu " + workload);
   const std::string digest = folder.run("03_ddp_spawn " + workload + " --nprocs 2").digest;
+  std::vector<std::pair<std::string, int>> starts = {{"04_ddp_launcher", 1}, {"05_multinode", 4}};
+  for (const Stage& stage : stages()) {
+    if (stage.is_under_launcher()) {
+      CHECK(stage.bits == "03_ddp_spawn");
+      starts.emplace_back(stage.program, 2);
+    }
+  }
   for (const auto launcher : {torchrun, mpirun}) {
-    for (const auto& [program, world_size] :
-         {std::pair("04_ddp_launcher ", 1), std::pair("04_ddp_launcher ", 2),
-          std::pair("04_ddp_launcher_accelerated ", 2), std::pair("04_ddp_launcher_auto_batch ", 2),
-          std::pair("05_multinode ", 2), std::pair("05_multinode ", 4)}) {
-      const Outcome outcome = folder.run(launcher(world_size) + program + workload);
+    for (const auto& [program, world_size] : starts) {
+      const Outcome outcome = folder.run(launcher(world_size) + program + " " + workload);
       INFO(launcher(world_size) << program);
       CHECK(agrees(outcome, reference));
       CHECK((world_size != 2 || outcome.digest == digest));
@@ -240,23 +275,22 @@ TEST_CASE(
 
 TEST_CASE("a run that a signal stopped, started again, has the bits of an unbroken one",
           "[parity][snapshot]") {
-  check_that_a_stopped_run_goes_on("01_single_gpu", SIGUSR1, 85);
-  check_that_a_stopped_run_goes_on("02_data_parallel --nprocs 2", SIGUSR2, 85);
-  check_that_a_stopped_run_goes_on("02_data_parallel_mirrored --nprocs 2", SIGTERM, 85);
-  check_that_a_stopped_run_goes_on("03_ddp_spawn --nprocs 2", SIGTERM, 85);
-  check_that_a_stopped_run_goes_on("03_ddp_spawn --nprocs 2", SIGUSR1, 85, "one rank");
-  check_that_a_stopped_run_goes_on("03_ddp_spawn --nprocs 3", SIGTERM, 85, "each rank");
-  check_that_a_stopped_run_goes_on("03_ddp_spawn_by_hand --nprocs 2", SIGTERM, 85);
-  check_that_a_stopped_run_goes_on("03_ddp_spawn_fused --nprocs 2", SIGTERM, 85);
-  check_that_a_stopped_run_goes_on(mpirun(2) + "04_ddp_launcher", SIGUSR1, 85);
-  check_that_a_stopped_run_goes_on(mpirun(2) + "04_ddp_launcher_accelerated", SIGUSR1, 85);
-  check_that_a_stopped_run_goes_on(mpirun(2) + "04_ddp_launcher_auto_batch", SIGUSR1, 85);
-  check_that_a_stopped_run_goes_on(mpirun(2) + "05_multinode", SIGUSR2, 85);
+  size_t next = 0;
+  for (const Stage& stage : stages()) {
+    const std::vector<int> signals = stage.is_under_launcher()
+                                         ? std::vector{SIGUSR1, SIGUSR2}  // mpirun ends at SIGTERM
+                                         : std::vector{SIGTERM, SIGUSR1, SIGUSR2};
+    check_that_a_stopped_run_goes_on(stage.on_two(), signals[next++ % signals.size()], 85);
+  }
+  check_that_a_stopped_run_goes_on("03_ddp_spawn --nprocs 2 --optimizer adam", SIGUSR1, 85,
+                                   "one rank");
+  check_that_a_stopped_run_goes_on("03_ddp_spawn --nprocs 3 --optimizer adam", SIGTERM, 85,
+                                   "each rank");
 }
 
 TEST_CASE("likewise under torchrun, which passes SIGTERM on and says itself that it had one",
           "[launcher]") {
-  check_that_a_stopped_run_goes_on(torchrun(2) + "04_ddp_launcher", SIGTERM, 1);
+  check_that_a_stopped_run_goes_on(torchrun(2) + "04_ddp_launcher --optimizer adam", SIGTERM, 1);
 }
 
 // Losses differ by 2e-7 until a ReLU whose input is nearly zero opens in one run only, which no

@@ -1,0 +1,145 @@
+#include "bench/launchers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+
+#include "common/base/process.hpp"
+#include "common/base/refuse.hpp"
+
+namespace ddp::bench {
+namespace {
+
+using Words = std::vector<std::string>;
+
+int environment_number(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  const int number = text == nullptr ? 0 : std::atoi(text);
+  return number > 0 ? number : otherwise;
+}
+
+/// The checkout's own fits this build's LibTorch.
+std::string find_torchrun(const std::string& name, const Settings& settings) {
+  const std::filesystem::path checkout =
+      std::filesystem::path(settings.peers_dir).parent_path().parent_path();
+  const std::string own = checkout / ".venv" / "bin" / name;
+  return is_executable(own) ? own : find_in_path(name).value_or("");
+}
+
+Words torchrun(const Run& run, const std::string& path, const Settings&) {
+  return {path, "--standalone", fmt::format("--nproc_per_node={}", run.world_size), "--no-python"};
+}
+
+/// Unbound, as under the other launchers: else Gloo's threads would share the rank's only core.
+Words mpirun(const Run& run, const std::string& path, const Settings&) {
+  return {path,
+          "--oversubscribe",
+          "--bind-to",
+          "none",
+          "--allow-run-as-root",
+          "-np",
+          std::to_string(run.world_size)};
+}
+
+/// Why a launcher cannot be used, though it is there; empty if it can. The stages do not support
+/// the variables of other MPIs.
+std::string refusal_of(const Launcher& launcher, const std::string& path) {
+  const std::string version = launcher.has_mpi ? answer_of({path, "--version"}) : "Open MPI";
+  const bool is_open_mpi =
+      version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos;
+  return is_open_mpi ? "" : path + " is not Open MPI's";
+}
+
+/// As in slurm/job.sh, on some of the nodes of the job.
+Words srun(const Run& run, const std::string& path, const Settings& settings) {
+  const int nodes = environment_number("SLURM_JOB_NUM_NODES", 1);
+  if (nodes < run.nodes) {
+    refuse("SLURM_JOB_NUM_NODES: got {}, expected at least {}", nodes, run.nodes);
+  }
+  const int per_node = run.world_size / run.nodes;
+  // From the first node of the job on, where bench runs: rank 0 writes the metrics to bench's
+  // scratch folder, which is on that node only.
+  const char* const here = std::getenv("SLURMD_NODENAME");
+  const bool stays_here = run.nodes == 1 && here != nullptr;
+  Words argv = {path,
+                stays_here ? std::string("--nodelist=") + here : "--relative=0",
+                fmt::format("--nodes={}", run.nodes),
+                fmt::format("--ntasks={}", run.world_size),
+                fmt::format("--ntasks-per-node={}", per_node),
+                "--kill-on-bad-exit=1",
+                "--chdir=" + settings.stage_dir};
+  const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
+  const int cpus = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
+  if (asked > 0) {
+    argv.push_back(fmt::format("--cpus-per-task={}", std::clamp(cpus / per_node, 1, asked)));
+  }
+  if (per_node > cpus) {
+    argv.push_back("--overcommit");
+  }
+  return argv;
+}
+
+}  // namespace
+
+const std::vector<Launcher>& launchers() {
+  static const std::vector<Launcher> rows = {
+      {.name = "none", .starts = LaunchKind::kAlone},
+      {.name = "spawn",  // the program itself
+       .starts = LaunchKind::kSpawn,
+       .find = [](const std::string&, const Settings& settings) { return settings.stage_dir; }},
+      {.name = "torchrun", .starts_slowly = true, .find = find_torchrun, .command = torchrun},
+      {.name = kQuickLauncher, .has_mpi = true, .command = mpirun},
+      {.name = "srun", .spans_nodes = true, .command = srun},
+  };
+  return rows;
+}
+
+std::vector<std::string> launcher_names() {
+  std::vector<std::string> names;
+  std::ranges::transform(launchers(), std::back_inserter(names), &Launcher::name);
+  names.erase(names.begin());
+  return names;
+}
+
+const Launcher& find_launcher(const std::string& name) {
+  return *std::ranges::find(launchers(), name, &Launcher::name);
+}
+
+std::map<std::string, std::string> find_launchers(const Settings& settings,
+                                                  std::vector<NotRun>& not_run) {
+  std::map<std::string, std::string> paths;
+  const std::vector<std::string>& asked = settings.launchers;
+  for (const std::string& name : launcher_names()) {
+    const Launcher& row = find_launcher(name);
+    const bool is_elsewhere = row.spans_nodes && std::getenv("SLURM_JOB_ID") == nullptr;
+    if (asked.empty() ? is_elsewhere : !contains(asked, name)) {
+      continue;
+    }
+    const std::string path = row.find(name, settings);
+    const std::string missing = is_elsewhere   ? "there is no allocation (SLURM_JOB_ID is not set)"
+                                : path.empty() ? "it is not in PATH"
+                                               : refusal_of(row, path);
+    if (missing.empty()) {
+      paths[name] = path;
+    } else if (asked.empty()) {
+      not_run.push_back({name, missing});
+    } else {
+      refuse("--launchers {}: {}", name, missing);
+    }
+  }
+  return paths;
+}
+
+std::string answer_of(const Words& argv) {
+  try {
+    const CaptureResult result = CapturedChild(argv).wait();
+    return result.exit_code == 0 ? result.out : "";
+  } catch (const std::system_error&) {
+    return "";
+  }
+}
+
+}  // namespace ddp::bench

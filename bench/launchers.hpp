@@ -1,0 +1,50 @@
+// bench/launchers.hpp - what bench knows of launchers, a row each. Nobody else asks for their
+// names.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bench/catalog.hpp"
+#include "bench/record.hpp"
+#include "bench/settings.hpp"
+#include "common/base/process.hpp"
+
+namespace ddp::bench {
+
+/// The only launcher of some rows of the plan, because it starts in no time.
+inline constexpr const char* kQuickLauncher = "mpirun";
+
+struct Launcher {
+  std::string name;
+  LaunchKind starts = LaunchKind::kLauncher;  ///< the programs that it starts
+  bool starts_slowly = false;  ///< takes seconds
+  bool has_mpi = false;  ///< its processes are those of MPI
+  bool spans_nodes = false;  ///< those of an allocation; their folders are not this node's
+  /// Its path; empty if it is not there.
+  std::string (*find)(const std::string& launcher,
+                      const Settings& settings) = [](const std::string& launcher, const Settings&) {
+    return find_in_path(launcher).value_or("");
+  };
+  /// What stands in front of a program's command line; nothing for no function.
+  /// @throws UsageError if the allocation has too few nodes
+  std::vector<std::string> (*command)(const Run& run, const std::string& path,
+                                      const Settings& settings) = nullptr;
+};
+/// The first is "none", that of programs of one process.
+const std::vector<Launcher>& launchers();
+/// Names of the others.
+std::vector<std::string> launcher_names();
+const Launcher& find_launcher(const std::string& name);
+
+/// Paths by name of the wanted launchers, or else of all that are installed. Launchers that are
+/// missing are added to `not_run`.
+/// @throws UsageError if a wanted launcher is missing
+std::map<std::string, std::string> find_launchers(const Settings& settings,
+                                                  std::vector<NotRun>& not_run);
+
+/// Standard output of a command that answers at once; empty if it fails.
+std::string answer_of(const std::vector<std::string>& argv);
+
+}  // namespace ddp::bench
