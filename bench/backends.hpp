@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -19,29 +18,20 @@ inline constexpr const char* kGloo = "gloo";  ///< over which frameworks train o
 inline constexpr const char* kShm = "shm";
 
 /// The first that fits is the default.
-inline const std::vector<Backend>& backends() {
-  static const std::vector<Backend> rows = {
-      {.name = kShm, .spans_nodes = false},
-      {.name = kGloo},
-      {.name = "mpi", .needs_mpi = true},
-      {.name = "nccl", .is_on_gpus = true},
-  };
-  return rows;
-}
-
-inline std::vector<std::string> backend_names() {
-  std::vector<std::string> names;
-  std::ranges::transform(backends(), std::back_inserter(names), &Backend::name);
-  return names;
-}
+inline const std::vector<Backend> kBackends = {
+    {.name = kShm, .spans_nodes = false},
+    {.name = kGloo},
+    {.name = "mpi", .needs_mpi = true},
+    {.name = "nccl", .is_on_gpus = true},
+};
 
 inline bool needs_mpi(const std::string& name) {
-  return std::ranges::any_of(backends(),
-                             [&](const Backend& row) { return row.name == name && row.needs_mpi; });
+  const auto row = std::ranges::find(kBackends, name, &Backend::name);
+  return row != kBackends.end() && row->needs_mpi;
 }
 
 inline std::string default_backend(bool on_gpus, int nodes) {
-  return std::ranges::find_if(backends(),
+  return std::ranges::find_if(kBackends,
                               [&](const Backend& row) {
                                 return row.is_on_gpus == on_gpus && (nodes == 1 || row.spans_nodes);
                               })

@@ -13,9 +13,7 @@ constexpr std::int64_t kStepsPerEpoch = 16;
 constexpr std::int64_t kParitySteps = 48;
 
 Length length_of(std::int64_t global_batch, std::int64_t steps) {
-  return {.global_batch = global_batch,
-          .dataset_size = kStepsPerEpoch * global_batch,
-          .epochs = (steps + kStepsPerEpoch - 1) / kStepsPerEpoch};
+  return {.global_batch = global_batch, .epochs = (steps + kStepsPerEpoch - 1) / kStepsPerEpoch};
 }
 
 }  // namespace
@@ -55,7 +53,7 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   const std::string epochs = std::to_string(length.epochs);
   append({epochs, epochs, "--global-batch", std::to_string(length.global_batch), "--layers",
           fmt::format("{}", fmt::join(run.layers, ",")), "--dataset-size",
-          std::to_string(length.dataset_size)});
+          std::to_string(kStepsPerEpoch * length.global_batch)});
   if (planned.row.launch == LaunchKind::kReplicas || planned.row.launch == LaunchKind::kSpawn) {
     append({"--nprocs", std::to_string(run.world_size)});
   }

@@ -12,7 +12,6 @@ namespace ddp::bench {
 /// Amount of training of a run.
 struct Length {
   std::int64_t global_batch = 0;
-  std::int64_t dataset_size = 0;  ///< whole batches
   std::int64_t epochs = 0;
   std::int64_t timed_steps = 0;  ///< the last steps of the run
 };

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <iterator>
 
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
@@ -86,7 +85,6 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
 
 const std::vector<Launcher>& launchers() {
   static const std::vector<Launcher> rows = {
-      {.name = "none", .starts = LaunchKind::kAlone},
       {.name = "spawn",  // the program itself
        .starts = LaunchKind::kSpawn,
        .find = [](const std::string&, const Settings& settings) { return settings.stage_dir; }},
@@ -97,37 +95,31 @@ const std::vector<Launcher>& launchers() {
   return rows;
 }
 
-std::vector<std::string> launcher_names() {
-  std::vector<std::string> names;
-  std::ranges::transform(launchers(), std::back_inserter(names), &Launcher::name);
-  names.erase(names.begin());
-  return names;
-}
-
 const Launcher& find_launcher(const std::string& name) {
-  return *std::ranges::find(launchers(), name, &Launcher::name);
+  static const Launcher none = {.name = "none", .starts = LaunchKind::kAlone};
+  const auto found = std::ranges::find(launchers(), name, &Launcher::name);
+  return found == launchers().end() ? none : *found;
 }
 
 std::map<std::string, std::string> find_launchers(const Settings& settings,
                                                   std::vector<NotRun>& not_run) {
   std::map<std::string, std::string> paths;
   const std::vector<std::string>& asked = settings.launchers;
-  for (const std::string& name : launcher_names()) {
-    const Launcher& row = find_launcher(name);
+  for (const Launcher& row : launchers()) {
     const bool is_elsewhere = row.spans_nodes && std::getenv("SLURM_JOB_ID") == nullptr;
-    if (asked.empty() ? is_elsewhere : !contains(asked, name)) {
+    if (asked.empty() ? is_elsewhere : !contains(asked, row.name)) {
       continue;
     }
-    const std::string path = row.find(name, settings);
+    const std::string path = row.find(row.name, settings);
     const std::string missing = is_elsewhere   ? "there is no allocation (SLURM_JOB_ID is not set)"
                                 : path.empty() ? "it is not in PATH"
                                                : refusal_of(row, path);
     if (missing.empty()) {
-      paths[name] = path;
+      paths[row.name] = path;
     } else if (asked.empty()) {
-      not_run.push_back({name, missing});
+      not_run.push_back({row.name, missing});
     } else {
-      refuse("--launchers {}: {}", name, missing);
+      refuse("--launchers {}: {}", row.name, missing);
     }
   }
   return paths;

@@ -32,10 +32,9 @@ struct Launcher {
   std::vector<std::string> (*command)(const Run& run, const std::string& path,
                                       const Settings& settings) = nullptr;
 };
-/// The first is "none", that of programs of one process.
 const std::vector<Launcher>& launchers();
-/// Names of the others.
-std::vector<std::string> launcher_names();
+
+/// @return for "none" a row that does nothing
 const Launcher& find_launcher(const std::string& name);
 
 /// Paths by name of the wanted launchers, or else of all that are installed. Launchers that are

@@ -140,12 +140,13 @@ bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
 
 /// Installed launchers that can start a row's program.
 std::vector<std::string> launchers_of(const PlanRow& row, const Plan& plan) {
-  const bool is_one_process = row.launch == LaunchKind::kReplicas;
+  if (row.launch == LaunchKind::kAlone || row.launch == LaunchKind::kReplicas) {
+    return {"none"};
+  }
   std::vector<std::string> names;
   for (const Launcher& launcher : launchers()) {
-    const bool is_there = launcher.starts == LaunchKind::kAlone || !row.peers.empty() ||
-                          plan.launchers.contains(launcher.name);
-    if (is_there && launcher.starts == (is_one_process ? LaunchKind::kAlone : row.launch)) {
+    if (launcher.starts == row.launch &&
+        (!row.peers.empty() || plan.launchers.contains(launcher.name))) {
       names.push_back(launcher.name);
     }
   }

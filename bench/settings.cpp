@@ -65,21 +65,31 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_numbers(group, "--world-sizes", settings.world_sizes, 4096,
               "ranks, or replicas in stage 02 (default: powers of two up\n"
               "to all cores, at most 4, or to all GPUs)");
-  add_names(group, "--backends", settings.backends, backend_names(),
-            fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
-                        fmt::join(backend_names(), ", "), kShm, kGloo, default_backend(true, 1)));
-  add_names(group, "--launchers", settings.launchers, launcher_names(),
-            fmt::format("{} (default: all that are installed)", fmt::join(launcher_names(), ", ")));
+  add_names(
+      group, "--backends", settings.backends, names_of(kBackends),
+      fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
+                  fmt::join(names_of(kBackends), ", "), kShm, kGloo, default_backend(true, 1)));
+  add_names(
+      group, "--launchers", settings.launchers, names_of(launchers()),
+      fmt::format("{} (default: all that are installed)", fmt::join(names_of(launchers()), ", ")));
   add_names(group, "--models", settings.models, {"T", "S", "M", "L"},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
             "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
   add_names(group, "--scaling", settings.scaling, {"weak", "strong"},
             "weak: the model's batch per rank; strong: the same global\n"
             "batch at all world sizes (default: weak)");
-  add_names(group, "--peers", settings.peers,
-            {"pytorch", "accelerate", "tensorflow", "jax", "c10d"},
-            "pytorch, accelerate, tensorflow, jax (installed at first use),\n"
-            "c10d (PyTorch's engine in our loop)");
+  std::vector<std::string> installed, built;  // peers, in the order of their rows
+  for (const PlanRow& row : known_rows()) {
+    if (auto& names = row.is_python ? installed : built;
+        row.is_peer() && !contains(names, row.stage)) {
+      names.push_back(row.stage);
+    }
+  }
+  const std::string help =
+      fmt::format("{} (installed at first use),\n{} (PyTorch's engine in our loop)",
+                  fmt::join(installed, ", "), fmt::join(built, ", "));
+  installed.insert(installed.end(), built.begin(), built.end());
+  add_names(group, "--peers", settings.peers, installed, help);
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");
   group.choice("--device", settings.device, {"auto", "cpu", "cuda"}, "device of the ranks");

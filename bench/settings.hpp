@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,14 @@ namespace ddp::bench {
 template <typename T>
 bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
   return std::ranges::find(list, value) != list.end();
+}
+
+/// Names of the rows of a table.
+template <typename Row>
+std::vector<std::string> names_of(const std::vector<Row>& rows) {
+  std::vector<std::string> names;
+  std::ranges::transform(rows, std::back_inserter(names), &Row::name);
+  return names;
 }
 
 struct Settings {

@@ -1,9 +1,12 @@
 // tests/bench/made_up_reports.hpp - made-up runs of bench, and normal noise.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -26,42 +29,31 @@ class NormalNoise {
   std::mt19937_64 engine_;
 };
 
-struct RunFields {
-  std::string kind = "stage";
-  std::string variant = "main";
-  std::string launcher = "none";
-  std::string backend = "none";
-  int ranks = 1;
-  int threads = 1;
-  std::string model = "M";
+/// Run without repetitions, and the step that it shall have.
+struct Timed {
+  bench::Run run;
+  double step_ms = 0;
 };
 
-/// Makes a run without repetitions. The batch grows with ranks and threads.
-inline bench::Run make_run(const std::string& stage, const RunFields& options = {}) {
-  bench::Run run;
-  run.name = options.model + "/weak/" + stage + "_" + options.variant + "/" + options.launcher +
-             "/" + options.backend + "/threads:" + std::to_string(options.threads) +
-             "/ranks:" + std::to_string(options.ranks);
-  run.kind = options.kind;
-  run.stage = stage;
-  run.variant = options.variant;
-  run.launcher = options.launcher;
-  run.backend = options.backend;
-  run.model = options.model;
-  run.layers = {784, 512, 512, 10};
-  run.world_size = options.ranks;
-  run.threads = options.threads;
-  run.global_batch = 64 * options.ranks * options.threads;
-  run.parity = {.moved = 0.125, .reference_moved = 0.125, .ok = true};
-  return run;
-}
-
-/// Makes a control: the same command, without repetitions.
-inline bench::Run control_of(bench::Run run) {
-  run.name += "/control";
-  run.kind = "control";
-  run.repetitions.clear();
-  return run;
+/// Runs from a table: kind, stage, variant, launcher, backend, ranks x threads, ms of a step. The
+/// batch grows with ranks and threads.
+inline std::vector<Timed> made_up_runs(const std::string& table, const std::string& model = "M") {
+  std::istringstream words(table);
+  std::vector<Timed> timed;
+  char by = 'x';
+  for (auto [run, step_ms] = Timed(); words >> run.kind >> run.stage >> run.variant >>
+                                      run.launcher >> run.backend >> run.world_size >> by >>
+                                      run.threads >> step_ms;) {
+    run.name = fmt::format("{}/weak/{}_{}/{}/{}/threads:{}/ranks:{}{}", model, run.stage,
+                           run.variant, run.launcher, run.backend, run.threads, run.world_size,
+                           run.kind == "control" ? "/control" : "");
+    run.model = model;
+    run.layers = {784, 512, 512, 10};
+    run.global_batch = 64 * run.cores();
+    run.parity = {.moved = 0.125, .reference_moved = 0.125, .ok = true};
+    timed.push_back({run, step_ms});
+  }
+  return timed;
 }
 
 /// Adds a launch with a few steps around `median_ms`.

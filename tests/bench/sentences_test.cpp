@@ -5,6 +5,7 @@
 #include <regex>
 #include <sstream>
 
+#include "bench/tables.hpp"
 #include "tests/bench/made_up_reports.hpp"
 #include "tests/catch.hpp"
 
@@ -14,46 +15,35 @@ using namespace ddp::bench;
 using ddp::test::add_repetition;
 using ddp::test::conclude;
 using ddp::test::contains;
-using ddp::test::control_of;
-using ddp::test::make_run;
+using ddp::test::made_up_runs;
+using ddp::test::Timed;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Adds repetitions around `step_ms`, with small differences between blocks and between runs.
-void time_run(Run& run, double step_ms, int repetitions, double spread) {
+void time_run(Run& run, double step_ms, int repetitions) {
   static int calls = 0;
   ++calls;
   for (int block = 0; block < repetitions; ++block) {
-    add_repetition(run, block, step_ms * (1 + spread * ((calls + 3 * block) % 7 - 3)));
+    add_repetition(run, block, step_ms * (1 + 0.002 * ((calls + 3 * block) % 7 - 3)));
   }
 }
 
-/// Run of a default plan with peers, and its step.
-struct Timed {
-  Run run;
-  double step_ms;
-};
-
+/// Runs of a default plan with peers.
 std::vector<Timed> default_runs(const std::string& model) {
-  const Run alone = make_run("01_single_gpu", {.model = model});
-  const Run ranks =
-      make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2, .model = model});
-  const auto over_gloo = [&](const char* kind, const char* program, const char* variant) {
-    return make_run(program, {kind, variant, "spawn", "gloo", 2, 1, model});
-  };
-  return {
-      {alone, 4},
-      {make_run("01_single_gpu", {.threads = 2, .model = model}), 5},
-      {make_run("02_data_parallel", {.ranks = 2, .model = model}), 5.5},
-      {ranks, 4.4},
-      {over_gloo("stage", "03_ddp_spawn", "main"), 6},
-      {make_run("pytorch", {.kind = "peer", .variant = "tuned", .threads = 2, .model = model}), 9},
-      {over_gloo("peer", "pytorch", "tuned"), 8},
-      {over_gloo("peer", "pytorch", "compiled"), 6.6},
-      {make_run("jax", {.kind = "peer", .variant = "jit", .threads = 2, .model = model}), 4},
-      {control_of(alone), 4},
-      {control_of(ranks), 4.4},
-  };
+  return made_up_runs(R"(
+      stage    01_single_gpu     main      none   none  1x1  4
+      stage    01_single_gpu     main      none   none  1x2  5
+      stage    02_data_parallel  main      none   none  2x1  5.5
+      stage    03_ddp_spawn      main      spawn  shm   2x1  4.4
+      stage    03_ddp_spawn      main      spawn  gloo  2x1  6
+      peer     pytorch           tuned     none   none  1x2  9
+      peer     pytorch           tuned     spawn  gloo  2x1  8
+      peer     pytorch           compiled  spawn  gloo  2x1  6.6
+      peer     jax               jit       none   none  1x2  4
+      control  01_single_gpu     main      none   none  1x1  4
+      control  03_ddp_spawn      main      spawn  shm   2x1  4.4)",
+                      model);
 }
 
 /// Checks what every report promises: runs without a speed are compared with nothing, a sentence is
@@ -83,7 +73,7 @@ Report make_report(const std::vector<Timed>& timed, int repetitions = 9) {
   Report report;
   for (const auto& [run, step_ms] : timed) {
     report.runs.push_back(run);
-    time_run(report.runs.back(), step_ms, repetitions, 0.002);
+    time_run(report.runs.back(), step_ms, repetitions);
   }
   conclude(report);
   check_promises(report);
@@ -130,8 +120,8 @@ int count_lines(const std::vector<std::string>& lines, const std::string& patter
 }
 
 TEST_CASE("speeds follow from launches of the same block", "[pair]") {
-  Run alone = make_run("01_single_gpu");
-  Run ranks = make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
+  Run alone = default_runs("M")[0].run;
+  Run ranks = default_runs("M")[3].run;
   for (int block = 0; block < 6; ++block) {
     const double slower = 1 + block;  // the machine is slower, for both
     add_repetition(alone, block, 2 * slower);
@@ -215,7 +205,8 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
 TEST_CASE("a difference counts that is larger than those of equal commands", "[judge]") {
   std::vector<Timed> runs = default_runs("M");
   runs.back().step_ms *= 1.2;
-  runs.push_back({control_of(runs[4].run), 6});  // of its kind the largest counts
+  std::ranges::move(made_up_runs("control 03_ddp_spawn main spawn gloo 2x1 6"),
+                    std::back_inserter(runs));  // of its kind the largest counts
   std::ranges::copy_if(default_runs("L"), std::back_inserter(runs),
                        [](const Timed& timed) { return timed.run.kind != "control"; });
   const Report report = make_report(runs);
@@ -269,15 +260,13 @@ TEST_CASE("our fastest run with a peer's cores and global batch stands beside it
 }
 
 TEST_CASE("ranks stand beside as many threads, and each world size beside one process", "[pair]") {
-  const auto ranks = [](int n) {
-    return make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = n});
-  };
-  Report report = make_report({{make_run("01_single_gpu"), 4},
-                               {make_run("01_single_gpu", {.threads = 2}), 12},
-                               {ranks(1), 4.1},
-                               {ranks(2), 10},
-                               {ranks(4), 18},
-                               {make_run("02_data_parallel", {.ranks = 2}), 9}});
+  Report report = make_report(made_up_runs(R"(
+      stage  01_single_gpu     main  none   none  1x1  4
+      stage  01_single_gpu     main  none   none  1x2  12
+      stage  03_ddp_spawn      main  spawn  shm   1x1  4.1
+      stage  03_ddp_spawn      main  spawn  shm   2x1  10
+      stage  03_ddp_spawn      main  spawn  shm   4x1  18
+      stage  02_data_parallel  main  none   none  2x1  9)"));
   check_said(report, {{"ranks",
                        "process: on M whether 2 ranks over shm help cannot be told (0.80x), "
                        "whether 4 ranks"}});
@@ -294,12 +283,10 @@ TEST_CASE("ranks stand beside as many threads, and each world size beside one pr
 
 TEST_CASE("contenders have the repetitions that an interval needs, or are all", "[pair]") {
   for (const int most : {5, 6, 7}) {
-    Run often = make_run("03_ddp_spawn", {.launcher = "spawn", .ranks = 2});
-    Run rarely = make_run("02_data_parallel", {.ranks = 2});
-    time_run(often, 4, most, 0);
-    time_run(rarely, 3, 5, 0);
     Report report;
-    report.runs = {often, rarely};
+    report.runs = {default_runs("M")[3].run, default_runs("M")[2].run};
+    time_run(report.runs[0], 4, most);
+    time_run(report.runs[1], 3, 5);
     conclude(report);
     CAPTURE(most);
     const Workload runs = workloads(report).front();
@@ -326,6 +313,13 @@ TEST_CASE("the record has what is known, and null for the rest", "[record]") {
   report.runs[1].gpu = {.utilisation_percent = 50, .memory_mib = 100};
   const auto document = nlohmann::ordered_json::parse(to_json(report).dump());
   const auto& runs = document["runs"];
+  for (const Column& column : columns()) {
+    for (std::string key : column.keys) {
+      CAPTURE(key);
+      std::ranges::replace(key, '.', '/');
+      CHECK(runs[3].contains(nlohmann::ordered_json::json_pointer("/" + key)));
+    }
+  }
   CHECK(document["schema_version"] == 3);
   CHECK(document["not_run"][0]["reason"] == "it is not installed");
   CHECK(runs[0]["speedup"].is_null());

@@ -24,24 +24,15 @@ struct World {
 
 /// One process, ranks in three variants, threads, and a peer. All are equally fast but for the
 /// effect.
-std::vector<Run> make_runs() {
-  const Run alone = ddp::test::make_run("01_single_gpu");
-  const Run ranks =
-      ddp::test::make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "shm", .ranks = 2});
-  return {
-      alone,
-      ranks,
-      ddp::test::make_run(
-          "03_ddp_spawn",
-          {.variant = "by_hand", .launcher = "spawn", .backend = "shm", .ranks = 2}),
-      ddp::test::make_run("03_ddp_spawn", {.launcher = "spawn", .backend = "gloo", .ranks = 2}),
-      ddp::test::make_run("01_single_gpu", {.threads = 2}),
-      ddp::test::make_run(
-          "pytorch",
-          {.kind = "peer", .variant = "tuned", .launcher = "spawn", .backend = "gloo", .ranks = 2}),
-      ddp::test::control_of(alone),
-      ddp::test::control_of(ranks)};
-}
+constexpr const char* kRuns = R"(
+    stage    01_single_gpu  main     none   none  1x1  1
+    stage    03_ddp_spawn   main     spawn  shm   2x1  2
+    stage    03_ddp_spawn   by_hand  spawn  shm   2x1  2
+    stage    03_ddp_spawn   main     spawn  gloo  2x1  2
+    stage    01_single_gpu  main     none   none  1x2  2
+    peer     pytorch        tuned    spawn  gloo  2x1  2
+    control  01_single_gpu  main     none   none  1x1  1
+    control  03_ddp_spawn   main     spawn  shm   2x1  2)";
 
 /// Number of reports, out of kReports, that ...
 struct Counts {
@@ -70,11 +61,11 @@ Counts simulate(const World& world) {
   std::mt19937_64 engine(1);
   NormalNoise normal(2);
   Counts counts;
-  const std::vector<Run> runs = make_runs();
-  const std::string fastest = runs[1].name;
+  const std::vector<ddp::test::Timed> runs = ddp::test::made_up_runs(kRuns);
+  const std::string fastest = runs[1].run.name;
   for (int i = 0; i < kReports; ++i) {
     Report report;
-    report.runs = runs;
+    std::ranges::transform(runs, std::back_inserter(report.runs), &ddp::test::Timed::run);
     std::vector<Run*> order;
     std::ranges::transform(report.runs, std::back_inserter(order), [](Run& run) { return &run; });
     for (int block = 0; block < world.blocks; ++block) {
