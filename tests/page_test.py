@@ -73,6 +73,7 @@ class Page(unittest.TestCase):
         drawn, _ = show(document)
         runs = document["ddp_scaling"]["runs"]
         self.assertEqual(len(drawn["rows"]), 1 + len(runs))
+        self.assertEqual(drawn["rows"][0][4:8], ["ranks", "step ms", "p10–p90", "samples/s"])
         for cells, run in zip(drawn["rows"][1:], runs):
             self.assertEqual(cells[0], f"{run['model']}, weak scaling, cpu")
             if run["error"]:

@@ -350,6 +350,9 @@ TEST_CASE("the screen of a default report has at most 45 lines, and a row for ea
   const std::vector<std::string> lines = screen_of(report);
   CHECK(lines.size() <= 45);
   CHECK(count_lines(lines, "^[TM]: ") == 2);
+  CHECK(count_lines(lines, "^  program .* ranks +step ms +samples/s +speed-up +eff. +parity$") ==
+        2);
+  CHECK(count_lines(lines, "^  program .* update +reduce += sum +step +exposed +limit$") == 1);
   CHECK(count_lines(lines,
                     "^  01_single_gpu +- +- +1x2 +5\\.00 +25,6\\d\\d +1\\.60 \\(.* 80% +ok$") == 2);
   CHECK(count_lines(lines, "^  02_data_parallel .*error: rank 1: exit code 75: y+\\.\\.\\.$") == 1);
