@@ -20,12 +20,14 @@ int environment_number(const char* name, int otherwise) {
   return number > 0 ? number : otherwise;
 }
 
-/// The checkout's own fits this build's LibTorch.
-std::string find_torchrun(const std::string& name, const Settings& settings) {
-  const std::filesystem::path checkout =
-      std::filesystem::path(settings.peers_dir).parent_path().parent_path();
-  const std::string own = checkout / ".venv" / "bin" / name;
-  return is_executable(own) ? own : find_in_path(name).value_or("");
+/// Path of a launcher; empty if it is not there.
+std::string path_of(const Launcher& launcher, const Settings& settings) {
+  if (launcher.starts == LaunchKind::kSpawn) {
+    return settings.stage_dir;  // the program itself
+  }
+  const auto checkout = std::filesystem::path(settings.peers_dir).parent_path().parent_path();
+  const std::string own = checkout / ".venv" / "bin" / launcher.name;
+  return launcher.is_python && is_executable(own) ? own : find_in_path(launcher.name).value_or("");
 }
 
 Words torchrun(const Run& run, const std::string& path, const Settings&) {
@@ -85,10 +87,8 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
 
 const std::vector<Launcher>& launchers() {
   static const std::vector<Launcher> rows = {
-      {.name = "spawn",  // the program itself
-       .starts = LaunchKind::kSpawn,
-       .find = [](const std::string&, const Settings& settings) { return settings.stage_dir; }},
-      {.name = "torchrun", .starts_slowly = true, .find = find_torchrun, .command = torchrun},
+      {.name = "spawn", .starts = LaunchKind::kSpawn},
+      {.name = "torchrun", .is_python = true, .command = torchrun},
       {.name = kQuickLauncher, .has_mpi = true, .command = mpirun},
       {.name = "srun", .spans_nodes = true, .command = srun},
   };
@@ -110,7 +110,7 @@ std::map<std::string, std::string> find_launchers(const Settings& settings,
     if (asked.empty() ? is_elsewhere : !contains(asked, row.name)) {
       continue;
     }
-    const std::string path = row.find(row.name, settings);
+    const std::string path = path_of(row, settings);
     const std::string missing = is_elsewhere   ? "there is no allocation (SLURM_JOB_ID is not set)"
                                 : path.empty() ? "it is not in PATH"
                                                : refusal_of(row, path);

@@ -9,7 +9,6 @@
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"
 #include "bench/settings.hpp"
-#include "common/base/process.hpp"
 
 namespace ddp::bench {
 
@@ -19,14 +18,9 @@ inline constexpr const char* kQuickLauncher = "mpirun";
 struct Launcher {
   std::string name;
   LaunchKind starts = LaunchKind::kLauncher;  ///< the programs that it starts
-  bool starts_slowly = false;  ///< takes seconds
+  bool is_python = false;  ///< takes seconds to start; the checkout's own fits LibTorch
   bool has_mpi = false;  ///< its processes are those of MPI
   bool spans_nodes = false;  ///< those of an allocation; their folders are not this node's
-  /// Its path; empty if it is not there.
-  std::string (*find)(const std::string& launcher,
-                      const Settings& settings) = [](const std::string& launcher, const Settings&) {
-    return find_in_path(launcher).value_or("");
-  };
   /// What stands in front of a program's command line; nothing for no function.
   /// @throws UsageError if the allocation has too few nodes
   std::vector<std::string> (*command)(const Run& run, const std::string& path,

@@ -176,7 +176,7 @@ int repetitions_of(const PlanRow& row, const Launcher& launcher, const Settings&
   if (row.times == Times::kOnce && !settings.full) {
     return 1;
   }
-  const bool starts_slowly = row.times == Times::kSlow || launcher.starts_slowly;
+  const bool starts_slowly = row.times == Times::kSlow || launcher.is_python;
   return starts_slowly ? std::min(most, kRepetitionsOfSlowStarts) : most;
 }
 

@@ -64,11 +64,8 @@ std::string shown(const Column& column, const Json& run) {
       return sum + (part.is_null() ? 0 : part.template get<double>());
     }));
   }
-  if (value.is_null()) {
-    return "-";
-  }
-  if (column.shown == "agrees") {
-    return value.get<bool>() ? "ok" : "-";
+  if (value.is_null() || value.is_boolean()) {
+    return value == true ? "ok" : "-";
   }
   const auto number = value.get<double>();
   if (column.shown == "ratio") {
