@@ -414,7 +414,7 @@ class Options(Fakes):
                 # torchrun takes seconds to start, so it repeats less often.
                 ("--world-sizes 1,2 --full", {"stage .* S$": 13, "stage .* L$": 13, "stage .*by_hand .* M$": 1, "stage .*(fused|mirrored) .* M$": 2,
                                               "stage .*torchrun .* 6  M$": 1, "stage .*mpirun .* 15  M$": 3}),
-                ("--world-sizes 2 --peers pytorch,accelerate,tensorflow", {".*fused": 0, "peer +pytorch compiled": 1}),
+                ("--world-sizes 2 --peers pytorch,accelerate,tensorflow", {".*fused": 0, "peer +pytorch compiled": 1, r"peer .*\nstage +03_ddp_spawn +spawn +gloo": 1}),
                 ("--world-sizes 2 --peers pytorch --full", {"peer +pytorch compiled": 8})]:  # on four models in both ways
             plan = self.run_bench("--dry-run", *arguments.split()).stdout
             self.assertEqual({pattern: len(re.findall(f"^{pattern}", plan, re.MULTILINE)) for pattern in counts}, counts, arguments)
@@ -494,6 +494,7 @@ class Real(unittest.TestCase):
         pieces = run["pieces_ms"]
         self.assertTrue(all(pieces[name] > 0 for name in ("data", "forward", "backward", "update", "all_reduce")), pieces)
         self.assertTrue(0 < run["limit_ms"] < 10)
+        self.assertIsNone(run_of(scaling, "02_data_parallel", 2)["pieces_ms"]["forward"])
         self.assertIsNotNone(run["exposed_comm_ms"])
         self.assertEqual(run["parameters"], 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
 

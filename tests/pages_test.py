@@ -104,6 +104,7 @@ class StageDiffs(TemporaryTree):
     def test_a_long_stage_a_large_diff_and_a_conditional_are_seen(self):
         self.assertEqual(self.check("--check"), 0)
         self.assertIn(("03_ddp_spawn/main.cpp", "01_single_gpu/main.cpp", 24), stage_diffs.DIFFS)  # for readers that leave stage 02 out
+        self.assertEqual(stage_diffs.BUILDS_ON["03_ddp_spawn/main.cpp"], "02_data_parallel/main.cpp")
         for what, added in {"lines": "// \n" * 65, "diff": "int x;\n" * 11, "ifdef": "#ifdef X\n"}.items():
             with self.subTest(what):
                 self.write_stage(self.changed[0], "a", "f", added)
