@@ -327,10 +327,6 @@ class Failing(Fakes):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
 
-    def expect_no_process(self):
-        """Waits until no process of this test is left."""
-        self.wait_until(lambda: not subprocess.run(["pgrep", "-f", str(self.bin)], capture_output=True).stdout)
-
     def stop(self, number, suspended=False):
         """Stops bench while a timed run goes on. @return its exit code and what it printed"""
         sleeps = f"open('{self.bin}/ASLEEP', 'w'), time.sleep(1000)"
@@ -349,7 +345,7 @@ class Failing(Fakes):
                 out = bench.communicate(timeout=60)[0]
             finally:
                 bench.kill()
-        self.expect_no_process()
+        self.wait_until(lambda: not subprocess.run(["pgrep", "-f", str(self.bin)], capture_output=True).stdout)  # of this test
         return bench.returncode, out
 
     def test_interrupt_writes_what_there_is(self):

@@ -34,11 +34,7 @@ Metrics read(const std::string& text, int ranks, bool one_host = true) {
 }
 
 void check_steps(const Metrics& metrics, const std::vector<double>& expected_ms) {
-  REQUIRE(metrics.steps_ms.size() == expected_ms.size());
-  for (std::size_t i = 0; i < expected_ms.size(); ++i) {
-    CAPTURE(i);
-    CHECK(metrics.steps_ms[i] == Approx(expected_ms[i]).epsilon(1e-7));
-  }
+  CHECK_THAT(metrics.steps_ms, Catch::Approx(expected_ms).epsilon(1e-7));
 }
 
 TEST_CASE("One rank's steps are the job's, and the summary says what they were for") {

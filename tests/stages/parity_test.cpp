@@ -55,8 +55,7 @@ std::string mpirun(int world_size) {
 
 /// Program of stages.list.
 struct Stage {
-  std::string program;
-  std::string launch;
+  std::string program, launch;
   std::string bits;  ///< whose digest it has on two ranks, or "-"
   bool has_optimizers = true;
 
@@ -70,10 +69,8 @@ struct Stage {
 };
 
 std::vector<Stage> stages() {
-  const auto program_of = [](std::string source) {
-    source = source.substr(0, source.find("/main"));
-    std::ranges::replace(source, '/', '_');
-    return source;
+  const auto program_of = [](const std::string& source) {
+    return std::regex_replace(source.substr(0, source.find("/main")), std::regex("/"), "_");
   };
   std::vector<Stage> rows;
   for (const auto& row : ddp::bench::table_rows(ddp::read_text(DDP_SOURCE_DIR "/stages.list"))) {
