@@ -191,7 +191,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     chosen, helps = [page.resolve() for page in options.pages] or pages(), {}
     complaints = [complaint for page in chosen for complaint in (*wrong_links(page), *unknown_options(page, helps))]
-    # tests/exercises_test.py runs the commands of the exercises.
+    # tests/docs/exercises_test.py runs the commands of the exercises.
     complaints += run_pages([page for page in chosen if page.parent.name != "exercises"])
     print(*complaints, sep="\n", end="\n" if complaints else "")
     return 1 if complaints else 0

@@ -15,7 +15,7 @@ bool reads_header(const std::string& tensors);  // in safetensors_fuzz.cpp
 }  // namespace ddp::test
 
 TEST_CASE("safetensors headers are read or refused", "[fuzz]") {
-  std::ifstream corpus(DDP_SOURCE_DIR "/tests/corpus/safetensors.txt");
+  std::ifstream corpus(DDP_SOURCE_DIR "/tests/data/safetensors_corpus.txt");
   int headers = 0;
   for (std::string line; std::getline(corpus, line); ++headers) {
     INFO(line);

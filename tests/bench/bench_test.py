@@ -19,8 +19,8 @@ import time
 import unittest
 
 PROGRAMS = GOOGLE_COMPARE = pathlib.Path()
-ROOT = pathlib.Path(__file__).parent.parent
-FAKE = ROOT / "tests/support/fake_programs.py"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests/bench/fake_programs.py"
 STAGES = [row.split()[0].removesuffix("/main").replace("/", "_") for row in (ROOT / "stages.list").read_text().splitlines() if row[0] != "#"]
 SMALL = ["--models", "T", "--world-sizes", "2", "--stages", "03_ddp_spawn", "--steps", "20"]
 
@@ -474,7 +474,7 @@ class Real(unittest.TestCase):
                                  "--repetitions", "2", "--steps", "50", "--json"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         scaling = json.loads(result.stdout)["ddp_scaling"]
-        page = (pathlib.Path(__file__).parent.parent / "docs/reference/bench.md").read_text()
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/reference/bench.md").read_text()
         one_liner = re.search(r"\.venv/bin/python -c '([^']+)'", page)[1]
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "report.json").write_text(result.stdout)

@@ -14,9 +14,10 @@ import sys
 import time
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The safetensors library reads the files of common/data/tensor_file.
 
-usage: tests/safetensors_test.py DATA_TEST
+usage: tests/data/safetensors_test.py DATA_TEST
 """
 
 import pathlib

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 RANKS = BUILD / "tests/mpi_ranks"

@@ -2,7 +2,7 @@
 """tools/to_safetensors: images and a table of the same samples train a stage to the same weights, and whatever is wrong with them is one line
 that names it.
 
-usage: tests/to_safetensors_test.py BIN_DIR
+usage: tests/tools/to_safetensors_test.py BIN_DIR
 """
 
 import base64
@@ -24,9 +24,10 @@ from unittest import mock
 import numpy
 import safetensors.numpy
 from PIL import Image
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
-TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/to_safetensors"
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools/to_safetensors"
 sys.path.insert(0, str(TOOL.parent))
 BIN_DIR = pathlib.Path(sys.argv.pop(1)).resolve()
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (40, 4, 5), "uint8")

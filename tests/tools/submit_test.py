@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tools/submit with a fake scheduler: a script as sbatch, squeue, scancel, condor_submit, condor_q and condor_rm in a folder of PATH.
-tests/slurm_test.py and tests/condor_test.py have real ones.
+tests/slurm/slurm_test.py and tests/condor/condor_test.py have real ones.
 
 usage: submit_test.py [TEST...]
 """
@@ -20,10 +20,11 @@ import time
 import unittest
 import unittest.mock
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TUTORIAL = ROOT / "tests/data/tutorial_settings.yaml"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TUTORIAL = ROOT / "tests/tools/tutorial_settings.yaml"
 sys.dont_write_bytecode = True  # beside the package
 sys.path.insert(0, str(ROOT / "tools"))
 from ddp_submit import cli, condor, jobs, settings  # noqa: E402

@@ -11,7 +11,7 @@ import signal
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
 import stages  # noqa: E402
 from condor_fixture import CHECKOUT, CondorPool  # noqa: E402
 

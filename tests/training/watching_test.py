@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Progress of a run, and of bench: the bar on a terminal.
 
-usage: tests/watching_test.py STAGES [unittest's arguments]
+usage: tests/training/watching_test.py STAGES [unittest's arguments]
 """
 
 import fcntl
@@ -18,7 +18,8 @@ import termios
 import time
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
 STAGES = pathlib.Path(sys.argv.pop(1)).resolve()
 EPOCH_LINE = r"\[CPU\d\] Epoch \d+ \| Batchsize: 32 \| Steps: \d+ \| Loss: \d+\.\d{4}"

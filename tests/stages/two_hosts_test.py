@@ -13,7 +13,7 @@ import sys
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "clusters"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
 import namespaces  # noqa: E402
 import stages  # noqa: E402
 from namespaces import run  # noqa: E402

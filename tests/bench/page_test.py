@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRAW, REPORT = ROOT / "tests/bench/draw_page.js", ROOT / "results/S-M-L-peers.json.gz"
 PAGE_MAKER = NODE = ""
 HOSTILE = 'x</script><script>alert(1)</script><img src=x onerror="alert(2)"><!--<script>\x1b[2J\n\'&amp;'

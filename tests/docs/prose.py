@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Words that make pages hard to read, lines over 100 columns, and paragraphs over five lines.
 
-    tests/prose.py [PAGE...]      default: all Markdown
+    tests/docs/prose.py [PAGE...]      default: all Markdown
 """
 
 import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from pages import pages  # noqa: E402

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ["2", "2113"]  # 34 steps per epoch; in the last step one rank has no sample
 
 

@@ -9,7 +9,8 @@ import re
 import sys
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 # Not libcudart, because PyTorch's libtorch_cpu.so itself is linked to it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The batch scripts without Slurm: `srun` and `scontrol` are stubs that record their calls.
-tests/slurm_test.py has a real Slurm.
+tests/slurm/slurm_test.py has a real Slurm.
 
 usage: slurm_scripts_test.py [TEST...]
 """
@@ -10,12 +10,14 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGE = "05_multinode"
 # Runs a task, and records its variables and words.
 SRUN = """#!/bin/bash

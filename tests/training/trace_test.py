@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """--trace: a Chrome trace per rank, with operators and collectives by name, on the same clock.
 
-usage: tests/trace_test.py BUILD_DIR
+usage: tests/training/trace_test.py BUILD_DIR
 """
 
 import json
@@ -10,7 +10,8 @@ import resource
 import sys
 import unittest
 
-from support.scratch import Scratch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import Scratch  # noqa: E402
 
 BIN = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "build").resolve() / "bin"
 
