@@ -7,6 +7,7 @@ usage: submit_test.py [TEST...]
 
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -191,7 +192,8 @@ class Settings(Case):
         door.symlink_to(ROOT / "tools/submit")
         said = subprocess.run([door, "--settings_file", TUTORIAL, "--scheduler", "condor", "--dry_run"], env={**os.environ, "PYTHONSAFEPATH": "1"},
                               capture_output=True, text=True, check=True).stdout
-        self.assertEqual(said, self.submit("--settings-file", TUTORIAL, "--dry-run"))
+        without_folder = functools.partial(re.sub, "= .*/python3", "= python3")  # which python3 may be the front of several
+        self.assertEqual(without_folder(said), without_folder(self.submit("--settings-file", TUTORIAL, "--dry-run")))
 
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
