@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/meet/launch.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -23,24 +23,11 @@ namespace {
 constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
 constexpr double kTickSeconds = 0.5;
 
-/// Beginnings of variables that launchers set for a process of a job, and of those that mislead
-/// torchrun's Python. srun's tasks see all GPUs of their node, as in slurm/job.sh.
-const std::vector<std::string> kIdentity = split(
-    "RANK=,LOCAL_RANK=,WORLD_SIZE=,LOCAL_WORLD_SIZE=,GROUP_,ROLE_,MASTER_,TORCHELASTIC_,"
-    "OMPI_COMM_WORLD_,OMPI_UNIVERSE_,PMIX_,PMI_,MPI_LOCAL,MV2_COMM_WORLD_,FLUX_TASK_,"
-    "FLUX_JOB_,JSM_NAMESPACE_,PALS_,JOB_COMPLETION_INDEX=,_CONDOR_PROCNO=,_CONDOR_NPROCS=,"
-    "SLURM_STEP_ID=,SLURM_STEPID=,SLURM_GPU_BIND=,SLURM_GPUS_PER_TASK=,SLURM_NTASKS_PER_GPU=,"
-    "SLURM_TRES_PER_TASK=,SLURM_TRES_BIND=,NODE_RANK=,PET_,PADDLE_,DMLC_,AWS_BATCH_JOB_NUM_NODES=,"
-    "AZUREML_NODE_COUNT=,SM_HOSTS=,CLUSTER_SPEC=,TF_CONFIG=,PBS_TASKNUM=,PBS_VNODENUM=,"
-    "LSF_PM_TASKID=,VC_TASK_INDEX=,ALPS_APP_PE=,LWS_,PYTHONPATH=,PYTHONHOME=,PYTHONSAFEPATH=");
-
-bool is_identity(std::string_view variable) {
-  // If mpirun started bench, OMPI_* are mpirun's; else they are the user's settings.
-  if (variable.starts_with("OMPI_") && std::getenv("OMPI_COMM_WORLD_RANK") != nullptr) {
-    return true;
-  }
-  return std::ranges::any_of(
-      kIdentity, [&](std::string_view beginning) { return variable.starts_with(beginning); });
+/// True for variables that launchers set for a process of a job, and for those that mislead
+/// torchrun's Python.
+bool misleads(std::string_view variable) {
+  return is_identity_variable(variable) || variable.starts_with("PYTHONPATH=") ||
+         variable.starts_with("PYTHONHOME=") || variable.starts_with("PYTHONSAFEPATH=");
 }
 
 /// Kills processes that a command left behind. The children of a killed process become children of
@@ -122,7 +109,7 @@ ChildResult run_child(const Command& command, Session& session) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
   ChildOptions options;
-  options.environment = environment_with(command.env, is_identity);
+  options.environment = environment_with(command.env, misleads);
   options.cwd = command.cwd;
   options.parent_death_signal = SIGTERM;
   options.signal_mask = session.interrupts.original_mask();

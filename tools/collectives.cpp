@@ -18,6 +18,7 @@
 #include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
+#include "common/meet/launchers.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
@@ -221,7 +222,7 @@ std::string choose_backend(const CommandOptions& options, int ranks, const std::
     refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
            options.collective->only_c10d ? "" : " with --op " + options.op);
   }
-  if (options.backend == "mpi" && launcher == "spawn") {
+  if (options.backend == "mpi" && launcher == kSpawnLauncher.name) {
     refuse(
         "--backend: got mpi, expected mpirun to start the ranks: mpirun -np {} {} {} --backend mpi",
         ranks, program_name(), name);
@@ -299,8 +300,8 @@ void run_rank(const CommandOptions& options, const LaunchEnvironment& environmen
 int run(int argc, char** argv, std::string& who) {
   CommandOptions options = parse_command_line(argc, argv);
   const LaunchEnvironment environment = read_launch_environment();
-  const bool is_rank = environment.launcher != "none";
-  const std::string launcher = is_rank ? environment.launcher : "spawn";
+  const bool is_rank = environment.launcher != kNoLauncher.name;
+  const std::string launcher = is_rank ? environment.launcher : kSpawnLauncher.name;
   const int ranks = is_rank ? environment.world_size : options.nprocs.value_or(2);
   who = name_of_rank(environment);
   check_world(options, ranks, launcher);

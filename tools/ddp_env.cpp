@@ -1,10 +1,60 @@
 // ddp-env - prints the rank of this process and the variables that say so. Start it like a stage.
+#include <fmt/format.h>
+
 #include <iostream>
 
 #include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/base/json_text.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/meet/launch.hpp"
+
+namespace {
+
+nlohmann::ordered_json to_json(const ddp::LaunchEnvironment& environment) {
+  const char* const kinds[] = {"none", "file", "tcp", "agent_tcp", "shared_file"};
+  const ddp::StoreLocation& store = environment.store;
+  nlohmann::ordered_json document = {
+      {"launcher", environment.launcher},
+      {"rank", environment.rank},
+      {"local_rank", environment.local_rank},
+      {"world_size", environment.world_size},
+      {"local_world_size", environment.local_world_size},
+      {"node_rank", environment.node_rank},
+      {"num_nodes", environment.num_nodes},
+      {"restart_count", environment.restart_count},
+      {"store",
+       {{"kind", kinds[static_cast<size_t>(store.kind)]},
+        {"host", store.host},
+        {"port", store.port},
+        {"file", store.file},
+        {"prefix", store.prefix}}},
+      {"evidence", nlohmann::ordered_json::array()},
+  };
+  for (const auto& [what, value, source] : environment.evidence) {
+    document["evidence"].push_back({{"what", what}, {"value", value}, {"source", source}});
+  }
+  return document;
+}
+
+/// The facts in aligned lines, and below them their sources.
+std::string to_table(nlohmann::ordered_json document) {
+  const nlohmann::ordered_json evidence = document["evidence"];
+  document.erase("evidence");
+  std::string text;
+  for (const auto& [name, value] : document.items()) {
+    text += fmt::format("{:<18}{}\n", name,
+                        value.is_string() ? value.get<std::string>() : ddp::json_text(value));
+  }
+  text += evidence.empty() ? "no launcher started this process\n" : "because\n";
+  for (const auto& fact : evidence) {
+    text += fmt::format("  {:<16}{}  ({})\n", fact["what"].get<std::string>(),
+                        ddp::json_text(fact["value"]), fact["source"].get<std::string>());
+  }
+  return text;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   return ddp::run_program([argc, argv](std::string&) {
@@ -19,7 +69,8 @@ int main(int argc, char** argv) {
         30);
     line.group("Options").flag("--json", json, "print a JSON line");
     line.parse(argc, argv);
-    std::cout << ddp::describe(ddp::read_launch_environment(), json);
+    const nlohmann::ordered_json document = to_json(ddp::read_launch_environment());
+    std::cout << (json ? ddp::json_text(document) + "\n" : to_table(document));
     return static_cast<int>(ddp::ExitCode::kDone);
   });
 }

@@ -9,6 +9,7 @@
 #include "common/backends/shm/shm_communicator.hpp"
 #include "common/base/refuse.hpp"
 #include "common/meet/board.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp {
 namespace {
@@ -79,22 +80,11 @@ void check_launch(const std::string& name, const LaunchEnvironment& environment,
     return;
   }
   need_mpi_module();
-  const std::string rank = std::to_string(environment.rank);
-  const std::string world_size = std::to_string(environment.world_size);
-  const auto is = [&variables](const char* variable, const std::string& value) {
-    const auto found = variables.find(variable);
-    return found != variables.end() && found->second == value;
-  };
-  // srun --mpi=pmix tells only the rank: the size is known once MPI is initialised.
-  const bool is_in_world =
-      variables.contains("OMPI_COMM_WORLD_SIZE")
-          ? is("OMPI_COMM_WORLD_SIZE", world_size) && is("OMPI_COMM_WORLD_RANK", rank)
-          : environment.world_size == 1 || is("PMIX_RANK", rank);
-  if (!is_in_world) {
+  if (!is_mpi_world(environment, variables)) {
     refuse(
         "--backend mpi: {} started the {} ranks, expected mpirun: MPI joins no other processes; "
         "mpirun -n {} build/bin/04_ddp_launcher --backend mpi, or --backend auto",
-        environment.launcher, world_size, world_size);
+        environment.launcher, environment.world_size, environment.world_size);
   }
 }
 

@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
+#include "common/meet/launchers.hpp"
 
 /// Of mask_at_start.cpp, which only programs link.
 extern "C" [[gnu::weak]] cpu_set_t ddp_mask_at_start[64];
@@ -33,19 +33,20 @@ int own_cores() {
                                        : CPU_COUNT_S(sizeof(ddp_mask_at_start), ddp_mask_at_start);
 }
 
-/// Cores of the ranks of this host together. Open MPI and Slurm may have bound this rank to a part.
-/// slurmstepd itself may run anywhere: there the variables count. A script or a container's starter
-/// between mpirun and the rank has the rank's variables and cores.
+/// Cores of the ranks of this host together. The launcher may have bound this rank to a part: then
+/// those of its process count, or the scheduler's variables alone. A script or a container's
+/// starter between the launcher and the rank has the rank's variables and cores.
 int cores_of_host(const LaunchEnvironment& environment) {
-  const bool by_mpirun = environment.launcher == "openmpi";
-  int64_t pid = getppid();
-  while (read_text(fmt::format("/proc/{}/environ", pid)).find("OMPI_COMM_") != std::string::npos) {
+  const Launcher& launcher = launcher_of(environment);
+  if (!launcher.binds_cores) {
+    return find_allowance(own_cores()).cores;
+  }
+  int64_t pid = launcher.parent_has_all_cores ? getppid() : 0;
+  while (pid > 0 && read_text(fmt::format("/proc/{}/environ", pid)).find(launcher.shows) !=
+                        std::string::npos) {
     pid = number_after("PPid:", read_text(fmt::format("/proc/{}/status", pid)));
   }
-  return find_allowance(by_mpirun && pid > 0 ? cores_of(static_cast<pid_t>(pid))
-                        : by_mpirun || environment.launcher == "slurm" ? get_nprocs_conf()
-                                                                       : own_cores())
-      .cores;
+  return find_allowance(pid > 0 ? cores_of(static_cast<pid_t>(pid)) : get_nprocs_conf()).cores;
 }
 
 }  // namespace
@@ -87,23 +88,11 @@ Allowance find_allowance(int cores, const std::string& root, const Variables& va
     }
     apply_group(mount);
   }
-  const auto number = [&variables](const char* name) -> int64_t {
-    const auto found = variables.find(name);
-    return found == variables.end() ? 0 : std::strtoll(found->second.c_str(), nullptr, 10);
-  };
-  const auto machine = variables.find("_CONDOR_MACHINE_AD");
-  std::string slot = machine == variables.end() ? "" : read_text(machine->second);
-  std::ranges::replace(slot, '=', ' ');
-  const int64_t slurm_cores = number("SLURM_CPUS_ON_NODE");
-  // Numbers for all hosts of a job are upper limits, too.
-  for (const int64_t given :
-       {slurm_cores, number("SLURM_CPUS_PER_TASK") * std::max<int64_t>(number("SLURM_NTASKS"), 1),
-        number("NSLOTS"), number("PBS_NUM_PPN"), number("NCPUS"), number("LSB_DJOB_NUMPROC"),
-        number_after("Cpus", slot)}) {
-    lower(most_cores, given);
+  const SchedulerLimits limits = scheduler_limits(variables);
+  for (const int64_t cores_given : limits.cores) {
+    lower(most_cores, cores_given);
   }
-  for (const int64_t mib : {number("SLURM_MEM_PER_NODE"), number("SLURM_MEM_PER_CPU") * slurm_cores,
-                            number_after("Memory", slot)}) {
+  for (const int64_t mib : limits.memory_mib) {
     lower(most_bytes, mib << 20);
   }
   return {static_cast<int>(most_cores), most_bytes};

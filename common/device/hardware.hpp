@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/meet/launch.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp {
 

@@ -24,6 +24,7 @@
 #include "common/base/refuse.hpp"
 #include "common/device/hardware.hpp"
 #include "common/launch/stop_request.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp {
 namespace {
@@ -46,10 +47,13 @@ void begin_program() {
   survive_broken_connections();
 }
 
-/// Writes the file from which torchrun reads the root cause. It must appear whole, because
+/// Writes the file from which the launcher reads the root cause. It must appear whole, because
 /// torchrun's agent fails on half a document.
 void write_error_file(const std::string& line) {
-  const std::string path = process_getenv("TORCHELASTIC_ERROR_FILE").value_or("");
+  std::string path;
+  for (const Launcher& launcher : launchers()) {
+    path += process_getenv(launcher.error_file).value_or("");
+  }
   if (path.empty()) {
     return;
   }
@@ -138,15 +142,16 @@ bool is_unread() {
 
 /// Prepares a rank for the ends of its launcher and of other ranks.
 void end_with_launcher(const LaunchEnvironment& environment) {
-  if (environment.launcher == "torchrun" || environment.launcher == "openmpi") {
+  const Launcher& launcher = launcher_of(environment);
+  if (launcher.dies_with_parent) {
     // The kernel ends the ranks of a launcher that is killed, as for spawn.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (environment.launcher == "openmpi" && is_unread()) {
-      // mpirun was killed before prctl(): the ranks would meet and train on.
+    if (launcher.reads_output && is_unread()) {
+      // The launcher was killed before prctl(): the ranks would meet and train on.
       std::_Exit(static_cast<int>(ExitCode::kTrainingFailed));
     }
   }
-  if (environment.launcher == "slurm") {
+  if (launcher.terminates_ranks) {
     exit_on_sigterm();
   }
 }

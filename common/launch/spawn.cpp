@@ -17,6 +17,7 @@
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
 #include "common/device/hardware.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp {
 namespace {
@@ -52,11 +53,12 @@ class Ranks {
   void start(const std::vector<std::string>& argv, int world_size,
              const std::vector<int>& held_signals) {
     std::cout << std::flush;
+    const NamesOfNumbers& names = kSpawnLauncher.numbers;
     std::map<std::string, std::optional<std::string>> variables = {
-        {"DDP_LAUNCHER", "spawn"},
-        {"WORLD_SIZE", std::to_string(world_size)},
-        {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-        {"DDP_STORE_FILE", folder_.path() + "/store"},
+        {kSpawnLauncher.shows, kSpawnLauncher.name},
+        {names.world_size, std::to_string(world_size)},
+        {names.local_world_size, std::to_string(world_size)},
+        {kSpawnLauncher.store_file, folder_.path() + "/store"},
         // OpenMP's library would bind all ranks alike.
         {"OMP_PROC_BIND", std::nullopt},
         {"OMP_PLACES", std::nullopt},
@@ -72,7 +74,7 @@ class Ranks {
       sigaddset(&*options.signal_mask, signal);
     }
     for (int rank = 0; rank < world_size; ++rank) {
-      variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
+      variables[names.rank] = variables[names.local_rank] = std::to_string(rank);
       options.environment = environment_with(variables);
       try {
         ranks_.push_back(std::make_unique<Child>(argv, options));
@@ -222,7 +224,7 @@ int start_ranks(const std::string& program, const std::vector<std::string>& argv
 }
 
 int spawn(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
-  if (process_getenv("DDP_LAUNCHER")) {
+  if (process_getenv(kSpawnLauncher.shows)) {
     return run_main(argc, argv, Launch::kSpawn, extra, train);
   }
   return run_program([&](std::string&) { return start_and_wait(argc, argv, extra); });

@@ -245,9 +245,9 @@ TransientError taken_away(const Rendezvous& meeting) {
 
 /// First store of this rank, and the number of meetings there: its server may still run, and the
 /// keys of earlier meetings are still there.
-struct Met {
+struct FirstStore {
   StoreLocation at;
-  Rendezvous first;
+  Rendezvous opened;
   int meetings = 0;
 };
 
@@ -255,17 +255,17 @@ struct Met {
 
 Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interface,
                       std::chrono::milliseconds timeout) {
-  std::optional<Met>& met = of_this_rank<std::optional<Met>>();
-  if (launch.store.kind == Kind::kNone || !met || met->at != launch.store) {
-    met.reset();
-    met = {.at = launch.store, .first = open_store(launch, interface, timeout)};
+  std::optional<FirstStore>& first = of_this_rank<std::optional<FirstStore>>();
+  if (launch.store.kind == Kind::kNone || !first || first->at != launch.store) {
+    first.reset();
+    first = {.at = launch.store, .opened = open_store(launch, interface, timeout)};
     // Kept until an error of this rank is printed, before the other ranks notice the store's end.
-    at_train_end([&met, store = met->first.store] { met.reset(); });
+    at_train_end([&first, store = first->opened.store] { first.reset(); });
   }
-  Rendezvous meeting = met->first;
+  Rendezvous meeting = first->opened;
   const std::string& prefix = launch.store.prefix;
   meeting.store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("{}/{}", prefix.empty() ? "ddp" : prefix, met->meetings++), meeting.store);
+      fmt::format("{}/{}", prefix.empty() ? "ddp" : prefix, first->meetings++), meeting.store);
   meeting.store->setTimeout(timeout);
   try {
     if (meeting.store->add(fmt::format("processes/{}", launch.rank), 1) > 1) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/meet/board.hpp"
-#include "common/meet/launch.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp {
 

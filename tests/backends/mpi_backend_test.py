@@ -31,9 +31,9 @@ class MpiBackend(Scratch):
     def test_which_launches_are_an_mpi_world(self):
         one_of_two = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
         for launcher, rank, ranks, variables, refusal in (
-                ("openmpi", 1, 2, one_of_two, ""), ("spawn", 0, 2, one_of_two, "spawn started"), ("slurm", 1, 2, {"PMIX_RANK": "1"}, ""),
+                ("mpirun", 1, 2, one_of_two, ""), ("spawn", 0, 2, one_of_two, "spawn started"), ("srun", 1, 2, {"PMIX_RANK": "1"}, ""),
                 ("none", 0, 1, {}, ""), ("spawn", 1, 2, {}, "spawn started the 2 ranks, expected mpirun"),
-                ("torchrun", 0, 3, {}, "mpirun -n 3 build/bin/04_ddp_launcher"), ("slurm", 1, 2, {"PMIX_RANK": "0"}, "slurm started the 2 ranks"),
+                ("torchrun", 0, 3, {}, "mpirun -n 3 build/bin/04_ddp_launcher"), ("srun", 1, 2, {"PMIX_RANK": "0"}, "srun started the 2 ranks"),
                 ("spawn", 1, 2, {"OMPI_COMM_WORLD_SIZE": "1"}, "spawn started")):
             with self.subTest(launcher=launcher, variables=variables):
                 done = self.run_here(RANKS, "launch", launcher, rank, ranks, **variables)

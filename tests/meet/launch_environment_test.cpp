@@ -1,14 +1,19 @@
-// Each launcher's environment, and missing, malformed or contradictory variables.
+// A row for each launcher: its environment, and missing, malformed or contradictory variables.
 #include "common/meet/launch.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/exit_codes.hpp"
+#include "common/base/files.hpp"
+#include "common/meet/launchers.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -19,84 +24,155 @@ using ddp::test::words;
 using Kind = ddp::StoreLocation::Kind;
 using ddp::Variables;
 
+/// @param changes "A=1 B": A is set, B is not
+Variables with(Variables all, const std::string& changes) {
+  for (const auto& [name, value] : ddp::test::variables(changes)) {
+    all.erase(name);
+    if (value) {
+      all[name] = *value;
+    }
+  }
+  return all;
+}
+
 /// "A=1 B=2"
 Variables variables(const std::string& line) {
-  Variables found;
-  for (const auto& [name, value] : ddp::test::variables(line)) {
-    found[name] = value.value();
-  }
-  return found;
+  return with({}, line);
 }
 
-// Variables that each launcher really sets.
-const Variables kTorchrun = variables(
-    "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 "
-    "MASTER_ADDR=n1 MASTER_PORT=29400 TORCHELASTIC_RUN_ID=job7 TORCHELASTIC_RESTART_COUNT=2 "
-    "TORCHELASTIC_USE_AGENT_STORE=True");
-const Variables kSpawn = variables(
-    "DDP_LAUNCHER=spawn RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 "
-    "DDP_STORE_FILE=/tmp/x/store");
-const Variables kByHand =
-    variables("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=n1 MASTER_PORT=29500");
-const Variables kOpenMpi = variables(
-    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
-    "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=2096300033 PMIX_RANK=1");
-const Variables kSlurm = variables(
-    "SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_NTASKS=8 "
-    "SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=2,1 "
-    "SLURM_STEP_NODELIST=n[1-2]");
-const Variables kSlurmOneNode = variables(
-    "SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=2 SLURM_NODEID=0 "
-    "SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=3");
-const Variables kPod =
-    variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=1 KUBERNETES_SERVICE_HOST=x");
-const Variables kCondor =
-    variables("_CONDOR_PROCNO=1 _CONDOR_NPROCS=3 _CONDOR_JOB_IWD=/home/me/run DDP_JOB_ID=345");
+/// For srun: all tasks on the first node.
+constexpr const char* kOneNode =
+    "SLURM_LOCALID=2 SLURM_NODEID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=3";
 
-Variables with(Variables all, const std::string& changes) {
-  for (const auto& [name, value] : variables(changes)) {
-    all[name] = value;
-  }
-  return all;
-}
+/// Changes of a launcher's variables, and what is read then, or a part of the refusal.
+using Cases = std::vector<std::pair<const char*, const char*>>;
 
-Variables without(Variables all, const std::string& names) {
-  for (const std::string& name : words(names)) {
-    all.erase(name);
-  }
-  return all;
+/// Variables that a launcher really sets.
+struct Fixture {
+  const char* launcher;
+  const char* variables;
+  const char* numbers;  ///< refused by name without one of them, and with another text in it
+  const char* refused;  ///< words that are each a change that is refused by the variable's name
+  Cases identities;
+  Cases refusals = {};
+};
+
+const Fixture kFixtures[] = {
+    {"flags",
+     "--rank=1 --world-size=2 --local-rank=0 --local-world-size=1 --master-addr=n1 "
+     "--master-port=29500",
+     "--world-size --local-rank",
+     "--rank=2 --master-addr=n1:1 --master-port=0",
+     {{"", "1/2 0/1 1/2 +0 tcp @n1 /0"},
+      {"--local-rank --local-world-size --master-addr=::1", "1/2 1/2 0/1 +0 tcp @::1 /0"}}},
+    {"spawn",
+     "DDP_LAUNCHER=spawn RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 "
+     "DDP_STORE_FILE=/tmp/x/store",
+     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
+     "DDP_STORE_FILE= DDP_STORE_FILE",
+     {{"", "0/2 0/2 0/1 +0 file @/tmp/x/store /0"}}},
+    {"torchrun",
+     "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 "
+     "MASTER_ADDR=n1 MASTER_PORT=29400 TORCHELASTIC_RUN_ID=job7 TORCHELASTIC_RESTART_COUNT=2 "
+     "TORCHELASTIC_USE_AGENT_STORE=True",
+     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK",
+     "LOCAL_RANK=2 LOCAL_WORLD_SIZE=5 GROUP_RANK=2 MASTER_ADDR MASTER_PORT",
+     {{"", "3/4 1/2 1/2 +2 agent_tcp @n1 /job7/2"},
+      {"GROUP_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE", "3/4 1/2 1/2 +2 tcp @n1 /job7/2"},
+      {"TORCHELASTIC_USE_AGENT_STORE=False", "3/4 1/2 1/2 +2 tcp @n1 /job7/2"},
+      {"WORLD_SIZE=5 SLURM_RESTART_COUNT=1", "3/5 1/2 1/2 +3 agent_tcp @n1 /job7/3"},
+      // torchrun's agent serves only at its own address and port.
+      {"--master-addr=n2", "3/4 1/2 1/2 +2 tcp @n2 /job7/2"},
+      {"--master-port=1", "3/4 1/2 1/2 +2 tcp @n1 /job7/2"},
+      {"RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_WORLD_SIZE MASTER_ADDR",
+       "0/1 0/1 0/1 +2 none @ "}},
+     {{"RANK=4", "RANK: got 4, expected less than WORLD_SIZE (4)"}}},
+    {"environment",
+     "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=n1 MASTER_PORT=29500",
+     "WORLD_SIZE LOCAL_RANK MASTER_PORT",
+     "MASTER_PORT=0 MASTER_PORT=65536 MASTER_ADDR= MASTER_ADDR=n1:29500 MASTER_ADDR=http://n1 "
+     "MASTER_ADDR=n1,n2 MASTER_ADDR=user@n1 MASTER_ADDR=fe80::1 MASTER_ADDR=FE80::1 "
+     "MASTER_ADDR=n1\r MASTER_ADDR=* MASTER_ADDR=0.0.0.0 MASTER_ADDR=:: MASTER_ADDR=[] "
+     "MASTER_ADDR=n1/24 MASTER_ADDR",
+     {{"", "1/2 0/1 1/2 +0 tcp @n1 /0"},
+      {"WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=fe80::1%e", "1/4 1/2 1/4 +0 tcp @fe80::1%e /0"},
+      {"LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "1/2 1/2 0/1 +0 tcp @n1 /0"},
+      {"LOCAL_RANK MASTER_ADDR=[::1]", "1/2 1/2 0/1 +0 tcp @::1 /0"},
+      // A pod is one process, wherever its master says that it is.
+      {"KUBERNETES_SERVICE_HOST=x LOCAL_RANK", "1/2 0/1 1/2 +0 tcp @n1 /0"},
+      {"KUBERNETES_SERVICE_HOST=x LOCAL_RANK RANK=0 MASTER_ADDR=::1", "0/2 0/1 0/2 +0 tcp @::1 /0"},
+      {"KUBERNETES_SERVICE_HOST=x LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost",
+       "1/2 1/2 0/1 +0 tcp @localhost /0"},
+      {"PMI_SIZE=2 PMIX_RANK=1", "1/2 0/1 1/2 +0 tcp @n1 /0"}},
+     {{"KUBERNETES_SERVICE_HOST=x LOCAL_RANK MASTER_ADDR=127.0.0.1", "LOCAL_RANK is not set"}}},
+    {"mpirun",
+     "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+     "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=2096300033 PMIX_RANK=1",
+     "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE",
+     "",
+     {{"", "1/2 1/2 0/1 +0 tcp @127.0.0.1 /2096300033/0"},
+      // Ranks 0 and 2 on the first node, 1 on the second.
+      {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=2 MASTER_ADDR=n1 MASTER_PORT=29500",
+       "2/3 1/2 0/2 +0 tcp @n1 /2096300033/0"}},
+     {{"OMPI_COMM_WORLD_SIZE=4", "-x MASTER_ADDR"},
+      {"PMIX_NAMESPACE", "MASTER_ADDR"},
+      {"OMPI_COMM_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1", "MASTER_ADDR: got 127.0.0.1 with 2 nodes"}}},
+    {"srun",
+     "SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_NTASKS=8 "
+     "SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=2,1 "
+     "SLURM_STEP_NODELIST=n[1-2]",
+     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_NUM_TASKS",
+     "SLURM_JOB_ID SLURM_NODEID=2 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 "
+     "SLURM_STEP_TASKS_PER_NODE=2(x,1 SLURM_STEP_NODELIST=n[1- SLURM_STEP_NODELIST=n[ "
+     "SLURM_STEP_NODELIST=n[] SLURM_STEP_NODELIST=n[a-b] SLURM_STEP_NODELIST=n[-1] "
+     "SLURM_STEP_NODELIST=bg[00x11] SLURM_STEP_NODELIST=,n1",
+     {{"", "2/3 0/1 1/2 +0 tcp @n1 /12.0/0"},
+      {"SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)", "2/4 0/2 1/2 +0 tcp @n1 /12.0/0"},
+      {"MASTER_ADDR=n1-ib MASTER_PORT=29500 SLURM_STEP_NODELIST=unknown",
+       "2/3 0/1 1/2 +0 tcp @n1-ib /12.0/0"},
+      {kOneNode, "2/3 2/3 0/1 +0 tcp @127.0.0.1 /12.0/0"}},
+     {{"MASTER_ADDR=localhost", "MASTER_ADDR: got localhost with 2 nodes"}}},
+    {"htcondor",
+     "_CONDOR_PROCNO=1 _CONDOR_NPROCS=3 _CONDOR_JOB_IWD=/home/me/run DDP_JOB_ID=345",
+     "_CONDOR_NPROCS",
+     "_CONDOR_PROCNO=3 _CONDOR_JOB_IWD DDP_JOB_ID DDP_JOB_ID=../7",
+     {{"MASTER_ADDR=n1 MASTER_PORT=29500", "1/3 0/1 1/3 +0 tcp @n1 /345/0"}},
+     {{"MASTER_ADDR=n1", "MASTER_PORT"}, {"MASTER_PORT=1", "MASTER_ADDR"}}},
+};
+
+/// Variables of a launcher.
+Variables of(const std::string& launcher) {
+  const auto* const fixture = std::ranges::find(kFixtures, launcher, &Fixture::launcher);
+  INFO(launcher);
+  REQUIRE(fixture != std::end(kFixtures));
+  return variables(fixture->variables);
 }
 
 ddp::LaunchEnvironment read(const Variables& all, const ddp::IdentityOptions& options = {}) {
   return ddp::read_launch_environment(options, all);
 }
 
-/// Launcher, rank, local rank, node, restarts, and the store, as text.
-std::string identity(const Variables& all) {
-  const ddp::LaunchEnvironment found = read(all);
+/// Rank, local rank, node, restarts, and the store, as text; its prefix without the launcher.
+std::string identity(const ddp::LaunchEnvironment& found) {
   const char* const kinds[] = {"none", "file", "tcp", "agent_tcp", "shared_file"};
-  return fmt::format("{} {}/{} {}/{} {}/{} +{} {} @{} {}", found.launcher, found.rank,
-                     found.world_size, found.local_rank, found.local_world_size, found.node_rank,
-                     found.num_nodes, found.restart_count,
-                     kinds[static_cast<size_t>(found.store.kind)], found.store.host,
-                     found.store.prefix);
+  const ddp::StoreLocation& store = found.store;
+  CHECK(store.prefix.starts_with(store.prefix.empty() ? "" : found.launcher));
+  return fmt::format("{}/{} {}/{} {}/{} +{} {} @{}{} {}", found.rank, found.world_size,
+                     found.local_rank, found.local_world_size, found.node_rank, found.num_nodes,
+                     found.restart_count, kinds[static_cast<size_t>(store.kind)], store.host,
+                     store.file,
+                     store.prefix.substr(store.prefix.empty() ? 0 : found.launcher.size()));
 }
 
 /// Checks that variables are refused as usage error, in one line with `name`.
-void check_refused(const Variables& all, const std::string& name,
-                   const ddp::IdentityOptions& options = {}) {
+void check_refused(const Variables& all, const std::string& name) {
   std::string message = "(accepted)";
   try {
-    read(all, options);
+    read(all);
   } catch (const ddp::UsageError& error) {
     message = error.what();
   }
-  std::string shown;
-  for (const auto& [variable, value] : all) {
-    shown += variable + "=" + value.substr(0, 100) + " ";
-  }
-  INFO(shown);
-  INFO(message);
+  INFO(fmt::format("{}: {}", all, message));
   CHECK(contains(message, name));
   CHECK(contains(message, "expected"));
   CHECK(message.find('\n') == std::string::npos);
@@ -105,54 +181,56 @@ void check_refused(const Variables& all, const std::string& name,
 }  // namespace
 
 TEST_CASE("each launcher's variables make an identity and a place to meet") {
-  const Variables torchrun_alone =
-      variables("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=a");
-  // Ranks 0 and 2 on the first node, 1 on the second.
-  const Variables mpi_round = with(
-      kOpenMpi, "OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=2 MASTER_ADDR=n1 MASTER_PORT=29500");
-  for (const auto& [all, expected] : std::vector<std::pair<Variables, std::string>>{
-           {{}, "none 0/1 0/1 0/1 +0 none @ "},
-           {kTorchrun, "torchrun 3/4 1/2 1/2 +2 agent_tcp @n1 torchrun/job7/2"},
-           {without(kTorchrun, "GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE"),
-            "torchrun 3/4 1/2 1/2 +2 tcp @n1 torchrun/job7/2"},
-           {with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE=False"),
-            "torchrun 3/4 1/2 1/2 +2 tcp @n1 torchrun/job7/2"},
-           {with(kTorchrun, "WORLD_SIZE=5 SLURM_RESTART_COUNT=1"),
-            "torchrun 3/5 1/2 1/2 +3 agent_tcp @n1 torchrun/job7/3"},
-           {torchrun_alone, "torchrun 0/1 0/1 0/1 +0 none @ "},
-           {kSpawn, "spawn 0/2 0/2 0/1 +0 file @ spawn/0"},
-           {kByHand, "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0"},
-           {with(kByHand, "WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=fe80::1%eth0"),
-            "environment 1/4 1/2 1/4 +0 tcp @fe80::1%eth0 environment/0"},
-           {with(kByHand, "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
-            "environment 1/2 1/2 0/1 +0 tcp @n1 environment/0"},
-           {variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1] MASTER_PORT=29500"),
-            "environment 1/2 1/2 0/1 +0 tcp @::1 environment/0"},
-           // A pod is one process, wherever its master says that it is.
-           {kPod, "environment 1/2 0/1 1/2 +0 tcp @n1 environment/0"},
-           {with(kPod, "RANK=0 MASTER_ADDR=localhost"),
-            "environment 0/2 0/1 0/2 +0 tcp @localhost environment/0"},
-           {with(kPod, "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost"),
-            "environment 1/2 1/2 0/1 +0 tcp @localhost environment/0"},
-           {kOpenMpi, "openmpi 1/2 1/2 0/1 +0 tcp @127.0.0.1 openmpi/2096300033/0"},
-           {mpi_round, "openmpi 2/3 1/2 0/2 +0 tcp @n1 openmpi/2096300033/0"},
-           {kSlurm, "slurm 2/3 0/1 1/2 +0 tcp @n1 slurm/12.0/0"},
-           {with(kSlurm, "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)"),
-            "slurm 2/4 0/2 1/2 +0 tcp @n1 slurm/12.0/0"},
-           {with(kSlurm, "MASTER_ADDR=n1-ib MASTER_PORT=29500 SLURM_STEP_NODELIST=unknown"),
-            "slurm 2/3 0/1 1/2 +0 tcp @n1-ib slurm/12.0/0"},
-           {kSlurmOneNode, "slurm 2/3 2/3 0/1 +0 tcp @127.0.0.1 slurm/12.0/0"},
-           {with(kSlurmOneNode, "MASTER_ADDR=localhost"),
-            "slurm 2/3 2/3 0/1 +0 tcp @localhost slurm/12.0/0"},
-           {with(kCondor, "MASTER_ADDR=n1 MASTER_PORT=29500"),
-            "htcondor 1/3 0/1 1/3 +0 tcp @n1 htcondor/345/0"}}) {
-    CHECK(identity(all) == expected);
+  CHECK(identity(read({})) == "0/1 0/1 0/1 +0 none @ ");
+  for (const Fixture& fixture : kFixtures) {
+    for (const auto& [changes, expected] : fixture.identities) {
+      const ddp::LaunchEnvironment found = read(with(of(fixture.launcher), changes));
+      CHECK(found.launcher == fixture.launcher);
+      CHECK(identity(found) == expected);
+    }
   }
-  CHECK(read(kSpawn).store.file == "/tmp/x/store");
-  const ddp::StoreLocation condor = read(kCondor).store;
+  const ddp::StoreLocation condor = read(of("htcondor")).store;
   CHECK(condor.kind == Kind::kSharedFile);
   CHECK(condor.file == "/home/me/run/ddp-store-" + std::to_string(geteuid()) + "-345");
   CHECK(!condor.host.empty());
+}
+
+TEST_CASE("launchers nest, and the innermost decides; the page of clusters has them all") {
+  const std::string page = ddp::read_text(DDP_SOURCE_DIR "/docs/guides/cluster.md");
+  Variables all;
+  const std::span<const ddp::Launcher> rows = ddp::launchers();
+  for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
+    all.merge(std::exchange(all, of(row->name)));
+    CHECK(ddp::launcher_of(read(all)).name == row->name);
+    CHECK(contains(page, fmt::format("| `{}` |", row->shows)));
+  }
+  const ddp::IdentityOptions flags{.rank = 1,
+                                   .local_rank = 0,
+                                   .world_size = 2,
+                                   .local_world_size = 1,
+                                   .master_addr = "localhost",
+                                   .master_port = 29500};
+  const ddp::LaunchEnvironment found = read(all, flags);
+  CHECK(identity(found) == "1/2 0/1 1/2 +2 tcp @localhost /2");
+  CHECK(found.store.port == 29500);
+}
+
+TEST_CASE("a program that starts a job hides the variables by which it is a rank itself") {
+  std::string hidden =
+      "GROUP_WORLD_SIZE= ROLE_RANK= TORCHELASTIC_ERROR_FILE= MASTER_ADDR= PMI_FD= NODE_RANK= "
+      "OMPI_UNIVERSE_SIZE= SLURM_STEPID= SLURM_GPU_BIND= LWS_LEADER_ADDRESS= DDP_STORE_FILE= ";
+  for (const Fixture& fixture : kFixtures) {
+    hidden += fixture.variables + std::string(" ");
+  }
+  for (const auto& [name, value] :
+       with(variables(hidden), "SLURM_JOB_ID SLURM_NTASKS _CONDOR_JOB_IWD DDP_JOB_ID")) {
+    CHECK(ddp::is_identity_variable(name + "=" + value));
+  }
+  for (const std::string& variable :
+       words("PATH=/bin RANKS=2 OMPI_MCA_x=1 SLURM_JOB_ID=1 SLURM_NTASKS=2 SLURM_RESTART_COUNT=1 "
+             "_CONDOR_MACHINE_AD=x NNODES=2 DDP_JOB_ID=2 CUDA_VISIBLE_DEVICES=0")) {
+    CHECK_FALSE(ddp::is_identity_variable(variable));
+  }
 }
 
 TEST_CASE("the first host of a node list, which a rank in a container reads without scontrol") {
@@ -161,66 +239,25 @@ TEST_CASE("the first host of a node list, which a rank in a container reads with
     many += "," + std::to_string(node);
   }
   for (const auto& [list, first] :
-       std::vector<std::pair<std::string, std::string>>{{"n1", "n1"},
-                                                        {many + "]", "n1"},
-                                                        {"node1,node2", "node1"},
-                                                        {"node[01-03,7],gpu-[1-2]x", "node01"},
-                                                        {"gpu-[1-2]x,node7", "gpu-1x"},
-                                                        {"r[2,1]-n[007-008]", "r2-n007"},
-                                                        {"[12-14]", "12"},
-                                                        {"a.b-c[9].org,n[3-4]", "a.b-c9.org"}}) {
-    CHECK(read(with(kSlurm, "SLURM_STEP_NODELIST=" + list)).store.host == first);
+       variables(many + "]=n1 n1=n1 node1,node2=node1 node[01-03,7],gpu-[1-2]x=node01 "
+                        "gpu-[1-2]x,node7=gpu-1x r[2,1]-n[007-008]=r2-n007 [12-14]=12 "
+                        "a.b-c[9].org,n[3-4]=a.b-c9.org")) {
+    CHECK(read(with(of("srun"), "SLURM_STEP_NODELIST=" + list)).store.host == first);
   }
-  for (const char* const bad : {"n[1-", "n[", "n[]", "n[a-b]", "n[-1]", "bg[00x11]", ",n1"}) {
-    check_refused(with(kSlurm, std::string("SLURM_STEP_NODELIST=") + bad), "MASTER_ADDR");
-  }
-}
-
-TEST_CASE("launchers nest, and the innermost decides") {
-  Variables all = kCondor;
-  for (const auto& [variables_of_inner, name] :
-       std::vector<std::pair<Variables, const char*>>{{kSlurmOneNode, "slurm"},
-                                                      {kOpenMpi, "openmpi"},
-                                                      {kByHand, "environment"},
-                                                      {kTorchrun, "torchrun"},
-                                                      {kSpawn, "spawn"}}) {
-    all.insert(variables_of_inner.begin(), variables_of_inner.end());
-    CHECK(read(all).launcher == name);
-  }
-  ddp::IdentityOptions flags;
-  flags.rank = 1;
-  flags.world_size = 2;
-  flags.master_addr = "localhost";
-  flags.master_port = 29500;
-  const ddp::LaunchEnvironment found = read(all, flags);
-  CHECK(found.launcher == "flags");
-  CHECK(found.local_rank == 1);
-  CHECK(found.store.host == "localhost");
-  CHECK(found.store.port == 29500);
-  flags.local_rank = 0;
-  flags.local_world_size = 1;
-  CHECK(read(all, flags).num_nodes == 2);
-  // torchrun's agent serves only at its own address and port.
-  flags = {};
-  flags.master_addr = "n2";
-  CHECK(read(kTorchrun, flags).store.kind == Kind::kTcp);
-  CHECK(read(kTorchrun, flags).store.host == "n2");
-  flags = {};
-  flags.master_port = 1;
-  CHECK(read(kTorchrun, flags).store.kind == Kind::kTcp);
 }
 
 TEST_CASE("every rank derives the same port, another step or restart most likely another") {
-  const int port = read(kSlurmOneNode).store.port;
+  const Variables one_node = with(of("srun"), kOneNode);
+  const int port = read(one_node).store.port;
   CHECK(port >= 20000);
   CHECK(port < 32000);
-  CHECK(read(with(kSlurmOneNode, "SLURM_PROCID=0 SLURM_LOCALID=0")).store.port == port);
-  CHECK(read(with(kSlurmOneNode, "SLURM_STEP_ID=1")).store.port != port);
-  CHECK(read(with(kSlurmOneNode, "SLURM_RESTART_COUNT=1")).store.port != port);
-  CHECK(read(with(kSlurmOneNode, "MASTER_PORT=29500")).store.port == 29500);
+  CHECK(read(with(one_node, "SLURM_PROCID=0 SLURM_LOCALID=0")).store.port == port);
+  CHECK(read(with(one_node, "SLURM_STEP_ID=1")).store.port != port);
+  CHECK(read(with(one_node, "SLURM_RESTART_COUNT=1")).store.port != port);
+  CHECK(read(with(one_node, "MASTER_PORT=29500")).store.port == 29500);
   // Two mpirun in two process namespaces have one name, and listen elsewhere.
   const Variables mpi = with(
-      kOpenMpi, "OMPI_MCA_orte_hnp_uri=7.0;tcp://n1:1 PMIX_SERVER_URI2=7.0;tcp4://127.0.0.1:2");
+      of("mpirun"), "OMPI_MCA_orte_hnp_uri=7.0;tcp://n1:1 PMIX_SERVER_URI2=7.0;tcp4://127.0.0.1:2");
   std::vector<ddp::StoreLocation> stores;
   for (const char* const changes :
        {"PMIX_NAMESPACE=7", "OMPI_MCA_orte_hnp_uri=7.0;tcp://n1:3",
@@ -241,69 +278,24 @@ TEST_CASE("every rank derives the same port, another step or restart most likely
         read(with(two_nodes, "OMPI_MCA_orte_hnp_uri=8")).store.prefix);
 }
 
-TEST_CASE("numbers that are none, and variables that are missing, are refused by name") {
-  for (const auto& [good, names] : std::vector<std::pair<Variables, std::string>>{
-           {kTorchrun, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK"},
-           {kSpawn, "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"},
-           {kByHand, "WORLD_SIZE LOCAL_RANK MASTER_PORT"},
-           {kOpenMpi, "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"},
-           {kSlurm, "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_NUM_TASKS"},
-           {kCondor, "_CONDOR_NPROCS"}}) {
-    for (const std::string& name : words(names)) {
+TEST_CASE("missing, malformed and contradictory variables are refused by name") {
+  for (const Fixture& fixture : kFixtures) {
+    for (const std::string& name : words(fixture.numbers)) {
       for (const char* const value :
            {"", "abc", " 1", "1 ", "1e3", "-1", "+1", "0x1", "1.0", "2147483648", "1\n2"}) {
-        Variables bad = good;
+        Variables bad = of(fixture.launcher);
         bad[name] = value;
         check_refused(bad, name);
       }
-      check_refused(without(good, name), name);
+      check_refused(with(of(fixture.launcher), name), name);
+    }
+    for (const std::string& change : words(fixture.refused)) {
+      check_refused(with(of(fixture.launcher), change), change.substr(0, change.find('=')));
+    }
+    for (const auto& [changes, message] : fixture.refusals) {
+      check_refused(with(of(fixture.launcher), changes), message);
     }
   }
-}
-
-TEST_CASE("contradictions are refused by name") {
-  for (const auto& [bad, name] : std::vector<std::pair<Variables, std::string>>{
-           {with(kTorchrun, "RANK=4"), "RANK: got 4, expected less than WORLD_SIZE (4)"},
-           {with(kTorchrun, "LOCAL_RANK=2"), "LOCAL_RANK: got 2"},
-           {with(kTorchrun, "LOCAL_WORLD_SIZE=5"), "LOCAL_WORLD_SIZE: got 5"},
-           {with(kTorchrun, "GROUP_RANK=2"), "GROUP_RANK: got 2"},
-           {without(kTorchrun, "MASTER_ADDR"), "MASTER_ADDR"},
-           {without(kTorchrun, "MASTER_PORT"), "MASTER_PORT"},
-           {without(kByHand, "LOCAL_RANK"), "LOCAL_RANK"},
-           {with(kPod, "MASTER_ADDR=127.0.0.1"), "LOCAL_RANK is not set"},  // two in a pod
-           {with(kSpawn, "DDP_STORE_FILE="), "DDP_STORE_FILE is empty"},
-           {with(kOpenMpi, "OMPI_COMM_WORLD_SIZE=4"), "-x MASTER_ADDR"},
-           {without(kOpenMpi, "PMIX_NAMESPACE"), "MASTER_ADDR"},
-           {without(kSlurm, "SLURM_JOB_ID"), "SLURM_JOB_ID"},
-           {with(kSlurm, "SLURM_NODEID=2"), "SLURM_NODEID: got 2"},
-           {with(kSlurm, "MASTER_ADDR=localhost"), "MASTER_ADDR: got localhost with 2 nodes"},
-           {with(kOpenMpi, "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 MASTER_ADDR=127.0.0.1"),
-            "MASTER_ADDR: got 127.0.0.1 with 2 nodes"},
-           {with(kSlurm, "SLURM_LOCALID=1"), "SLURM_LOCALID: got 1"},
-           {with(kSlurm, "SLURM_STEP_TASKS_PER_NODE=2"), "SLURM_STEP_TASKS_PER_NODE"},
-           {with(kSlurm, "SLURM_STEP_TASKS_PER_NODE=2(x,1"), "SLURM_STEP_TASKS_PER_NODE"},
-           {with(kCondor, "_CONDOR_PROCNO=3"), "_CONDOR_PROCNO: got 3"},
-           {without(kCondor, "DDP_JOB_ID"), "DDP_JOB_ID"},
-           {with(kCondor, "DDP_JOB_ID=../7"), "DDP_JOB_ID"},
-           {with(kCondor, "MASTER_ADDR=n1"), "MASTER_PORT"},
-           {with(kCondor, "MASTER_PORT=1"), "MASTER_ADDR"},
-           {variables("RANK=0"), "WORLD_SIZE"}}) {
-    check_refused(bad, name);
-  }
-  for (const char* const host : {"", "n1:29500", "http://n1", "n1,n2", "user@n1", "fe80::1",
-                                 "FE80::1", "n1\r", "*", "0.0.0.0", "::", "[]", "n1/24"}) {
-    check_refused(with(kByHand, std::string("MASTER_ADDR=") + host), "MASTER_ADDR");
-  }
-  for (const char* const port : {"0", "65536", "29500x"}) {
-    check_refused(with(kByHand, std::string("MASTER_PORT=") + port), "MASTER_PORT");
-  }
-  ddp::IdentityOptions flags;
-  flags.world_size = 2;
-  check_refused({}, "--world-size", flags);
-  flags.rank = 2;
-  check_refused({}, "--rank: got 2", flags);
-  flags.rank = 1;
-  check_refused({}, "--local-rank", flags);
 }
 
 TEST_CASE("variables of other launchers are refused with the five to set") {
@@ -327,7 +319,6 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
   for (const std::string& launcher : launchers) {
     check_refused(variables(launcher), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
-  CHECK(read(with(kByHand, "PMI_SIZE=2 PMIX_RANK=1")).launcher == "environment");
   // One process, or only a job.
   const ddp::LaunchEnvironment alone = read(variables(
       "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2 "
@@ -350,7 +341,8 @@ TEST_CASE("a process that trains alone notes what may be meant for several") {
            {variables("SLURM_JOB_ID=5 SLURM_NTASKS=8 SLURM_PROCID=0"), "SLURM_NTASKS is 8"},
            {variables("SLURM_JOB_ID=5 SLURM_NNODES=2"), "SLURM_NNODES is 2"},
            // Nor is the shell of salloc, with use_interactive_step.
-           {with(kSlurm, "SLURM_STEP_ID=4294967280 SLURM_STEP_NUM_TASKS=1"), "SLURM_NTASKS is 8"},
+           {with(of("srun"), "SLURM_STEP_ID=4294967280 SLURM_STEP_NUM_TASKS=1"),
+            "SLURM_NTASKS is 8"},
        }) {
     const ddp::LaunchEnvironment alone = read(all);
     CHECK(alone.launcher == "none");
@@ -363,28 +355,32 @@ TEST_CASE("a process that trains alone notes what may be meant for several") {
 }
 
 TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks are") {
-  CHECK(read(with(kSlurm, "SLURM_PROCID=0")).store.server == -1);
-  CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
-  CHECK(read(with(kSlurm, "SLURM_NODEID=0 SLURM_LOCALID=1")).store.server == -1);
-  CHECK(contains(ddp::describe(read(with(kSlurm, "SLURM_PROCID=0")), false), "another rank"));
-  CHECK(read(with(kSlurm, "MASTER_ADDR=n9 SLURM_PROCID=0")).store.server == 0);
+  CHECK(read(with(of("srun"), "SLURM_PROCID=0")).store.server == -1);
+  CHECK(read(with(of("srun"), "SLURM_NODEID=0 SLURM_PROCID=1")).store.server == 1);
+  CHECK(read(with(of("srun"), "SLURM_NODEID=0 SLURM_LOCALID=1")).store.server == -1);
+  CHECK(read(with(of("srun"), "MASTER_ADDR=n9 SLURM_PROCID=0")).store.server == 0);
 }
 
-TEST_CASE("every fact is shown with its source, on one line of JSON or in a table") {
-  for (const Variables& all : {kTorchrun, kSpawn, kByHand, kOpenMpi, kSlurmOneNode, kCondor}) {
+TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a table") {
+  const auto show = [](const std::string& options, const Variables& all) {
+    ddp::test::RunOptions run;
+    run.environment = {all.begin(), all.end()};
+    return ddp::test::run_program(words(DDP_BIN_DIR "/ddp-env " + options), run).out;
+  };
+  for (const ddp::Launcher& launcher : ddp::launchers().subspan(1)) {  // without the flags
+    const Variables all = of(launcher.name);
     const ddp::LaunchEnvironment environment = read(all);
-    const std::string line = ddp::describe(environment, true);
+    const std::string line = show("--json", all);
     CHECK(line.find('\n') == line.size() - 1);
     const nlohmann::json document = nlohmann::json::parse(line);
     CHECK(document.at("local_world_size") == environment.local_world_size);
     CHECK(document.at("evidence").size() == environment.evidence.size());
-    const std::string text = ddp::describe(environment, false);
+    const std::string table = show("", all);
     for (const ddp::Evidence& fact : environment.evidence) {
-      CHECK(contains(text, fact.source));
+      CHECK(contains(table, fact.source));
     }
   }
-  Variables odd = kTorchrun;
-  odd["TORCHELASTIC_RUN_ID"] = "\xff\xfe\n";
-  CHECK_NOTHROW(nlohmann::json::parse(ddp::describe(read(odd), true)));
-  CHECK(contains(ddp::describe(read(odd), false), "\\n"));
+  const Variables odd = with(of("torchrun"), "TORCHELASTIC_RUN_ID=\xff\xfe\n");
+  CHECK_NOTHROW(nlohmann::json::parse(show("--json", odd)));
+  CHECK(contains(show("", odd), "\\n"));
 }

@@ -118,7 +118,7 @@ class Mpi(unittest.TestCase):
             self.assertIn("note: 2 ranks share one core", alike.stderr)
         result = run("all_reduce", "--nprocs", 3, launcher=mpirun)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--nprocs: got 3, expected 2, what openmpi started", result.stderr)
+        self.assertIn("--nprocs: got 3, expected 2, what mpirun started", result.stderr)
 
 
 if __name__ == "__main__":
