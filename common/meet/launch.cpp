@@ -62,28 +62,27 @@ int64_t number_in(const std::string& value) {
   return hosts;
 }
 
-void refuse_number_over(const LaunchReading& reading, int64_t alone, const std::string& variable) {
-  const std::optional<std::string> value = reading.find(variable);
-  if (value && number_in(*value) > alone) {
-    refuse(
-        "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
-        "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
-        variable, quote(*value));
-  }
-}
-
 /// Without a launcher this process is alone. Refuses variables of unknown launchers.
 void refuse_strangers(const LaunchReading& reading) {
+  const auto refuse_over = [&reading](int64_t most_alone, const std::string& variable) {
+    const std::optional<std::string> value = reading.find(variable);
+    if (value && number_in(*value) > most_alone) {
+      refuse(
+          "{}: got {}, which is for one of several processes; expected RANK, WORLD_SIZE, "
+          "LOCAL_RANK, MASTER_ADDR and MASTER_PORT beside it",
+          variable, quote(*value));
+    }
+  };
   for (const auto& [most_alone, names] : kStrangers) {
     for (std::string name : split(names)) {
       std::erase(name, '*');
-      refuse_number_over(reading, most_alone, name);
+      refuse_over(most_alone, name);
     }
   }
   for (const auto& [name, value] : reading.variables) {
     for (const auto& [size, rank] : kSizesBesideRanks) {
       if (name.ends_with(size) && reading.find(name.substr(0, name.size() - size.size()) + rank)) {
-        refuse_number_over(reading, 1, name);
+        refuse_over(1, name);
       }
     }
   }

@@ -31,19 +31,17 @@ std::string digest_of(const std::string& text) {
   return Hash().update(text).hex().substr(0, 8);
 }
 
-void meet_at_loopback_if_one_node(LaunchReading& reading) {
+/// Completes the place to meet: on the only node, at a port that all ranks derive from the job.
+void derive_place(LaunchReading& reading, const std::string& job) {
   StoreLocation& store = reading.found.store;
   if (store.host.empty() && reading.found.num_nodes == 1) {
     store.host = "127.0.0.1";
     reading.record("store.host", store.host, kOneNode);
   }
-}
-
-void derive_port(LaunchReading& reading, const std::string& job) {
-  if (reading.found.store.port == 0) {
+  if (store.port == 0) {
     // Below the ephemeral range, in which a client's socket may hold it by chance.
     const std::string digest = digest_of(fmt::format("{}.{}", job, reading.found.restart_count));
-    reading.set("store.port", reading.found.store.port,
+    reading.set("store.port", store.port,
                 {20000 + static_cast<int>(std::stoul(digest, nullptr, 16) % 12000U),
                  "derived from the job's name"});
   }
@@ -60,10 +58,10 @@ LocalNumbers local_by_hand(const LaunchReading& reading) {
   if (is_pod && (found.rank == 0 || !is_here) && !reading.find(names.local_rank)) {
     return own_node("derived: one process per pod");
   }
+  const auto local_rank = reading.number(names.local_rank, 0);
   const auto size = reading.number(names.local_world_size, 1);
   if (found.world_size == 1 || (is_here && !is_pod)) {
-    const auto rank = reading.number(names.local_rank, 0);
-    return {rank.value_or(SourcedNumber{found.rank, kOneNode}),
+    return {local_rank.value_or(SourcedNumber{found.rank, kOneNode}),
             size.value_or(SourcedNumber{found.world_size, kOneNode})};
   }
   const SourcedNumber rank = reading.need(names.local_rank, 0);
@@ -86,13 +84,6 @@ std::string job_of_mpirun(const LaunchReading& reading) {
   return listens.empty() ? job : fmt::format("{}.{}", job, digest_of(listens));
 }
 
-void find_store_of_mpirun(LaunchReading& reading, const std::string& job) {
-  if (!job.empty()) {
-    meet_at_loopback_if_one_node(reading);
-    derive_port(reading, job);
-  }
-}
-
 // ---- srun.
 
 /// Slurm numbers the steps that run no tasks, such as salloc's shell, down from 2^32 - 1.
@@ -101,26 +92,23 @@ bool has_tasks(const std::string& step) {
   return parse_integer<uint32_t>("SLURM_STEP_ID", step, 0) < kFirstWithoutTasks;
 }
 
-/// Number of tasks on a node, from Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
-int tasks_on_node(const std::string& name, const std::string& text, int node) {
+/// Counts this node's tasks by Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
+LocalNumbers local_of_srun(const LaunchReading& reading) {
   static const std::regex count(R"((\d{1,6})(?:\(x([1-9]\d{0,5})\))?)");
-  for (const std::string& item : split(text)) {
+  const SourcedNumber rank = reading.need(reading.launcher->numbers.local_rank, 0);
+  const std::string name = "SLURM_STEP_TASKS_PER_NODE";
+  int node = reading.found.node_rank;
+  for (const std::string& item : split(reading.text(name))) {
     std::smatch found;
     if (!std::regex_match(item, found, count)) {
       break;
     }
     node -= found[2].matched ? std::stoi(found[2]) : 1;
     if (node < 0) {
-      return std::stoi(found[1]);
+      return {rank, {std::stoi(found[1]), name}};
     }
   }
-  refuse("{}: got {}, expected a count for each node, as 2(x3),1", name, quote(text));
-}
-
-LocalNumbers local_of_srun(const LaunchReading& reading) {
-  const std::string name = "SLURM_STEP_TASKS_PER_NODE";
-  return {reading.need(reading.launcher->numbers.local_rank, 0),
-          {tasks_on_node(name, reading.text(name), reading.found.node_rank), name}};
+  refuse("{}: got {}, expected a count for each node, as 2(x3),1", name, quote(reading.text(name)));
 }
 
 /// First name of a list, "r1-n07x" of "r[1-2]-n[07-9,12]x,login". A container may lack scontrol.
@@ -141,15 +129,10 @@ std::string first_host(const std::string& name, const std::string& list) {
   return host;
 }
 
-std::string job_of_srun(const LaunchReading& reading) {
-  return reading.text(reading.launcher->batch_job) + "." + reading.text(reading.launcher->shows);
-}
-
 void find_store_of_srun(LaunchReading& reading, const std::string& job) {
-  meet_at_loopback_if_one_node(reading);
   const LaunchEnvironment& found = reading.found;
   StoreLocation& store = reading.found.store;
-  if (store.host.empty()) {
+  if (store.host.empty() && found.num_nodes > 1) {
     store.host = first_host("SLURM_STEP_NODELIST", reading.text("SLURM_STEP_NODELIST"));
     reading.record("store.host", store.host, "first of SLURM_STEP_NODELIST");
     // With --distribution=arbitrary rank 0 may run on another node.
@@ -158,7 +141,7 @@ void find_store_of_srun(LaunchReading& reading, const std::string& job) {
     reading.record("store.server", serves ? "this rank" : "another rank",
                    "derived: the first process of the first node");
   }
-  derive_port(reading, job);
+  derive_place(reading, job);
 }
 
 // ---- HTCondor's parallel universe.
@@ -217,7 +200,12 @@ constexpr Launcher kMpirun{.name = "mpirun",
                            .settings = "OMPI_",
                            .to_set_master = ": mpirun -x MASTER_ADDR -x MASTER_PORT",
                            .job = job_of_mpirun,
-                           .find_store = find_store_of_mpirun,
+                           .find_store =
+                               [](LaunchReading& reading, const std::string& job) {
+                                 if (!job.empty()) {
+                                   derive_place(reading, job);
+                                 }
+                               },
                            .knows_nodes = true,
                            .binds_cores = true,
                            .parent_has_all_cores = true,
@@ -238,7 +226,11 @@ constexpr Launcher kSrun{
         "SLURM_TRES_BIND,SLURM_NTASKS_PER_GPU",
     .recognises = has_tasks,
     .local_numbers = local_of_srun,
-    .job = job_of_srun,
+    .job =
+        [](const LaunchReading& reading) {
+          return reading.text(reading.launcher->batch_job) + "." +
+                 reading.text(reading.launcher->shows);
+        },
     .find_store = find_store_of_srun,
     .knows_nodes = true,
     .binds_cores = true,
