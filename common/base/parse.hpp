@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// "shm,gloo" -> {"shm", "gloo"}
+/// "sgd,adam" -> {"sgd", "adam"}
 inline std::vector<std::string> split(const std::string& text, char separator = ',') {
   std::vector<std::string> parts;
   std::istringstream list(text + separator);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/device/device.hpp"
+
 namespace ddp {
 namespace {
 
@@ -70,7 +72,7 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_s
     samples_.input = as_features(samples_.input.to(device));
     samples_.target = samples_.target.to(device);
   } else if (!device.is_cpu()) {
-    copy_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    copy_stream_ = new_stream(device);
   }
   reserve(std::min(batch_size, sampler.indices().size(0)));
 }
@@ -99,12 +101,8 @@ void DataLoader::reserve(int64_t samples) {
          .is_copied = c10::Event(device_.type()),
          .is_used = c10::Event(device_.type())});
     // The GPU may still compute on an earlier tensor in this memory.
-    slots_.back().is_used->record(current_stream());
+    slots_.back().is_used->record(current_stream(device_));
   }
-}
-
-c10::Stream DataLoader::current_stream() const {
-  return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -127,7 +125,7 @@ DataLoader::Iterator DataLoader::begin() {
 void DataLoader::load(int64_t step) {
   step_ = step;
   if (copy_stream_) {
-    slots_[slot_].is_used->record(current_stream());
+    slots_[slot_].is_used->record(current_stream(device_));
   }
   if (step >= steps_) {
     return;
@@ -171,7 +169,7 @@ Samples DataLoader::gather_on_host(int64_t begin, int64_t count) {
     copied.target.copy_(gathered.target, /*non_blocking=*/true);
     slot.is_copied->record(*copy_stream_);
   }
-  slot.is_copied->block(current_stream());
+  slot.is_copied->block(current_stream(device_));
   return copied;
 }
 

@@ -123,7 +123,6 @@ class DataLoader {
   /// The samples of order_[begin, begin + count).
   Samples gather_on_device(int64_t begin, int64_t count);
   Samples gather_on_host(int64_t begin, int64_t count);
-  c10::Stream current_stream() const;
 
   // Note [Staging]: a GPU that has room for the samples keeps them and gathers the batches itself.
   // For any other GPU the host gathers each batch into pinned memory, and a copy stream copies it

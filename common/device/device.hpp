@@ -1,6 +1,8 @@
-// common/device/device.hpp - picks the device that a process computes on.
+// common/device/device.hpp - picks the device that a process computes on, and waits
+// for a device of any type.
 #pragma once
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
 #include <vector>
@@ -26,5 +28,20 @@ torch::Device set_device(int local_rank);
 /// Picks the devices of stage 02's replicas: --devices, else --nprocs GPUs, else all GPUs, else two
 /// CPU replicas. The first becomes the current CUDA device.
 std::vector<torch::Device> set_devices(const DeviceOptions& options);
+
+/// Stream that this thread's operators on `device` go to.
+inline c10::Stream current_stream(const torch::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+/// Another stream of `device`.
+inline c10::Stream new_stream(const torch::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+/// Waits for all work on all streams of `device`; on the CPU there is none.
+inline void synchronize(const torch::Device& device) {
+  if (!device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+}
 
 }  // namespace ddp

@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "common/device/hardware.hpp"
+#include "common/device/device.hpp"
 
 namespace ddp {
 namespace {
@@ -114,7 +114,7 @@ void DeviceThreads::run(c10::function_ref<void(size_t)> apply) {
   std::vector<c10::Stream> streams;
   if (!devices_[0].is_cpu()) {
     for (const torch::Device& device : devices_) {
-      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      streams.push_back(current_stream(device));
     }
   }
   threads_.run([&](size_t i) {

@@ -1,12 +1,12 @@
 #include "common/training/step_clock.hpp"
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <limits>
 
 #include "common/base/percentile.hpp"
+#include "common/device/device.hpp"
 
 namespace ddp {
 namespace {
@@ -27,13 +27,12 @@ void StepClock::begin_epoch() {
   epoch_count_ = 0;
   epoch_steps_.clear();
   if (!device_.is_cpu()) {
-    const c10::impl::VirtualGuardImpl device(device_.type());
-    device.synchronizeDevice(device_.index());
+    synchronize(device_);
     losses_.clear();
     if (events_.empty()) {
       events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     }
-    events_.front().record(device.getStream(device_));
+    events_.front().record(current_stream(device_));
   }
   last_end_ = Clock::now();
 }
@@ -50,20 +49,18 @@ void StepClock::end_step(const torch::Tensor& loss) {
     if (events_.size() <= index) {
       events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     }
-    events_[index].record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    events_[index].record(current_stream(device_));
     losses_.push_back(loss.detach().clone());  // the next replay of a graph overwrites the loss
   }
   if (!first_end_) {
-    if (!device_.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-    }
+    synchronize(device_);
     first_end_ = std::chrono::system_clock::now();
   }
 }
 
 const std::vector<Step>& StepClock::epoch_steps() {
   if (epoch_steps_.empty() && !losses_.empty()) {
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    synchronize(device_);
     const torch::Tensor losses = torch::stack(losses_).to(torch::kCPU, torch::kFloat64);
     double end_ns = to_ns(last_end_);
     for (size_t i = 0; i < losses_.size(); ++i) {

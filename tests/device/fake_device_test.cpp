@@ -11,6 +11,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "common/device/device.hpp"
 #include "common/parallel/data_parallel.hpp"
 #include "common/parallel/mirrored.hpp"
 #include "common/training/step_clock.hpp"
@@ -20,20 +21,13 @@
 
 namespace {
 
+using ddp::current_stream;
+using ddp::new_stream;
 using ddp::test::fake_device;
 using ddp::test::StreamOrder;
 using ddp::test::train_on_ranks;
 
 constexpr int kRanks = 3;
-
-c10::impl::VirtualGuardImpl guard_of(const torch::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type());
-}
-
-/// New stream, different from the current stream.
-c10::Stream new_stream(const torch::Device& device) {
-  return guard_of(device).getStreamFromGlobalPool(device);
-}
 
 torch::Tensor pinned(const torch::Tensor& tensor) {
   torch::Tensor copy = torch::empty_like(tensor, torch::TensorOptions().pinned_memory(true));
@@ -42,8 +36,9 @@ torch::Tensor pinned(const torch::Tensor& tensor) {
 
 /// Makes another device and stream current: device 0 and its stream 0 would hide faults.
 void enter(const torch::Device& device) {
-  guard_of(device).setDevice(device);
-  guard_of(device).exchangeStream(new_stream(device));
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.setDevice(device);
+  guard.exchangeStream(new_stream(device));
 }
 
 /// Makes a test run in both orders.
@@ -106,7 +101,7 @@ class StreamBackend : public c10d::Backend {
   struct StreamWork : c10d::Work {
     explicit StreamWork(std::shared_ptr<c10::Event> end) : done(std::move(end)) {}
     bool wait(std::chrono::milliseconds) override {
-      done->block(guard_of(done->device()).getStream(done->device()));
+      done->block(current_stream(done->device()));
       return true;
     }
     std::shared_ptr<c10::Event> done;
@@ -130,7 +125,7 @@ class StreamBackend : public c10d::Backend {
   template <typename Combine>
   c10::intrusive_ptr<c10d::Work> run(torch::Tensor tensor, const Combine& combine) {
     const torch::NoGradGuard no_grad;
-    record(guard_of(tensor.device()).getStream(tensor.device()))->block(stream_);
+    record(current_stream(tensor.device()))->block(stream_);
     const c10::StreamGuard guard(stream_);
     meeting_->tensors.at(static_cast<size_t>(rank_)) = tensor;
     meet(0);
@@ -190,11 +185,11 @@ TEST_CASE("a stream that does not wait is seen in one of the orders", "[fake]") 
     for (const StreamOrder order : {StreamOrder::kOthersLast, StreamOrder::kOthersFirst}) {
       ddp::test::set_stream_order(order);
       for (const bool reader_first : {true, false}) {
-        const c10::Stream first = guard_of(device).getStream(device);
+        const c10::Stream first = current_stream(device);
         const c10::Stream second = new_stream(device);
         const c10::Stream reader = reader_first ? first : second;
         const torch::Tensor written = torch::zeros({2}, device);
-        guard_of(device).synchronizeDevice(device.index());
+        ddp::synchronize(device);
         c10::Event done(device.type());
         {
           const c10::StreamGuard guard(reader_first ? second : first);

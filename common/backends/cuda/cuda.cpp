@@ -8,7 +8,6 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <torch/headeronly/version.h>
@@ -28,6 +27,7 @@
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
+#include "common/device/device.hpp"
 
 namespace ddp {
 namespace {
@@ -54,11 +54,10 @@ class CudaGraphStream : public GraphStream {
  public:
   explicit CudaGraphStream(const torch::Device& device)
       : device_(device),
-        impl_(device.type()),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()).unwrap()) {}
 
   void run(c10::function_ref<void()> work) override {
-    const c10::Stream outer = impl_.getStream(device_);
+    const c10::Stream outer = current_stream(device_);
     follow(stream_, outer);
     {
       const c10::StreamGuard guard(stream_);
@@ -69,7 +68,7 @@ class CudaGraphStream : public GraphStream {
 
   std::function<void()> capture(c10::function_ref<void()> work) override {
     const auto graph = std::make_shared<at::cuda::CUDAGraph>();
-    impl_.synchronizeDevice(device_.index());
+    synchronize(device_);
     const c10::StreamGuard guard(stream_);
     // Thread-local, because NCCL's watchdog queries its events in another thread meanwhile.
     graph->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
@@ -95,7 +94,6 @@ class CudaGraphStream : public GraphStream {
   }
 
   torch::Device device_;
-  c10::impl::VirtualGuardImpl impl_;
   c10::Stream stream_;
 };
 
